@@ -9,12 +9,18 @@ Sources of problems, all giving `Task` records:
     builtin_tasks      the evaluation problems in `problems/`, written for this project; never trained on
     kernelbench_tasks  a KernelBench checkout (evaluation only)
     folder_tasks       a folder of the user's own problem files
+    training_tasks     synthesised problems, unlimited, filtered, kept away from every evaluation problem
 """
 
 import ast
+import hashlib
+import itertools
+import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 PROBLEMS = Path(__file__).parent / "problems"
 
@@ -33,6 +39,7 @@ class Task:
     name: str  # unique within its source, such as "level1/3_softmax"
     level: int  # KernelBench's level: 1 single operators, 2 fused chains, 3 networks; 0 for synthesised problems
     source: str  # the problem file's text
+    family: str = ""  # of a synthesised problem: its head operator
 
 
 def load_task(path, level=0, name=None) -> Task:
@@ -105,3 +112,533 @@ def scale_batch(source, factor) -> str:
             lines[node.lineno - 1] = line[:value.col_offset] + str(value.value * factor) + line[value.end_col_offset:]
             return "\n".join(lines)
     return source
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Decontamination: a training problem must not be an evaluation problem in other clothes (PAPER section 5, CUDA Agent).
+#
+# Two problems count as near when their `Model` classes use the same operators the same number of times, whatever their
+# names, order, shapes, constants and spelling (F.relu, x.relu(), nn.ReLU() are one operator). That is stricter than text
+# similarity, and it can be checked against a list of hashes without having the evaluation problems at hand.
+
+_SPELLINGS = {"hardtanh": "clamp", "clamp_min": "clamp", "clamp_max": "clamp", "clip": "clamp", "multiply": "mul",
+              "divide": "div", "subtract": "sub", "max": "amax", "min": "amin", "swish": "silu", "mm": "matmul",
+              "bmm": "matmul", "negative": "neg"}
+_WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"], "softsign": ["abs", "add", "div"],
+                "pow": ["mul"], "square": ["mul"], "mse_loss": ["mean", "mul", "sub"], "l1_loss": ["abs", "mean", "sub"],
+                "logsigmoid": ["log", "sigmoid"], "log_softmax": ["log", "softmax"], "logsoftmax": ["log", "softmax"]}
+_NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand", "unsqueeze",
+            "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
+
+
+def operators(source) -> list[str]:
+    """The operators that a problem's Model applies, sorted, in one spelling each.
+
+    >>> operators("class Model(nn.Module):\\n def forward(self, x):\\n  return F.relu(x) * 2 + torch.tanh(x)")
+    ['add', 'mul', 'relu', 'tanh']
+    """
+    found = []
+    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    modules = {}  # attribute name -> layer class, for self.act = nn.ReLU()
+    for node in (n for c in classes for n in ast.walk(c)):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Attribute):
+            layer = node.value.func.attr if isinstance(node.value.func, ast.Attribute) else getattr(node.value.func, "id", "")
+            modules[node.targets[0].attr] = layer
+    for method in (n for c in classes for n in c.body if isinstance(n, ast.FunctionDef) and n.name != "__init__"):
+        for node in ast.walk(method):
+            if isinstance(node, ast.BinOp):
+                found.append({ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
+                              ast.MatMult: "matmul"}.get(type(node.op), "other"))
+            elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
+                found.append("neg")
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                name = node.func.attr
+                owner = node.func.value
+                if isinstance(owner, ast.Name) and owner.id == "self":
+                    name = modules.get(name, name)
+                name = re.sub(r"(?<!conv)(?<!pool)[123]d$", "", name.lower())
+                found.append(_SPELLINGS.get(name, name))
+    found = [part for name in found for part in _WRITTEN_OUT.get(name, [name])]
+    return sorted(name for name in found if name not in _NEUTRAL)
+
+
+def fingerprint(source) -> str:
+    """Hash of a problem's operators; equal for near problems."""
+    return hashlib.sha1(" ".join(operators(source)).encode()).hexdigest()[:12]
+
+
+def evaluation_fingerprints() -> frozenset[str]:
+    """Fingerprints of all built-in problems and of KernelBench's levels 1 to 3 (shipped as hashes)."""
+    known = {fingerprint(path.read_text()) for path in PROBLEMS.glob("level*/*.py")}
+    return frozenset(known | set((PROBLEMS / "kernelbench_fingerprints.txt").read_text().split()))
+
+
+def unfit(task, evaluation) -> str | None:
+    """Why a synthesised problem may not be trained on, or None if it may. `evaluation`: fingerprints to stay clear of."""
+    if fingerprint(task.source) in evaluation:
+        return "near an evaluation problem"
+    try:
+        outputs = []
+        for seed in (0, 0, 1):
+            torch.manual_seed(seed)
+            space = {}
+            exec(compile(task.source, task.name, "exec"), space)
+            model = space["Model"](*space["get_init_inputs"]())
+            with torch.no_grad():
+                outputs.append(model(*space["get_inputs"]()))
+    except Exception as error:  # a problem that does not run is no problem; the synthesiser goes on to the next seed
+        return f"does not run: {type(error).__name__}"
+    first, again, other = outputs
+    if not torch.equal(first, again):
+        return "not deterministic"
+    if not torch.isfinite(first).all():
+        return "not finite"
+    if first.numel() > 1 and first.float().std() < 1e-6 or torch.allclose(first, other, rtol=1e-4, atol=1e-6):
+        return "constant output"
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The synthesiser: chains of up to 5 operators after a head, in the manner of CUDA Agent (PAPER section 5). What varies:
+# the head, the chain, the shapes, how each operator is spelled, names (real and nonsense), docstrings and comments,
+# constructor styles. A small model learns to copy signatures and initialisers only if they vary widely.
+
+# operator -> (functional spellings, module spellings). {x} is the tensor.
+POINTWISE = {
+    "relu": (["torch.relu({x})", "F.relu({x})", "{x}.relu()", "torch.clamp({x}, min=0.0)"], ["nn.ReLU()"]),
+    "sigmoid": (["torch.sigmoid({x})", "F.sigmoid({x})", "{x}.sigmoid()"], ["nn.Sigmoid()"]),
+    "tanh": (["torch.tanh({x})", "F.tanh({x})", "{x}.tanh()"], ["nn.Tanh()"]),
+    "gelu": (["F.gelu({x})"], ["nn.GELU()"]),
+    "gelu_tanh": (["F.gelu({x}, approximate='tanh')"], ["nn.GELU(approximate='tanh')"]),
+    "silu": (["F.silu({x})", "{x} * torch.sigmoid({x})", "torch.sigmoid({x}) * {x}"], ["nn.SiLU()"]),
+    "mish": (["F.mish({x})", "{x} * torch.tanh(F.softplus({x}))"], ["nn.Mish()"]),
+    "softplus": (["F.softplus({x})"], ["nn.Softplus()"]),
+    "hardswish": (["F.hardswish({x})"], ["nn.Hardswish()"]),
+    "hardsigmoid": (["F.hardsigmoid({x})"], ["nn.Hardsigmoid()"]),
+    "softsign": (["F.softsign({x})", "{x} / (1 + torch.abs({x}))"], ["nn.Softsign()"]),
+    "selu": (["F.selu({x})", "torch.selu({x})"], ["nn.SELU()"]),
+    "relu6": (["F.relu6({x})"], ["nn.ReLU6()"]),
+    "logsigmoid": (["F.logsigmoid({x})"], ["nn.LogSigmoid()"]),
+    "abs": (["torch.abs({x})", "{x}.abs()"], []),
+    "square": (["torch.square({x})", "{x} ** 2", "torch.pow({x}, 2)", "{x} * {x}"], []),
+    "exp": (["torch.exp(-{x})", "torch.exp({x} * 0.1)"], []),
+    "sin": (["torch.sin({x})"], []),
+    "neg": (["-{x}", "torch.neg({x})"], []),
+}
+_COMMON = ["relu", "sigmoid", "tanh", "gelu", "silu", "mish", "softplus", "hardswish"]
+_WORDS = ("a simple model that applies computes performs the operation layer input output tensor activation then with over "
+          "scaled bias addition normalization convolution matrix linear features channels dimension shape forward pass value "
+          "factor learnable parameter hidden state network module small used for each element row sum residual gate mixing "
+          "block head projection stage result final last first channelwise batch spatial of to and its by per").split()
+_SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig lam fac "
+              "val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
+_SCALAR_NAMES = {"*": ["scale", "scaling_factor", "multiplier", "factor", "gain"], "/": ["divisor", "temperature", "scale"],
+                 "+": ["offset", "shift", "add_value", "constant"], "-": ["subtract_value", "offset", "margin"]}
+_PARAM_NAMES = {"*": ["weight", "multiplier", "gain", "scale"], "+": ["bias", "extra_bias", "add_bias", "shift"],
+                "-": ["subtract", "sub_bias", "centre"]}
+
+
+class _Draft:
+    """One problem while it is being written. `shape` tracks the current tensor: a list of (expression, size)."""
+
+    def __init__(self, seed):
+        self.r = random.Random(seed)
+        self.args, self.init, self.consts, self.forward, self.inputs = [], [], [], [], []
+        self.used = {"x", "self", "torch", "nn", "F", "in", "is", "or", "not", "def", "pass", "Model"}
+        self.x = self.r.choice(["x"] * 8 + ["inputs", "inp", "A", "feats"])
+        self.used.add(self.x)
+        self.ops = 0
+
+    def chance(self, p):
+        return self.r.random() < p
+
+    def pick(self, *options):
+        return self.r.choice(options)
+
+    def nonsense(self):
+        return "_".join(self.r.choice(_SYLLABLES) for _ in range(self.r.randint(1, 3)))
+
+    def name(self, options):
+        """An unused identifier: one of the usual ones, or now and then nonsense."""
+        for _ in range(5):
+            name = self.nonsense() if self.chance(0.15) else self.r.choice(options)
+            if name not in self.used:
+                break
+        while name in self.used:
+            name += "_" + self.r.choice(_SYLLABLES)
+        self.used.add(name)
+        return name
+
+    def const(self, options, value):
+        name = self.name(options)
+        self.consts.append((name, str(value)))
+        return name
+
+    def arg(self, options, value, annotation):
+        """A constructor argument with the module-level constant that feeds it; returns its name."""
+        name = self.const(options, value)
+        self.args.append((name, annotation, name))
+        return name
+
+    def inside(self, name):
+        """Make a module-level constant known to the constructor, so that `ModelNew` can be built from its arguments."""
+        if name not in [arg for arg, _, _ in self.args]:
+            self.args.append((name, "int", name))
+        return name
+
+    def layer(self, options, constructor):
+        name = self.name(options)
+        self.init.append(f"self.{name} = {constructor}")
+        return f"self.{name}"
+
+    def number(self):
+        return self.r.choice(["0.1", "0.5", "1.5", "2.0", "3.0", "0.25", "0.7", "-0.5", "1.2", "4.0", "2", "3",
+                              str(round(self.r.uniform(-3, 4), 2) or 0.5)])
+
+    def scalar(self, options, value):
+        """A scalar operand: a constructor argument kept on self, a fixed attribute, or a literal."""
+        kind = self.r.random()
+        if kind < 0.55:
+            name = self.arg(options, value, "float")
+            self.init.append(f"self.{name} = {name}")
+            return f"self.{name}"
+        if kind < 0.7:
+            return self.layer(options, value)
+        return value
+
+    def line(self, expression):
+        self.forward.append(f"{self.x} = {expression}")
+        self.ops += 1
+
+    # ---- chain steps
+
+    def activation(self, name=None):
+        name = name or self.r.choice(_COMMON if self.chance(0.7) else list(POINTWISE))
+        functional, modules = POINTWISE[name]
+        if modules and self.chance(0.4):
+            layer = self.layer([name, "act", "activation", "nonlin"], self.r.choice(modules))
+            return self.line(f"{layer}({self.x})")
+        self.line(self.r.choice(functional).replace("{x}", self.x))
+
+    def leaky(self):
+        slope = self.pick("0.01", "0.1", "0.2", "0.05")
+        if self.chance(0.4):
+            alpha = self.arg(["negative_slope", "slope", "alpha"], slope, "float")
+            layer = self.layer(["leaky_relu", "act", "lrelu"], f"nn.LeakyReLU({alpha})")
+            return self.line(f"{layer}({self.x})")
+        function = self.pick("leaky_relu", "leaky_relu", "elu")
+        self.line(f"F.{function}({self.x}, {self.scalar(['negative_slope', 'alpha'], slope)})")
+
+    def clamp(self):
+        low, high = self.pick(("-1.0", "1.0"), ("0.0", "1.0"), ("-2.0", "2.0"), ("-0.5", "0.5"), ("0.0", "6.0"))
+        low = self.scalar(["min_value", "lower", "min_val", "clamp_min"], low)
+        if self.chance(0.3):
+            return self.line(f"torch.clamp({self.x}, min={low})")
+        high = self.scalar(["max_value", "upper", "max_val", "clamp_max"], high)
+        self.line(self.pick(f"torch.clamp({self.x}, {low}, {high})", f"torch.clamp({self.x}, min={low}, max={high})",
+                            f"F.hardtanh({self.x}, {low}, {high})", f"{self.x}.clamp({low}, {high})"))
+
+    def scale(self):
+        op = self.pick("*", "*", "/", "+", "-")
+        value = self.number()
+        value = "2.0" if op == "/" and abs(float(value)) < 0.2 else value
+        operand = self.scalar(_SCALAR_NAMES[op], value)
+        self.line(f"{self.x} {op} {operand}")
+
+    def parameter(self):
+        """A broadcast parameter over the channel dimension (dim 1; the last one for 3-D rows)."""
+        op = self.pick("+", "+", "*", "-")
+        dim = len(self.shape) - 1 if len(self.shape) == 3 and self.rows_last else 1
+        channels, trailing = self.shape[dim][0], len(self.shape) - 1 - dim
+        shape = "(" + ", ".join([channels] + ["1"] * trailing) + ("," if not trailing else "") + ")"
+        if self.chance(0.3) and dim == 1 and len(self.shape) == 4:
+            shape = f"(1, {shape[1:]}"
+        names = _PARAM_NAMES[op]
+        if self.chance(0.65):
+            shape = self.arg([n + "_shape" for n in names] + ["param_shape"], shape, "tuple")
+        else:
+            self.inside(channels)
+        make = self.pick("torch.randn", "torch.randn", "torch.rand", "torch.ones")
+        noise = " * 0.1" if self.chance(0.15) else ""
+        self.line(f"{self.x} {op} {self.layer(names, f'nn.Parameter({make}({shape}){noise})')}")
+
+    def residual(self):
+        if self.saved is None:
+            return self.scale()
+        self.line(f"{self.x} {self.pick('+', '+', '*')} {self.saved}")
+
+    def save(self):
+        """Keep the current tensor under another name, for a residual step later."""
+        self.saved = self.name(["identity", "residual", "skip", "original", "shortcut"])
+        self.forward.append(f"{self.saved} = {self.x}")
+
+    def chain(self, steps):
+        for _ in range(steps):
+            kinds = [self.activation] * 5 + [self.leaky, self.clamp] + [self.scale] * 3 + [self.parameter] * 3
+            kinds += [self.residual] * (2 if self.saved else 0)
+            self.r.choice(kinds)()
+
+    def reduction(self):
+        """A reduction or row operator over the last dimension (or over all spatial ones); ends the chain's layout."""
+        x, nd = self.x, len(self.shape)
+        if nd == 4:
+            dims = self.pick("[2, 3]", "(2, 3)")
+            keep = self.chance(0.5)
+            self.line(f"{self.pick('torch.mean', 'torch.mean', 'torch.sum', 'torch.amax')}({x}, dim={dims}"
+                      + (", keepdim=True)" if keep else ")"))
+            self.shape = self.shape[:2] + ([("1", 1)] * 2 if keep else [])
+            return
+        dim = self.pick("-1", "-1", str(nd - 1))
+        keep = self.chance(0.6)
+        tail = ", keepdim=True)" if keep else ")"
+        name = self.pick("sum", "mean", "amax", "amin", "logsumexp", "logsumexp")
+        self.line(self.pick(f"torch.{name}({x}, dim={dim}{tail}", f"{x}.{name}(dim={dim}{tail}"))
+        self.shape = self.shape[:-1] + ([("1", 1)] if keep else [])
+
+    def row_operator(self):
+        """Softmax and friends over the last dimension."""
+        x = self.x
+        width, dim = self.shape[-1][0], self.pick("-1", str(len(self.shape) - 1))
+        kind = self.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "l2", "cumsum")
+        if kind in ("softmax", "log_softmax"):
+            if self.chance(0.3):
+                module = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}[kind]
+                return self.line(f"{self.layer([kind, 'prob'], f'nn.{module}(dim={dim})')}({x})")
+            return self.line(f"{self.pick('torch', 'F')}.{kind}({x}, dim={dim})")
+        if kind == "layer_norm":
+            shape = self.arg(["normalized_shape", "norm_shape", "width"], width, "int") if self.chance(0.5) else self.inside(width)
+            return self.line(f"{self.layer(['norm', 'ln', 'layer_norm'], f'nn.LayerNorm({shape})')}({x})")
+        if kind == "rms":
+            eps = self.scalar(["eps", "epsilon"], self.pick("1e-5", "1e-6"))
+            self.line(self.pick(f"{x} / torch.sqrt(torch.mean({x} ** 2, dim={dim}, keepdim=True) + {eps})",
+                                f"{x} * torch.rsqrt({x}.pow(2).mean(dim={dim}, keepdim=True) + {eps})"))
+        elif kind == "l2":
+            self.line(self.pick(f"F.normalize({x}, dim={dim})", f"{x} / torch.norm({x}, dim={dim}, keepdim=True)"))
+        else:
+            self.line(f"torch.cumsum({x}, dim={dim})")
+
+    # ---- heads
+
+    def size(self, *choices):
+        """A size near one of `choices`; now and then an odd one, which exercises masks."""
+        n = self.r.choice(choices)
+        return max(2, n - self.r.randint(1, n // 4)) if n >= 8 and self.chance(0.25) else n
+
+    def tensor_input(self, dims, maker=None):
+        maker = maker or self.pick("torch.randn", "torch.rand", "torch.randn")
+        name = self.x if not self.inputs else self.name(["y", "other", "target", "targets", "b", "labels"])
+        self.inputs.append((name, f"{maker}({', '.join(dims)})"))
+        return name
+
+    def plain_input(self, nd, names=None):
+        """A head that is just an input of nd dimensions with about 64 K elements."""
+        sizes = {2: [(64, 1024), (128, 512), (32, 2048), (256, 256)], 3: [(8, 64, 128), (16, 32, 128), (4, 128, 128)],
+                 4: [(8, 16, 16, 32), (4, 32, 16, 32), (16, 8, 16, 16)]}[nd]
+        names = {2: [["batch_size", "rows", "N", "M"], ["features", "dim", "cols", "width"]],
+                 3: [["batch_size", "B", "N"], ["seq_len", "length", "T"], ["dim", "hidden", "features", "D"]],
+                 4: [["batch_size", "N", "B"], ["channels", "features", "C"], ["height", "H", "h"], ["width", "W", "w"]]}[nd]
+        sizes = self.r.choice(sizes)
+        self.shape = []
+        for i, (options, n) in enumerate(zip(names, sizes)):
+            n = self.size(n) if i else n
+            self.shape.append((self.const(options, n), n))
+        self.tensor_input([name for name, _ in self.shape])
+
+    def linear(self):
+        batch = self.const(["batch_size", "N", "B", "rows"], self.pick(64, 128, 256))
+        n_in, n_out = self.pick(32, 64, 128), self.size(128, 256, 512)
+        i = self.arg(["in_features", "input_size", "in_dim", "d_in"], n_in, "int")
+        o = self.arg(["out_features", "output_size", "hidden_size", "d_out"], n_out, "int")
+        self.tensor_input([batch, i])
+        self.shape = [(batch, 0), (o, n_out)]
+        if self.chance(0.2):
+            weight = self.layer(["weight", "W", "proj"], f"nn.Parameter(torch.randn({i}, {o}){self.pick('', ' * 0.1')})")
+            return self.line(self.pick(f"torch.matmul({self.x}, {weight})", f"{self.x} @ {weight}"))
+        extra = ", bias=False" if self.chance(0.15) else ""
+        self.line(f"{self.layer(['linear', 'fc', 'gemm', 'proj', 'lin', 'dense'], f'nn.Linear({i}, {o}{extra})')}({self.x})")
+
+    def convolution(self):
+        nd = self.pick(2, 2, 2, 2, 3, 1)
+        transposed = self.chance(0.3)
+        batch = self.const(["batch_size", "batch_size", "N", "B"], self.pick(2, 4, 8))
+        n_out = self.pick(8, 16, 32)
+        i = self.arg(["in_channels", "in_channels", "in_ch", "c_in"], self.pick(3, 4, 8, 16), "int")
+        o = self.arg(["out_channels", "out_channels", "out_ch", "c_out"], n_out, "int")
+        kernel = self.pick(3, 3, 3, 1, 2, 5 if nd < 3 else 3)
+        k = self.arg(["kernel_size", "kernel_size", "k", "ks"], kernel, "int")
+        extent = {1: self.pick(128, 256), 2: self.pick(16, 24, 32), 3: self.pick(8, 10)}[nd]
+        if nd > 1 and self.chance(0.4):
+            names = self.pick(["height", "width"], ["H", "W"]) if nd == 2 else self.pick(["depth", "height", "width"], ["D", "H", "W"])
+            names = [self.name([name]) for name in names]
+            self.consts.append((", ".join(names), ", ".join([str(extent)] * nd)) if self.chance(0.5)
+                               else (" = ".join(names), str(extent)))
+        else:
+            names = [self.const([["length", "L"], ["height", "H"], ["depth", "D"]][nd - 1], extent)]
+            names += [self.const([f"width{j}", "W", "w", "size"], extent) for j in range(nd - 1)]
+        options = ""
+        if self.chance(0.3):
+            options += f", stride={self.arg(['stride'], self.pick(1, 2), 'int')}" if self.chance(0.5) else f", stride={self.pick(1, 2)}"
+        if self.chance(0.35) and kernel > 1:
+            options += f", padding={self.arg(['padding', 'pad'], 1, 'int')}" if self.chance(0.5) else ", padding=1"
+        if self.chance(0.08):
+            options += ", bias=False"
+        kind = f"ConvTranspose{nd}d" if transposed else f"Conv{nd}d"
+        names_for = ["conv_transpose", "deconv", "up", "conv_t"] if transposed else ["conv", "conv1", "convolution", f"conv{nd}d"]
+        self.tensor_input([batch, i] + names)
+        self.shape = [(batch, 0), (o, n_out)] + [("", 0)] * nd
+        self.line(f"{self.layer(names_for, f'nn.{kind}({i}, {o}, {k}{options})')}({self.x})")
+
+    def normalization(self):
+        """Group, instance or batch norm over the channels of a convolution's output."""
+        channels, n = self.shape[1]
+        nd = len(self.shape) - 2
+        kind = self.pick("group", "group", "instance", "batch")
+        if kind == "group":
+            groups = self.arg(["num_groups", "groups", "n_groups"], self.r.choice([g for g in (1, 2, 4, 8) if n % g == 0]), "int")
+            layer = f"nn.GroupNorm({groups}, {channels})"
+        elif kind == "instance":
+            layer = f"nn.InstanceNorm{nd}d({channels}{self.pick('', '', ', affine=True')})"
+        else:
+            layer = f"nn.BatchNorm{nd}d({channels})"
+        self.line(f"{self.layer(['norm', kind + '_norm', kind[0] + 'n'], layer)}({self.x})")
+
+    def pooling(self):
+        nd = len(self.shape) - 2
+        k = self.arg(["pool_size", "pool_kernel", "pool_kernel_size"], 2, "int") if self.chance(0.5) else "2"
+        kind = self.pick("Max", "Avg")
+        self.line(f"{self.layer(['pool', f'{kind.lower()}pool'], f'nn.{kind}Pool{nd}d({k})')}({self.x})")
+
+    def loss(self):
+        self.plain_input(self.pick(2, 2, 3))
+        dims = [name for name, _ in self.shape]
+        target = self.tensor_input(dims, "torch.rand")
+        x = self.x
+        self.chain(self.r.randint(0, 2))
+        self.forward.append("return " + self.pick(
+            f"torch.mean(({x} - {target}) ** 2)", f"F.mse_loss({x}, {target})", f"torch.mean(torch.abs({x} - {target}))",
+            f"F.l1_loss({x}, {target})", f"F.smooth_l1_loss({x}, {target})", f"torch.mean(torch.relu(1 - {x} * {target}))",
+            f"torch.mean(F.softplus(-{x} * {target}))", f"(torch.sigmoid({x}) * {target}).mean()",
+            f"F.binary_cross_entropy_with_logits({x}, {target})", f"torch.sum(torch.tanh({x}) * {target}) / {x}.shape[0]"))
+        self.ops += 2
+
+    def diagonal(self):
+        self.plain_input(2)
+        rows = self.shape[0][0]
+        d = self.name(["d", "diag", "weights", "gains", "scales"])
+        self.inputs.insert(0, (d, f"{self.pick('torch.randn', 'torch.rand')}({rows})"))
+        self.line(self.pick(f"torch.diag({d}) @ {self.x}", f"torch.matmul(torch.diag({d}), {self.x})"))
+
+
+FAMILIES = {"pointwise": 14, "linear": 20, "convolution": 28, "row": 18, "reduction": 8, "loss": 7, "diagonal": 5}
+
+
+def synthesize(seed) -> Task:
+    """One synthesised problem, a pure function of its seed. Its fitness (`unfit`) is the caller's to check."""
+    d = _Draft(seed)
+    family = d.r.choices(list(FAMILIES), FAMILIES.values())[0]
+    d.saved, d.rows_last = None, True
+    if family == "pointwise":
+        d.plain_input(d.pick(2, 2, 3, 4))
+        if d.chance(0.25):
+            d.saved = d.tensor_input([name for name, _ in d.shape])
+        d.chain(d.r.randint(2, 5))
+    elif family == "linear":
+        d.linear()
+        if d.chance(0.2):
+            d.save()
+        d.chain(d.r.randint(1, 4))
+        if d.chance(0.35):
+            d.pick(d.row_operator, d.reduction)()
+            d.chain(d.r.randint(0, 1) if len(d.shape) == 2 and d.shape[1][1] > 1 else 0)
+    elif family == "convolution":
+        d.convolution()
+        d.rows_last = False
+        if d.chance(0.15):
+            d.save()
+        if d.chance(0.3):
+            d.normalization()
+        d.chain(d.r.randint(1, 4))
+        if d.chance(0.12) and d.saved is None:
+            d.pooling()
+            d.chain(d.r.randint(0, 1))
+        elif d.chance(0.15) and len(d.shape) == 4:
+            d.reduction()
+    elif family == "row":
+        d.plain_input(d.pick(2, 2, 2, 3))
+        d.chain(d.r.randint(0, 2))
+        d.row_operator()
+        d.chain(d.r.randint(0 if d.ops > 1 else 1, 2))
+    elif family == "reduction":
+        d.plain_input(d.pick(2, 2, 3, 4))
+        d.rows_last = len(d.shape) == 3
+        d.chain(d.r.randint(1, 3))
+        d.reduction()
+    elif family == "loss":
+        d.loss()
+    elif family == "diagonal":
+        d.diagonal()
+        d.chain(d.r.randint(1, 3))
+    return Task(f"synth/{seed}", 0, _write(d), family)
+
+
+def _write(d) -> str:
+    """The problem file's text."""
+    r, x = d.r, d.x
+
+    def words(low, high):
+        picked = [d.nonsense() if d.chance(0.06) else r.choice(_WORDS) for _ in range(r.randint(low, high))]
+        return " ".join(picked).capitalize()
+
+    def docstring(indent, fields=()):
+        if d.chance(0.35):
+            return []
+        lines = [f'{indent}"""', f"{indent}{words(4, 16)}."]
+        if fields and d.chance(0.4):
+            lines += ["", f"{indent}{d.pick('Args', 'Args', 'Parameters')}:"]
+            lines += [f"{indent}    {name} ({kind}): {words(2, 10)}." for name, kind in fields]
+            if d.chance(0.4):
+                lines += ["", f"{indent}Returns:", f"{indent}    torch.Tensor: {words(2, 10)}."]
+        return lines + [f'{indent}"""']
+
+    if d.chance(0.12):  # an argument that nothing uses, and a layer-like attribute with a default
+        name = d.name(["groups", "dropout_p", "mode_id", "num_heads"])
+        d.args.append((name, "int", d.const([name + "_value", "unused"], d.pick(1, 2, 8))))
+    annotated = d.chance(0.4)
+    defaults = []
+    if d.chance(0.15):
+        name = d.name(["eps_value", "momentum", "inplace", "axis"])
+        defaults.append((name, d.pick("1e-5", "0.1", "False", "1")))
+        d.init.append(f"self.{name} = {name}")
+    signature = ["self"] + [f"{n}: {t}" if annotated else n for n, t, _ in d.args] + [f"{n}={v}" for n, v in defaults]
+    body = list(d.forward)
+    if not body[-1].startswith("return"):
+        last = body[-1].split(" = ", 1)
+        body = body[:-1] + [f"return {last[1]}"] if d.chance(0.25) else body + [f"return {x}"]
+    body = [line + (f"  # {words(2, 5).lower()}" if d.chance(0.05) else "") for line in body]
+    out = ["import torch", "import torch.nn as nn"]
+    if any("F." in line for line in body) or d.chance(0.3):
+        out.append("import torch.nn.functional as F")
+    out += ["", "class Model(nn.Module):"] + docstring("    ", [(n, t) for n, t, _ in d.args])
+    if d.init or d.chance(0.8):
+        out += [f"    def __init__({', '.join(signature)}):"]
+        out += ["        " + d.pick("super().__init__()", "super(Model, self).__init__()")]
+        out += ["        " + line for line in d.init] + [""]
+    hint = ": torch.Tensor" if annotated else ""
+    out += [f"    def forward({', '.join(['self'] + [n + hint for n, _ in d.inputs])}){' -> torch.Tensor' if annotated else ''}:"]
+    out += docstring("        ", [(n, "torch.Tensor") for n, _ in d.inputs])
+    out += ["        " + line for line in body] + [""]
+    out += [f"{name} = {value}" for name, value in d.consts] + ["", "def get_inputs():"]
+    if d.chance(0.6):
+        out += ["    return [" + ", ".join(value for _, value in d.inputs) + "]"]
+    else:
+        out += [f"    {n} = {v}" for n, v in d.inputs] + ["    return [" + ", ".join(n for n, _ in d.inputs) + "]"]
+    out += ["", "def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]"]
+    return "\n".join(out) + "\n"
+
+
+def training_tasks(seed, evaluation=None):
+    """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`."""
+    evaluation = evaluation_fingerprints() if evaluation is None else evaluation
+    for n in itertools.count():
+        task = synthesize(seed * 1_000_003 + n)
+        if unfit(task, evaluation) is None:
+            yield task

@@ -1,0 +1,465 @@
+"""One Hugging Face causal LM that plays three roles.
+
+The roles (paper section 3: Selection, Policy, Summary) differ only in their system prompt and in the tool that they may
+call; the weights are shared. This file holds what touches the model: the role prompts and tool schemas, the tokenizer's
+chat template, the parsing of replies, sampling with log-probabilities, and rescoring with gradients.
+
+It knows nothing of skills on disk, sandboxes or rewards. The messages of each role are built in selector.py, policy.py
+and summarizer.py.
+
+Shapes in comments: B sequences in a batch, L their padded length, T the length of the key/value cache, V the vocabulary.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.utils import logging as hf_logging
+
+hf_logging.disable_progress_bar()
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Role prompts and tools. Our own wording; short, because every rollout of every role starts with one of them.
+
+SYSTEM = {
+    "policy": (
+        "You write fast GPU kernels. For a PyTorch module Model you answer with a class ModelNew that has the same "
+        "constructor and returns the same values in less time, because Triton or CUDA kernels of your own do the work. "
+        "Begin with one line 'Plan:' that names the optimisations you apply, then give one python code block. "
+        "When you are shown the verdict on your answer, improve on it."
+    ),
+    "selection": (
+        "You choose skills for a writer of GPU kernels. Read the PyTorch task and the candidate skills, then call "
+        "select_skills with the skills, at most 3, that will make the kernel for this task faster."
+    ),
+    "summary": (
+        "You turn experience with GPU kernels into reusable skills. Compare the first answer to a task with the best "
+        "one, then call update_skill_library with at most 2 new skills that explain the gain and will help with other "
+        "tasks. A skill's content has the sections Motivation, Key Idea and Example."
+    ),
+}
+
+
+def _tool(name, description, properties):
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
+
+
+def _records(*fields):
+    item = {"type": "object", "properties": {field: {"type": "string"} for field in fields}, "required": list(fields)}
+    return {"type": "array", "items": item}
+
+
+SELECT_TOOL = _tool("select_skills", "Choose the skills that the kernel writer will see.",
+                    {"think": {"type": "string"}, "selected_skills": _records("name", "reason")})
+UPDATE_TOOL = _tool("update_skill_library", "Propose new optimisation skills.",
+                    {"think": {"type": "string"},
+                     "new_skills": _records("name", "description", "scope", "tags", "content")})
+UPDATE_TOOL["function"]["parameters"]["properties"]["new_skills"]["items"]["properties"]["tags"] = {
+    "type": "array", "items": {"type": "string"}}
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Parsing of replies. A reply is text that a model sampled: anything can be in it, and nothing here may raise.
+
+_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)```", re.DOTALL)
+
+
+def extract_code(text):
+    """The last fenced code block that defines `ModelNew`, or None.
+
+    >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
+    'class ModelNew:\\n    pass\\n'
+    """
+    blocks = [body for _, body in _FENCE.findall(text) if re.search(r"^\s*class\s+ModelNew\b", body, re.MULTILINE)]
+    return blocks[-1] if blocks else None
+
+
+def extract_tool_call(text, name):
+    """The arguments (a dict) of the last well-formed call of tool `name` in a reply, or None. Never raises.
+
+    Three forms are understood: JSON inside <tool_call> (Qwen3), <function=name><parameter=key>value</parameter>
+    (Qwen3-Coder and the paper's release), and a fenced JSON block, either the whole call or only its arguments.
+
+    >>> extract_tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f")
+    {'a': 1}
+    """
+    calls = []
+    for body in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL):
+        calls.append(_call_from_json(body, name, bare=False))
+    for function, body in re.findall(r"<function=([\w.-]+)>(.*?)</function>", text, re.DOTALL):
+        if function == name:
+            pairs = re.findall(r"<parameter=([\w.-]+)>(.*?)</parameter>", body, re.DOTALL)
+            calls.append({key: _json_or_text(value.strip()) for key, value in pairs})
+    if not any(calls):
+        for language, body in _FENCE.findall(text):
+            if language in ("json", ""):
+                calls.append(_call_from_json(body, name, bare=True))
+    calls = [call for call in calls if call]
+    return calls[-1] if calls else None
+
+
+def _json_or_text(text):
+    try:
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _call_from_json(text, name, bare):
+    """Arguments from `{"name": ..., "arguments": {...}}`; with `bare`, also from the arguments object alone."""
+    call = _json_or_text(text.strip())
+    if not isinstance(call, dict):
+        return None
+    if "arguments" in call and call.get("name") == name:
+        arguments = call["arguments"]
+        arguments = _json_or_text(arguments) if isinstance(arguments, str) else arguments  # some models quote it twice
+        return arguments if isinstance(arguments, dict) else None
+    return call if bare and "name" not in call else None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Completion:
+    """One sampled reply."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]  # what the model wrote, its end-of-turn token included
+    logprobs: list[float]  # log-probability of each token of token_ids at temperature 1, when it was sampled
+    text: str  # token_ids as text, without the end-of-turn token
+    finished: bool  # False when max_new_tokens cut the reply off
+
+
+class ModelError(ValueError):
+    """A model that cannot be loaded. The message is one line, fit to be shown to the user."""
+
+
+class KVCache:
+    """Preallocated keys and values with a write position per sequence.
+
+    Passed to the model as `past_key_values` for decoding: each forward hands in one new token a sequence, which lands
+    at that sequence's own position, so sequences of different lengths need no left padding. The tensors keep their
+    addresses, which is what lets a CUDA graph replay the step.
+    """
+
+    is_compileable = False
+
+    def __init__(self, prefill: DynamicCache, batch: int, length: int):
+        self.keys, self.values = [], []  # per layer (B, kv heads, T, head dim)
+        for layer in prefill.layers:
+            heads, dim = layer.keys.shape[1], layer.keys.shape[3]
+            self.keys.append(layer.keys.new_zeros(batch, heads, length, dim))
+            self.values.append(layer.values.new_zeros(batch, heads, length, layer.values.shape[3]))
+        self.rows = torch.arange(batch, device=layer.keys.device)
+        self.position = torch.zeros(batch, dtype=torch.long, device=layer.keys.device)  # where the next token goes
+
+    def fill(self, prefill: DynamicCache, rows, source):
+        """Copy prompt `source[i]` of a prefill into sequence `rows[i]`."""
+        for layer, keys, values in zip(prefill.layers, self.keys, self.values):
+            length = layer.keys.shape[2]
+            keys[rows, :, :length] = layer.keys[source]
+            values[rows, :, :length] = layer.values[source]
+
+    def keep(self, rows):
+        """Drop every sequence but `rows`."""
+        self.keys = [keys[rows] for keys in self.keys]
+        self.values = [values[rows] for values in self.values]
+        self.position, self.rows = self.position[rows], self.rows[:len(rows)]
+
+    def update(self, key, value, layer_index, *args, **kwargs):
+        """Called by every attention layer with this step's key and value, (B, kv heads, 1, head dim)."""
+        keys, values = self.keys[layer_index], self.values[layer_index]
+        keys[self.rows, :, self.position] = key[:, :, 0]
+        values[self.rows, :, self.position] = value[:, :, 0]
+        return keys, values
+
+    def get_seq_length(self, layer_index=0):
+        return 0  # positions are always passed explicitly
+
+    def mask(self):
+        """Which cache entries each sequence may attend to, the token being written included; (B, 1, 1, T)."""
+        slots = torch.arange(self.keys[0].shape[2], device=self.position.device)
+        return (slots[None, :] <= self.position[:, None])[:, None, None, :]
+
+
+class DecodeStep:
+    """One decoding step for B sequences: feed the last token of each, sample the next. Replayed as a CUDA graph on GPU.
+
+    The buffers `token`, `cache`, `out_token` and `out_logprob` stay where they are; `run` updates them in place.
+    A small model is bound by launches (about 50 ms a step on a slow host), not by memory: the graph removes them all.
+    """
+
+    def __init__(self, model, cache, temperature, generator):
+        self.model, self.cache, self.temperature, self.generator = model, cache, temperature, generator
+        self.token = torch.zeros_like(cache.position)  # (B,) last token of each sequence
+        self.logprob = torch.zeros(len(cache.position), device=cache.position.device)  # (B,)
+        self.graph = None
+
+    def _step(self):
+        logits = self.model(input_ids=self.token[:, None], position_ids=self.cache.position[:, None],
+                            attention_mask=self.cache.mask(), past_key_values=self.cache, use_cache=True,
+                            ).logits[:, -1].float()  # (B, V)
+        self.cache.position += 1
+        self.draw(logits)
+
+    def draw(self, logits):
+        """Sample (B,) tokens from (B, V) logits; temperature 0 takes the likeliest."""
+        logprobs = F.log_softmax(logits, dim=-1)
+        if self.temperature == 0:
+            choice = logprobs.argmax(-1)
+        else:  # argmax of p / Exponential(1) draws from p
+            probs = F.softmax(logits / self.temperature, dim=-1)
+            noise = torch.empty_like(probs).exponential_(generator=self.generator).clamp_(min=1e-20)
+            choice = (probs / noise).argmax(-1)
+        self.token.copy_(choice)
+        self.logprob.copy_(logprobs.gather(-1, choice[:, None])[:, 0])
+
+    def run(self):
+        if self.token.device.type != "cuda":
+            return self._step()
+        if self.graph is None:
+            side = torch.cuda.Stream()  # a capture needs a warm-up off the default stream; this one is a real step
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._step()
+            torch.cuda.current_stream().wait_stream(side)
+            self.graph = torch.cuda.CUDAGraph()
+            if self.generator is not None:
+                self.graph.register_generator_state(self.generator)
+            with torch.cuda.graph(self.graph):
+                self._step()
+        else:
+            self.graph.replay()
+
+
+class Backbone:
+    """The model, its tokenizer and what all three roles do with them."""
+
+    def __init__(self, model, tokenizer):
+        self.model, self.tokenizer = model, tokenizer
+        self.device = model.device
+        stops = getattr(model.generation_config, "eos_token_id", None)
+        stops = stops if isinstance(stops, list) else [stops]
+        self.stop_ids = sorted({i for i in stops + [tokenizer.eos_token_id] if i is not None})
+        text_config = model.config.get_text_config()
+        layer_types = set(getattr(text_config, "layer_types", None) or ["full_attention"])
+        # The fast path keeps one full-length cache per layer; anything else (sliding windows, linear attention) takes
+        # the plain path through the model's own cache.
+        self.fast = layer_types == {"full_attention"}
+        if not self.fast:
+            print(f"backbone: {model.config.model_type} mixes attention kinds; sampling takes the plain path")
+
+    @classmethod
+    def load(cls, path, device="cpu", dtype=None):
+        """Load a model folder or hub id. Raises ModelError with one line when that cannot be done.
+
+        dtype defaults to float32 below a billion parameters and to bfloat16 above.
+        """
+        looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
+        if looks_local and not Path(path).is_dir():
+            raise ModelError(f"{path}: no such model folder")
+        if looks_local and not (Path(path) / "config.json").is_file():
+            raise ModelError(f"{path}: not a model folder (no config.json)")
+        if looks_local and not list(Path(path).glob("*.safetensors")) + list(Path(path).glob("*.bin")):
+            raise ModelError(f"{path}: the model folder holds no weights (*.safetensors)")
+        try:
+            config = AutoConfig.from_pretrained(path)
+            tokenizer = AutoTokenizer.from_pretrained(path)
+            if dtype is None:
+                with torch.device("meta"):
+                    size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+                dtype = torch.float32 if size < 1e9 else torch.bfloat16
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
+        except (OSError, ValueError, KeyError, RuntimeError) as error:  # what transformers raises for a bad folder or hub
+            reason = str(error).strip().split("\n")[0][:200]
+            hint = "" if looks_local else "; without a network, download it elsewhere and pass its folder"
+            raise ModelError(f"{path}: cannot load the model ({type(error).__name__}: {reason}){hint}") from None
+        if tokenizer.chat_template is None:
+            raise ModelError(f"{path}: the tokenizer has no chat template")
+        return cls(model.to(device).eval(), tokenizer)
+
+    def save(self, folder):
+        """Write weights, config and tokenizer as a plain Hugging Face model folder."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+    # ---- chat template
+
+    def chat_text(self, messages, tool=None, reply=True) -> str:
+        return self.tokenizer.apply_chat_template(messages, tools=[tool] if tool else None, tokenize=False,
+                                                  add_generation_prompt=reply, enable_thinking=False)
+
+    def encode(self, text) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def chat_ids(self, messages, tool=None) -> list[int]:
+        """Token ids of the prompt for the next reply."""
+        return self.encode(self.chat_text(messages, tool))
+
+    def next_ids(self, completion, messages, tool=None) -> list[int]:
+        """Prompt ids for the turn after `completion`; `messages` ends with its text and the user's new message.
+
+        Where the chat template only appends, the ids of the earlier turns are kept as they were sampled (re-encoding
+        text can split it differently), so that the next prompt truly extends the last one.
+        """
+        before = self.chat_text(messages[:-2], tool) + completion.text
+        whole = self.chat_text(messages, tool)
+        if not whole.startswith(before):
+            return self.encode(whole)
+        added = self.encode(whole[len(before):])
+        if completion.finished and added and added[0] == completion.token_ids[-1]:
+            added = added[1:]  # the end-of-turn token was sampled already
+        return completion.prompt_ids + completion.token_ids + added
+
+    # ---- sampling
+
+    @torch.no_grad()
+    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None) -> list[Completion]:
+        """One reply per prompt (a list of token ids each). Equal prompts share one prefill.
+
+        temperature 0 is greedy. Log-probabilities are those of temperature 1 whatever the temperature (PAPER: the
+        ratio in the loss compares the same distribution before and after). Deterministic for a generator's state.
+        """
+        batch_size = batch_size or (64 if self.device.type == "cpu" else 256)
+        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i]))  # similar lengths together
+        replies = [None] * len(prompts)
+        decode = self._decode if self.fast else self._decode_plain
+        for start in range(0, len(order), batch_size):
+            chosen = order[start:start + batch_size]
+            sampled = decode([prompts[i] for i in chosen], max_new_tokens, temperature, generator)
+            for i, (tokens, logprobs) in zip(chosen, sampled):
+                finished = bool(tokens) and tokens[-1] in self.stop_ids
+                text = self.tokenizer.decode(tokens[:-1] if finished else tokens, skip_special_tokens=False)
+                replies[i] = Completion(list(prompts[i]), tokens, logprobs, text, finished)
+        return replies
+
+    def _prefill(self, prompts):
+        """Run unique prompts, right-padded; returns their cache and the logits after each one's last token, (U, V)."""
+        width = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        for row, prompt in zip(ids, prompts):
+            row[:len(prompt)] = torch.tensor(prompt)
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
+        out = self.model.base_model(input_ids=ids.to(self.device), use_cache=True,
+                                    past_key_values=DynamicCache(config=self.model.config))
+        hidden = out.last_hidden_state[torch.arange(len(prompts), device=self.device), last]  # (U, width of the model)
+        return out.past_key_values, self._head(hidden).float()
+
+    def _decode(self, prompts, max_new_tokens, temperature, generator):
+        unique = list(dict.fromkeys(map(tuple, prompts)))
+        index = {prompt: i for i, prompt in enumerate(unique)}
+        source = torch.tensor([index[tuple(prompt)] for prompt in prompts], device=self.device)
+        longest = len(unique[-1])
+        cache, logits = None, []
+        for start in range(0, len(unique), 32):  # sorted by length, so 32 at a time wastes little padding
+            part = unique[start:start + 32]
+            prefill, part_logits = self._prefill(part)
+            if cache is None:
+                cache = KVCache(prefill, len(prompts), -(-(longest + max_new_tokens) // 128) * 128)
+            rows = ((source >= start) & (source < start + len(part))).nonzero()[:, 0]
+            cache.fill(prefill, rows, source[rows] - start)
+            logits.append(part_logits)
+        step = DecodeStep(self.model, cache, temperature, generator)
+        step.draw(torch.cat(logits)[source])
+        cache.position.copy_(torch.tensor([len(prompt) for prompt in prompts]))
+
+        stops = torch.tensor(self.stop_ids, device=self.device)
+        tokens = [[] for _ in prompts]
+        logprobs = [[] for _ in prompts]
+        alive = list(range(len(prompts)))  # which prompt each row of the cache belongs to
+        history = []  # (tokens, logprobs) of steps not yet copied to the host
+        done = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        for position in range(max_new_tokens):
+            if position:
+                step.run()
+            history.append((step.token.clone(), step.logprob.clone()))
+            done |= torch.isin(step.token, stops)
+            # Looking at `done` makes the GPU wait for the host; every 16 tokens is rare enough to cost nothing.
+            if (position + 1) % 16 == 0 or position + 1 == max_new_tokens:
+                new_tokens = torch.stack([t for t, _ in history]).T.tolist()
+                new_logprobs = torch.stack([p for _, p in history]).T.tolist()
+                history = []
+                for row, i in enumerate(alive):
+                    for token, logprob in zip(new_tokens[row], new_logprobs[row]):
+                        if tokens[i] and tokens[i][-1] in self.stop_ids:
+                            break
+                        tokens[i].append(token)
+                        logprobs[i].append(logprob)
+                rows = (~done).nonzero()[:, 0]
+                if len(rows) == 0:
+                    break
+                # On a CPU every row costs, so finished ones leave. A captured graph keeps its shape.
+                if self.device.type == "cpu" and len(rows) <= 0.8 * len(alive):
+                    cache.keep(rows)
+                    step.token, step.logprob, done = step.token[rows], step.logprob[rows], done[rows]
+                    alive = [alive[row] for row in rows.tolist()]
+        return list(zip(tokens, logprobs))
+
+    def _decode_plain(self, prompts, max_new_tokens, temperature, generator):
+        """The slow twin: one sequence at a time through the model's own cache. Any architecture, and the tests' oracle."""
+        results = []
+        for prompt in prompts:
+            ids, cache = torch.tensor([prompt], device=self.device), None
+            tokens, logprobs = [], []
+            while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in self.stop_ids):
+                out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
+                cache = out.past_key_values
+                dist = F.log_softmax(out.logits[:, -1].float(), dim=-1)
+                if temperature == 0:
+                    choice = dist.argmax(-1)
+                else:
+                    choice = torch.multinomial((dist / temperature).softmax(-1), 1, generator=generator)[:, 0]
+                tokens.append(choice.item())
+                logprobs.append(dist[0, choice].item())
+                ids = choice[:, None]
+            results.append((tokens, logprobs))
+        return results
+
+    # ---- rescoring
+
+    def _head(self, hidden):
+        """Hidden states (..., width) to logits (..., V), as the model's own forward would."""
+        logits = self.model.get_output_embeddings()(hidden)
+        config = self.model.config.get_text_config()
+        scale = getattr(config, "logits_scaling", None)  # Granite
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+        logits = logits / scale if scale else logits
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+    def logprobs(self, rows) -> list[torch.Tensor]:
+        """Log-probabilities of given replies, with gradients: the trainer's view of what was sampled.
+
+        rows: [(prompt_ids, token_ids), ...]. Returns one float32 tensor (len(token_ids),) per row. All rows run as one
+        padded batch; the caller chooses how many fit. A row whose prompt extends another row's prompt + reply (a later
+        turn of the same rollout) rides along in one sequence with it, since a causal model gives the same values.
+        """
+        order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))
+        sequences, home = [], {}  # home[i] = index of the sequence that contains row i
+        for i in order:
+            whole = list(rows[i][0]) + list(rows[i][1])
+            for s, sequence in enumerate(sequences):
+                if sequence[:len(whole)] == whole:
+                    home[i] = s
+                    break
+            else:
+                home[i] = len(sequences)
+                sequences.append(whole)
+        width = max(map(len, sequences))
+        ids = torch.zeros(len(sequences), width, dtype=torch.long)
+        for row, sequence in zip(ids, sequences):
+            row[:len(sequence)] = torch.tensor(sequence)
+        # Padding sits on the right, where a causal model cannot see it, so no mask is needed.
+        hidden = self.model.base_model(input_ids=ids.to(self.device), use_cache=False).last_hidden_state  # (B, L, width)
+        results = []
+        for i, (prompt, reply) in enumerate(rows):
+            # The logits at position p predict token p + 1. Only the reply's positions reach the vocabulary.
+            states = hidden[home[i], len(prompt) - 1:len(prompt) - 1 + len(reply)]
+            logits = self._head(states).float()  # (N, V)
+            target = torch.tensor(list(reply), device=self.device)
+            results.append(F.log_softmax(logits, dim=-1).gather(-1, target[:, None])[:, 0])
+        return results

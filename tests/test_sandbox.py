@@ -1,0 +1,244 @@
+"""One verdict per candidate whatever it does, and the right one: honest kernels, mistakes, faults, the command line."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sandbox import Sandbox, TaskError, feedback
+from tasks import Task
+
+ROOT = Path(__file__).parent.parent
+
+TASK = Task("scaled_silu", 0, '''
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, features, factor):
+        super().__init__()
+        self.linear = nn.Linear(features, features)
+        self.factor = factor
+
+    def forward(self, x):
+        return torch.nn.functional.silu(self.linear(x)) * self.factor
+
+rows = 64
+
+def get_inputs():
+    return [torch.randn(rows, 32)]
+
+def get_init_inputs():
+    return [32, 2.5]
+''')
+
+HONEST = '''
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+@triton.jit
+def silu_scale(x_ptr, out_ptr, factor, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask)
+    tl.store(out_ptr + offsets, x * tl.sigmoid(x) * factor, mask=mask)
+
+class ModelNew(nn.Module):
+    def __init__(self, features, factor):
+        super().__init__()
+        self.linear = nn.Linear(features, features)
+        self.factor = factor
+
+    def forward(self, x):
+        x = self.linear(x)
+        out = torch.empty_like(x)
+        silu_scale[(triton.cdiv(x.numel(), 1024),)](x, out, self.factor, x.numel(), BLOCK=1024)
+        return out
+'''
+
+
+def changed(*pairs):
+    """HONEST with each (old, new) replaced; the old text must be there."""
+    code = HONEST
+    for old, new in pairs:
+        assert old in code
+        code = code.replace(old, new)
+    return code
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox("cpu", trials=2, timeout=20, seed=1) as box:
+        yield box
+
+
+def verdict(sandbox, code, task=TASK):
+    return sandbox.score(task, [code])[0]
+
+
+def test_an_honest_kernel_is_correct_and_faster_for_saving_launches(sandbox):
+    v = verdict(sandbox, HONEST)
+    assert v.compiled and v.correct and v.correct_loose and v.rejected is None and v.error is None
+    # The reference launches three kernels (addmm, silu, mul), the candidate two; each costs at least 5 us.
+    assert v.reference_ms > 0.015 and 0.010 < v.candidate_ms < v.reference_ms
+    assert v.speedup == pytest.approx(v.reference_ms / v.candidate_ms) and v.speedup_low == v.speedup
+    assert {(entry.name, entry.own) for entry in v.profile} == {("silu_scale", True), ("addmm", False)}
+    own = next(entry.share for entry in v.profile if entry.own)
+    assert v.coverage == pytest.approx(own) and sum(entry.share for entry in v.profile) == pytest.approx(1)
+    assert "modelled" in feedback(v) and "silu_scale (yours)" in feedback(v)
+
+
+def test_a_seed_makes_verdicts_reproducible(sandbox):
+    with Sandbox("cpu", trials=2, seed=1, workers=1) as other:
+        assert verdict(other, HONEST) == verdict(sandbox, HONEST)
+
+
+@pytest.mark.parametrize("old, new, compiled, says", [
+    ("x * tl.sigmoid(x) * factor", "x * tl.sigmoid(x)", True, "wrong values"),
+    ("x = self.linear(x)", "x = self.liner(x)", True, "liner"),
+    ("return out", "return out[:, 1:]", True, "shape [64, 31] instead of [64, 32]"),
+    ("return out", "return out.half()", True, "dtype"),
+    ("return out", "return None", True, "instead of a tensor"),
+    ("tl.load(x_ptr + offsets, mask=mask)", "tl.load(x_ptr + offsets + 1, mask=mask)", True, "out-of-bounds"),
+    ("tl.sigmoid(x)", "tl.sigmoyd(x)", False, "tl.sigmoyd"),
+    ("x * tl.sigmoid(x)", "x * tl.dot(x, x)", False, "compil"),
+    ("BLOCK=1024", "BLOCK=1000", False, "power of 2"),
+    ("(self, x):", "(self, x)", False, "SyntaxError"),
+    ("class ModelNew", "class Other", False, "ModelNew"),
+    ("import triton\n", "import tritonn\n", False, "tritonn"),
+])
+def test_mistakes_are_named(sandbox, old, new, compiled, says):
+    v = verdict(sandbox, changed((old, new)))
+    assert not v.correct and v.speedup is None and v.compiled == compiled and v.rejected is None
+    assert says.lower() in v.error.lower() and "\n" not in v.error
+    assert len(feedback(v).split()) <= 120 and says.split()[0].lower() in feedback(v).lower()
+
+
+def test_an_error_shows_the_candidates_lines(sandbox):
+    assert "silu_scale[" in verdict(sandbox, changed(("BLOCK=1024)", "BLOCKS=1024)"))).excerpt
+    assert "tl.sigmoyd" in verdict(sandbox, changed(("tl.sigmoid", "tl.sigmoyd"))).excerpt
+
+
+FAULTS = {
+    "hang": "while True: pass",
+    "exit": "import os; os._exit(0)",
+    "system exit": "raise SystemExit(0)",
+    "crash": "import ctypes; ctypes.string_at(0)",
+    "endless output": "while True: print('correct ' * 10000)",
+    "memory": "hoard = [bytearray(1 << 26) for _ in range(10000)]",
+    "recursion": "return self.forward(x)",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_costs_one_verdict_and_nothing_else(fault):
+    code = changed(("return out", FAULTS[fault] + "\n        return out"))
+    with Sandbox("cpu", trials=1, timeout=3, memory=1 << 30) as box:
+        began = time.monotonic()
+        bad, good = box.score(TASK, [code, HONEST])
+        assert time.monotonic() - began < 20
+        assert not bad.correct and bad.error and bad.rejected is None
+        assert good.correct
+    assert not os.path.exists(box.settings["scratch"])
+
+
+def test_identical_candidates_are_scored_once_and_order_is_kept(sandbox):
+    other = Task("doubled", 0, TASK.source.replace("* self.factor", "* (2 * self.factor)"))
+    wrong = changed(("* factor", "* 2"))
+    began = time.monotonic()
+    verdicts = sandbox.score_pairs([(TASK, HONEST), (other, HONEST), (TASK, wrong)] + [(TASK, HONEST)] * 50)
+    assert [v.correct for v in verdicts] == [True, False, False] + [True] * 50
+    assert time.monotonic() - began < 15
+
+
+def test_tuples_scalars_integers_and_strided_inputs():
+    task = Task("mixed", 0, '''
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x, index, factor):
+        y = x * factor
+        return y, (y[index], {"sum": y.sum(dim=1)})
+
+def get_inputs():
+    return [torch.randn(32, 16).t(), torch.randint(0, 16, (8,)), 3]
+
+def get_init_inputs():
+    return []
+''')
+    code = '''
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def scale(x, out, factor, columns, stride_row, stride_column, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    mask = column < columns
+    value = tl.load(x + row * stride_row + column * stride_column, mask=mask)
+    tl.store(out + row * columns + column, value * factor, mask=mask)
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x, index, factor):
+        assert index.dtype == torch.int64 and not x.is_contiguous()
+        y = torch.empty(x.shape, device=x.device)
+        scale[(x.shape[0],)](x, y, factor, x.shape[1], *x.stride(), BLOCK=triton.next_power_of_2(x.shape[1]))
+        return y, (y[index], {"sum": y.sum(dim=1)})
+'''
+    with Sandbox("cpu", trials=2) as box:
+        v = verdict(box, code, task)
+        assert v.correct, v
+        assert not verdict(box, code.replace('{"sum": y.sum(dim=1)}', '{"sum": y.sum(dim=1) + 1}'), task).correct
+
+
+@pytest.mark.parametrize("old, new", [
+    ("return torch", "raise ValueError('broken'); return torch"),
+    ("return [32, 2.5]", "return [32]"),
+    ("return torch", "import os; os._exit(1); return torch"),
+    ("* self.factor", "* float('nan') if False else 'text'"),
+])
+def test_a_failing_reference_is_an_unusable_task(sandbox, old, new):
+    with pytest.raises(TaskError):
+        sandbox.score(Task("broken", 0, TASK.source.replace(old, new)), [HONEST])
+
+
+def command(*arguments):
+    return subprocess.run([sys.executable, str(ROOT / "sandbox.py"), *map(str, arguments)], capture_output=True, text=True)
+
+
+def test_command_line(tmp_path):
+    task, good = tmp_path / "task.py", tmp_path / "good.py"
+    task.write_text(TASK.source)
+    good.write_text(HONEST)
+    result = command(task, good, "--json", "--device", "cpu", "--trials", "1")
+    assert result.returncode == 0
+    answer = json.loads(result.stdout)
+    assert list(answer) == ["compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms",
+                            "rejected", "error"]
+    assert answer["correct"] and answer["clock"] == "modelled" and answer["speedup"] > 1
+
+    good.write_text("print('{}')\nexit(0)")
+    result = command(task, good, "--json", "--device", "cpu")
+    assert result.returncode == 0 and json.loads(result.stdout)["correct"] is False
+
+    task.write_text("import torch")
+    for arguments in ([task, good], [tmp_path / "none.py", good], [task], [task, good, "--trials", "0"]):
+        result = command(*arguments)
+        assert result.returncode == 2 and result.stdout == "" and "error" in result.stderr
+
+
+def test_a_missing_gpu_is_a_one_line_error(tmp_path):
+    import torch
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    (tmp_path / "task.py").write_text(TASK.source)
+    (tmp_path / "good.py").write_text(HONEST)
+    result = command(tmp_path / "task.py", tmp_path / "good.py", "--device", "cuda")
+    assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1

@@ -1,28 +1,34 @@
-"""The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper section 3, 'Roll out')."""
+"""The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper section 3, 'Roll out').
 
+`rollout` plays many (task, skills) jobs at once, turn by turn: all of them sample, the sandbox scores all their kernels,
+and its answers open the next turn. It knows nothing of retrieval, storage or advantages: reinforce.py fills in each
+turn's reward and advantage.
+"""
+
+import sys
 from dataclasses import dataclass, field
 
 import backbone
 from backbone import Completion
 from sandbox import Verdict, feedback
 from skills import Skill
-from tasks import Task
+from tasks import Task, TaskError
 
 
 @dataclass
 class Turn:
     """One attempt: what the policy wrote and what the sandbox said."""
 
-    completion: Completion
+    completion: Completion  # its token_ids are empty when the prompt was too long to be answered
     code: str | None  # the extracted ModelNew source; None when the reply holds none
     verdict: Verdict
     reward: float | None = None  # filled once by reinforce.py
-    advantage: float | None = None  # filled once by reinforce.py
+    advantage: float | None = None  # filled once by reinforce.py; None stays with turns that are no group's member
 
 
 @dataclass
 class Trajectory:
-    """One rollout of up to T turns on a task with a fixed set of skills."""
+    """One rollout of up to T turns on a task with a fixed set of skills. It always has a first turn."""
 
     task: Task
     skills: tuple[Skill, ...]
@@ -40,3 +46,63 @@ def policy_messages(task, skills) -> list[dict]:
 def next_messages(messages, reply, verdict) -> list[dict]:
     """The following turn's prompt: the history, the reply just given, and the sandbox's feedback on it."""
     return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": feedback(verdict)}]
+
+
+def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None, temperature=1.0,
+            generator=None) -> list[Trajectory]:
+    """One Trajectory for every (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
+
+    All T turns are used, also after a correct one: a later turn may be faster. A rollout whose next prompt would be
+    longer than `max_prompt_tokens` ends there; a first prompt that is too long gives one turn that says so.
+    temperature 0 is greedy. `sandbox` needs `score_pairs` and `device`.
+    """
+    trajectories = [Trajectory(task, tuple(skills)) for task, skills in jobs]
+    messages = [policy_messages(task, skills) for task, skills in jobs]
+    prompts = [model.chat_ids(history) for history in messages]
+    limit = max_prompt_tokens or float("inf")
+    alive = []
+    for i, trajectory in enumerate(trajectories):
+        if len(prompts[i]) <= limit:
+            alive.append(i)
+        else:
+            error = f"the prompt has {len(prompts[i])} tokens, more than {max_prompt_tokens}"
+            trajectory.turns.append(Turn(Completion(prompts[i], [], [], "", False), None, _unscored(sandbox, error)))
+    for turn in range(turns):
+        replies = model.sample([prompts[i] for i in alive], max_new_tokens, temperature, generator)
+        codes = [backbone.extract_code(reply.text) for reply in replies]
+        scored = iter(score_pairs(sandbox, [(trajectories[i].task, code) for i, code in zip(alive, codes) if code]))
+        still = []
+        for i, reply, code in zip(alive, replies, codes):
+            cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
+            verdict = next(scored) if code else _unscored(sandbox, f"the reply has no code block that defines ModelNew{cut}")
+            trajectories[i].turns.append(Turn(reply, code, verdict))
+            messages[i] = next_messages(messages[i], reply.text, verdict)
+            if turn + 1 < turns:
+                prompts[i] = model.next_ids(reply, messages[i])
+                still += [i] if len(prompts[i]) <= limit else []
+        alive = still
+    return trajectories
+
+
+def score_pairs(sandbox, pairs) -> list[Verdict]:
+    """Verdicts for (task, code) pairs, in their order. A task whose reference fails costs its own candidates only."""
+    try:
+        return sandbox.score_pairs(pairs)
+    except TaskError:
+        pass  # one of the tasks; ask for each alone
+    verdicts, unusable = [], {}
+    for task, code in pairs:
+        try:
+            if task.source not in unusable:
+                verdicts += sandbox.score_pairs([(task, code)])
+                continue
+        except TaskError as error:
+            unusable[task.source] = str(error)
+            print(f"unusable task: {error}", file=sys.stderr)
+        verdicts.append(_unscored(sandbox, f"unusable task: {unusable[task.source]}"))
+    return verdicts
+
+
+def _unscored(sandbox, error) -> Verdict:
+    """The verdict on what never reached the sandbox."""
+    return Verdict(clock="modelled" if sandbox.device == "cpu" else "measured", error=error)

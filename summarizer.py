@@ -1,6 +1,52 @@
-"""The Summary role: what lesson does the best rollout hold, and does execution confirm it? (paper section 3, 'Summarise')"""
+"""The Summary role: what lesson does the best rollout hold, and does execution confirm it? (paper section 3, 'Summarise')
+
+    trigger(trajectory)            did later turns beat a correct first one by enough to be worth a lesson?
+    propose(model, winners, s)     s answers for each task's best triggering rollout; their proposals checked for form
+    verify(model, sandbox, ...)    every surviving proposal must prove itself in one greedy attempt at the same task
+    best_skill(summaries)          the one to stage for a task
+
+This file knows nothing of gradients or snapshot files: reinforce.py fills in the reward and the advantage.
+"""
+
+import re
+from dataclasses import dataclass, field, replace
 
 import backbone
+from backbone import Completion
+from policy import Trajectory, Turn, rollout
+from skills import Skill
+from tasks import Task
+
+GAIN = 1.2  # paper: of the best turn over the first, over the reference, and again of the verification
+MOST_PROPOSALS = 2  # in one answer
+CONTENT_TOKENS = 512  # paper: at most ~512 tokens of content
+# Why a proposal was rejected, in the order of the checks; the words that metrics and curves use.
+REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "known already", "not correct", "too slow")
+
+
+@dataclass
+class Proposal:
+    """One skill out of a summary, and what became of it."""
+
+    written: object  # the entry of new_skills as the model wrote it
+    skill: Skill | None = None  # None when malformed; verify_speedup is set once it has passed
+    rejected: str | None = None  # one of REASONS
+    detail: str = ""  # what exactly was wrong
+    attempt: Turn | None = None  # the verification
+
+
+@dataclass
+class Summary:
+    """One answer of the Summary role to the best triggering rollout of a task."""
+
+    task: Task
+    winner: Trajectory
+    first: Turn
+    best: Turn
+    completion: Completion
+    proposals: list[Proposal] = field(default_factory=list)
+    reward: float | None = None  # filled once by reinforce.py
+    advantage: float | None = None  # filled once by reinforce.py
 
 
 def summary_messages(task, skills, first, best) -> list[dict]:
@@ -14,3 +60,198 @@ def summary_messages(task, skills, first, best) -> list[dict]:
     for title, (code, speedup) in (("First answer", first), ("Best answer", best)):
         user += f"\n# {title}, speedup {speedup:.2f}\n```python\n{code.strip()}\n```\n"
     return [{"role": "system", "content": backbone.SYSTEM["summary"]}, {"role": "user", "content": user}]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# When: the trigger
+
+
+def trigger(trajectory, gain=GAIN) -> tuple[Turn, Turn] | None:
+    """(first turn, best turn) of a rollout that is worth a summary, else None.
+
+    Paper, section 3: the first turn is correct, and the best turn's speedup is at least 1.2x the first's and 1.2 itself.
+    """
+    first = trajectory.turns[0]
+    if not first.verdict.correct:
+        return None
+    best = max((turn for turn in trajectory.turns if turn.verdict.correct), key=lambda turn: turn.verdict.speedup)
+    enough = best.verdict.speedup >= gain * first.verdict.speedup and best.verdict.speedup >= gain
+    return (first, best) if enough else None
+
+
+def best_trigger(trajectories, gain=GAIN) -> tuple[Trajectory, Turn, Turn] | None:
+    """Of one task's rollouts, the triggering one with the fastest best turn; None when none triggers."""
+    found = [(trajectory, *turns) for trajectory in trajectories if (turns := trigger(trajectory, gain))]
+    return max(found, key=lambda item: item[2].verdict.speedup, default=None)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What: proposals and their form
+
+
+def propose(model, winners, s, library, max_new_tokens=2048, temperature=1.0, generator=None,
+            max_prompt_tokens=None) -> list[list[Summary]]:
+    """s summaries of every winner, all sampled in one batch (paper: s = 8, temperature 1.0, at most 2,048 tokens).
+
+    winners: (trajectory, first turn, best turn) of best_trigger. Each summary's proposals come back checked for form,
+    with the reason where one is rejected. A winner whose prompt is over `max_prompt_tokens` gets no summaries.
+    """
+    prompts = []
+    for trajectory, first, best in winners:
+        shown = [(turn.code, turn.verdict.speedup) for turn in (first, best)]
+        prompts.append(model.chat_ids(summary_messages(trajectory.task, trajectory.skills, *shown), backbone.UPDATE_TOOL))
+    fits = [not max_prompt_tokens or len(prompt) <= max_prompt_tokens for prompt in prompts]
+    asked = [prompt for prompt, fit in zip(prompts, fits) if fit for _ in range(s)]
+    replies = iter(model.sample(asked, max_new_tokens, temperature, generator))
+    known = {_plain(skill.content) for skill in library.skills} if library else set()
+    summaries = []
+    for (trajectory, first, best), fit in zip(winners, fits):
+        mine = [Summary(trajectory.task, trajectory, first, best, next(replies)) for _ in range(s if fit else 0)]
+        for summary in mine:
+            summary.proposals = read_proposals(summary.completion.text, known, lambda text: len(model.encode(text)))
+        summaries.append(mine)
+    return summaries
+
+
+def read_proposals(text, known=frozenset(), count_tokens=len) -> list[Proposal]:
+    """The proposals of a sampled reply, which may hold anything. Never raises; rejected ones carry their reason.
+
+    known: contents of the library's skills, in one spelling (`_plain`); count_tokens: length of a text in tokens.
+
+    >>> [p.rejected for p in read_proposals("I would rather not.")]
+    ['no tool call']
+    """
+    call = backbone.extract_tool_call(text, "update_skill_library")
+    if call is None:
+        return [Proposal(None, rejected="no tool call")]
+    entries = call.get("new_skills")
+    if not isinstance(entries, list):
+        return [Proposal(entries, rejected="malformed", detail="new_skills is not a list")]
+    proposals = []
+    for entry in entries:
+        skill, problem = _form(entry)
+        proposal = Proposal(entry, skill)
+        if problem:
+            proposal.rejected, proposal.detail = "malformed", problem
+        elif len(proposals) >= MOST_PROPOSALS:
+            proposal.rejected = "too many"
+        elif (tokens := count_tokens(skill.content)) > CONTENT_TOKENS * 1.25:  # "~512": a little over is no offence
+            proposal.rejected, proposal.detail = "too long", f"{tokens} tokens of content"
+        elif advice := lazy_advice(f"{skill.description}\n{skill.content}"):
+            proposal.rejected, proposal.detail = "lazy advice", advice
+        elif _plain(skill.content) in known:
+            proposal.rejected = "known already"
+        proposals.append(proposal)
+    return proposals
+
+
+def _plain(content) -> str:
+    return " ".join(content.lower().split())
+
+
+def _form(entry) -> tuple[Skill | None, str | None]:
+    """(skill, None) for a well-formed entry of new_skills, (None, what is wrong) for any other."""
+    if not isinstance(entry, dict):
+        return None, "not an object"
+    texts = {key: entry.get(key) for key in ("name", "description", "scope", "content")}
+    missing = [key for key, value in texts.items() if not isinstance(value, str) or not value.strip()]
+    if missing:
+        return None, f"no text in {', '.join(missing)}"
+    name, tags = texts["name"].strip(), entry.get("tags")
+    if not re.fullmatch(r"\w[\w .:/+-]{0,79}", name):
+        return None, "the name is no short word or phrase"
+    if not re.fullmatch(r"general|task_specific/[\w-]+", texts["scope"].strip()):
+        return None, "the scope is neither general nor task_specific/<family>"
+    if not isinstance(tags, list) or not tags or not all(isinstance(tag, str) and tag.strip() for tag in tags):
+        return None, "tags is no list of words"
+    if len(tags) > 16 or len(texts["description"]) > 500:
+        return None, "more than 16 tags or 500 characters of description"
+    for section in ("Motivation", "Key Idea", "Example"):
+        if not re.search(rf"^\W*{section}\b", texts["content"], re.MULTILINE | re.IGNORECASE):
+            return None, f"the content has no section {section}"
+    return Skill(name, texts["description"].strip(), texts["scope"].strip(), tuple(tag.strip() for tag in tags),
+                 texts["content"].strip()), None
+
+
+# Advice to avoid writing kernels (paper, section 3). A skill may mention torch: what stays a torch call, what is replaced,
+# what is slower. It may not send the reader to torch.compile or a vendor library, back to PyTorch, or away from kernels.
+_LIBRARY = r"(?:torch[._ ]compile|torch\.jit|torch[- ]?inductor|inductor|cu-?blas(?:lt)?|cu-?dnn|cutlass|flash[_ -]?attn)\b"
+_TORCH = r"(?:(?:eager|plain|native|stock|standard|built-?in|vanilla|regular)\s+)*(?:py)?torch\b"
+_KERNEL = r"(?:(?:a|an|any|your|our|own|new|fused|custom|triton|cuda|hand-?written|hand-?rolled)\s+)*"
+_OWN_KERNEL = rf"{_KERNEL}(?:own|custom|triton|cuda|hand-?written|hand-?rolled)\s+(?:\w+\s+)?kernels?\b(?!\s+(?:per|for each))"
+_LAZY = [re.compile(pattern, re.IGNORECASE) for pattern in (
+    rf"\b(?:us(?:e|ing)|call(?:ing)?|prefer(?:ring)?|apply(?:ing)?|try|choos(?:e|ing)|rely(?:ing)? on|switch(?:ing)? to|"
+    rf"stick(?:ing)? (?:to|with)|wrap\b[^.\n]{{0,40}}\b(?:in|with|by)|decorat\w+[^.\n]{{0,40}}\bwith)\s+"
+    rf"(?:the |a |an |@|`|')*{_LIBRARY}",
+    rf"\b(?:leave|delegat\w+|hand|dispatch\w*|defer\w*|offload\w*|pass|route)\b[^.\n]{{0,50}}\bto\s+"
+    rf"(?:the )?`?(?:{_LIBRARY}|{_TORCH}(?!\.\w))",
+    rf"\bf(?:a|e)ll(?:s|ing)?[ -]?back\s+(?:to|on|onto)\s+(?:the |`)*(?:{_LIBRARY}|{_TORCH}|eager|native|the (?:library|reference))",
+    rf"\b(?:just|simply|only)\s+(?:us(?:e|ing)|call(?:ing)?|keep(?:ing)?|return(?:ing)?)\s+(?:the )?`?{_TORCH}",
+    rf"\b(?:us(?:e|ing)|prefer|rely on|stick (?:to|with))\s+(?:the )?"
+    r"(?:(?:eager|plain|native|stock|standard|built-?in|vanilla|regular)\s+)(?:py)?torch\b",
+    rf"\b(?:us(?:e|ing)|call(?:ing)?|prefer)\s+`?torch\.[\w.]+(?:\([^)]*\))?`?\s+(?:instead\b(?! of `?torch)|directly\b)",
+    rf"\b(?:avoid|do not|don't|never|no need to|not worth|unnecessary to|refrain from|skip)\s+"
+    rf"(?:writ(?:e|ing)|implement(?:ing)?|creat(?:e|ing)|add(?:ing)?|us(?:e|ing)|launch(?:ing)?)?\s*{_OWN_KERNEL}",
+    rf"\b(?:avoid|do not|don't|never|no need to|refrain from|skip)\s+(?:writ(?:e|ing)|implement(?:ing)?)\s+{_KERNEL}kernels?\b",
+    rf"\b(?:instead of|rather than)\s+(?:writing\s+|implementing\s+)?{_OWN_KERNEL}",
+    rf"\breplac\w+\s+(?:the |your |this )?(?:\w+\s+)?kernels?\s+(?:with|by)\s+(?:the |a |one )?`?(?:{_LIBRARY}|{_TORCH})",
+)]
+_TURNED_DOWN = re.compile(r"(?:\bnot|n't|\bnever|\bunlike|\binstead of|\brather than|\bwithout|\bavoid|\bno need to|\bthan|"
+                          r"\bbeats|\boutperforms|\bno longer)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+
+
+def lazy_advice(text) -> str | None:
+    """The words that tell the reader not to write a kernel, or None.
+
+    >>> lazy_advice("Use torch.compile instead.")
+    'Use torch.compile'
+    >>> lazy_advice("Unlike torch.matmul, one kernel keeps the row in registers; do not call cuBLAS.") is None
+    True
+    """
+    text = re.sub(r"```.*?(```|\Z)", "", text, flags=re.DOTALL)  # an example's code gives no advice
+    for index, pattern in enumerate(_LAZY):
+        for match in pattern.finditer(text):
+            if not _TURNED_DOWN.search(text[max(0, match.start() - 40):match.start()]):
+                return " ".join(match[0].split())
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Whether: verification by execution
+
+
+def verify(model, sandbox, summaries, max_new_tokens, max_prompt_tokens=None, gain=GAIN):
+    """Fill in `attempt`, and `rejected` or the skill's verify_speedup, of every proposal that passed the form check.
+
+    Paper, section 3: the policy answers the same task once, greedily, with the winning scheme's skills and the new one.
+    The skill passes if that kernel is correct, 1.2x faster than the reference and than the winner's first turn. All
+    tasks' attempts run as one batch; equal proposals share one, since a greedy answer to one prompt is one answer.
+    """
+    jobs = {}  # (task's source, skills) -> the proposals that ask for this attempt
+    for summary in (summary for mine in summaries for summary in mine):
+        for proposal in summary.proposals:
+            if not proposal.rejected:
+                job = (summary.task, summary.winner.skills + (proposal.skill,))
+                jobs.setdefault(job, []).append((summary, proposal))
+    attempts = rollout(model, sandbox, list(jobs), 1, max_new_tokens, max_prompt_tokens, temperature=0)
+    for asking, attempt in zip(jobs.values(), attempts):
+        for summary, proposal in asking:
+            judge(proposal, attempt.turns[0], summary.first, gain)
+
+
+def judge(proposal, attempt, first, gain=GAIN):
+    """The pass rule, for one proposal and its attempt; `first` is the winning rollout's first turn."""
+    verdict, proposal.attempt = attempt.verdict, attempt
+    if not verdict.correct:
+        proposal.rejected, proposal.detail = "not correct", verdict.rejected or verdict.error or "incorrect"
+    elif verdict.speedup < gain or verdict.speedup < gain * first.verdict.speedup:
+        proposal.rejected = "too slow"
+        proposal.detail = f"speedup {verdict.speedup:.2f}, first turn {first.verdict.speedup:.2f}"
+    else:
+        proposal.skill = replace(proposal.skill, verify_speedup=verdict.speedup)
+
+
+def best_skill(summaries) -> Skill | None:
+    """Of one task's summaries, the passing skill with the fastest verification (paper: it is staged)."""
+    passed = [p.skill for summary in summaries for p in summary.proposals if not p.rejected]
+    return max(passed, key=lambda skill: skill.verify_speedup or 0, default=None)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging as hf_logging
 
 hf_logging.disable_progress_bar()
@@ -139,6 +139,41 @@ class ModelError(ValueError):
     """A model that cannot be loaded. The message is one line, fit to be shown to the user."""
 
 
+def causal_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
+    """Attention for the unmodified modeling code, registered with transformers under the name "causal".
+
+    query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prefill):
+    plain causal attention, right padding needs no mask. One query (decoding): `attention_mask` (B, 1, 1, T), and the G
+    query heads of a group become G queries of one head, so that the cache is read as it lies instead of G times over.
+
+    Being unknown to transformers' mask functions, the name also keeps it from building masks of its own, whose
+    data-dependent checks cannot be captured in a CUDA graph.
+    """
+    batch, heads, length, dim = query.shape
+    groups = heads // key.shape[1]
+    if length == 1:
+        query = query.reshape(batch, heads // groups, groups, dim)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+        return out.reshape(batch, 1, heads, value.shape[3]), None
+    if query.is_cuda and query.dtype != torch.float32:  # flash attention shares heads by itself
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
+    else:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register("causal", causal_attention)
+
+
+def attention_kind(config) -> str:
+    """ "causal" where every layer is plain full attention, else transformers' own "sdpa"."""
+    config = config.get_text_config()
+    plain = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    special = any(getattr(config, name, None) for name in ("attn_logit_softcapping", "sliding_window", "is_encoder_decoder"))
+    return "causal" if plain and (not special or not getattr(config, "use_sliding_window", True)) else "sdpa"
+
+
 class KVCache:
     """Preallocated keys and values with a write position per sequence.
 
@@ -237,58 +272,11 @@ class DecodeStep:
             self.graph.replay()
 
 
-class Backbone:
-    """The model, its tokenizer and what all three roles do with them."""
+class Chat:
+    """The tokenizer and its chat template: messages to token ids. All that the cold start needs of a backbone."""
 
-    def __init__(self, model, tokenizer):
-        self.model, self.tokenizer = model, tokenizer
-        self.device = model.device
-        stops = getattr(model.generation_config, "eos_token_id", None)
-        stops = stops if isinstance(stops, list) else [stops]
-        self.stop_ids = sorted({i for i in stops + [tokenizer.eos_token_id] if i is not None})
-        text_config = model.config.get_text_config()
-        layer_types = set(getattr(text_config, "layer_types", None) or ["full_attention"])
-        # The fast path keeps one full-length cache per layer; anything else (sliding windows, linear attention) takes
-        # the plain path through the model's own cache.
-        self.fast = layer_types == {"full_attention"}
-        if not self.fast:
-            print(f"backbone: {model.config.model_type} mixes attention kinds; sampling takes the plain path")
-
-    @classmethod
-    def load(cls, path, device="cpu", dtype=None):
-        """Load a model folder or hub id. Raises ModelError with one line when that cannot be done.
-
-        dtype defaults to float32 below a billion parameters and to bfloat16 above.
-        """
-        looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
-        if looks_local and not Path(path).is_dir():
-            raise ModelError(f"{path}: no such model folder")
-        if looks_local and not (Path(path) / "config.json").is_file():
-            raise ModelError(f"{path}: not a model folder (no config.json)")
-        if looks_local and not list(Path(path).glob("*.safetensors")) + list(Path(path).glob("*.bin")):
-            raise ModelError(f"{path}: the model folder holds no weights (*.safetensors)")
-        try:
-            config = AutoConfig.from_pretrained(path)
-            tokenizer = AutoTokenizer.from_pretrained(path)
-            if dtype is None:
-                with torch.device("meta"):
-                    size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-                dtype = torch.float32 if size < 1e9 else torch.bfloat16
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
-        except (OSError, ValueError, KeyError, RuntimeError) as error:  # what transformers raises for a bad folder or hub
-            reason = str(error).strip().split("\n")[0][:200]
-            hint = "" if looks_local else "; without a network, download it elsewhere and pass its folder"
-            raise ModelError(f"{path}: cannot load the model ({type(error).__name__}: {reason}){hint}") from None
-        if tokenizer.chat_template is None:
-            raise ModelError(f"{path}: the tokenizer has no chat template")
-        return cls(model.to(device).eval(), tokenizer)
-
-    def save(self, folder):
-        """Write weights, config and tokenizer as a plain Hugging Face model folder."""
-        self.model.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
-
-    # ---- chat template
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
 
     def chat_text(self, messages, tool=None, reply=True) -> str:
         return self.tokenizer.apply_chat_template(messages, tools=[tool] if tool else None, tokenize=False,
@@ -315,6 +303,57 @@ class Backbone:
         if completion.finished and added and added[0] == completion.token_ids[-1]:
             added = added[1:]  # the end-of-turn token was sampled already
         return completion.prompt_ids + completion.token_ids + added
+
+
+class Backbone(Chat):
+    """The model, its tokenizer and what all three roles do with them."""
+
+    def __init__(self, model, tokenizer):
+        super().__init__(tokenizer)
+        self.model = model
+        self.device = model.device
+        stops = getattr(model.generation_config, "eos_token_id", None)
+        stops = stops if isinstance(stops, list) else [stops]
+        self.stop_ids = sorted({i for i in stops + [tokenizer.eos_token_id] if i is not None})
+        # The fast path keeps one full-length cache per layer; anything else (sliding windows, linear attention) takes
+        # the plain path through the model's own cache.
+        self.fast = model.config._attn_implementation == "causal"
+        if not self.fast:
+            print(f"backbone: {model.config.model_type} has attention of its own; sampling takes the plain path")
+
+    @classmethod
+    def load(cls, path, device="cpu", dtype=None):
+        """Load a model folder or hub id. Raises ModelError with one line when that cannot be done.
+
+        dtype defaults to float32 below a billion parameters and to bfloat16 above.
+        """
+        looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
+        if looks_local and not Path(path).is_dir():
+            raise ModelError(f"{path}: no such model folder")
+        if looks_local and not (Path(path) / "config.json").is_file():
+            raise ModelError(f"{path}: not a model folder (no config.json)")
+        if looks_local and not list(Path(path).glob("*.safetensors")) + list(Path(path).glob("*.bin")):
+            raise ModelError(f"{path}: the model folder holds no weights (*.safetensors)")
+        try:
+            config = AutoConfig.from_pretrained(path)
+            tokenizer = AutoTokenizer.from_pretrained(path)
+            if dtype is None:
+                with torch.device("meta"):
+                    size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+                dtype = torch.float32 if size < 1e9 else torch.bfloat16
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention_kind(config))
+        except (OSError, ValueError, KeyError, RuntimeError) as error:  # what transformers raises for a bad folder or hub
+            reason = str(error).strip().split("\n")[0][:200]
+            hint = "" if looks_local else "; without a network, download it elsewhere and pass its folder"
+            raise ModelError(f"{path}: cannot load the model ({type(error).__name__}: {reason}){hint}") from None
+        if tokenizer.chat_template is None:
+            raise ModelError(f"{path}: the tokenizer has no chat template")
+        return cls(model.to(device).eval(), tokenizer)
+
+    def save(self, folder):
+        """Write weights, config and tokenizer as a plain Hugging Face model folder."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
 
     # ---- sampling
 

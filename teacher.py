@@ -238,7 +238,19 @@ class Program:
     reader: "_Reader"
 
     @property
+    def operators(self) -> list[str]:
+        """Names of the operators in the order of the forward pass."""
+        names = []
+        for step in self.steps:
+            call = self.reader.call(step.node)
+            layer = call.module if call else None
+            word = type(layer).__name__ if layer is not None else call.name if call else "arithmetic"
+            names += [word] if names[-1:] != [word] else []
+        return names
+
+    @property
     def applicable(self) -> set[str]:
+        """The techniques that show up in the fullest solution."""
         solution = render(self, ALL)
         return solution.used if solution else set()
 

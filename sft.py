@@ -1,0 +1,680 @@
+"""Cold start: how does a base model learn the three reply formats from a diverse set of verified examples?
+
+    python sft.py --out checkpoints/tiny                      the built-in cold start: a tiny backbone from random weights
+    python sft.py --model Qwen/Qwen3-8B-Base --out DIR        the same examples, on a pretrained model
+    python sft.py --model M --data FILE --out DIR             rows with `messages` and `tools` (JSON lines or parquet)
+
+Paper section 4: five kinds of examples, merged and shuffled: (a) policy trajectories without skills, (b) with skills,
+(c) selection calls, (d) summary calls that saw skills, (e) summary calls that saw none. Loss on assistant tokens only.
+The diversity filter down-samples what is over-represented.
+
+The built-in examples come from teacher.py on problems of tasks.py. What they teach on purpose, and what they leave:
+a technique shows up nearly always when a skill names it and rarely otherwise; later turns add techniques after feedback;
+Selection usually, not always, picks what fits; Summary names what the best answer has and the first has not. So the
+policy can follow skills and feedback but does not do so reliably on its own, and every role has something to gain from RL.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import multiprocessing
+import os
+import random
+import re
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import backbone
+import teacher
+from backbone import Backbone, Chat, Completion, ModelError
+from policy import next_messages, policy_messages
+from sandbox import Sandbox
+from selector import selection_messages
+from skills import Skill, SkillLibrary
+from summarizer import summary_messages
+from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, synthesize, unfit
+from teacher import ALL, TECHNIQUES
+
+FREE = 0.3  # probability that the expert applies a technique that no skill named
+TOLD = 0.95  # ... that a skill in the prompt named
+LEARN = 0.6  # ... in a later turn, after feedback
+SEED_LIBRARY = ["fuse-pointwise-run", "one-program-per-row", "row-reduction", "partial-sums-loss"]  # the rest is to be found
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Writing examples.
+
+
+@dataclass
+class Example:
+    kind: str  # "policy", "policy+skills", "selection", "summary+skills", "summary"
+    messages: list  # chat messages; the assistant's are what is learnt
+    tool: dict | None
+    family: str = ""
+    kernel: str = ""  # normalised source of the last kernel, for the diversity filter
+    skills: tuple = ()  # the skills that are the answer (selection, summary)
+    unlearnt: int = 0  # leading assistant messages that carry no loss: a spoiled first attempt is context, not a model
+
+
+def snippet(technique, code) -> str:
+    """A few lines of `code` that show a technique, for a skill's Example section."""
+    if technique == "fold-convolution-bias":
+        lines = re.findall(r"^\s+\w+ = F\.conv.*$", code, re.MULTILINE)
+        return "\n".join(line.strip()[:100] for line in lines[:1])
+    marks = {"index-broadcast-parameter": r"% \w+", "one-program-per-group": r"total|square|rstd", "row-scan": r"cumsum",
+             "partial-sums-loss": r"tl\.store|# ", "diagonal-as-scaling": r"diag|// "}
+    for kernel in re.findall(r"@triton\.jit\ndef .*?(?=\n\S(?!riton)|\Z)", code, re.DOTALL):
+        if technique in teacher.techniques_in(kernel):
+            lines = kernel.strip("\n").split("\n")[2:]
+            mark = marks.get(technique, r"# |tl\.(max|sum|exp|log)")
+            keep = [i for i, line in enumerate(lines) if re.search(mark, line)]
+            keep = sorted({j for i in keep for j in (i, i + 1) if "# " in lines[i] or j == i})
+            return "\n".join(lines[i] for i in keep[:4] if i < len(lines))
+    return ""
+
+
+def write_skill(technique, rng, code) -> Skill:
+    """A technique as a skill record, in one of several wordings, with an example from `code`."""
+    t = TECHNIQUES[technique]
+    content = f"Motivation: {rng.choice(t.motivation)}\nKey Idea: {rng.choice(t.idea)}\nExample:\n{snippet(technique, code)}"
+    return Skill(t.name, t.description, t.scope, t.tags, content, None)
+
+
+def policy_reply(solution) -> str:
+    plan = ", ".join(name for name in TECHNIQUES if name in solution.used) or "a kernel for one operator"
+    return f"Plan: {plan}.\n\n```python\n{solution.code}```"
+
+
+def tool_reply(name, arguments) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def spoil(code, rng) -> str:
+    """Break a kernel in one of the ways that models do."""
+    ways = [lambda c: c.replace("tl.maximum", "tl.minimum", 1), lambda c: c.replace("0.5 *", "0.6 *", 1),
+            lambda c: re.sub(r"\n +mask = .*", "", c, count=1), lambda c: re.sub(r"(return|=) (fused|row)\(", r"\1 \2d(", c, count=1),
+            lambda c: c.replace("import triton.language as tl\n", "", 1), lambda c: c.replace(" + bias", " - bias", 1),
+            lambda c: c.replace("tl.program_id(0) * BLOCK", "tl.program_id(0)", 1), lambda c: c.replace("out_ptr, ", "", 1)]
+    rng.shuffle(ways)
+    return next((spoiled for way in ways if (spoiled := way(code)) != code), code)
+
+
+def normalized(code) -> str:
+    """A kernel's shape without its names, numbers and comments: near-duplicates have the same."""
+    body = re.sub(r"#.*", "", code[code.index("def forward"):])
+    return hashlib.sha1(re.sub(r"\b(?!tl\b|def\b|for\b)[a-z]\w*|\d[\d.e-]*", "_", body).encode()).hexdigest()[:12]
+
+
+class Writer:
+    """Turns seeds into examples. `sandbox` executes multi-turn kernels so that their feedback is real."""
+
+    def __init__(self, sandbox):
+        self.sandbox, self.evaluation = sandbox, evaluation_fingerprints()
+        self.examples_of = {name: [] for name in TECHNIQUES}  # recent codes that show a technique
+        seed = 0
+        while any(not codes for codes in self.examples_of.values()):
+            seed -= 1
+            program = teacher.read(synthesize(seed))
+            solution = program and teacher.render(program, ALL)
+            self.remember(solution) if solution else None
+
+    def remember(self, solution):
+        for name in solution.used:
+            self.examples_of[name] = self.examples_of[name][-20:] + [solution.code]
+
+    def skill(self, name, rng):
+        return write_skill(name, rng, rng.choice(self.examples_of[name]))
+
+    def task(self, seed):
+        """(task, program) for a seed, or None when the problem is unfit or the expert cannot read or solve it."""
+        task = synthesize(seed)
+        if unfit(task, self.evaluation):
+            return None
+        program = teacher.read(task)
+        return (task, program) if program and teacher.render(program, ALL) else None
+
+    def injected(self, rng, applicable):
+        """1 to 3 skills for the prompt: mostly ones that fit."""
+        fitting, other = sorted(applicable), sorted(ALL - applicable)
+        names = set()
+        for _ in range(rng.choice([1, 1, 2, 2, 3])):
+            names.add(rng.choice(fitting if fitting and rng.random() < 0.8 else other or fitting))
+        names = list(names)
+        rng.shuffle(names)
+        return [self.skill(name, rng) for name in names]
+
+    def draw(self, rng, applicable, told, have=frozenset(), free=FREE):
+        return have | {name for name in sorted(applicable) if rng.random() < (TOLD if name in told else free)}
+
+    # ---- the five kinds
+
+    def single(self, rng, task, program):
+        """One turn without or with skills. No execution: the expert's kernels are correct (and tested to be)."""
+        applicable = program.applicable
+        skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
+        solution = teacher.render(program, self.draw(rng, applicable, {s.name for s in skills}))
+        self.remember(solution)
+        messages = policy_messages(task, skills) + [{"role": "assistant", "content": policy_reply(solution)}]
+        return Example("policy+skills" if skills else "policy", messages, None, task.family, normalized(solution.code))
+
+    def executed(self, rng, task, program):
+        """A multi-turn trajectory with real feedback, and what Summary makes of it."""
+        applicable = program.applicable
+        skills = self.injected(rng, applicable) if rng.random() < 0.4 else []
+        told = {s.name for s in skills}
+        have, answers = frozenset(), []
+        for turn in range(rng.choice([2, 2, 3])):
+            have = self.draw(rng, applicable, told, have, FREE if turn == 0 else LEARN)
+            solution = teacher.render(program, have)
+            reply, code = policy_reply(solution), solution.code
+            if turn == 0 and rng.random() < 0.12:
+                code = spoil(code, rng)
+                reply = reply.replace(solution.code, code)
+            answers.append((reply, code, solution))
+        verdicts = self.sandbox.score(task, [code for _, code, _ in answers])
+        if not verdicts[-1].correct:
+            return []
+        messages = policy_messages(task, skills)
+        for (reply, _, _), verdict in zip(answers[:-1], verdicts):
+            messages = next_messages(messages, reply, verdict)
+        messages.append({"role": "assistant", "content": answers[-1][0]})
+        spoiled = int(answers[0][1] != answers[0][2].code)
+        trajectory = Example("policy+skills" if skills else "policy", messages, None, task.family, normalized(answers[-1][1]),
+                             unlearnt=spoiled)
+        summary = self.summary(rng, task, skills, answers, verdicts)
+        return [trajectory, summary] if summary else [trajectory]
+
+    def selection(self, rng, task, program):
+        applicable = program.applicable
+        library = SkillLibrary([self.skill(name, rng) for name in rng.sample(sorted(ALL), rng.randint(3, len(ALL)))])
+        candidates = library.recall(task.source)
+        if not candidates:
+            candidates = library.skills[:3]
+        fitting = [s for s in candidates if s.name in applicable and rng.random() < 0.85]
+        other = [s for s in candidates if s.name not in applicable]
+        if other and rng.random() < 0.2:
+            fitting.append(rng.choice(other))
+        rng.shuffle(fitting)
+        chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
+        arguments = {"think": f"The forward applies {', '.join(program.operators[:6])}.",
+                     "selected_skills": [{"name": s.name, "reason": f"It has work for {s.tags[0]}."} for s in chosen]}
+        messages = selection_messages(task, candidates)
+        messages.append({"role": "assistant", "content": tool_reply("select_skills", arguments)})
+        return Example("selection", messages, backbone.SELECT_TOOL, task.family, skills=tuple(s.name for s in chosen))
+
+    def summary(self, rng, task, skills, answers, verdicts):
+        """What the best answer does that the first does not, as skills; None if there is nothing to tell."""
+        best = max(range(len(answers)), key=lambda i: verdicts[i].speedup or 0)
+        if not verdicts[0].correct or best == 0:
+            return None
+        gained = answers[best][2].used - answers[0][2].used
+        gained = [name for name in TECHNIQUES if name in gained and name not in {s.name for s in skills}]
+        if not gained:
+            return None
+        rng.shuffle(gained)
+        written = [write_skill(name, rng, answers[best][1]) for name in gained[:rng.choice([1, 1, 2])]]
+        arguments = {"think": f"The best answer adds {' and '.join(s.name for s in written)}.",
+                     "new_skills": [{"name": s.name, "description": s.description, "scope": s.scope, "tags": list(s.tags),
+                                     "content": s.content} for s in written]}
+        messages = summary_messages(task, skills, *((answers[i][1], verdicts[i].speedup) for i in (0, best)))
+        messages.append({"role": "assistant", "content": tool_reply("update_skill_library", arguments)})
+        return Example("summary+skills" if skills else "summary", messages, backbone.UPDATE_TOOL, task.family,
+                       skills=tuple(s.name for s in written))
+
+    def write(self, seed) -> list[Example]:
+        """All examples made from one seed; none when its problem is unfit. With a sandbox, executed trajectories."""
+        found = self.task(seed)
+        if found is None:
+            return []
+        task, program = found
+        rng = random.Random(f"examples {seed}")
+        if self.sandbox:
+            return self.executed(rng, task, program)
+        if rng.random() < 0.3:  # the text of a problem as it looks on a GPU: the same, with a larger batch
+            task = type(task)(task.name, task.level, scale_batch(task.source, GPU_BATCH_FACTOR), task.family)
+        examples = [self.single(rng, task, program) for _ in range(2)]
+        return examples + ([self.selection(rng, task, program)] if rng.random() < 0.3 else [])
+
+
+_writer = None  # one per worker process
+
+
+def _start_worker(execute):
+    global _writer
+    torch.set_num_threads(1)
+    _writer = Writer(Sandbox(device="cpu", trials=1, workers=1) if execute else None)
+
+
+def _write_many(seeds):
+    return [example for seed in seeds for example in _writer.write(seed)]
+
+
+def write_examples(first_seed, problems, execute, processes, title) -> list[Example]:
+    """Examples from `problems` consecutive seeds, in parallel; the result does not depend on the number of processes."""
+    chunks = [range(s, min(s + 50, first_seed + problems)) for s in range(first_seed, first_seed + problems, 50)]
+    examples, start = [], time.time()
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_worker, (execute,)) as pool:
+        for done, part in enumerate(pool.map(_write_many, chunks), 1):
+            examples += part
+            print(f"\r{title}: {done}/{len(chunks)} chunks, {len(examples)} examples, {time.time() - start:.0f} s", end="",
+                  file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return examples
+
+
+def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Example]:
+    """Down-sample what is over-represented (paper section 4); without it Selection collapses onto a few skills.
+
+    Three caps: examples per normalised kernel (near-duplicates), examples whose answer holds the same skills and
+    examples of one operator family of one kind, the last two at `per_share` times an even share. Prints before and after.
+    """
+    order = list(examples)
+    rng.shuffle(order)
+    families = max(1, len({e.family for e in examples}))
+    kinds = Counter(e.kind for e in examples)
+    answers = {kind: len({e.skills for e in examples if e.kind == kind}) for kind in kinds}
+    kernels, skills, family, kept = Counter(), Counter(), Counter(), []
+    for e in order:
+        if e.kernel and kernels[e.kernel] >= per_kernel:
+            continue
+        if e.skills and skills[e.kind, e.skills] >= per_share * max(kinds[e.kind] / answers[e.kind], 50):
+            continue
+        if e.family and family[e.kind, e.family] >= per_share * kinds[e.kind] / families:
+            continue
+        kernels[e.kernel] += 1
+        skills[e.kind, e.skills] += 1
+        family[e.kind, e.family] += 1
+        kept.append(e)
+
+    def row(name, measure):
+        print(f"  {name:34} {measure(examples):>10} {measure(kept):>10}")
+
+    def share(values):
+        counts = Counter(values)
+        return f"{max(counts.values()) / max(1, sum(counts.values())):.1%}" if counts else "-"
+
+    print(f"diversity filter                         before      after")
+    row("examples", len)
+    for kind in sorted(kinds):
+        row(f"  {kind}", lambda es, kind=kind: sum(e.kind == kind for e in es))
+    row("distinct kernels", lambda es: len({e.kernel for e in es if e.kernel}))
+    row("most frequent kernel", lambda es: share(e.kernel for e in es if e.kernel))
+    row("most frequent selected skill", lambda es: share(s for e in es if e.kind == "selection" for s in e.skills))
+    row("most frequent distilled skill", lambda es: share(s for e in es if "summary" in e.kind for s in e.skills))
+    row("largest operator family", lambda es: share(e.family for e in es if e.family))
+    return kept
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tokens and batches.
+
+
+def encode(chat, example) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids (L,) and a mask (L,) that is True on what the model is to learn to write.
+
+    Assembled with the functions that sampling uses, so that the cold start sees exactly the prompts of the rollouts.
+    The sandbox's feedback sits in the context, but the model did not write it: it carries no loss.
+    """
+    stop = chat.tokenizer.eos_token_id
+    messages, spans, ids, completion, turn = example.messages, [], [], None, 0
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        ids = chat.chat_ids(messages[:i], example.tool) if completion is None else \
+            chat.next_ids(completion, messages[:i], example.tool)
+        reply = chat.encode(message["content"]) + [stop]
+        completion = Completion(ids, reply, [], message["content"], True)
+        if turn >= example.unlearnt:
+            spans.append((len(ids), len(ids) + len(reply)))
+        ids, turn = ids + reply, turn + 1
+    mask = np.zeros(len(ids), dtype=bool)
+    for start, end in spans:
+        mask[start:end] = True
+    return np.array(ids, dtype=np.int32), mask
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The tiny backbone: a small Qwen3 with a byte-level BPE of its own.
+
+CHAT_TEMPLATE = """{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}{% if loop.first and tools %}
+
+# Tool
+{% for t in tools %}{{ t.function.name }}({{ t.function.parameters.properties.keys() | join(', ') }}){% endfor %}{% endif %}<|im_end|>
+{% endfor -%}
+{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+def train_tokenizer(texts, vocabulary):
+    """Byte-level BPE over pieces that keep sequences short and copying easy: an import, an API name (`tl.load(`), a word
+    of prose with its space, an identifier, a number, what lies between them. No token crosses these borders, so a name
+    is split the same way wherever it stands, which is what a small model needs to copy it."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"import [\w. ]+\n|\b(?:tl|torch|nn|F|triton)\.[\w.]+\(?|self\.|[A-Za-z_]+ (?=[A-Za-z])"
+                                   r"|[A-Za-z_]+|[0-9]+|[^A-Za-z_0-9]+"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+def tiny_model(tokenizer):
+    """A Qwen3 of about 6 million parameters with random weights."""
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    config = Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=256, intermediate_size=896, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=64, tie_word_embeddings=True, max_position_embeddings=8192,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+    return AutoModelForCausalLM.from_config(config, attn_implementation=backbone.attention_kind(config))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Training.
+
+WIDTHS = [384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 8192, 16384, 32768]  # padded lengths of a batch
+
+
+def make_batches(lengths, tokens, rng) -> list[list[int]]:
+    """Indices of examples, grouped by padded width so that a batch holds about `tokens` tokens; in random order."""
+    groups = {}
+    for i, length in enumerate(lengths):
+        width = next((w for w in WIDTHS if length <= w), None)
+        if width:  # an example longer than the longest width is dropped
+            groups.setdefault(width, []).append(i)
+    batches = []
+    for width, members in groups.items():
+        rng.shuffle(members)
+        size = max(1, tokens // width)
+        batches += [members[i:i + size] for i in range(0, len(members), size)]
+    rng.shuffle(batches)
+    return batches
+
+
+class TrainStep:
+    """Forward, backward and AdamW on a batch of one shape; on a GPU captured once per shape as a CUDA graph.
+
+    A small model is bound by kernel launches. Replaying a graph removes them: about four times the throughput of eager
+    training on a host with slow launches.
+    """
+
+    def __init__(self, model, learning_rate, graphs):
+        self.model, self.graphs, self.captured, self.pool = model, graphs, {}, None
+        self.device = model.device
+        self.rate = torch.tensor(learning_rate, device=self.device)
+        gpu = self.device.type == "cuda"
+        matrices = [p for p in model.parameters() if p.dim() >= 2]
+        vectors = [p for p in model.parameters() if p.dim() < 2]
+        self.optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+                                           lr=self.rate, betas=(0.9, 0.95), fused=True, capturable=gpu)
+
+    def compute(self, ids, targets):
+        """ids (B, L); targets (B, L), the next token where it is learnt and -100 elsewhere. Returns the mean loss."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False):
+            logits = self.model(input_ids=ids, use_cache=False).logits  # (B, L, V)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    def __call__(self, ids, targets):
+        if not self.graphs:
+            return self.compute(ids.to(self.device), targets.to(self.device))
+        shape = tuple(ids.shape)
+        if shape not in self.captured:
+            static = ids.to(self.device), targets.to(self.device)
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                loss = self.compute(*static)  # the warm-up is this batch's real step
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self.pool):
+                result = self.compute(*static)
+            self.pool = self.pool or graph.pool()
+            self.captured[shape] = (graph, *static, result)
+            return loss
+        graph, static_ids, static_targets, result = self.captured[shape]
+        static_ids.copy_(ids, non_blocking=True)
+        static_targets.copy_(targets, non_blocking=True)
+        graph.replay()
+        return result
+
+
+def train(model, data, pad, args):
+    """data: [(ids, mask), ...]. Cosine schedule with warm-up; every example once an epoch."""
+    rng = random.Random(args.seed)
+    epochs = [make_batches([len(ids) for ids, _ in data], args.batch_tokens, rng) for _ in range(math.ceil(args.epochs))]
+    epochs[-1] = epochs[-1][:round(len(epochs[-1]) * (args.epochs - len(epochs) + 1))]
+    batches = [batch for epoch in epochs for batch in epoch]
+    step = TrainStep(model, args.lr, graphs=model.device.type == "cuda" and model.num_parameters() < 3e8)
+    model.train()
+    if model.num_parameters() > 1e9:
+        model.gradient_checkpointing_enable()
+    start, seen, history = time.time(), 0, []
+    for n, batch in enumerate(batches):
+        width = next(w for w in WIDTHS if max(len(data[i][0]) for i in batch) <= w)
+        rows = max(1, args.batch_tokens // width)  # always full, so that a shape is captured once
+        ids = torch.full((rows, width), pad)
+        targets = torch.full((rows, width), -100)
+        for row, i in enumerate(batch):
+            tokens, mask = data[i]
+            tokens = torch.from_numpy(tokens.astype(np.int64))
+            ids[row, :len(tokens)] = tokens
+            # Position p predicts token p + 1: a target where that token is the model's own.
+            targets[row, :len(tokens) - 1] = torch.where(torch.from_numpy(mask[1:]), tokens[1:], -100)
+        progress = n / len(batches)
+        warm = min(1.0, (n + 1) / max(1, round(0.02 * len(batches))))
+        step.rate.fill_(args.lr * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))))
+        loss = step(ids, targets)
+        seen += sum(len(data[i][0]) for i in batch)
+        if n % 100 == 0 or n + 1 == len(batches):
+            history.append({"step": n + 1, "loss": round(loss.item(), 4), "tokens": seen, "seconds": round(time.time() - start, 1)})
+            print(f"step {n + 1}/{len(batches)}  loss {history[-1]['loss']:.4f}  {seen / (time.time() - start) / 1e3:.0f} k tokens/s  "
+                  f"{time.time() - start:.0f} s", flush=True)
+    model.eval()
+    return history
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the cold start taught: measured on held-out problems.
+
+HELD_OUT = 900_000_000  # seeds from here on are never trained on
+
+
+def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
+    """Greedy first turns on held-out problems, and the three reply formats. The issue's figures, all in percent."""
+    writer = Writer(None)
+    rng = random.Random(f"evaluate {seed}")
+    found = []
+    while len(found) < problems:
+        found += [pair] if (pair := writer.task(seed)) else []
+        seed += 1
+    library = [writer.skill(name, rng) for name in SEED_LIBRARY]
+
+    def kernels(skill_sets):
+        prompts = [model.chat_ids(policy_messages(task, skills)) for (task, _), skills in zip(found, skill_sets)]
+        return [backbone.extract_code(c.text) or "" for c in model.sample(prompts, 1200, temperature=0)]
+
+    # the matching skill: one technique per problem, applicable to it, drawn at random
+    matching = [rng.choice(sorted(program.applicable) or [None]) for _, program in found]
+    plain = kernels([[] for _ in found])
+    told = kernels([[writer.skill(name, rng)] if name else [] for name in matching])
+    pairs = [(task, code) for (task, _), code in zip(found, plain)]
+    pairs += [(task, code) for (task, _), code in zip(found, told)]
+    verdicts = sandbox.score_pairs(pairs)
+    shown = [(name in teacher.techniques_in(a), name in teacher.techniques_in(b)) for name, a, b in zip(matching, plain, told) if name]
+
+    select = [model.chat_ids(selection_messages(task, SkillLibrary(library).recall(task.source) or library), backbone.SELECT_TOOL)
+              for task, _ in found]
+    calls = [backbone.extract_tool_call(c.text, "select_skills") for c in model.sample(select, 400, temperature=0)]
+    summaries = []
+    for task, program in found:
+        first, best = teacher.render(program, set()), teacher.render(program, ALL)
+        summaries.append(model.chat_ids(summary_messages(task, [], (first.code, 1.0), (best.code, 2.5)), backbone.UPDATE_TOOL))
+    updates = [backbone.extract_tool_call(c.text, "update_skill_library") for c in model.sample(summaries, 800, temperature=0)]
+
+    def percent(flags):
+        return round(100 * sum(map(bool, flags)) / max(1, len(flags)), 1)
+
+    n = len(found)
+    return {"problems": n, "clock": verdicts[0].clock,
+            "correct": percent([v.correct for v in verdicts[:n]]), "correct with skill": percent([v.correct for v in verdicts[n:]]),
+            "mean speedup": round(float(np.mean([v.speedup or 0 for v in verdicts[:n]])), 3),
+            "mean speedup with skill": round(float(np.mean([v.speedup or 0 for v in verdicts[n:]])), 3),
+            "technique without skill": percent([a for a, _ in shown]), "technique with skill": percent([b for _, b in shown]),
+            "select_skills well-formed": percent([isinstance((c or {}).get("selected_skills"), list) for c in calls]),
+            "update_skill_library well-formed": percent([bool((c or {}).get("new_skills")) and all(
+                isinstance(s, dict) and {"name", "description", "scope", "tags", "content"} <= set(s) for s in c["new_skills"])
+                for c in updates])}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line.
+
+
+def read_rows(path, chat) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Encode the paper's data layout: rows with `messages` and `tools`, lists or JSON text; JSON lines or parquet."""
+    path = Path(path)
+    if not path.is_file():
+        raise SystemExit(f"sft.py: {path}: no such file")
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            raise SystemExit("sft.py: reading parquet needs a reader: pip install pyarrow") from None
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    else:
+        rows = []
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError:
+                print(f"sft.py: {path}:{number}: not JSON, skipped", file=sys.stderr)
+    data = []
+    for number, row in enumerate(rows, 1):
+        try:
+            messages, tools = row["messages"], row.get("tools")
+            messages = json.loads(messages) if isinstance(messages, str) else messages
+            tools = json.loads(tools) if isinstance(tools, str) else tools
+            data.append(encode(chat, Example("data", messages, tools[0] if tools else None)))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            print(f"sft.py: {path}:{number}: not a row of messages ({type(error).__name__}), skipped", file=sys.stderr)
+    if not data:
+        raise SystemExit(f"sft.py: {path}: no usable row")
+    return data
+
+
+def built_in_examples(args) -> list[Example]:
+    processes = args.processes
+    single = write_examples(0, args.problems, False, processes, "single turns and selections")
+    executed = write_examples(500_000_000, args.executed, True, processes, "executed trajectories and summaries")
+    rng = random.Random(args.seed)
+    examples = diversity_filter(single + executed, rng)
+    rare = [e for e in examples if len(e.messages) > 3 or "summary" in e.kind]
+    return examples + rare * (args.repeat_executed - 1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--out", help="folder for the model, its tokenizer and its seed skill library")
+    parser.add_argument("--model", help="pretrained model to start from; without it a tiny one is made from random weights")
+    parser.add_argument("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
+    parser.add_argument("--problems", type=int, default=100_000, help="synthesised problems for single turns and selections")
+    parser.add_argument("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
+    parser.add_argument("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
+    parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tiny backbone's tokenizer")
+    parser.add_argument("--epochs", type=float, default=2.0, help="passes over the examples (paper: 4)")
+    parser.add_argument("--batch-tokens", type=int, default=32_768, help="tokens in a batch (paper: 64 sequences)")
+    parser.add_argument("--lr", type=float, help="peak learning rate (default 1e-3 from random weights, 2e-5 otherwise, as the paper)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes that write examples")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cache", help="file for the encoded built-in examples: read if it is there, written if not")
+    parser.add_argument("--evaluate", metavar="MODEL", help="only measure a model on held-out problems and print the figures")
+    parser.add_argument("--held-out", type=int, default=200, help="held-out problems for --evaluate")
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: no GPU is available")
+    try:
+        if args.evaluate:
+            model = Backbone.load(args.evaluate, args.device)
+            with Sandbox(device="cpu", seed=args.seed) as sandbox:
+                return print(json.dumps(evaluate(model, sandbox, args.held_out), indent=1))
+        if not args.out and not args.cache:
+            parser.error("--out or --cache is required")
+        if args.out:
+            Path(args.out).mkdir(parents=True, exist_ok=True)
+        chat = Backbone.load(args.model, args.device) if args.model else None
+    except ModelError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--out {args.out}: cannot be written ({error.strerror})")
+    torch.manual_seed(args.seed)
+    if args.cache and Path(args.cache).is_file():
+        tokenizer, data = torch.load(args.cache, weights_only=False)
+        chat = chat or Chat(tokenizer)
+    else:
+        examples = built_in_examples(args) if not args.data else []
+        if chat is None:
+            texts = [m["content"] for e in examples[:: max(1, len(examples) // 6000)] for m in e.messages]
+            chat = Chat(train_tokenizer(texts, args.vocabulary))
+        data = read_rows(args.data, chat) if args.data else encode_all(chat, examples, args.processes)
+        if args.cache:
+            torch.save((chat.tokenizer, data), args.cache)
+    print(f"{len(data)} examples, {sum(len(ids) for ids, _ in data) / 1e6:.1f} M tokens, "
+          f"{sum(mask.sum() for _, mask in data) / 1e6:.1f} M learnt", flush=True)
+    if not args.out:
+        return None
+    model = chat.model.float() if args.model else tiny_model(chat.tokenizer).to(args.device)
+    args.lr = args.lr or (2e-5 if args.model else 1e-3)
+    history = train(model, data, chat.tokenizer.pad_token_id or 0, args)
+    model.to(torch.bfloat16)
+    Backbone(model, chat.tokenizer).save(args.out)
+    if not args.data:
+        writer, rng = Writer(None), random.Random(args.seed)
+        SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY]).save(Path(args.out) / "skill_library.jsonl")
+    (Path(args.out) / "sft.json").write_text(json.dumps({"arguments": vars(args), "examples": len(data), "history": history}, indent=1))
+    return None
+
+
+_chat = None  # one per worker process
+
+
+def _start_encoder(tokenizer):
+    global _chat
+    _chat = Chat(tokenizer)
+
+
+def _encode_many(examples):
+    return [encode(_chat, example) for example in examples]
+
+
+def encode_all(chat, examples, processes):
+    chunks = [examples[i:i + 500] for i in range(0, len(examples), 500)]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_encoder, (chat.tokenizer,)) as pool:
+        return [pair for part in pool.map(_encode_many, chunks) for pair in part]
+
+
+if __name__ == "__main__":
+    main()

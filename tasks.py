@@ -205,7 +205,7 @@ def unfit(task, evaluation) -> str | None:
 # operator -> (functional spellings, module spellings). {x} is the tensor.
 POINTWISE = {
     "relu": (["torch.relu({x})", "F.relu({x})", "{x}.relu()", "torch.clamp({x}, min=0.0)"], ["nn.ReLU()"]),
-    "sigmoid": (["torch.sigmoid({x})", "F.sigmoid({x})", "{x}.sigmoid()"], ["nn.Sigmoid()"]),
+    "sigmoid": (["torch.sigmoid({x})", "torch.sigmoid({x})", "{x}.sigmoid()"], ["nn.Sigmoid()"]),
     "tanh": (["torch.tanh({x})", "F.tanh({x})", "{x}.tanh()"], ["nn.Tanh()"]),
     "gelu": (["F.gelu({x})"], ["nn.GELU()"]),
     "gelu_tanh": (["F.gelu({x}, approximate='tanh')"], ["nn.GELU(approximate='tanh')"]),
@@ -377,6 +377,15 @@ class _Draft:
             kinds += [self.residual] * (2 if self.saved else 0)
             self.r.choice(kinds)()
 
+    def dimension(self, *values):
+        """The last dimension as an argument: a literal, or now and then a constructor argument kept on self."""
+        value = self.pick(*values)
+        if self.chance(0.12):
+            name = self.arg(["dim", "axis", "reduce_dim"], value, "int")
+            self.init.append(f"self.{name} = {name}")
+            return f"self.{name}"
+        return value
+
     def reduction(self):
         """A reduction or row operator over the last dimension (or over all spatial ones); ends the chain's layout."""
         x, nd = self.x, len(self.shape)
@@ -387,7 +396,7 @@ class _Draft:
                       + (", keepdim=True)" if keep else ")"))
             self.shape = self.shape[:2] + ([("1", 1)] * 2 if keep else [])
             return
-        dim = self.pick("-1", "-1", str(nd - 1))
+        dim = self.dimension("-1", "-1", str(nd - 1))
         keep = self.chance(0.6)
         tail = ", keepdim=True)" if keep else ")"
         name = self.pick("sum", "mean", "amax", "amin", "logsumexp", "logsumexp")
@@ -397,8 +406,9 @@ class _Draft:
     def row_operator(self):
         """Softmax and friends over the last dimension."""
         x = self.x
-        width, dim = self.shape[-1][0], self.pick("-1", str(len(self.shape) - 1))
+        width = self.shape[-1][0]
         kind = self.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "l2", "cumsum")
+        dim = "" if kind == "layer_norm" else self.dimension("-1", str(len(self.shape) - 1))
         if kind in ("softmax", "log_softmax"):
             if self.chance(0.3):
                 module = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}[kind]
@@ -424,6 +434,7 @@ class _Draft:
         return max(2, n - self.r.randint(1, n // 4)) if n >= 8 and self.chance(0.25) else n
 
     def tensor_input(self, dims, maker=None):
+        self.dims = dims
         maker = maker or self.pick("torch.randn", "torch.rand", "torch.randn")
         name = self.x if not self.inputs else self.name(["y", "other", "target", "targets", "b", "labels"])
         self.inputs.append((name, f"{maker}({', '.join(dims)})"))
@@ -453,6 +464,10 @@ class _Draft:
         if self.chance(0.2):
             weight = self.layer(["weight", "W", "proj"], f"nn.Parameter(torch.randn({i}, {o}){self.pick('', ' * 0.1')})")
             return self.line(self.pick(f"torch.matmul({self.x}, {weight})", f"{self.x} @ {weight}"))
+        if self.chance(0.15):  # the second factor is an input, as in a plain matrix product
+            self.args = [arg for arg in self.args if arg[0] not in (i, o)]
+            other = self.tensor_input([i, o])
+            return self.line(self.pick(f"torch.matmul({self.x}, {other})", f"{self.x} @ {other}"))
         extra = ", bias=False" if self.chance(0.15) else ""
         self.line(f"{self.layer(['linear', 'fc', 'gemm', 'proj', 'lin', 'dense'], f'nn.Linear({i}, {o}{extra})')}({self.x})")
 
@@ -523,8 +538,11 @@ class _Draft:
     def diagonal(self):
         self.plain_input(2)
         rows = self.shape[0][0]
-        d = self.name(["d", "diag", "weights", "gains", "scales"])
-        self.inputs.insert(0, (d, f"{self.pick('torch.randn', 'torch.rand')}({rows})"))
+        if self.chance(0.3):
+            d = self.layer(["gain", "weights", "diagonal"], f"nn.Parameter(torch.randn({self.inside(rows)}))")
+        else:
+            d = self.name(["d", "diag", "weights", "gains", "scales"])
+            self.inputs.insert(0, (d, f"{self.pick('torch.randn', 'torch.rand')}({rows})"))
         self.line(self.pick(f"torch.diag({d}) @ {self.x}", f"torch.matmul(torch.diag({d}), {self.x})"))
 
 
@@ -583,6 +601,7 @@ def synthesize(seed) -> Task:
 def _write(d) -> str:
     """The problem file's text."""
     r, x = d.r, d.x
+    full_name = d.chance(0.15)  # torch.nn.functional.relu in place of F.relu
 
     def words(low, high):
         picked = [d.nonsense() if d.chance(0.06) else r.choice(_WORDS) for _ in range(r.randint(low, high))]
@@ -594,9 +613,9 @@ def _write(d) -> str:
         lines = [f'{indent}"""', f"{indent}{words(4, 16)}."]
         if fields and d.chance(0.4):
             lines += ["", f"{indent}{d.pick('Args', 'Args', 'Parameters')}:"]
-            lines += [f"{indent}    {name} ({kind}): {words(2, 10)}." for name, kind in fields]
+            lines += [f"{indent}    {name} ({kind}{d.pick('', '', ', optional')}): {words(2, 10)}." for name, kind in fields]
             if d.chance(0.4):
-                lines += ["", f"{indent}Returns:", f"{indent}    torch.Tensor: {words(2, 10)}."]
+                lines += ["", f"{indent}Returns:", f"{indent}    torch.Tensor: {words(2, 8)} of shape ({', '.join(d.dims)})."]
         return lines + [f'{indent}"""']
 
     if d.chance(0.12):  # an argument that nothing uses, and a layer-like attribute with a default
@@ -614,8 +633,10 @@ def _write(d) -> str:
         last = body[-1].split(" = ", 1)
         body = body[:-1] + [f"return {last[1]}"] if d.chance(0.25) else body + [f"return {x}"]
     body = [line + (f"  # {words(2, 5).lower()}" if d.chance(0.05) else "") for line in body]
+    if full_name:
+        body = [re.sub(r"\bF\.", "torch.nn.functional.", line) for line in body]
     out = ["import torch", "import torch.nn as nn"]
-    if any("F." in line for line in body) or d.chance(0.3):
+    if any(re.search(r"\bF\.", line) for line in body) or d.chance(0.3):
         out.append("import torch.nn.functional as F")
     out += ["", "class Model(nn.Module):"] + docstring("    ", [(n, t) for n, t, _ in d.args])
     if d.init or d.chance(0.8):
@@ -626,12 +647,14 @@ def _write(d) -> str:
     out += [f"    def forward({', '.join(['self'] + [n + hint for n, _ in d.inputs])}){' -> torch.Tensor' if annotated else ''}:"]
     out += docstring("        ", [(n, "torch.Tensor") for n, _ in d.inputs])
     out += ["        " + line for line in body] + [""]
-    out += [f"{name} = {value}" for name, value in d.consts] + ["", "def get_inputs():"]
+    out += [f"{name} = {value}" + (f"  # {words(1, 3).lower()}" if d.chance(0.05) else "") for name, value in d.consts]
+    out += ["", "def get_inputs():"]
     if d.chance(0.6):
         out += ["    return [" + ", ".join(value for _, value in d.inputs) + "]"]
     else:
         out += [f"    {n} = {v}" for n, v in d.inputs] + ["    return [" + ", ".join(n for n, _ in d.inputs) + "]"]
-    out += ["", "def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]"]
+    nothing = d.pick("", "  # no arguments needed", "  # Nothing to initialise") if not d.args else ""
+    out += ["", "def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]{nothing}"]
     return "\n".join(out) + "\n"
 
 

@@ -11,12 +11,13 @@ It reads a problem's `forward` with Python's own parser, turns it into a list of
 The expert is fixed: it knows techniques, not when they pay. Which of them are worth it, and where, is what
 reinforcement learning has to find out.
 
-Kernels come in four kinds. All address memory by the flat offset `idx`, so one rule indexes broadcast operands:
+Kernels come in five kinds. All address memory by the flat offset `idx`, so one rule indexes broadcast operands:
 
     fused    one program per 1,024 elements; a run of pointwise steps
     row      one program per row (last dimension, or all spatial ones); pointwise steps, reductions, softmax, scans
     norm     one program per normalisation group, in two sweeps (GroupNorm, InstanceNorm)
     loss     pointwise steps and a partial sum per program, finished by a short torch sum
+    matmul   one program per output tile; pointwise steps on the tile before it is stored
 """
 
 import ast
@@ -99,6 +100,12 @@ TECHNIQUES = {t.name: t for t in [
                "A diagonal factor does cubic work where one multiplication per element is enough."),
               ("Multiply row i by d[i] inside a pointwise kernel, with index idx // cols.",
                "Load d by the row index and scale; no matrix is built.")),
+    Technique("tile-matmul-tf32x3", "Multiply matrices in tiles with tl.dot in tf32x3 and finish the tile in place.",
+              "task_specific/matmul", ("matmul", "linear", "tl.dot", "epilogue"),
+              ("Library fp32 products do not use the tensor cores, and what follows them reads the result again.",
+               "A product kept in torch writes its output before the next operator can start."),
+              ("Accumulate a tile with tl.dot and input_precision tf32x3, then apply bias and activation to the tile.",
+               "Three TF32 products keep fp32 accuracy on tensor cores; the epilogue runs on the accumulator.")),
     Technique("row-scan", "Cumulative sum along the last dimension with one program per row.",
               "task_specific/scan", ("scan", "cumsum", "row"),
               ("A scan kept in torch cannot be fused with what surrounds it.",
@@ -118,6 +125,7 @@ def techniques_in(code) -> set[str]:
         operators = len(re.findall(r"^\s+# ", body, re.MULTILINE)) - folded
         row = "start" in body and ("offs" in body)
         norm = row and re.search(r"for \w+ in range", body)
+        product = "tl.dot(" in body
         partial = re.search(r"tl\.store\(out_ptr \+ tl\.program_id\(0\), tl\.sum\(", body)
         if not norm and len(re.findall(r"(?:idx|idx // \w+|tl\.program_id\(0\)) % \w+", body)) > folded:
             found.add("index-broadcast-parameter")
@@ -133,7 +141,9 @@ def techniques_in(code) -> set[str]:
             found.add("row-reduction")
         if (row or norm) and operators >= 2:
             found.add("fuse-neighbours-into-row")
-        if not row and not partial and operators >= 2:
+        if product:
+            found.add("tile-matmul-tf32x3")
+        if not row and not partial and operators >= (3 if product else 2):
             found.add("fuse-pointwise-run")
         if re.search(r"# .*torch\.diag\(", body):
             found.add("diagonal-as-scaling")
@@ -456,8 +466,10 @@ class _Reader:
         else:
             positional = call.arguments[2 if name in ("norm", "normalize") else 1:]
             dim = call.keywords.get("dim", positional[0] if positional else None)
-            dim = ast.literal_eval(dim) if dim is not None else None
-            if name in ("norm", "normalize") and ("p" in call.keywords or len(call.arguments) > 1):
+            dim = self.evaluate(dim, self.values) if dim is not None else None
+            if name in ("norm", "normalize") and len(call.arguments) > 1:
+                return
+            if name in ("norm", "normalize") and "p" in call.keywords and self.evaluate(call.keywords["p"], self.values) != 2:
                 return
             if call.name in ("max", "min") and dim is not None:
                 return  # returns (values, indices)
@@ -493,10 +505,8 @@ def _spell_out(node):
 
 
 def _diagonal(node):
-    """The vector of torch.diag(vector), or None."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.diag" and isinstance(node.args[0], ast.Name):
-        return node.args[0].id
-    return None
+    """The expression v of torch.diag(v), or None."""
+    return node.args[0] if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.diag" else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -517,7 +527,7 @@ class _Operand:
     full: bool = False  # has the shape of the tensor that the kernel walks
 
 
-_RESERVED = {"idx", "mask", "offs", "start", "cols", "n", "out", "m", "d", "e", "u", "inner", "i", "mean", "rstd", "total",
+_RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "out", "m", "d", "e", "u", "inner", "i", "mean", "rstd", "total",
              "square", "tl", "BLOCK"}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
 
@@ -563,6 +573,8 @@ class _Kernel:
             return f"{name} = tl.load({name}_ptr)"
         first, last = block[0], block[-1]
         rank = len(self.shape)
+        if self.kind == "matmul" and block == [1]:
+            return f"{name} = tl.load({name}_ptr + cols, mask=cols < n, other=0.0)[None, :]"
         if self.kind == "row":
             if self.layout == "last" and block == [rank - 1]:
                 return f"{name} = tl.load({name}_ptr + offs, mask=mask, other=0.0)"
@@ -674,7 +686,10 @@ class _Kernel:
         if step.op == "diagonal":
             vector = _diagonal(self.program.reader.call(step.node).arguments[0])
             matrix = self.expression(ast.Name(step.source, ast.Load()))[0]
-            scale = self.operand(vector, tuple(step.values[vector].shape) + (1,))
+            shape = self.program.reader.evaluate(vector, step.values).shape
+            if len(shape) != 1:
+                raise _Unsupported
+            scale = self.operand(ast.unparse(vector), tuple(shape) + (1,))
             self.lines.append(f"{step.target} = {scale} * {matrix}")
         elif step.kind == "pointwise":
             self.lines.append(f"{step.target} = {self.expression(step.node)[0]}")
@@ -705,6 +720,8 @@ class _Kernel:
     def texts(self, final, keepdim=False, mean=False):
         """(host function, kernel) as source. `final` is the variable to store."""
         operands = self.ordered()
+        if self.kind == "matmul":
+            return self.matmul_texts(final, [o for o in operands if o.name not in self.factors])
         full = [o for o in operands if o.full]
         if not full:
             raise _Unsupported
@@ -772,6 +789,35 @@ class _Kernel:
         return "\n".join(host), "\n".join(kernel + ["    " + line for line in body])
 
 
+    def matmul_texts(self, final, operands):
+        """The tiled product of self.factors, (M, K) by (N, K) transposed or (K, N), with self.lines as its epilogue."""
+        x, w = self.factors
+        names = [x, w] + [o.name for o in operands]
+        host = [f"def {self.name}({', '.join(names)}):"] + [f"    {name} = {name}.contiguous()" for name in
+                                                              [x, w] + [o.name for o in operands if o.full]]
+        host += [f"    m, k = {x}.shape", f"    n = {w}.shape[{0 if self.transposed else 1}]", f"    out = {x}.new_empty(m, n)"]
+        extra = [f"{what}.numel()" for what in self.extra.values()]
+        if any(not isinstance(what, str) for what in self.extra.values()):
+            raise _Unsupported
+        arguments = names + ["out", "m", "n", "k"] + extra + ["BM=128", "BN=64", "BK=32"]
+        host += [f"    {self.name}_kernel[(triton.cdiv(n, 64), triton.cdiv(m, 128))]({', '.join(arguments)})", "    return out"]
+        formal = [f"{x}_ptr", f"{w}_ptr"] + [f"{o.name}_ptr" if o.load else o.name for o in operands]
+        formal += ["out_ptr", "m", "n", "k"] + list(self.extra)
+        kernel = ["@triton.jit",
+                  f"def {self.name}_kernel({', '.join(formal)}, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):"]
+        weight = "cols[None, :] * k + i[:, None]" if self.transposed else "i[:, None] * n + cols[None, :]"
+        body = ["rows = tl.program_id(1) * BM + tl.arange(0, BM)", "cols = tl.program_id(0) * BN + tl.arange(0, BN)",
+                "acc = tl.zeros((BM, BN), tl.float32)",
+                "for start in range(0, k, BK):",
+                "    i = start + tl.arange(0, BK)",
+                f"    a = tl.load({x}_ptr + rows[:, None] * k + i[None, :], mask=(rows[:, None] < m) & (i[None, :] < k), other=0.0)",
+                f"    b = tl.load({w}_ptr + {weight}, mask=(cols[None, :] < n) & (i[:, None] < k), other=0.0)",
+                '    acc = tl.dot(a, b, acc, input_precision="tf32x3")',
+                "idx = rows[:, None] * n + cols[None, :]", "mask = (rows[:, None] < m) & (cols[None, :] < n)"]
+        body += [o.load for o in operands if o.load] + self.lines + [f"tl.store(out_ptr + idx, {final}, mask=mask)"]
+        return "\n".join(host), "\n".join(kernel + ["    " + line for line in body])
+
+
 class _Renderer:
     def __init__(self, program, techniques, lazy=True):
         self.p, self.techniques, self.lazy = program, techniques, lazy
@@ -782,13 +828,15 @@ class _Renderer:
         return technique in self.techniques
 
     def kernel_name(self, kind):
+        variables = set(self.p.inputs) | {step.target for step in self.p.steps}
+        base = f"{kind}_kernel" if kind in variables else kind  # a local variable would hide the function
         self.names[kind] = self.names.get(kind, 0) + 1
-        return kind if self.names[kind] == 1 else f"{kind}{self.names[kind]}"
+        return base if self.names[kind] == 1 else f"{base}{self.names[kind]}"
 
     def run(self):
         i, steps = 0, self.p.steps
         while i < len(steps):
-            i = self.loss(i) or self.rows(i) or self.norm(i) or self.fused(i) or self.torch(i)
+            i = self.loss(i) or self.rows(i) or self.norm(i) or self.fused(i) or self.matmul(i) or self.torch(i)
         return self
 
     # ---- windows of steps that one kernel may replace
@@ -821,8 +869,8 @@ class _Renderer:
         self.forward.append(f"{final} = {kernel.name}({kernel.call()}{extra_call})")
         self.texts += [host, body]
 
-    def build(self, kind, steps, shape, layout="", prefix=None):
-        """A kernel over `steps`, or None if one of them cannot be translated."""
+    def build(self, kind, steps, shape, layout="", prefix=None, final=None):
+        """A kernel over `steps`, or None if one of them cannot be translated. `final`: what it stores if there are none."""
         kernel = _Kernel(self.p, kind, kind, shape, layout)
         try:
             if prefix:
@@ -832,7 +880,7 @@ class _Renderer:
                         kernel.local.get(v) == "row" and step.values[v].dim() != len(shape) for v in step.reads):
                     return None  # a row's number without keepdim does not broadcast along the row
                 kernel.add(step)
-            kernel.texts(steps[-1].target)
+            kernel.texts(steps[-1].target if steps else final)
         except (_Unsupported, ValueError, TypeError, KeyError, AttributeError):
             return None
         return kernel
@@ -939,18 +987,46 @@ class _Renderer:
 
         groups = f"self.{step.module}.num_groups" if step.op == "group" else f"{step.source}.shape[1]"
         while j > i:
-            kernel = None
-            if self.closed(i, j):
-                kernel = _Kernel(self.p, "norm", "norm", shape)
-                try:
-                    prefix(kernel)
-                    for s in steps[i + 1:j]:
-                        kernel.add(s)
-                    kernel.texts(steps[j - 1].target)
-                except (_Unsupported, ValueError, TypeError, KeyError, AttributeError):
-                    kernel = None
+            kernel = self.build("norm", steps[i + 1:j], shape, prefix=prefix, final=step.target) if self.closed(i, j) else None
             if kernel:
                 self.emit(kernel, steps[i:j], extra_call=f", {groups}")
+                return j
+            j -= 1
+        return None
+
+    def matmul(self, i):
+        """A product of two matrices, with its bias and the pointwise steps that follow as the epilogue."""
+        steps, step = self.p.steps, self.p.steps[i]
+        call = self.p.reader.call(step.node)
+        if not self.on("tile-matmul-tf32x3") or call is None or step.kind != "torch" or len(step.shape) != 2:
+            return None
+        layer = call.module if isinstance(call.module, nn.Linear) else None
+        if layer is None and call.name not in ("matmul", "mm") or not isinstance(call.arguments[0], ast.Name):
+            return None
+        x = call.arguments[0].id
+        weight = f"self.{call.attribute}.weight" if layer else ast.unparse(call.arguments[1])
+        value = self.p.reader.evaluate(ast.parse(weight, mode="eval").body, step.values)
+        if not isinstance(value, torch.Tensor) or value.dim() != 2 or step.values[x].dim() != 2 or \
+                not re.fullmatch(r"[\w.]+", weight):
+            return None
+
+        def prefix(kernel):
+            kernel.transposed = layer is not None
+            kernel.factors = (kernel.operand(x, tuple(step.shape)), kernel.operand(weight, tuple(step.shape)))
+            kernel.lines += [f"# {step.target} = {step.text}", f"{step.target} = acc"]
+            kernel.local[step.target] = "vector"
+            if layer and layer.bias is not None:
+                bias = kernel.operand(f"self.{call.attribute}.bias", (step.shape[1],))
+                kernel.lines[-1] += f" + {bias}"
+
+        j = i + 1
+        while self.on("fuse-pointwise-run") and j < len(steps) and self.pointwise(steps[j]) and steps[j].shape == step.shape:
+            j += 1
+        while j > i:
+            kernel = self.build("matmul", steps[i + 1:j], step.shape, prefix=prefix, final=step.target) \
+                if self.closed(i, j) else None
+            if kernel:
+                self.emit(kernel, steps[i:j])
                 return j
             j -= 1
         return None

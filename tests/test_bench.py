@@ -1,0 +1,366 @@
+"""bench.py: what counts as a win, that a run can be interrupted, and that bad input is refused in one line."""
+
+import argparse
+import json
+import math
+
+import pytest
+import torch
+
+import bench
+from backbone import SELECT_TOOL, Completion
+from bench import Attempt, BenchError, Sample
+from sandbox import KernelTime, Verdict
+from skills import Skill, SkillLibrary
+from tasks import Task, builtin_tasks
+
+# ---- figures
+
+
+def attempt(speedup=None, low=None, coverage=0.9, **more):
+    """A turn: correct with that speedup, or compiled and wrong."""
+    right = speedup is not None
+    fields = {"compiled": True, "correct": right, "correct_loose": right, "speedup": speedup,
+              "speedup_low": speedup if low is None else low, "coverage": coverage, "clock": "measured"}
+    return Attempt("reply", True, Verdict(**{**fields, **more}))
+
+
+def sample(*turns, task="a", index=0):
+    return Sample(task, index, [], list(turns))
+
+
+def fast(turns, p=1.0, **how):
+    row = {"turns": 9, "baseline": "eager", "tolerance": 1e-4, "rule": "strict", **how}
+    return bench.figures({"a": [sample(*turns)]}, **row)[f"fast_{p:g}"]
+
+
+def test_unchanged_torch_call_is_a_customary_win_only():
+    turns = [attempt(1.004, low=0.996)]
+    assert (fast(turns, rule="customary"), fast(turns, rule="strict")) == (1.0, 0.0)
+
+
+def test_own_kernel_without_work_is_no_strict_win():
+    turns = [attempt(1.5, low=1.4, coverage=0.0)]
+    assert (fast(turns, rule="customary"), fast(turns, rule="strict")) == (1.0, 0.0)
+
+
+def test_threshold_is_exceeded_not_reached():
+    assert [fast([attempt(1.2)], p) for p in bench.THRESHOLDS] == [1, 0, 0, 0]
+    assert [fast([attempt(2.01, low=1.9)], p) for p in bench.THRESHOLDS] == [1, 1, 1, 0]
+
+
+def test_a_turn_right_to_one_percent_counts_at_that_tolerance_alone():
+    loose = attempt(None, correct_loose=True, reference_ms=3.0, candidate_ms=2.0, error="off by 1e-3")
+    assert fast([loose], 1.2, rule="customary") == 0
+    assert fast([loose], 1.2, rule="customary", tolerance=1e-2) == 1
+    assert fast([loose], 1.2, rule="strict", tolerance=1e-2) == 0  # its ratio of times has no interval
+    loose.verdict.clock = "modelled"
+    assert fast([loose], 1.2, rule="strict", tolerance=1e-2) == 1
+
+
+def test_a_detected_cheat_is_never_correct():
+    cheat = attempt(None, correct_loose=True, reference_ms=3.0, candidate_ms=1.0, rejected="decoy kernel")
+    for tolerance in bench.TOLERANCES:
+        row = bench.figures({"a": [sample(cheat)]}, 1, "eager", tolerance, "customary")
+        assert row["correct"] == 0 and row["fast_1"] == 0 and row["geometric_mean"] is None
+
+
+def test_figures_by_hand():
+    """Two problems, two samples, two turns; the shares and means are worked out here in the comments."""
+    samples = {"a": [sample(attempt(0.5), attempt(2.0)), sample(attempt(), attempt())],
+               "b": [sample(attempt(1.0), attempt(), index=0), sample(attempt(1.3, low=1.1), attempt(0.9), index=1)]}
+    row = bench.figures(samples, 2, "eager", 1e-4, "strict")
+    assert [row["correct"]] + [row[f"fast_{p:g}"] for p in bench.THRESHOLDS] == [0.75, 0.5, 0.25, 0.25, 0]
+    assert math.isclose(row["geometric_mean"], (2.0 * 1.0 * 1.3) ** (1 / 3))
+    row = bench.figures(samples, 2, "eager", 1e-4, "customary")
+    assert (row["fast_1"], row["fast_1.2"]) == (0.5, 0.5)  # 1.3 now counts by its estimate
+    row = bench.figures(samples, 1, "eager", 1e-4, "strict")  # first turns: 0.5, wrong, 1.0, 1.1 for sure
+    assert (row["correct"], row["fast_1"]) == (0.75, 0.25)
+    row = bench.figures(samples, 2, "eager", 1e-4, "strict", best_of=True)  # a: 2.0, b: 1.1 for sure, estimated 1.3
+    assert (row["correct"], row["fast_1"], row["fast_1.2"]) == (1, 1, 0.5)
+    assert math.isclose(row["geometric_mean"], (2.0 * 1.3) ** 0.5)
+
+
+def test_kinds():
+    no_code = Attempt("sorry", False, Verdict(error="the reply has no code block that defines ModelNew"))
+    unusable = Attempt("reply", True, Verdict(error="unusable task: x: the reference crashes"))
+    broken = Attempt("reply", True, Verdict(error="does not parse"))
+    cheat = attempt(None, rejected="decoy")
+    assert bench.kind(sample(no_code, broken, attempt())) == "wrong"
+    assert bench.kind(sample(no_code, broken)) == "broken"
+    assert bench.kind(sample(no_code)) == "no code"
+    assert bench.kind(sample(unusable)) == "unusable"
+    assert bench.kind(sample(attempt(), cheat)) == "rejected"
+    assert bench.kind(sample(cheat, attempt(1.01, low=0.99))) == "correct"
+    assert bench.kind(sample(attempt(0.8), attempt(1.2))) == "faster"
+
+
+def test_clocks_are_never_mixed():
+    samples = {"a": [sample(attempt(1.5)), sample(attempt(1.5, clock="modelled"))]}
+    with pytest.raises(BenchError, match="mixed"):
+        bench.summarise(samples, 1, ["eager"])
+
+
+# ---- --ids
+
+
+def names(tasks):
+    return [task.name for task in tasks]
+
+
+def test_ids():
+    tasks = [Task(f"level1/{i}_P", 1, "") for i in range(1, 13)]
+    assert names(bench.choose(tasks, "every5")) == ["level1/5_P", "level1/10_P"]
+    assert names(bench.choose(tasks, "10, 2-4,2")) == [f"level1/{i}_P" for i in (2, 3, 4, 10)]
+    assert bench.choose(tasks, None) == tasks
+    for bad in ("13", "3-20", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
+        with pytest.raises(BenchError, match="--ids"):
+            bench.choose(tasks, bad)
+
+
+# ---- a run, with a scripted backbone and a sandbox that knows its replies
+
+CODE = "Plan: fuse\n```python\nclass ModelNew:\n    speedup = {}\n```"
+LIBRARY = SkillLibrary([Skill("fuse", "fuse softplus", "general", ("softplus",), "Key Idea: one kernel softplus")])
+
+
+class Scripted:
+    """A backbone whose prompts are numbers into a list of conversations, and whose replies `script` makes up."""
+
+    def __init__(self, script):
+        self.script, self.seen, self.calls = script, [], []
+        self.model = argparse.Namespace(config=argparse.Namespace(
+            get_text_config=lambda: argparse.Namespace(max_position_embeddings=4096)))
+
+    def chat_ids(self, messages, tool=None):
+        self.seen.append((messages, tool))
+        return [len(self.seen) - 1]
+
+    def next_ids(self, completion, messages, tool=None):
+        return self.chat_ids(messages, tool)
+
+    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None):
+        self.calls.append((len(prompts), temperature, max_new_tokens))
+        texts = [self.script(*self.seen[prompt[0]], generator) for prompt in prompts]
+        return [Completion(prompt, [1], [0.0], text, True) for prompt, text in zip(prompts, texts)]
+
+
+def by_chance(messages, tool, generator):
+    """Selects the only skill; writes a kernel of random speed, or now and then nothing."""
+    if tool is SELECT_TOOL:
+        call = {"think": "", "selected_skills": [{"name": "fuse", "reason": "softplus"}]}
+        return f'<tool_call>{json.dumps({"name": "select_skills", "arguments": call})}</tool_call>'
+    luck = torch.rand((), generator=generator).item()
+    return CODE.format(luck * 3) if luck > 0.2 else "I have no idea."
+
+
+class Scorer:
+    """Reads the verdict out of the code; dies after `lives` calls."""
+
+    device = "cpu"
+
+    def __init__(self, lives=math.inf, factor=1.0):
+        self.lives, self.factor = lives, factor
+
+    def score_pairs(self, pairs):
+        self.lives -= 1
+        if self.lives < 0:
+            raise KeyboardInterrupt
+        return [Verdict(True, True, speed, 0.5, "modelled", 1.0, 1 / speed, correct_loose=True, speedup_low=speed,
+                        profile=[KernelTime("k", 0.5, True)])
+                for speed in (float(code.split("=")[1]) * self.factor for _, code in pairs)]
+
+
+def options(**more):
+    return argparse.Namespace(**{"samples": 2, "turns": 3, "batch": 4, "seed": 0, "device": "cpu", "temperature": 1.0,
+                                 "max_new_tokens": 99, "max_prompt_tokens": 1000, **more})
+
+
+def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
+    tasks, model = builtin_tasks(1)[:2], Scripted(by_chance)
+    samples = bench.evaluate(model, LIBRARY, Scorer(), None, tasks, options(), {}, tmp_path / "results.jsonl")
+    assert model.calls == [(2, 0, 99), (4, 1.0, 99), (4, 1.0, 99), (4, 1.0, 99)]  # selection, then three turns
+    assert all("Key Idea: one kernel softplus" in m[0]["content"] for m, tool in model.seen if tool is None)
+    assert [len(s.turns) for rows in samples.values() for s in rows] == [3] * 4
+    assert [s.skills for s in samples[tasks[0].name]] == [["fuse"]] * 2
+    model = Scripted(by_chance)
+    bench.evaluate(model, None, Scorer(), None, tasks[:1], options(samples=1), {}, tmp_path / "without.jsonl")
+    assert model.calls == [(1, 0.0, 99)] * 3  # no selection; one sample is greedy
+    assert not any("Key Idea" in m[0]["content"] for m, _ in model.seen)
+
+
+def test_interrupted_run_ends_as_the_uninterrupted_one(tmp_path):
+    tasks = builtin_tasks(1)[:7]  # batches of 2, 2, 2 and 1
+    whole = bench.evaluate(Scripted(by_chance), LIBRARY, Scorer(), None, tasks, options(), {}, tmp_path / "whole.jsonl")
+    path = tmp_path / "parts.jsonl"
+    with pytest.raises(KeyboardInterrupt):  # in the middle of the second batch
+        bench.evaluate(Scripted(by_chance), LIBRARY, Scorer(lives=5), None, tasks, options(), {}, path)
+    assert len(path.read_text().splitlines()) == 4
+    path.write_text(path.read_text() + '{"task": "level1/3_GeluSk')  # killed while it wrote
+    done = bench.read_results(path)
+    assert len(done) == 4
+    model = Scripted(by_chance)
+    parts = bench.evaluate(model, LIBRARY, Scorer(), None, tasks, options(), done, path)
+    assert parts == whole
+    assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert len(model.calls) == 3 * 4  # the first batch was not done again
+    assert bench.read_results(path) == {(s.task, s.index): s for rows in whole.values() for s in rows}
+
+
+def test_batch_whose_end_was_lost_is_completed(tmp_path):
+    tasks, path = builtin_tasks(1)[:2], tmp_path / "results.jsonl"
+    whole = bench.evaluate(Scripted(by_chance), LIBRARY, Scorer(), None, tasks, options(), {}, path)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:3]) + lines[3][:50])
+    done = bench.read_results(path)
+    parts = bench.evaluate(Scripted(by_chance), LIBRARY, Scorer(), None, tasks, options(), done, path)
+    assert len(lines) == 4 and parts == whole and path.read_text() == "".join(lines)
+
+
+def test_seed_changes_the_samples(tmp_path):
+    runs = [bench.evaluate(Scripted(by_chance), None, Scorer(), None, builtin_tasks(1)[:1], options(seed=seed), {},
+                           tmp_path / f"{i}.jsonl") for i, seed in enumerate((0, 0, 1))]
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_results_with_a_broken_line_are_refused(tmp_path):
+    path = tmp_path / "results.jsonl"
+    for line in ("{}", "no JSON", "[1]", '{"task": "a", "index": 0, "skills": [], "turns": [3]}'):
+        path.write_text(line + "\n")
+        with pytest.raises(BenchError, match="line 1: not a result"):
+            bench.read_results(path)
+
+
+def test_baseline_compile_is_reported_beside_eager(tmp_path):
+    samples = bench.evaluate(Scripted(lambda *_: CODE.format(1.5)), None, Scorer(), Scorer(factor=0.5),
+                             builtin_tasks(1)[:1], options(), {}, tmp_path / "results.jsonl")
+    rows = bench.summarise(samples, 3, ["eager", "compile"])["figures"]
+    assert {(row["baseline"], row["fast_1"]) for row in rows} == {("eager", 1.0), ("compile", 0.0)}
+    assert {row["correct"] for row in rows} == {1.0}
+    assert math.isclose(rows[-1]["geometric_mean"], 0.75)
+
+
+# ---- the command
+
+# A correct answer to level1/1_AffineSoftplus, a slow but correct one, and a wrong one.
+KERNEL = """```python
+import torch, torch.nn as nn, triton
+import triton.language as tl
+
+@triton.jit
+def affine_softplus(x_ptr, out_ptr, stretch, shift, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = tl.load(x_ptr + at, mask=at < n) * stretch + shift
+    y = tl.where(y > 20.0, y, tl.log(1.0 + tl.exp(y)))
+    tl.store(out_ptr + at, y{wrong}, mask=at < n)
+
+class ModelNew(nn.Module):
+    def __init__(self, stretch, shift):
+        super().__init__()
+        self.stretch, self.shift = stretch, shift
+
+    def forward(self, x):
+        x = x.contiguous(){slow}
+        out = torch.empty_like(x)
+        affine_softplus[(triton.cdiv(x.numel(), 1024),)](x, out, self.stretch, self.shift, x.numel(), BLOCK=1024)
+        return out
+```"""
+
+
+def by_task(messages, tool, generator):
+    """Turn 1: wrong; turn 2: right but slow; turn 3: right and fast. For any other task, no code."""
+    if "softplus" not in messages[1]["content"]:
+        return "This one is too hard."
+    turn = sum(message["role"] == "assistant" for message in messages)
+    return KERNEL.replace("{wrong}", " + 1.0" if turn == 0 else "").replace(
+        "{slow}", ".double().exp().log().sin().asin().float() * 0.0 + x" if turn == 1 else "")
+
+
+def command(monkeypatch, capsys, *arguments, script=by_task):
+    """Run bench.py; returns (exit code, stdout, stderr, the backbone)."""
+    model = Scripted(script)
+    monkeypatch.setattr(bench.Backbone, "load", lambda path, device: model)
+    code = bench.main(["--device", "cpu", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err, model
+
+
+def test_command_end_to_end(tmp_path, monkeypatch, capsys):
+    """Two problems through the real sandbox, then the rerun that finds everything there."""
+    arguments = ["--level", 1, "--ids", "1,5", "--samples", 2, "--model", tmp_path, "--out", tmp_path / "out"]
+    code, out, err, model = command(monkeypatch, capsys, *arguments)
+    assert code == 0, err
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["clock"] == "modelled" and "modelled" in out and "measured" not in out
+    assert summary["command"].startswith("python bench.py --device cpu --level 1 --ids 1,5")
+    assert summary["versions"]["torch"] == torch.__version__ and summary["seed"] == 0 and summary["hardware"]
+    after = {row["turns"]: row for row in summary["figures"]
+             if (row["of"], row["tolerance"], row["rule"]) == ("mean of samples", 1e-4, "strict")}
+    assert (after[1]["correct"], after[2]["correct"], after[3]["correct"]) == (0, 0.5, 0.5)
+    assert (after[2]["fast_1"], after[3]["fast_1"], after[3]["fast_2"]) == (0, 0.5, 0.5)  # one kernel for three
+    assert after[3]["geometric_mean"] > 2
+    assert summary["problems"]["level1/1_AffineSoftplus"]["kinds"] == {"faster": 2}
+    assert summary["problems"]["level1/5_TemperedSoftmax"]["kinds"] == {"no code": 2}
+    assert (tmp_path / "out/fast_p.png").stat().st_size > 10000
+    assert "level1/5_TemperedSoftmax" in out and "no code block" in out
+    code, again, err, model = command(monkeypatch, capsys, *arguments)
+    assert code == 0 and model.calls == [] and again == out and "4 of 4 samples are there already" in err
+
+
+def test_unusable_problem_counts_as_failed_with_its_reason(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "bench" / "KernelBench" / "level1"
+    folder.mkdir(parents=True)
+    good = builtin_tasks(1)[0].source
+    (folder / "1_Good.py").write_text(good)
+    (folder / "2_Bad.py").write_text(good.replace("F.softplus(x)", "F.no_softplus_there(x)"))
+    code, out, err, _ = command(monkeypatch, capsys, "--level", 1, "--kernelbench", tmp_path / "bench", "--samples", 1,
+                                "--model", tmp_path, "--out", tmp_path / "out")
+    assert code == 0
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["problems"]["level1/1_Good"]["kinds"] == {"faster": 1}
+    assert summary["problems"]["level1/2_Bad"]["kinds"] == {"unusable": 1}
+    assert "no_softplus_there" in summary["problems"]["level1/2_Bad"]["most_common_error"]
+    row = summary["figures"][0]
+    assert row["correct"] == 0.5 and row["fast_1"] == 0.5  # of all problems
+
+
+def test_changed_configuration_is_refused(tmp_path, monkeypatch, capsys):
+    arguments = ["--level", 1, "--ids", "2", "--samples", 1, "--turns", 1, "--model", tmp_path, "--out",
+                 tmp_path / "out"]
+    assert command(monkeypatch, capsys, *arguments)[0] == 0
+    for changed, name in ((["--seed", 1], "seed"), (["--samples", 2], "samples"), (["--no-skills"], "no_skills")):
+        code, out, err, model = command(monkeypatch, capsys, *arguments, *changed)
+        assert code == 2 and out == "" and f"{name} changed" in err and err.count("\n") == 1 and model.calls == []
+    (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    code, out, err, _ = command(monkeypatch, capsys, *arguments)
+    assert code == 2 and "weights changed" in err
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--model", "no/such/folder"], "no/such/folder"),
+    (["--kernelbench", "no/such/checkout"], "no level1/ there"),
+    (["--device", "cuda"], "no GPU"),
+    (["--baseline", "compile"], "needs a GPU"),
+    (["--ids", "1,2,x"], "cannot read 'x'"),
+    (["--ids", "999"], "no problem 999"),
+    (["--samples", "0"], "--samples 0: must be above 0"),
+    (["--turns", "-1"], "--turns -1: must be above 0"),
+    (["--max-new-tokens", "4096", "--max-prompt-tokens", "1"], "context of 4096 tokens"),
+    (["--out", "FILE"], "cannot be used as --out"),
+    (["--out", "FILE/below"], "cannot be used as --out"),
+])
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    arguments = [argument.replace("FILE", str(tmp_path / "file")) for argument in arguments]
+    if "--model" not in arguments:
+        monkeypatch.setattr(bench.Backbone, "load", lambda path, device: Scripted(by_task))
+        arguments += ["--model", str(tmp_path)]
+    if "cuda" in arguments:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    elif "--device" not in arguments:
+        arguments += ["--device", "cpu"]
+    monkeypatch.chdir(tmp_path)
+    assert bench.main(["--level", "1", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and message in err
+    assert not (tmp_path / "runs").exists()

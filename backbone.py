@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging as hf_logging
 
@@ -342,7 +343,8 @@ class Backbone(Chat):
                     size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
                 dtype = torch.float32 if size < 1e9 else torch.bfloat16
             model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention_kind(config))
-        except (OSError, ValueError, KeyError, RuntimeError) as error:  # what transformers raises for a bad folder or hub
+        # What transformers and safetensors raise for a bad folder or hub id.
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = str(error).strip().split("\n")[0][:200]
             hint = "" if looks_local else "; without a network, download it elsewhere and pass its folder"
             raise ModelError(f"{path}: cannot load the model ({type(error).__name__}: {reason}){hint}") from None

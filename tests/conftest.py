@@ -1,6 +1,153 @@
-"""Tests import the modules from the repository root."""
+"""Tests import the modules from the repository root. Here: a tiny random model with its tokenizer, a model whose replies
+are scripted, and a sandbox that reads its verdict out of the code."""
 
+import re
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # these models are so small that a second thread only waits, longest on a busy machine
+
+import backbone
+from backbone import Backbone, Completion
+from sandbox import KernelTime, Verdict
+from tasks import Task
+
+TEMPLATE = """{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}{% if loop.first and tools %}
+{% for t in tools %}# Tool {{ t.function.name }}{% endfor %}{% endif %}<|im_end|>
+{% endfor -%}
+{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+SOURCE = """import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.relu(x) * {factor}
+
+def get_inputs():
+    return [torch.randn(4, 8)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def make_task(n=0) -> Task:
+    return Task(f"task{n}", 0, SOURCE.format(factor=n + 2))
+
+
+def tiny_tokenizer():
+    """A byte-level BPE of 400 tokens with a ChatML template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    tokenizer.train_from_iterator([*backbone.SYSTEM.values(), SOURCE], trainer)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>")
+    wrapped.chat_template = TEMPLATE
+    return wrapped
+
+
+def tiny_qwen(tokenizer, seed=0):
+    """A Qwen3 of 60 thousand parameters with random weights (larger than usual, so that its answers are not uniform)."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    return Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=12, tie_word_embeddings=True, max_position_embeddings=4096, initializer_range=0.15,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)).eval()
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory, tokenizer):
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_qwen(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(model_folder):
+    return Backbone.load(model_folder)
+
+
+def role_of(prompt) -> str:
+    return next(role for role, system in backbone.SYSTEM.items() if system in prompt)
+
+
+class Scripted(Backbone):
+    """A real model that may only answer with one of the replies that `script(role, prompt)` lists.
+
+    Which one, it draws by how likely the model finds each, so its choices follow the weights and the generator, and the
+    log-probabilities are the model's own. Everything but the choice of words is the real thing.
+    """
+
+    script = None  # (role, prompt text) -> list of replies
+    asked = None  # (role, prompt text) of every prompt so far
+
+    @torch.no_grad()
+    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None):
+        completions = []
+        for prompt in prompts:
+            text = self.tokenizer.decode(prompt)
+            self.asked = (self.asked or []) + [(role_of(text), text)]
+            replies = self.script(role_of(text), text)
+            ids = [(self.encode(reply) + [self.tokenizer.eos_token_id])[:max_new_tokens] for reply in replies]
+            logprobs = [self.logprobs([(prompt, reply)])[0] for reply in ids]
+            likely = torch.stack([p.mean() * 20 for p in logprobs])
+            if temperature == 0:
+                chosen = likely.argmax().item()
+            else:
+                chosen = torch.multinomial(likely.softmax(0), 1, generator=generator).item()
+            finished = ids[chosen][-1] == self.tokenizer.eos_token_id
+            completions.append(Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished))
+        return completions
+
+
+class FakeSandbox:
+    """Believes what the code says of itself: `# speedup 1.5 coverage 0.8`; without that line the code is wrong."""
+
+    def __init__(self, device="cpu", **_):
+        self.device, self.scored = device, []
+
+    def score_pairs(self, pairs):
+        self.scored += pairs
+        return [self.verdict(code) for _, code in pairs]
+
+    def verdict(self, code):
+        claim = re.search(r"# speedup ([\d.]+) coverage ([\d.]+)", code)
+        if not claim:
+            return Verdict(compiled=True, error="wrong values")
+        speedup, coverage = map(float, claim.groups())
+        return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage, reference_ms=1.0,
+                       candidate_ms=1 / speedup, speedup_low=speedup, correct_loose=True,
+                       profile=[KernelTime("fused_kernel", coverage, True)])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def kernel(speedup, coverage=0.8, note="") -> str:
+    """A policy reply whose kernel has this speedup in the eyes of FakeSandbox."""
+    return f"Plan: x.\n\n```python\nclass ModelNew:\n    # speedup {speedup} coverage {coverage} {note}\n    pass\n```"

@@ -1,0 +1,203 @@
+"""The model's side: parsing never raises, and four ways to get the same log-probabilities agree."""
+
+import random
+
+import pytest
+import torch
+
+import backbone
+from backbone import Backbone, ModelError, extract_code, extract_tool_call
+from conftest import make_task, tiny_qwen
+from policy import next_messages, policy_messages
+from sandbox import Verdict
+
+# ---- parsing
+
+CALL = '{"name": "f", "arguments": {"a": [1, "x"]}}'
+
+
+@pytest.mark.parametrize("text", [
+    f"<tool_call>\n{CALL}\n</tool_call>", f"thinking\n<tool_call>{CALL}</tool_call>trailing",
+    '<tool_call>{"name": "f", "arguments": "{\\"a\\": [1, \\"x\\"]}"}</tool_call>',
+    '<function=f><parameter=a>[1, "x"]</parameter></function>',
+    '<tool_call><function=f>\n<parameter=a>\n[1, "x"]\n</parameter>\n</function></tool_call>',
+    f"```json\n{CALL}\n```", '```json\n{"a": [1, "x"]}\n```', '```\n{"a": [1, "x"]}\n```',
+    f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>{CALL}</tool_call>',
+    f'<tool_call>broken</tool_call><tool_call>{CALL}</tool_call><tool_call>{{"name": "g", "arguments": {{"a": 2}}}}</tool_call>'])
+def test_every_form_of_a_tool_call_is_read(text):
+    assert extract_tool_call(text, "f") == {"a": [1, "x"]}
+
+
+MALFORMED = [
+    "", "no call at all", "<tool_call>", "<tool_call></tool_call>", "</tool_call><tool_call>", "<tool_call>{</tool_call>",
+    "<tool_call>[]</tool_call>", "<tool_call>null</tool_call>", "<tool_call>3</tool_call>", '<tool_call>"f"</tool_call>',
+    '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f", "arguments": null}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', '<tool_call>{"name": "f", "arguments": "{"}</tool_call>',
+    '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>', '<tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>',
+    "<function=f>", "<function=f></function>", "<function=f><parameter=a>1</function>", "<function=g><parameter=a>1</parameter></function>",
+    "```json\n[1, 2]\n```", "```json\n{\n```", "```json", "```", "``````", '```json\n{"name": "g", "arguments": {"a": 1}}\n```',
+    "<tool_call>" * 50, "<tool_call>" + "[" * 100_000 + "</tool_call>", "```json\n" + '{"a":' * 50_000 + "\n```",
+    "\x00\ud800\uffff", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \ud800}}</tool_call>",
+    '<tool_call>{"name": "f", "arguments": {"a": NaN, "a": 1e999}</tool_call>', "```python\nclass ModelOld:\n    pass\n```",
+    "```python\nclass ModelNew", "class ModelNew: pass", "```python class ModelNew```", "```python\n# class ModelNew\n```"]
+
+
+@pytest.mark.parametrize("text", MALFORMED)
+def test_malformed_replies_give_none(text):
+    assert extract_tool_call(text, "f") is None
+    assert extract_code(text) is None
+
+
+def test_parsing_survives_random_damage():
+    rng = random.Random(0)
+    whole = f"<tool_call>{CALL}</tool_call>```python\nclass ModelNew:\n    pass\n```<function=f><parameter=a>1</parameter></function>"
+    for _ in range(3000):
+        text = list(whole)
+        for _ in range(rng.randint(1, 12)):
+            i = rng.randrange(len(text))
+            text[i:i + rng.randint(0, 9)] = rng.choices('<>{}[]"`\\/\n x0', k=rng.randint(0, 4))
+        call, code = extract_tool_call("".join(text), "f"), extract_code("".join(text))
+        assert call is None or isinstance(call, dict)
+        assert code is None or "class ModelNew" in code
+
+
+def test_code_is_the_last_block_that_defines_model_new():
+    text = ("```python\nclass ModelNew:\n    a = 1\n```\nBetter:\n```py title=x\nimport torch\n\nclass ModelNew(nn.Module):\n"
+            "    b = 2\n```\n```python\nprint(ModelNew)\n```")
+    assert extract_code(text) == "import torch\n\nclass ModelNew(nn.Module):\n    b = 2\n"
+
+
+# ---- sampling and rescoring
+
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31]]
+
+
+def test_fast_path_equals_the_plain_path_greedily(model):
+    fast = model.sample(PROMPTS, 40, temperature=0)
+    plain = model._decode_plain(PROMPTS, 40, 0, None)
+    for completion, (tokens, logprobs) in zip(fast, plain):
+        assert completion.token_ids == tokens
+        assert completion.logprobs == pytest.approx(logprobs, abs=1e-5)
+
+
+def test_sampled_logprobs_agree_with_rescoring(model):
+    for temperature in (1.0, 0.5, 0):
+        replies = model.sample(PROMPTS * 4, 50, temperature, torch.Generator().manual_seed(3))
+        scored = model.logprobs([(r.prompt_ids, r.token_ids) for r in replies])
+        for reply, new in zip(replies, scored):
+            assert len(reply.logprobs) == len(reply.token_ids) == len(new) > 0
+            assert (new - torch.tensor(reply.logprobs)).abs().max() < 1e-4
+
+
+def test_replies_end_at_the_stop_token_or_the_limit(model):
+    replies = model.sample(PROMPTS * 20, 60, 1.0, torch.Generator().manual_seed(0))
+    stop = model.tokenizer.eos_token_id
+    ended = [r for r in replies if r.finished]
+    assert 10 < len(ended) < 100  # both kinds occur, or this test shows nothing
+    for reply in replies:
+        assert stop not in reply.token_ids[:-1]
+        assert (reply.token_ids[-1] == stop) == reply.finished
+        assert reply.finished or len(reply.token_ids) == 60
+        assert "<|im_end|>" not in reply.text
+    assert len({len(r.token_ids) for r in ended}) > 3  # rows that end early leave the batch, the others go on
+
+
+def test_sampling_follows_the_distribution(model):
+    """The first token's frequencies over 4,000 draws against the model's own softmax."""
+    with torch.no_grad():
+        want = model.model(torch.tensor([PROMPTS[1]])).logits[0, -1].softmax(-1)
+    draws = model.sample([PROMPTS[1]] * 4000, 1, 1.0, torch.Generator().manual_seed(1), batch_size=4000)
+    got = torch.bincount(torch.tensor([d.token_ids[0] for d in draws]), minlength=len(want)) / 4000
+    assert (got - want).abs().sum() / 2 < 0.12 < (got - want.roll(1)).abs().sum() / 2
+
+
+def test_sampling_is_a_function_of_the_generator_and_keeps_the_order(model):
+    one = model.sample(PROMPTS * 3, 20, 1.0, torch.Generator().manual_seed(7))
+    two = model.sample(PROMPTS * 3, 20, 1.0, torch.Generator().manual_seed(7))
+    other = model.sample(PROMPTS * 3, 20, 1.0, torch.Generator().manual_seed(8))
+    assert [r.token_ids for r in one] == [r.token_ids for r in two] != [r.token_ids for r in other]
+    assert [r.prompt_ids for r in one] == PROMPTS * 3
+    assert model.sample([], 20) == []
+
+
+def test_later_turns_extend_the_ids_token_by_token(model):
+    messages = policy_messages(make_task(), ())
+    prompt = model.chat_ids(messages)
+    for limit in (3, 200):  # cut off, and (most likely) ended by itself
+        for seed in range(5):
+            reply = model.sample([prompt], limit, 1.0, torch.Generator().manual_seed(seed))[0]
+            later = next_messages(messages, reply.text, Verdict(error="x"))
+            ids = model.next_ids(reply, later)
+            assert ids[:len(prompt) + len(reply.token_ids)] == prompt + reply.token_ids
+            shown = model.tokenizer.decode(ids[len(prompt) + len(reply.token_ids):])
+            assert "Compiled: no. x" in shown and shown.endswith("<|im_start|>assistant\n")
+            assert ids.count(model.tokenizer.eos_token_id) == model.chat_ids(later).count(model.tokenizer.eos_token_id)
+
+
+def test_merged_turns_score_like_separate_rows(model):
+    messages = policy_messages(make_task(), ())
+    first = model.sample([model.chat_ids(messages)], 30, 1.0, torch.Generator().manual_seed(0))[0]
+    second = model.sample([model.next_ids(first, next_messages(messages, first.text, Verdict(error="x")))], 25, 1.0,
+                          torch.Generator().manual_seed(1))[0]
+    stranger = model.sample([[5, 6, 7]], 10, 1.0, torch.Generator().manual_seed(2))[0]
+    rows = [(r.prompt_ids, r.token_ids) for r in (first, stranger, second)]
+    shapes = []
+    hook = model.model.base_model.register_forward_pre_hook(lambda m, a, k: shapes.append(k["input_ids"].shape), with_kwargs=True)
+    together = model.logprobs(rows)
+    hook.remove()
+    assert shapes == [(2, len(second.prompt_ids) + len(second.token_ids))]  # two sequences carry three rows
+    for row, got in zip(rows, together):
+        assert torch.allclose(got, model.logprobs([row])[0], atol=1e-5)
+
+
+def test_gradients_of_rescoring_equal_a_plain_forward(model):
+    ids = [5, 6, 7, 8, 9, 10, 11]
+    model.logprobs([(ids[:3], ids[3:])])[0].sum().backward()
+    mine = model.model.get_input_embeddings().weight.grad.clone()
+    model.model.zero_grad()
+    logits = model.model(torch.tensor([ids])).logits[0]
+    logits.log_softmax(-1)[torch.arange(2, 6), torch.tensor(ids[3:])].sum().backward()
+    assert torch.allclose(mine, model.model.get_input_embeddings().weight.grad, atol=1e-5)
+
+
+# ---- loading
+
+def test_save_and_load_is_exact(model, tmp_path):
+    model.save(tmp_path)
+    again = Backbone.load(tmp_path)
+    for (name, a), (_, b) in zip(model.model.named_parameters(), again.model.named_parameters()):
+        assert torch.equal(a, b), name
+    assert again.chat_ids(policy_messages(make_task(), ())) == model.chat_ids(policy_messages(make_task(), ()))
+
+
+def test_bad_folders_are_told_in_one_line(model, tmp_path):
+    with pytest.raises(ModelError, match="no such model folder"):
+        Backbone.load(tmp_path / "none")
+    with pytest.raises(ModelError, match="config.json"):
+        Backbone.load(tmp_path)
+    model.save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ModelError) as caught:
+        Backbone.load(tmp_path)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match="no weights"):
+        Backbone.load(tmp_path)
+
+
+def test_tools_reach_the_prompt(model):
+    text = model.chat_text([{"role": "user", "content": "u"}], backbone.SELECT_TOOL)
+    assert "select_skills" in text and text.endswith("<|im_start|>assistant\n")
+
+
+def test_a_model_with_sliding_windows_takes_the_plain_path(tokenizer, capsys):
+    from transformers import Qwen3ForCausalLM
+
+    config = tiny_qwen(tokenizer).config
+    config.use_sliding_window, config.sliding_window, config.layer_types = True, 8, ["full_attention", "sliding_attention"]
+    torch.manual_seed(0)
+    mixed = Backbone(Qwen3ForCausalLM(config).eval(), tokenizer)
+    assert not mixed.fast and "plain path" in capsys.readouterr().out
+    replies = mixed.sample(PROMPTS, 20, 1.0, torch.Generator().manual_seed(0))
+    for reply, new in zip(replies, mixed.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):
+        assert (new - torch.tensor(reply.logprobs)).abs().max() < 1e-4

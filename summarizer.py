@@ -166,9 +166,9 @@ def _form(entry) -> tuple[Skill | None, str | None]:
         return None, "tags is no list of words"
     if len(tags) > 16 or len(texts["description"]) > 500:
         return None, "more than 16 tags or 500 characters of description"
-    for section in ("Motivation", "Key Idea", "Example"):
+    for section in ("Motivation", r"Key\s+Idea", "Example"):
         if not re.search(rf"^\W*{section}\b", texts["content"], re.MULTILINE | re.IGNORECASE):
-            return None, f"the content has no section {section}"
+            return None, "the content lacks one of the sections Motivation, Key Idea, Example"
     return Skill(name, texts["description"].strip(), texts["scope"].strip(), tuple(tag.strip() for tag in tags),
                  texts["content"].strip()), None
 

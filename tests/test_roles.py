@@ -1,0 +1,354 @@
+"""Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
+
+import json
+
+import pytest
+import torch
+
+import backbone
+import summarizer
+from backbone import Completion
+from conftest import FakeSandbox, Scripted, kernel, make_task
+from policy import Trajectory, Turn, rollout, score_pairs
+from sandbox import Verdict
+from selector import read_selection, select
+from skills import Skill, SkillLibrary
+from summarizer import (Proposal, Summary, best_skill, best_trigger, judge, lazy_advice, propose, read_proposals, trigger,
+                        verify)
+from tasks import TaskError
+
+CONTENT = "Motivation: relu reads memory twice.\nKey Idea: one kernel.\nExample:\nx = tl.maximum(x, 0.0)"
+SKILLS = [Skill(f"skill-{i}", f"description {i}", "general", (word,), f"{CONTENT} body{i}")  # each shares a word with the task
+          for i, word in enumerate(["forward", "module", "inputs", "randn", "init"])]
+
+
+@pytest.fixture
+def scripted(model):
+    return Scripted(model.model, model.tokenizer)
+
+
+def selecting(*names) -> str:
+    call = {"name": "select_skills", "arguments": {"think": "t", "selected_skills": [{"name": n, "reason": "r"} for n in names]}}
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
+
+
+def proposing(*skills) -> str:
+    call = {"name": "update_skill_library", "arguments": {"think": "t", "new_skills": list(skills)}}
+    return f"<tool_call>{json.dumps(call)}</tool_call>"
+
+
+def entry(**changes) -> dict:
+    return {"name": "new-skill", "description": "d", "scope": "general", "tags": ["a"], "content": CONTENT} | changes
+
+
+# ---- selection
+
+@pytest.mark.parametrize("reply, chosen, dropped", [
+    (selecting("skill-3", "skill-1"), ["skill-3", "skill-1"], []),
+    (selecting("skill-1", "skill-1", " skill-2 "), ["skill-1", "skill-2"], []),
+    (selecting("skill-9", "skill-1", "SKILL-2"), ["skill-1"], ["skill-9", "SKILL-2"]),
+    (selecting("skill-0", "skill-1", "skill-2", "skill-3"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
+    (selecting(), [], []), ("skill-1", [], []), (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
+    ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []),
+    ('<tool_call>{"name": "select_skills", "arguments": {"selected_skills": "skill-1"}}</tool_call>', [], []),
+    ('<tool_call>{"name": "select_skills", "arguments": {"selected_skills": {"name": "skill-1"}}}</tool_call>', [], []),
+    ('<tool_call>{"name": "select_skills", "arguments": {}}</tool_call>', [], []),
+    (proposing(entry(name="skill-1")), [], [])])
+def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
+    skills, gone = read_selection(reply, SKILLS)
+    assert [s.name for s in skills] == chosen and list(gone) == dropped
+
+
+def test_k_selections_for_each_task_see_candidates_but_no_bodies(scripted):
+    scripted.script = lambda role, prompt: [selecting("skill-2"), selecting("skill-0", "skill-1"), "nothing"]
+    tasks = [make_task(0), make_task(1)]
+    selections = select(scripted, SkillLibrary(SKILLS), tasks, 3, generator=torch.Generator().manual_seed(0))
+    assert [len(mine) for mine in selections] == [3, 3]
+    assert {len(s.skills) for mine in selections for s in mine} <= {0, 1, 2}
+    assert all(s.task is task for task, mine in zip(tasks, selections) for s in mine)
+    assert len(scripted.asked) == 6
+    for role, prompt in scripted.asked:
+        assert role == "selection" and "description 4" in prompt and "body" not in prompt and "select_skills" in prompt
+
+
+def test_long_tasks_are_cut_at_a_thousand_characters(scripted):
+    scripted.script = lambda role, prompt: ["none"]
+    task = make_task()
+    long = type(task)("long", 0, task.source + "#" * 900 + "LATE" + "#" * 500)
+    select(scripted, SkillLibrary(SKILLS), [long], 1)
+    assert "###" in scripted.asked[0][1] and "LATE" not in scripted.asked[0][1]
+
+
+def test_nobody_is_asked_without_candidates_or_with_bm25_alone(scripted):
+    empty = select(scripted, SkillLibrary(), [make_task()], 2)
+    assert [(s.skills, s.completion) for s in empty[0]] == [((), None)] * 2
+    alone = select(scripted, SkillLibrary(SKILLS), [make_task()], 2, bm25_only=True)
+    assert [s.skills for s in alone[0]] == [tuple(SkillLibrary(SKILLS).recall(make_task().source)[:3])] * 2
+    assert len(alone[0][0].skills) == 3 and scripted.asked is None
+
+
+def test_candidates_that_do_not_fit_are_left_out(scripted):
+    scripted.script = lambda role, prompt: [selecting("skill-0")]
+    whole = select(scripted, SkillLibrary(SKILLS), [make_task()], 1)[0][0]
+    limit = len(whole.completion.prompt_ids) - 5
+    short = select(scripted, SkillLibrary(SKILLS), [make_task()], 1, max_prompt_tokens=limit)[0][0]
+    assert short.candidates == whole.candidates[:-1] and len(short.completion.prompt_ids) <= limit
+
+
+# ---- policy
+
+def test_rollouts_show_skills_and_feedback_and_use_all_turns(scripted):
+    scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
+    sandbox = FakeSandbox()
+    jobs = [(make_task(0), SKILLS[:2]), (make_task(1), ())]
+    done = rollout(scripted, sandbox, jobs, 3, 400)
+    assert [t.task.name for t in done] == ["task0", "task1"] and done[0].skills == tuple(SKILLS[:2])
+    for trajectory in done:
+        assert [turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0, 3.0]
+        for before, after in zip(trajectory.turns, trajectory.turns[1:]):
+            ids = before.completion.prompt_ids + before.completion.token_ids
+            assert after.completion.prompt_ids[:len(ids)] == ids
+    prompts = [prompt for _, prompt in scripted.asked]
+    assert "body0" in prompts[0] and "body1" in prompts[0] and "body" not in prompts[1]
+    assert "Speedup 2.00x (modelled" in prompts[4] and "relu(x) * 2" in prompts[0] and "relu(x) * 3" in prompts[1]
+    assert len(sandbox.scored) == 6 and sandbox.scored[1][0].name == "task1"
+
+
+def test_a_reply_without_code_never_reaches_the_sandbox(scripted):
+    scripted.script = lambda role, prompt: ["no code"] if "Compiled: no" not in prompt else [kernel(1.5)]
+    sandbox = FakeSandbox()
+    turns = rollout(scripted, sandbox, [(make_task(), ())], 2, 400)[0].turns
+    assert len(sandbox.scored) == 1 and turns[0].code is None and not turns[0].verdict.compiled
+    assert "no code block" in turns[0].verdict.error and turns[0].verdict.clock == "modelled"
+    assert "no code block" in scripted.asked[1][1] and turns[1].verdict.correct
+    cut = rollout(scripted, FakeSandbox("cuda"), [(make_task(), ())], 1, 2)[0].turns[0]
+    assert "cut off after 2 tokens" in cut.verdict.error and cut.verdict.clock == "measured" and not cut.completion.finished
+
+
+def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
+    scripted.script = lambda role, prompt: [kernel(1.0)]
+    jobs = [(make_task(), ()), (make_task(), SKILLS)]
+    lengths = [[len(t.completion.prompt_ids) for t in tr.turns] for tr in rollout(scripted, FakeSandbox(), jobs, 3, 400)]
+    assert lengths[0][2] < lengths[1][1]
+    short = rollout(scripted, FakeSandbox(), jobs, 3, 400, max_prompt_tokens=lengths[1][0])
+    assert [len(tr.turns) for tr in short] == [sum(n <= lengths[1][0] for n in row) for row in lengths] and len(short[1].turns) == 1
+    never = rollout(scripted, FakeSandbox(), jobs, 3, 400, max_prompt_tokens=lengths[1][0] - 1)[1]
+    assert len(never.turns) == 1 and never.turns[0].completion.token_ids == []
+    assert "more than" in never.turns[0].verdict.error and not never.turns[0].verdict.correct
+
+
+def test_greedy_rollouts_need_no_generator_and_repeat(model):
+    torch.manual_seed(1)
+    one = rollout(model, FakeSandbox(), [(make_task(), ())] * 2, 2, 12, temperature=0)
+    torch.manual_seed(2)
+    two = rollout(model, FakeSandbox(), [(make_task(), ())] * 2, 2, 12, temperature=0)
+    assert [t.completion.token_ids for tr in one for t in tr.turns] == [t.completion.token_ids for tr in two for t in tr.turns]
+
+
+def test_an_unusable_task_costs_only_its_own_candidates(capsys):
+    class Picky(FakeSandbox):
+        def score_pairs(self, pairs):
+            if any(task.name == "task1" for task, _ in pairs):
+                raise TaskError("task1: the reference fails")
+            return super().score_pairs(pairs)
+
+    code = kernel(2.0)
+    verdicts = score_pairs(Picky(), [(make_task(0), code), (make_task(1), code), (make_task(2), code), (make_task(1), "x")])
+    assert [v.correct for v in verdicts] == [True, False, True, False]
+    assert "reference fails" in verdicts[1].error and "reference fails" in verdicts[3].error
+    assert capsys.readouterr().err.count("task1") == 1
+
+
+# ---- summary: when
+
+def trajectory(*speedups, task=None, skills=()):
+    """Turns with these speedups; None for a wrong one."""
+    turns = [Turn(Completion([1], [2], [0.0], "", True), f"code {s}", Verdict(compiled=True, correct=s is not None, speedup=s))
+             for s in speedups]
+    return Trajectory(task or make_task(), tuple(skills), turns)
+
+
+@pytest.mark.parametrize("speedups, best", [
+    ((1.0, 1.2), 1), ((1.0, 1.19), None), ((0.5, 1.0), None), ((0.5, 1.3, 1.2), 1), ((1.5, 1.7), None), ((None, 3.0), None),
+    ((1.0, None, 1.4), 2), ((2.0,), None), ((1.0, 0.9), None), ((None, None), None), ((1.0, 2.0, 4.0), 2)])
+def test_trigger(speedups, best):
+    rolled = trajectory(*speedups)
+    assert trigger(rolled) == (None if best is None else (rolled.turns[0], rolled.turns[best]))
+
+
+def test_best_trigger_takes_the_fastest_of_those_that_trigger():
+    rollouts = [trajectory(1.0, 1.5), trajectory(3.0, 3.1), trajectory(1.0, 2.0), trajectory(None, 9.0)]
+    assert best_trigger(rollouts)[0] is rollouts[2]
+    assert best_trigger(rollouts[1:2] + rollouts[3:]) is None and best_trigger([]) is None
+
+
+# ---- summary: what
+
+@pytest.mark.parametrize("reply, reasons", [
+    (proposing(entry()), [None]), (proposing(entry(name="a"), entry(name="b")), [None, None]),
+    (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"]), (proposing(), []),
+    ("", ["no tool call"]), (selecting("a"), ["no tool call"]), ("<tool_call>{</tool_call>", ["no tool call"]),
+    ('<tool_call>{"name": "update_skill_library", "arguments": {"new_skills": "x"}}</tool_call>', ["malformed"]),
+    ('<tool_call>{"name": "update_skill_library", "arguments": {"think": "x"}}</tool_call>', ["malformed"]),
+    (proposing("text"), ["malformed"]), (proposing(None, entry()), ["malformed", None]),
+    (proposing(entry(name="")), ["malformed"]), (proposing(entry(name=3)), ["malformed"]), (proposing(entry(name="x" * 90)), ["malformed"]),
+    (proposing(entry(name="a\nb")), ["malformed"]), (proposing(entry(description=None)), ["malformed"]),
+    (proposing(entry(description="d" * 600)), ["malformed"]), (proposing(entry(scope="everywhere")), ["malformed"]),
+    (proposing(entry(scope="task_specific/softmax")), [None]), (proposing(entry(scope="task_specific/")), ["malformed"]),
+    (proposing(entry(tags="a, b")), ["malformed"]), (proposing(entry(tags=[])), ["malformed"]), (proposing(entry(tags=[1])), ["malformed"]),
+    (proposing(entry(content="Motivation: x\nExample: y")), ["malformed"]),
+    (proposing(entry(content="## Motivation\nx\n### Key idea\ny\n**Example**\n```\nz\n```")), [None]),
+    (proposing(entry(content=CONTENT + "\n" + "a " * 2000)), ["too long"]),
+    (proposing(entry(content=CONTENT + "\nOr use torch.compile.")), ["lazy advice"]),
+    (proposing(entry(description="Fall back to PyTorch")), ["lazy advice"]),
+    (proposing(entry(content="  " + CONTENT.replace(" ", "  ") + " BODY0")), ["known already"])])
+def test_form_check_records_a_reason(reply, reasons):
+    known = {summarizer._plain(skill.content) for skill in SKILLS}
+    proposals = read_proposals(reply, known, lambda text: len(text.split()))
+    assert [p.rejected for p in proposals] == reasons
+    assert all(p.rejected is None or p.rejected in summarizer.REASONS for p in proposals)
+    assert all(p.skill is not None for p in proposals if not p.rejected)
+
+
+LAZY = """Use torch.compile instead.
+use torch.compile(model, mode='max-autotune')
+Wrap the module in torch.compile and return it.
+Decorate forward with @torch.compile.
+Fall back to PyTorch for small inputs.
+When in doubt, fall back to torch.
+Falling back to eager is safest.
+It is best to fall back on the native implementation.
+Call cuBLAS for the matmul.
+Using cuDNN is faster than any kernel.
+Rely on torch.compile to fuse the operators.
+Just use PyTorch's own operators.
+Simply call torch.softmax(x).
+Use the built-in PyTorch function.
+Use torch.sum(x) instead of a custom kernel.
+Use torch.matmul directly.
+Avoid writing custom kernels.
+Do not write a Triton kernel for this.
+Don't write kernels for small tensors.
+There is no need to write a kernel here.
+Instead of a custom Triton kernel, return the eager result.
+Rather than writing your own kernel, keep the eager code.
+Leave the matmul to cuBLAS.
+Delegate the reduction to PyTorch.
+Replace the kernel with torch.sum.
+Never use a custom kernel for batch norm.""".split("\n")
+
+HONEST = """Unlike torch.matmul, the kernel reads each row once.
+Do not use torch.compile; write the fused kernel yourself.
+Replace torch.sum with a reduction inside the kernel.
+Instead of torch.softmax, one program handles a row.
+Call the convolution without bias and add the bias as the first operator of the fused kernel.
+Pass bias None to F.conv and treat the bias as a broadcast parameter of the tail.
+Each program computes its terms and stores their sum; a short torch sum finishes the loss.
+Extend the row kernel by the pointwise steps around it instead of launching more kernels.
+torch.diag(d) @ x builds a dense matrix of zeros and multiplies by it.
+A scan kept in torch cannot be fused with what surrounds it.
+Never call cuBLAS for a diagonal product; scale the rows in a kernel.
+This beats torch.compile by 1.3x.
+Rather than calling cuBLAS, keep the tile in registers.
+Use torch.empty_like for the output and launch one kernel.
+Use torch.empty instead of torch.zeros for the output.
+Avoid writing intermediates to memory: one kernel does the chain.
+Avoid launching a second kernel for the bias.
+PyTorch falls back to a slow path for non-contiguous inputs, so write a kernel.
+Use one fused Triton kernel instead of a Triton kernel per operator.
+The matmul may stay a torch call; fuse its epilogue.
+It is faster than cuBLAS followed by a pointwise kernel.
+Keep F.conv2d and compute everything after it in one Triton kernel.""".split("\n") + ["```python\n# use torch.compile\n```"]
+
+
+@pytest.mark.parametrize("text", LAZY)
+def test_lazy_advice_is_refused(text):
+    assert lazy_advice("Motivation: speed.\nKey Idea: " + text)
+
+
+@pytest.mark.parametrize("text", HONEST)
+def test_mentioning_torch_is_no_offence(text):
+    assert lazy_advice("Motivation: speed.\nKey Idea: " + text) is None
+
+
+def test_no_technique_of_the_teacher_is_lazy_advice():
+    from teacher import TECHNIQUES
+    texts = [text for t in TECHNIQUES.values() for text in (t.description, *t.motivation, *t.idea)]
+    assert len(texts) > 20 and [text for text in texts if lazy_advice(text)] == []
+
+
+def test_s_summaries_of_each_winner(scripted):
+    scripted.script = lambda role, prompt: [proposing(entry()), "nothing"]
+    winners = [best_trigger([trajectory(1.0, 2.0, task=make_task(i), skills=SKILLS[:1])]) for i in range(2)]
+    summaries = propose(scripted, winners, 4, SkillLibrary(SKILLS), generator=torch.Generator().manual_seed(0))
+    assert [[s.task.name for s in mine] for mine in summaries] == [["task0"] * 4, ["task1"] * 4]
+    prompt = scripted.asked[0][1]
+    for part in ("relu(x) * 2", "body0", "First answer, speedup 1.00", "code 1.0", "Best answer, speedup 2.00", "code 2.0",
+                 "update_skill_library"):
+        assert part in prompt
+    limit = len(summaries[0][0].completion.prompt_ids) - 1
+    assert propose(scripted, winners, 4, None, max_prompt_tokens=limit) == [[], []]
+
+
+# ---- summary: whether
+
+def summary_of(*skills, first=1.0, winner_skills=()):
+    winner = trajectory(first, 2.0, skills=winner_skills)
+    summary = Summary(winner.task, winner, winner.turns[0], winner.turns[1], Completion([1], [2], [0.0], "", True))
+    summary.proposals = [Proposal(skill.name, skill) for skill in skills]
+    return summary
+
+
+@pytest.mark.parametrize("verdict, first, rejected", [
+    (Verdict(correct=True, speedup=1.2), 1.0, None), (Verdict(correct=True, speedup=1.19), 0.5, "too slow"),
+    (Verdict(correct=True, speedup=1.5), 1.3, "too slow"), (Verdict(correct=True, speedup=1.57), 1.3, None),
+    (Verdict(correct=False, error="wrong values"), 1.0, "not correct"),
+    (Verdict(correct=False, rejected="launches no kernel"), 1.0, "not correct")])
+def test_pass_rule(verdict, first, rejected):
+    proposal, attempt = Proposal(None, SKILLS[0]), Turn(None, "code", verdict)
+    judge(proposal, attempt, trajectory(first).turns[0])
+    assert proposal.rejected == rejected and proposal.attempt is attempt
+    assert proposal.skill.verify_speedup == (None if rejected else verdict.speedup)
+    assert bool(proposal.detail) == bool(rejected)
+
+
+def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
+    """Equal proposals of several summaries share one attempt; each of them gets its verdict."""
+    scripted.script = lambda role, prompt: [kernel({"body2": 1.5, "body3": 1.1, "body4": 1.9}[
+        next(word for word in ("body2", "body3", "body4") if word in prompt)])]
+    two, three, four = SKILLS[2:]
+    lists = [[summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2])], [], [summary_of(four)]]
+    lists[0][1].proposals.append(Proposal(None, rejected="malformed"))
+    verify(scripted, sandbox := FakeSandbox(), lists, 400)
+    assert len(scripted.asked) == len(sandbox.scored) == 3
+    assert all(role == "policy" and "Speedup" not in prompt for role, prompt in scripted.asked)  # single turn
+    assert all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2]) and "body0" not in scripted.asked[2][1]
+    assert [[p.rejected for p in s.proposals] for s in lists[0]] == [[None, "too slow"], [None, "malformed"]]
+    assert best_skill(lists[0]).name == "skill-2" and best_skill(lists[0]).verify_speedup == 1.5
+    assert best_skill(lists[2]).verify_speedup == 1.9 and best_skill([]) is None
+
+
+def test_best_skill_is_the_fastest_that_passed():
+    summary = summary_of(*SKILLS[:3])
+    for proposal, speedup in zip(summary.proposals, (1.3, 9.0, 1.8)):
+        judge(proposal, Turn(None, "", Verdict(correct=speedup < 5, speedup=speedup)), summary.first)
+    assert best_skill([summary]).name == "skill-2"
+
+
+@pytest.mark.parametrize("reply", ["", "x" * 50, "<tool_call>{</tool_call>", "```python\nclass ModelNew", "\x00"])
+def test_any_reply_of_any_role_is_survived(scripted, reply):
+    scripted.script = lambda role, prompt: [reply]
+    assert select(scripted, SkillLibrary(SKILLS), [make_task()], 1)[0][0].skills == ()
+    assert rollout(scripted, FakeSandbox(), [(make_task(), ())], 2, 100)[0].turns[1].code is None
+    assert propose(scripted, [best_trigger([trajectory(1.0, 2.0)])], 1, None)[0][0].proposals[0].rejected == "no tool call"
+
+
+def test_roles_differ_only_in_system_prompt_and_tool(scripted):
+    systems = set(backbone.SYSTEM.values())
+    scripted.script = lambda role, prompt: ["x"]
+    select(scripted, SkillLibrary(SKILLS), [make_task()], 1)
+    rollout(scripted, FakeSandbox(), [(make_task(), ())], 1, 10)
+    propose(scripted, [best_trigger([trajectory(1.0, 2.0)])], 1, None)
+    assert [role for role, _ in scripted.asked] == ["selection", "policy", "summary"]
+    assert ["Tool" in prompt for _, prompt in scripted.asked] == [True, False, True]
+    assert all(sum(system in prompt for system in systems) == 1 for _, prompt in scripted.asked)

@@ -49,6 +49,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_iter
 from triton.runtime import autotuner, interpreter, jit
 
+from jail import TORCH_NAMES, decode, encode, strided
 from tasks import GPU_BATCH_FACTOR
 
 # The device: an H200 (measured copy bandwidth and fp32 rate) divided by the factor by which CPU problems are smaller.
@@ -169,61 +170,31 @@ class Clock(TorchDispatchMode):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Encoding: programs and messages are plain JSON beside raw tensor bytes, because unpickling runs code
+# Triton's own values in programs and messages
 
-TORCH_NAMES = {str(getattr(torch, name)): getattr(torch, name) for name in dir(torch)
-               if isinstance(getattr(torch, name), (torch.dtype, torch.layout, torch.memory_format))}
 TRITON_TYPES = {str(value): value for value in vars(tl).values() if isinstance(value, tl.dtype)}
 
 
-def encode(value, tensor):
-    """JSON for nested lists, tuples, dicts, numbers, strings, dtypes and tensors (through the function `tensor`).
-
-    Raises TypeError for anything else.
-    """
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, torch.Tensor):
-        return {"tensor": tensor(value)}
-    if isinstance(value, list):
-        return [encode(item, tensor) for item in value]
-    if isinstance(value, tuple):
-        return {"tuple": [encode(item, tensor) for item in value]}
-    if isinstance(value, dict):
-        return {"dict": [[encode(key, tensor), encode(item, tensor)] for key, item in value.items()]}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    if str(value) in TORCH_NAMES:
-        return {"torch": str(value)}
-    if isinstance(value, tl.dtype):
-        return {"triton": str(value)}
-    if isinstance(value, tl.constexpr):
-        return {"constexpr": encode(value.value, tensor)}
-    if isinstance(value, (jit.JITFunction, interpreter.InterpretedFunction)):
-        return {"kernel": value.fn.__name__}
-    raise TypeError(f"a {type(value).__name__} cannot be passed on")
+def write_value(value, tensor):
+    """JSON for an argument of an operator or a kernel (see jail.encode), with Triton's types, constants and functions."""
+    def other(value):
+        if isinstance(value, tl.dtype):
+            return {"triton": str(value)}
+        if isinstance(value, tl.constexpr):
+            return {"constexpr": write_value(value.value, tensor)}
+        if isinstance(value, jit.JITFunction):
+            return {"kernel": value.fn.__name__}
+        return None
+    return encode(value, tensor, other)
 
 
-def decode(value, tensor, kernels=None):
-    """The inverse of `encode`; raises ValueError, KeyError or TypeError on what is not its output."""
-    if not isinstance(value, dict):
-        return [decode(item, tensor, kernels) for item in value] if isinstance(value, list) else value
-    (kind, content), = value.items()
-    if kind == "tensor":
-        return tensor(content)
-    if kind == "tuple":
-        return tuple(decode(item, tensor, kernels) for item in content)
-    if kind == "dict":
-        return {decode(key, tensor, kernels): decode(item, tensor, kernels) for key, item in content}
-    if kind == "device":
-        return torch.device(content)
-    if kind == "constexpr":
-        return tl.constexpr(decode(content, tensor, kernels))
-    return {"torch": TORCH_NAMES, "triton": TRITON_TYPES, "kernel": kernels}[kind][content]
+def read_value(value, tensor, kernels=None):
+    """The inverse; `kernels` maps names to functions."""
+    def other(kind, content):
+        if kind == "constexpr":
+            return tl.constexpr(read_value(content, tensor, kernels))
+        return {"triton": TRITON_TYPES, "kernel": kernels}[kind][content]
+    return decode(value, tensor, other)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -266,7 +237,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
-        arguments = [encode(args, self.reference), encode(kwargs, self.reference)]
+        arguments = [write_value(args, self.reference), write_value(kwargs, self.reference)]
         touched = {self.reference(tensor)[0] for tensor in tensors_in([args, kwargs])}
         if name in HOST_READS and touched & self.derived:
             raise RuntimeError(f"forward reads computed values back to the host (aten.{name}), which is not supported here")
@@ -294,14 +265,14 @@ class Recorder(TorchDispatchMode):
         bound.apply_defaults()
         grid = grid({**bound.arguments, **options}) if callable(grid) else grid
         grid = [int(size) for size in ((grid,) if isinstance(grid, int) else grid)]
-        arguments = {key: encode(value.value if isinstance(value, tl.constexpr) else value, self.reference)
+        arguments = {key: write_value(value.value if isinstance(value, tl.constexpr) else value, self.reference)
                      for key, value in bound.arguments.items()}
         self.derived.update(self.reference(tensor)[0] for tensor in tensors_in(list(bound.arguments.values())))
         for name, value in kernel.fn.__globals__.items():
             if isinstance(value, (bool, int, float, str, tl.constexpr, tl.dtype)) and not name.startswith("__"):
-                self.names[name] = encode(value, self.reference)
+                self.names[name] = write_value(value, self.reference)
         self.steps.append(["launch", kernel.fn.__name__, grid + [1] * (3 - len(grid)), arguments,
-                           {key: encode(value, self.reference) for key, value in options.items()}])
+                           {key: write_value(value, self.reference) for key, value in options.items()}])
 
 
 class PretendCuda(TorchFunctionMode):
@@ -345,7 +316,7 @@ def record(model, inputs):
         state = {name: recorder.reference(tensor) for name, tensor in
                  [*model.named_parameters(), *model.named_buffers()]}
         out = model(*inputs)
-        output = encode(out, recorder.reference)
+        output = write_value(out, recorder.reference)
     program = {"inputs": references, "steps": recorder.steps, "output": output, "names": recorder.names, "state": state}
     return program, recorder.constants
 
@@ -416,7 +387,7 @@ def build_kernels(code, names):
     `names` are the recorded global constants. Raises KernelError for a kernel that reaches outside Triton's language.
     """
     body = ast.parse(code).body
-    scope = {"triton": triton, "tl": tl, "__name__": "kernels", **decode({"dict": [*names.items()]}, None)}
+    scope = {"triton": triton, "tl": tl, "__name__": "kernels", **read_value({"dict": [*names.items()]}, None)}
     imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) and all(
         re.match(r"triton(\.language|$)", getattr(node, "module", None) or alias.name) for alias in node.names)]
     exec(compile(ast.Module(imports, []), "<imports>", "exec"), scope)
@@ -689,7 +660,7 @@ class Replay:
                         raise KernelError(f"{step[1]} is not a @triton.jit function at the top level of the file")
                     meta = self.arguments(step, lambda ref: torch.empty(0, dtype=TORCH_NAMES[ref[1]], device="meta"))
                     compile_kernel(self.kernels[step[1]], meta,
-                                   {k: decode(v, None) for k, v in step[4].items()})
+                                   {k: read_value(v, None) for k, v in step[4].items()})
         self.builder, convert = interpret_from_now_on(lambda: self.memory)
         self.functions = {name: convert(kernel) for name, kernel in self.kernels.items()}
         for function in self.functions.values():
@@ -697,7 +668,7 @@ class Replay:
         self.constexprs = {name: {p.name for p in kernel.params if p.is_constexpr} for name, kernel in self.kernels.items()}
 
     def arguments(self, step, tensor):
-        arguments = {key: decode(value, tensor, getattr(self, "functions", self.kernels)) for key, value in step[3].items()}
+        arguments = {key: read_value(value, tensor, getattr(self, "functions", self.kernels)) for key, value in step[3].items()}
         missing = set(self.kernels[step[1]].arg_names) - set(arguments)
         if missing:
             raise KernelError(f"{step[1]} is launched without its argument {sorted(missing)[0]}", stage="launch")
@@ -732,7 +703,7 @@ class Replay:
                     reads, writes = set(), set()
                 flow.append((range(len(events), len(events) + len(clock.events)), reads, writes))
                 events += clock.events
-            output = decode(self.program["output"], self.tensor)
+            output = read_value(self.program["output"], self.tensor)
         needed = {t.untyped_storage().data_ptr() for t in tensors_in(output)}
         live = [False] * len(events)
         for indices, reads, writes in reversed(flow):
@@ -755,7 +726,7 @@ class Replay:
         _, name, args, kwargs, outs = step
         base, overload = name.split(".")
         func = getattr(getattr(torch.ops.aten, base), overload)
-        args, kwargs = decode(args, self.tensor), decode(kwargs, self.tensor)
+        args, kwargs = read_value(args, self.tensor), read_value(kwargs, self.tensor)
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
         if base in ("from_file", "set_", "resize_", "_resize_output_"):

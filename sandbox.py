@@ -4,31 +4,37 @@
 
 Who holds what. The caller (the RL trainer) runs no code of a task or a candidate. It talks to a *scorer*, one process for
 each task at a time, which owns the reference model, the inputs, the expected outputs, the comparison and the clock. The
-candidate's source is executed in a process of its own, which is given the source, the constructor's arguments, a seed and
-example inputs, and from which nothing is believed: not a time, not a boolean, not an exit code, not its output stream.
-All of these are forked from one *warm parent* (torch and triton imported, CUDA untouched), because a fresh interpreter
-takes seconds and a fork milliseconds, and all die with the socket that leads to them.
+candidate's source is executed in a process of its own, from which nothing is believed: not a time, not a boolean, not an
+exit code, not its output stream. jail.py says how these processes are started, confined and ended.
 
     Sandbox (trainer) --- scorer (one task: reference, inputs, comparison, clock)
-          |                  |--- candidate (its source, its host code)          records a program
-          '- warm parent     '--- replayer (no candidate host code)              runs that program on unseen inputs
+                             |
+              without a GPU: |--- candidate   records which operators and kernels one forward calls, runs no kernel
+                             '--- replayer    executes that record on inputs unseen by the candidate, and prices it
+              with a GPU:    |--- candidate   runs ModelNew on memory shared with the scorer
+                             '--- reference   runs Model in the same way, to be timed against it
 
-Without a GPU the clock is modelled: the candidate's process only records which operators and kernels one forward calls,
-and a replayer executes that record on inputs which the candidate never sees (roofline.py has the why and the how).
+Two clocks. Without a GPU the time is *modelled* (roofline.py), with one it is *measured* (stopwatch.py). A Verdict says
+which; the two are never compared.
+
+What it stops, on both: wrong answers of every kind, hidden by whatever input it takes (fresh inputs for every trial, of
+several distributions, with perturbed parameters; tolerance in proportion to the output); torch passed off as a kernel;
+decoy kernels; hangs, crashes, floods, hoarding; anything that reads, patches or forges what is in its own process.
+Without a GPU nothing the candidate's Python does can reach the verdict, because only the recorded program is judged.
+With a GPU its Python is in the timed path, so three things rest on rules that a deliberate attack could break: the list
+in `static_check`, the GPU's completion as its own CUDA runtime reports it (cross-checked by reading the results), and
+the shares in its profile and coverage (measured in its process). tests/test_cheats.py holds one test for every cheat.
 """
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import json
 import os
 import random
-import resource
-import select
 import shutil
-import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -36,11 +42,15 @@ import threading
 import time
 import types
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from torch.utils._pytree import tree_leaves
 
+import jail
+from jail import Child, Gone, receive, send
 from tasks import Task, TaskError, load_task
 
 
@@ -66,481 +76,37 @@ class Verdict:
     speedup_low: float | None = None  # lower end of the speedup's 95 % interval; the speedup itself when modelled
     profile: list = field(default_factory=list)  # [KernelTime], hottest first
     excerpt: str = ""  # the candidate's lines around an error, numbered
+    disturbed: bool = False  # measured while something else used the GPU: the times scatter by more than 10 %
 
 
 BORDER = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected", "error")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Messages: JSON and raw tensor bytes over a socket pair
-
-
-class Gone(Exception):
-    """The other process has ended, or sent what is no message."""
-
-
-def send(sock, tree):
-    """Send nested lists, dicts, numbers, strings and tensors; strides are kept, sharing of memory is not."""
-    from roofline import encode
-
-    chunks, total = [], 0
-
-    def add(tensor):
-        nonlocal total
-        tensor = tensor.detach().cpu()
-        span = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1 if tensor.numel() else 0
-        raw = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-        start = tensor.storage_offset() * tensor.element_size()
-        chunks.append(raw[start:start + span * tensor.element_size()].numpy().data)
-        total += chunks[-1].nbytes
-        return [total - chunks[-1].nbytes, total, str(tensor.dtype), list(tensor.shape), list(tensor.stride())]
-
-    header = json.dumps(encode(tree, add)).encode()
-    sock.sendall(struct.pack("<QQ", len(header), total) + header)
-    for chunk in chunks:
-        sock.sendall(chunk)
-
-
-def receive(sock, deadline=None, limit=1 << 36):
-    """The next message. Raises Gone, or TimeoutError once time.monotonic() passes `deadline`."""
-    from roofline import TORCH_NAMES, decode
-
-    def read(count):
-        buffer = bytearray(count)
-        view = memoryview(buffer)
-        while view.nbytes:
-            sock.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
-            got = sock.recv_into(view)
-            if got == 0:
-                raise Gone
-            view = view[got:]
-        return buffer
-
-    try:
-        header, total = struct.unpack("<QQ", read(16))
-        if header + total > limit:
-            raise Gone
-        tree = json.loads(read(header).decode())
-        payload = torch.frombuffer(read(total), dtype=torch.uint8) if total else torch.empty(0, dtype=torch.uint8)
-
-        def tensor(meta):
-            start, end, dtype, shape, stride = meta
-            storage = payload[start:end].clone().untyped_storage()
-            dtype = TORCH_NAMES[dtype]
-            span = sum((n - 1) * s for n, s in zip(shape, stride)) + 1 if all(shape) else 0
-            if min([0, *shape, *stride]) < 0 or span * dtype.itemsize > storage.nbytes():
-                raise Gone
-            return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)
-
-        return decode(tree, tensor)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, MemoryError) as error:
-        if isinstance(error, TimeoutError):
-            raise
-        raise Gone from None
-
-
-class Child:
-    """A process forked by the warm parent to play `role`. Closing the connection kills it and all that it started."""
-
-    def __init__(self, warm, role):
-        self.sock, there = socket.socketpair()
-        socket.send_fds(warm, [role.encode()], [there.fileno()])
-        there.close()
-
-    def ask(self, tree, deadline=None):
-        send(self.sock, tree)
-        return receive(self.sock, deadline)
-
-    def close(self):
-        self.sock.close()
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The warm parent, and the keeper that stands between it and each process
-
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-
-
-def prctl(option, value):
-    """Linux process control; does nothing on other systems."""
-    try:
-        import ctypes
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-    except (OSError, AttributeError):
-        pass
-
-
-def warm_parent(control, settings):
-    """Import everything, then fork one keeper for each request until the trainer closes its end."""
-    import torch._dynamo  # noqa: F401  torch imports it at the first dispatch mode: a second that no fork should pay
-    import roofline  # noqa: F401
-
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are reaped by the kernel
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the trainer's business; it closes the socket
-    requests, for_scorers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    control.send(b"ready")
-    while True:
-        for sock in select.select([control, requests], [], [])[0]:
-            data, descriptors, _, _ = socket.recv_fds(sock, 256, 1)
-            if not data:
-                shutil.rmtree(settings["scratch"], ignore_errors=True)
-                return
-            if os.fork() == 0:
-                role = data.decode()
-                if sock is control or role != "scorer":
-                    keeper(socket.socket(fileno=descriptors[0]), role, for_scorers if role == "scorer" else None, settings)
-                os._exit(0)
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-
-def keeper(sock, role, warm, settings):
-    """Fork the process that plays the role; kill it when it ends or the peer hangs up, with all its descendants."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # orphans of the candidate become children of this process
-    scratch = tempfile.mkdtemp(dir=settings["scratch"]) if role == "candidate" else settings["scratch"]
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setpgid(0, 0)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            enter(role, sock, warm, scratch, settings)
-            {"scorer": scorer, "candidate": candidate, "replayer": replayer}[role](sock, warm, settings)
-        except (Gone, OSError, TimeoutError, KeyboardInterrupt):
-            pass
-        finally:
-            os._exit(0)
-    if warm is not None:
-        warm.close()
-    waiter = select.poll()
-    waiter.register(sock, 0)  # POLLHUP is always reported: the peer has closed its end
-    ended = os.pidfd_open(child)
-    waiter.register(ended, select.POLLIN)
-    waiter.poll()
-    try:
-        os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    while True:  # whatever left the process group is an orphan by now, and so a child of this process
-        for orphan in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-            os.kill(int(orphan), signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            break
-    sock.close()
-    if role == "candidate":
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def enter(role, sock, warm, scratch, settings):
-    """Limits and surroundings of a process before it plays its role."""
-    keep = {sock.fileno()} | ({warm.fileno()} if warm is not None else set())
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(null, stream)
-    last = 3
-    for descriptor in sorted(keep):
-        os.closerange(last, descriptor)
-        last = descriptor + 1
-    os.closerange(last, 65536)
-    os.chdir(scratch)
-    for name, value in {"HOME": scratch, "TMPDIR": scratch, "TRITON_CACHE_DIR": os.path.join(scratch, "triton")}.items():
-        os.environ[name] = value
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if role != "scorer":
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-        seconds = int(settings["timeout"] * 2) + 5
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    if settings["device"] == "cpu":  # CUDA reserves more address space than there is memory
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        limit = used + settings["memory"] * (4 if role == "scorer" else 1)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The candidate's process
-
-
-def load_module(name, code, path):
-    """Execute a source text as a module that inspect and pickle can find."""
-    Path(path).write_text(code)
-    module = types.ModuleType(name)
-    module.__file__ = str(path)
-    sys.modules[name] = module
-    exec(compile(code, str(path), "exec"), module.__dict__)
-    return module
-
-
-def describe(error, path):
-    """(one line of text, line number in `path` or None) for an exception."""
-    line, frame = getattr(error, "lineno", None), error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == str(path):
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__, line
-
-
-def candidate(sock, warm, settings):
-    """Build ModelNew and record one forward. Everything sent from here is checked or replayed by others."""
-    import roofline
-
-    job = receive(sock)
-    stage, path = "compile", Path("candidate.py").absolute()
-    try:
-        module = load_module("candidate", job["code"], path)
-        if not isinstance(getattr(module, "ModelNew", None), type):
-            raise NameError("the code defines no class ModelNew")
-        stage = "build"
-        torch.manual_seed(job["seed"])
-        model = module.ModelNew(*job["arguments"])
-        stage = "forward"
-        program, constants = roofline.record(model, job["inputs"])
-        send(sock, {"program": program, "constants": {str(k): v for k, v in constants.items()}})
-    except BaseException as error:  # SystemExit included: the verdict says what happened
-        text, line = describe(error, path)
-        send(sock, {"failed": stage, "error": text, "line": line})
-
-
-def replayer(sock, warm, settings):
-    """Run a recorded program for the scorer: no host code of the candidate gets here (see roofline.Replay)."""
-    import roofline
-
-    job = receive(sock)
-    stage = "compile"
-    try:
-        replay = roofline.Replay(job["code"], job["program"], job["constants"])
-        send(sock, {"compiled": True})
-        stage = "forward"
-        while True:
-            run = receive(sock)
-            before = [tensor.clone() for tensor in run["inputs"]]
-            output, events, live = replay.run(run["inputs"], run["seed"], run["constants"], run["price"], set(run["mute"]))
-            changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
-            send(sock, {"output": output, "events": events, "live": live, "changed": changed})
-    except roofline.KernelError as error:
-        send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
-    except (RuntimeError, TypeError, ValueError, KeyError, AttributeError, IndexError, AssertionError, MemoryError) as error:
-        send(sock, {"failed": stage, "error": describe(error, "")[0], "line": None})
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The scorer's process
-
-
-def derive(seed, *parts) -> int:
-    """A seed for one purpose, from the run's secret seed."""
-    return int.from_bytes(hashlib.sha256(repr((seed, *parts)).encode()).digest()[:7], "little")
-
-
-def identical(a, b):
-    """Bitwise equality of two tensors of one shape and dtype (so that NaN equals NaN)."""
-    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8)) \
-        if a.shape == b.shape and a.dtype == b.dtype else False
-
-
-def seed_everything(seed):
-    random.seed(seed)
-    torch.manual_seed(seed)
-    try:
-        import numpy
-        numpy.random.seed(seed % 2 ** 32)
-    except ImportError:
-        pass
-
-
-def vary(inputs, kind):
-    """Inputs of another distribution that stay in the domain of the first: zeros stay zero, ranges are not left.
-
-    Scaling and sign flips leave triangular, diagonal, symmetric and masked inputs what they are, so that a kernel that
-    exploits such structure honestly passes, and one that relies on mean 0.5 or on small values does not.
-    """
-    def one(x):
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() == 0:
-            return x
-        low, high = x.min(), x.max()
-        signed = bool((low < 0) & (high > 0))
-        factor = {1: -1.0 if signed else 0.5, 2: 3.0 if signed else 0.8, 3: 0.1 if signed else 0.3}[kind]
-        return x * factor
-    return [one(x) for x in inputs]
-
-
-class Reference:
-    """A task's reference model in the scorer: its trials, their expected outputs and its modelled time.
-
-    Raises TaskError when the reference cannot be built or run, or gives something other than finite tensors to compare.
-    """
-
-    def __init__(self, job):
-        from roofline import Clock
-
-        self.job, self.strict = job, job["protocol"] == "strict"
-        try:
-            self.module = load_module("reference", job["source"], Path(tempfile.mkdtemp(dir=".")) / "reference.py")
-            seed_everything(derive(job["seed"], "arguments"))
-            self.arguments = list(self.module.get_init_inputs())
-            torch.manual_seed(self.parameter_seed)
-            self.model = self.module.Model(*self.arguments)
-            self.state = {name: t.detach().clone() for name, t in
-                          [*self.model.named_parameters(), *self.model.named_buffers()]}
-            self.trials = [self.trial(i) for i in range(job["trials"])]
-            clock = Clock()
-            self.run(self.trials[0], around=clock)
-            self.milliseconds = sum(event[0] for event in clock.events)
-        except TaskError:
-            raise
-        except Exception as error:
-            raise TaskError(f"{job['name']}: the reference fails: {describe(error, '')[0]}") from None
-
-    @property
-    def parameter_seed(self):
-        return derive(self.job["seed"], "parameters") % 2 ** 31
-
-    def example(self):
-        """Inputs like the trials', but never used in one: what the candidate's process gets to see."""
-        seed_everything(derive(self.job["seed"], self.job["source"], "example"))
-        return list(self.module.get_inputs())
-
-    def trial(self, index):
-        """One trial: {"inputs", "seed", "state", "expected", "allowed", "changed"}.
-
-        The first trial is as the task draws it. The others of the strict protocol are fresh draws from varied
-        distributions with perturbed parameters, as long as the reference stays finite on them.
-        """
-        kinds = [(0, False)] if index == 0 or not self.strict else [(1 + (index - 1) % 3, True), (0, True), (0, False)]
-        for kind, perturb in kinds:
-            seed = derive(self.job["seed"], self.job["source"], index)
-            seed_everything(seed)
-            inputs = [x.detach() if isinstance(x, torch.Tensor) else x for x in self.module.get_inputs()]
-            trial = {"inputs": vary(inputs, kind) if kind else inputs, "seed": seed % 2 ** 31,
-                     "state": self.perturbed(seed) if perturb else {}}
-            try:
-                trial["expected"], trial["changed"] = self.run(trial)
-            except RuntimeError:
-                if kind == 0 and not perturb:
-                    raise
-                continue
-            tensors = outputs(trial["expected"])
-            if all(isinstance(t, torch.Tensor) for t in tensors) and tensors and (
-                    index == 0 or all(t.isfinite().all() or not t.is_floating_point() for t in tensors)):
-                break
-        if not tensors or not all(isinstance(t, torch.Tensor) for t in tensors):
-            raise TaskError(f"{self.job['name']}: the reference returns something other than tensors")
-        trial["allowed"] = self.tolerance(trial)
-        return trial
-
-    def perturbed(self, seed):
-        """Parameters and float buffers moved a little: no weight stays at 1, no bias at 0."""
-        generator = torch.Generator().manual_seed(seed)
-        moved = {}
-        for name, value in self.state.items():
-            if value.is_floating_point():
-                noise = torch.rand(value.shape, generator=generator) * 2 - 1
-                shift = 0.05 * torch.randn(value.shape, generator=generator) if not name.endswith("running_var") else 0
-                moved[name] = (value * (1 + 0.2 * noise) + shift).to(value.dtype)
-        return moved
-
-    def run(self, trial, around=None, dtype=None):
-        """(output, indices of inputs that the forward changed) of the reference on private copies of a trial's inputs."""
-        import contextlib
-
-        inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in trial["inputs"]]
-        model = self.model
-        with torch.no_grad():
-            for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                tensor.copy_(trial["state"].get(name, self.state[name]))
-            if dtype is not None:
-                model = model.to(dtype)
-                inputs = [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
-            torch.manual_seed(trial["seed"])
-            with around or contextlib.nullcontext():
-                out = model(*inputs)
-        changed = [] if dtype is not None else [
-            i for i, (old, new) in enumerate(zip(trial["inputs"], inputs))
-            if isinstance(old, torch.Tensor) and not identical(old, new)]
-        return out, changed
-
-    def tolerance(self, trial):
-        """For each output, the absolute error allowed beside the relative one, in units of the tolerance.
-
-        Strict: the output's own size where that is below 1 (an answer of zeros must not pass because all values are
-        small), but never less than the rounding error of the reference itself, measured against float64.
-        """
-        tensors = outputs(trial["expected"])
-        if not self.strict:
-            return [(1.0, 0.0)] * len(tensors)
-        try:
-            exact = outputs(self.run(trial, dtype=torch.float64)[0])
-        except (RuntimeError, TypeError):
-            exact = [None] * len(tensors)  # it mixes in tensors of a fixed type
-        finally:
-            for name, tensor in [*self.model.named_parameters(), *self.model.named_buffers()]:
-                tensor.data = tensor.data.to(self.state[name].dtype)
-        allowed = []
-        for mine, other in zip(tensors, exact):
-            if other is None or not mine.is_floating_point():
-                allowed.append((1.0, 0.0))
-                continue
-            values = mine.double().nan_to_num(0, 0, 0)
-            size = float(values.square().mean().sqrt()) if mine.numel() else 0.0
-            rounding = float((values - other.double().nan_to_num(0, 0, 0)).abs().max()) if mine.numel() else 0.0
-            allowed.append((min(1.0, size), min(4 * rounding, 1e-3 * size + 1e-6)))
-        return allowed
-
-
-def outputs(tree):
-    """The leaves of a forward's result: one tensor, or a tuple, list or dict of them."""
-    from torch.utils._pytree import tree_leaves
-    return tree_leaves(tree)
-
-
-def compare(expected, allowed, got, tolerance):
-    """None when every output agrees, else one line saying what is wrong, where and by how much."""
-    wanted, given = outputs(expected), outputs(got)
-    if len(wanted) != len(given):
-        return f"wrong output: {len(given)} tensors instead of {len(wanted)}"
-    for index, (a, b, (size, rounding)) in enumerate(zip(wanted, given, allowed)):
-        name = "output" if len(wanted) == 1 else f"output {index}"
-        if not isinstance(b, torch.Tensor):
-            return f"wrong {name}: a {type(b).__name__} instead of a tensor"
-        if a.shape != b.shape:
-            return f"wrong {name}: shape {list(b.shape)} instead of {list(a.shape)}"
-        if a.dtype != b.dtype:
-            return f"wrong {name}: dtype {b.dtype} instead of {a.dtype}"
-        if not a.is_floating_point():
-            wrong, difference = a != b, (a.double() - b.double()).abs()
-        else:
-            x, y = a.double(), b.double()
-            difference = (x - y).abs()
-            agree = difference <= tolerance * (size + x.abs()) + rounding
-            agree |= (x == y) | (x.isnan() & y.isnan())  # infinities, and NaN where the reference has it
-            wrong = ~agree
-        if wrong.any():
-            share = f"{max(float(wrong.double().mean()), 0.01):.0%}"
-            difference = torch.where(wrong, difference.nan_to_num(float("inf")), torch.zeros_like(difference))
-            worst = int(difference.argmax())
-            where = []
-            for n in reversed(a.shape):
-                where.insert(0, worst % n)
-                worst //= n
-            x, y = float(a[tuple(where)]), float(b[tuple(where)])
-            return (f"wrong values: {share} of {name} {list(a.shape)}, worst at {where}: "
-                    f"expected {x:.4g}, got {y:.4g}")
-    return None
+# What can be judged without running anything
 
 
 def numbered(code, line, around=2):
     """The candidate's lines around `line`, numbered, or an empty string."""
-    if not line:
-        return ""
     lines = code.split("\n")
+    if not isinstance(line, int) or not 0 < line <= len(lines):
+        return ""
     first, last = max(line - 1 - around, 0), min(line + around, len(lines))
     return "\n".join(f"{i + 1:4d}{'>' if i + 1 == line else ' '} {lines[i]}" for i in range(first, last))[:600]
+
+
+def describe(error, path, code=""):
+    """(one line of text, line number in the file `path` or None) for an exception."""
+    line, frame, node = getattr(error, "lineno", None), error.__traceback__, getattr(error, "node", None)
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == str(path):
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    text = " ".join(str(getattr(error, "error_message", None) or error).split())
+    if node is not None and getattr(error, "src", None):  # triton counts lines from the kernel's `def`
+        head = error.src.split("\n")[0]
+        line = code[:code.find(head)].count("\n") + node.lineno if head in code else line
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__, line
 
 
 def static_check(code):
@@ -555,172 +121,630 @@ def static_check(code):
     return None
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# The reference: inputs, expected outputs, comparison
+
+
+def derive(seed, *parts) -> int:
+    """A seed for one purpose, from the run's secret seed."""
+    return int.from_bytes(hashlib.sha256(repr((seed, *parts)).encode()).digest()[:4], "little") // 2
+
+
+def seed_everything(seed):
+    """Seed every generator that a problem's get_inputs may use."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        import numpy
+        numpy.random.seed(seed)
+    except ImportError:
+        pass
+
+
+def identical(a, b):
+    """Bitwise equality of two tensors (so that NaN equals NaN)."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(
+        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+
+
+def vary(inputs, kind):
+    """Inputs of another distribution that stay in the domain of the first: zeros stay zero, ranges are not left.
+
+    Scaling and sign flips leave triangular, diagonal, symmetric and masked inputs what they are, so that a kernel that
+    exploits such structure honestly passes, and one that relies on mean 0.5 or on small values does not.
+    """
+    def one(x):
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() == 0:
+            return x
+        signed = bool(x.min() < 0) and bool(x.max() > 0)
+        return x * {1: -1.0 if signed else 0.5, 2: 3.0 if signed else 0.8, 3: 0.1 if signed else 0.3}[kind]
+    return [one(x) for x in inputs]
+
+
+@dataclass
+class Trial:
+    inputs: list
+    seed: int  # for random operators in the forward
+    state: dict  # parameters and buffers other than the constructed ones: {name: tensor}; empty where those are used
+    expected: list = None  # the leaves of the reference's output
+    allowed: list = None  # for each, see Reference.tolerance
+    changed: list = None  # indices of inputs that the reference itself changes in place
+
+
+class Reference:
+    """A task's reference model in the scorer: trials, their expected outputs, the comparison.
+
+    Raises TaskError when the reference cannot be built or run, or gives nothing that could be compared.
+    """
+
+    def __init__(self, job, settings):
+        self.job, self.strict = job, settings["protocol"] == "strict"
+        self.device, self.lock, self.kept = torch.device(settings["device"]), threading.RLock(), {}
+        try:
+            path = Path(tempfile.mkdtemp(dir=".")) / "reference.py"
+            self.module = load_module("reference", job["source"], path)
+            seed_everything(derive(job["seed"], "arguments"))
+            self.arguments = list(self.module.get_init_inputs())
+            self.parameter_seed = derive(job["seed"], "parameters")
+            try:
+                self.on_device = self.device.type != "cpu"
+                self.model = self.construct()
+            except (RuntimeError, TypeError):
+                if not self.on_device:
+                    raise
+                self.on_device = False  # a constructor that needs its tensors on the CPU
+                self.model = self.construct()
+            self.state = {name: t.detach().clone() for name, t in self.tensors()}
+            self.trial(0)
+        except TaskError:
+            raise
+        except Exception as error:
+            raise TaskError(f"{job['name']}: the reference fails: {describe(error, '')[0]}") from None
+
+    def construct(self):
+        torch.manual_seed(self.parameter_seed)
+        arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in self.arguments]
+        with self.device if self.on_device else contextlib.nullcontext():
+            return self.module.Model(*arguments).to(self.device)
+
+    def tensors(self):
+        return [*self.model.named_parameters(), *self.model.named_buffers()]
+
+    def draw(self, *purpose):
+        """Fresh inputs from the task's get_inputs, made on the device."""
+        with self.lock, self.device if self.on_device else contextlib.nullcontext():
+            seed_everything(derive(self.job["seed"], self.job["source"], *purpose))
+            inputs = list(self.module.get_inputs())
+        return [x.detach().to(self.device) if isinstance(x, torch.Tensor) else x for x in inputs]
+
+    def trial(self, index, perturb=True):
+        """Trial number `index`. The first is as the task draws it. The others of the strict protocol are fresh draws, of
+        varied distributions and (with `perturb`) with perturbed parameters, as long as the reference stays finite there.
+        """
+        with self.lock:
+            if (index, perturb) in self.kept:
+                return self.kept[index, perturb]
+            kinds = [1 + (index - 1) % 3, 0] if index and self.strict else [0]
+            for kind in kinds:
+                seed = derive(self.job["seed"], self.job["source"], "trial", index)
+                inputs = self.draw("trial", index)
+                trial = Trial(vary(inputs, kind) if kind else inputs, seed,
+                              self.perturbed(seed) if index and self.strict and perturb else {})
+                try:
+                    trial.expected, trial.changed = self.run(trial)
+                except RuntimeError:
+                    if kind == kinds[-1]:
+                        raise
+                    continue
+                if not trial.expected or not all(isinstance(t, torch.Tensor) for t in trial.expected):
+                    raise TaskError(f"{self.job['name']}: the reference returns something other than tensors")
+                if all(not t.is_floating_point() or bool(t.isfinite().all()) for t in trial.expected):
+                    break
+            trial.allowed = self.tolerance(trial)
+            size = sum(t.numel() * t.element_size() for t in tree_leaves([trial.inputs, trial.expected])
+                       if isinstance(t, torch.Tensor))
+            if size < 1 << 29:
+                self.kept[index, perturb] = trial
+            return trial
+
+    def perturbed(self, seed):
+        """Parameters and float buffers moved a little, so that no weight is exactly 1 and no bias 0."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        moved = {}
+        for name, value in self.state.items():
+            if value.is_floating_point():
+                noise = torch.rand(value.shape, generator=generator, device=self.device) * 2 - 1
+                shift = 0 if name.endswith("running_var") else 0.05 * torch.randn(
+                    value.shape, generator=generator, device=self.device)
+                moved[name] = (value * (1 + 0.2 * noise) + shift).to(value.dtype)
+        return moved
+
+    def run(self, trial, around=None, dtype=None):
+        """(leaves of the output, indices of inputs that the forward changed), on private copies of a trial's inputs."""
+        with self.lock, torch.no_grad():
+            inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in trial.inputs]
+            for name, tensor in self.tensors():
+                tensor.copy_(trial.state.get(name, self.state[name]))
+            if dtype is not None:
+                self.model.to(dtype)
+                inputs = [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
+            torch.manual_seed(trial.seed)
+            with around or contextlib.nullcontext():
+                out = self.model(*inputs)
+            changed = [] if dtype is not None else [i for i, (old, new) in enumerate(zip(trial.inputs, inputs))
+                                                    if isinstance(old, torch.Tensor) and not identical(old, new)]
+            return tree_leaves(out), changed
+
+    def tolerance(self, trial):
+        """For each output (a, b): |difference| may be up to tolerance * (a + |expected|) + b.
+
+        Strict: a is the output's own size where that is below 1 (zeros must not pass because all values are small), and
+        b is the rounding error of the reference itself, measured against float64 (nobody is asked for more than that).
+        """
+        if not self.strict:
+            return [(1.0, 0.0)] * len(trial.expected)
+        exact = [None] * len(trial.expected)
+        tensors = tree_leaves([trial.inputs, trial.expected, self.state])
+        if sum(t.numel() for t in tensors if isinstance(t, torch.Tensor)) < 1 << 27:
+            try:
+                exact = self.run(trial, dtype=torch.float64)[0]
+            except (RuntimeError, TypeError):
+                pass  # it mixes in tensors of a fixed type
+            for name, tensor in self.tensors():
+                tensor.data = tensor.data.to(self.state[name].dtype)
+        most = 5e-3 if self.device.type == "cuda" else 1e-3  # cuDNN convolves in TF32 by default
+        allowed = []
+        for mine, other in zip(trial.expected, exact):
+            if not mine.is_floating_point() or mine.numel() == 0:
+                allowed.append((1.0, 0.0))
+                continue
+            values = mine.float().nan_to_num(0, 0, 0)
+            size = float(values.square().mean().sqrt())
+            rounding = 1e-5 * size if other is None else 4 * float((mine.double() - other).nan_to_num(0, 0, 0).abs().max())
+            allowed.append((min(1.0, size), min(rounding, most * size + 1e-7)))
+        return allowed
+
+
+def compare(trial, got, tolerance):
+    """None when every output agrees, else one line saying what is wrong, where and by how much. got: leaves."""
+    if len(trial.expected) != len(got):
+        return f"wrong output: {len(got)} tensors instead of {len(trial.expected)}"
+    for index, (a, b, (size, rounding)) in enumerate(zip(trial.expected, got, trial.allowed)):
+        name = "output" if len(got) == 1 else f"output {index}"
+        if not isinstance(b, torch.Tensor):
+            return f"wrong {name}: a {b if isinstance(b, str) else type(b).__name__} instead of a tensor"
+        if a.shape != b.shape:
+            return f"wrong {name}: shape {list(b.shape)} instead of {list(a.shape)}"
+        if a.dtype != b.dtype:
+            return f"wrong {name}: dtype {b.dtype} instead of {a.dtype}"
+        if b.device.type != a.device.type:
+            return f"wrong {name}: on another device"
+        a, b, shape = a.reshape(-1), b.reshape(-1), a.shape
+        count, worst, where = 0, -1.0, 0
+        for start in range(0, a.numel(), 1 << 25):  # in pieces: outputs may fill a good part of the GPU's memory
+            x, y = a[start:start + (1 << 25)], b[start:start + (1 << 25)]
+            if a.is_floating_point():
+                x, y = (x, y) if x.dtype == torch.float64 else (x.float(), y.float())
+                difference = (x - y).abs()
+                wrong = ~(difference <= x.abs().mul_(tolerance).add_(tolerance * size + rounding))
+                wrong &= ~((x == y) | (x.isnan() & y.isnan()))  # infinities, and NaN where the reference has it
+            else:
+                difference, wrong = (x.double() - y.double()).abs(), x != y
+            found = int(wrong.sum())
+            if found:
+                count += found
+                difference = torch.where(wrong, difference.nan_to_num(float("inf")), torch.zeros_like(difference))
+                if float(difference.max()) > worst:
+                    worst, where = float(difference.max()), start + int(difference.argmax())
+        if count:
+            x, y, position = float(a[where]), float(b[where]), []
+            for n in reversed(shape):
+                position.insert(0, where % n)
+                where //= n
+            return (f"wrong values: {max(count / a.numel(), 0.01):.0%} of {name} {list(shape)}, worst at {position}: "
+                    f"expected {x:.4g}, got {y:.4g}")
+    return None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The candidate's process
+
+
+def load_module(name, code, path):
+    """Execute a source text as a module that inspect can find."""
+    path = Path(path).absolute()
+    path.write_text(code)
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    exec(compile(code, str(path), "exec"), module.__dict__)
+    return module
+
+
+def candidate(sock, warm, settings):
+    """Role of the process that holds a candidate's code. Everything sent from here is checked, or replayed by others."""
+    path = Path("candidate.py").absolute()
+    if settings["clock"] == "measured":
+        import stopwatch
+        stopwatch.Host(settings, path, load_module, describe).serve(sock)
+        return
+    import roofline
+    job = receive(sock)
+    stage = "compile"
+    try:
+        module = load_module("candidate", job["code"], path)
+        stage = "build"
+        torch.manual_seed(job["seed"])
+        model = module.ModelNew(*job["arguments"])
+        stage = "forward"
+        program, constants = roofline.record(model, job["inputs"])
+        send(sock, {"program": program, "constants": constants})
+    except BaseException as error:  # SystemExit included: the verdict says what happened
+        text, line = describe(error, path, job["code"])
+        send(sock, {"failed": stage, "error": text, "line": line})
+
+
+def replayer(sock, warm, settings):
+    """Role of the process that runs a recorded program: no host code of the candidate gets here (roofline.Replay)."""
+    import roofline
+
+    job = receive(sock)
+    stage = "compile"
+    try:
+        replay = roofline.Replay(job["code"], job["program"], job["constants"])
+        send(sock, {"compiled": True})
+        stage = "forward"
+        while True:
+            run = receive(sock)
+            before = [tensor.clone() for tensor in run["inputs"]]
+            output, events, live = replay.run(run["inputs"], run["seed"], run["state"], run["price"], set(run["mute"]))
+            changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
+            send(sock, {"output": output, "events": events, "live": live, "changed": changed})
+    except roofline.KernelError as error:
+        send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
+    except Exception as error:
+        send(sock, {"failed": stage, "error": describe(error, "")[0], "line": None})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Judging: the scorer's side
+
+
+def set_failure(verdict, code, stage, error, line):
+    verdict.compiled, verdict.correct, verdict.correct_loose = stage != "compile", False, False
+    verdict.error, verdict.excerpt = str(error)[:400], numbered(code, line)
+    return verdict
+
+
+def note_comparison(verdict, trial, leaves, note=""):
+    """Enter one trial's comparison. Returns whether there is any point in another trial."""
+    problem = compare(trial, leaves, 1e-4)
+    if problem:
+        verdict.correct, verdict.error = False, verdict.error or problem + note
+        verdict.correct_loose = verdict.correct_loose and compare(trial, leaves, 1e-2) is None
+    return verdict.correct_loose
+
+
+def set_profile(verdict, events, own):
+    """Enter profile and coverage. events: [[milliseconds, label, is it an own kernel]]; own: labels that count."""
+    total = max(sum(ms for ms, _, _ in events), 1e-9)
+    shares = {}
+    for ms, label, mine in events:
+        shares[str(label), bool(mine)] = shares.get((str(label), bool(mine)), 0.0) + ms / total
+    verdict.profile = [KernelTime(label, share, mine) for (label, mine), share in
+                       sorted(shares.items(), key=lambda entry: (-entry[1], entry[0]))]
+    verdict.coverage = sum(entry.share for entry in verdict.profile if entry.own and entry.name in own)
+
+
+def reaching(names, still_right):
+    """The kernels of `names` without which the output is no longer right. still_right(muted names) -> bool."""
+    if not names or still_right(sorted(names)):
+        return set()
+    return names if len(names) == 1 else {name for name in names if not still_right([name])}
+
+
+def judge_modelled(reference, code, warm, settings):
+    """Record the candidate in one process, replay it in another, compare and price."""
+    from roofline import Clock
+
+    verdict, children, deadline = Verdict(clock="modelled"), [], time.monotonic() + settings["timeout"]
+    try:
+        children.append(Child(warm, "candidate"))
+        answer = children[0].ask({"code": code, "seed": reference.parameter_seed, "arguments": reference.arguments,
+                                  "inputs": reference.draw("example")}, deadline)
+        children[0].close()
+        if "failed" in answer:
+            return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
+        program, constants = answer["program"], answer["constants"]
+        verdict.compiled = True
+        if settings["require_kernel"] and not any(step[0] == "launch" for step in program["steps"]):
+            verdict.rejected = "launches no kernel of its own"
+            return verdict
+        children.append(Child(warm, "replayer"))
+        answer = children[1].ask({"code": code, "program": program, "constants": constants}, deadline)
+        if "failed" in answer:
+            return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
+
+        # Which recorded constants are the model's parameters. Perturbed ones can be put in their place only if the
+        # forward reads nothing else that may have been derived from them.
+        matched = {name: ref[0] for name, ref in program["state"].items() if name in reference.state and identical(
+            reference.state[name].contiguous().view(-1).view(torch.uint8), constants.get(ref[0], torch.empty(0)))}
+        derived = any(number not in matched.values() and data.numel() > 256 for number, data in constants.items())
+        note = "" if len(matched) == len(reference.state) else \
+            "; its parameters differ from the reference's (create them in the same order, with the same shapes)"
+
+        def run(trial, price=False, mute=()):
+            state = {matched[name]: value.contiguous().view(-1).view(torch.uint8)
+                     for name, value in trial.state.items() if name in matched}
+            return children[1].ask({"inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)],
+                                    "seed": trial.seed, "state": state, "price": price, "mute": list(mute)}, deadline)
+
+        verdict.correct = verdict.correct_loose = True
+        for index in range(settings["trials"]):
+            trial = reference.trial(index, perturb=not derived)
+            answer = run(trial, price=index == 0)
+            if "failed" in answer:
+                return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
+            if index == 0:
+                events, live = answer["events"], answer["live"]
+            if set(answer["changed"]) - set(trial.changed):
+                verdict.correct, verdict.rejected = False, "changes its input tensors in place"
+                return verdict
+            if not note_comparison(verdict, trial, tree_leaves(answer["output"]), note):
+                break
+        first = reference.trial(0)
+
+        def still_right(muted):
+            answer = run(first, mute=muted)
+            return "failed" not in answer and compare(first, tree_leaves(answer["output"]), 1e-4) is None
+
+        own = {label for (_, label, mine), alive in zip(events, live) if mine and alive}
+        if verdict.correct and settings["require_kernel"]:
+            own = reaching(own, still_right)
+            if not own:
+                verdict.correct, verdict.rejected = False, "the results of its kernels do not reach the output"
+        set_profile(verdict, events, own)
+        clock = Clock()
+        reference.run(first, around=clock)
+        verdict.reference_ms, verdict.candidate_ms = (sum(event[0] for event in e) for e in (clock.events, events))
+        if verdict.correct:
+            verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
+        return verdict
+    except TimeoutError:
+        return set_failure(verdict, code, "forward", f"no result within {settings['timeout']:g} s", None)
+    except (Gone, OSError):
+        return set_failure(verdict, code, "forward", "the process ended without a result (crash, exit or memory limit)", None)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return set_failure(verdict, code, "forward", "the recorded program is malformed", None)
+    finally:
+        for child in children:
+            child.close()
+
+
+class Measured:
+    """The scorer's part of the measured clock for one task: a reference lane, and judging many candidates at a time.
+
+    All candidates of a wave are started, compiled and checked at once; then they are timed one after the other, so that
+    nothing else runs on the GPU meanwhile.
+    """
+
+    def __init__(self, reference, warm, settings):
+        import stopwatch
+
+        self.reference, self.warm, self.settings, self.stopwatch = reference, warm, settings, stopwatch
+        self.cuda = reference.device.type == "cuda"
+        self.first = reference.trial(0)
+        self.input_bytes = sum(t.numel() * t.element_size() for t in self.first.inputs if isinstance(t, torch.Tensor))
+        self.output_bytes = sum(t.numel() * t.element_size() for t in self.first.expected)
+        self.slots = max(1, min(32, (2 << 30) // max(self.input_bytes + self.output_bytes, 1)))
+        self.floor_ms, self.cold = 0.0, None
+        self.width = settings["workers"]
+        if self.cuda:
+            each = (self.slots + 1) * (self.input_bytes + 2 * self.output_bytes) + (1 << 30)
+            self.width = max(1, min(self.width, int(torch.cuda.mem_get_info()[0] * 0.5 / each)))
+            self.cold = torch.empty(256 << 20, dtype=torch.uint8, device=reference.device)  # more than any L2 cache
+            self.clear_cache()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(10):
+                self.clear_cache()
+            torch.cuda.synchronize()
+            if self.output_bytes > 256 << 20:  # what the cache cannot absorb is written at memory speed
+                self.floor_ms = (time.perf_counter() - began) * 1e2 * self.output_bytes / self.cold.numel() * 0.6
+        self.lane = stopwatch.Lane(warm, settings)
+        self.lane.build(reference.job["source"], "Model", reference.arguments, reference.parameter_seed,
+                        reference.on_device, compile_it=settings["baseline"] == "compile")
+        self.ipc = self.lane.share(self.first.inputs, self.first.expected, self.slots)
+
+    def clear_cache(self):
+        if self.cold is not None:
+            self.cold.zero_()
+            torch.cuda.synchronize()
+
+    def judge(self, codes):
+        """Yields (index, Verdict) for every code, in waves."""
+        for start in range(0, len(codes), self.width):
+            wave = list(range(start, min(start + self.width, len(codes))))
+            with ThreadPoolExecutor(len(wave)) as pool:
+                prepared = list(pool.map(lambda index: self.guarded(codes[index], self.prepare), wave))
+            for index, (verdict, lane) in zip(wave, prepared):
+                if verdict.correct:
+                    verdict, _ = self.guarded(codes[index], self.time, verdict, lane)
+                if lane is not None:
+                    lane.close()
+                yield index, verdict
+
+    def guarded(self, code, work, *arguments):
+        """Run one stage of judging; whatever the candidate does to it becomes part of the verdict."""
+        verdict, lane = arguments if arguments else (Verdict(clock="measured"), None)
+        try:
+            if lane is None:
+                lane = self.stopwatch.Lane(self.warm, self.settings)
+            patience = self.settings["timeout"] + (180 if "load_inline" in code else 0)  # nvcc takes its time
+            lane.deadline = time.monotonic() + patience
+            work(code, verdict, lane)
+        except self.stopwatch.Failed as error:
+            set_failure(verdict, code, error.stage, error, error.line)
+        except TimeoutError:
+            set_failure(verdict, code, "forward", f"no result within {patience:g} s", None)
+        except (Gone, OSError):
+            set_failure(verdict, code, "forward", "the process ended without a result (crash, exit or GPU error)", None)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            set_failure(verdict, code, "forward", "the process answered with nonsense", None)
+        if not verdict.correct:
+            verdict.speedup = verdict.speedup_low = None
+        return verdict, lane
+
+    def prepare(self, code, verdict, lane):
+        """Build the candidate in a process of its own and check it on every trial."""
+        reference = self.reference
+        built = lane.build(code, "ModelNew", reference.arguments, reference.parameter_seed, reference.on_device)
+        same = built["state"] == {name: list(t.shape) for name, t in reference.state.items()}
+        lane.share(self.first.inputs, self.first.expected, self.slots)
+        verdict.compiled = verdict.correct = verdict.correct_loose = True
+        note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
+        for index in range(self.settings["trials"]):
+            trial = reference.trial(index, perturb=same and not built["loose"])
+            lane.put(0, trial.inputs)
+            leaves = lane.forward(0, trial.seed, trial.state)
+            if set(lane.changed(0, trial.inputs)) - set(trial.changed):
+                verdict.correct, verdict.rejected = False, "changes its input tensors in place"
+            if not note_comparison(verdict, trial, leaves, note) or verdict.rejected:
+                return
+
+    def own_kernels(self, code, verdict, lane):
+        """Enter profile and coverage; reject a candidate without a kernel that matters."""
+        lane.put(0, self.first.inputs)
+        lane.finish()
+        runs = [lane.order("profile") for _ in range(3)]
+        answer = sorted(runs, key=lambda run: run["total"])[1]
+        events = [[float(ms), str(label), bool(own)] for ms, label, own in answer["events"]]
+        rest = answer["total"] - sum(ms for ms, _, _ in events)
+        if "load_inline" in code and rest > 0.002:  # an extension's kernels run outside of every operator
+            events.append([rest, "extension", True])
+        # A kernel may carry the name of a library's; it is not believed to be that library's work, nor the reverse.
+        own = {label for _, label, mine in events if mine}
+
+        def still_right(muted):
+            leaves = lane.forward(0, self.first.seed, mute=muted)
+            return compare(self.first, leaves, 1e-4) is None
+
+        if self.settings["require_kernel"]:
+            if not own:
+                verdict.correct, verdict.rejected = False, "launches no kernel of its own"
+            else:
+                own = ({"extension"} & own) | reaching(own - {"extension"}, still_right)
+                if not own:
+                    verdict.correct, verdict.rejected = False, "the results of its kernels do not reach the output"
+        set_profile(verdict, events, own)
+
+    def time(self, code, verdict, lane):
+        """Time a correct candidate against the reference, checking the outputs of timed calls on the way."""
+        if self.cuda:
+            self.own_kernels(code, verdict, lane)
+            if not verdict.correct:
+                return
+        reference, chance = self.reference, random.Random(os.urandom(8))
+        timing = self.stopwatch.Timing(self.lane, lane, self.slots, self.clear_cache)
+        for slot in range(self.slots):
+            inputs = reference.draw("warm", slot)
+            self.lane.put(slot, inputs)
+            lane.put(slot, inputs)
+        lane.finish()
+        timing.calibrate()
+        began, index = time.monotonic(), 0
+        while index < 10 or index < 300 and time.monotonic() - began < self.settings["measure"]:
+            seed = chance.getrandbits(31)
+            for slot in timing.calls:
+                inputs = reference.draw("timed", seed, slot)
+                self.lane.put(slot, inputs)
+                lane.put(slot, inputs)
+            lane.finish()
+            timing.batch(index, seed)
+            call = chance.randrange(len(timing.calls))
+            expected, mine = self.lane.collect(call)
+            got, theirs = lane.collect(call)
+            timing.handing[0].append(mine)
+            timing.handing[1].append(theirs)
+            for one in (self.lane, lane):
+                one.order("drop")
+            if compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4):
+                verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
+                return
+            index += 1
+        verdict.reference_ms, verdict.candidate_ms, low, verdict.disturbed = timing.summary()
+        if timing.late():
+            verdict.correct, verdict.rejected = False, "its results are computed after the clock has stopped"
+        elif verdict.candidate_ms < self.floor_ms:
+            verdict.correct, verdict.rejected = False, "faster than the GPU can write the output"
+        else:
+            verdict.speedup, verdict.speedup_low = verdict.reference_ms / verdict.candidate_ms, low
+
+
 def scorer(sock, warm, settings):
-    """Build one task's reference, then judge candidates one after the other."""
+    """Role of the process that holds one task's reference and judges its candidates."""
     job = receive(sock)
     try:
-        reference = Reference(job)
+        reference = Reference(job, settings)
+        measured = Measured(reference, warm, settings) if settings["clock"] == "measured" else None
     except TaskError as error:
         send(sock, {"unusable": str(error)})
         return
     send(sock, {"unusable": None})
     while True:
-        code = receive(sock)["code"]
-        verdict = static_check(code)
-        if verdict is None:
-            verdict = judge_modelled(reference, code, warm, settings)
-        send(sock, asdict(verdict))
-
-
-def judge_modelled(reference, code, warm, settings):
-    """Record the candidate in one process, replay it in another, compare and price."""
-    deadline = time.monotonic() + settings["timeout"]
-    verdict, children = Verdict(), []
-
-    def failed(answer):
-        verdict.compiled = answer["failed"] != "compile"
-        verdict.error, verdict.excerpt = str(answer["error"])[:400], numbered(code, answer["line"])
-        return verdict
-
-    try:
-        children.append(Child(warm, "candidate"))
-        answer = children[0].ask({"code": code, "seed": reference.parameter_seed, "arguments": reference.arguments,
-                                  "inputs": reference.example()}, deadline)
-        children[0].close()
-        if "failed" in answer:
-            return failed(answer)
-        program, constants = answer["program"], answer["constants"]
-        if settings["require_kernel"] and not any(step[0] == "launch" for step in program["steps"]):
-            verdict.compiled, verdict.rejected = True, "launches no kernel of its own"
-            return verdict
-        children.append(Child(warm, "replayer"))
-        answer = children[1].ask({"code": code, "program": program, "constants": constants}, deadline)
-        if "failed" in answer:
-            return failed(answer)
-        verdict.compiled = True
-        return check_and_price(reference, program, constants, children[1], deadline, verdict, failed, settings)
-    except TimeoutError:
-        verdict.error = f"no result within {settings['timeout']:g} s"
-    except (Gone, BrokenPipeError, ConnectionError):
-        verdict.error = "the process ended before it gave a result (crash, exit or memory limit)"
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        verdict.error = "the recorded program is malformed"
-    finally:
-        for child in children:
-            child.close()
-    verdict.correct, verdict.speedup = False, None
-    return verdict
-
-
-def check_and_price(reference, program, constants, child, deadline, verdict, failed, settings):
-    """Replay every trial and fill the verdict in."""
-    matched = {name: str(ref[0]) for name, ref in program["state"].items() if name in reference.state and identical(
-        reference.state[name].contiguous().view(-1).view(torch.uint8), constants.get(str(ref[0]), torch.empty(0)))}
-    # Perturbed parameters can be put in place of the recorded ones only if the forward reads nothing derived from them.
-    derived = any(number not in matched.values() and data.numel() > 256 for number, data in constants.items())
-
-    def run(trial, price=False, mute=()):
-        return child.ask({"inputs": [x for x in trial["inputs"] if isinstance(x, torch.Tensor)], "seed": trial["seed"],
-                          "constants": {matched[name]: value.view(-1).view(torch.uint8) for name, value in
-                                        trial["state"].items() if name in matched},
-                          "price": price, "mute": list(mute)}, deadline)
-
-    verdict.correct = verdict.correct_loose = True
-    for index, trial in enumerate(reference.trials):
-        if trial["state"] and derived:
-            trial = reference.trials[0]
-        answer = run(trial, price=index == 0)
-        if "failed" in answer:
-            verdict.correct = verdict.correct_loose = False
-            return failed(answer)
-        if index == 0:
-            events, live = answer["events"], answer["live"]
-        if set(answer["changed"]) - set(trial["changed"]):
-            verdict.rejected = "changes its input tensors in place"
-            verdict.correct = verdict.correct_loose = False
-            return verdict
-        problem = compare(trial["expected"], trial["allowed"], answer["output"], 1e-4)
-        if problem:
-            verdict.correct, verdict.error = False, verdict.error or problem
-            if len(matched) < len(reference.state) and "parameters" not in verdict.error:
-                verdict.error += "; its parameters differ from the reference's (create them in the same order and shapes)"
-            if compare(trial["expected"], trial["allowed"], answer["output"], 1e-2):
-                verdict.correct_loose = False
-                break
-    verdict.reference_ms = reference.milliseconds
-    verdict.candidate_ms = sum(ms for ms, _, _ in events)
-    own = {label for (_, label, mine), alive in zip(events, live) if mine and alive}
-    if verdict.correct and settings["require_kernel"]:
-        for names in ([own] if len(own) < 2 else [[name] for name in own]):
-            answer = run(reference.trials[0], mute=names)
-            if "failed" not in answer and compare(reference.trials[0]["expected"], reference.trials[0]["allowed"],
-                                                  answer["output"], 1e-4) is None:
-                own -= set(names)
-        if not own:
-            verdict.rejected, verdict.correct = "the results of its kernels do not reach the output", False
-    total = max(verdict.candidate_ms, 1e-12)
-    verdict.coverage = sum(ms for (ms, label, mine), alive in zip(events, live) if mine and alive and label in own) / total
-    shares = {}
-    for ms, label, mine in events:
-        shares[label, mine] = shares.get((label, mine), 0) + ms / total
-    verdict.profile = [KernelTime(label, share, mine) for (label, mine), share in sorted(shares.items(), key=lambda x: -x[1])]
-    if verdict.correct:
-        verdict.speedup = verdict.speedup_low = verdict.reference_ms / total
-    return verdict
+        codes = receive(sock)["codes"]
+        left = []
+        for index, code in enumerate(codes):
+            verdict = static_check(code)
+            if verdict is None and measured is None:
+                verdict = judge_modelled(reference, code, warm, settings)
+            if verdict is None:
+                left.append(index)
+            else:
+                send(sock, {"index": index, "verdict": asdict(verdict)})
+        for position, verdict in measured.judge([codes[index] for index in left]) if left else ():
+            send(sock, {"index": left[position], "verdict": asdict(verdict)})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The trainer's side
+# The caller's side
 
 
 class Sandbox:
     """Scores candidates. Use as a context manager, or call close().
 
-    device     "cpu" (modelled clock) or "cuda" (measured)
+    device     "cpu" (modelled clock) or "cuda", "cuda:1", ... (measured)
     trials     correctness trials for each candidate, every one with fresh inputs
-    seed       None draws a secret one; a number makes every input and verdict of the modelled clock reproducible
-    timeout    seconds for one candidate, from its first process to its verdict
+    seed       None draws a secret one; a number makes every input, and with the modelled clock every verdict, reproducible
+    timeout    seconds for one candidate, from its first process to its verdict (default: 60)
     memory     bytes of host memory that a candidate may use (without a GPU: address space)
-    workers    candidates judged at the same time; by default the number of CPU cores this process may use
-    protocol   "strict", or "kernelbench": only the task's own distribution, absolute and relative tolerance
+    workers    candidates in work at the same time; by default the number of CPU cores, on a GPU at most 16
+    protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
+    baseline   "eager", or "compile" to measure against torch.compile of the reference
+    measure    seconds of timing for each candidate with the measured clock; at least 10 batches of calls
     require_kernel  reject a candidate without a kernel of its own
     remember   keep verdicts, so that an identical candidate of a task is scored once in the life of the sandbox
+    clock      "modelled" or "measured", where it should not follow from the device
     """
 
     def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=8 << 30, workers=None, protocol="strict",
-                 require_kernel=True, remember=True):
-        if device != "cpu":
-            if not torch.cuda.is_available():
-                raise ValueError(f"device {device}: no GPU is available here")
-            raise NotImplementedError("the measured clock")
-        if protocol not in ("strict", "kernelbench"):
-            raise ValueError(f"protocol {protocol}: choose strict or kernelbench")
-        self.device, self.trials, self.protocol, self.remember = device, trials, protocol, remember
+                 baseline="eager", measure=0.25, require_kernel=True, remember=True, clock=None):
+        if str(device).split(":")[0] not in ("cpu", "cuda"):
+            raise ValueError(f"device {device}: choose cpu or cuda")
+        if device != "cpu" and not torch.cuda.is_available():
+            raise ValueError(f"device {device}: no GPU is available here")
+        if protocol not in ("strict", "kernelbench") or baseline not in ("eager", "compile"):
+            raise ValueError("protocol is strict or kernelbench, baseline is eager or compile")
+        clock = clock or ("modelled" if device == "cpu" else "measured")
+        if baseline == "compile" and clock == "modelled":
+            raise ValueError("the modelled clock knows no torch.compile; measure on a GPU")
         self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
-        self.workers = workers or len(os.sched_getaffinity(0))
-        self.settings = {"device": device, "timeout": timeout, "memory": memory, "require_kernel": require_kernel,
-                         "scratch": tempfile.mkdtemp(prefix="sandbox-")}
-        self.verdicts, self.lock = OrderedDict(), threading.Lock()
-        self.control = None
-        self._start()
-
-    def _start(self):
-        """Start the warm parent with an environment that holds no secrets."""
-        self.control, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        keep = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "PYTHONPATH",
-                "VIRTUAL_ENV", "SYSTEMROOT")
-        environment = {name: os.environ[name] for name in keep if name in os.environ}
-        environment.update(HOME=self.settings["scratch"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1",
-                           TRITON_DEFAULT_FP_FUSION="1")
-        self.log = open(os.path.join(self.settings["scratch"], "warm.log"), "wb+")
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).absolute()), "--warm-parent", str(there.fileno()), json.dumps(self.settings)],
-            pass_fds=[there.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=self.log, start_new_session=True)
-        there.close()
-        if self.control.recv(16) != b"ready":
-            self.log.seek(0)
-            raise RuntimeError("the sandbox does not start: " + self.log.read().decode(errors="replace")[-500:])
+        self.workers = workers or min(16, len(os.sched_getaffinity(0)))
+        self.remember, self.verdicts, self.lock = remember, OrderedDict(), threading.Lock()
+        self.settings = {"device": str(device), "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
+                         "protocol": protocol, "baseline": baseline, "measure": measure, "workers": self.workers,
+                         "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
+        self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
 
     def score(self, task, codes):
         """Verdicts for candidates of one task, in their order. Raises TaskError when the task itself cannot be used."""
@@ -732,74 +756,94 @@ class Sandbox:
         Raises TaskError when one of the tasks cannot be used.
         """
         keys = [(task.source, code) for task, code in pairs]
-        queues, tasks = OrderedDict(), {}
-        for (task, _), key in zip(pairs, keys):
-            tasks[task.source] = task
-            if key not in self.verdicts and key[1] not in queues.setdefault(task.source, []):
-                queues[task.source].append(key[1])
-        fresh, problems, busy = {}, [], {source: 0 for source in queues}
+        tasks = {task.source: task for task, _ in pairs}
+        waiting = OrderedDict()  # source -> codes still to be judged
+        for source, code in keys:
+            if (source, code) not in self.verdicts and code not in waiting.setdefault(source, []):
+                waiting[source].append(code)
+        fresh, problems, busy = {}, [], {source: 0 for source in waiting}
+        modelled = self.settings["clock"] == "modelled"
 
         def work():
             child, current = None, None
             try:
                 while not problems:
                     with self.lock:  # stay with the task whose reference stands; else help where fewest are at work
-                        waiting = [source for source in queues if queues[source]]
-                        if not waiting:
+                        left = [source for source in waiting if waiting[source]]
+                        if not left:
                             return
-                        if current not in waiting:
-                            if current is not None:
-                                busy[current] -= 1
-                            current = min(waiting, key=lambda source: busy[source])
+                        if current not in left:
+                            busy[current] = busy.get(current, 0) - 1
+                            current = min(left, key=lambda source: busy[source])
                             busy[current] += 1
                             if child is not None:
                                 child.close()
                                 child = None
-                        code = queues[current].pop(0)
-                    child, verdict = self._judge(child, tasks[current], code)
-                    fresh[current, code] = verdict
+                        count = 1 if modelled else len(waiting[current])
+                        codes = [waiting[current].pop(0) for _ in range(count)]
+                    child, verdicts = self._judge(child, tasks[current], codes)
+                    fresh.update({(current, code): verdict for code, verdict in verdicts.items()})
             except Exception as error:
                 problems.append(error)
             finally:
                 if child is not None:
                     child.close()
 
-        count = min(self.workers, sum(map(len, queues.values())))
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+        total = sum(map(len, waiting.values()))
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(self.workers, total) if modelled else 1)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if problems:
             raise problems[0]
-        verdicts = [fresh.get(key) or self.verdicts[key] for key in keys]
+        verdicts = [fresh[key] if key in fresh else self.verdicts[key] for key in keys]
         if self.remember:
             self.verdicts.update(fresh)
             while len(self.verdicts) > 10000:
                 self.verdicts.popitem(last=False)
         return verdicts
 
-    def _judge(self, child, task, code):
-        """One verdict through a scorer, which is started where there is none. Returns (scorer or None, verdict)."""
-        patience = 3 * self.settings["timeout"] + 60
-        for _ in range(2):  # a scorer that dies, for whatever reason, is replaced once
+    def _judge(self, child, task, codes):
+        """Verdicts through a scorer, which is started where there is none. Returns (scorer or None, {code: verdict})."""
+        verdicts, attempts = {}, {code: 0 for code in codes}
+        while len(verdicts) < len(codes):
+            left = [code for code in codes if code not in verdicts]
             if child is None:
-                try:
-                    child = Child(self.control, "scorer")
-                    answer = child.ask({"name": task.name, "source": task.source, "seed": self.seed, "trials": self.trials,
-                                        "protocol": self.protocol}, time.monotonic() + patience)
-                except (Gone, OSError) as error:
-                    raise TaskError(f"{task.name}: the reference {'takes too long' if isinstance(error, TimeoutError) else 'crashes'}") from None
-                if answer["unusable"]:
-                    raise TaskError(answer["unusable"])
+                child = self._start_scorer(task)
+            batch = left if not max(attempts[code] for code in left) else left[:1]  # after a failure, one by one
+            for code in batch:
+                attempts[code] += 1
             try:
-                answer = child.ask({"code": code}, time.monotonic() + patience)
-                answer["profile"] = [KernelTime(**entry) for entry in answer["profile"]]
-                return child, Verdict(**answer)
+                send(child.sock, {"codes": batch})
+                for _ in batch:
+                    patience = 4 * self.settings["timeout"] + 300
+                    answer = receive(child.sock, time.monotonic() + patience)
+                    answer["verdict"]["profile"] = [KernelTime(**entry) for entry in answer["verdict"]["profile"]]
+                    verdicts[batch[answer["index"]]] = Verdict(**answer["verdict"])
             except (Gone, OSError):
                 child.close()
                 child = None
-        return None, Verdict(error="the scorer failed on this candidate")
+                for code in batch:
+                    if code not in verdicts and attempts[code] >= 2:
+                        verdicts[code] = Verdict(clock=self.settings["clock"], error="the scorer failed on this candidate")
+        return child, verdicts
+
+    def _start_scorer(self, task):
+        child = Child(self.control, "scorer")
+        job = {"name": task.name, "source": task.source, "seed": self.seed}
+        try:
+            answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
+        except (Gone, OSError) as error:
+            child.close()
+            log = Path(self.settings["scratch"], "scorer.log")
+            why = log.read_text().strip().split("\n")[-1] if log.exists() else "the process ended"
+            why = "it takes too long" if isinstance(error, TimeoutError) else why
+            raise TaskError(f"{task.name}: the reference cannot be judged against ({why})") from None
+        if answer["unusable"]:
+            child.close()
+            raise TaskError(answer["unusable"])
+        return child
 
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""
@@ -811,7 +855,6 @@ class Sandbox:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-            self.log.close()
             shutil.rmtree(self.settings["scratch"], ignore_errors=True)
 
     def __enter__(self):
@@ -835,7 +878,7 @@ def feedback(verdict):
         return text + (f"\n{verdict.excerpt}" if verdict.excerpt else "")
     hot = ", ".join(f"{entry.name}{' (yours)' if entry.own else ''} {entry.share:.0%}" for entry in verdict.profile[:4])
     return (f"Correct: yes. Speedup {verdict.speedup:.2f}x ({verdict.clock}: {verdict.candidate_ms:.4g} ms against "
-            f"{verdict.reference_ms:.4g} ms). Your kernels do {verdict.coverage:.0%} of the work. Time: {hot}.")
+            f"{verdict.reference_ms:.4g} ms). Your kernels do {verdict.coverage or 0:.0%} of the work. Time: {hot}.")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -846,13 +889,15 @@ def main():
     parser = argparse.ArgumentParser(description="Score one kernel by hand: correctness, speedup, coverage.")
     parser.add_argument("task", metavar="TASK.py", help="a problem in KernelBench's format")
     parser.add_argument("candidate", metavar="CANDIDATE.py", help="a file that defines ModelNew")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default=None,
+    parser.add_argument("--device", default=None,
                         help="cuda measures, cpu models the time (default: cuda where there is a GPU)")
     parser.add_argument("--trials", type=int, default=5, help="correctness trials (default: 5)")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for the candidate (default: 60)")
     parser.add_argument("--seed", type=int, default=None, help="makes the inputs reproducible (default: unpredictable)")
     parser.add_argument("--protocol", choices=["strict", "kernelbench"], default="strict",
                         help="kernelbench: only the task's own inputs, plain tolerances (default: strict)")
+    parser.add_argument("--baseline", choices=["eager", "compile"], default="eager",
+                        help="what to be faster than: the reference as it is, or under torch.compile (default: eager)")
     parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object and nothing else")
     options = parser.parse_args()
     try:
@@ -865,7 +910,7 @@ def main():
             raise ValueError("--trials and --timeout must be positive")
         device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         with Sandbox(device, trials=options.trials, timeout=options.timeout, seed=options.seed,
-                     protocol=options.protocol, workers=1) as sandbox:
+                     protocol=options.protocol, baseline=options.baseline) as sandbox:
             verdict = sandbox.score(task, [code])[0]
     except ValueError as error:
         print(f"sandbox.py: error: {error}", file=sys.stderr)
@@ -879,6 +924,11 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--warm-parent"]:
-        warm_parent(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]))
+        import torch._dynamo  # noqa: F401  torch imports it at the first dispatch mode: a second that no fork should pay
+        import roofline  # noqa: F401  (and with it triton)
+        import stopwatch  # noqa: F401
+
+        jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]),
+                         {"scorer": scorer, "candidate": candidate, "replayer": replayer})
         os._exit(0)
     sys.exit(main())

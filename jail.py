@@ -1,0 +1,378 @@
+"""Processes that can be trusted with nothing: how they are started, spoken to, confined and ended.
+
+A fresh Python with torch and triton takes seconds to start, a fork milliseconds. So one *warm parent* imports everything
+(CUDA stays untouched: a process that has used it cannot be forked) and forks every other process on request. Between the
+warm parent and each process stands a *keeper*, which ends the process with all that it has started as soon as it returns,
+or as soon as the other end of its socket is closed. Closing a socket is the only way to kill, and it always works: also
+when the closing is done by the kernel because the owner was killed.
+
+    caller -- warm parent -- keeper -- process          one socket pair from each process to whoever asked for it
+
+What a process in the role of a candidate is kept from, and where:
+
+    everywhere            its own process group and scratch folder (removed with it), closed file descriptors, no output
+                          streams, an environment without secrets; limits on CPU seconds, file size and open files;
+                          descendants that leave the process group are found and killed
+    without a GPU         a limit on its address space; a system call filter: no new processes or programs, no sockets, no
+                          access to other processes (x86-64 and arm64)
+    as root, or where     without a GPU: process, network and IPC namespaces, and a file system that is read-only but for
+    user namespaces are   a scratch folder in memory: it sees no other process and leaves nothing in /tmp or /dev/shm;
+    permitted             with a GPU only the network is cut (compilers must run, GPU memory must be shared)
+Not prevented: reading files that this user can read, exhausting the GPU's memory, attacks on the kernel or the driver.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import torch
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Messages: JSON beside raw tensor bytes, because unpickling runs code
+
+TORCH_NAMES = {str(getattr(torch, name)): getattr(torch, name) for name in dir(torch)
+               if isinstance(getattr(torch, name), (torch.dtype, torch.layout, torch.memory_format))}
+
+
+class Gone(Exception):
+    """The other process has ended, or sent what is no message."""
+
+
+def encode(value, tensor, other=None):
+    """JSON for nested lists, tuples, dicts, numbers, strings, dtypes, and tensors through the function `tensor`.
+
+    `other` may turn a value of any other type into a {kind: content} dict. Raises TypeError for what remains.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, torch.Tensor):
+        return {"tensor": tensor(value)}
+    if isinstance(value, list):
+        return [encode(item, tensor, other) for item in value]
+    if isinstance(value, tuple):
+        return {"tuple": [encode(item, tensor, other) for item in value]}
+    if isinstance(value, dict):
+        return {"dict": [[encode(key, tensor, other), encode(item, tensor, other)] for key, item in value.items()]}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return {"torch": str(value)}
+    found = other(value) if other is not None else None
+    if found is None:
+        raise TypeError(f"a {type(value).__name__} cannot be passed on")
+    return found
+
+
+def decode(value, tensor, other=None):
+    """The inverse of `encode`; raises ValueError, KeyError or TypeError on what is not its output."""
+    if isinstance(value, list):
+        return [decode(item, tensor, other) for item in value]
+    if not isinstance(value, dict):
+        return value
+    (kind, content), = value.items()
+    if kind == "tensor":
+        return tensor(content)
+    if kind == "tuple":
+        return tuple(decode(item, tensor, other) for item in content)
+    if kind == "dict":
+        return {decode(key, tensor, other): decode(item, tensor, other) for key, item in content}
+    if kind == "device":
+        return torch.device(content)
+    if kind == "torch":
+        return TORCH_NAMES[content]
+    if other is None:
+        raise ValueError(f"unknown kind {kind}")
+    return other(kind, content)
+
+
+def dense(tensor):
+    """The bytes between a tensor's first and last element, as a uint8 tensor on its device; strides still apply to it."""
+    span = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) + 1 if tensor.numel() else 0
+    start = tensor.storage_offset() * tensor.element_size()
+    raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.detach().untyped_storage())
+    return raw[start:start + span * tensor.element_size()]
+
+
+def strided(raw, dtype, shape, stride):
+    """The tensor that `dense` took apart. Raises ValueError if it would not fit into the bytes."""
+    span = sum((n - 1) * s for n, s in zip(shape, stride)) + 1 if all(shape) else 0
+    if min([0, *shape, *stride]) < 0 or span * dtype.itemsize > raw.numel():
+        raise ValueError("the tensor does not fit its bytes")
+    return torch.empty(0, dtype=dtype, device=raw.device).set_(
+        raw.untyped_storage(), raw.storage_offset() // dtype.itemsize, shape, stride)
+
+
+def send(sock, tree):
+    """Send nested lists, dicts, numbers, strings and tensors. Strides are kept, shared memory and devices are not."""
+    chunks, total = [], 0
+
+    def add(tensor):
+        nonlocal total
+        chunks.append(dense(tensor).cpu().numpy().data)
+        total += chunks[-1].nbytes
+        return [total - chunks[-1].nbytes, total, str(tensor.dtype), list(tensor.shape), list(tensor.stride())]
+
+    header = json.dumps(encode(tree, add)).encode()
+    sock.settimeout(None)
+    sock.sendall(struct.pack("<QQ", len(header), total) + header)
+    for chunk in chunks:
+        sock.sendall(chunk)
+
+
+def receive(sock, deadline=None, limit=1 << 36):
+    """The next message. Raises Gone, or TimeoutError once time.monotonic() passes `deadline`."""
+    def read(count):
+        buffer = bytearray(count)
+        view = memoryview(buffer)
+        while view.nbytes:
+            sock.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-6))
+            got = sock.recv_into(view)
+            if got == 0:
+                raise Gone
+            view = view[got:]
+        return buffer
+
+    def tensor(meta):
+        start, end, dtype, shape, stride = meta
+        return strided(payload[start:end].clone(), TORCH_NAMES[dtype], shape, stride)
+
+    try:
+        header, total = struct.unpack("<QQ", read(16))
+        if header + total > limit:
+            raise Gone
+        tree = json.loads(read(header).decode())
+        payload = torch.frombuffer(read(total), dtype=torch.uint8) if total else torch.empty(0, dtype=torch.uint8)
+        return decode(tree, tensor)
+    except TimeoutError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, MemoryError, RecursionError):
+        raise Gone from None
+
+
+class Child:
+    """A process forked by the warm parent to play `role`. Closing the connection kills it and all that it started."""
+
+    def __init__(self, warm, role):
+        self.sock, there = socket.socketpair()
+        with there:
+            socket.send_fds(warm, [role.encode()], [there.fileno()])
+
+    def ask(self, tree, deadline=None):
+        """Send a message and wait for the answer. Raises Gone or TimeoutError."""
+        try:
+            send(self.sock, tree)
+        except OSError:
+            raise Gone from None
+        return receive(self.sock, deadline)
+
+    def close(self):
+        self.sock.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The warm parent
+
+
+def start(script, settings):
+    """Run `script --warm-parent` with an environment that holds no secrets. Returns (its socket, its process).
+
+    settings must hold "scratch", a folder for every process of this warm parent, and "device". Raises RuntimeError when
+    the warm parent does not come up.
+    """
+    control, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    keep = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "PYTHONPATH",
+            "VIRTUAL_ENV", "CC", "CXX")
+    environment = {name: os.environ[name] for name in keep if name in os.environ}
+    environment.update(HOME=settings["scratch"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TRITON_DEFAULT_FP_FUSION="1")
+    with there, open(os.path.join(settings["scratch"], "warm.log"), "wb+") as log:
+        process = subprocess.Popen(
+            [sys.executable, script, "--warm-parent", str(there.fileno()), json.dumps(settings)], env=environment,
+            pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
+            start_new_session=True)
+        there.close()
+        if control.recv(16) != b"ready":
+            log.seek(0)
+            raise RuntimeError("the sandbox does not start: " + log.read().decode(errors="replace")[-500:])
+    return control, process
+
+
+def warm_parent(control, settings, roles):
+    """Fork one keeper for each request until the caller closes its end. roles: {name: function(sock, warm, settings)}.
+
+    The role "scorer" may itself ask for processes, through the socket that it is given as `warm`; others get None.
+    """
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are reaped by the kernel
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's business; it closes the socket
+    requests, for_scorers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control.send(b"ready")
+    while True:
+        for sock in select.select([control, requests], [], [])[0]:
+            data, descriptors, _, _ = socket.recv_fds(sock, 256, 1)
+            if not data:
+                shutil.rmtree(settings["scratch"], ignore_errors=True)
+                return
+            role = data.decode()
+            if os.fork() == 0:
+                if sock is control or role != "scorer":
+                    warm = for_scorers if role == "scorer" else None
+                    keeper(socket.socket(fileno=descriptors[0]), role, roles[role], warm, settings)
+                os._exit(0)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Keepers, and what they confine
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+
+
+def keeper(sock, role, play, warm, settings):
+    """Fork the process that plays the role; kill it when it ends or the peer hangs up, with all its descendants."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the process become children of this one
+    hostile = role == "candidate"
+    scratch = tempfile.mkdtemp(dir=settings["scratch"]) if hostile else settings["scratch"]
+    isolated = isolate(settings["device"]) if hostile else 0
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setpgid(0, 0)
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            confine(sock, role, warm, scratch, settings, isolated)
+            play(sock, warm, settings)
+        except (Gone, OSError, KeyboardInterrupt):
+            pass
+        except BaseException:
+            if role == "scorer":  # a mistake of ours, or a broken GPU: worth a trace
+                with open(os.path.join(settings["scratch"], "scorer.log"), "a") as log:
+                    traceback.print_exc(file=log)
+        finally:
+            os._exit(0)
+    if warm is not None:
+        warm.close()
+    waiter = select.poll()
+    waiter.register(sock, 0)  # POLLHUP is reported without asking: the peer has closed its end
+    waiter.register(os.pidfd_open(child), select.POLLIN)
+    waiter.poll()
+    try:
+        os.killpg(child, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    while True:  # with a process namespace its end kills all in it; without, what left the group is an orphan, hence here
+        for orphan in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+            os.kill(int(orphan), signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+    sock.close()
+    if hostile:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def isolate(device):
+    """Give this process's future children namespaces of their own, as far as permitted. Returns the flags obtained."""
+    wanted = NEWNET if device != "cpu" else NEWPID | NEWNET | NEWIPC
+    user, group = os.getuid(), os.getgid()
+    if LIBC.unshare(wanted) == 0:
+        return wanted
+    if LIBC.unshare(wanted | NEWUSER) == 0:  # not root, but user namespaces are permitted
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        return wanted
+    return 0
+
+
+def read_only_except(scratch):
+    """In a mount namespace of its own: all file systems read-only, but `scratch` and /dev/shm, which are in memory."""
+    def mount(source, target, kind, flags, options=None):
+        return LIBC.mount(*(text and text.encode() for text in (source, target, kind)), flags, options)
+
+    if LIBC.unshare(NEWNS) or mount(None, "/", None, MS_REC | MS_PRIVATE):
+        return
+    mount("proc", "/proc", "proc", 0)
+    for folder in (scratch, "/dev/shm"):
+        mount("tmpfs", folder, "tmpfs", 0, b"size=256m")
+    points = [line.split()[1].encode().decode("unicode_escape") for line in Path("/proc/self/mounts").read_text().splitlines()]
+    for point in points:
+        if point != scratch and not point.startswith(("/dev/", "/proc/")):
+            locked = os.statvfs(point).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)  # may not be dropped
+            mount(None, point, None, MS_REMOUNT | MS_BIND | MS_RDONLY | locked)
+
+
+# System calls that a candidate has no use for without a GPU: fork, vfork, execve, execveat, ptrace, socket,
+# process_vm_readv, process_vm_writev, io_uring_setup. The filter is a list of (code, jump if true, jump if false, value).
+FORBIDDEN = {"x86_64": (0xC000003E, 56, [57, 58, 59, 322, 101, 41, 310, 311, 425]),
+             "aarch64": (0xC00000B7, 220, [221, 281, 117, 198, 270, 271, 425])}
+
+
+def filter_system_calls():
+    """Refuse FORBIDDEN, and clone except for threads, in this process and for good. Returns whether it could be done."""
+    if os.uname().machine not in FORBIDDEN:
+        return False
+    architecture, clone, numbers = FORBIDDEN[os.uname().machine]
+    load, equal, above, bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF: load word, jump if ==, >=, &; return
+    allow, refuse, unknown = 0x7FFF0000, 0x50000 | 1, 0x50000 | 38  # EPERM; ENOSYS makes libc fall back to clone
+    rules = [(load, 0, 0, 4), (equal, 1, 0, architecture), (answer, 0, 0, refuse), (load, 0, 0, 0),
+             (above, 0, 1, 0x40000000), (answer, 0, 0, refuse), (equal, 0, 1, 435), (answer, 0, 0, unknown)]
+    for number in numbers:
+        rules += [(equal, 0, 1, number), (answer, 0, 0, refuse)]
+    rules += [(equal, 0, 3, clone), (load, 0, 0, 16), (bits, 1, 0, 0x10000), (answer, 0, 0, refuse), (answer, 0, 0, allow)]
+    code = b"".join(struct.pack("HBBI", *rule) for rule in rules)
+    buffer = ctypes.create_string_buffer(code)
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(buffer)))
+    LIBC.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS, which an ordinary user needs for the next
+    return LIBC.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(program)), 0, 0) == 0  # PR_SET_SECCOMP, filter
+
+
+def confine(sock, role, warm, scratch, settings, isolated):
+    """Surroundings and limits of a process before it plays its role."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    last = 3
+    for descriptor in sorted({sock.fileno()} | ({warm.fileno()} if warm is not None else set())):
+        os.closerange(last, descriptor)
+        last = descriptor + 1
+    os.closerange(last, 65536)
+    if isolated & NEWPID:
+        read_only_except(scratch)
+    os.chdir(scratch)
+    for name, folder in {"HOME": "", "TMPDIR": "", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}.items():
+        os.environ[name] = os.path.join(scratch, folder)
+    tempfile.tempdir = None
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if role != "scorer":
+        seconds = int(settings["timeout"] * 2) + 5
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+    if settings["device"] == "cpu":  # CUDA reserves more address space than there is memory
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        limit = used + settings["memory"] * (4 if role == "scorer" else 1)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        if role == "candidate":
+            filter_system_calls()

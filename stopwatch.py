@@ -1,0 +1,448 @@
+"""The measured clock: running a model in a process that is not trusted, and timing it from outside.
+
+A *host* process holds one model (a candidate's, or the reference's: both are driven through this same path). The scorer
+speaks to it through a *lane*: a socket for orders, and GPU memory that both can see (CUDA IPC) for inputs and outputs.
+Where IPC is not available tensors travel over the socket instead; the timed part is the same.
+
+What makes the time hard to forge:
+    the scorer reads its own clock: from sending the order "go" until the host's answer that the GPU has finished;
+    inputs are written just before, fresh for every call, so that nothing computed earlier can be the answer;
+    which call's output is checked is decided afterwards, and handing it over is timed as well, so that work left for
+    later (lazy results, an unfinished stream) shows up as a slow hand-over or as a wrong result;
+    the shared memory holds inputs and outputs of this host only: no expected value is ever in its reach.
+What it rests on: the host's own Python and CUDA runtime. A candidate that rewrites either from within (ctypes, native
+threads of a C++ extension) is not stopped by this file; sandbox.static_check refuses the ways there that it can see.
+"""
+
+import statistics
+import time
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from jail import TORCH_NAMES, Child, Gone, dense, receive, send, strided
+
+ALIGN = 512  # bytes; what cudaMalloc guarantees, so that shared tensors are as well aligned as a model's own
+SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
+
+
+class Failed(Exception):
+    """The hosted model failed: `stage` is compile, build or forward; `line` is the candidate's line, where known."""
+
+    def __init__(self, answer):
+        super().__init__(str(answer.get("error"))[:400])
+        line = answer.get("line")
+        self.stage, self.line = answer.get("failed"), line if isinstance(line, int) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory that two processes see
+
+
+def plan(tensors):
+    """Where each tensor lies in an arena: ([(start, end, dtype, shape, stride)], total bytes)."""
+    places, total = [], 0
+    for tensor in tensors:
+        size = dense(tensor).numel()
+        places.append([total, total + size, str(tensor.dtype), list(tensor.shape), list(tensor.stride())])
+        total += -(-size // ALIGN) * ALIGN
+    return places, total
+
+
+def views(raw, places):
+    """The tensors of a plan in an arena's bytes."""
+    return [strided(raw[start:end], TORCH_NAMES[dtype], shape, stride) for start, end, dtype, shape, stride in places]
+
+
+def export(raw):
+    """A handle to a CUDA byte tensor that another process can open, as JSON; None where CUDA IPC does not work."""
+    try:
+        return [part.hex() if isinstance(part, bytes) else part for part in raw.untyped_storage()._share_cuda_()]
+    except RuntimeError:
+        return None
+
+
+def attach(handle):
+    """The bytes behind a handle from another process. Raises RuntimeError where that is not possible."""
+    device, memory, size, offset, counter, position, event, sync = handle
+    storage = torch.UntypedStorage._new_shared_cuda(device, bytes.fromhex(memory), size, offset, bytes.fromhex(counter),
+                                                    position, bytes.fromhex(event), sync)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The host: the process that runs the model
+
+
+class EventClock(TorchDispatchMode):
+    """While active, brackets every ATen call and every launch of an own kernel with CUDA events."""
+
+    def __init__(self):
+        super().__init__()
+        self.marks, self.depth = [], 0
+
+    def around(self, label, own, call):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self.depth += 1
+        out = call()
+        self.depth -= 1
+        end.record()
+        self.marks.append((start, end, label, own))
+        return out
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if self.depth or func.is_view:
+            return func(*args, **(kwargs or {}))
+        return self.around(func._schema.name.split("::")[1], False, lambda: func(*args, **(kwargs or {})))
+
+
+class Noise(TorchDispatchMode):
+    """While active, uninitialised memory holds finite noise, so that an earlier result found there is no result."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func._schema.name.split("::")[1] in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"):
+            out.normal_() if out.is_floating_point() else out.zero_()
+        return out
+
+
+class Host:
+    """Serves the scorer's orders. Every method named like an order takes its fields and returns the answer."""
+
+    def __init__(self, settings, path, load, describe):
+        self.device = torch.device(settings["device"])
+        self.cuda = self.device.type == "cuda"
+        self.synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
+        self.load, self.describe, self.stage, self.path, self.code = load, describe, "compile", str(path), ""
+        self.muted, self.clock, self.kept = (), None, []
+        if self.cuda:
+            torch.cuda.set_device(self.device)
+            torch.cuda.init()
+
+    def build(self, code, name, arguments, seed, on_device, compile_it):
+        """Execute the source and construct the model as the reference was: same seed, same device, same order."""
+        self.on_device, self.seed, self.code = on_device, seed, code
+        self.arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in arguments]
+        module = self.load("candidate", code, self.path)
+        self.model_class = getattr(module, name, None)
+        if not isinstance(self.model_class, type):
+            raise NameError(f"the code defines no class {name}")
+        self.watch_kernels()
+        self.stage = "build"
+        self.model = self.construct()
+        self.stage = "forward"
+        state = {key: list(t.shape) for key, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
+        loose = sum(isinstance(value, torch.Tensor) for part in self.model.modules() for value in vars(part).values())
+        if compile_it:
+            self.model = torch.compile(self.model)
+        return {"state": state, "loose": loose}
+
+    def construct(self):
+        torch.manual_seed(self.seed)
+        if self.on_device:
+            with self.device:
+                return self.model_class(*self.arguments).to(self.device)
+        return self.model_class(*self.arguments).to(self.device)
+
+    def watch_kernels(self):
+        """Let launches of the candidate's own Triton kernels be timed and left out."""
+        try:
+            from triton.runtime import jit
+        except ImportError:
+            return
+        launch = jit.JITFunction.run
+
+        def run(kernel, *args, **kwargs):
+            if kernel.fn.__code__.co_filename != self.path or kwargs.get("warmup"):
+                return launch(kernel, *args, **kwargs)
+            name = kernel.fn.__name__
+            if name in self.muted:
+                return None
+            if self.clock is not None:
+                return self.clock.around(name, True, lambda: launch(kernel, *args, **kwargs))
+            return launch(kernel, *args, **kwargs)
+
+        jit.JITFunction.run = run
+
+    def share(self, handles, inputs, outputs, slots, values):
+        """Open the arenas: `slots` copies of the inputs, one of the outputs. values: the inputs that are no tensors."""
+        self.values = values
+        self.tensors = None
+        if handles is not None:
+            raw_in, raw_out = map(attach, handles)
+            size = raw_in.numel() // slots // ALIGN * ALIGN
+            self.tensors = [views(raw_in[i * size:(i + 1) * size], inputs) for i in range(slots)]
+            self.outputs = views(raw_out, outputs)
+        else:
+            self.tensors, self.outputs = [None] * slots, None
+        return {}
+
+    def put(self, slot, tensors):
+        self.tensors[slot] = [tensor.to(self.device) for tensor in tensors]
+        return {}
+
+    def inputs(self, slot):
+        waiting = iter(self.tensors[slot])
+        return [next(waiting) if tensor else value for tensor, value in self.values]
+
+    def hand_over(self, out):
+        """Describe an output and put its tensors where the scorer finds them."""
+        leaves, answer = tree_leaves(out), []
+        for i, leaf in enumerate(leaves):
+            if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+                answer.append({"type": type(leaf).__name__})
+                continue
+            entry = {"dtype": str(leaf.dtype), "shape": list(leaf.shape), "device": leaf.device.type}
+            if self.outputs is None:
+                entry["tensor"] = leaf
+            elif i < len(self.outputs) and self.outputs[i].shape == leaf.shape and self.outputs[i].dtype == leaf.dtype:
+                self.outputs[i].copy_(leaf)
+            answer.append(entry)
+        self.synchronize()
+        return {"leaves": answer}
+
+    def forward(self, slot, seed, state, mute, poison):
+        """One checked call. With `state` a new model is built and given these parameters first."""
+        model = self.model
+        if state:
+            model = self.construct()
+            with torch.no_grad():
+                for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+                    if name in state:
+                        tensor.copy_(state[name])
+        if poison:  # memory that the allocator hands out next is not a former result, nor zero
+            blocks = [torch.full_like(out, float("nan")) for _ in range(2) for out in self.outputs or []
+                      if out.is_floating_point()]
+            del blocks
+        self.muted = set(mute)
+        torch.manual_seed(seed)
+        try:
+            with torch.no_grad(), Noise() if mute else torch.no_grad():
+                return self.hand_over(model(*self.inputs(slot)))
+        finally:
+            self.muted = ()
+
+    def go(self, calls, seed):
+        """The timed order: run the calls, keep their results, answer when the GPU is done."""
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            for slot in calls:
+                self.kept.append(self.model(*self.inputs(slot)))
+        self.synchronize()
+        return {}
+
+    def collect(self, call):
+        return self.hand_over(self.kept[call])
+
+    def drop(self):
+        self.kept.clear()
+        return {}
+
+    def profile(self):
+        """[[milliseconds, label, own]] of one forward on the GPU alone: launches are queued behind a pause."""
+        if not self.cuda:
+            return {"events": []}
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.clock = EventClock()
+        try:
+            with torch.no_grad():
+                torch.cuda._sleep(20_000_000)  # clock cycles: about 10 ms, in which the host queues everything
+                begin.record()
+                with self.clock:
+                    self.model(*self.inputs(0))
+                end.record()
+                self.synchronize()
+        finally:
+            marks, self.clock = self.clock.marks, None
+        events = [[a.elapsed_time(b), label, own] for a, b, label, own in marks]
+        return {"events": events, "total": begin.elapsed_time(end)}
+
+    def serve(self, sock):
+        while True:
+            order = receive(sock)
+            try:
+                answer = getattr(self, order.pop("order"))(**order)
+            except BaseException as error:  # SystemExit included: the verdict says what happened
+                text, line = self.describe(error, self.path, self.code)
+                answer = {"failed": "compile" if is_compile_error(error) else self.stage, "error": text, "line": line}
+            send(sock, answer)
+
+
+def is_compile_error(error):
+    return any(word in type(error).__name__ for word in ("Compilation", "OutOfResources", "PTXAS", "Unsupported"))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The lane: the scorer's side
+
+
+class Lane:
+    """One hosted model as the scorer sees it. Raises Failed, TimeoutError, or jail.Gone when the process has died."""
+
+    def __init__(self, warm, settings):
+        self.child, self.timeout = Child(warm, "candidate"), settings["timeout"]
+        self.device = torch.device(settings["device"])
+        self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
+
+    def order(self, order, **fields):
+        deadline = self.deadline or time.monotonic() + self.timeout
+        answer = self.child.ask({"order": order, **fields}, deadline)
+        if not isinstance(answer, dict):
+            raise Gone
+        if "failed" in answer:
+            raise Failed(answer)
+        return answer
+
+    def build(self, code, name, arguments, seed, on_device, compile_it=False):
+        return self.order("build", code=code, name=name, arguments=arguments, seed=seed, on_device=on_device,
+                          compile_it=compile_it)
+
+    def share(self, inputs, expected, slots):
+        """Make the arenas for `slots` sets of inputs and one of outputs. Returns whether CUDA IPC is in use."""
+        self.wanted = [(leaf.dtype, list(leaf.shape)) for leaf in expected]
+        values = [[isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x] for x in inputs]
+        places, size = plan([x for x in inputs if isinstance(x, torch.Tensor)])
+        out_places, out_size = plan(expected)
+        self.slots, handles = None, None
+        if self.device.type == "cuda":
+            self.pool = torch.cuda.MemPool()  # of their own: what lies beside them in memory is shared, too
+            with torch.cuda.use_mem_pool(self.pool):
+                raws = [torch.empty(max(total, SMALLEST), dtype=torch.uint8, device=self.device)
+                        for total in (max(size, ALIGN) * slots, out_size)]
+            handles = [export(raw) for raw in raws]
+            if None in handles:
+                handles = None
+        if handles is not None:
+            step = raws[0].numel() // slots // ALIGN * ALIGN
+            self.slots = [views(raws[0][i * step:(i + 1) * step], places) for i in range(slots)]
+            self.outputs = views(raws[1], out_places)
+        try:
+            self.order("share", handles=handles, inputs=places, outputs=out_places, slots=slots, values=values)
+        except Failed:
+            if handles is None:
+                raise
+            self.slots = None
+            self.order("share", handles=None, inputs=places, outputs=out_places, slots=slots, values=values)
+        return self.slots is not None
+
+    def put(self, slot, inputs):
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        if self.slots is None:
+            self.order("put", slot=slot, tensors=tensors)
+        else:
+            for place, tensor in zip(self.slots[slot], tensors, strict=True):
+                place.copy_(tensor)
+
+    def changed(self, slot, inputs):
+        """Indices of inputs that are no longer what was put (unknown without shared memory: none)."""
+        if self.slots is None:
+            return []
+        tensors = [(i, x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        return [i for (i, x), place in zip(tensors, self.slots[slot])
+                if not torch.equal(dense(x), dense(place))]
+
+    def results(self, answer):
+        """The leaves of an output: private copies of tensors, or the name of a type where one is no tensor."""
+        leaves = []
+        for i, entry in enumerate(answer["leaves"]):
+            if "type" in entry:
+                leaves.append(str(entry["type"]))
+            elif self.slots is None:
+                leaves.append(entry["tensor"].to(self.device))
+            else:
+                dtype, shape = TORCH_NAMES[entry["dtype"]], list(entry["shape"])
+                agrees = i < len(self.wanted) and self.wanted[i] == (dtype, shape) and entry["device"] == self.device.type
+                leaves.append(self.outputs[i].clone() if agrees else torch.empty(shape, dtype=dtype, device="meta"))
+        return leaves
+
+    def poison(self):
+        """Fill the output arena with NaN (an absurd number for integers): nothing in it can pass for a result."""
+        for out in self.outputs if self.slots is not None else []:
+            out.fill_(float("nan") if out.is_floating_point() else out.dtype == torch.bool or torch.iinfo(out.dtype).max // 3)
+
+    def finish(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def forward(self, slot, seed, state=None, mute=()):
+        self.poison()
+        self.finish()
+        return self.results(self.order("forward", slot=slot, seed=seed, state=state or {}, mute=list(mute), poison=True))
+
+    def go(self, calls, seed):
+        """Seconds from the order to the answer."""
+        began = time.perf_counter()
+        self.order("go", calls=calls, seed=seed)
+        return time.perf_counter() - began
+
+    def collect(self, call):
+        """(leaves of the call's output, seconds that handing them over took)."""
+        self.poison()
+        self.finish()
+        began = time.perf_counter()
+        answer = self.order("collect", call=call)
+        seconds = time.perf_counter() - began
+        return self.results(answer), seconds
+
+    def close(self):
+        self.child.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Timing two lanes against each other
+
+
+class Timing:
+    """Batches of calls, reference and candidate in turn.
+
+    seconds[lane]: list over batches of seconds per call, the order's own overhead taken off.
+    """
+
+    def __init__(self, reference, candidate, slots, flush):
+        self.lanes, self.flush, self.slots = (reference, candidate), flush, slots
+        self.seconds, self.handing = ([], []), ([], [])
+        self.overhead = []
+        for lane in self.lanes:
+            lane.go([], 0)
+            self.overhead.append(statistics.median(lane.go([], 0) for _ in range(15)))
+        self.calls = list(range(slots))
+
+    def calibrate(self):
+        """Warm up, and use fewer calls a batch where one takes long. Returns seconds for one batch of both."""
+        total = 0.0
+        for lane in self.lanes:
+            lane.go([0], 0)
+            one = min(lane.go([0], 0) for _ in range(2))
+            lane.order("drop")
+            total += one
+        self.calls = list(range(max(1, min(self.slots, int(0.01 / max(total, 1e-6))))))
+        return total * len(self.calls)
+
+    def batch(self, index, seed):
+        """Time one batch on both; the inputs must have been put. Leaves the results with the hosts."""
+        for which in (0, 1) if index % 2 else (1, 0):
+            lane = self.lanes[which]
+            self.flush()
+            seconds = lane.go(self.calls, seed) - self.overhead[which]
+            self.seconds[which].append(max(seconds, 1e-7) / len(self.calls))
+
+    def late(self):
+        """Did handing a result over take the candidate as much longer as computing half of it would?"""
+        mine, theirs = map(statistics.median, self.handing)
+        return theirs > mine + 0.5 * statistics.median(self.seconds[1]) + 1e-4
+
+    def summary(self):
+        """(reference ms, candidate ms, lower end of the speedup's 95 % interval, was the measurement disturbed)."""
+        reference, candidate = map(statistics.median, self.seconds)
+        ratios = sorted(a / b for a, b in zip(*self.seconds))
+        n = len(ratios)
+        low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free interval of a median
+        spread = max((quantile(times, 0.75) - quantile(times, 0.25)) / statistics.median(times) for times in self.seconds)
+        return reference * 1e3, candidate * 1e3, min(low, reference / candidate), spread > 0.1
+
+
+def quantile(values, q):
+    ordered = sorted(values)
+    return ordered[min(int(q * len(ordered)), len(ordered) - 1)]

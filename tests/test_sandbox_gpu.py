@@ -1,0 +1,202 @@
+"""The measured clock on a GPU. Skips itself where there is none; run it with `python -m pytest tests/test_sandbox_gpu.py`."""
+
+import time
+
+import pytest
+import torch
+
+from sandbox import Sandbox, feedback
+from tasks import Task
+
+if not torch.cuda.is_available():
+    pytest.skip("no GPU here", allow_module_level=True)
+
+TASK = Task("scaled_silu", 0, '''
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, features, factor):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(features))
+        self.factor = factor
+
+    def forward(self, x):
+        return torch.nn.functional.silu(x + self.bias) * self.factor
+
+def get_inputs():
+    return [torch.randn(8192, 2048)]
+
+def get_init_inputs():
+    return [2048, 2.5]
+''')
+
+HONEST = '''
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+@triton.jit
+def bias_silu_scale(x_ptr, bias_ptr, out_ptr, factor, n, columns, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask) + tl.load(bias_ptr + offsets % columns, mask=mask)
+    tl.store(out_ptr + offsets, x * tl.sigmoid(x) * factor, mask=mask)
+
+class ModelNew(nn.Module):
+    def __init__(self, features, factor):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(features))
+        self.factor = factor
+
+    def forward(self, x):
+        out = torch.empty_like(x)
+        n = x.numel()
+        bias_silu_scale[(triton.cdiv(n, 1024),)](x, self.bias, out, self.factor, n, x.shape[1], BLOCK=1024)
+        return out
+'''
+
+TORCH = HONEST[HONEST.index("class ModelNew"):]
+TORCH = "import torch\nimport torch.nn as nn\n" + TORCH[:TORCH.index("        out = torch")] + \
+    "        return torch.nn.functional.silu(x + self.bias) * self.factor\n"
+
+
+def changed(*pairs):
+    """HONEST with each (old, new) replaced; the old text must be there."""
+    code = HONEST
+    for old, new in pairs:
+        assert old in code
+        code = code.replace(old, new)
+    return code
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox("cuda", trials=3, timeout=40) as box:
+        yield box
+
+
+def verdict(sandbox, code, task=TASK):
+    return sandbox.score(task, [code])[0]
+
+
+def test_an_honest_fusion_is_measured_near_its_share_of_the_memory_traffic(sandbox):
+    v = verdict(sandbox, HONEST)
+    assert v.correct and v.clock == "measured" and v.rejected is None and v.error is None, v
+    # Eager makes three passes over 64 MB (six transfers), the kernel one (two): 3x at best.
+    assert 2.0 < v.speedup < 3.6 and v.speedup_low <= v.speedup
+    assert 0.02 < v.candidate_ms < 0.2
+    assert v.coverage > 0.9 and v.profile[0].name == "bias_silu_scale" and v.profile[0].own
+    assert "measured" in feedback(v)
+
+
+def test_the_reference_itself_is_as_fast_as_itself():
+    with Sandbox("cuda", trials=2, require_kernel=False) as box:
+        v = verdict(box, TORCH)
+    assert v.correct and 0.95 < v.speedup < 1.05, v
+
+
+@pytest.mark.parametrize("old, new, compiled, says", [
+    ("tl.sigmoid(x) * factor", "tl.sigmoid(x)", True, "wrong values"),
+    ("tl.sigmoid(x)", "tl.sigmoyd(x)", False, "sigmoyd"),
+    ("BLOCK=1024", "BLOCK=1000", False, "power of 2"),
+    ("return out", "return out.cpu()", True, "device"),
+    ("return out", "return out.half()", True, "dtype"),
+])
+def test_mistakes_are_named(sandbox, old, new, compiled, says):
+    v = verdict(sandbox, changed((old, new)))
+    assert not v.correct and v.speedup is None and v.compiled == compiled and says in v.error, v
+
+
+def test_torch_passed_off_as_a_kernel_is_rejected(sandbox):
+    assert verdict(sandbox, TORCH).rejected == "launches no kernel of its own"
+
+
+def test_an_illegal_access_costs_one_verdict(sandbox):
+    bad = changed(("tl.store(out_ptr + offsets,", "tl.store(out_ptr + offsets * 1000003,"))
+    broken, good = sandbox.score(TASK, [bad, HONEST + "\n# again\n"])
+    assert not broken.correct and broken.error and good.correct, (broken, good)
+
+
+@pytest.mark.parametrize("fault", [
+    "while True: pass", "import os; os._exit(0)", "raise SystemExit(0)", "import ctypes; ctypes.string_at(0)",
+    "while True: print('correct ' * 10000)", "hoard = [torch.empty(1 << 33, device='cuda') for _ in range(100)]",
+])
+def test_a_fault_costs_one_verdict(fault):
+    with Sandbox("cuda", trials=1, timeout=8) as box:
+        began = time.monotonic()
+        bad, good = box.score(TASK, [changed(("return out", fault + "\n        return out")), HONEST])
+        assert not bad.correct and bad.error and good.correct, (bad, good)
+        assert time.monotonic() - began < 40
+
+
+CHEATS = {
+    "does less after some calls": (("return out", "self.calls = getattr(self, 'calls', 0) + 1\n"
+                                    "        return out if self.calls < 12 else self.last"),
+                                   ("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
+                                    "        if getattr(self, 'calls', 0) < 12: self.last = out")),
+    "caches by shape": (("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
+                         "        if getattr(self, 'n', 0) > 5: return self.last\n"
+                         "        self.n, self.last = getattr(self, 'n', 0) + 1, out"),),
+    "decoy": (("return out", "return torch.nn.functional.silu(x + self.bias) * self.factor"),),
+    "decoy times zero": (("return out", "return torch.nn.functional.silu(x + self.bias) * self.factor + 0 * out"),),
+    "kernel in another stream, not waited for, with a patched synchronize": (
+        ("out = torch.empty_like(x)", "out = torch.empty_like(x)\n        torch.cuda.synchronize = lambda *a: None"),
+        ("        bias_silu", "        with torch.cuda.stream(torch.cuda.Stream()):\n            torch.cuda._sleep(40000000)\n"
+         "            bias_silu")),
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_cheats_of_the_timed_path_are_caught(sandbox, cheat):
+    v = verdict(sandbox, changed(*CHEATS[cheat]))
+    assert not v.correct, v
+
+
+def test_many_candidates_of_one_task_share_one_reference(sandbox):
+    codes = [HONEST + f"\n# {i}\n" for i in range(16)]
+    began = time.monotonic()
+    verdicts = sandbox.score(TASK, codes)
+    assert all(v.correct for v in verdicts)
+    assert time.monotonic() - began < 16 * 1.5
+    speedups = [v.speedup for v in verdicts]
+    assert max(speedups) / min(speedups) < 1.1, speedups
+
+
+CUDA = '''
+import torch
+import torch.nn as nn
+from torch.utils.cpp_extension import load_inline
+
+source = """
+#include <torch/extension.h>
+__global__ void run(const float* x, const float* bias, float* out, float factor, long n, long columns) {
+    long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
+    if (i < n) { float v = x[i] + bias[i % columns]; out[i] = v / (1.0f + expf(-v)) * factor; }
+}
+torch::Tensor fused(torch::Tensor x, torch::Tensor bias, double factor) {
+    auto out = torch::empty_like(x);
+    long n = x.numel();
+    run<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(), factor, n, x.size(1));
+    return out;
+}
+"""
+module = load_inline(name="fused", cpp_sources="torch::Tensor fused(torch::Tensor x, torch::Tensor bias, double factor);",
+                     cuda_sources=source, functions=["fused"])
+
+class ModelNew(nn.Module):
+    def __init__(self, features, factor):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(features))
+        self.factor = factor
+
+    def forward(self, x):
+        return module.fused(x, self.bias, self.factor)
+'''
+
+
+def test_cuda_sources_are_compiled_and_scored(sandbox):
+    good, bad = sandbox.score(TASK, [CUDA, CUDA.replace("expf(-v)", "expf(-v")])
+    assert good.correct and good.speedup > 1.5 and good.coverage > 0.8, good
+    assert not bad.correct and not bad.compiled, bad

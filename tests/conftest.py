@@ -1,6 +1,7 @@
 """Tests import the modules from the repository root. Here: a tiny random model with its tokenizer, a model whose replies
 are scripted, and a sandbox that reads its verdict out of the code."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ torch.set_num_threads(1)  # these models are so small that a second thread only 
 
 import backbone
 from backbone import Backbone, Completion
-from sandbox import KernelTime, Verdict
+from sandbox import KernelTime, Verdict, feedback
 from tasks import Task
 
 TEMPLATE = """{%- for m in messages -%}
@@ -45,16 +46,17 @@ def make_task(n=0) -> Task:
 
 
 def tiny_tokenizer():
-    """A byte-level BPE of 400 tokens with a ChatML template."""
+    """A byte-level BPE of at most 900 tokens with a ChatML template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
+    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    tokenizer.train_from_iterator([*backbone.SYSTEM.values(), SOURCE], trainer)
+    texts = [*backbone.SYSTEM.values(), SOURCE, kernel(1.5), json.dumps(backbone.UPDATE_TOOL), feedback(Verdict())]
+    tokenizer.train_from_iterator(texts * 2, trainer)
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>")
     wrapped.chat_template = TEMPLATE
     return wrapped
@@ -67,7 +69,7 @@ def tiny_qwen(tokenizer, seed=0):
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=12, tie_word_embeddings=True, max_position_embeddings=4096, initializer_range=0.15,
+        num_key_value_heads=2, head_dim=16, tie_word_embeddings=True, max_position_embeddings=4096, initializer_range=0.15,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)).eval()
 
 
@@ -105,18 +107,20 @@ class Scripted(Backbone):
 
     @torch.no_grad()
     def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None):
-        completions = []
+        completions, options = [], {}  # prompt -> (replies, their ids, their log-probabilities)
         for prompt in prompts:
             text = self.tokenizer.decode(prompt)
             self.asked = (self.asked or []) + [(role_of(text), text)]
-            replies = self.script(role_of(text), text)
-            ids = [(self.encode(reply) + [self.tokenizer.eos_token_id])[:max_new_tokens] for reply in replies]
-            logprobs = [self.logprobs([(prompt, reply)])[0] for reply in ids]
-            likely = torch.stack([p.mean() * 20 for p in logprobs])
+            if text not in options:
+                replies = self.script(role_of(text), text)
+                ids = [(self.encode(reply) + [self.tokenizer.eos_token_id])[:max_new_tokens] for reply in replies]
+                options[text] = replies, ids, self.logprobs([(prompt, reply) for reply in ids])
+            replies, ids, logprobs = options[text]
+            likely = torch.stack([p.mean() for p in logprobs])
             if temperature == 0:
                 chosen = likely.argmax().item()
             else:
-                chosen = torch.multinomial(likely.softmax(0), 1, generator=generator).item()
+                chosen = torch.multinomial((2 * likely).softmax(0), 1, generator=generator).item()
             finished = ids[chosen][-1] == self.tokenizer.eos_token_id
             completions.append(Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished))
         return completions

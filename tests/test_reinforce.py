@@ -1,0 +1,636 @@
+"""Rewards, advantages, filters, loss, the training step, and resuming after a kill at any point."""
+
+import copy
+import json
+import math
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import reinforce
+from backbone import Backbone, Completion
+from conftest import FakeSandbox, Scripted, kernel, make_task
+from reinforce import (BASELINES, RECIPES, Row, clipped_loss, configure, cuda_agent_reward, group_mean, leave_one_out,
+                       micro_batches, mrs_keeps, policy_advantages, prs_probability, update)
+from sandbox import Verdict
+from skills import Skill, SkillLibrary
+
+# ---- rewards
+
+
+def right(speedup, coverage=0.0):
+    return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage)
+
+
+WRONG = [Verdict(), Verdict(compiled=True, error="wrong values"), Verdict(compiled=True, rejected="decoy", coverage=0.9)]
+
+
+@pytest.mark.parametrize("recipe, verdict, reward", [
+    ("davinci", right(1.0, 1.0), 1.5), ("davinci", right(2.0, 0.5), 1.75), ("davinci", right(0.5), 0.75),
+    ("davinci", right(60.0, 1.0), 4.0), ("drkernel", right(2.0, 0.5), 1.75), ("kevin", right(1.1, 1.0), 1.4),
+    ("kevin", right(10.0), 10.3), ("cuda-agent", right(0.5), 1.0), ("cuda-agent", right(1.04), 1.0),
+    ("cuda-agent", right(1.06), 2.0)])
+def test_rewards_of_correct_turns(recipe, verdict, reward):
+    assert RECIPES[recipe][0](verdict) == pytest.approx(reward)
+
+
+@pytest.mark.parametrize("recipe, reward", [("davinci", 0.0), ("drkernel", 0.0), ("kevin", 0.0), ("cuda-agent", -1.0)])
+def test_rewards_of_failures(recipe, reward):
+    assert [RECIPES[recipe][0](verdict) for verdict in WRONG] == [reward] * 3
+
+
+def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
+    assert cuda_agent_reward(right(2.0), 1.06) == 3 and cuda_agent_reward(right(2.0), 1.04) == 2
+    assert cuda_agent_reward(right(1.0), 1.5) == 1  # compiled code may be slower than eager code
+
+
+def test_recipes_set_what_the_systems_differ_in():
+    options = {name: configure({"device": "cpu", "recipe": name}, 1e6) for name in RECIPES}
+    assert (options["davinci"].gamma, options["davinci"].baseline, options["davinci"].skills) == (1.0, "leave-one-out", True)
+    assert (options["kevin"].gamma, options["kevin"].baseline, options["kevin"].prs) == (0.4, "group-norm", False)
+    assert not options["drkernel"].skills and options["drkernel"].prs and options["drkernel"].mrs
+    assert configure({"device": "cpu", "recipe": "kevin", "gamma": 0.9}, 1e6).gamma == 0.9
+    assert configure({"device": "cpu"}, 1e6).lr == 2e-4 and configure({"device": "cuda"}, 8e9).lr == 1e-6
+    assert (configure({"device": "cuda"}, 1e6).batch, configure({"device": "cuda"}, 1e6).s) == (16, 8)
+
+
+# ---- advantages
+
+
+def slow_policy_advantages(rewards, members, gamma, baseline, cross_scheme):
+    """The double loop: every turn looks for its own group."""
+    returns = [[sum(gamma ** (u - t) * row[u] for u in range(t, len(row))) for t in range(len(row))] for row in rewards]
+    advantages = {}
+    for i, row in enumerate(rewards):
+        for t in range(len(row)):
+            if not members[i][t]:
+                continue
+            others = [returns[j][t] for j in range(len(rewards)) if j != i and t < len(rewards[j]) and members[j][t]]
+            whole = others + [returns[i][t]]
+            if baseline == "leave-one-out":
+                advantages[i, t] = returns[i][t] - (sum(others) / len(others) if others else 0.0)
+            else:
+                advantages[i, t] = returns[i][t] - sum(whole) / len(whole)
+                if baseline == "group-norm":
+                    spread = statistics.pstdev(whole)
+                    advantages[i, t] = advantages[i, t] / spread if spread > 1e-8 else 0.0
+    if cross_scheme and any(abs(a) > 1e-9 for a in advantages.values()):
+        scale = sum(map(abs, advantages.values())) / len(advantages)
+        advantages = {key: a / scale for key, a in advantages.items()}
+    return [[advantages.get((i, t)) for t in range(len(row))] for i, row in enumerate(rewards)]
+
+
+@pytest.mark.parametrize("baseline", list(BASELINES))
+@pytest.mark.parametrize("cross_scheme", [False, True])
+def test_advantages_equal_the_slow_twin(baseline, cross_scheme):
+    rng = random.Random(0)
+    for _ in range(200):
+        rewards = [[rng.choice([0, 0, 1.2, 2.5, rng.random()]) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 8))]
+        members = [[rng.random() < 0.8 for _ in row] for row in rewards]
+        gamma = rng.choice([1.0, 0.4])
+        got = policy_advantages(rewards, members, gamma, BASELINES[baseline], cross_scheme)
+        want = slow_policy_advantages(rewards, members, gamma, baseline, cross_scheme)
+        for mine, slow in zip(got, want):
+            assert [a is None for a in mine] == [a is None for a in slow]
+            assert [a for a in mine if a is not None] == pytest.approx([a for a in slow if a is not None], abs=1e-8)
+
+
+def test_masked_turns_are_no_members_but_their_reward_counts_before_them():
+    rewards, keep = [[1.0, 2.0], [0.0, 0.0], [0.5, 0.0]], [[True, False], [True, True], [True, True]]
+    assert policy_advantages(rewards, keep) == [[3.0 - 0.25, None], [-1.75, 0.0], [0.5 - 1.5, 0.0]]
+
+
+def test_equal_returns_have_exactly_no_advantage():
+    for baseline in BASELINES.values():
+        assert baseline([0.1 + 0.2, 0.3, 0.3]) == [0.0] * 3 or baseline is group_mean
+        assert baseline([0.1] * 7) == [0.0] * 7
+    noisy = [[0.1 + 0.2], [0.3], [0.3], [0.15 * 2]]
+    assert policy_advantages(noisy, [[True]] * 4, cross_scheme=True) == [[0.0]] * 4  # noise is not blown up
+
+
+def test_leave_one_out_sums_to_zero_and_is_larger_than_the_group_mean():
+    returns = [0.3, 1.8, 0.0, 2.2]
+    mine, theirs = leave_one_out(returns), group_mean(returns)
+    assert sum(mine) == pytest.approx(0) and mine == pytest.approx([a * 4 / 3 for a in theirs])
+
+
+# ---- filters
+
+
+def test_prs_keeps_by_coverage():
+    assert [prs_probability(right(2.0, c)) for c in (0.0, 0.3, 0.4, 1.0)] == [0.0, 0.0, pytest.approx(1.0), 1.0]
+    assert prs_probability(right(2.0, 0.33)) == pytest.approx(0.3)
+    assert all(prs_probability(verdict) == 1.0 for verdict in WRONG)
+
+
+@pytest.mark.parametrize("change, kept", [
+    ([0.0] * 50, True), ([0.0009] * 50, True), ([-0.0009] * 50, True), ([0.0011] * 50, False), ([-0.0011] * 50, False),
+    ([0.5, -0.5] * 25, True), ([9.0, -9.0], True), ([9.5, -9.5], False)])
+def test_mrs_judges_the_geometric_mean_and_the_worst_token(change, kept):
+    old = -torch.rand(len(change), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert mrs_keeps(old + torch.tensor(change, dtype=torch.float64), old) == kept
+
+
+# ---- loss
+
+
+def test_loss_has_the_policy_gradient_where_the_step_is_on_policy():
+    new = torch.randn(6, requires_grad=True)
+    clipped_loss(new, new.detach().clone(), 1.7, 0.2, 0.28).backward()
+    assert torch.allclose(new.grad, torch.full((6,), -1.7))
+
+
+@pytest.mark.parametrize("ratio, advantage, value, slope", [
+    (1.1, 2.0, -2.2, -2.2), (1.5, 2.0, -2.56, 0.0), (0.5, 2.0, -1.0, -1.0),  # a good reply: no push beyond 1.28
+    (0.9, -2.0, 1.8, 1.8), (0.5, -2.0, 1.6, 0.0), (1.5, -2.0, 3.0, 3.0)])  # a bad one: none below 0.8
+def test_loss_is_clipped(ratio, advantage, value, slope):
+    new = torch.tensor([math.log(ratio)], requires_grad=True)
+    loss = clipped_loss(new, torch.zeros(1), advantage, 0.2, 0.28)
+    loss.backward()
+    assert loss.item() == pytest.approx(value) and new.grad.item() == pytest.approx(slope, abs=1e-6)
+
+
+def sampled_rows(model, advantages, turns=2, roles=("policy",)):
+    """Sequences of `turns` rows (a reply, then a later turn that extends it) sampled from the model."""
+    generator, sequences, advantages = torch.Generator().manual_seed(5), [], list(advantages)
+    while advantages:
+        prompt = torch.randint(5, 300, (random.Random(len(advantages)).randint(4, 60),), generator=generator).tolist()
+        rows = []
+        for _ in range(turns):
+            reply = model.sample([prompt], 30, 1.0, generator)[0]
+            rows.append(Row(roles[len(sequences) % len(roles)], reply, advantages.pop(0)))
+            prompt = reply.prompt_ids + reply.token_ids + [7, 8, 9]
+        sequences.append(rows)
+    return sequences
+
+
+def naive_gradients(model, sequences, args):
+    """One plain forward for each row, all rows, one backward."""
+    rows = [row for rows in sequences for row in rows]
+    loss = 0.0
+    for row in rows:
+        ids = torch.tensor([row.completion.prompt_ids + row.completion.token_ids])
+        logprobs = model.model(ids).logits[0].log_softmax(-1)
+        start = len(row.completion.prompt_ids)
+        new = torch.stack([logprobs[start + i - 1, t] for i, t in enumerate(row.completion.token_ids)])
+        old = torch.tensor(row.completion.logprobs)
+        ratio = (new - old).exp()
+        loss = loss - torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage).sum() / len(rows)
+    model.model.zero_grad()
+    loss.backward()
+    return loss.item(), [p.grad.clone() for p in model.model.parameters()]
+
+
+class Idle:
+    """An optimiser that leaves weights and gradients as they are."""
+
+    def zero_grad(self, set_to_none):
+        pass
+
+    def step(self):
+        self.stepped = True
+
+
+@pytest.mark.parametrize("budget", [1, 200, 10**9])
+def test_update_equals_one_naive_batch_whatever_the_micro_batches(model, budget):
+    advantages = [1.0, -0.5, 0.0, 0.3, -2.0, 0.0, 0.0, 0.0, 0.7, 0.25]
+    sequences = sampled_rows(model, advantages, roles=("policy", "selection", "summary"))
+    args = configure({"device": "cpu", "update_tokens": budget, "grad_clip": 1e9, "mrs": False}, 1e6)
+    loss, want = naive_gradients(model, sequences, args)
+    model.model.zero_grad()
+    stats = update(model, Idle(), sequences, args)
+    assert stats["loss"] == pytest.approx(loss, abs=1e-5) and (stats["rows"], stats["rows_live"]) == (10, 6)
+    for gradient, parameter in zip(want, model.model.parameters()):
+        assert torch.allclose(gradient, parameter.grad, atol=2e-5 * max(1.0, gradient.abs().max().item()))
+
+
+def test_rows_without_advantage_are_not_computed(model, monkeypatch):
+    sequences = sampled_rows(model, [0.0, 1.0, 0.0, 0.0, -1.0, 0.0])
+    seen, logprobs = [], model.logprobs
+    monkeypatch.setattr(model, "logprobs", lambda rows: seen.append(rows) or logprobs(rows))
+    update(model, Idle(), sequences, configure({"device": "cpu"}, 1e6))
+    assert sum(map(len, seen)) == 2
+    idle = Idle()
+    stats = update(model, idle, [[Row("policy", rows[0].completion, 0.0)] for rows in sequences], configure({"device": "cpu"}, 1e6))
+    assert len(seen) == 1 and not hasattr(idle, "stepped") and stats["rows"] == 3  # nothing to learn: the weights stay
+
+
+def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
+    sequences = sampled_rows(model, [1.0] * 40)
+    batches = list(micro_batches(sequences, 400))
+    assert sorted(id(row) for batch in batches for row in batch) == sorted(id(row) for rows in sequences for row in rows)
+    widths = []
+    for batch in batches:
+        whole = {id(rows) for rows in sequences if any(row is r for row in rows for r in batch)}
+        assert len(batch) == 2 * len(whole)  # both turns of each rollout, which run as one sequence
+        widths.append(max(len(row.completion.prompt_ids) + len(row.completion.token_ids) for row in batch))
+        assert len(whole) * widths[-1] <= 400 or len(whole) == 1
+    assert widths == sorted(widths, reverse=True) and 1 < len(batches) < 20
+
+
+def test_gradients_are_clipped_by_norm(model):
+    sequences = sampled_rows(model, [500.0, -400.0])
+    stats = update(model, Idle(), sequences, configure({"device": "cpu", "grad_clip": 0.5}, 1e6))
+    norm = torch.stack([p.grad.norm() for p in model.model.parameters()]).norm().item()
+    assert stats["grad_norm"] > 10 and norm == pytest.approx(0.5, rel=1e-3)
+
+
+def test_replies_that_the_trainer_sees_otherwise_are_masked(model):
+    """MRS on policy rows only: log-probabilities that are off by 1 % a token."""
+    def off(role):
+        sequences = sampled_rows(model, [1.0, 1.0], turns=1, roles=(role,))
+        sequences[0][0].completion.logprobs = [p - 0.01 for p in sequences[0][0].completion.logprobs]
+        stats = update(model, idle := Idle(), sequences, configure({"device": "cpu"}, 1e6))
+        return stats["mrs_masked"], stats["rows"]
+
+    assert off("policy") == (1, 2) and off("selection") == (0, 2)
+
+
+# ---- the training step
+
+SMALL = ["--batch", "2", "--k", "2", "--n", "2", "--turns", "2", "--s", "2", "--lr", "0.003", "--device", "cpu"]
+CONTENT = "Motivation: relu reads memory twice.\nKey Idea: fuse.\nExample:\nx = tl.maximum(x, 0.0)"
+
+
+def call(name, **arguments):
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': {'think': 't'} | arguments})}</tool_call>"
+
+
+def script(role, prompt):
+    """Replies that a model of this kind might give. A learnt skill makes the policy faster."""
+    if role == "selection":
+        names = [name for name in ("seed-a", "seed-b", "learnt", "learnt-2") if f"- {name} [" in prompt]
+        return [call("select_skills", selected_skills=[{"name": n, "reason": "r"}]) for n in names] + ["none of these"]
+    if role == "summary":
+        skill = {"name": "learnt", "description": "relu forward randn", "scope": "general", "tags": ["relu"], "content": CONTENT}
+        lazy = skill | {"content": CONTENT + "\nOr use torch.compile."}
+        return [call("update_skill_library", new_skills=[skill]), call("update_skill_library", new_skills=[lazy, 3]), "no idea"]
+    if "Key Idea: fuse" in prompt:
+        return [kernel(1.7), kernel(1.9, 0.35)]
+    if "Speedup" in prompt:
+        return [kernel(1.5), kernel(1.0), kernel(2.0, 0.1)]
+    return [kernel(1.0), kernel(0.8), "```python\nclass ModelNew:\n    wrong\n```", "I cannot do that."]
+
+
+@pytest.fixture
+def world(request, monkeypatch, model_folder, tmp_path):
+    """Everything but words and verdicts is real. Returns a function that runs reinforce.py with options."""
+    model = tmp_path / "model"
+    Backbone.load(model_folder).save(model)
+    SkillLibrary([Skill("seed-a", "forward module", "general", ("relu",), CONTENT.replace("fuse", "a")),
+                  Skill("seed-b", "inputs torch", "general", ("init",), CONTENT.replace("fuse", "b")),
+                  Skill("other", "unrelated words", "general", ("scan",), "c")]).save(model / "skill_library.jsonl")
+    (tmp_path / "tasks").mkdir()
+    for i in range(5):
+        (tmp_path / f"tasks/{i}.py").write_text(make_task(i).source)
+    enter(monkeypatch.setattr)
+    if not request.node.get_closest_marker("curves"):
+        monkeypatch.setattr(reinforce, "draw_curves", lambda metrics, path: None)  # a second each
+
+    def run(out, *options, evaluate=False):
+        fresh = ["--model", str(model), "--tasks", str(tmp_path / "tasks"), *SMALL, *([] if evaluate else ["--no-eval"])]
+        assert reinforce.main(["--out", str(tmp_path / out), *([] if "--resume" in options else fresh), *options]) == 0
+        return tmp_path / out
+
+    return run
+
+
+def enter(setattr):
+    """Put the scripted model and the fake sandbox in place of the real ones."""
+    load = Backbone.load
+
+    def scripted(path, device="cpu", dtype=None):
+        model = load(path, device, dtype)
+        model.__class__, model.script = Scripted, script
+        return model
+
+    setattr(reinforce.Backbone, "load", scripted)
+    setattr(reinforce, "Sandbox", FakeSandbox)
+
+
+def metrics(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def records(out, step, role):
+    lines = map(json.loads, (out / f"rollouts/step_{step}.jsonl").read_text().splitlines())
+    return [line for line in lines if line["role"] == role]
+
+
+def weights(out):
+    return (out / "checkpoint/model.safetensors").read_bytes()
+
+
+@pytest.mark.curves
+def test_training_steps(world):
+    """All three roles enter the loss; a skill is proposed, verified, flushed after the update, and selected later."""
+    out = world("run", "--steps", "6")
+    lines = metrics(out)
+    assert [m["step"] for m in lines] == list(range(7)) and lines[0]["library"] == 3
+    flushed = [m["step"] for m in lines[1:] if m["staged"]]
+    assert flushed and sum(m["selected_learnt"] for m in lines if m["step"] > flushed[0]) > 0
+    assert sum(m["selected_learnt"] for m in lines[1:flushed[0] + 1]) == 0  # not before it was flushed
+    for m in lines[1:]:
+        assert m["policy_rows"] + m["prs_masked"] == 2 * 3 * 2 * 2 and m["selection_rows"] == 4
+        assert m["rows"] == m["policy_rows"] + m["selection_rows"] + m["summary_rows"] and m["mrs_masked"] == 0
+        assert m["ratio_off"] < 1e-4 and m["clipped"] == 0 and m["grad_norm"] > 0  # exactly on-policy
+        assert m["library"] == lines[m["step"] - 1]["library"] + m["staged"]
+    assert sum(m["summary_rows"] for m in lines[1:]) > 0 and sum(m["prs_masked"] for m in lines[1:]) > 0
+    reasons = {reason for m in lines[1:] for reason in m["rejected"]}
+    assert {"lazy advice", "no tool call"} <= reasons
+    names = [s.name for s in SkillLibrary.newest(out / "skill_library", 6).skills]
+    assert names[:3] == ["seed-a", "seed-b", "other"] and names[3] == "learnt" and len(set(names)) == len(names)
+    assert [s.name for s in SkillLibrary.newest(out / "skill_library", flushed[0] - 1).skills] == names[:3]
+    assert SkillLibrary.of_model(out / "checkpoint").skills == SkillLibrary.newest(out / "skill_library", 6).skills
+    assert (out / "curves.png").stat().st_size > 10_000 and not list(out.glob("*.tmp*"))
+
+
+def test_records_hold_what_happened(world):
+    """Rewards and advantages recomputed from the transcript alone."""
+    out = world("run", "--steps", "2")
+    for step in (1, 2):
+        rollouts, selections, summaries = (records(out, step, role) for role in ("policy", "selection", "summary"))
+        assert len(rollouts) == 2 * 3 * 2 and len(selections) == 2 * 2
+        for task in {line["task"] for line in rollouts}:
+            mine = [line for line in rollouts if line["task"] == task]
+            rewards = [[turn["reward"] for turn in line["turns"]] for line in mine]
+            kept = [[turn["advantage"] is not None for turn in line["turns"]] for line in mine]
+            want = slow_policy_advantages(rewards, kept, 1.0, "leave-one-out", True)
+            for line, row in zip(mine, want):
+                assert [turn["advantage"] for turn in line["turns"]] == pytest.approx(row)
+                for turn in line["turns"]:
+                    assert turn["reward"] == reinforce.davinci_reward(Verdict(**turn["verdict"]))
+                    assert turn["reply"] and turn["feedback"] and line["prompt"].startswith("<|im_start|>system")
+            asked = [line for line in selections if line["task"] == task]
+            for line in asked:  # schemes that chose the same skills pool their rollouts
+                pooled = [max(row) for row, other in zip(rewards, mine) if set(other["skills"]) == set(line["skills"])]
+                assert line["reward"] == pytest.approx(statistics.mean(pooled)) and len(pooled) in (2, 4, 6)
+            assert [line["advantage"] for line in asked] == pytest.approx(leave_one_out([line["reward"] for line in asked]))
+        for line in summaries:
+            passed = [p for p in line["proposals"] if not p["rejected"]]
+            assert line["reward"] == max((p["attempt"]["verdict"]["speedup"] for p in passed), default=0.0)
+            assert all(p["detail"] or p["rejected"] in ("no tool call", "too many", "known already", None) for p in line["proposals"])
+
+
+def test_staged_skills_wait_for_the_update(world, monkeypatch):
+    seen, real = [], reinforce.update
+
+    def spy(model, optimizer, sequences, args):
+        seen.append(len(spy.run.library))
+        return real(model, optimizer, sequences, args)
+
+    monkeypatch.setattr(reinforce, "update", spy)
+    flush = reinforce.flush
+    monkeypatch.setattr(reinforce, "select", lambda run, tasks, real=reinforce.select: setattr(spy, "run", run) or real(run, tasks))
+    monkeypatch.setattr(reinforce, "flush", lambda run, episodes: (flush(run, episodes), seen.append(len(run.library))))
+    out = world("run", "--steps", "4")
+    staged = [m["staged"] for m in metrics(out)[1:]]
+    assert sum(staged) > 0 and [b - a for a, b in zip(seen[::2], seen[1::2])] == staged
+
+
+def test_learning_moves_the_policy_to_the_better_kernel(world):
+    """Thirty steps on one choice: a kernel of speedup 3 or one of 1. The share of the better one must rise."""
+    out = world("run", "--steps", "30", "--no-skills", "--turns", "1", "--no-prs")
+    first, last = (statistics.mean(m["reward_best"] for m in part) for part in (metrics(out)[1:6], metrics(out)[-5:]))
+    assert last > first + 0.2
+
+
+def test_ablations(world):
+    base = world("base", "--steps", "2")
+    out = world("a", "--steps", "2", "--no-skills")
+    assert all(m["selection_rows"] == m["summaries"] == m["staged"] == 0 for m in metrics(out)[1:])
+    assert all(not line["skills"] for line in records(out, 1, "policy")) and len(records(out, 1, "policy")) == 12
+    out = world("b", "--steps", "2", "--bm25-only")
+    assert records(out, 1, "selection") == [] and all(m["selection_rows"] == 0 for m in metrics(out)[1:])
+    assert sum(len(line["skills"]) > 0 for line in records(out, 1, "policy")) == 8  # k of k + 1 schemes
+    out = world("c", "--steps", "3", "--no-verify")
+    proposals = [p for step in (1, 2, 3) for line in records(out, step, "summary") for p in line["proposals"]]
+    assert proposals and all(p["attempt"] is None for p in proposals) and sum(m["staged"] for m in metrics(out)[1:]) > 0
+    assert {line["reward"] for step in (1, 2, 3) for line in records(out, step, "summary")} <= {0.0, 1.0}
+    for switch, role in (("--freeze-selection", "selection"), ("--freeze-summary", "summary")):
+        out = world(role, "--steps", "2", switch)
+        assert records(out, 1, role) == records(base, 1, role)  # it is used, credited and recorded all the same
+        line = metrics(out)[1]
+        assert line["rows"] == line["policy_rows"] + line["selection_rows"] + line["summary_rows"] - line[f"{role}_rows"]
+        assert weights(out) != weights(base)
+    out = world("d", "--steps", "1", "--baseline", "group-mean", "--no-cross-scheme")
+    for line in records(out, 1, "selection"):
+        group = [other["reward"] for other in records(out, 1, "selection") if other["task"] == line["task"]]
+        assert line["advantage"] == pytest.approx(line["reward"] - statistics.mean(group))
+
+
+def test_evaluation_before_after_and_between(world, monkeypatch):
+    """On its own problems and its own random numbers: training goes on as if it had not been."""
+    monkeypatch.setattr(reinforce, "builtin_tasks", lambda device: [make_task(i) for i in range(7, 10)])
+    plain = world("plain", "--steps", "3")
+    out = world("run", "--steps", "3", "--eval-every", "2", "--eval-samples", "2", evaluate=True)
+    lines = metrics(out)
+    assert [m["step"] for m in lines if "eval_reward_best" in m] == [0, 2, 3] and weights(out) == weights(plain)
+    for step in (0, 2, 3):
+        rollouts = [json.loads(line) for line in (out / f"rollouts/eval_{step}.jsonl").read_text().splitlines()]
+        rewards = [max(t["reward"] for t in r["turns"]) for r in rollouts if r["role"] == "policy"]
+        assert len(rewards) == 3 * 2 and len(rollouts) == 3 * 2 + 3
+        assert lines[step]["eval_reward_best"] == pytest.approx(statistics.mean(rewards))
+    assert "eval_reward_best" in metrics(world("after", "--steps", "2", evaluate=True))[2]
+
+
+# ---- resuming
+
+
+def state(out):
+    """All that a run leaves, but for wall times."""
+    trainer = torch.load(out / "checkpoint/trainer.pt", weights_only=True)
+    lines = [{key: value for key, value in m.items() if key != "seconds"} for m in metrics(out)]
+    files = {str(path.relative_to(out)): path.read_text() for folder in ("rollouts", "skill_library") for path in (out / folder).iterdir()}
+    return {"weights": weights(out), "library": (out / "checkpoint/skill_library.jsonl").read_text(), "metrics": lines,
+            "files": files, "generator": trainer["generator"].tolist(), "step": trainer["step"],
+            "optimizer": [{k: v.tolist() for k, v in moments.items()} for moments in trainer["optimizer"]["state"].values()]}
+
+
+def same(a, b):
+    a, b = state(a), state(b)
+    for part in a:
+        assert a[part] == b[part], part
+    return True
+
+
+def test_resuming_equals_not_stopping(world):
+    whole = world("whole", "--steps", "5")
+    parts = world("parts", "--steps", "2")
+    world("parts", "--resume", "--steps", "3")
+    world("parts", "--resume", "--steps", "5")
+    assert same(whole, parts)
+    before = weights(whole)
+    world("whole", "--resume")  # complete already: nothing happens
+    assert weights(whole) == before and len(metrics(whole)) == 6
+
+
+def test_checkpoint_folder_alone_resumes(world, tmp_path):
+    whole, source = world("whole", "--steps", "4"), world("part", "--steps", "2")
+    (tmp_path / "copy").mkdir()
+    (source / "checkpoint").rename(tmp_path / "copy/checkpoint")
+    copy = world("copy", "--resume", "--steps", "4")
+    assert weights(copy) == weights(whole) and [m["step"] for m in metrics(copy)] == [3, 4]
+    assert state(copy)["library"] == state(whole)["library"]
+
+
+class Killed(BaseException):
+    pass
+
+
+POINTS = ["select", "roll_out", "score", "summarise", "verify", "credit", "update", "flush", "record_rollouts", "step_metrics",
+          "finish_step", "save_checkpoint"]
+
+
+@pytest.mark.parametrize("n, point", list(enumerate(POINTS)))
+def test_killed_at_any_phase_and_resumed(world, monkeypatch, whole_run, n, point):
+    """The process dies on entering a function of the step, in turn in the first and in the second."""
+    calls = {"left": 1 + n % 2 + (point in ("finish_step", "save_checkpoint"))}
+    real = getattr(reinforce, point)
+
+    def dying(*arguments):
+        calls["left"] -= 1
+        if calls["left"] == 0:
+            raise Killed
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reinforce, point, dying)
+        with pytest.raises(Killed):
+            world("killed", "--steps", "2")
+    assert same(whole_run(world), world("killed", "--resume"))
+
+
+@pytest.mark.parametrize("call", range(1, 14))
+def test_killed_within_a_checkpoint_and_resumed(world, monkeypatch, whole_run, call):
+    """The process dies at the n-th file operation of the checkpoints: 4 before the first step, 5 in each step."""
+    count = {"n": 0}
+
+    def dying(real):
+        def operation(*arguments, **options):
+            if any("checkpoint" in str(argument) for argument in arguments):
+                count["n"] += 1
+                if count["n"] == call:
+                    if real.__name__ == "save_pretrained":
+                        Path(arguments[1], "model.safetensors").write_bytes(b"half a file")
+                    raise Killed
+            return real(*arguments, **options)
+        return operation
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reinforce.shutil, "rmtree", dying(reinforce.shutil.rmtree))
+        patch.setattr(reinforce.Path, "rename", dying(reinforce.Path.rename))
+        from transformers import Qwen3ForCausalLM
+        patch.setattr(Qwen3ForCausalLM, "save_pretrained", dying(Qwen3ForCausalLM.save_pretrained))
+        with pytest.raises(Killed):
+            world("killed", "--steps", "2")
+    assert same(whole_run(world), world("killed", "--resume"))
+
+
+@pytest.fixture(scope="module")
+def whole_run():
+    """The uninterrupted run of two steps, made once."""
+    made = {}
+
+    def get(world):
+        if not made:
+            out = world("whole", "--steps", "2")
+            made["out"] = out
+        return made["out"]
+
+    return get
+
+
+def test_torn_metrics_line_is_dropped(world):
+    whole, torn = world("whole", "--steps", "3"), world("torn", "--steps", "2")
+    with open(torn / "metrics.jsonl", "a") as file:
+        file.write('{"step": 3, "clo')
+    (torn / "rollouts/step_9.jsonl").write_text("left behind")
+    (torn / "skill_library/global_step_3.jsonl").write_text("left behind")
+    assert same(whole, world("torn", "--resume", "--steps", "3"))
+
+
+def test_fewer_checkpoints_lose_no_steps(world):
+    whole, rare = world("whole", "--steps", "4"), world("rare", "--steps", "4", "--save-every", "3")
+    assert same(whole, rare)
+
+
+@pytest.mark.slow
+def test_kill_nine_at_random_moments(world, tmp_path):
+    """A separate process, killed without warning ten times; the resumed run ends as the uninterrupted one."""
+    whole = world("whole", "--steps", "6")
+    root, rng = Path(__file__).parent.parent, random.Random(0)
+    program = f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'tests')!r}]\n" \
+              "import test_reinforce, reinforce\ntest_reinforce.enter(setattr)\nsys.exit(reinforce.main(sys.argv[1:]))"
+    options = [*SMALL, "--no-eval", "--model", str(tmp_path / "model"), "--tasks", str(tmp_path / "tasks"), "--steps", "6"]
+    killed, out = 0, tmp_path / "killed"
+    for attempt in range(40):
+        begun = (out / "config.json").exists()
+        arguments = ["--out", str(out), *(["--resume"] if begun else options)]
+        process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.DEVNULL)
+        try:
+            assert process.wait(rng.uniform(6.0, 10.0) if killed < 10 else None) == 0
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            killed += 1
+    assert killed >= 3 and same(whole, out)
+
+
+# ---- bad input
+
+
+def errors(capsys, *arguments):
+    capsys.readouterr()
+    assert reinforce.main(list(arguments)) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith("reinforce.py: error: "), said
+    return said.err
+
+
+def test_bad_input_is_one_line_and_exit_code_2(capsys, tmp_path, model_folder):
+    model = ["--model", str(model_folder), "--device", "cpu"]
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "weightless").mkdir()
+    (tmp_path / "weightless/config.json").write_text((model_folder / "config.json").read_text())
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad/problem.py").write_text(make_task().source.replace("get_inputs", "get_outputs"))
+    (tmp_path / "file").write_text("")
+    out = ["--out", str(tmp_path / "out")]
+    assert "no such model folder" in errors(capsys, *out, "--model", str(tmp_path / "none"), "--device", "cpu")
+    assert "no weights" in errors(capsys, *out, "--model", str(tmp_path / "weightless"), "--device", "cpu")
+    assert "cannot write" in errors(capsys, *model, "--out", str(tmp_path / "file/out"))
+    assert "get_inputs" in errors(capsys, *out, *model, "--tasks", str(tmp_path / "bad"))
+    assert "no problem files" in errors(capsys, *out, *model, "--tasks", str(tmp_path / "empty"))
+    assert "no problem files" in errors(capsys, *out, *model, "--tasks", str(tmp_path / "none"))
+    assert "nothing to resume" in errors(capsys, *out, "--resume")
+    assert "--out" in errors(capsys, "--resume")
+    assert "--batch 0" in errors(capsys, *out, *model, "--batch", "0")
+    assert "--stepz" in errors(capsys, *out, "--stepz", "3")
+    assert "invalid" in errors(capsys, *out, "--recipe", "alphazero")
+    assert "invalid" in errors(capsys, *out, "--lr", "fast")
+    if not torch.cuda.is_available():
+        assert "no GPU" in errors(capsys, *out, "--device", "cuda")
+    assert not (tmp_path / "out").exists()  # a refused run leaves nothing behind
+
+
+def test_resume_refuses_what_would_be_another_run(world, capsys, tmp_path, model_folder):
+    out = world("run", "--steps", "1")
+    assert "already holds a run" in errors(capsys, "--out", str(out), "--model", str(model_folder), "--device", "cpu")
+    assert "--model" in errors(capsys, "--out", str(out), "--resume", "--model", str(model_folder))
+    assert "--gamma" in errors(capsys, "--out", str(out), "--resume", "--gamma", "0.5")
+    config = json.loads((out / "checkpoint/config.json").read_text())
+    other = copy.deepcopy(config) | {"intermediate_size": 64}
+    from transformers import AutoConfig, AutoModelForCausalLM
+    (out / "checkpoint/config.json").write_text(json.dumps(other))
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(out / "checkpoint")).save_pretrained(out / "checkpoint")
+    assert "not the one" in errors(capsys, "--out", str(out), "--resume")

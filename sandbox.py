@@ -741,7 +741,8 @@ class Sandbox:
         self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.workers = workers or min(16, len(os.sched_getaffinity(0)))
         self.remember, self.verdicts, self.lock = remember, OrderedDict(), threading.Lock()
-        self.settings = {"device": str(device), "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
+        self.device = str(device)
+        self.settings = {"device": self.device, "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
                          "protocol": protocol, "baseline": baseline, "measure": measure, "workers": self.workers,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)

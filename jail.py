@@ -22,6 +22,7 @@ Not prevented: reading files that this user can read, exhausting the GPU's memor
 """
 
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -218,6 +219,8 @@ def warm_parent(control, settings, roles):
     The role "scorer" may itself ask for processes, through the socket that it is given as `warm`; others get None.
     """
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # or the first collection in each fork would copy every page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are reaped by the kernel
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's business; it closes the socket
     requests, for_scorers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -28,45 +28,31 @@ Not modelled: occupancy, latency, bank conflicts, the tail of a grid that is too
 functions and atomics beyond their bytes, the host, several streams. Kernels that are slow for these reasons look better
 here than they are.
 
-The interpreter computes as the hardware does where it matters for correctness: an fp32 `tl.dot` rounds its operands to
-TF32 unless told otherwise (`input_precision="ieee"` or "tf32x3"), memory from `torch.empty` is poisoned, an access
-outside every tensor is an error, and each kernel must first compile to PTX for sm_90 (triton needs no GPU for that).
+Replaying is as strict as a GPU: every kernel must first compile for one, an access outside every tensor is an error, and
+memory from `torch.empty` is poisoned (lockstep.py is the interpreter).
 """
 
-import ast
 import inspect
-import linecache
 import math
-import re
-import types
 
-import numpy as np
 import torch
-import triton
 import triton.language as tl
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
-from triton.runtime import autotuner, interpreter, jit
+from triton.runtime import autotuner, jit
 
+import lockstep
 from jail import TORCH_NAMES, decode, encode, strided
+from lockstep import KernelError
 from tasks import GPU_BATCH_FACTOR
 
 # The device: an H200 (measured copy bandwidth and fp32 rate) divided by the factor by which CPU problems are smaller.
 LAUNCH_MS = 0.005
 BANDWIDTH = 4.2e12 / GPU_BATCH_FACTOR / 1e3  # bytes per millisecond
 CACHE_SECTORS = int(50e6 / GPU_BATCH_FACTOR / 32)
-SECTOR = 5  # log2 of the 32 bytes in which memory is fetched
 PEAK = {name: rate / GPU_BATCH_FACTOR / 1e3 for name, rate in {  # FLOPs per millisecond
     "fp32": 60e12, "tf32x3": 80e12, "tf32": 250e12, "half": 600e12}.items()}
-
-
-class KernelError(Exception):
-    """A kernel that a GPU would refuse: `line` is the candidate's line, where known, and `stage` is compile or launch."""
-
-    def __init__(self, message, line=None, stage="compile"):
-        super().__init__(message)
-        self.line, self.stage = line, stage
 
 
 def milliseconds(moved, flops=0, rate="fp32"):
@@ -322,323 +308,6 @@ def record(model, inputs):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Rebuilding the kernels from the candidate's text: only Triton's own language, nothing else of Python
-
-STATEMENTS = (ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If,
-              ast.Expr, ast.Return, ast.Pass, ast.Break, ast.Continue, ast.Assert, ast.operator, ast.unaryop, ast.boolop,
-              ast.cmpop, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.keyword, ast.IfExp, ast.Attribute,
-              ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Name, ast.Constant, ast.JoinedStr, ast.FormattedValue,
-              ast.Starred, ast.expr_context)
-BUILTINS = {"range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum", "str"}
-MEMBERS = {name for cls in (tl.tensor, tl.dtype, tl.block_type, tl.tensor_descriptor) for name in dir(cls)
-           if not name.startswith("_")} | {"value", "type", "dtype", "shape", "element_ty"}
-HOST_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself
-
-
-def is_kernel(node):
-    """Is this AST node a function under @triton.jit (or @jit), whatever other decorators it carries?"""
-    return isinstance(node, ast.FunctionDef) and any(
-        ast.unparse(getattr(decorator, "func", decorator)).split(".")[-1] == "jit" for decorator in node.decorator_list)
-
-
-def check_kernel(node, scope):
-    """Raise KernelError unless the function uses only what Triton's language has.
-
-    The interpreter runs a kernel's body as Python, so this is the border: no imports, no names but Triton's, the kernels
-    and the constants in `scope`, no attribute that is not a member of Triton's tensors and types.
-    """
-    local = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)} | {
-        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-
-    def refuse(child, what):
-        raise KernelError(f"{what} is not available inside a Triton kernel", getattr(child, "lineno", node.lineno))
-
-    def resolve(child):
-        """The object that a dotted name rooted in a module stands for, or None when it is not rooted in one."""
-        if isinstance(child, ast.Name):
-            return None if child.id in local else scope.get(child.id)
-        owner = resolve(child.value) if isinstance(child, ast.Attribute) else None
-        if not inspect.ismodule(owner):
-            return None
-        found = getattr(owner, child.attr, None)
-        home = getattr(found, "__name__", "") if inspect.ismodule(found) else getattr(found, "__module__", "") or ""
-        if owner is triton and not inspect.ismodule(found):
-            allowed = child.attr in HOST_HELPERS
-        else:
-            allowed = home.startswith("triton.language") or isinstance(found, (tl.dtype, jit.JITFunction))
-        if not allowed or child.attr.startswith("_"):
-            refuse(child, ast.unparse(child))
-        return found
-
-    for child in ast.walk(node):
-        if child is not node and isinstance(child, ast.FunctionDef) or not isinstance(child, STATEMENTS):
-            refuse(child, type(child).__name__)
-        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load) and child.id not in local:
-            if child.id not in scope and child.id not in BUILTINS:
-                raise KernelError(f"NameError: {child.id} is not defined for the kernel", child.lineno)
-        if isinstance(child, ast.Attribute):
-            if resolve(child) is None and (inspect.ismodule(resolve(child.value)) or child.attr not in MEMBERS):
-                refuse(child, ast.unparse(child))
-
-
-def build_kernels(code, names):
-    """{name: JITFunction} for the @triton.jit functions of a candidate's source, and nothing else of it.
-
-    `names` are the recorded global constants. Raises KernelError for a kernel that reaches outside Triton's language.
-    """
-    body = ast.parse(code).body
-    scope = {"triton": triton, "tl": tl, "__name__": "kernels", **read_value({"dict": [*names.items()]}, None)}
-    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) and all(
-        re.match(r"triton(\.language|$)", getattr(node, "module", None) or alias.name) for alias in node.names)]
-    exec(compile(ast.Module(imports, []), "<imports>", "exec"), scope)
-    kernels = [node for node in body if is_kernel(node)]
-    scope.update({node.name: True for node in kernels})
-    for node in kernels:
-        node.decorator_list = [decorator for decorator in node.decorator_list[-1:]]
-        line = node.decorator_list[0].lineno
-        check_kernel(ast.copy_location(ast.FunctionDef(**{**vars(node), "decorator_list": []}), node), scope)
-        node.decorator_list = [ast.copy_location(ast.Name("__jit__", ast.Load()), node.decorator_list[0])]
-        assert line == node.decorator_list[0].lineno  # inspect finds the text of a function by its decorator's line
-    scope.update(__jit__=triton.jit, __builtins__={name: __builtins__[name] for name in BUILTINS} if isinstance(
-        __builtins__, dict) else {name: getattr(__builtins__, name) for name in BUILTINS})
-    linecache.cache["<candidate>"] = (len(code), None, [line + "\n" for line in code.split("\n")], "<candidate>")
-    exec(compile(ast.fix_missing_locations(ast.Module(kernels, [])), "<candidate>", "exec"), scope)
-    return {node.name: scope[node.name] for node in kernels}
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Compiling for a real target
-
-
-def compile_kernel(kernel, arguments, options):
-    """Compile one specialisation to PTX for sm_90 without a GPU. Raises KernelError with the compiler's message."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import ASTSource, make_backend
-
-    first = kernel.fn.__code__.co_firstlineno
-    signature, constants = {}, {}
-    for parameter in kernel.params:
-        value = arguments[parameter.name]
-        if parameter.is_constexpr or value is None or value is True or isinstance(value, int) and value == 1 or not \
-                isinstance(value, (torch.Tensor, int, float)):
-            signature[parameter.name], constants[parameter.name] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
-            signature[parameter.name] = jit.mangle_type(value)
-        else:
-            signature[parameter.name] = jit.mangle_type(value)
-    target = GPUTarget("cuda", 90, 32)
-    backend = make_backend(target)
-    try:
-        unknown = set(options) - set(backend.parse_options({}).__dict__)
-        if unknown:
-            raise KernelError(f"unknown launch option or argument {sorted(unknown)[0]}", first)
-        source = ASTSource(kernel, signature, constexprs=constants)
-        settings = backend.parse_options(options)
-        context = ir.context()
-        ir.load_dialects(context)
-        backend.load_dialects(context)
-        stages, metadata = {}, {"hash": "", "target": target, **settings.__dict__}
-        backend.add_stages(stages, settings, source.language)
-        module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
-                                backend.get_module_map(), context)
-        for stage, lower in stages.items():
-            if stage == "cubin":
-                break
-            module = lower(module, metadata)
-    except KernelError:
-        raise
-    except Exception as error:
-        while error.__cause__ is not None and hasattr(error.__cause__, "node"):
-            error = error.__cause__  # an error inside a called function is wrapped in its caller's
-        text = getattr(error, "error_message", None) or str(error).strip().split("\n")[-1] or type(error).__name__
-        node = getattr(error, "node", None)
-        skipped = sum(1 for line in linecache.cache["<candidate>"][2][first - 1:] if not line) if node is None else 0
-        line = None if node is None else definition_line(kernel) + node.lineno - 1 + skipped
-        raise KernelError(f"{type(error).__name__}: {text}", line) from None
-    if metadata.get("shared", 0) > 227 * 1024:
-        raise KernelError(f"out of resource: shared memory, required {metadata['shared']} bytes, limit 232448", first)
-
-
-def definition_line(kernel):
-    """The line of `def` in the candidate's source (decorators come before it)."""
-    lines, first = linecache.cache["<candidate>"][2], kernel.fn.__code__.co_firstlineno
-    return next(i for i in range(first, len(lines) + 1) if lines[i - 1].lstrip().startswith("def "))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Interpreting, with every access checked and counted
-
-
-class Memory:
-    """The storages that a replayed kernel may touch: bounds for every access, and what the accesses cost.
-
-    The cost model is a cache of CACHE_SECTORS 32-byte sectors. `clock` counts the sectors fetched so far; each sector
-    remembers when it was last touched, and one that has not been touched for a cache's worth of fetches is paid again.
-    """
-
-    def __init__(self, storages):
-        spans = sorted((s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages if s.nbytes())
-        self.starts = np.array([start for start, _ in spans], dtype=np.uint64)
-        self.spans = spans
-        self.counting, self.written = False, set()
-        self.begin()
-
-    def begin(self):
-        """A new launch: the cache is cold, the bill is empty."""
-        self.touched, self.clock, self.bytes, self.flops = {}, 0, 0, {}
-
-    def access(self, pointers, mask, itemsize, store):
-        addresses = pointers[mask] if mask is not None else pointers.reshape(-1)
-        if addresses.size == 0:
-            return
-        low, high = int(addresses.min()), int(addresses.max())
-        index = int(np.searchsorted(self.starts, low, side="right")) - 1
-        if index < 0 or high + itemsize > self.spans[index][1]:
-            inside = index >= 0 and low < self.spans[index][1]
-            what = f"{(high + itemsize - self.spans[index][1]) // itemsize} elements past the end of" if inside else "outside"
-            raise KernelError(f"out-of-bounds {'store' if store else 'load'}: {what} the tensor", stage="launch")
-        if store:
-            self.written.add(self.spans[index][0])
-        if self.counting:
-            if index not in self.touched:
-                sectors = ((self.spans[index][1] - self.spans[index][0]) >> SECTOR) + 2
-                self.touched[index] = np.full(sectors, -CACHE_SECTORS - 1, dtype=np.int64)
-            last = self.touched[index]
-            sectors = np.unique((addresses.reshape(-1) >> np.uint64(SECTOR)).astype(np.int64)
-                                - (self.spans[index][0] >> SECTOR))
-            missed = int((self.clock - last[sectors] > CACHE_SECTORS).sum())
-            self.clock += missed
-            last[sectors] = self.clock
-            self.bytes += missed << SECTOR
-
-    def arithmetic(self, count, rate="fp32"):
-        if self.counting:
-            self.flops[rate] = self.flops.get(rate, 0) + count
-
-    def milliseconds(self):
-        return LAUNCH_MS + max(self.bytes / BANDWIDTH, sum(n / PEAK[rate] for rate, n in self.flops.items()))
-
-
-def round_to_tf32(values):
-    """fp32 with the 10 mantissa bits that the tensor cores keep, rounded to nearest."""
-    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.where(np.isfinite(values), rounded, values)
-
-
-def interpret_from_now_on(memory):
-    """Turn this process into an interpreter of Triton whose memory operations go through `memory()`. For good.
-
-    Triton decides at import whether its own helpers (tl.sum, tl.sigmoid, ...) are compiled or interpreted; this process
-    needed the compiler first, so they are converted here. The stock interpreter also re-installs its patches at every
-    call of a helper; installing them once makes it three times as fast.
-    """
-    converted = {}
-
-    def convert(function):
-        if function.fn not in converted:
-            converted[function.fn] = interpreter.InterpretedFunction(function.fn)
-        return converted[function.fn]
-
-    modules = [tl, tl.core, tl.standard, tl.math, tl.random]
-    for module in modules:
-        for name, value in list(vars(module).items()):
-            if isinstance(value, jit.JITFunction):
-                setattr(module, name, convert(value))
-    for name, value in list(vars(tl.tensor).items()):
-        if isinstance(value, jit.JITFunction):
-            setattr(tl.tensor, name, lambda *args, _run=convert(value), **kwargs: _run(*args, **kwargs))
-    interpreter.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
-    interpreter._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-
-    builder, base = interpreter.interpreter_builder, interpreter.InterpreterBuilder
-    plain = {name: getattr(base, name) for name in ("create_masked_load", "create_masked_store", "create_atomic_rmw",
-                                                    "create_atomic_cas", "binary_op", "unary_op", "ternary_op")}
-
-    def lanes(mask):
-        return None if mask is None else np.asarray(getattr(mask, "data", mask))
-
-    def masked_load(self, ptrs, mask, *rest, **options):
-        size = interpreter._get_np_dtype(ptrs.get_element_ty()).itemsize
-        memory().access(ptrs.data, np.broadcast_to(lanes(mask), ptrs.data.shape), size, store=False)
-        return plain["create_masked_load"](self, ptrs, mask, *rest, **options)
-
-    def masked_store(self, ptrs, value, mask, *rest, **options):
-        memory().access(ptrs.data, np.broadcast_to(lanes(mask), ptrs.data.shape), value.data.itemsize, store=True)
-        return plain["create_masked_store"](self, ptrs, value, mask, *rest, **options)
-
-    def atomic_rmw(self, op, ptr, value, mask, *rest):
-        memory().access(ptr.data, np.broadcast_to(lanes(mask), ptr.data.shape), value.data.itemsize, store=True)
-        return plain["create_atomic_rmw"](self, op, ptr, value, mask, *rest)
-
-    def atomic_cas(self, ptr, compare, value, *rest):
-        memory().access(ptr.data, None, value.data.itemsize, store=True)
-        return plain["create_atomic_cas"](self, ptr, compare, value, *rest)
-
-    def counted(name):
-        def run(self, *args):
-            out = plain[name](self, *args)
-            memory().arithmetic(out.data.size)
-            return out
-        return run
-
-    def dot(self, a, b, d, input_precision, max_num_imprecise_acc):
-        left, right, rate = a.data, b.data, "half"
-        if a.dtype.scalar == tl.float32:
-            kind = str(input_precision).split(".")[-1].lower()
-            rate = {"ieee": "fp32", "tf32x3": "tf32x3"}.get(kind, "tf32")
-            if rate == "tf32":
-                left, right = round_to_tf32(left), round_to_tf32(right)
-        elif a.dtype.scalar == tl.bfloat16:
-            left, right = ((x.data.astype(np.uint32) << 16).view(np.float32) for x in (a, b))
-        memory().arithmetic(2 * left.size * right.shape[-1], rate)
-        out = np.matmul(left, right, dtype=d.data.dtype) + d.data
-        return interpreter.TensorHandle(out, d.dtype.scalar)
-
-    def erf(self, x):
-        memory().arithmetic(x.data.size)
-        return interpreter.TensorHandle(torch.erf(torch.from_numpy(np.ascontiguousarray(x.data))).numpy(), x.dtype.scalar)
-
-    base.create_masked_load, base.create_masked_store = masked_load, masked_store
-    base.create_atomic_rmw, base.create_atomic_cas = atomic_rmw, atomic_cas
-    base.binary_op, base.unary_op, base.ternary_op = counted("binary_op"), counted("unary_op"), counted("ternary_op")
-    base.create_dot, base.create_erf = dot, erf
-    install_libdevice(memory)
-    return builder, convert
-
-
-def install_libdevice(memory):
-    """Give CUDA's libdevice functions a meaning in the interpreter: the torch function of the same name."""
-    from triton.language.extra import libdevice
-    from triton.language.extra.cuda import libdevice as cuda_libdevice
-
-    special = {"pow": torch.pow, "fast_expf": torch.exp, "fast_logf": torch.log, "fast_sinf": torch.sin, "rint": torch.round,
-               "fast_cosf": torch.cos, "fast_powf": torch.pow, "fast_tanhf": torch.tanh, "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3),
-               "fabs": torch.abs, "rcp_rn": torch.reciprocal, "div_rn": torch.div, "sqrt_rn": torch.sqrt,
-               "normcdf": torch.special.ndtr, "isnan": torch.isnan, "isinf": torch.isinf, "isfinited": torch.isfinite,
-               "finitef": torch.isfinite, "tgamma": lambda x: torch.lgamma(x).exp(), "j0": torch.special.bessel_j0}
-
-    def wrap(function):
-        def call(*args, **_):
-            tensors = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) if isinstance(a, tl.tensor) else
-                       torch.tensor(float(a.value if isinstance(a, tl.constexpr) else a)) for a in args]
-            shaped = next(a for a in args if isinstance(a, tl.tensor))
-            memory().arithmetic(tensors[0].numel())
-            out = function(*tensors).numpy()
-            kind = tl.int1 if out.dtype == bool else shaped.dtype.scalar
-            block = tl.block_type(kind, list(out.shape)) if shaped.type.is_block() else kind
-            return tl.tensor(interpreter.TensorHandle(out, kind), block)
-        return call
-
-    for module in (libdevice, cuda_libdevice):
-        for name in [name for name in vars(module) if not name.startswith("_")]:
-            function = special.get(name) or getattr(torch, name, None) or getattr(torch.special, name, None)
-            if inspect.isfunction(getattr(module, name)) and callable(function):
-                setattr(module, name, wrap(function))
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Replaying, in a process of its own
 
 
@@ -647,31 +316,29 @@ class Replay:
 
     def __init__(self, code, program, constants):
         self.program, self.constants = program, constants
-        self.kernels = build_kernels(code, program["names"])
-        self.memory = None
+        names = {name: read_value(value, None) for name, value in program["names"].items()}
+        self.kernels = lockstep.build(code, names)
         compiled = set()
         for step in program["steps"]:
             if step[0] == "launch":
+                if step[1] not in self.kernels:
+                    raise KernelError(f"{step[1]} is not a @triton.jit function at the top level of the file")
                 key = repr((step[1], [(k, v["tensor"][1] if isinstance(v, dict) and "tensor" in v else v)
                                       for k, v in step[3].items()], step[4]))
                 if key not in compiled:
                     compiled.add(key)
-                    if step[1] not in self.kernels:
-                        raise KernelError(f"{step[1]} is not a @triton.jit function at the top level of the file")
-                    meta = self.arguments(step, lambda ref: torch.empty(0, dtype=TORCH_NAMES[ref[1]], device="meta"))
-                    compile_kernel(self.kernels[step[1]], meta,
-                                   {k: read_value(v, None) for k, v in step[4].items()})
-        self.builder, convert = interpret_from_now_on(lambda: self.memory)
-        self.functions = {name: convert(kernel) for name, kernel in self.kernels.items()}
-        for function in self.functions.values():
-            function.fn.__globals__.update(self.functions)  # a kernel that calls a kernel finds the interpreted one
-        self.constexprs = {name: {p.name for p in kernel.params if p.is_constexpr} for name, kernel in self.kernels.items()}
+                    arguments = self.arguments(step, lambda ref: torch.empty(0, dtype=TORCH_NAMES[ref[1]], device="meta"))
+                    lockstep.compile_kernel(self.kernels[step[1]], arguments,
+                                            {k: read_value(v, None) for k, v in step[4].items()})
+        self.interpreter = lockstep.Interpreter(self.kernels)
 
     def arguments(self, step, tensor):
-        arguments = {key: read_value(value, tensor, getattr(self, "functions", self.kernels)) for key, value in step[3].items()}
-        missing = set(self.kernels[step[1]].arg_names) - set(arguments)
+        """{parameter: value} of a recorded launch."""
+        functions = self.interpreter.functions if hasattr(self, "interpreter") else self.kernels
+        arguments = {key: read_value(value, tensor, functions) for key, value in step[3].items()}
+        missing = sorted(set(self.kernels[step[1]].arg_names) - set(arguments))
         if missing:
-            raise KernelError(f"{step[1]} is launched without its argument {sorted(missing)[0]}", stage="launch")
+            raise KernelError(f"{step[1]} is launched without its argument {missing[0]}", stage="launch")
         return arguments
 
     def run(self, inputs, seed, constants=None, price=False, mute=()):
@@ -714,13 +381,10 @@ class Replay:
         return output, events, live
 
     def tensor(self, reference):
+        """The tensor that a recorded reference names. Raises ValueError if it does not fit its storage."""
         number, dtype, shape, strides, offset = reference
-        dtype = TORCH_NAMES[dtype]
-        storage = self.storages[number]
-        last = offset + sum((n - 1) * s for n, s in zip(shape, strides)) + 1 if all(shape) else 0
-        if min([offset, *shape, *strides]) < 0 or last * dtype.itemsize > storage.nbytes():
-            raise RuntimeError("a recorded tensor does not fit its memory")
-        return torch.empty(0, dtype=dtype).set_(storage, offset, shape, strides)
+        raw = torch.empty(0, dtype=torch.uint8).set_(self.storages[number])
+        return strided(raw[offset * TORCH_NAMES[dtype].itemsize:], TORCH_NAMES[dtype], shape, strides)
 
     def operator(self, step, clock):
         _, name, args, kwargs, outs = step
@@ -759,28 +423,9 @@ class Replay:
     def launch(self, step, clock, price):
         _, name, grid, _, _ = step
         arguments = self.arguments(step, self.tensor)
-        self.memory = Memory(self.storages.values())
-        self.memory.counting = price
-        tensors = tensors_in(list(arguments.values()))
-        function, constexprs = self.functions[name], self.constexprs[name]
-        body = function.rewrite()
-        values = {key: value if key in constexprs else interpreter._implicit_cvt(value) for key, value in arguments.items()}
-        self.builder.set_grid_dim(*grid)
-        try:
-            for x in range(grid[0]):
-                for y in range(grid[1]):
-                    for z in range(grid[2]):
-                        self.builder.set_grid_idx(x, y, z)
-                        body(**values)
-        except Exception as error:
-            while error.__cause__ is not None:
-                error = error.__cause__
-            frames, line = error.__traceback__, None
-            while frames is not None:
-                line = frames.tb_lineno if frames.tb_frame.f_code.co_filename == "<candidate>" else line
-                frames = frames.tb_next
-            text = str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
-            raise KernelError(f"{name}: {text}", line, "launch") from None
+        memory = lockstep.Memory(self.storages.values(), CACHE_SECTORS, price)
+        self.interpreter.launch(name, grid, arguments, memory)
         if price:
-            clock.events.append([self.memory.milliseconds(), name, True])
-        return {t.untyped_storage().data_ptr() for t in tensors}, self.memory.written
+            work = sum(count / PEAK[rate] for rate, count in memory.flops.items())
+            clock.events.append([LAUNCH_MS + max(memory.bytes / BANDWIDTH, work), name, True])
+        return {t.untyped_storage().data_ptr() for t in tensors_in(list(arguments.values()))}, memory.written

@@ -386,6 +386,7 @@ def candidate(sock, warm, settings):
 
 def replayer(sock, warm, settings):
     """Role of the process that runs a recorded program: no host code of the candidate gets here (roofline.Replay)."""
+    import lockstep
     import roofline
 
     job = receive(sock)
@@ -400,7 +401,7 @@ def replayer(sock, warm, settings):
             output, events, live = replay.run(run["inputs"], run["seed"], run["state"], run["price"], set(run["mute"]))
             changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
             send(sock, {"output": output, "events": events, "live": live, "changed": changed})
-    except roofline.KernelError as error:
+    except lockstep.KernelError as error:
         send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
     except Exception as error:
         send(sock, {"failed": stage, "error": describe(error, "")[0], "line": None})
@@ -741,8 +742,7 @@ class Sandbox:
         self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.workers = workers or min(16, len(os.sched_getaffinity(0)))
         self.remember, self.verdicts, self.lock = remember, OrderedDict(), threading.Lock()
-        self.device = str(device)
-        self.settings = {"device": self.device, "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
+        self.settings = {"device": str(device), "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
                          "protocol": protocol, "baseline": baseline, "measure": measure, "workers": self.workers,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
@@ -926,9 +926,11 @@ def main():
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--warm-parent"]:
         import torch._dynamo  # noqa: F401  torch imports it at the first dispatch mode: a second that no fork should pay
-        import roofline  # noqa: F401  (and with it triton)
+        import lockstep
+        import roofline  # noqa: F401
         import stopwatch  # noqa: F401
 
+        lockstep.warm_up()
         jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]),
                          {"scorer": scorer, "candidate": candidate, "replayer": replayer})
         os._exit(0)

@@ -1,0 +1,653 @@
+"""Triton kernels where there is no GPU: taken from a candidate's text, compiled for a real target, run in numpy.
+
+    kernels = build(code, constants)              only @triton.jit functions, and only Triton's own language inside them
+    compile_kernel(kernel, arguments, options)    to PTX for sm_90 (needs no GPU): what a GPU would refuse is refused here
+    interpreter = Interpreter(kernels)            from now on this process interprets
+    interpreter.launch(name, grid, arguments)     runs it, every access checked; .bill says what it cost
+
+Triton's own interpreter runs one program of the grid after the other, about a millisecond each, nearly all of it Python.
+This one runs them in lockstep, as a GPU does: every value has one more dimension in front, (programs, *block), or
+(1, *block) where all programs agree, and one numpy call serves all programs. When a branch or a loop bound differs
+between programs, what has been stored is taken back and the programs run one by one.
+
+Where it matters for correctness it computes as the hardware does: an fp32 `tl.dot` rounds its operands to TF32 unless told
+otherwise (`input_precision="ieee"` or "tf32x3"), and an access outside every tensor is an error.
+"""
+
+import ast
+import inspect
+import linecache
+import math
+import re
+import types
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import interpreter as stock
+from triton.runtime import jit
+from triton.runtime.interpreter import TensorHandle
+
+FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
+
+
+class KernelError(Exception):
+    """A kernel that a GPU would refuse: `line` is the candidate's line, where known, and `stage` is compile or launch."""
+
+    def __init__(self, message, line=None, stage="compile"):
+        super().__init__(message)
+        self.line, self.stage = line, stage
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From the candidate's text: only Triton's own language, nothing else of Python
+
+SYNTAX = (ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If,
+          ast.Expr, ast.Return, ast.Pass, ast.Break, ast.Continue, ast.Assert, ast.operator, ast.unaryop, ast.boolop,
+          ast.cmpop, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.keyword, ast.IfExp, ast.Attribute,
+          ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Name, ast.Constant, ast.JoinedStr, ast.FormattedValue,
+          ast.Starred, ast.expr_context)
+BUILTINS = {name: getattr(__import__("builtins"), name) for name in (
+    "range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum", "str")}
+MEMBERS = {name for cls in (tl.tensor, tl.dtype, tl.block_type, getattr(tl, "tensor_descriptor", tl.tensor))
+           for name in dir(cls) if not name.startswith("_")} | {"value", "type", "dtype", "shape", "element_ty"}
+HOST_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself
+
+
+def is_kernel(node):
+    """Is this AST node a function under @triton.jit (or @jit), whatever other decorators it carries?"""
+    return isinstance(node, ast.FunctionDef) and any(
+        ast.unparse(getattr(decorator, "func", decorator)).split(".")[-1] == "jit" for decorator in node.decorator_list)
+
+
+def check_kernel(node, scope):
+    """Raise KernelError unless the function uses only what Triton's language has.
+
+    Interpreting runs a kernel's body as Python, so this is the border: no imports, no names but Triton's, the kernels and
+    the constants in `scope`, no attribute that is not a member of Triton's tensors and types.
+    """
+    local = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)} | {
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+    def refuse(child, what):
+        raise KernelError(f"{what} is not available inside a Triton kernel", getattr(child, "lineno", node.lineno))
+
+    def resolve(child):
+        """The object that a dotted name rooted in a module stands for, or None when it is not rooted in one."""
+        if isinstance(child, ast.Name):
+            return None if child.id in local else scope.get(child.id)
+        owner = resolve(child.value) if isinstance(child, ast.Attribute) else None
+        if not inspect.ismodule(owner):
+            return None
+        found = getattr(owner, child.attr, None)
+        home = getattr(found, "__name__", "") if inspect.ismodule(found) else getattr(found, "__module__", "") or ""
+        if owner is triton and not inspect.ismodule(found):
+            allowed = child.attr in HOST_HELPERS
+        else:
+            allowed = home.startswith("triton.language") or isinstance(found, (tl.dtype, jit.JITFunction))
+        if not allowed or child.attr.startswith("_"):
+            refuse(child, ast.unparse(child))
+        return found
+
+    for child in ast.walk(node):
+        if not isinstance(child, SYNTAX) or child is not node and isinstance(child, ast.FunctionDef):
+            refuse(child, type(child).__name__)
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load) and child.id not in local:
+            if child.id not in scope and child.id not in BUILTINS:
+                raise KernelError(f"NameError: {child.id} is not defined for the kernel", child.lineno)
+        if isinstance(child, ast.Attribute) and resolve(child) is None:
+            if inspect.ismodule(resolve(child.value)) or child.attr not in MEMBERS:
+                refuse(child, ast.unparse(child))
+
+
+def build(code, constants):
+    """{name: JITFunction} for the @triton.jit functions at the top level of a candidate's source, and nothing else of it.
+
+    `constants` are the values of global names that kernels may use. Raises KernelError for a kernel that reaches outside
+    Triton's language.
+    """
+    body = ast.parse(code).body
+    scope = {"triton": triton, "tl": tl, **constants, "__name__": "kernels"}
+    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) and all(
+        re.match(r"triton(\.language|$)", getattr(node, "module", None) or alias.name) for alias in node.names)]
+    exec(compile(ast.Module(imports, []), "<imports>", "exec"), scope)
+    kernels = [node for node in body if is_kernel(node)]
+    scope.update({node.name: True for node in kernels})
+    for node in kernels:
+        first = node.decorator_list[0]
+        node.decorator_list = []
+        check_kernel(node, scope)
+        # Triton finds a function's text by the line of its first decorator, so one stays, and stays there.
+        node.decorator_list = [ast.copy_location(ast.Name("__jit__", ast.Load()), first)]
+    scope.update(__jit__=triton.jit, __builtins__=dict(BUILTINS))
+    linecache.cache[FILE] = (len(code), None, [line + "\n" for line in code.split("\n")], FILE)
+    exec(compile(ast.fix_missing_locations(ast.Module(kernels, [])), FILE, "exec"), scope)
+    return {node.name: scope[node.name] for node in kernels}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compiling for a real target
+
+
+def definition_line(kernel):
+    """The line of `def` in the candidate's source (decorators come before it)."""
+    lines, first = linecache.cache[FILE][2], kernel.fn.__code__.co_firstlineno
+    return next(i for i in range(first, len(lines) + 1) if lines[i - 1].lstrip().startswith("def "))
+
+
+def compile_kernel(kernel, arguments, options):
+    """Compile one specialisation to PTX for sm_90. Raises KernelError with the compiler's message.
+
+    arguments: {parameter: value}, tensors for pointers (of any device, also meta); options: num_warps and the like.
+    """
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import ASTSource, make_backend
+
+    first, signature, constants = kernel.fn.__code__.co_firstlineno, {}, {}
+    for parameter in kernel.params:
+        value = arguments[parameter.name]
+        runtime = isinstance(value, (torch.Tensor, int, float)) and not (isinstance(value, int) and value == 1)
+        if parameter.is_constexpr or not runtime:  # Triton specialises on None and on 1, as on a constexpr
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        else:
+            signature[parameter.name] = jit.mangle_type(value)
+    target = GPUTarget("cuda", 90, 32)
+    backend = make_backend(target)
+    try:
+        unknown = sorted(set(options) - set(backend.parse_options({}).__dict__))
+        if unknown:
+            raise KernelError(f"{kernel.fn.__name__} has no argument or launch option {unknown[0]}", first)
+        source = ASTSource(kernel, signature, constexprs=constants)
+        settings = backend.parse_options(options)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        stages, metadata = {}, {"hash": "", "target": target, **settings.__dict__}
+        backend.add_stages(stages, settings, source.language)
+        module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
+                                backend.get_module_map(), context)
+        for stage, lower in stages.items():
+            if stage == "cubin":  # made by ptxas, which has little left to refuse
+                break
+            module = lower(module, metadata)
+    except KernelError:
+        raise
+    except Exception as error:
+        while error.__cause__ is not None and hasattr(error.__cause__, "node"):
+            error = error.__cause__  # an error inside a called function is wrapped in its caller's
+        text = getattr(error, "error_message", None) or str(error).strip().split("\n")[-1] or type(error).__name__
+        node, line = getattr(error, "node", None), None
+        if node is not None:
+            head = (getattr(error, "src", None) or "").split("\n")[0]
+            starts = [i for i, text_line in enumerate(linecache.cache[FILE][2]) if head and head in text_line]
+            line = (starts[0] + 1 if starts else definition_line(kernel)) + node.lineno - 1
+        raise KernelError(f"{type(error).__name__}: {text}", line) from None
+    if metadata.get("shared", 0) > 227 * 1024:
+        raise KernelError(f"out of resource: shared memory, required {metadata['shared']} bytes, limit 232448", first)
+
+
+def warm_up():
+    """Compile a kernel, so that a process forked from this one finds the compiler's libraries loaded (a tenth of a second)."""
+    kernel = build("@triton.jit\ndef copy(x, y):\n    tl.store(y, tl.load(x))", {})["copy"]
+    compile_kernel(kernel, {"x": torch.empty(0), "y": torch.empty(0)}, {})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Memory: every access is checked, and counted
+
+
+class Memory:
+    """The storages that a launch may touch. Reads and writes go through numpy views of them, never through an address.
+
+    With `counting`, accesses are logged and `settle` charges them to the bill: the 32-byte sectors that a cache of
+    `cache_sectors` would have fetched, if the programs had run in order. `fetched` counts sectors so far; each sector
+    remembers when it was last touched, and one not touched for a cache's worth of fetches is paid again.
+    """
+
+    SECTOR = 5  # log2 of the bytes in which memory is fetched
+
+    def __init__(self, storages, cache_sectors=0, counting=False):
+        self.storages = sorted({s.data_ptr(): s for s in storages if s.nbytes()}.values(), key=lambda s: s.data_ptr())
+        self.starts = np.array([s.data_ptr() for s in self.storages], dtype=np.uint64)
+        self.views, self.written, self.undo = {}, set(), []
+        self.cache_sectors, self.counting = cache_sectors, counting
+        self.log, self.touched, self.fetched, self.bytes, self.flops = [], {}, 0, 0, {}
+
+    def locate(self, pointers, active, size, store):
+        """(storage number, element indices with 0 for inactive lanes). Raises KernelError outside of every tensor."""
+        lanes = pointers if active is None else pointers[active]
+        if lanes.size == 0:
+            return None, None
+        low, high = int(lanes.min()), int(lanes.max())
+        number = int(np.searchsorted(self.starts, low, side="right")) - 1
+        start = int(self.starts[number]) if number >= 0 else 0
+        end = start + self.storages[number].nbytes() if number >= 0 else 0
+        if low >= end or high + size > end:
+            beyond = f"{(high + size - end) // size} elements past the end of the tensor" if low < end else "no tensor there"
+            raise KernelError(f"out-of-bounds {'store' if store else 'load'} ({beyond})", stage="launch")
+        offsets = pointers - np.uint64(start)
+        if active is not None:
+            offsets = np.where(active, offsets, np.uint64(0))
+        if self.counting:
+            self.log.append((number, (offsets >> np.uint64(self.SECTOR)).astype(np.int64), active))
+        if (low - start) % size:
+            raise KernelError("misaligned address", stage="launch")
+        return number, (offsets // np.uint64(size)).astype(np.int64)
+
+    def view(self, number, dtype):
+        """A storage as a numpy array of `dtype`."""
+        if (number, dtype) not in self.views:
+            raw = torch.empty(0, dtype=torch.uint8).set_(self.storages[number]).numpy()
+            self.views[number, dtype] = raw[:raw.nbytes // dtype.itemsize * dtype.itemsize].view(dtype)
+        return self.views[number, dtype]
+
+    def load(self, pointers, active, other, dtype):
+        number, index = self.locate(pointers, active, dtype.itemsize, store=False)
+        if number is None:
+            return np.broadcast_to(other, pointers.shape)
+        values = self.view(number, dtype)[index]
+        return values if active is None else np.where(active, values, other)
+
+    def store(self, pointers, active, values):
+        number, index = self.locate(pointers, active, values.dtype.itemsize, store=True)
+        if number is not None:
+            if active is not None:
+                index, values = index[active], values[active]
+            self.before(number, values.dtype, index)
+            self.view(number, values.dtype)[index] = values
+
+    def before(self, number, dtype, index):
+        """Note what is about to be overwritten."""
+        self.written.add(self.storages[number].data_ptr())
+        view = self.view(number, dtype)
+        self.undo.append((view, index, view[index]))
+
+    def roll_back(self):
+        for view, index, values in reversed(self.undo):
+            view[index] = values
+        self.commit()
+
+    def commit(self):
+        self.undo, self.log = [], []
+
+    def arithmetic(self, count, rate="fp32"):
+        if self.counting:
+            self.flops[rate] = self.flops.get(rate, 0) + count
+
+    def settle(self, programs):
+        """Charge what the log holds, program by program: run in order, each finds what those before it left in the cache."""
+        for program in range(programs if self.log else 0):
+            for number, sectors, active in self.log:
+                row = sectors[program if len(sectors) > 1 else 0]
+                if active is not None:
+                    row = row[active[program if len(active) > 1 else 0]]
+                row = np.unique(row)
+                if number not in self.touched:
+                    count = (self.storages[number].nbytes() >> self.SECTOR) + 1
+                    self.touched[number] = np.full(count, -self.cache_sectors - 1, dtype=np.int64)
+                last = self.touched[number]
+                missed = int((self.fetched - last[row] > self.cache_sectors).sum())
+                self.fetched += missed
+                last[row] = self.fetched
+                self.bytes += missed << self.SECTOR
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running all programs at once
+
+
+class Diverged(Exception):
+    """A branch, loop bound or index differs between the programs that run in lockstep."""
+
+
+def round_to_tf32(values):
+    """fp32 with the 10 mantissa bits that the tensor cores keep, rounded to nearest even."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(values), rounded, values)
+
+
+def numpy_type(kind):
+    return stock._get_np_dtype(kind)
+
+
+def materialize(base, shape, strides, offsets, block, checked):
+    """(pointers, mask) of a block that a descriptor or block pointer names. checked: dimensions with a boundary check."""
+    kind = base.dtype.element_ty if base.dtype.is_ptr() else base.dtype
+    size, ones = max(1, kind.primitive_bitwidth // 8), [1] * len(block)
+    pointers, mask = base.data.reshape(-1, *ones), np.ones((1, *ones), dtype=bool)
+    for dimension, length in enumerate(block):
+        place = [length if i == dimension else 1 for i in range(len(block))]
+        offset = offsets[dimension].data.reshape(-1, *ones).astype(np.int64) + np.arange(length).reshape(1, *place)
+        pointers = pointers + (size * offset * int(strides[dimension].data.item())).astype(np.uint64)
+        if dimension in checked:
+            mask = mask & (offset >= 0) & (offset < int(shape[dimension].data.item()))
+    rows = max(len(pointers), len(mask))
+    return (TensorHandle(np.broadcast_to(pointers, (rows, *block)), base.dtype.scalar),
+            TensorHandle(np.broadcast_to(mask, (rows, *block)), tl.int1))
+
+
+class Lockstep(stock.InterpreterBuilder):
+    """Triton's interpreter with a leading dimension for programs. Only what depends on shapes needs another body."""
+
+    memory, programs = None, None  # of the launch that runs; programs: three arrays of program ids
+
+    # --- where a program is
+    def create_get_program_id(self, axis):
+        return TensorHandle(self.programs[axis], tl.int32)
+
+    # --- shapes
+    def create_make_range(self, kind, start, stop):
+        return TensorHandle(np.arange(start, stop, dtype=np.int32)[None], tl.int32)
+
+    def create_splat(self, kind, arg):
+        shape = tuple(kind.shape)
+        return TensorHandle(np.broadcast_to(arg.data.reshape(-1, *[1] * len(shape)), (arg.data.size, *shape)),
+                            arg.dtype.scalar)
+
+    def create_unsplat(self, arg):
+        return TensorHandle(arg.data.reshape(len(arg.data), -1)[:, 0], arg.dtype.scalar)
+
+    def create_broadcast(self, arg, shape):
+        return TensorHandle(np.broadcast_to(arg.data, (len(arg.data), *shape)), arg.dtype.scalar)
+
+    def create_expand_dims(self, arg, axis):
+        return TensorHandle(np.expand_dims(arg.data, axis + 1 if axis >= 0 else axis), arg.dtype.scalar)
+
+    def create_reshape(self, arg, shape, allow_reorder):
+        return TensorHandle(arg.data.reshape(len(arg.data), *shape), arg.dtype.scalar)
+
+    def create_trans(self, arg, perm):
+        return TensorHandle(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype.scalar)
+
+    def pair(self, a, b):
+        rows = max(len(a.data), len(b.data))
+        return [np.broadcast_to(x.data, (rows, *x.data.shape[1:])) for x in (a, b)]
+
+    def create_cat(self, a, b):
+        return TensorHandle(np.concatenate(self.pair(a, b), axis=1), a.dtype.scalar)
+
+    def create_join(self, a, b):
+        return TensorHandle(np.stack(self.pair(a, b), axis=-1), a.dtype.scalar)
+
+    def create_gather(self, source, index, axis):
+        values, positions = self.pair(source, index)
+        return TensorHandle(np.take_along_axis(values, positions, axis=axis + 1), source.dtype.scalar)
+
+    def create_histogram(self, data, bins, mask):
+        masks = np.ones_like(data.data, dtype=bool) if mask is None else np.broadcast_to(mask.data, data.data.shape)
+        rows = [np.bincount(row[keep & (row >= 0) & (row < bins)], minlength=bins) for row, keep in zip(data.data, masks)]
+        return TensorHandle(np.array(rows, dtype=np.int32), tl.int32)
+
+    # --- memory
+    def lanes(self, pointers, mask, *others):
+        """Pointers, mask (None where all lanes are active) and values, broadcast against each other."""
+        arrays = [np.asarray(getattr(x, "data", x)) for x in (pointers, mask, *others) if x is not None]
+        pointers, *rest = np.broadcast_arrays(*arrays)
+        active = rest.pop(0) if mask is not None else None
+        return pointers, None if active is not None and active.all() else active, *rest
+
+    def create_load(self, pointers, *rest, **options):
+        return self.create_masked_load(pointers, None, None)
+
+    def create_store(self, pointers, value, *rest, **options):
+        return self.create_masked_store(pointers, value, None)
+
+    def create_masked_load(self, pointers, mask, other, *rest, **options):
+        kind = pointers.get_element_ty()
+        if other is None:
+            addresses, active = self.lanes(pointers, mask)
+            fill = np.zeros((), dtype=numpy_type(kind))
+        else:
+            addresses, active, fill = self.lanes(pointers, mask, other)
+        return TensorHandle(self.memory.load(addresses, active, fill, numpy_type(kind)), kind)
+
+    def create_masked_store(self, pointers, value, mask, *rest, **options):
+        kind = numpy_type(pointers.get_element_ty())
+        addresses, active, values = self.lanes(pointers, mask, value)
+        self.memory.store(addresses, active, values.astype(kind, copy=False))
+
+    def everyone(self, *arrays):
+        """Arrays with one row for every program: an atomic on one address happens as often as there are programs."""
+        rows = len(self.programs[0])
+        return [np.ascontiguousarray(np.broadcast_to(x, (rows, *x.shape[1:]))) for x in np.broadcast_arrays(*arrays)]
+
+    def atomically(self, pointers, active, dtype, run):
+        number, index = self.memory.locate(pointers, active, dtype.itemsize, store=True)
+        if number is not None:
+            self.memory.before(number, dtype, index)
+        return run()
+
+    def create_atomic_rmw(self, op, pointers, value, mask, sem, scope):
+        addresses, values, active = self.everyone(pointers.data, value.data, mask.data)
+        out = self.atomically(addresses, active, values.dtype, lambda: super(Lockstep, self).create_atomic_rmw(
+            op, TensorHandle(addresses, pointers.dtype), TensorHandle(values, value.dtype), TensorHandle(active, tl.int1),
+            sem, scope))
+        return out
+
+    def create_atomic_cas(self, pointers, compare, value, sem, scope):
+        addresses, expected, values = self.everyone(pointers.data, compare.data, value.data)
+        return self.atomically(addresses, None, values.dtype, lambda: super(Lockstep, self).create_atomic_cas(
+            TensorHandle(addresses, pointers.dtype), TensorHandle(expected, compare.dtype),
+            TensorHandle(values, value.dtype), sem, scope))
+
+    # --- arithmetic
+    def binary_op(self, a, b, op):
+        out = super().binary_op(a, b, op)
+        self.memory.arithmetic(out.data.size)
+        return out
+
+    def unary_op(self, a, op):
+        out = super().unary_op(a, op)
+        self.memory.arithmetic(out.data.size)
+        return out
+
+    def ternary_op(self, a, b, c, op):
+        out = super().ternary_op(a, b, c, op)
+        self.memory.arithmetic(out.data.size)
+        return out
+
+    def create_erf(self, x):
+        self.memory.arithmetic(x.data.size)
+        return TensorHandle(torch.erf(torch.from_numpy(np.ascontiguousarray(x.data))).numpy(), x.dtype.scalar)
+
+    def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
+        left, right, rate = a.data, b.data, "half"
+        if a.dtype.scalar == tl.float32:
+            kind = str(input_precision).split(".")[-1].lower()
+            rate = {"ieee": "fp32", "tf32x3": "tf32x3"}.get(kind, "tf32")
+            if rate == "tf32":
+                left, right = round_to_tf32(left), round_to_tf32(right)
+        elif a.dtype.scalar == tl.bfloat16:  # kept as the upper half of the bits of an fp32
+            left, right = ((x.astype(np.uint32) << 16).view(np.float32) for x in (left, right))
+        elif a.dtype.primitive_bitwidth == 8 and a.dtype.is_floating():
+            left, right = (stock._convert_float(x.data, x.dtype, tl.float16, None).view(np.float16) for x in (a, b))
+        out = np.matmul(left, right, dtype=d.data.dtype) + d.data
+        self.memory.arithmetic(2 * out.size * left.shape[-1], rate)
+        return TensorHandle(out, d.dtype.scalar)
+
+    # --- reductions and scans: `combine` works on whole blocks as well as on scalars
+    def reduce(self, inputs, axis, combine, keep_dims=False, **_):
+        many = isinstance(inputs, tuple)
+        tensors = inputs if many else (inputs,)
+        block = [int(n) for n in tensors[0].shape]
+        arrays = np.broadcast_arrays(*(t.handle.data for t in tensors))
+        axis = None if axis is None else int(getattr(axis, "value", axis)) % len(block)
+        keep_dims = bool(getattr(keep_dims, "value", keep_dims))
+        if axis is None:
+            arrays, at, left = [x.reshape(len(x), -1) for x in arrays], 1, [1] * len(block) if keep_dims else []
+        else:
+            at, left = axis + 1, [1 if i == axis else n for i, n in enumerate(block) if keep_dims or i != axis]
+        direct = {"_sum_combine": np.add, "_elementwise_max": np.fmax, "_elementwise_min": np.fmin}.get(
+            combine.fn.__name__ if combine.fn.__module__ == "triton.language.standard" else "")
+        self.memory.arithmetic(arrays[0].size)
+        if direct is not None and len(arrays) == 1:
+            results = [direct.reduce(arrays[0], axis=at, dtype=arrays[0].dtype)]
+        else:
+            while arrays[0].shape[at] > 1:  # neighbours in pairs: the order is kept, the depth is logarithmic
+                even, odd = ([np.take(x, range(k, x.shape[at], 2), axis=at) for x in arrays] for k in (0, 1))
+                arrays = self.combine(combine, even, odd, tensors)
+            results = [np.take(x, 0, axis=at) for x in arrays]
+        out = tuple(self.tensor(x.reshape(len(x), *left), t.dtype) for x, t in zip(results, tensors))
+        return out if many else out[0]
+
+    def scan(self, inputs, axis, combine, reverse=False, **_):
+        many = isinstance(inputs, tuple)
+        tensors = inputs if many else (inputs,)
+        at = int(getattr(axis, "value", axis)) % len(tensors[0].shape) + 1
+        arrays = list(np.broadcast_arrays(*(t.handle.data for t in tensors)))
+        reverse = bool(getattr(reverse, "value", reverse))
+        if reverse:
+            arrays = [np.flip(x, at) for x in arrays]
+        direct = {"_sum_combine": np.cumsum, "_prod_combine": np.cumprod}.get(
+            combine.fn.__name__ if combine.fn.__module__ == "triton.language.standard" else "")
+        self.memory.arithmetic(arrays[0].size)
+        if direct is not None and len(arrays) == 1:
+            arrays = [direct(arrays[0], axis=at, dtype=arrays[0].dtype)]
+        else:
+            position = np.arange(arrays[0].shape[at]).reshape([-1 if i == at else 1 for i in range(arrays[0].ndim)])
+            step = 1
+            while step < arrays[0].shape[at]:
+                shifted = [np.roll(x, step, axis=at) for x in arrays]
+                arrays = [np.where(position >= step, new, old) for new, old in
+                          zip(self.combine(combine, shifted, arrays, tensors), arrays)]
+                step *= 2
+        if reverse:
+            arrays = [np.ascontiguousarray(np.flip(x, at)) for x in arrays]
+        out = tuple(self.tensor(x, t.dtype) for x, t in zip(arrays, tensors))
+        return out if many else out[0]
+
+    def combine(self, function, left, right, tensors):
+        """Apply a combine function to arrays, through tensors of its own types."""
+        wrapped = [self.tensor(x, t.dtype) for x, t in [*zip(left, tensors), *zip(right, tensors)]]
+        out = function(*wrapped)
+        return [np.broadcast_to(x.handle.data, left[0].shape) for x in (out if isinstance(out, (tuple, tl.tuple)) else [out])]
+
+    def tensor(self, data, dtype):
+        """A tl.tensor around (programs, *block) data."""
+        kind = tl.block_type(dtype.scalar, list(data.shape[1:])) if data.ndim > 1 else dtype.scalar
+        return tl.tensor(TensorHandle(data.astype(numpy_type(dtype.scalar), copy=False), dtype.scalar), kind)
+
+
+class Interpreter:
+    """Runs kernels. Making one turns this process into an interpreter of Triton for good: it cannot compile any more.
+
+    (Triton decides at import whether its own helpers, tl.sum, tl.sigmoid and so on, are compiled or interpreted. The
+    compiler was needed first, so they are converted here, once; the stock interpreter patches them at every call.)
+    """
+
+    def __init__(self, kernels):
+        self.builder, converted = Lockstep(), {}
+        stock.interpreter_builder, stock.interpreter_semantic = self.builder, stock.TritonSemantic(self.builder)
+        np.seterr(all="ignore")
+
+        def convert(function):
+            if function.fn not in converted:
+                converted[function.fn] = stock.InterpretedFunction(function.fn)
+            return converted[function.fn]
+
+        def member(function):
+            return lambda *args, **kwargs: convert(function)(*args, **kwargs)
+
+        for module in (tl, tl.core, tl.standard, tl.math, tl.random):
+            for name, value in list(vars(module).items()):
+                if isinstance(value, jit.JITFunction):
+                    setattr(module, name, convert(value))
+        for name, value in list(vars(tl.tensor).items()):
+            if isinstance(value, jit.JITFunction):
+                setattr(tl.tensor, name, member(value))
+        stock.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
+        stock._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        for module in (tl, tl.core):
+            module.reduce, module.associative_scan = self.builder.reduce, self.builder.scan
+        tl.tensor.__index__ = lambda tensor: int(uniform(tensor))
+        tl.tensor.__bool__ = lambda tensor: bool(uniform(tensor)) if not tensor.type.is_block() else True
+        tl.tensor.T = property(lambda tensor: self.builder.tensor(np.swapaxes(tensor.handle.data, -1, -2), tensor.dtype))
+        for name, dims in (("TensorDescHandle", None), ("BlockPointerHandle", "boundary_check")):
+            if hasattr(stock, name):  # the second is gone since triton 3.7
+                getattr(stock, name).materialize_pointers = block_pointers if dims else descriptor_pointers
+        self.install_libdevice()
+        self.functions = {name: convert(kernel) for name, kernel in kernels.items()}
+        self.constexprs = {name: {p.name for p in kernel.params if p.is_constexpr} for name, kernel in kernels.items()}
+        for function in self.functions.values():
+            function.fn.__globals__.update(self.functions)  # a kernel that calls a kernel finds the interpreted one
+        self.diverging = set()
+
+    def install_libdevice(self):
+        """Give CUDA's libdevice functions their meaning: the torch function of the same name."""
+        from triton.language.extra import libdevice
+        from triton.language.extra.cuda import libdevice as cuda_libdevice
+
+        special = {"fast_expf": torch.exp, "fast_logf": torch.log, "fast_sinf": torch.sin, "fast_cosf": torch.cos,
+                   "fast_powf": torch.pow, "fast_tanhf": torch.tanh, "fabs": torch.abs, "rint": torch.round,
+                   "rcp_rn": torch.reciprocal, "div_rn": torch.div, "sqrt_rn": torch.sqrt, "normcdf": torch.special.ndtr,
+                   "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3), "tgamma": lambda x: torch.lgamma(x).exp()}
+
+        def wrap(function):
+            def call(*args, **_):
+                shaped = next(a for a in args if isinstance(a, tl.tensor))
+                values = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) if isinstance(a, tl.tensor) else
+                          torch.tensor(float(getattr(a, "value", a))) for a in args]
+                out = function(*values).numpy()
+                self.builder.memory.arithmetic(out.size)
+                return self.builder.tensor(out, tl.int1 if out.dtype == bool else shaped.dtype)
+            return call
+
+        for module in (libdevice, cuda_libdevice):
+            for name in [name for name in vars(module) if not name.startswith("_")]:
+                function = special.get(name) or getattr(torch, name, None) or getattr(torch.special, name, None)
+                if inspect.isfunction(getattr(module, name)) and callable(function):
+                    setattr(module, name, wrap(function))
+
+    def launch(self, name, grid, arguments, memory):
+        """Run one launch on `memory`. Raises KernelError (stage "launch") with the candidate's line."""
+        function, constexprs = self.functions[name], self.constexprs[name]
+        values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
+        ids = np.indices(grid, dtype=np.int32).reshape(3, -1)
+        sizes = sorted((v for v in (getattr(arguments[k], "value", arguments[k]) for k in constexprs)
+                        if isinstance(v, int) and v > 1), reverse=True)
+        together = max(1, min(256, (1 << 17) // math.prod(sizes[:2] if len(sizes) > 2 else sizes[:1] or [1024])))
+        self.builder.memory, self.builder.grid_idx = memory, (0, 0, 0)
+        self.builder.set_grid_dim(*grid)
+        start = 0
+        while start < ids.shape[1]:
+            count = 1 if name in self.diverging else min(together, ids.shape[1] - start)
+            self.builder.programs = ids[:, start:start + count]
+            try:
+                function.rewrite()(**values)
+            except Exception as error:
+                chain = error
+                while chain.__cause__ is not None and not isinstance(chain, Diverged):
+                    chain = chain.__cause__
+                if isinstance(chain, Diverged) and count > 1:
+                    memory.roll_back()
+                    self.diverging.add(name)
+                    continue
+                frames, line = chain.__traceback__, None
+                while frames is not None:
+                    line = frames.tb_lineno if frames.tb_frame.f_code.co_filename == FILE else line
+                    frames = frames.tb_next
+                text = str(chain) if isinstance(chain, KernelError) else f"{type(chain).__name__}: {chain}"
+                raise KernelError(f"{name}: {text}", line, "launch") from None
+            memory.settle(count)
+            memory.commit()
+            start += count
+
+
+def uniform(tensor):
+    """The value of a scalar that all programs agree on."""
+    data = tensor.handle.data.reshape(-1)
+    if data.size > 1 and not (data == data[0]).all():
+        raise Diverged
+    return data[0]
+
+
+def descriptor_pointers(self, offsets):
+    return materialize(self.base, self.shape, self.strides, offsets, self.block_shape, range(len(self.block_shape)))
+
+
+def block_pointers(self, boundary_check):
+    pointers, mask = materialize(self.base, self.shape, self.strides, self.offsets, self.block_shape, boundary_check)
+    return pointers, mask.data

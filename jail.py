@@ -13,6 +13,7 @@ What a process in the role of a candidate is kept from, and where:
     everywhere            its own process group and scratch folder (removed with it), closed file descriptors, no output
                           streams, an environment without secrets; limits on CPU seconds, file size and open files;
                           descendants that leave the process group are found and killed
+    with a GPU            its resident memory is watched
     without a GPU         a limit on its address space; a system call filter: no new processes or programs, no sockets, no
                           access to other processes (x86-64 and arm64)
     as root, or where     without a GPU: process, network and IPC namespaces, and a file system that is read-only but for
@@ -278,7 +279,11 @@ def keeper(sock, role, play, warm, settings):
     waiter = select.poll()
     waiter.register(sock, 0)  # POLLHUP is reported without asking: the peer has closed its end
     waiter.register(os.pidfd_open(child), select.POLLIN)
-    waiter.poll()
+    if settings["device"] == "cpu" or not hostile:
+        waiter.poll()
+    while not waiter.poll(200):  # with a GPU the address space cannot be limited, so what is in memory is watched instead
+        if int(Path(f"/proc/{child}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > settings["memory"]:
+            break
     try:
         os.killpg(child, signal.SIGKILL)
     except ProcessLookupError:
@@ -368,14 +373,14 @@ def confine(sock, role, warm, scratch, settings, isolated):
         os.environ[name] = os.path.join(scratch, folder)
     tempfile.tempdir = None
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if role != "scorer":
+    if role not in ("scorer", "reference"):
         seconds = int(settings["timeout"] * 2) + 5
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
     if settings["device"] == "cpu":  # CUDA reserves more address space than there is memory
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        limit = used + settings["memory"] * (4 if role == "scorer" else 1)
+        limit = used + settings["memory"] * (4 if role in ("scorer", "reference") else 1)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
         if role == "candidate":
             filter_system_calls()

@@ -34,18 +34,20 @@ memory from `torch.empty` is poisoned (lockstep.py is the interpreter).
 
 import inspect
 import math
+import time
 
 import torch
 import triton.language as tl
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_iter
+from torch.utils._pytree import tree_iter, tree_leaves
 from triton.runtime import autotuner, jit
 
 import lockstep
-from jail import TORCH_NAMES, decode, encode, strided
+from jail import TORCH_NAMES, Child, Gone, decode, encode, strided
 from lockstep import KernelError
 from tasks import GPU_BATCH_FACTOR
+from trials import Verdict, compare, identical, note_comparison, reaching, set_failure, set_profile, set_roofline
 
 # The device: an H200 (measured copy bandwidth and fp32 rate) divided by the factor by which CPU problems are smaller.
 LAUNCH_MS = 0.005
@@ -68,6 +70,8 @@ FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"
 WRITE_ONLY = {"fill_", "zero_", "copy_", "uniform_", "normal_", "bernoulli_", "random_", "fill", "zeros_like", "ones_like",
               "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full"}  # what they read is not `self`
 GATHERS = {"embedding", "index_select", "gather", "index", "take"}  # read as much of the table as they write
+REFUSED = {"from_file", "set_", "resize_", "_resize_output_"}  # in a recorded program: they reach outside of its tensors
+CPU_ONLY = ("mkldnn", "fbgemm", "nnpack", "quantized", "slow_conv")  # what no GPU has cannot be priced for one
 LOSSES = {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss"}
 
 
@@ -83,7 +87,7 @@ def tensors_in(tree):
 
 
 def operator_kernels(func, args, kwargs, out):
-    """The CUDA kernels of one ATen call, as [(milliseconds, label)]; empty for views and other free calls."""
+    """The CUDA kernels of one ATen call, as [(bytes, FLOPs, kind of FLOPs)]; empty for views and other free calls."""
     name = func._schema.name.split("::")[1]
     sources = tensors_in([args, {key: value for key, value in kwargs.items() if key != "out"}])
     results = tensors_in([out, kwargs.get("out")])
@@ -101,15 +105,16 @@ def operator_kernels(func, args, kwargs, out):
     elements = max([t.numel() for t in sources + results], default=0)
 
     def kernels(*passes):
-        return [(milliseconds(*work), name) for work in passes]
+        return [(work + (0, "fp32")[len(work) - 1:])[:3] for work in passes]
 
-    if name in ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation"):
-        left = sources[-2]
-        return kernels((read + written, 2 * result.numel() * left.shape[-1]))
-    if name == "convolution":
-        weight = sources[1]
-        outputs = sources[0] if args[6] else result  # a transposed convolution does its multiplications per input
-        bias = kernels((2 * written,)) if args[2] is not None else []
+    if name in ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot", "_addmm_activation"):
+        return kernels((read + written, 2 * result.numel() * sources[-2].shape[-1]))
+    if name == "addbmm":
+        return kernels((read + written, 2 * sources[-2].numel() * sources[-1].shape[-1]))
+    if "conv" in name and len(sources) > 1:
+        weight, transposed = sources[1], len(args) > 6 and args[6] is True
+        outputs = sources[0] if transposed else result  # a transposed convolution does its multiplications per input
+        bias = kernels((2 * written,)) if len(sources) > 2 else []
         return kernels((read + written, 2 * outputs.numel() * weight[0].numel(), "tf32")) + bias  # cuDNN's default
     if name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"):
         if name != "_native_batch_norm_legit_no_training" and (args[5] if name == "native_batch_norm" else True):
@@ -143,15 +148,18 @@ def operator_kernels(func, args, kwargs, out):
 
 
 class Clock(TorchDispatchMode):
-    """While active, prices every ATen call; `events` collects [milliseconds, label, is it a kernel of the candidate]."""
+    """While active, prices every ATen call. `events` collects [milliseconds, label, is it a kernel of the candidate], and
+    `flops` all arithmetic."""
 
     def __init__(self):
         super().__init__()
-        self.events = []
+        self.events, self.flops = [], 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.events += [[ms, label, False] for ms, label in operator_kernels(func, args, kwargs or {}, out)]
+        for moved, flops, rate in operator_kernels(func, args, kwargs or {}, out):
+            self.events.append([milliseconds(moved, flops, rate), func._schema.name.split("::")[1], False])
+            self.flops += flops
         return out
 
 
@@ -393,7 +401,7 @@ class Replay:
         args, kwargs = read_value(args, self.tensor), read_value(kwargs, self.tensor)
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
-        if base in ("from_file", "set_", "resize_", "_resize_output_"):
+        if base in REFUSED or base != "mkldnn_rnn_layer" and base.lstrip("_").startswith(CPU_ONLY):
             raise RuntimeError(f"aten.{base} is not supported here")
         if clock is None:
             out = func(*args, **kwargs)
@@ -429,3 +437,84 @@ class Replay:
             work = sum(count / PEAK[rate] for rate, count in memory.flops.items())
             clock.events.append([LAUNCH_MS + max(memory.bytes / BANDWIDTH, work), name, True])
         return {t.untyped_storage().data_ptr() for t in tensors_in(list(arguments.values()))}, memory.written
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Judging, in the scorer's process
+
+
+def judge(reference, code, warm, settings):
+    """Record the candidate in one process, replay it in another, compare and price."""
+    verdict, children, deadline = Verdict(clock="modelled"), [], time.monotonic() + settings["timeout"]
+    try:
+        children.append(Child(warm, "candidate"))
+        answer = children[0].ask({"code": code, "seed": reference.parameter_seed, "arguments": reference.arguments,
+                                  "inputs": reference.draw("example")}, deadline)
+        children[0].close()
+        if "failed" in answer:
+            return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
+        program, constants = answer["program"], answer["constants"]
+        verdict.compiled = True
+        if settings["require_kernel"] and not any(step[0] == "launch" for step in program["steps"]):
+            verdict.rejected = "launches no kernel of its own"
+            return verdict
+        children.append(Child(warm, "replayer"))
+        answer = children[1].ask({"code": code, "program": program, "constants": constants}, deadline)
+        if "failed" in answer:
+            return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
+
+        # Which recorded constants are the model's parameters. Perturbed ones can be put in their place only if the
+        # forward reads nothing else that may have been derived from them.
+        matched = {name: ref[0] for name, ref in program["state"].items() if name in reference.state and identical(
+            reference.state[name].contiguous().view(-1).view(torch.uint8), constants.get(ref[0], torch.empty(0)))}
+        derived = any(number not in matched.values() and data.numel() > 256 for number, data in constants.items())
+        note = "" if len(matched) == len(reference.state) else \
+            "; its parameters differ from the reference's (create them in the same order, with the same shapes)"
+
+        def run(trial, price=False, mute=()):
+            state = {matched[name]: value.contiguous().view(-1).view(torch.uint8)
+                     for name, value in trial.state.items() if name in matched}
+            return children[1].ask({"inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)],
+                                    "seed": trial.seed, "state": state, "price": price, "mute": list(mute)}, deadline)
+
+        verdict.correct = verdict.correct_loose = True
+        for index in range(settings["trials"]):
+            trial = reference.trial(index, perturb=not derived)
+            answer = run(trial, price=index == 0)
+            if "failed" in answer:
+                return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
+            if index == 0:
+                events, live = answer["events"], answer["live"]
+            if set(answer["changed"]) - set(trial.changed):
+                verdict.correct, verdict.rejected = False, "changes its input tensors in place"
+                return verdict
+            if not note_comparison(verdict, trial, tree_leaves(answer["output"]), note):
+                break
+        first = reference.trial(0)
+
+        def still_right(muted):
+            answer = run(first, mute=muted)
+            return "failed" not in answer and compare(first, tree_leaves(answer["output"]), 1e-4) is None
+
+        own = {label for (_, label, mine), alive in zip(events, live) if mine and alive}
+        if verdict.correct and settings["require_kernel"]:
+            own = reaching(own, still_right)
+            if not own:
+                verdict.correct, verdict.rejected = False, "the results of its kernels do not reach the output"
+        set_profile(verdict, events, own)
+        clock = Clock()
+        reference.run(first, around=clock)
+        verdict.reference_ms, verdict.candidate_ms = (sum(event[0] for event in e) for e in (clock.events, events))
+        set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK["fp32"])
+        if verdict.correct:
+            verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
+        return verdict
+    except TimeoutError:
+        return set_failure(verdict, code, "forward", f"no result within {settings['timeout']:g} s", None)
+    except (Gone, OSError):
+        return set_failure(verdict, code, "forward", "the process ended without a result (crash, exit or memory limit)", None)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return set_failure(verdict, code, "forward", "the recorded program is malformed", None)
+    finally:
+        for child in children:
+            child.close()

@@ -14,14 +14,19 @@ What it rests on: the host's own Python and CUDA runtime. A candidate that rewri
 threads of a C++ extension) is not stopped by this file; sandbox.static_check refuses the ways there that it can see.
 """
 
+import os
+import random
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jail import TORCH_NAMES, Child, Gone, dense, receive, send, strided
+from roofline import Clock
+from trials import Trial, Verdict, compare, note_comparison, reaching, set_failure, set_profile, set_roofline
 
 ALIGN = 512  # bytes; what cudaMalloc guarantees, so that shared tensors are as well aligned as a model's own
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
@@ -121,8 +126,11 @@ class Host:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
 
-    def build(self, code, name, arguments, seed, on_device, compile_it):
+    def build(self, code, name, arguments, seed, on_device, compile_it, limit):
         """Execute the source and construct the model as the reference was: same seed, same device, same order."""
+        if limit is not None:  # bytes of GPU memory
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), self.device)
         self.on_device, self.seed, self.code = on_device, seed, code
         self.arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in arguments]
         module = self.load("candidate", code, self.path)
@@ -281,8 +289,8 @@ def is_compile_error(error):
 class Lane:
     """One hosted model as the scorer sees it. Raises Failed, TimeoutError, or jail.Gone when the process has died."""
 
-    def __init__(self, warm, settings):
-        self.child, self.timeout = Child(warm, "candidate"), settings["timeout"]
+    def __init__(self, warm, settings, role):
+        self.child, self.timeout = Child(warm, role), settings["timeout"]
         self.device = torch.device(settings["device"])
         self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
 
@@ -295,9 +303,9 @@ class Lane:
             raise Failed(answer)
         return answer
 
-    def build(self, code, name, arguments, seed, on_device, compile_it=False):
+    def build(self, code, name, arguments, seed, on_device, compile_it=False, limit=None):
         return self.order("build", code=code, name=name, arguments=arguments, seed=seed, on_device=on_device,
-                          compile_it=compile_it)
+                          compile_it=compile_it, limit=limit)
 
     def share(self, inputs, expected, slots):
         """Make the arenas for `slots` sets of inputs and one of outputs. Returns whether CUDA IPC is in use."""
@@ -446,3 +454,186 @@ class Timing:
 def quantile(values, q):
     ordered = sorted(values)
     return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Judging, in the scorer's process
+
+
+class Measured:
+    """The scorer's part of the measured clock for one task: a reference lane, and judging many candidates at a time.
+
+    All candidates of a wave are started, compiled and checked at once; then they are timed one after the other, so that
+    nothing else runs on the GPU meanwhile.
+    """
+
+    def __init__(self, reference, warm, settings):
+        self.reference, self.warm, self.settings = reference, warm, settings
+        self.cuda = reference.device.type == "cuda"
+        self.first = reference.trial(0)
+        clock = Clock()
+        reference.run(self.first, around=clock)
+        self.flops = clock.flops
+        self.input_bytes = sum(t.numel() * t.element_size() for t in self.first.inputs if isinstance(t, torch.Tensor))
+        self.output_bytes = sum(t.numel() * t.element_size() for t in self.first.expected)
+        self.slots = max(1, min(32, (2 << 30) // max(self.input_bytes + self.output_bytes, 1)))
+        self.width, self.limit, self.floor_ms, self.cold = settings["workers"], None, 0.0, None
+        self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            reference.run(self.first)
+            peak = torch.cuda.max_memory_allocated() - before
+            # What a candidate may allocate, so that one that hoards does not starve those beside it.
+            parameters = sum(t.numel() * t.element_size() for t in reference.state.values())
+            self.limit = 3 * (peak + parameters) + (self.slots + 2) * (self.input_bytes + self.output_bytes) + (2 << 30)
+            self.width = max(1, min(self.width, int(torch.cuda.mem_get_info()[0] * 0.7 / self.limit)))
+            self.cold = torch.empty(256 << 20, dtype=torch.uint8, device=reference.device)  # more than any L2 cache
+            half = self.cold.numel() // 2
+            fill = self.seconds(lambda: self.cold.zero_())
+            self.bandwidth = 2 * half / self.seconds(lambda: self.cold[:half].copy_(self.cold[half:])) / 1e3
+            if self.output_bytes > self.cold.numel():  # what no cache absorbs is written at memory speed
+                self.floor_ms = fill * 1e3 * self.output_bytes / self.cold.numel() * 0.6
+            if torch.cuda.get_device_capability() == (9, 0):  # Hopper
+                self.peak = 60e12 / 1e3
+        self.lane = Lane(warm, settings, "reference")
+        self.lane.timeout += 300 if settings["baseline"] == "compile" else 0
+        self.lane.build(reference.job["source"], "Model", reference.arguments, reference.parameter_seed,
+                        reference.on_device, compile_it=settings["baseline"] == "compile")
+        self.ipc = self.lane.share(self.first.inputs, self.first.expected, self.slots)
+
+    def seconds(self, work):
+        """Seconds of one call on the GPU, the mean of ten."""
+        work()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(10):
+            work()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - began) / 10
+
+    def clear_cache(self):
+        if self.cold is not None:
+            self.cold.zero_()
+            torch.cuda.synchronize()
+
+    def judge(self, codes):
+        """Yields (index, Verdict) for every code, in waves."""
+        for start in range(0, len(codes), self.width):
+            wave = list(range(start, min(start + self.width, len(codes))))
+            with ThreadPoolExecutor(len(wave)) as pool:
+                prepared = list(pool.map(lambda index: self.guarded(codes[index], self.prepare), wave))
+            for index, (verdict, lane) in zip(wave, prepared):
+                if verdict.correct:
+                    verdict, _ = self.guarded(codes[index], self.time, verdict, lane)
+                if lane is not None:
+                    lane.close()
+                yield index, verdict
+
+    def guarded(self, code, work, *arguments):
+        """Run one stage of judging; whatever the candidate does to it becomes part of the verdict."""
+        verdict, lane = arguments if arguments else (Verdict(clock="measured"), None)
+        try:
+            if lane is None:
+                lane = Lane(self.warm, self.settings, "candidate")
+            patience = self.settings["timeout"] + (180 if "load_inline" in code else 0)  # nvcc takes its time
+            lane.deadline = time.monotonic() + patience
+            work(code, verdict, lane)
+        except Failed as error:
+            set_failure(verdict, code, error.stage, error, error.line)
+        except TimeoutError:
+            set_failure(verdict, code, "forward", f"no result within {patience:g} s", None)
+        except (Gone, OSError):
+            set_failure(verdict, code, "forward", "the process ended without a result (crash, exit or GPU error)", None)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            set_failure(verdict, code, "forward", "the process answered with nonsense", None)
+        if not verdict.correct:
+            verdict.speedup = verdict.speedup_low = None
+        return verdict, lane
+
+    def prepare(self, code, verdict, lane):
+        """Build the candidate in a process of its own and check it on every trial."""
+        reference = self.reference
+        built = lane.build(code, "ModelNew", reference.arguments, reference.parameter_seed, reference.on_device,
+                           limit=self.limit)
+        same = built["state"] == {name: list(t.shape) for name, t in reference.state.items()}
+        lane.share(self.first.inputs, self.first.expected, self.slots)
+        verdict.compiled = verdict.correct = verdict.correct_loose = True
+        note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
+        for index in range(self.settings["trials"]):
+            trial = reference.trial(index, perturb=same and not built["loose"])
+            lane.put(0, trial.inputs)
+            leaves = lane.forward(0, trial.seed, trial.state)
+            if set(lane.changed(0, trial.inputs)) - set(trial.changed):
+                verdict.correct, verdict.rejected = False, "changes its input tensors in place"
+            if not note_comparison(verdict, trial, leaves, note) or verdict.rejected:
+                return
+
+    def own_kernels(self, code, verdict, lane):
+        """Enter profile and coverage; reject a candidate without a kernel that matters."""
+        lane.put(0, self.first.inputs)
+        lane.finish()
+        runs = [lane.order("profile") for _ in range(3)]
+        answer = sorted(runs, key=lambda run: run["total"])[1]
+        events = [[float(ms), str(label), bool(own)] for ms, label, own in answer["events"]]
+        rest = answer["total"] - sum(ms for ms, _, _ in events)
+        if "load_inline" in code and rest > 0.002:  # an extension's kernels run outside of every operator
+            events.append([rest, "extension", True])
+        # A kernel may carry the name of a library's; it is not believed to be that library's work, nor the reverse.
+        own = {label for _, label, mine in events if mine}
+
+        def still_right(muted):
+            leaves = lane.forward(0, self.first.seed, mute=muted)
+            return compare(self.first, leaves, 1e-4) is None
+
+        if self.settings["require_kernel"]:
+            if not own:
+                verdict.correct, verdict.rejected = False, "launches no kernel of its own"
+            else:
+                own = ({"extension"} & own) | reaching(own - {"extension"}, still_right)
+                if not own:
+                    verdict.correct, verdict.rejected = False, "the results of its kernels do not reach the output"
+        set_profile(verdict, events, own)
+
+    def time(self, code, verdict, lane):
+        """Time a correct candidate against the reference, checking the outputs of timed calls on the way."""
+        if self.cuda:
+            self.own_kernels(code, verdict, lane)
+            if not verdict.correct:
+                return
+        reference, chance = self.reference, random.Random(os.urandom(8))
+        timing = Timing(self.lane, lane, self.slots, self.clear_cache)
+        for slot in range(self.slots):
+            inputs = reference.draw("warm", slot)
+            self.lane.put(slot, inputs)
+            lane.put(slot, inputs)
+        lane.finish()
+        timing.calibrate()
+        began, index = time.monotonic(), 0
+        while index < 10 or index < 300 and time.monotonic() - began < self.settings["measure"]:
+            seed = chance.getrandbits(31)
+            for slot in timing.calls:
+                inputs = reference.draw("timed", seed, slot)
+                self.lane.put(slot, inputs)
+                lane.put(slot, inputs)
+            lane.finish()
+            timing.batch(index, seed)
+            call = chance.randrange(len(timing.calls))
+            expected, mine = self.lane.collect(call)
+            got, theirs = lane.collect(call)
+            timing.handing[0].append(mine)
+            timing.handing[1].append(theirs)
+            for one in (self.lane, lane):
+                one.order("drop")
+            if compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4):
+                verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
+                return
+            index += 1
+        verdict.reference_ms, verdict.candidate_ms, low, verdict.disturbed = timing.summary()
+        if timing.late():
+            verdict.correct, verdict.rejected = False, "its results are computed after the clock has stopped"
+        elif verdict.candidate_ms < self.floor_ms:
+            verdict.correct, verdict.rejected = False, "faster than the GPU can write the output"
+        else:
+            verdict.speedup, verdict.speedup_low = verdict.reference_ms / verdict.candidate_ms, low
+            set_roofline(verdict, reference, self.flops, self.bandwidth, self.peak)

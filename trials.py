@@ -1,0 +1,385 @@
+"""What a candidate is compared with, and the record of how it fared: trials, tolerance, verdicts.
+
+The reference model and its expected outputs live in the scorer's process. A trial is a draw from the task's `get_inputs` under a seed that no candidate knows. Under
+the strict protocol only the first is taken as drawn; later ones come from other distributions (scaled, negated) and with
+perturbed parameters, so that work which happens not to matter for one distribution must still be done.
+"""
+
+import ast
+import contextlib
+import hashlib
+import random
+import sys
+import tempfile
+import threading
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from tasks import TaskError
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The record of how a candidate fared
+
+
+@dataclass
+class KernelTime:
+    name: str  # an ATen operator's or a Triton kernel's name
+    share: float  # of the forward's time, 0 to 1, all calls of that name together
+    own: bool  # is it one of the candidate's kernels?
+
+
+@dataclass
+class Verdict:
+    compiled: bool = False  # the source runs, defines ModelNew, and every launched kernel compiles
+    correct: bool = False  # every trial's output agrees to 1e-4
+    speedup: float | None = None  # reference_ms / candidate_ms, eager PyTorch being the reference; None unless correct
+    coverage: float | None = None  # share of the forward's time in own kernels whose results reach the output
+    clock: str = "modelled"  # or "measured"; the two are never compared
+    reference_ms: float | None = None
+    candidate_ms: float | None = None
+    rejected: str | None = None  # the reason, when the candidate was caught cheating; then it is not correct
+    error: str | None = None  # one line: what went wrong, otherwise
+    correct_loose: bool = False  # every output agrees to 1e-2, the tolerance of papers before 2026
+    speedup_low: float | None = None  # lower end of the speedup's 95 % interval; the speedup itself when modelled
+    profile: list = field(default_factory=list)  # [KernelTime], hottest first
+    excerpt: str = ""  # the candidate's lines around an error, numbered
+    disturbed: bool = False  # measured while something else used the GPU: the times scatter by more than 10 %
+    bandwidth: float | None = None  # inputs, parameters and outputs once, per candidate_ms, as a share of the device's rate
+    arithmetic: float | None = None  # the reference's FLOPs, likewise, as a share of the device's fp32 peak
+    generalises: bool | None = None  # correct on randomly rescaled shapes as well; None where that was not asked for
+    shape_error: str | None = None  # the first of those shapes on which it was not, and how
+
+
+def numbered(code, line, around=2):
+    """The candidate's lines around `line`, numbered, or an empty string."""
+    lines = code.split("\n")
+    if not isinstance(line, int) or not 0 < line <= len(lines):
+        return ""
+    first, last = max(line - 1 - around, 0), min(line + around, len(lines))
+    return "\n".join(f"{i + 1:4d}{'>' if i + 1 == line else ' '} {lines[i]}" for i in range(first, last))[:600]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Running source texts
+
+
+def load_module(name, code, path):
+    """Execute a source text as a module that inspect can find."""
+    path = Path(path).absolute()
+    path.write_text(code)
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module
+    exec(compile(code, str(path), "exec"), module.__dict__)
+    return module
+
+
+def describe(error, path, code=""):
+    """(one line of text, line number in the file `path` or None) for an exception."""
+    line, frame, node = getattr(error, "lineno", None), error.__traceback__, getattr(error, "node", None)
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == str(path):
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    text = " ".join(str(getattr(error, "error_message", None) or error).split())
+    if node is not None and getattr(error, "src", None):  # triton counts lines from the kernel's `def`
+        head = error.src.split("\n")[0]
+        line = code[:code.find(head)].count("\n") + node.lineno if head in code else line
+    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__, line
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The reference
+
+
+def derive(seed, *parts) -> int:
+    """A seed for one purpose, from the run's secret seed."""
+    return int.from_bytes(hashlib.sha256(repr((seed, *parts)).encode()).digest()[:4], "little") // 2
+
+
+def seed_everything(seed):
+    """Seed every generator that a problem's get_inputs may use."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        import numpy
+        numpy.random.seed(seed)
+    except ImportError:
+        pass
+
+
+def identical(a, b):
+    """Bitwise equality of two tensors (so that NaN equals NaN)."""
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(
+        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+
+
+def vary(inputs, kind):
+    """Inputs of another distribution that stay in the domain of the first: zeros stay zero, ranges are not left.
+
+    Scaling and sign flips leave triangular, diagonal, symmetric and masked inputs what they are, so that a kernel that
+    exploits such structure honestly passes, and one that relies on mean 0.5 or on small values does not.
+    """
+    def one(x):
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() == 0:
+            return x
+        signed = bool(x.min() < 0) and bool(x.max() > 0)
+        return x * {1: -1.0 if signed else 0.5, 2: 3.0 if signed else 0.8, 3: 0.1 if signed else 0.3}[kind]
+    return [one(x) for x in inputs]
+
+
+@dataclass
+class Trial:
+    inputs: list
+    seed: int  # for random operators in the forward
+    state: dict  # parameters and buffers other than the constructed ones: {name: tensor}; empty where those are used
+    expected: list = None  # the leaves of the reference's output
+    allowed: list = None  # for each, see Reference.tolerance
+    changed: list = None  # indices of inputs that the reference itself changes in place
+
+
+class Reference:
+    """A task's reference model in the scorer: trials, their expected outputs, the comparison.
+
+    Raises TaskError when the reference cannot be built or run, or gives nothing that could be compared.
+    """
+
+    def __init__(self, job, settings):
+        self.job, self.strict = job, settings["protocol"] == "strict"
+        self.device, self.lock, self.kept = torch.device(settings["device"]), threading.RLock(), {}
+        try:
+            path = Path(tempfile.mkdtemp(dir=".")) / "reference.py"
+            self.module = load_module("reference", job["source"], path)
+            seed_everything(derive(job["seed"], "arguments"))
+            self.arguments = list(self.module.get_init_inputs())
+            self.parameter_seed = derive(job["seed"], "parameters")
+            try:
+                self.on_device = self.device.type != "cpu"
+                self.model = self.construct()
+            except (RuntimeError, TypeError):
+                if not self.on_device:
+                    raise
+                self.on_device = False  # a constructor that needs its tensors on the CPU
+                self.model = self.construct()
+            self.state = {name: t.detach().clone() for name, t in self.tensors()}
+            self.trial(0)
+        except TaskError:
+            raise
+        except Exception as error:
+            raise TaskError(f"{job['name']}: the reference fails: {describe(error, '')[0]}") from None
+
+    def construct(self):
+        torch.manual_seed(self.parameter_seed)
+        arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in self.arguments]
+        with self.device if self.on_device else contextlib.nullcontext():
+            return self.module.Model(*arguments).to(self.device)
+
+    def tensors(self):
+        return [*self.model.named_parameters(), *self.model.named_buffers()]
+
+    def draw(self, *purpose):
+        """Fresh inputs from the task's get_inputs, made on the device."""
+        with self.lock, self.device if self.on_device else contextlib.nullcontext():
+            seed_everything(derive(self.job["seed"], self.job["source"], *purpose))
+            inputs = list(self.module.get_inputs())
+        return [x.detach().to(self.device) if isinstance(x, torch.Tensor) else x for x in inputs]
+
+    def trial(self, index, perturb=True):
+        """Trial number `index`. The first is as the task draws it. The others of the strict protocol are fresh draws, of
+        varied distributions and (with `perturb`) with perturbed parameters, as long as the reference stays finite there.
+        """
+        with self.lock:
+            if (index, perturb) in self.kept:
+                return self.kept[index, perturb]
+            kinds = [1 + (index - 1) % 3, 0] if index and self.strict else [0]
+            for kind in kinds:
+                seed = derive(self.job["seed"], self.job["source"], "trial", index)
+                inputs = self.draw("trial", index)
+                trial = Trial(vary(inputs, kind) if kind else inputs, seed,
+                              self.perturbed(seed) if index and self.strict and perturb else {})
+                try:
+                    trial.expected, trial.changed = self.run(trial)
+                except RuntimeError:
+                    if kind == kinds[-1]:
+                        raise
+                    continue
+                if not trial.expected or not all(isinstance(t, torch.Tensor) for t in trial.expected):
+                    raise TaskError(f"{self.job['name']}: the reference returns something other than tensors")
+                if all(not t.is_floating_point() or bool(t.isfinite().all()) for t in trial.expected):
+                    break
+            trial.allowed = self.tolerance(trial)
+            size = sum(t.numel() * t.element_size() for t in tree_leaves([trial.inputs, trial.expected])
+                       if isinstance(t, torch.Tensor))
+            if size < 1 << 29:
+                self.kept[index, perturb] = trial
+            return trial
+
+    def perturbed(self, seed):
+        """Parameters and float buffers moved a little, so that no weight is exactly 1 and no bias 0."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        moved = {}
+        for name, value in self.state.items():
+            if value.is_floating_point():
+                noise = torch.rand(value.shape, generator=generator, device=self.device) * 2 - 1
+                shift = 0 if name.endswith("running_var") else 0.05 * torch.randn(
+                    value.shape, generator=generator, device=self.device)
+                moved[name] = (value * (1 + 0.2 * noise) + shift).to(value.dtype)
+        return moved
+
+    def run(self, trial, around=None, dtype=None):
+        """(leaves of the output, indices of inputs that the forward changed), on private copies of a trial's inputs."""
+        with self.lock, torch.no_grad():
+            inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in trial.inputs]
+            for name, tensor in self.tensors():
+                tensor.copy_(trial.state.get(name, self.state[name]))
+            if dtype is not None:
+                self.model.to(dtype)
+                inputs = [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
+            torch.manual_seed(trial.seed)
+            with around or contextlib.nullcontext():
+                out = self.model(*inputs)
+            changed = [] if dtype is not None else [i for i, (old, new) in enumerate(zip(trial.inputs, inputs))
+                                                    if isinstance(old, torch.Tensor) and not identical(old, new)]
+            return tree_leaves(out), changed
+
+    def tolerance(self, trial):
+        """For each output (a, b): |difference| may be up to tolerance * (a + |expected|) + b.
+
+        Strict: a is the output's own size where that is below 1 (zeros must not pass because all values are small), and
+        b is the rounding error of the reference itself, measured against float64 (nobody is asked for more than that).
+        """
+        if not self.strict:
+            return [(1.0, 0.0)] * len(trial.expected)
+        exact = [None] * len(trial.expected)
+        tensors = tree_leaves([trial.inputs, trial.expected, self.state])
+        if sum(t.numel() for t in tensors if isinstance(t, torch.Tensor)) < 1 << 27:
+            try:
+                exact = self.run(trial, dtype=torch.float64)[0]
+            except (RuntimeError, TypeError):
+                pass  # it mixes in tensors of a fixed type
+            for name, tensor in self.tensors():
+                tensor.data = tensor.data.to(self.state[name].dtype)
+        most = 5e-3 if self.device.type == "cuda" else 1e-3  # cuDNN convolves in TF32 by default
+        allowed = []
+        for mine, other in zip(trial.expected, exact):
+            if not mine.is_floating_point() or mine.numel() == 0:
+                allowed.append((1.0, 0.0))
+                continue
+            values = mine.float().nan_to_num(0, 0, 0)
+            size = float(values.square().mean().sqrt())
+            rounding = 1e-5 * size if other is None else 4 * float((mine.double() - other).nan_to_num(0, 0, 0).abs().max())
+            allowed.append((min(1.0, size), min(rounding, most * size + 1e-7)))
+        return allowed
+
+
+def compare(trial, got, tolerance):
+    """None when every output agrees, else one line saying what is wrong, where and by how much. got: leaves."""
+    if len(trial.expected) != len(got):
+        return f"wrong output: {len(got)} tensors instead of {len(trial.expected)}"
+    for index, (a, b, (size, rounding)) in enumerate(zip(trial.expected, got, trial.allowed)):
+        name = "output" if len(got) == 1 else f"output {index}"
+        if not isinstance(b, torch.Tensor):
+            return f"wrong {name}: a {b if isinstance(b, str) else type(b).__name__} instead of a tensor"
+        if a.shape != b.shape:
+            return f"wrong {name}: shape {list(b.shape)} instead of {list(a.shape)}"
+        if a.dtype != b.dtype:
+            return f"wrong {name}: dtype {b.dtype} instead of {a.dtype}"
+        if b.device.type != a.device.type:
+            return f"wrong {name}: on another device"
+        a, b, shape = a.reshape(-1), b.reshape(-1), a.shape
+        count, worst, where = 0, -1.0, 0
+        for start in range(0, a.numel(), 1 << 25):  # in pieces: outputs may fill a good part of the GPU's memory
+            x, y = a[start:start + (1 << 25)], b[start:start + (1 << 25)]
+            if a.is_floating_point():
+                x, y = (x, y) if x.dtype == torch.float64 else (x.float(), y.float())
+                difference = (x - y).abs()
+                wrong = ~(difference <= x.abs().mul_(tolerance).add_(tolerance * size + rounding))
+                wrong &= ~((x == y) | (x.isnan() & y.isnan()))  # infinities, and NaN where the reference has it
+            else:
+                difference, wrong = (x.double() - y.double()).abs(), x != y
+            found = int(wrong.sum())
+            if found:
+                count += found
+                difference = torch.where(wrong, difference.nan_to_num(float("inf")), torch.zeros_like(difference))
+                if float(difference.max()) > worst:
+                    worst, where = float(difference.max()), start + int(difference.argmax())
+        if count:
+            x, y, position = float(a[where]), float(b[where]), []
+            for n in reversed(shape):
+                position.insert(0, where % n)
+                where //= n
+            return (f"wrong values: {max(count / a.numel(), 0.01):.0%} of {name} {list(shape)}, worst at {position}: "
+                    f"expected {x:.4g}, got {y:.4g}")
+    return None
+
+
+def other_shapes(source, count, seed):
+    """Yields (what was changed, source) with some of the module-level integer constants rescaled; 10 tries per shape.
+
+    Not every change makes sense (channels that groups do not divide, say): the caller keeps what its reference accepts.
+    """
+    chance, lines = random.Random(derive(seed, source, "shapes")), source.split("\n")
+    sizes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign) and isinstance(
+        node.value, ast.Constant) and type(node.value.value) is int and node.value.value > 1]
+    for _ in range(10 * count if sizes else 0):
+        changed, text = [], list(lines)
+        for node in chance.sample(sizes, chance.randint(1, len(sizes))):
+            value, row = node.value, node.value.lineno - 1
+            size = max(1, int(value.value * chance.uniform(0.4, 1.6))) | 1  # odd: no block size divides it
+            text[row] = text[row][:value.col_offset] + str(size) + text[row][value.end_col_offset:]
+            changed.append(f"{ast.unparse(node.targets[0])} = {size}")
+        yield ", ".join(changed), "\n".join(text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Entering results into a verdict
+
+
+def set_failure(verdict, code, stage, error, line):
+    verdict.compiled, verdict.correct, verdict.correct_loose = stage != "compile", False, False
+    verdict.error, verdict.excerpt = str(error)[:400], numbered(code, line)
+    return verdict
+
+
+def note_comparison(verdict, trial, leaves, note=""):
+    """Enter one trial's comparison. Returns whether there is any point in another trial."""
+    problem = compare(trial, leaves, 1e-4)
+    if problem:
+        verdict.correct, verdict.error = False, verdict.error or problem + note
+        verdict.correct_loose = verdict.correct_loose and compare(trial, leaves, 1e-2) is None
+    return verdict.correct_loose
+
+
+def set_profile(verdict, events, own):
+    """Enter profile and coverage. events: [[milliseconds, label, is it an own kernel]]; own: labels that count."""
+    total = max(sum(ms for ms, _, _ in events), 1e-9)
+    shares = {}
+    for ms, label, mine in events:
+        shares[str(label), bool(mine)] = shares.get((str(label), bool(mine)), 0.0) + ms / total
+    verdict.profile = [KernelTime(label, share, mine) for (label, mine), share in
+                       sorted(shares.items(), key=lambda entry: (-entry[1], entry[0]))]
+    verdict.coverage = sum(entry.share for entry in verdict.profile if entry.own and entry.name in own)
+
+
+def set_roofline(verdict, reference, flops, bandwidth, peak):
+    """Enter how much of the device the candidate uses, counting only what the task cannot do without.
+
+    bandwidth: bytes per millisecond; flops: of the reference's forward; peak: FLOPs per millisecond, or None.
+    """
+    first = reference.trial(0)
+    needed = sum(t.numel() * t.element_size() for t in tree_leaves([first.inputs, first.expected, reference.state])
+                 if isinstance(t, torch.Tensor))
+    milliseconds = max(verdict.candidate_ms, 1e-9)
+    verdict.bandwidth = needed / milliseconds / bandwidth
+    verdict.arithmetic = flops / milliseconds / peak if peak else None
+
+
+def reaching(names, still_right):
+    """The kernels of `names` without which the output is no longer right. still_right(muted names) -> bool."""
+    if not names or still_right(sorted(names)):
+        return set()
+    return names if len(names) == 1 else {name for name in names if not still_right([name])}

@@ -151,8 +151,17 @@ class Writer:
         rng.shuffle(names)
         return [self.skill(name, rng) for name in names]
 
-    def draw(self, rng, applicable, told, have=frozenset(), free=FREE):
-        return have | {name for name in sorted(applicable) if rng.random() < (TOLD if name in told else free)}
+    def draw(self, rng, program, applicable, told, have=frozenset(), free=FREE):
+        """The expert's answer: techniques that it was told of, nearly always; others, with probability `free`."""
+        chosen = {name for name in sorted(applicable) if rng.random() < (TOLD if name in told else free)}
+        solution = teacher.render(program, have | chosen)
+        for name in sorted(chosen & told - solution.used):
+            # One technique may need another to show up at all: neighbours can only join a row kernel that exists.
+            for other in sorted(applicable - chosen):
+                if name in (fuller := teacher.render(program, have | chosen | {other})).used:
+                    solution, chosen = fuller, chosen | {other}
+                    break
+        return solution, have | chosen
 
     # ---- the five kinds
 
@@ -160,7 +169,7 @@ class Writer:
         """One turn without or with skills. No execution: the expert's kernels are correct (and tested to be)."""
         applicable = program.applicable
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
-        solution = teacher.render(program, self.draw(rng, applicable, {s.name for s in skills}))
+        solution, _ = self.draw(rng, program, applicable, {s.name for s in skills})
         self.remember(solution)
         messages = policy_messages(task, skills) + [{"role": "assistant", "content": policy_reply(solution)}]
         return Example("policy+skills" if skills else "policy", messages, None, task.family, normalized(solution.code))
@@ -172,8 +181,10 @@ class Writer:
         told = {s.name for s in skills}
         have, answers = frozenset(), []
         for turn in range(rng.choice([2, 2, 3])):
-            have = self.draw(rng, applicable, told, have, FREE if turn == 0 else LEARN)
-            solution = teacher.render(program, have)
+            solution, have = self.draw(rng, program, applicable, told, have, FREE if turn == 0 else LEARN)
+            missing = sorted(applicable - have)
+            if turn == 1 and missing and solution.code == answers[0][2].code:  # feedback should lead to something
+                solution, have = self.draw(rng, program, applicable, told | {rng.choice(missing)}, have, LEARN)
             reply, code = policy_reply(solution), solution.code
             if turn == 0 and rng.random() < 0.12:
                 code = spoil(code, rng)
@@ -523,6 +534,7 @@ def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
     pairs = [(task, code) for (task, _), code in zip(found, plain)]
     pairs += [(task, code) for (task, _), code in zip(found, told)]
     verdicts = sandbox.score_pairs(pairs)
+    wrong = Counter((v.rejected or v.error or "")[:60] for v in verdicts if not v.correct)
     shown = [(name in teacher.techniques_in(a), name in teacher.techniques_in(b)) for name, a, b in zip(matching, plain, told) if name]
 
     select = [model.chat_ids(selection_messages(task, SkillLibrary(library).recall(task.source) or library), backbone.SELECT_TOOL)
@@ -546,7 +558,8 @@ def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
             "select_skills well-formed": percent([isinstance((c or {}).get("selected_skills"), list) for c in calls]),
             "update_skill_library well-formed": percent([bool((c or {}).get("new_skills")) and all(
                 isinstance(s, dict) and {"name", "description", "scope", "tags", "content"} <= set(s) for s in c["new_skills"])
-                for c in updates])}
+                for c in updates]),
+            "what was wrong": dict(wrong.most_common(5))}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -601,7 +614,7 @@ def main():
     parser.add_argument("--model", help="pretrained model to start from; without it a tiny one is made from random weights")
     parser.add_argument("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
     parser.add_argument("--problems", type=int, default=120_000, help="synthesised problems for single turns and selections")
-    parser.add_argument("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
+    parser.add_argument("--executed", type=int, default=6_000, help="problems for executed multi-turn trajectories")
     parser.add_argument("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tiny backbone's tokenizer")
     parser.add_argument("--epochs", type=float, default=3.0, help="passes over the examples (paper: 4)")

@@ -245,7 +245,7 @@ class Recorder(TorchDispatchMode):
         if fresh or func._schema.is_mutable:
             self.steps.append(["operator", f"{name}.{func._overloadname}", *arguments,
                                [self.reference(tensor, created=True) for tensor in results]])
-            if touched & self.derived:
+            if touched & self.derived or name in FREE:
                 self.derived.update(self.reference(tensor)[0] for tensor in results)
         elif name == "lift_fresh":
             self.steps.append(["upload", size_of(results[0])])

@@ -154,6 +154,19 @@ def test_cheats_of_the_timed_path_are_caught(sandbox, cheat):
     assert not v.correct, v
 
 
+def test_recycled_memory_holds_the_expected_output_only_in_a_naive_check(sandbox):
+    code = TORCH[:TORCH.index("        return torch")] + "        return torch.empty_like(x)\n"
+    space = {}
+    exec(TASK.source.replace("torch.randn(8192", "torch.randn(1024"), space)
+    exec(code, space)
+    reference, candidate = space["Model"](2048, 2.5).cuda(), space["ModelNew"](2048, 2.5).cuda()
+    x = space["get_inputs"]()[0].cuda()
+    expected = reference(x).detach().cpu()  # the block on the GPU is free again
+    assert torch.allclose(candidate(x).cpu(), expected, atol=1e-2)
+    assert not verdict(sandbox, code).correct
+    assert not verdict(sandbox, changed(("        bias_silu", "        if False: bias_silu"))).correct
+
+
 def test_many_candidates_of_one_task_share_one_reference(sandbox):
     codes = [HONEST + f"\n# {i}\n" for i in range(16)]
     began = time.monotonic()

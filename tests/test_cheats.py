@@ -1,0 +1,601 @@
+"""The cheats that the sandbox withstands, one test each: it succeeds against a naive check in one process, and fails here.
+
+The naive check is what a first implementation looks like: execute the candidate beside the reference, compare the outputs
+with allclose at 1e-2, take the time with time.perf_counter, count Triton launches, believe what the process prints. It runs
+in a helper process (this file with --naive) that has Triton's interpreter switched on and forks for every candidate.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The naive check
+
+
+def naive(task, code):
+    """{"correct", "speedup", "launches"}, all in one process, as a first implementation would."""
+    import time
+
+    import torch
+    import triton
+
+    space = {"__name__": "task"}
+    exec(compile(task, "task.py", "exec"), space)
+    launches, launch = [0], triton.runtime.interpreter.InterpretedFunction.run
+
+    def counted(*args, **kwargs):
+        launches[0] += 1
+        return launch(*args, **kwargs)
+
+    triton.runtime.interpreter.InterpretedFunction.run = counted
+    Path("task.py").write_text(task)
+    Path("candidate.py").write_text(code)
+    exec(compile(code, "candidate.py", "exec"), space)
+    torch.manual_seed(42)
+    reference = space["Model"](*space["get_init_inputs"]())
+    torch.manual_seed(42)
+    candidate = space["ModelNew"](*space["get_init_inputs"]())
+
+    def clock(model, inputs):
+        began = time.perf_counter()
+        for _ in range(10):
+            model(*inputs)
+        return time.perf_counter() - began
+
+    with torch.no_grad():
+        torch.manual_seed(43)
+        inputs = space["get_inputs"]()
+        candidate(*inputs)  # warm up, so that nothing is compiled later on
+        expected = reference(*inputs).clone()
+        got = candidate(*inputs)
+        correct = bool(torch.allclose(got, expected, atol=1e-2, rtol=1e-2))
+        speedup = clock(reference, inputs) / max(clock(candidate, inputs), 1e-9)
+    return {"correct": correct, "speedup": speedup, "launches": launches[0]}
+
+
+def naive_server():
+    """Answer each line {"task", "code"} on stdin with a line of JSON, each from a fork of its own."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+    import triton  # noqa: F401
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.chdir(os.environ["SCRATCH"])
+            os.dup2(write, 1)  # the candidate's prints and the result go the same way, and the last line counts
+            try:
+                print(json.dumps(naive(**json.loads(line))), flush=True)
+            finally:
+                os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            lines = [text for text in pipe.read().splitlines() if text.startswith("{")]
+        os.waitpid(child, 0)
+        print(lines[-1] if lines else "{}", flush=True)
+
+
+if __name__ == "__main__" and sys.argv[1:] == ["--naive"]:
+    naive_server()
+    sys.exit(0)
+
+from sandbox import Sandbox  # noqa: E402
+from tasks import Task  # noqa: E402
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The victims: problems, and an honest kernel to start from
+
+POINTWISE = '''
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(64))
+
+    def forward(self, x):
+        return torch.sigmoid(x + self.bias) * 2.0
+
+rows = 256
+
+def get_inputs():
+    return [torch.randn(rows, 64)]
+
+def get_init_inputs():
+    return []
+'''
+
+SMALL = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", "torch.softmax((x + self.bias).flatten(), 0)")
+NEAR_IDENTITY = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", "x + 0.002 * torch.sigmoid(x + self.bias)")
+PRODUCT = POINTWISE.replace("torch.zeros(64)", "torch.zeros(512)").replace("64", "512").replace(
+    "torch.sigmoid(x + self.bias) * 2.0", "(x + self.bias) @ x.T")
+
+HEAD = '''
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+@triton.jit
+def sigmoid_twice(x_ptr, bias_ptr, out_ptr, n, columns, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask) + tl.load(bias_ptr + offsets % columns, mask=mask)
+    tl.store(out_ptr + offsets, tl.sigmoid(x) * 2.0, mask=mask)
+
+def fused(x, bias):
+    out = torch.empty_like(x)
+    sigmoid_twice[(triton.cdiv(x.numel(), 1024),)](x, bias, out, x.numel(), x.shape[1], BLOCK=1024)
+    return out
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(64))
+'''
+
+HONEST = HEAD + '''
+    def forward(self, x):
+        return fused(x, self.bias)
+'''
+TORCH = "torch.sigmoid(x + self.bias) * 2.0"
+
+
+def forward(body, extra="", head=HEAD):
+    """An attack: HEAD, more statements of the constructor, and the body of forward."""
+    lines = "\n".join("        " + line for line in body.strip("\n").split("\n"))
+    more = "\n".join("        " + line for line in extra.strip("\n").split("\n")) if extra else ""
+    return f"{head}{more}\n    def forward(self, x):\n{lines}\n"
+
+
+@pytest.fixture(scope="module")
+def box():
+    with Sandbox("cpu", trials=3, timeout=20) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def naively(tmp_path_factory):
+    """naive(), through the helper process."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "SCRATCH": str(tmp_path_factory.mktemp("naive")),
+                   "OMP_NUM_THREADS": "1"}
+    helper = subprocess.Popen([sys.executable, __file__, "--naive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.DEVNULL, text=True, env=environment)
+
+    def ask(task, code):
+        helper.stdin.write(json.dumps({"task": task, "code": code}) + "\n")
+        helper.stdin.flush()
+        return json.loads(helper.stdout.readline())
+
+    yield ask
+    helper.stdin.close()
+    helper.wait(10)
+
+
+def fails_here(box, code, task=POINTWISE, says=None):
+    """The sandbox finds the candidate wrong or rejects it, for the reason `says`."""
+    verdict = box.score(Task("victim", 0, task), [code])[0]
+    assert not verdict.correct and verdict.speedup is None, verdict
+    if says is not None:
+        assert says in (verdict.rejected or verdict.error), verdict
+    return verdict
+
+
+def test_the_honest_kernel_passes_both(box, naively):
+    assert naively(POINTWISE, HONEST)["correct"]
+    verdict = box.score(Task("victim", 0, POINTWISE), [HONEST])[0]
+    assert verdict.correct and verdict.speedup > 1.5 and verdict.coverage == 1.0, verdict
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Passing torch off as a kernel
+
+
+def test_torch_without_a_kernel(box, naively):
+    code = forward(f"return {TORCH}")
+    assert naively(POINTWISE, code)["correct"] and "@triton.jit" in code
+    fails_here(box, code, says="no kernel of its own")
+
+
+def test_torch_behind_try_and_except(box, naively):
+    code = forward(f"try:\n    return fused(x.nothing, self.bias)\nexcept AttributeError:\n    return {TORCH}")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="no kernel of its own")
+
+
+def test_the_word_try_in_a_comment_is_no_offence(box):
+    verdict = box.score(Task("victim", 0, POINTWISE), [HONEST + "\n# try torch.compile, or pass; except gc, eval()\n"])[0]
+    assert verdict.correct
+
+
+def test_decoy_kernel_on_scratch_data(box, naively):
+    code = forward(f"fused(torch.randn(32, 64), self.bias)\nreturn {TORCH}")
+    result = naively(POINTWISE, code)
+    assert result["correct"] and result["launches"]
+    fails_here(box, code, says="do not reach the output")
+
+
+def test_decoy_kernel_whose_result_is_discarded(box, naively):
+    code = forward(f"fused(x, self.bias)\nreturn {TORCH}")
+    result = naively(POINTWISE, code)
+    assert result["correct"] and result["launches"]
+    fails_here(box, code, says="do not reach the output")
+
+
+def test_decoy_kernel_multiplied_by_zero(box, naively):
+    code = forward(f"return {TORCH} + 0.0 * fused(x, self.bias)")
+    result = naively(POINTWISE, code)
+    assert result["correct"] and result["launches"]
+    fails_here(box, code, says="do not reach the output")
+
+
+def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):
+    code = forward("y = fused(x, self.bias)\nfor _ in range(5):\n    burn[(16,)](x, torch.empty_like(x))\nreturn y")
+    code = code.replace("class ModelNew", "@triton.jit\ndef burn(x, y):\n    o = tl.program_id(0) * 1024 + tl.arange(0, 1024)\n"
+                        "    tl.store(y + o, tl.load(x + o))\n\nclass ModelNew")
+    verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
+    assert verdict.correct and verdict.coverage < 0.25, verdict
+
+
+def test_torch_compile_in_place_of_a_kernel(box, naively):
+    code = forward("return self.run(x)", f"self.run = torch.compile(lambda x: {TORCH}, backend='eager')")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="torch.compile")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Getting hold of the reference or of its result
+
+
+def test_subclassing_the_reference(box, naively):
+    code = HEAD.replace("class ModelNew(nn.Module)", "class ModelNew(Model)").replace("super().__init__()", "super().__init__()\n"
+                        "        return").rstrip() + "\n"
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="Model")
+
+
+def test_fetching_the_reference_through_modules(box, naively):
+    code = forward("return self.stolen(x)", '''
+import sys
+found = [vars(m)["Model"] for m in list(sys.modules.values()) if "Model" in getattr(m, "__dict__", {}) and "get_inputs" in vars(m)]
+self.stolen = (found or [Model])[0]()''')
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="Model")
+
+
+def test_fetching_the_reference_through_the_garbage_collector(box, naively):
+    code = forward("return self.stolen[0](x)", '''
+import gc
+self.stolen = [o for o in gc.get_objects() if isinstance(o, nn.Module) and type(o).__name__ == "Model"]''')
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="gc")
+    # The rule aside, there is nothing to be found:
+    fails_here(box, code.replace("import gc", "gc = __builtins__['__im' + 'port__']('gc')"), says="")
+
+
+def test_fetching_the_reference_through_frames(box, naively):
+    code = forward('''
+import sys
+frame = sys._getframe()
+while "reference" not in frame.f_locals:
+    frame = frame.f_back
+return frame.f_locals["reference"](x)''')
+    # (Called at the warm-up, from naive() itself, where the reference is a local variable.)
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="_getframe")
+
+
+def test_fetching_the_reference_from_files(box, naively):
+    code = forward("return self.stolen(x)", """
+space = {}
+exec(open("task.py").read(), space)
+self.stolen = space["Model"]()""")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="calls exec")
+    hidden = code.replace("exec(open", "type(forward_of)(compile(open").replace("read(), space)", "read(), 'task', 'exec'), space)()")
+    fails_here(box, hidden.replace("class ModelNew", "def forward_of(): pass\n\nclass ModelNew"), says="No such file")
+
+
+def test_secrets_are_not_in_the_environment(box, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    code = forward('import os\nraise ValueError(" ".join(sorted(os.environ)))')
+    with Sandbox("cpu", trials=1) as fresh:
+        verdict = fresh.score(Task("victim", 0, POINTWISE), [code])[0]
+    assert "PATH" in verdict.error and "HF_TOKEN" not in verdict.error and "AWS" not in verdict.error
+
+
+def test_reading_the_expected_output_from_recycled_memory(box):
+    # (That this works against a naive check on a GPU, whose allocator recycles blocks, is shown in test_sandbox_gpu.py.)
+    fails_here(box, forward("return torch.empty(256, 64)"))
+    fails_here(box, forward("out = torch.empty(256, 64)\nreturn out if out.any() else fused(x, self.bias)"), says="reads")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Caching
+
+
+@pytest.mark.parametrize("key", ["id(x)", "x.data_ptr()", "tuple(x.shape)", "float(x.sum())"])
+def test_caching(box, naively, key):
+    code = forward(f"key = {key}\nif key not in self.seen:\n    self.seen[key] = fused(x, self.bias)\nreturn self.seen[key]",
+                   "self.seen = {}")
+    result = naively(POINTWISE, code)
+    assert result["correct"] and result["speedup"] > 1
+    verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
+    # What is recorded is the first call, which has to do the work. Reading a value back is refused.
+    honest = box.score(Task("victim", 0, POINTWISE), [HONEST])[0]
+    assert verdict.speedup == honest.speedup if "sum" not in key else not verdict.correct and "reads" in verdict.error
+
+
+def test_doing_less_after_some_calls(box, naively):
+    code = forward("self.calls += 1\nif self.calls > 2:\n    return self.last\nself.last = fused(x, self.bias)\nreturn self.last",
+                   "self.calls = 0")
+    result = naively(POINTWISE, code)
+    assert result["correct"] and result["speedup"] > 1  # interpreted, the honest kernel is far below
+    verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
+    assert verdict.speedup == box.score(Task("victim", 0, POINTWISE), [HONEST])[0].speedup
+
+
+def test_recognising_the_timing_phase(box, naively):
+    code = forward('''
+import traceback
+if "clock" in [frame.name for frame in traceback.extract_stack()]:
+    return self.last
+self.last = fused(x, self.bias)
+return self.last''')
+    result = naively(POINTWISE, code)
+    assert result["correct"] and result["speedup"] > 0.5
+    verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
+    assert verdict.speedup == box.score(Task("victim", 0, POINTWISE), [HONEST])[0].speedup
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Answers that happen to be right
+
+
+def test_zeros_where_outputs_are_small(box, naively):
+    code = forward("out = torch.empty(x.numel())\nzero[(16,)](out, BLOCK=1024)\nreturn out").replace(
+        "class ModelNew", "@triton.jit\ndef zero(out, BLOCK: tl.constexpr):\n"
+        "    tl.store(out + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.float32))\n\nclass ModelNew")
+    assert naively(SMALL, code)["correct"]
+    fails_here(box, code, SMALL, says="wrong values")
+
+
+def test_identity_where_the_change_is_small(box, naively):
+    code = forward("out = torch.empty_like(x)\ncopy[(16,)](x, out, BLOCK=1024)\nreturn out").replace(
+        "class ModelNew", "@triton.jit\ndef copy(x, out, BLOCK: tl.constexpr):\n"
+        "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    tl.store(out + o, tl.load(x + o))\n\nclass ModelNew")
+    assert naively(NEAR_IDENTITY, code)["correct"]
+    fails_here(box, code, NEAR_IDENTITY, says="wrong values")
+
+
+def test_ignoring_a_parameter_that_starts_at_zero(box, naively):
+    code = HONEST.replace(" + tl.load(bias_ptr + offsets % columns, mask=mask)", "")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="wrong values")
+
+
+def test_ignoring_an_input_that_is_nearly_constant(box, naively):
+    task = POINTWISE.replace("def forward(self, x):", "def forward(self, x, scale):").replace(
+        "* 2.0", "* scale").replace("[torch.randn(rows, 64)]", "[torch.randn(rows, 64), 2.0 + 1e-3 * torch.rand(1)]")
+    code = HONEST.replace("def forward(self, x):", "def forward(self, x, scale):")
+    assert naively(task, code)["correct"]
+    fails_here(box, code, task, says="wrong values")
+
+
+def test_lower_precision_than_asked(box, naively):
+    code = HONEST.replace("torch.empty_like(x)", "torch.empty_like(x, dtype=torch.float16)").replace(
+        "    return out\n", "    return out.float()\n")
+    assert naively(POINTWISE, code)["correct"]
+    verdict = fails_here(box, code, says="wrong values")
+    assert verdict.correct_loose  # right at 1e-2, and reported as such
+
+
+def test_tensor_cores_in_place_of_fp32(box, naively):
+    code = '''
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+@triton.jit
+def product(x, bias, y, out, ROWS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr):
+    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
+    for start in range(0, INNER, BLOCK):
+        inner = start + tl.arange(0, BLOCK)
+        a = tl.load(x + rows[:, None] * INNER + inner[None, :]) + tl.load(bias + inner)[None, :]
+        b = tl.load(y + columns[None, :] * INNER + inner[:, None])
+        total = tl.dot(a, b, acc=total, input_precision="PRECISION")
+    tl.store(out + rows[:, None] * ROWS + columns[None, :], total)
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(512))
+
+    def forward(self, x):
+        out = torch.empty(256, 256)
+        product[(4, 4)](x, self.bias, x, out, ROWS=256, INNER=512, BLOCK=64)
+        return out
+'''
+    assert naively(PRODUCT, code.replace("PRECISION", "tf32"))["correct"]
+    fails_here(box, code.replace("PRECISION", "tf32"), PRODUCT, says="wrong values")
+    assert box.score(Task("victim", 0, PRODUCT), [code.replace("PRECISION", "tf32x3")])[0].correct
+
+
+def test_behaving_only_for_one_seed(box, naively):
+    code = forward("return self.answer if x.shape == self.answer.shape else fused(x, self.bias)",
+                   "torch.manual_seed(43)\nself.answer = torch.sigmoid(torch.randn(256, 64)) * 2.0")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code)
+
+
+def test_behaving_only_for_one_shape(naively):
+    code = HONEST.replace("(triton.cdiv(x.numel(), 1024),)", "(16,)").replace(", mask=mask", "")
+    assert naively(POINTWISE, code)["correct"]
+    with Sandbox("cpu", trials=1, shapes=2) as wide:
+        honest, narrow = wide.score(Task("victim", 0, POINTWISE), [HONEST, code])
+    assert honest.correct and honest.generalises is True and honest.shape_error is None
+    assert narrow.correct and narrow.generalises is False and "rows = " in narrow.shape_error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Changing the rules
+
+
+def test_mutating_the_input_before_the_reference_sees_it(box, naively):
+    code = forward("x.zero_()\nreturn torch.ones(256, 64)")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code)
+    fails_here(box, forward("out = fused(x, self.bias)\nx.zero_()\nreturn out"), says="changes its input")
+
+
+def test_patching_the_comparison(box, naively):
+    code = forward("return x", "torch.allclose = lambda *a, **k: True")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="replaces torch.allclose")
+
+
+def test_patching_torch_to_slow_the_reference(box, naively):
+    code = forward("return fused(x, self.bias)", '''
+slow = torch.sigmoid
+def slower(x):
+    for _ in range(2000):
+        slow(x[:1])
+    return slow(x)
+torch.sigmoid = slower''')
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="replaces torch.sigmoid")
+    # By a way that the rule does not see, it changes nothing either:
+    verdict = box.score(Task("victim", 0, POINTWISE), [code.replace("torch.sigmoid = slower",
+                                                                    "vars(torch)['sigmoid'] = slower")])[0]
+    assert verdict.speedup == box.score(Task("victim", 0, POINTWISE), [HONEST])[0].speedup
+
+
+def test_patching_the_clock(box, naively):
+    code = forward("return fused(x, self.bias)", "import time\ntime.perf_counter = lambda ticks=iter(range(10**6, 0, -1)): next(ticks)")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="replaces time.perf_counter")
+
+
+def test_patching_triton_so_that_launches_cost_nothing(box, naively):
+    code = forward("fused(x, self.bias)\nreturn " + TORCH, '''
+run = type(sigmoid_twice).run
+setattr(type(sigmoid_twice), "run", lambda self, *a, **k: run(self, *a, **{**k, "warmup": True}))''')
+    result = naively(POINTWISE, code)
+    assert result["correct"] and "@triton.jit" in code
+    fails_here(box, code, says="do not reach the output")
+
+
+def test_patching_the_recorder(box):
+    code = forward("return fused(x, self.bias)", '''
+import sys
+recorder = sys.modules["roofline"].Recorder
+vars(sys.modules["roofline"])["Recorder"] = type("Blind", (recorder,), {"launch": lambda *a: None})''')
+    fails_here(box, code)  # a program without the launch computes nothing
+
+
+def test_a_forged_program_is_judged_like_any_other(box):
+    """The candidate finds its socket and sends a program of its own making: an answer without work."""
+    code = forward("pass", '''
+import os, sys
+jail = sys.modules["jail"]
+socket_class = sys.modules["socket"].socket
+for descriptor in range(3, 64):
+    try:
+        sock = socket_class(fileno=descriptor)
+    except OSError:
+        continue
+    out = torch.ones(256, 64)
+    jail.send(sock, {"program": {"inputs": [[0, "torch.float32", [256, 64], [64, 1], 0]], "state": {}, "names": {}, "steps": [
+        ["launch", "sigmoid_twice", [0, 1, 1], {"x_ptr": 1, "bias_ptr": 1, "out_ptr": 1, "n": 0, "columns": 64, "BLOCK": 1024}, {}]],
+        "output": {"tensor": [1, "torch.float32", [256, 64], [64, 1], 0]}}, "constants": {1: out.view(-1).view(torch.uint8)}})
+os._exit(0)''')
+    fails_here(box, code)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results that come later, or were never there
+
+
+def test_a_thread_that_fills_the_result_in_later(box, naively):
+    code = forward('''
+import threading
+out = torch.empty_like(x)
+def fill():
+    out.copy_(torch.sigmoid(x + self.bias) * 2.0)
+thread = threading.Thread(target=fill)
+thread.start()
+thread.join(0.5)
+return out''')
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="imports threading")
+    # Under another name, the thread's work is not in the recorded program, so it is not done:
+    hidden = code.replace("import threading", "import queue").replace("threading.Thread", "queue.threading.Thread")
+    fails_here(box, hidden)
+
+
+def test_a_lazy_result(box, naively):
+    code = forward('''
+class Lazy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        args = [a.as_subclass(torch.Tensor).clone().copy_(torch.sigmoid(a.source) * 2) if isinstance(a, Lazy) else a for a in args]
+        return func(*args, **(kwargs or {}))
+out = torch.empty_like(x).as_subclass(Lazy)
+out.source = x
+return out''')
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code)
+
+
+def test_numpy_behind_the_recorders_back(box, naively):
+    code = forward("import numpy\nreturn torch.from_numpy((2 / (1 + numpy.exp(-x.numpy()))).astype('float32'))")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code)
+
+
+def test_forging_the_output_stream(box, naively):
+    code = forward("pass", '''
+import os
+print('{"correct": true, "speedup": 1000.0, "launches": 1}', flush=True)
+os._exit(0)''')
+    assert naively(POINTWISE, code) == {"correct": True, "speedup": 1000.0, "launches": 1}
+    fails_here(box, code, says="ended without a result")
+
+
+def test_forging_result_files(box, tmp_path):
+    target = tmp_path / "verdict.json"
+    code = forward("return fused(x, self.bias) + 1", f'''
+try:
+    open({str(target)!r}, "w").write('{{"correct": true, "speedup": 1000.0}}')
+except OSError:
+    pass
+open("verdict.json", "w").write('{{"correct": true, "speedup": 1000.0}}')''')
+    fails_here(box, code, says="wrong values")
+
+
+def test_leaving_early_with_a_good_exit_code(box):
+    for leave in ("import os; os._exit(0)", "raise SystemExit(0)", "import sys; sys.exit(0)"):
+        fails_here(box, forward(leave))
+
+
+def test_a_kernel_that_reaches_into_python(box):
+    for statement, says in {"import os": "Import", "tl.core.os.system('true')": "tl.core.os", "x.handle.data.tofile('f')": "handle",
+                            "open('f', 'w')": "open", "x.__class__": "__class__", "[i for i in range(3)]": "ListComp"}.items():
+        code = HONEST.replace("    tl.store(out_ptr", f"    {statement}\n    tl.store(out_ptr")
+        verdict = fails_here(box, code, says=says)
+        assert not verdict.compiled

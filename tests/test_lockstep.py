@@ -1,0 +1,288 @@
+"""Kernels run in lockstep give what torch gives, cost what their memory traffic costs, and fail as they would on a GPU."""
+
+import pytest
+import torch
+
+import roofline
+from sandbox import Sandbox
+from tasks import Task
+
+
+@pytest.fixture(scope="module")
+def box():
+    with Sandbox("cpu", trials=2, timeout=30, seed=0) as sandbox:
+        yield sandbox
+
+
+def problem(expression, inputs="torch.randn(256, 64)"):
+    """A task that returns `expression` of x (and y, z where there are more inputs)."""
+    names = ", ".join("xyz"[:inputs.count("torch.r")])
+    return Task("problem", 0, f'''
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, {names}):
+        return {expression}
+
+def get_inputs():
+    return [{inputs}]
+
+def get_init_inputs():
+    return []
+''')
+
+
+def solution(kernels, body, names="x"):
+    lines = "\n".join("        " + line for line in body.strip().split("\n"))
+    return (f"import torch\nimport triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n{kernels}\n"
+            f"class ModelNew(torch.nn.Module):\n    def forward(self, {names}):\n{lines}\n")
+
+
+ROWS = '''
+@triton.jit
+def rows(x, out, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    v = tl.load(x + row * columns + column, mask=column < columns, other=OTHER)
+    tl.store(out + row, RESULT)
+'''
+MAP = '''
+@triton.jit
+def apply(x, out, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + o, mask=o < n)
+    tl.store(out + o, RESULT, mask=o < n)
+'''
+
+
+def by_rows(result, other="0.0", dtype="torch.float32", extra=""):
+    return solution(extra + ROWS.replace("OTHER", other).replace("RESULT", result),
+                    f"out = torch.empty(x.shape[0], dtype={dtype})\nrows[(x.shape[0],)](x, out, x.shape[1], BLOCK=64)\nreturn out")
+
+
+def by_elements(result, extra=""):
+    return solution(extra + MAP.replace("RESULT", result),
+                    "out = torch.empty_like(x)\napply[(triton.cdiv(x.numel(), 512),)](x, out, x.numel(), BLOCK=512)\nreturn out")
+
+
+CASES = {
+    "sum": (problem("x.sum(1)"), by_rows("tl.sum(v, axis=0)")),
+    "max of padded rows": (problem("x.amax(1)", "torch.randn(50, 37)"), by_rows("tl.max(v, axis=0)", "float('-inf')")),
+    "argmax": (problem("x.argmax(1)"), by_rows("tl.argmax(v, axis=0)", dtype="torch.int64")),
+    "own combine function": (problem("x.prod(1)", "torch.randn(64, 64).exp().clamp(0.9, 1.1)"), by_rows(
+        "tl.reduce(v, 0, times)", "1.0", extra="\n@triton.jit\ndef times(a, b):\n    return a * b\n")),
+    "cumulative sum": (problem("x.cumsum(1)"), solution(MAP.replace("RESULT", "tl.cumsum(v, axis=0)"),
+                       "out = torch.empty_like(x)\napply[(256,)](x, out, x.numel(), BLOCK=64)\nreturn out")),
+    "own scan, reversed": (problem("x.flip(1).cummax(1).values.flip(1)"), solution(
+        "\n@triton.jit\ndef larger(a, b):\n    return tl.maximum(a, b)\n" + MAP.replace(
+            "RESULT", "tl.associative_scan(v, 0, larger, reverse=True)"),
+        "out = torch.empty_like(x)\napply[(256,)](x, out, x.numel(), BLOCK=64)\nreturn out")),
+    "sorted rows": (problem("x.sort(1).values"), solution(MAP.replace("RESULT", "tl.sort(v)"),
+                    "out = torch.empty_like(x)\napply[(256,)](x, out, x.numel(), BLOCK=64)\nreturn out")),
+    "library functions": (problem("torch.tanh(x) + torch.erf(x)"), by_elements("libdevice.tanh(v) + tl.erf(v)")),
+    "helper function": (problem("torch.relu(x) ** 2"), by_elements(
+        "square(tl.maximum(v, 0.0))", "\n@triton.jit\ndef square(a):\n    return a * a\n")),
+    "branch on the program": (problem("torch.cat([x[:128], -x[128:]])"), by_elements(
+        "flip(v)", "\n@triton.jit\ndef flip(a):\n    if tl.program_id(0) >= 16:\n        a = -a\n    return a\n")),
+    "loop bounds that differ": (problem("x.tril().sum(1)", "torch.randn(64, 64)"), solution('''
+@triton.jit
+def tri(x, out, columns):
+    row = tl.program_id(0)
+    total = 0.0
+    for column in range(0, row + 1):
+        total += tl.load(x + row * columns + column)
+    tl.store(out + row, total)
+''', "out = torch.empty(x.shape[0])\ntri[(x.shape[0],)](x, out, x.shape[1])\nreturn out")),
+    "in place, with a branch that diverges late": (problem("torch.cat([x[:128] + 1, x[128:] + 2])"), solution('''
+@triton.jit
+def bump(x, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + o, tl.load(x + o) + 1)
+    if tl.program_id(0) >= 16:
+        tl.store(x + o, tl.load(x + o) + 1)
+''', "y = x.clone()\nbump[(32,)](y, BLOCK=512)\nreturn y")),
+    "atomic adds on one address": (problem("x.sum()"), solution('''
+@triton.jit
+def total(x, out, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(out, tl.sum(tl.load(x + o), axis=0))
+''', "out = torch.zeros((), device=x.device)\ntotal[(32,)](x, out, BLOCK=512)\nreturn out")),
+    "every program counts": (problem("torch.full((1,), 48, dtype=torch.int32) + 0 * x[0, :1].int()"), solution('''
+@triton.jit
+def count(out):
+    tl.atomic_add(out, 1)
+''', "out = torch.zeros(1, dtype=torch.int32)\ncount[(4, 3, 4)](out)\nreturn out")),
+    "two-dimensional blocks and transposition": (problem("x.t().contiguous()"), solution('''
+@triton.jit
+def transpose(x, out, R, C, B: tl.constexpr):
+    r = tl.program_id(0) * B + tl.arange(0, B)
+    c = tl.program_id(1) * B + tl.arange(0, B)
+    v = tl.load(x + r[:, None] * C + c[None, :])
+    tl.store(out + c[:, None] * R + r[None, :], tl.trans(v))
+''', "out = torch.empty(x.shape[1], x.shape[0])\ntranspose[(8, 2)](x, out, x.shape[0], x.shape[1], B=32)\nreturn out")),
+    "matrix product": (problem("x @ y", "torch.randn(64, 96), torch.randn(96, 64)"), solution('''
+@triton.jit
+def product(x, y, out, M, N, K, B: tl.constexpr):
+    m = tl.program_id(0) * B + tl.arange(0, B)
+    n = tl.program_id(1) * B + tl.arange(0, B)
+    total = tl.zeros((B, B), dtype=tl.float32)
+    for k in range(0, K, B):
+        i = k + tl.arange(0, B)
+        a = tl.load(x + m[:, None] * K + i[None, :])
+        b = tl.load(y + i[:, None] * N + n[None, :])
+        total += tl.dot(a, b, input_precision="ieee")
+    tl.store(out + m[:, None] * N + n[None, :], total)
+''', "out = torch.empty(64, 64)\nproduct[(2, 2)](x, y, out, 64, 64, 96, B=32)\nreturn out", "x, y")),
+    "half precision": (problem("(x.half() * 2)"), solution(MAP.replace("RESULT", "v * 2"),
+                       "x = x.half()\nout = torch.empty_like(x)\napply[(32,)](x, out, x.numel(), BLOCK=512)\nreturn out")),
+    "bfloat16": (problem("(x.bfloat16() * 2)"), solution(MAP.replace("RESULT", "(v.to(tl.float32) * 2).to(tl.bfloat16)"),
+                 "x = x.bfloat16()\nout = torch.empty_like(x)\napply[(32,)](x, out, x.numel(), BLOCK=512)\nreturn out")),
+    "gathered rows": (problem("x[y]", "torch.randn(64, 64), torch.randint(0, 64, (100,))"), solution('''
+@triton.jit
+def gather(x, index, out, C: tl.constexpr):
+    row = tl.load(index + tl.program_id(0))
+    column = tl.arange(0, C)
+    tl.store(out + tl.program_id(0) * C + column, tl.load(x + row * C + column))
+''', "out = torch.empty(100, 64)\ngather[(100,)](x, y, out, C=64)\nreturn out", "x, y")),
+    "joined and split": (problem("torch.cat([x[:, 0::2], x[:, 1::2]], 1)"), solution('''
+@triton.jit
+def unzip(x, out, C: tl.constexpr):
+    v = tl.load(x + tl.program_id(0) * C + tl.arange(0, C))
+    even, odd = tl.split(tl.reshape(v, (C // 2, 2)))
+    half = tl.program_id(0) * C + tl.arange(0, C // 2)
+    tl.store(out + half, even)
+    tl.store(out + half + C // 2, odd)
+''', "out = torch.empty_like(x)\nunzip[(256,)](x, out, C=64)\nreturn out")),
+    "persistent programs": (problem("x * 3"), solution('''
+@triton.jit
+def stride(x, out, n, BLOCK: tl.constexpr):
+    for block in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):
+        o = block * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out + o, tl.load(x + o) * 3)
+''', "out = torch.empty_like(x)\nstride[(7,)](x, out, x.numel(), BLOCK=512)\nreturn out")),
+    "autotuned, with a global constant": (problem("x * 3"), solution('''
+FACTOR: tl.constexpr = tl.constexpr(3)
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 256}), triton.Config({"BLOCK": 512})], key=["n"])
+@triton.jit
+def apply(x, out, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, tl.load(x + o, mask=o < n) * FACTOR, mask=o < n)
+''', "out = torch.empty_like(x)\napply[lambda meta: (triton.cdiv(x.numel(), meta['BLOCK']),)](x, out, x.numel())\nreturn out")),
+    "function as an argument": (problem("x.abs()"), solution('''
+@triton.jit
+def absolute(a):
+    return tl.abs(a)
+
+@triton.jit
+def apply(x, out, F: tl.constexpr, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, F(tl.load(x + o)))
+''', "out = torch.empty_like(x)\napply[(32,)](x, out, absolute, BLOCK=512)\nreturn out")),
+    "random numbers are the counter's": (problem("x * 0 + (x == x)"), by_elements(
+        "tl.where(tl.rand(7, o) < 1.0, 1.0, 0.0) + v * 0")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_give_what_torch_gives(box, case):
+    task, code = CASES[case]
+    verdict = box.score(task, [code])[0]
+    assert verdict.correct, verdict
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Prices
+
+
+def milliseconds(box, task, code, kernel):
+    """Modelled time of the launches of one kernel, without their launch overhead."""
+    verdict = box.score(task, [code])[0]
+    assert verdict.correct, verdict
+    share = sum(entry.share for entry in verdict.profile if entry.name == kernel)
+    return share * verdict.candidate_ms - roofline.LAUNCH_MS
+
+
+def megabytes(ms):
+    return ms * roofline.BANDWIDTH / 2 ** 20
+
+
+def test_a_pointwise_kernel_pays_each_tensor_once(box):
+    task = problem("torch.relu(x)", "torch.randn(1024, 64)")  # a quarter of a megabyte
+    assert megabytes(milliseconds(box, task, by_elements("tl.maximum(v, 0.0)"), "apply")) == pytest.approx(0.5, rel=0.01)
+
+
+def test_masked_lanes_are_free_and_a_broadcast_vector_is_paid_once(box):
+    task = problem("x + y", "torch.randn(1024, 48), torch.randn(48)")
+    code = solution('''
+@triton.jit
+def add(x, y, out, C, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * C
+    v = tl.load(x + row + column, mask=column < C) + tl.load(y + column, mask=column < C)
+    tl.store(out + row + column, v, mask=column < C)
+''', "out = torch.empty_like(x)\nadd[(1024,)](x, y, out, 48, BLOCK=64)\nreturn out", "x, y")
+    assert megabytes(milliseconds(box, task, code, "add")) == pytest.approx(2 * 1024 * 48 * 4 / 2 ** 20, rel=0.01)
+
+
+def test_a_second_sweep_is_paid_only_once_the_tensor_has_left_the_cache(box):
+    kernel = '''
+@triton.jit
+def sweeps(x, out, n, BLOCK: tl.constexpr):
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for _ in range(2):
+        for start in range(0, n, BLOCK):
+            total += tl.load(x + start + tl.arange(0, BLOCK))
+    tl.store(out, tl.sum(total, axis=0))
+'''
+    code = solution(kernel, "out = torch.empty(())\nsweeps[(1,)](x, out, x.numel(), BLOCK=1024)\nreturn out")
+    small = milliseconds(box, problem("2 * x.sum()", "torch.randn(256, 64)"), code, "sweeps")
+    large = milliseconds(box, problem("2 * x.sum()", "torch.randn(2048, 64)"), code, "sweeps")
+    assert megabytes(small) == pytest.approx(256 * 64 * 4 / 2 ** 20, rel=0.01)
+    assert megabytes(large) == pytest.approx(2 * 2048 * 64 * 4 / 2 ** 20, rel=0.01)
+
+
+def test_strided_access_pays_whole_sectors(box):
+    code = solution('''
+@triton.jit
+def pick(x, out, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, tl.load(x + o * 64))
+''', "out = torch.empty(x.shape[0])\npick[(4,)](x, out, BLOCK=256)\nreturn out")
+    moved = megabytes(milliseconds(box, problem("x[:, 0].clone()", "torch.randn(1024, 64)"), code, "pick"))
+    assert moved == pytest.approx((1024 * 32 + 1024 * 4) / 2 ** 20, rel=0.05)
+
+
+def kernels_of(call):
+    """[(bytes, FLOPs, kind)] of every ATen call that `call` makes."""
+    found = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            found.extend(roofline.operator_kernels(func, args, kwargs or {}, out))
+            return out
+
+    with torch.no_grad(), Watch():
+        call()
+    return found
+
+
+def test_operators_cost_what_cuda_launches_for_them():
+    x, image = torch.randn(128, 64), torch.randn(2, 8, 16, 16)
+    size = x.numel() * 4
+    assert kernels_of(lambda: x.view(-1).t().detach()[1:]) == []
+    assert kernels_of(lambda: x.contiguous()) == []
+    assert [k[0] for k in kernels_of(lambda: x.t().contiguous())] == [2 * size]
+    assert [k[0] for k in kernels_of(lambda: x + x[0])] == [2 * size + 256]
+    assert [k[0] for k in kernels_of(lambda: x.expand(3, 128, 64).sum())] == [size + 4]
+    assert len(kernels_of(lambda: torch.softmax(x, 1))) == 1
+    assert len(kernels_of(lambda: torch.nn.functional.layer_norm(x, (64,)))) == 1
+    assert len(kernels_of(lambda: torch.nn.functional.group_norm(image, 2))) == 3
+    assert len(kernels_of(lambda: torch.nn.functional.mse_loss(x, x + 1))) == 3
+    assert len(kernels_of(lambda: torch.logsumexp(x, 1))) == 8
+    linear, convolution = torch.nn.Linear(64, 32), torch.nn.Conv2d(8, 4, 3)
+    assert kernels_of(lambda: linear(x))[0][1] == 2 * 128 * 64 * 32 and len(kernels_of(lambda: linear(x))) == 1
+    out = 2 * 4 * 14 * 14
+    assert [k[1:] for k in kernels_of(lambda: convolution(image))] == [(2 * out * 8 * 9, "tf32"), (0, "fp32")]
+    assert kernels_of(lambda: convolution(image))[1][0] == 2 * out * 4  # the bias is a pass of its own

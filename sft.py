@@ -133,9 +133,9 @@ class Writer:
     def skill(self, name, rng):
         return write_skill(name, rng, rng.choice(self.examples_of[name]))
 
-    def task(self, seed):
+    def task(self, seed, clutter=False):
         """(task, program) for a seed, or None when the problem is unfit or the expert cannot read or solve it."""
-        task = synthesize(seed)
+        task = synthesize(seed, clutter)
         if unfit(task, self.evaluation):
             return None
         program = teacher.read(task)
@@ -242,7 +242,7 @@ class Writer:
 
     def write(self, seed) -> list[Example]:
         """All examples made from one seed; none when its problem is unfit. With a sandbox, executed trajectories."""
-        found = self.task(seed)
+        found = self.task(seed, clutter=seed % 3 > 0)
         if found is None:
             return []
         task, program = found

@@ -237,11 +237,28 @@ _PARAM_NAMES = {"*": ["weight", "multiplier", "gain", "scale"], "+": ["bias", "e
                 "-": ["subtract", "sub_bias", "centre"]}
 
 
+# Layers and attributes that a constructor may hold besides what the forward pass uses, and the argument names of layers
+# that may as well be passed by keyword. For `clutter`.
+_UNUSED_LAYERS = ["Conv2d({a}, {b}, {k})", "Conv1d({a}, {b}, kernel_size={k})", "Linear({a}, {b})", "Linear({a}, {b}, bias=False)",
+                  "LSTM({a}, {b}, num_layers={k}, batch_first=True)", "GRU({a}, {b})", "Embedding({b}, {a})", "Dropout(p=0.{k})",
+                  "MaxPool2d(kernel_size={k}, stride={k}, padding=0)", "AvgPool2d({k})", "AdaptiveAvgPool2d((1, 1))", "Identity()",
+                  "BatchNorm2d({a}, eps=1e-5, momentum=0.1)", "LayerNorm({a})", "LayerNorm([{a}, {b}])", "GroupNorm(1, {a})",
+                  "ConvTranspose2d({a}, {b}, {k}, stride={k}, padding=0, output_padding=0)", "Flatten(start_dim=1)", "PReLU()",
+                  "Sequential(nn.Linear({a}, {b}), nn.ReLU())", "Upsample(scale_factor={k}, mode='nearest')", "Softmax(dim=1)",
+                  "Conv3d({a}, {b}, ({k}, {k}, {k}), stride=1, padding=1, dilation=1, groups=1, bias=False)", "ZeroPad2d({k})",
+                  "Parameter(torch.zeros({a}, {b}))", "Parameter(torch.randn({a}, 1) * 0.02)", "Parameter(torch.ones({b}))"]
+_ARGUMENTS = {"Conv": ["in_channels", "out_channels", "kernel_size"], "Linear": ["in_features", "out_features"],
+              "Group": ["num_groups", "num_channels"], "Batch": ["num_features"], "Instance": ["num_features"],
+              "LayerNorm": ["normalized_shape"], "MaxPool": ["kernel_size"], "AvgPool": ["kernel_size"],
+              "LeakyReLU": ["negative_slope"]}
+
+
 class _Draft:
     """One problem while it is being written. `shape` tracks the current tensor: a list of (expression, size)."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, clutter):
         self.r = random.Random(seed)
+        self.clutter = clutter
         self.args, self.init, self.consts, self.forward, self.inputs = [], [], [], [], []
         self.used = {"x", "self", "torch", "nn", "F", "in", "is", "or", "not", "def", "pass", "Model"}
         self.x = self.r.choice(["x"] * 8 + ["inputs", "inp", "A", "feats"])
@@ -281,7 +298,7 @@ class _Draft:
 
     def inside(self, name):
         """Make a module-level constant known to the constructor, so that `ModelNew` can be built from its arguments."""
-        if name not in [arg for arg, _, _ in self.args]:
+        if name.isidentifier() and name not in [arg for arg, _, _ in self.args]:
             self.args.append((name, "int", name))
         return name
 
@@ -328,6 +345,19 @@ class _Draft:
         function = self.pick("leaky_relu", "leaky_relu", "elu")
         self.line(f"F.{function}({self.x}, {self.scalar(['negative_slope', 'alpha'], slope)})")
 
+    def opaque(self):
+        """An operator that no kernel of the teacher covers."""
+        x, nd = self.x, len(self.shape)
+        choices = [f"F.dropout({x}, p=0.0)", f"{x}.clone()"]
+        if nd > 2:
+            choices += [f"F.softmax({x}, dim=1)", f"torch.flip({x}, dims=[1])"]
+            if self.shape[1][1] > 1 and self.saved is None:
+                self.shape[1] = ("1", 1)
+                choices = [f"torch.max({x}, dim=1, keepdim=True)[0]", f"torch.min({x}, dim=1, keepdim=True).values",
+                           f"torch.logsumexp({x}, dim=1, keepdim=True)", f"torch.mean({x}, dim=1, keepdim=True)",
+                           f"{x}.sum(dim=1, keepdim=True)"]
+        self.line(self.r.choice(choices))
+
     def clamp(self):
         low, high = self.pick(("-1.0", "1.0"), ("0.0", "1.0"), ("-2.0", "2.0"), ("-0.5", "0.5"), ("0.0", "6.0"))
         low = self.scalar(["min_value", "lower", "min_val", "clamp_min"], low)
@@ -342,6 +372,8 @@ class _Draft:
         value = self.number()
         value = "2.0" if op == "/" and abs(float(value)) < 0.2 else value
         operand = self.scalar(_SCALAR_NAMES[op], value)
+        if self.clutter and self.chance(0.2):
+            operand = self.layer(_SCALAR_NAMES[op], f"nn.Parameter(torch.tensor({float(value)}))")
         self.line(f"{self.x} {op} {operand}")
 
     def parameter(self):
@@ -374,7 +406,7 @@ class _Draft:
     def chain(self, steps):
         for _ in range(steps):
             kinds = [self.activation] * 5 + [self.leaky, self.clamp] + [self.scale] * 3 + [self.parameter] * 3
-            kinds += [self.residual] * (2 if self.saved else 0)
+            kinds += [self.residual] * (2 if self.saved else 0) + [self.opaque] * (1 if self.clutter else 0)
             self.r.choice(kinds)()
 
     def dimension(self, *values):
@@ -549,9 +581,13 @@ class _Draft:
 FAMILIES = {"pointwise": 14, "linear": 20, "convolution": 28, "row": 18, "reduction": 8, "loss": 7, "diagonal": 5}
 
 
-def synthesize(seed) -> Task:
-    """One synthesised problem, a pure function of its seed. Its fitness (`unfit`) is the caller's to check."""
-    d = _Draft(seed)
+def synthesize(seed, clutter=False) -> Task:
+    """One synthesised problem, a pure function of its arguments. Its fitness (`unfit`) is the caller's to check.
+
+    clutter: long and odd signatures, unused layers, keyword arguments, docstrings of random words. The cold start needs
+    it, so that a small model learns to copy whatever it meets; rollouts are cheaper without.
+    """
+    d = _Draft(seed, clutter)
     family = d.r.choices(list(FAMILIES), FAMILIES.values())[0]
     d.saved, d.rows_last = None, True
     if family == "pointwise":
@@ -575,7 +611,7 @@ def synthesize(seed) -> Task:
         if d.chance(0.3):
             d.normalization()
         d.chain(d.r.randint(1, 4))
-        if d.chance(0.12) and d.saved is None:
+        if d.chance(0.25 if clutter else 0.12) and d.saved is None:
             d.pooling()
             d.chain(d.r.randint(0, 1))
         elif d.chance(0.15) and len(d.shape) == 4:
@@ -603,9 +639,18 @@ def _write(d) -> str:
     r, x = d.r, d.x
     full_name = d.chance(0.15)  # torch.nn.functional.relu in place of F.relu
 
+    def word():
+        kind = r.random()
+        if not d.clutter or kind < 0.6:
+            return d.nonsense() if kind < 0.06 else r.choice(_WORDS)
+        if kind < 0.8:
+            return "".join(r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(r.randint(2, 10)))
+        return r.choice(["`True`.", "1D", "2D", "3D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)", "GELU,", "ReLU",
+                         "Conv2d,", "x,", "A", "GEMM", "-", "Defaults to 1.", "Defaults to None", "[0, 1]", "LayerNorm", "Tanh"])
+
     def words(low, high):
-        picked = [d.nonsense() if d.chance(0.06) else r.choice(_WORDS) for _ in range(r.randint(low, high))]
-        return " ".join(picked).capitalize()
+        text = " ".join(word() for _ in range(r.randint(low, high * 2 if d.clutter and d.chance(0.3) else high)))
+        return text[:1].upper() + text[1:]
 
     def docstring(indent, fields=()):
         if d.chance(0.35):
@@ -627,7 +672,9 @@ def _write(d) -> str:
         name = d.name(["eps_value", "momentum", "inplace", "axis"])
         defaults.append((name, d.pick("1e-5", "0.1", "False", "1")))
         d.init.append(f"self.{name} = {name}")
-    signature = ["self"] + [f"{n}: {t}" if annotated else n for n, t, _ in d.args] + [f"{n}={v}" for n, v in defaults]
+    if d.clutter:
+        _clutter(d, defaults)
+    signature = ["self"] + [f"{n}: {t}" if annotated else n for n, t, _ in d.args] + [f"{n}: {d.pick('int', 'float', 'bool', 'str')} = {v}" if annotated else f"{n}={v}" for n, v in defaults]
     body = list(d.forward)
     if not body[-1].startswith("return"):
         last = body[-1].split(" = ", 1)
@@ -641,6 +688,7 @@ def _write(d) -> str:
     out += ["", "class Model(nn.Module):"] + docstring("    ", [(n, t) for n, t, _ in d.args])
     if d.init or d.chance(0.8):
         out += [f"    def __init__({', '.join(signature)}):"]
+        out += docstring("        ", [(n, t) for n, t, _ in d.args]) if d.clutter and d.chance(0.3) else []
         out += ["        " + d.pick("super().__init__()", "super(Model, self).__init__()")]
         out += ["        " + line for line in d.init] + [""]
     hint = ": torch.Tensor" if annotated else ""
@@ -656,6 +704,37 @@ def _write(d) -> str:
     nothing = d.pick("", "  # no arguments needed", "  # Nothing to initialise") if not d.args else ""
     out += ["", "def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]{nothing}"]
     return "\n".join(out) + "\n"
+
+
+def _clutter(d, defaults):
+    """What real problems are full of and the forward pass does not need, in the constructor and its arguments."""
+    sizes = [name for name, kind, _ in d.args if kind == "int"]
+    for _ in range(d.r.choice([0, 0, 1, 1, 2, 3])):  # more arguments
+        value = d.pick("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "8", "[1, 2]")
+        name = d.name(["eps", "momentum", "stride", "padding", "dilation", "groups", "bias", "dim", "num_heads", "dropout_p", "mode",
+                       "hidden_size", "num_layers", "axis", "pool_size", "return_indices", "reduction", "affine", "n_embd", "margin"])
+        if d.chance(0.6):
+            defaults.append((name, value))
+        else:
+            d.consts.append((name + "_value", value))
+            d.args.insert(d.r.randint(0, len(d.args)), (name, d.pick("int", "float", "tuple", "bool"), name + "_value"))
+        if d.chance(0.4):
+            d.init.insert(d.r.randint(0, len(d.init)), f"self.{name} = {name}")
+    for _ in range(d.r.choice([0, 0, 1, 1, 2])):  # more layers, with parameters that must be created in the same order
+        a, b = (d.r.choice(sizes) if sizes and d.chance(0.6) else str(d.pick(2, 3, 4, 8, 16)) for _ in range(2))
+        layer = "nn." + d.r.choice(_UNUSED_LAYERS).format(a=a, b=b, k=d.pick(1, 2, 3))
+        name = d.name(["conv1", "conv2", "bn", "pool", "fc1", "proj", "dropout", "embed", "rnn", "block", "extra", "head", "attn"])
+        d.init.insert(d.r.randint(0, len(d.init)), f"self.{name} = {layer}")
+    if d.chance(0.2):
+        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.nonsense()} = {d.pick('None', '[1, 2, 3]', '(2, 2)', '3 * 4', '1.0 / 7')}")
+    for i, line in enumerate(d.init):  # keyword arguments in place of positional ones
+        found = re.fullmatch(r"(self\.\w+ = nn\.(\w+?)(?:[123]d|Transpose[123]d|Norm[123]d|Pool[123]d)?\()(.*)\)", line)
+        names = next((n for k, n in _ARGUMENTS.items() if found and line.split(" = nn.")[1].startswith(k)), None)
+        if names and d.chance(0.35) and "(" not in found[3] and "[" not in found[3]:
+            values = found[3].split(", ")
+            first = d.r.choice([0, 0, len(names) - 1])
+            values = [f"{names[j]}={v}" if first <= j < len(names) and "=" not in v else v for j, v in enumerate(values)]
+            d.init[i] = found[1] + ", ".join(values) + ")"
 
 
 def training_tasks(seed, evaluation=None):

@@ -403,10 +403,10 @@ class _Draft:
         self.saved = self.name(["identity", "residual", "skip", "original", "shortcut"])
         self.forward.append(f"{self.saved} = {self.x}")
 
-    def chain(self, steps):
+    def chain(self, steps, opaque=True):
         for _ in range(steps):
             kinds = [self.activation] * 5 + [self.leaky, self.clamp] + [self.scale] * 3 + [self.parameter] * 3
-            kinds += [self.residual] * (2 if self.saved else 0) + [self.opaque] * (1 if self.clutter else 0)
+            kinds += [self.residual] * (2 if self.saved else 0) + [self.opaque] * (self.clutter and opaque)
             self.r.choice(kinds)()
 
     def dimension(self, *values):
@@ -559,7 +559,7 @@ class _Draft:
         dims = [name for name, _ in self.shape]
         target = self.tensor_input(dims, "torch.rand")
         x = self.x
-        self.chain(self.r.randint(0, 2))
+        self.chain(self.r.randint(0, 2), opaque=False)
         self.forward.append("return " + self.pick(
             f"torch.mean(({x} - {target}) ** 2)", f"F.mse_loss({x}, {target})", f"torch.mean(torch.abs({x} - {target}))",
             f"F.l1_loss({x}, {target})", f"F.smooth_l1_loss({x}, {target})", f"torch.mean(torch.relu(1 - {x} * {target}))",

@@ -954,6 +954,7 @@ class _Renderer:
         try:
             for step in steps[i:k]:
                 kernel.add(step)
+            kernel.values = steps[k].values
             kernel.expression(ast.Name(steps[k].source, ast.Load()))
             kernel.lines.append(f"# {steps[k].target} = {steps[k].text}")
             host, body = kernel.texts(steps[k].source, mean=steps[k].op == "mean")

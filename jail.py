@@ -172,8 +172,10 @@ class Child:
 
     def __init__(self, warm, role):
         self.sock, there = socket.socketpair()
+        self.life, token = os.pipe()  # the keeper holds the other end until nothing of the process is left
         with there:
-            socket.send_fds(warm, [role.encode()], [there.fileno()])
+            socket.send_fds(warm, [role.encode()], [there.fileno(), token])
+        os.close(token)
 
     def ask(self, tree, deadline=None):
         """Send a message and wait for the answer. Raises Gone or TimeoutError."""
@@ -183,8 +185,14 @@ class Child:
             raise Gone from None
         return receive(self.sock, deadline)
 
-    def close(self):
-        self.sock.close()
+    def close(self, wait=False):
+        """Have the process killed; with `wait`, return only when it and all its descendants are gone."""
+        if self.life is not None:
+            self.sock.close()
+            if wait:
+                select.select([self.life], [], [], 20)
+            os.close(self.life)
+            self.life = None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -201,7 +209,8 @@ def start(script, settings):
     keep = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "PYTHONPATH",
             "VIRTUAL_ENV", "CC", "CXX")
     environment = {name: os.environ[name] for name in keep if name in os.environ}
-    environment.update(HOME=settings["scratch"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TRITON_DEFAULT_FP_FUSION="1")
+    environment.update(HOME=settings["scratch"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TRITON_DEFAULT_FP_FUSION="1",
+                       PYTORCH_NVML_BASED_CUDA_CHECK="1")  # the last: asking whether there is a GPU must not start CUDA
     with there, open(os.path.join(settings["scratch"], "warm.log"), "wb+") as log:
         process = subprocess.Popen(
             [sys.executable, script, "--warm-parent", str(there.fileno()), json.dumps(settings)], env=environment,
@@ -228,7 +237,7 @@ def warm_parent(control, settings, roles):
     control.send(b"ready")
     while True:
         for sock in select.select([control, requests], [], [])[0]:
-            data, descriptors, _, _ = socket.recv_fds(sock, 256, 1)
+            data, descriptors, _, _ = socket.recv_fds(sock, 256, 2)
             if not data:
                 shutil.rmtree(settings["scratch"], ignore_errors=True)
                 return

@@ -224,7 +224,7 @@ class Sandbox:
     trials     correctness trials for each candidate, every one with fresh inputs
     seed       None draws a secret one; a number makes every input, and with the modelled clock every verdict, reproducible
     timeout    seconds for one candidate, from its first process to its verdict (default: 60)
-    memory     bytes of host memory that a candidate may use (without a GPU: address space)
+    memory     bytes of host memory that a candidate may use (default: 8 GiB of address space, with a GPU 32 GiB resident)
     workers    candidates in work at the same time; by default the number of CPU cores, on a GPU at most 16
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
     baseline   "eager", or "compile" to measure against torch.compile of the reference
@@ -235,7 +235,7 @@ class Sandbox:
     clock      "modelled" or "measured", where it should not follow from the device
     """
 
-    def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=8 << 30, workers=None, protocol="strict",
+    def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=None, workers=None, protocol="strict",
                  baseline="eager", shapes=0, measure=0.25, require_kernel=True, remember=True, clock=None):
         if str(device).split(":")[0] not in ("cpu", "cuda"):
             raise ValueError(f"device {device}: choose cpu or cuda")
@@ -248,6 +248,9 @@ class Sandbox:
             raise ValueError("the modelled clock knows no torch.compile; measure on a GPU")
         self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.workers = workers or min(16, len(os.sched_getaffinity(0)))
+        if device == "cuda":  # which one: the caller's
+            device = f"cuda:{torch.cuda.current_device() if torch.cuda.is_initialized() else 0}"
+        memory = memory or (8 << 30 if device == "cpu" else 32 << 30)
         self.device, self.remember, self.verdicts, self.lock = str(device), remember, OrderedDict(), threading.Lock()
         self.settings = {"device": str(device), "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
                          "protocol": protocol, "baseline": baseline, "shapes": shapes, "measure": measure,

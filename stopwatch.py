@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jail import TORCH_NAMES, Child, Gone, dense, receive, send, strided
-from roofline import Clock
+from roofline import FREE, Clock
 from trials import Trial, Verdict, compare, note_comparison, reaching, set_failure, set_profile, set_roofline
 
 ALIGN = 512  # bytes; what cudaMalloc guarantees, so that shared tensors are as well aligned as a model's own
@@ -98,9 +98,10 @@ class EventClock(TorchDispatchMode):
         return out
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if self.depth or func.is_view:
+        name = func._schema.name.split("::")[1]
+        if self.depth or func.is_view or name in FREE:
             return func(*args, **(kwargs or {}))
-        return self.around(func._schema.name.split("::")[1], False, lambda: func(*args, **(kwargs or {})))
+        return self.around(name, False, lambda: func(*args, **(kwargs or {})))
 
 
 class Noise(TorchDispatchMode):
@@ -108,7 +109,7 @@ class Noise(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if func._schema.name.split("::")[1] in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"):
+        if "empty" in func._schema.name:
             out.normal_() if out.is_floating_point() else out.zero_()
         return out
 
@@ -258,14 +259,17 @@ class Host:
             with torch.no_grad():
                 torch.cuda._sleep(20_000_000)  # clock cycles: about 10 ms, in which the host queues everything
                 begin.record()
+                self.clock.around("nothing", False, lambda: None)  # what a pair of events costs
                 with self.clock:
                     self.model(*self.inputs(0))
                 end.record()
                 self.synchronize()
         finally:
-            marks, self.clock = self.clock.marks, None
-        events = [[a.elapsed_time(b), label, own] for a, b, label, own in marks]
-        return {"events": events, "total": begin.elapsed_time(end)}
+            (a, b, _, _), *marks = self.clock.marks
+            self.clock = None
+        pair = a.elapsed_time(b)
+        events = [[max(a.elapsed_time(b) - pair, 1e-4), label, own] for a, b, label, own in marks]
+        return {"events": events, "total": begin.elapsed_time(end) - 2 * pair * (len(marks) + 1)}
 
     def serve(self, sock):
         while True:
@@ -291,7 +295,7 @@ class Lane:
 
     def __init__(self, warm, settings, role):
         self.child, self.timeout = Child(warm, role), settings["timeout"]
-        self.device = torch.device(settings["device"])
+        self.device, self.arena = torch.device(settings["device"]), None
         self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
 
     def order(self, order, **fields):
@@ -307,18 +311,26 @@ class Lane:
         return self.order("build", code=code, name=name, arguments=arguments, seed=seed, on_device=on_device,
                           compile_it=compile_it, limit=limit)
 
-    def share(self, inputs, expected, slots):
-        """Make the arenas for `slots` sets of inputs and one of outputs. Returns whether CUDA IPC is in use."""
+    def share(self, inputs, expected, slots, arenas):
+        """Share memory for `slots` sets of inputs and one of outputs. Returns whether CUDA IPC is in use.
+
+        arenas: a list of unused (pool, inputs' bytes, outputs' bytes) to take from and to give back to on close. They are
+        kept because PyTorch never frees memory that it shared with a process which was then killed.
+        """
         self.wanted = [(leaf.dtype, list(leaf.shape)) for leaf in expected]
         values = [[isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x] for x in inputs]
         places, size = plan([x for x in inputs if isinstance(x, torch.Tensor)])
         out_places, out_size = plan(expected)
         self.slots, handles = None, None
         if self.device.type == "cuda":
-            self.pool = torch.cuda.MemPool()  # of their own: what lies beside them in memory is shared, too
-            with torch.cuda.use_mem_pool(self.pool):
-                raws = [torch.empty(max(total, SMALLEST), dtype=torch.uint8, device=self.device)
-                        for total in (max(size, ALIGN) * slots, out_size)]
+            try:
+                self.arena = arenas.pop()
+            except IndexError:
+                pool = torch.cuda.MemPool()  # of its own, because what lies beside it in memory is shared, too
+                with torch.cuda.use_mem_pool(pool):
+                    self.arena = (pool, *(torch.empty(max(total, SMALLEST), dtype=torch.uint8, device=self.device)
+                                          for total in (max(size, ALIGN) * slots, out_size)))
+            self.arenas, raws = arenas, self.arena[1:]
             handles = [export(raw) for raw in raws]
             if None in handles:
                 handles = None
@@ -395,7 +407,11 @@ class Lane:
         return self.results(answer), seconds
 
     def close(self):
-        self.child.close()
+        """End the process, and only then let others use the memory that it could write to."""
+        self.child.close(wait=True)
+        if self.arena is not None:
+            self.arenas.append(self.arena)
+            self.arena = None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -496,11 +512,12 @@ class Measured:
                 self.floor_ms = fill * 1e3 * self.output_bytes / self.cold.numel() * 0.6
             if torch.cuda.get_device_capability() == (9, 0):  # Hopper
                 self.peak = 60e12 / 1e3
+        self.arenas = []
         self.lane = Lane(warm, settings, "reference")
         self.lane.timeout += 300 if settings["baseline"] == "compile" else 0
         self.lane.build(reference.job["source"], "Model", reference.arguments, reference.parameter_seed,
                         reference.on_device, compile_it=settings["baseline"] == "compile")
-        self.ipc = self.lane.share(self.first.inputs, self.first.expected, self.slots)
+        self.ipc = self.lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
 
     def seconds(self, work):
         """Seconds of one call on the GPU, the mean of ten."""
@@ -557,7 +574,7 @@ class Measured:
         built = lane.build(code, "ModelNew", reference.arguments, reference.parameter_seed, reference.on_device,
                            limit=self.limit)
         same = built["state"] == {name: list(t.shape) for name, t in reference.state.items()}
-        lane.share(self.first.inputs, self.first.expected, self.slots)
+        lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
         verdict.compiled = verdict.correct = verdict.correct_loose = True
         note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
         for index in range(self.settings["trials"]):

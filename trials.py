@@ -85,7 +85,10 @@ def describe(error, path, code=""):
         if frame.tb_frame.f_code.co_filename == str(path):
             line = frame.tb_lineno
         frame = frame.tb_next
-    text = " ".join(str(getattr(error, "error_message", None) or error).split())
+    text = str(getattr(error, "error_message", None) or error)
+    if "Error building extension" in text:  # of nvcc's pages of output, what it complains about
+        text = "\n".join(["Error building extension"] + [row for row in text.split("\n") if "error:" in row][:2])
+    text = " ".join(text.split())
     if node is not None and getattr(error, "src", None):  # triton counts lines from the kernel's `def`
         head = error.src.split("\n")[0]
         line = code[:code.find(head)].count("\n") + node.lineno if head in code else line
@@ -114,8 +117,10 @@ def seed_everything(seed):
 
 def identical(a, b):
     """Bitwise equality of two tensors (so that NaN equals NaN)."""
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(
-        a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(a.element_size(), torch.int64)
+    return torch.equal(a.contiguous().view(-1).view(words), b.contiguous().view(-1).view(words))
 
 
 def vary(inputs, kind):
@@ -151,6 +156,8 @@ class Reference:
     def __init__(self, job, settings):
         self.job, self.strict = job, settings["protocol"] == "strict"
         self.device, self.lock, self.kept = torch.device(settings["device"]), threading.RLock(), {}
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         try:
             path = Path(tempfile.mkdtemp(dir=".")) / "reference.py"
             self.module = load_module("reference", job["source"], path)

@@ -191,6 +191,7 @@ class KVCache:
             heads, dim = layer.keys.shape[1], layer.keys.shape[3]
             self.keys.append(layer.keys.new_zeros(batch, heads, length, dim))
             self.values.append(layer.values.new_zeros(batch, heads, length, layer.values.shape[3]))
+        self.window = length  # slots that anything attends to; a CPU skips the rest, a captured graph keeps its shape
         self.rows = torch.arange(batch, device=layer.keys.device)
         self.position = torch.zeros(batch, dtype=torch.long, device=layer.keys.device)  # where the next token goes
 
@@ -212,14 +213,14 @@ class KVCache:
         keys, values = self.keys[layer_index], self.values[layer_index]
         keys[self.rows, :, self.position] = key[:, :, 0]
         values[self.rows, :, self.position] = value[:, :, 0]
-        return keys, values
+        return keys[:, :, :self.window], values[:, :, :self.window]
 
     def get_seq_length(self, layer_index=0):
         return 0  # positions are always passed explicitly
 
     def mask(self):
-        """Which cache entries each sequence may attend to, the token being written included; (B, 1, 1, T)."""
-        slots = torch.arange(self.keys[0].shape[2], device=self.position.device)
+        """Which cache entries each sequence may attend to, the token being written included; (B, 1, 1, window)."""
+        slots = torch.arange(self.window, device=self.position.device)
         return (slots[None, :] <= self.position[:, None])[:, None, None, :]
 
 
@@ -417,6 +418,8 @@ class Backbone(Chat):
         done = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
         for position in range(max_new_tokens):
             if position:
+                if self.device.type == "cpu":
+                    cache.window = int(cache.position.max()) + 1
                 step.run()
             history.append((step.token.clone(), step.logprob.clone()))
             done |= torch.isin(step.token, stops)

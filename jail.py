@@ -229,6 +229,7 @@ def warm_parent(control, settings, roles):
     The role "scorer" may itself ask for processes, through the socket that it is given as `warm`; others get None.
     """
     torch.set_num_threads(1)
+    settings["isolation"] = ways_to_isolate(settings["device"])
     gc.collect()
     gc.freeze()  # or the first collection in each fork would copy every page
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are reaped by the kernel
@@ -266,14 +267,15 @@ def keeper(sock, role, play, warm, settings):
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the process become children of this one
     hostile = role == "candidate"
-    scratch = tempfile.mkdtemp(dir=settings["scratch"]) if hostile else settings["scratch"]
-    isolated = isolate(settings["device"]) if hostile else 0
+    scratch = tempfile.mkdtemp(dir=settings["scratch"])
+    if hostile and settings["isolation"] is not None:
+        isolate(settings["device"], settings["isolation"])
     child = os.fork()
     if child == 0:
         try:
             os.setpgid(0, 0)
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            confine(sock, role, warm, scratch, settings, isolated)
+            confine(sock, role, warm, scratch, settings)
             play(sock, warm, settings)
         except (Gone, OSError, KeyboardInterrupt):
             pass
@@ -305,22 +307,38 @@ def keeper(sock, role, play, warm, settings):
         except ChildProcessError:
             break
     sock.close()
-    if hostile:
-        shutil.rmtree(scratch, ignore_errors=True)
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
-def isolate(device):
-    """Give this process's future children namespaces of their own, as far as permitted. Returns the flags obtained."""
-    wanted = NEWNET if device != "cpu" else NEWPID | NEWNET | NEWIPC
-    user, group = os.getuid(), os.getgid()
-    if LIBC.unshare(wanted) == 0:
-        return wanted
-    if LIBC.unshare(wanted | NEWUSER) == 0:  # not root, but user namespaces are permitted
+def isolate(device, user):
+    """Give this process's future children namespaces of their own. Raises OSError where that is not permitted.
+
+    user: take a user namespace as well, which an ordinary user needs for the others.
+    """
+    wanted = (NEWNET if device != "cpu" else NEWPID | NEWNET | NEWIPC) | (NEWUSER if user else 0)
+    ids = os.getuid(), os.getgid()
+    if LIBC.unshare(wanted):
+        raise PermissionError
+    if user:
         Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-        return wanted
-    return 0
+        for name, number in zip(("uid_map", "gid_map"), ids):
+            Path(f"/proc/self/{name}").write_text(f"{number} {number} 1")
+
+
+def ways_to_isolate(device):
+    """The argument `user` with which `isolate` works here, or None. Tried in a process of its own: it cannot be undone."""
+    for user in (False, True):
+        child = os.fork()
+        if child == 0:
+            try:
+                isolate(device, user)
+                inner = os.fork()  # must still be possible
+                os._exit(os.waitpid(inner, 0)[1] if inner else 0)
+            finally:
+                os._exit(1)
+        if os.waitpid(child, 0)[1] == 0:
+            return user
+    return None
 
 
 def read_only_except(scratch):
@@ -365,7 +383,7 @@ def filter_system_calls():
     return LIBC.prctl(22, 2, ctypes.c_void_p(ctypes.addressof(program)), 0, 0) == 0  # PR_SET_SECCOMP, filter
 
 
-def confine(sock, role, warm, scratch, settings, isolated):
+def confine(sock, role, warm, scratch, settings):
     """Surroundings and limits of a process before it plays its role."""
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -375,7 +393,7 @@ def confine(sock, role, warm, scratch, settings, isolated):
         os.closerange(last, descriptor)
         last = descriptor + 1
     os.closerange(last, 65536)
-    if isolated & NEWPID:
+    if role == "candidate" and settings["device"] == "cpu" and settings["isolation"] is not None:
         read_only_except(scratch)
     os.chdir(scratch)
     for name, folder in {"HOME": "", "TMPDIR": "", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}.items():

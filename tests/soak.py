@@ -1,0 +1,147 @@
+"""Thousands of candidates, half of them hostile, in random order at full concurrency: nothing is lost, nothing is left.
+
+    python tests/soak.py [--count 2000] [--device cpu|cuda] [--seed 0]
+
+Every candidate must get the verdict that its kind deserves. Afterwards no process, no file in the scratch folder, /tmp or
+/dev/shm and (with a GPU) no GPU memory may be left over. The table shows candidates, seconds and wrong verdicts of each
+kind, and the rate of honest ones in the first and in the last third, measured alone. Exit code 1 if anything is amiss.
+"""
+
+import argparse
+import collections
+import glob
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch  # noqa: E402
+
+from sandbox import Sandbox  # noqa: E402
+from tasks import Task  # noqa: E402
+
+TASK = Task("soak", 0, '''
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.sigmoid(x) * 2.0 - 1.0
+
+rows = 256
+
+def get_inputs():
+    return [torch.randn(rows, 256)]
+
+def get_init_inputs():
+    return []
+''')
+
+HONEST = '''
+import os, sys, time
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    x = tl.load(x_ptr + offsets, mask=mask)
+    tl.store(out_ptr + offsets, tl.sigmoid(x) * 2.0 - 1.0, mask=mask)
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
+        return out
+'''
+
+# kind: (old text, new text, is it to be found correct)
+HOSTILE = {
+    "wrong": ("* 2.0 - 1.0, mask", "* 2.0, mask"),
+    "does not compile": ("tl.sigmoid", "tl.sigmoyd"),
+    "out of bounds": ("out_ptr + offsets,", "out_ptr + offsets * 100003,"),
+    "hang": ("return out", "\n        while True: pass"),
+    "hang in a kernel": ("    tl.store", "    while n > 0:\n        x += 1\n    tl.store"),
+    "exit": ("return out", "os._exit(0)"),
+    "crash": ("return out", "os.abort()"),
+    "flood": ("return out", "\n        while True: os.write(1, b'correct' * 10000)"),
+    "memory": ("return out", "hoard = [bytearray(1 << 28) for _ in range(1000)]"),
+    "fork bomb": ("return out", "\n        while True:\n            try: os.fork()\n            except OSError: pass"),
+    "daemon": ("return out", "\n        try:\n            if os.fork() == 0:\n                os.setsid(); time.sleep(600)\n"
+                             "        except OSError: pass\n        return out + 1"),
+    "files": ("return out", "\n        for folder in ('.', '/tmp', '/dev/shm'):\n            for i in range(10):\n                try: "
+                            "open(f'{folder}/soak_left_{os.getpid()}_{i}', 'wb').write(b'x' * 100000)\n"
+                            "                except OSError: pass\n        return out + 1"),
+    "full disk": ("return out", "\n        try:\n            with open('big', 'wb') as f:\n                while True: f.write(b'x' * (1 << 24))\n"
+                                "        except OSError: pass\n        return out + 1"),
+    "kill parent": ("return out", "\n        try: os.kill(os.getppid(), 9)\n        except OSError: pass\n        return out + 1"),
+    "torch only": ("return out", "return torch.sigmoid(x) * 2.0 - 1.0"),
+    "close sockets": ("return out", "os.closerange(3, 1000)"),
+}
+
+
+def left_over(box):
+    """What remains of candidates, as a list of texts."""
+    found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()
+    mine = [line for line in found if box.settings["scratch"] in line]
+    files = glob.glob("/dev/shm/soak_left*") + glob.glob("/tmp/soak_left*") + glob.glob(box.settings["scratch"] + "/tmp*")
+    return mine, files
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--count", type=int, default=2000, help="candidates in all (default: 2000)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--timeout", type=float, default=5.0, help="seconds for a candidate (default: 5)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    kinds = ["honest"] * (options.count // 2)
+    kinds += [chance.choice(list(HOSTILE)) for _ in range(options.count - len(kinds))]
+    chance.shuffle(kinds)
+    codes = [(HONEST if kind == "honest" else HONEST.replace(*HOSTILE[kind])) + f"\n# {i}\n" for i, kind in enumerate(kinds)]
+    wrong, counts = collections.Counter(), collections.Counter(kinds)
+    memory = torch.cuda.mem_get_info()[0] if options.device != "cpu" else 0
+
+    with Sandbox(options.device, trials=2, timeout=options.timeout, memory=2 << 30 if options.device == "cpu" else None) as box:
+        def rate(tag):
+            began = time.monotonic()
+            verdicts = box.score(TASK, [HONEST + f"\n# {tag} {i}\n" for i in range(40)])
+            assert all(verdict.correct for verdict in verdicts), [v for v in verdicts if not v.correct][:1]
+            return 40 / (time.monotonic() - began)
+
+        rate("warm")
+        before, began = rate("before"), time.monotonic()
+        for start in range(0, len(codes), 100):
+            for kind, verdict in zip(kinds[start:start + 100], box.score(TASK, codes[start:start + 100])):
+                if verdict.correct != (kind == "honest") or not (verdict.correct or verdict.error or verdict.rejected):
+                    wrong[kind] += 1
+                    print(f"{kind}: {verdict}", flush=True)
+            print(f"{min(start + 100, len(codes))} of {len(codes)}, {time.monotonic() - began:.0f} s", flush=True)
+        seconds, after = time.monotonic() - began, rate("after")
+        time.sleep(1)
+        processes, files = left_over(box)
+        processes = [line for line in processes if f" {os.getpid()} " not in line]  # the warm parent itself
+    gone = not os.path.exists(box.settings["scratch"]) and not left_over(box)[0]
+    scratch = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("soak_left")]
+    lost = memory - torch.cuda.mem_get_info()[0] if options.device != "cpu" else 0
+
+    print(f"\n{'kind':20s} candidates  wrong verdicts")
+    for kind, count in sorted(counts.items()):
+        print(f"{kind:20s} {count:10d} {wrong[kind]:15d}")
+    print(f"{len(codes)} candidates in {seconds:.0f} s; honest alone: {before:.2f}/s before, {after:.2f}/s after; left over: "
+          f"{len(processes)} processes, {len(files) + len(scratch)} files, {max(lost, 0) >> 20} MiB of GPU memory; "
+          f"gone after close: {gone}")
+    sys.exit(bool(wrong or processes or files or scratch or not gone or lost > 64 << 20 or after < 0.7 * before))
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ chat template, the parsing of replies, sampling with log-probabilities, and resc
 It knows nothing of skills on disk, sandboxes or rewards. The messages of each role are built in selector.py, policy.py
 and summarizer.py.
 
-Shapes in comments: B sequences in a batch, L their padded length, T the length of the key/value cache, V the vocabulary.
+In comments: B sequences in a batch, L their padded length, T the length of the key/value cache, V the vocabulary.
 """
 
 import json
@@ -171,7 +171,8 @@ def attention_kind(config) -> str:
     """ "causal" where every layer is plain full attention, else transformers' own "sdpa"."""
     config = config.get_text_config()
     plain = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    special = any(getattr(config, name, None) for name in ("attn_logit_softcapping", "sliding_window", "is_encoder_decoder"))
+    flags = ("attn_logit_softcapping", "sliding_window", "is_encoder_decoder")
+    special = any(getattr(config, name, None) for name in flags)
     return "causal" if plain and (not special or not getattr(config, "use_sliding_window", True)) else "sdpa"
 
 
@@ -445,7 +446,7 @@ class Backbone(Chat):
         return list(zip(tokens, logprobs))
 
     def _decode_plain(self, prompts, max_new_tokens, temperature, generator):
-        """The slow twin: one sequence at a time through the model's own cache. Any architecture, and the tests' oracle."""
+        """The slow twin: one sequence at a time through the model's own cache. Any architecture; the tests' oracle."""
         results = []
         for prompt in prompts:
             ids, cache = torch.tensor([prompt], device=self.device), None
@@ -498,7 +499,8 @@ class Backbone(Chat):
         for row, sequence in zip(ids, sequences):
             row[:len(sequence)] = torch.tensor(sequence)
         # Padding sits on the right, where a causal model cannot see it, so no mask is needed.
-        hidden = self.model.base_model(input_ids=ids.to(self.device), use_cache=False).last_hidden_state  # (B, L, width)
+        out = self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
+        hidden = out.last_hidden_state  # (B, L, width)
         results = []
         for i, (prompt, reply) in enumerate(rows):
             # The logits at position p predict token p + 1. Only the reply's positions reach the vocabulary.

@@ -1,8 +1,8 @@
 """The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper section 3, 'Roll out').
 
-`rollout` plays many (task, skills) jobs at once, turn by turn: all of them sample, the sandbox scores all their kernels,
-and its answers open the next turn. It knows nothing of retrieval, storage or advantages: reinforce.py fills in each
-turn's reward and advantage.
+`rollout` plays many (task, skills) jobs at once, turn by turn: all of them sample, the sandbox scores all their
+kernels, and its answers open the next turn. It knows nothing of retrieval, storage or advantages: reinforce.py fills in
+each turn's reward and advantage.
 """
 
 import sys
@@ -40,7 +40,8 @@ def policy_messages(task, skills) -> list[dict]:
     system = backbone.SYSTEM["policy"]
     for skill in skills:
         system += f"\n\n# Skill: {skill.name}\n{skill.description}\n{skill.content}"
-    return [{"role": "system", "content": system}, {"role": "user", "content": f"```python\n{task.source.strip()}\n```"}]
+    user = f"```python\n{task.source.strip()}\n```"
+    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def next_messages(messages, reply, verdict) -> list[dict]:
@@ -74,7 +75,8 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
         still = []
         for i, reply, code in zip(alive, replies, codes):
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
-            verdict = next(scored) if code else _unscored(sandbox, f"the reply has no code block that defines ModelNew{cut}")
+            error = "the reply has no code block that defines ModelNew" + cut
+            verdict = next(scored) if code else _unscored(sandbox, error)
             trajectories[i].turns.append(Turn(reply, code, verdict))
             messages[i] = next_messages(messages[i], reply.text, verdict)
             if turn + 1 < turns:

@@ -1,42 +1,45 @@
 """Reinforcement learning of the three roles on one model: the training step of daVinci-kernel. Start reading here.
 
-    python reinforce.py                                                    the tiny model, on a GPU if there is one
-    python reinforce.py --model Qwen/Qwen3-8B-Base --steps 200             the paper's sizes
-    python reinforce.py --out runs/NAME --resume                           continue after a crash or a kill
-    python reinforce.py --recipe kevin --turns 8 --n 16                    a neighbour's reward and baseline
-    python reinforce.py --no-skills | --bm25-only | --no-verify | --freeze-selection | --freeze-summary | --baseline group-mean
+    python reinforce.py                                              the tiny model, on a GPU if there is one
+    python reinforce.py --model Qwen/Qwen3-8B-Base --steps 200       the paper's sizes
+    python reinforce.py --out runs/NAME --resume                     continue after a crash or a kill
+    python reinforce.py --recipe kevin --turns 8 --n 16              a neighbour's reward and baseline
+    ablations: --no-skills --bm25-only --no-verify --freeze-selection --freeze-summary --baseline group-mean
 
-How it differs from PPO: no critic and no KL term; one update for each batch of rollouts, so the clipped ratio is 1 up to
-rounding and the clip only guards; token log-probabilities are summed, not averaged, within a reply. How it differs from
-GRPO: the baseline leaves the sample itself out; returns are compared turn by turn; and three roles are trained at once,
-each against its own kind of group:
+How it differs from PPO: no critic and no KL term; one update for each batch of rollouts, so the clipped ratio is 1 up
+to rounding and the clip only guards; token log-probabilities are summed, not averaged, within a reply. How it differs
+from GRPO: the baseline leaves the sample itself out; returns are compared turn by turn; and three roles are trained at
+once, each against its own kind of group:
 
-    role       return G                                             group it is compared with               weight
-    policy     r_t + gamma * G_{t+1}                                same task, same turn, all rollouts      1
-    selection  mean over its rollouts of the best turn's reward     the task's k selections                 0.3
-    summary    speedup that its best verified skill reached         the task's s summaries                  0.5
+    role       return G                                        group that it is compared with       weight
+    policy     r_t + gamma * G_{t+1}                           same task, same turn, all rollouts   1
+    selection  mean over its rollouts of the best reward       the task's k selections              0.3
+    summary    speedup that its best verified skill reached    the task's s summaries               0.5
 
 How it differs from the paper's release: MRS is judged inside the update, where the trainer's probabilities are computed
-anyway, so a reply that it masks has been a member of its group. Everything else that is left open there is said where it
-is decided. A folder `--out D` gets metrics.jsonl, rollouts/step_N.jsonl, skill_library/global_step_N.jsonl, checkpoint/
-(a model folder with its library that bench.py can load, and all that --resume needs) and curves.png.
+anyway, so a reply that it masks has been a member of its group.
 
-Numbers in comments: N tokens of a reply; B tasks, k selections and s summaries of a task, n rollouts of a scheme, T turns.
+A run leaves in --out: metrics.jsonl, rollouts/step_N.jsonl, skill_library/global_step_N.jsonl, curves.png, and
+checkpoint/, a model folder with its skill library (bench.py loads it) that also holds all that --resume needs.
+
+In comments: N tokens of a reply; B tasks, k selections and s summaries of a task, n rollouts of a scheme, T turns.
 """
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: waiting threads that spin starve a busy machine
+
 import argparse
+import contextlib
 import itertools
 import json
 import math
-import os
 import random
 import shutil
 import statistics
 import sys
 import time
-from argparse import Namespace
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -49,14 +52,14 @@ import summarizer
 from backbone import Backbone, Completion, ModelError
 from sandbox import Sandbox, feedback
 from selector import Selection
-from skills import MODEL_FILE, SkillLibrary, write_atomically
-from summarizer import Summary
+from skills import MODEL_FILE, Skill, SkillLibrary, write_atomically
+from summarizer import REASONS, Summary
 from tasks import GPU_BATCH_FACTOR, Task, TaskError, builtin_tasks, folder_tasks, scale_batch, training_tasks
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Configuration: each number has one default, here. A flag is --name with dashes.
+# Configuration: every number has one default, here. `name` is the flag --name, with dashes.
 
-PROFILE = {  # name: (2 CPU cores: about 8 minutes in all, one GPU, the paper: models over a billion parameters, meaning)
+PROFILE = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (models over 1e9 parameters), meaning
     "steps": (8, 100, 200, "training steps"),
     "batch": (4, 16, 16, "B: tasks in a step"),
     "k": (2, 3, 3, "k: selections sampled for each task; with the null scheme they make k + 1 schemes"),
@@ -71,53 +74,19 @@ PROFILE = {  # name: (2 CPU cores: about 8 minutes in all, one GPU, the paper: m
     "update_tokens": (16384, 131072, 32768, "tokens, padding included, in one micro-batch of the update"),
     "eval_samples": (1, 4, 8, "rollouts for each evaluation problem; a single one is greedy"),
 }
-
-
-def davinci_reward(verdict) -> float:
-    """r = 0.5 correct + 0.5 correct clip(speedup, 0, 6) + 0.5 correct coverage (paper, section 2; Dr. Kernel's is the same).
-
-    >>> from sandbox import Verdict
-    >>> davinci_reward(Verdict(compiled=True, correct=True, speedup=8.0, coverage=0.5))
-    3.75
-    """
-    return 0.5 + 0.5 * min(max(verdict.speedup, 0.0), 6.0) + 0.5 * (verdict.coverage or 0.0) if verdict.correct else 0.0
-
-
-def kevin_reward(verdict) -> float:
-    """r = 0.3 correct + correct speedup (Kevin)."""
-    return 0.3 + verdict.speedup if verdict.correct else 0.0
-
-
-def cuda_agent_reward(verdict, compiled_speedup=None) -> float:
-    """Milestones in place of raw speedup (CUDA Agent): -1 wrong, 1 correct, 2 also 5 % faster than eager PyTorch, 3 also
-    5 % faster than torch.compile.
-
-    compiled_speedup: over torch.compile; None where that is not known (the modelled clock prices no compiler), which
-    leaves the third milestone out of reach.
-    """
-    if not verdict.correct:
-        return -1.0
-    return 1.0 + (verdict.speedup > 1.05) + (verdict.speedup > 1.05 and (compiled_speedup or 0.0) > 1.05)
-
-
-RECIPES = {  # reward of a turn, and the defaults of the flags that belong to it
-    "davinci": (davinci_reward, dict(gamma=1.0, baseline="leave-one-out", skills=True, prs=True, mrs=True, cross_scheme=True)),
-    "drkernel": (davinci_reward, dict(gamma=1.0, baseline="leave-one-out", skills=False, prs=True, mrs=True, cross_scheme=False)),
-    "kevin": (kevin_reward, dict(gamma=0.4, baseline="group-norm", skills=False, prs=False, mrs=False, cross_scheme=False)),
-    "cuda-agent": (cuda_agent_reward, dict(gamma=1.0, baseline="leave-one-out", skills=False, prs=False, mrs=False, cross_scheme=False)),
+RECIPE = {  # name: davinci, drkernel, kevin, cuda-agent, meaning
+    "gamma": (1.0, 1.0, 0.4, 1.0, "gamma: how much of the next turn's return a turn is credited with"),
+    "baseline": ("leave-one-out", "leave-one-out", "group-norm", "leave-one-out",
+                 "what a return is compared with: the others' mean; the group's; that, over the deviation (GRPO)"),
+    "skills": (True, False, False, False, "select and write skills; without: (k + 1) n rollouts on the bare task"),
+    "prs": (True, True, False, False, "profiling-based rejection: drop correct turns whose kernels do little work"),
+    "mrs": (True, True, False, False, "mismatch rejection: drop replies on which sampler and trainer disagree"),
+    "cross_scheme": (True, False, False, False, "adv_cross_scheme: divide a task's advantages by their mean magnitude"),
 }
-RECIPE_HELP = {
-    "gamma": "gamma: how much of the next turn's return a turn is credited with",
-    "baseline": "what a return is compared with: the others' mean, the group's mean, or that divided by the deviation (GRPO)",
-    "skills": "select skills, write new ones; without: (k + 1) n rollouts on the bare task",
-    "prs": "profiling-based rejection: drop correct turns whose own kernels do little of the work",
-    "mrs": "mismatch rejection: drop replies on which sampler and trainer disagree",
-    "cross_scheme": "adv_cross_scheme: divide a task's policy advantages by their mean magnitude",
-}
-CONSTANTS = {  # name: (default, meaning)
+CONSTANTS = {  # name: default, meaning
     "model": ("checkpoints/tiny", "model folder or hub id; a skill_library.jsonl in it is loaded with it"),
-    "tasks": ("synth", "synth: synthesised problems; builtin: the evaluation problems themselves, which shows that the loop "
-                       "learns but is no result; or a folder of problem files"),
+    "tasks": ("synth", "synth: synthesised problems; builtin: the evaluation problems themselves, which shows that the "
+                       "loop learns and is no result; or a folder of problem files"),
     "seed": (0, "of tasks, sampling and the modelled clock's inputs"),
     "temperature": (1.0, "of all sampling in training"),
     "trigger": (1.2, "gain that triggers a summary and that a new skill must show"),
@@ -139,6 +108,42 @@ SWITCHES = {
 CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval"}  # what may differ when a run is continued
 
 # ----------------------------------------------------------------------------------------------------------------------
+# Reward of one turn (paper, section 2, and the neighbours')
+
+
+def davinci_reward(verdict) -> float:
+    """r = 0.5 correct + 0.5 correct clip(speedup, 0, 6) + 0.5 correct coverage. Dr. Kernel's is the same.
+
+    >>> from sandbox import Verdict
+    >>> davinci_reward(Verdict(correct=True, speedup=8.0, coverage=0.5))
+    3.75
+    """
+    if not verdict.correct:
+        return 0.0
+    return 0.5 + 0.5 * min(max(verdict.speedup, 0.0), 6.0) + 0.5 * (verdict.coverage or 0.0)
+
+
+def kevin_reward(verdict) -> float:
+    """r = 0.3 correct + correct speedup (Kevin)."""
+    return 0.3 + verdict.speedup if verdict.correct else 0.0
+
+
+def cuda_agent_reward(verdict, over_compiled=None) -> float:
+    """-1 wrong, 1 correct, 2 also 5 % faster than eager PyTorch, 3 also 5 % faster than torch.compile (CUDA Agent).
+
+    over_compiled: the verdict against torch.compile; without one (no GPU) the third milestone is out of reach.
+    """
+    if not verdict.correct:
+        return -1.0
+    if verdict.speedup <= 1.05:
+        return 1.0
+    return 3.0 if over_compiled and over_compiled.correct and over_compiled.speedup > 1.05 else 2.0
+
+
+REWARDS = {"davinci": davinci_reward, "drkernel": davinci_reward, "kevin": kevin_reward,
+           "cuda-agent": cuda_agent_reward}
+
+# ----------------------------------------------------------------------------------------------------------------------
 # Advantages: one rule, three groupings (paper, section 3)
 
 
@@ -153,7 +158,7 @@ def leave_one_out(returns) -> list[float]:
     [0.7]
     """
     total, others = sum(returns), len(returns) - 1
-    return [_clean(g - (total - g) / others) for g in returns] if others else [float(g) for g in returns]
+    return [_clean(g - (total - g) / others) for g in returns] if others > 0 else [float(g) for g in returns]
 
 
 def group_mean(returns) -> list[float]:
@@ -171,7 +176,7 @@ def group_norm(returns) -> list[float]:
     >>> group_norm([2, 0])
     [1.0, -1.0]
     """
-    deviation = statistics.pstdev(returns)
+    deviation = statistics.pstdev(returns) if returns else 0.0
     return [a / deviation if deviation > 1e-8 else 0.0 for a in group_mean(returns)]
 
 
@@ -196,18 +201,18 @@ def returns_to_go(rewards, gamma) -> list[float]:
     return returns
 
 
-def policy_advantages(rewards, members, gamma=1.0, baseline=leave_one_out, cross_scheme=False) -> list[list[float | None]]:
+def policy_advantages(rewards, members, gamma=1.0, baseline=leave_one_out, cross_scheme=False):
     """TRLOO: turn t of a rollout against turn t of all rollouts of the same task, whatever their scheme.
 
-    rewards[i][t]: of turn t of rollout i; rollouts may have different lengths. members[i][t]: False for a turn that is
-    masked. It earns its reward all the same, and earlier turns are credited with it; but it is no member of its group, and
-    its advantage is None. cross_scheme divides by the mean magnitude over all of the task's members.
+    rewards[i][t], members[i][t]: of turn t of rollout i; rollouts may have different lengths. A turn that is masked (no
+    member) has earned its reward all the same, and earlier turns are credited with it, but it is in no group: its
+    advantage is None. cross_scheme divides by the mean magnitude over all of the task's members.
     """
     returns = [returns_to_go(row, gamma) for row in rewards]
     advantages = [[None] * len(row) for row in rewards]
     for t in range(max(map(len, rewards), default=0)):
         group = [i for i, row in enumerate(rewards) if t < len(row) and members[i][t]]
-        for i, advantage in zip(group, baseline([returns[i][t] for i in group]) if group else []):
+        for i, advantage in zip(group, baseline([returns[i][t] for i in group])):
             advantages[i][t] = advantage
     magnitudes = [abs(a) for row in advantages for a in row if a is not None]
     if cross_scheme and any(magnitudes):
@@ -217,21 +222,16 @@ def policy_advantages(rewards, members, gamma=1.0, baseline=leave_one_out, cross
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Filters and loss (paper, section 3)
+# Filters, loss, update (paper, section 3)
 
 
 def prs_probability(verdict) -> float:
-    """PRS: a correct turn is kept with probability clip((coverage - 0.3) / 0.1, 0, 1), an incorrect one always.
-
-    >>> from sandbox import Verdict
-    >>> [round(prs_probability(Verdict(correct=c, coverage=x)), 3) for c, x in [(True, .2), (True, .35), (True, .9), (False, 0)]]
-    [0.0, 0.5, 1.0, 1.0]
-    """
+    """PRS: a correct turn is kept with probability clip((coverage - 0.3) / 0.1, 0, 1), an incorrect one always."""
     return min(max(((verdict.coverage or 0.0) - 0.3) / 0.1, 0.0), 1.0) if verdict.correct else 1.0
 
 
 def mrs_keeps(new, old) -> bool:
-    """MRS: is the trainer's view `new` of a sampled reply's log-probabilities `old` close enough to learn from? both (N,)
+    """MRS: is the trainer's view `new` of a reply's sampled log-probabilities `old` close enough to learn from? (N,)
 
     The geometric mean of pi_train / pi_rollout must lie in [0.999, 1.001], and no token's ratio below 1e-4.
     """
@@ -262,18 +262,18 @@ def micro_batches(sequences, budget):
 
     Padding counts. A rollout's turns stay together, because Backbone.logprobs runs them as one sequence.
     """
-    def shape(rows):  # (how many sequences of the model, their longest length)
+    def shape(rows):  # (how many sequences they are for the model, the longest one's length)
         ids = [row.completion.prompt_ids + row.completion.token_ids for row in rows]
-        apart = sum(longer[:len(shorter)] != shorter for shorter, longer in itertools.pairwise(ids))
+        apart = sum(later[:len(earlier)] != earlier for earlier, later in itertools.pairwise(ids))
         return 1 + apart, max(map(len, ids))
 
     batch, count, width = [], 0, 0
-    for rows in sorted(sequences, key=lambda rows: -shape(rows)[1]):
-        more, length = shape(rows)
-        if batch and (count + more) * max(width, length) > budget:
+    for (more, length), rows in sorted(((shape(rows), rows) for rows in sequences), key=lambda item: -item[0][1]):
+        if batch and (count + more) * width > budget:
             yield batch
-            batch, count, width = [], 0, 0
-        batch, count, width = batch + rows, count + more, max(width, length)
+            batch, count = [], 0
+        width = max(width, length) if batch else length
+        batch, count = batch + rows, count + more
     if batch:
         yield batch
 
@@ -281,41 +281,42 @@ def micro_batches(sequences, budget):
 def update(model, optimizer, sequences, args) -> dict:
     """One optimiser step on the joint loss of all roles: the mean over all replies of their clipped losses.
 
-    sequences: lists of rows that share one token sequence. A row without advantage has no gradient: it is counted in the
-    mean and not computed. Gradients accumulate over micro-batches, so their sizes do not change the result.
+    sequences: lists of rows that share one token sequence. A row without advantage has no gradient: it is counted in
+    the mean and not computed. Gradients add up over micro-batches, whose sizes therefore do not change the result.
     """
     count = sum(map(len, sequences))
     live = [[row for row in rows if row.advantage != 0] for rows in sequences]
     live = [rows for rows in live if rows]
-    stats = Counter(mrs_masked=0, loss=0.0, grad_norm=0.0, clipped=0.0, ratio_off=0.0)
-    tokens = 0
+    stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": count,
+             "rows_live": sum(map(len, live)), "tokens_live": 0}
     optimizer.zero_grad(set_to_none=True)
     for rows in micro_batches(live, args.update_tokens):
-        # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of later
-        # turns, but the model did not write it, so it earns no gradient.
+        # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of
+        # later turns, but the model did not write it, so it earns no gradient.
         scored = model.logprobs([(row.completion.prompt_ids, row.completion.token_ids) for row in rows])  # of (N,)
-        loss = 0.0
+        losses = []
         for row, new in zip(rows, scored):
             old = torch.tensor(row.completion.logprobs, device=new.device)  # (N,)
             if args.mrs and row.role == "policy" and not mrs_keeps(new, old):
                 stats["mrs_masked"] += 1
                 continue
-            loss = loss + clipped_loss(new, old, row.advantage, args.clip_low, args.clip_high) / count
+            losses.append(clipped_loss(new, old, row.advantage, args.clip_low, args.clip_high) / count)
             ratio = (new.detach() - old).exp()  # (N,)
             stats["clipped"] += ((ratio < 1 - args.clip_low) | (ratio > 1 + args.clip_high)).sum().item()
             stats["ratio_off"] = max(stats["ratio_off"], (ratio - 1).abs().max().item())
-            tokens += len(new)
-        if isinstance(loss, torch.Tensor):
+            stats["tokens_live"] += len(new)
+        if losses:
+            loss = sum(losses)
             loss.backward()
             stats["loss"] += loss.item()
-    if tokens:
+    if stats["tokens_live"]:
         stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.model.parameters(), args.grad_clip).item()
         optimizer.step()
-    return {**stats, "clipped": stats["clipped"] / max(tokens, 1), "rows": count, "rows_live": sum(map(len, live))}
+    return stats
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The training step
+# The training step (paper, section 1)
 
 
 @dataclass
@@ -326,25 +327,26 @@ class Episode:
     selections: list[Selection]  # k
     trajectories: list[policy.Trajectory] = field(default_factory=list)  # (k + 1) n
     summaries: list[Summary] = field(default_factory=list)  # s, if a rollout triggers
-    staged: summarizer.Skill | None = None
+    staged: Skill | None = None
 
 
 @dataclass
 class Run:
-    """The state of a run; what checkpoint/ holds."""
+    """The state of a run."""
 
-    args: Namespace
+    args: argparse.Namespace
     out: Path
     model: Backbone
     optimizer: torch.optim.Optimizer
     library: SkillLibrary
     seeds: int  # the library's size before the first step
-    generator: torch.Generator  # of all sampling
+    generator: torch.Generator  # of all sampling in training
     step: int = 0  # complete steps
     sandbox: "TimedSandbox | None" = None
+    compiled: Sandbox | None = None  # judges against torch.compile; only CUDA Agent's reward asks
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
 
-    @contextmanager
+    @contextlib.contextmanager
     def phase(self, name, bar=None):
         """Time a phase. What the sandbox takes within it is booked under `sandbox` instead."""
         if bar is not None:
@@ -358,7 +360,7 @@ class TimedSandbox:
     """The sandbox as policy.rollout uses it, with its time booked apart from the model's."""
 
     def __init__(self, sandbox, seconds):
-        self.sandbox, self.seconds, self.device = sandbox, seconds, sandbox.device
+        self.sandbox, self.device, self.seconds = sandbox, sandbox.device, seconds
 
     def score_pairs(self, pairs):
         start = time.monotonic()
@@ -369,10 +371,10 @@ class TimedSandbox:
 
 
 def train(run, stream):
-    """The paper's training step (section 3), over and over. stream: endless iterator over training tasks."""
+    """The paper's training step, over and over. stream: endless iterator over training tasks."""
     args = run.args
     if run.step == 0 and not read_metrics(run):
-        finish_step(run, {"step": 0, "clock": clock(run), "library": len(run.library), **evaluate_if_due(run)})
+        finish_step(run, {"step": 0, "clock": clock(run), "library": len(run.library), **evaluate_if_due(run, 0)})
     with tqdm(total=args.steps, initial=run.step, unit="step", disable=None) as bar:
         while run.step < args.steps:
             run.seconds.clear()
@@ -390,9 +392,9 @@ def train(run, stream):
                 losses = update(run.model, run.optimizer, credit(run, episodes), args)
             with run.phase("flush", bar):  # staged skills join the library only now
                 flush(run, episodes)
-            record_rollouts(run, run.out / f"rollouts/step_{run.step + 1}.jsonl", episodes)
             bar.set_description(f"step {run.step + 1}: evaluate")
             line = {**step_metrics(run, episodes), **losses, **evaluate_if_due(run, run.step + 1)}
+            record_rollouts(run, run.out / f"rollouts/step_{run.step + 1}.jsonl", episodes)
             run.step += 1
             finish_step(run, line)
             tqdm.write(progress(line, args), file=sys.stdout)
@@ -402,31 +404,34 @@ def train(run, stream):
 
 def select(run, tasks) -> list[Episode]:
     args = run.args
-    k = args.k if args.skills else 0
-    chosen = selector.select(run.model, run.library, tasks, k, args.selection_tokens, args.temperature, run.generator,
-                             args.bm25_only, args.prompt_tokens)
+    chosen = selector.select(run.model, run.library, tasks, args.k if args.skills else 0, args.selection_tokens,
+                             args.temperature, run.generator, args.bm25_only, args.prompt_tokens)
     return [Episode(task, selections) for task, selections in zip(tasks, chosen)]
 
 
 def roll_out(run, episodes):
-    args = run.args
-    jobs = []
+    args, jobs = run.args, []
     for episode in episodes:
         schemes = [selection.skills for selection in episode.selections]
         schemes += [()] * (args.k + 1 - len(schemes))  # the null scheme; without skills all k + 1 are
         jobs += [(episode.task, skills) for skills in schemes for _ in range(args.n)]
-    done = iter(policy.rollout(run.model, run.sandbox, jobs, args.turns, args.policy_tokens, args.prompt_tokens, args.temperature,
-                               run.generator))
+    done = iter(policy.rollout(run.model, run.sandbox, jobs, args.turns, args.policy_tokens, args.prompt_tokens,
+                               args.temperature, run.generator))
     for episode in episodes:
         episode.trajectories = list(itertools.islice(done, (args.k + 1) * args.n))
 
 
 def score(run, episodes):
     """Fill in the reward of every turn and of every selection (paper, sections 2 and 3)."""
-    reward = RECIPES[run.args.recipe][0]
+    turns = [(e.task, turn) for e in episodes for trajectory in e.trajectories for turn in trajectory.turns]
+    for _, turn in turns:
+        turn.reward = REWARDS[run.args.recipe](turn.verdict)
+    if run.compiled:  # CUDA Agent's third milestone
+        fast = [(task, turn) for task, turn in turns if turn.reward == 2.0]
+        verdicts = policy.score_pairs(run.compiled, [(task, turn.code) for task, turn in fast])
+        for (_, turn), verdict in zip(fast, verdicts):
+            turn.reward = cuda_agent_reward(turn.verdict, verdict)
     for episode in episodes:
-        for turn in (turn for trajectory in episode.trajectories for turn in trajectory.turns):
-            turn.reward = reward(turn.verdict)
         for selection in episode.selections:
             # Schemes that chose the same set of skills pool their rollouts, the null scheme included.
             pooled = [best_reward(trajectory) for trajectory in episode.trajectories
@@ -441,30 +446,29 @@ def best_reward(trajectory) -> float:
 def summarise(run, episodes):
     args = run.args
     found = [(e, winner) for e in episodes if (winner := summarizer.best_trigger(e.trajectories, args.trigger))]
-    if not args.skills or not found or args.s == 0:
-        return
-    answers = summarizer.propose(run.model, [winner for _, winner in found], args.s, run.library, args.summary_tokens,
-                                 args.temperature, run.generator, args.prompt_tokens)
-    for (episode, _), summaries in zip(found, answers):
-        episode.summaries = summaries
+    if args.skills and found:
+        answers = summarizer.propose(run.model, [winner for _, winner in found], args.s, run.library,
+                                     args.summary_tokens, args.temperature, run.generator, args.prompt_tokens)
+        for (episode, _), summaries in zip(found, answers):
+            episode.summaries = summaries
 
 
 def verify(run, episodes):
     """Verify the proposals, fill in the summaries' rewards, stage each task's best passing skill."""
     args = run.args
     if not args.no_verify:
-        summarizer.verify(run.model, run.sandbox, [e.summaries for e in episodes], args.policy_tokens, args.prompt_tokens, args.trigger)
+        summarizer.verify(run.model, run.sandbox, [episode.summaries for episode in episodes], args.policy_tokens,
+                          args.prompt_tokens, args.trigger)
     for episode in episodes:
         for summary in episode.summaries:
-            passed = [p.skill for p in summary.proposals if not p.rejected]
-            summary.reward = float(bool(passed)) if args.no_verify else max((s.verify_speedup for s in passed), default=0.0)
+            passed = [proposal.skill for proposal in summary.proposals if not proposal.rejected]
+            summary.reward = max((1.0 if args.no_verify else skill.verify_speedup for skill in passed), default=0.0)
         episode.staged = summarizer.best_skill(episode.summaries)
 
 
 def credit(run, episodes) -> list[list[Row]]:
     """Fill in every advantage (paper, section 3) and return the rows of the loss, those of one rollout together."""
-    args, sequences = run.args, []
-    baseline = BASELINES[args.baseline]
+    args, baseline, sequences = run.args, BASELINES[run.args.baseline], []
     for episode in episodes:
         turns = [trajectory.turns for trajectory in episode.trajectories]
         draws = iter(torch.rand(sum(map(len, turns)), generator=run.generator, device=run.generator.device).tolist())
@@ -475,11 +479,13 @@ def credit(run, episodes) -> list[list[Row]]:
         for row, values in zip(turns, advantages):
             for turn, advantage in zip(row, values):
                 turn.advantage = advantage
-            sequences.append([Row("policy", turn.completion, turn.advantage) for turn in row if turn.advantage is not None])
+            sequences.append([Row("policy", turn.completion, turn.advantage) for turn in row
+                              if turn.advantage is not None])
         asked = [selection for selection in episode.selections if selection.completion]
-        for role, answers, weight, frozen in (("selection", asked, args.selection_weight, args.freeze_selection),
-                                              ("summary", episode.summaries, args.summary_weight, args.freeze_summary)):
-            for answer, advantage in zip(answers, baseline([a.reward for a in answers]) if answers else []):
+        for role, answers, weight, frozen in (
+                ("selection", asked, args.selection_weight, args.freeze_selection),
+                ("summary", episode.summaries, args.summary_weight, args.freeze_summary)):
+            for answer, advantage in zip(answers, baseline([answer.reward for answer in answers])):
                 answer.advantage = advantage
                 if not frozen:
                     sequences.append([Row(role, answer.completion, weight * advantage)])
@@ -494,22 +500,23 @@ def flush(run, episodes):
         run.library.save_snapshot(run.out / "skill_library", run.step + 1)
 
 
-def evaluate_if_due(run, step=0) -> dict:
-    """Evaluation metrics at a step where they are due, else nothing (paper, section 3: one greedy selection, T turns)."""
+def evaluate_if_due(run, step) -> dict:
+    """Evaluation metrics where they are due, else nothing (paper, section 1: one greedy selection, T turns)."""
     args = run.args
-    due = step in (0, args.steps) or args.eval_every and step % args.eval_every == 0
-    if args.no_eval or not due:
+    if args.no_eval or not (step in (0, args.steps) or args.eval_every and step % args.eval_every == 0):
         return {}
     with run.phase("evaluate"):
         tasks = builtin_tasks(device=run.model.device.type)
-        chosen = selector.select(run.model, run.library, tasks, 1, args.selection_tokens, temperature=0,
-                                 max_prompt_tokens=args.prompt_tokens, bm25_only=args.bm25_only) if args.skills else None
-        jobs = [(task, chosen[i][0].skills if chosen else ()) for i, task in enumerate(tasks) for _ in range(args.eval_samples)]
-        generator = torch.Generator(run.model.device).manual_seed(args.seed * 1_000_003 + step)  # training's is not touched
+        selections = selector.select(run.model, run.library, tasks, int(args.skills), args.selection_tokens, 0, None,
+                                     args.bm25_only, args.prompt_tokens)
+        jobs = [(task, mine[0].skills if mine else ()) for task, mine in zip(tasks, selections)]
+        jobs = [job for job in jobs for _ in range(args.eval_samples)]
+        generator = torch.Generator(run.model.device).manual_seed(args.seed * 1_000_003 + step)  # not training's
         done = policy.rollout(run.model, run.sandbox, jobs, args.turns, args.policy_tokens, args.prompt_tokens,
                               0 if args.eval_samples == 1 else 1.0, generator)
-        episodes = [Episode(task, chosen[i] if chosen else [], done[i * args.eval_samples:(i + 1) * args.eval_samples])
-                    for i, task in enumerate(tasks)]
+        rollouts = iter(done)
+        episodes = [Episode(task, mine, list(itertools.islice(rollouts, args.eval_samples)))
+                    for task, mine in zip(tasks, selections)]
         score(run, episodes)
     record_rollouts(run, run.out / f"rollouts/eval_{step}.jsonl", episodes)
     return {f"eval_{key}": value for key, value in rollout_metrics(done).items()}
@@ -519,89 +526,94 @@ def evaluate_if_due(run, step=0) -> dict:
 # What a run leaves behind
 
 
-def rollout_metrics(trajectories) -> dict:
-    """Means over rollouts; a rollout counts by its best turn, and a wrong one as not faster than anything."""
-    best = [max((t.verdict.speedup for t in tr.turns if t.verdict.correct), default=0.0) for tr in trajectories]
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    mean = lambda values: sum(values) / max(len(values), 1)  # noqa: E731
-    return {"reward_best": mean([best_reward(tr) for tr in trajectories]), "reward_turn": mean([t.reward for t in turns]),
-            "correct": mean([speedup > 0 for speedup in best]), "fast_1": mean([speedup > 1 for speedup in best]),
-            "fast_1.2": mean([speedup > 1.2 for speedup in best]), "speedup": mean([s for s in best if s]),
-            "correct_first": mean([tr.turns[0].verdict.correct for tr in trajectories]),
-            "coverage": mean([t.verdict.coverage or 0.0 for t in turns if t.verdict.correct]),
-            "cheats": mean([bool(t.verdict.rejected) for t in turns]),
-            "unfinished": mean([not t.completion.finished for t in turns])}
-
-
 def clock(run):
     return "modelled" if run.sandbox.device == "cpu" else "measured"
 
 
+def mean(values) -> float | None:
+    values = list(values)
+    return sum(values) / len(values) if values else None
+
+
+def rollout_metrics(trajectories) -> dict:
+    """Means over rollouts; a rollout counts by its best turn, and a wrong one as not faster than anything."""
+    best = [max((t.verdict.speedup for t in tr.turns if t.verdict.correct), default=0.0) for tr in trajectories]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    return {"reward_best": mean(map(best_reward, trajectories)), "reward_turn": mean(turn.reward for turn in turns),
+            "correct": mean(speedup > 0 for speedup in best), "fast_1": mean(speedup > 1 for speedup in best),
+            "fast_1.2": mean(speedup > 1.2 for speedup in best), "speedup": mean(s for s in best if s),
+            "correct_first": mean(trajectory.turns[0].verdict.correct for trajectory in trajectories),
+            "coverage": mean(turn.verdict.coverage or 0.0 for turn in turns if turn.verdict.correct),
+            "cheats": mean(bool(turn.verdict.rejected) for turn in turns),
+            "unfinished": mean(not turn.completion.finished for turn in turns)}
+
+
 def step_metrics(run, episodes) -> dict:
-    selections = [selection for e in episodes for selection in e.selections]
-    summaries = [summary for e in episodes for summary in e.summaries]
+    trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    selections = [selection for episode in episodes for selection in episode.selections]
+    summaries = [summary for episode in episodes for summary in episode.summaries]
     proposals = [proposal for summary in summaries for proposal in summary.proposals]
     seeds = {skill.name for skill in run.library.skills[:run.seeds]}
-    mean = lambda values: sum(values) / len(values) if values else None  # noqa: E731
-    turns = [turn for e in episodes for tr in e.trajectories for turn in tr.turns]
-    return {"step": run.step + 1, "clock": clock(run), **rollout_metrics([tr for e in episodes for tr in e.trajectories]),
-            "reward_selection": mean([s.reward for s in selections]), "reward_summary": mean([s.reward for s in summaries]),
-            "selected": mean([len(s.skills) for s in selections]),
+    return {"step": run.step + 1, "clock": clock(run), **rollout_metrics(trajectories),
+            "reward_selection": mean(selection.reward for selection in selections),
+            "reward_summary": mean(summary.reward for summary in summaries),
+            "selected": mean(len(selection.skills) for selection in selections),
             "selected_learnt": sum(skill.name not in seeds for s in selections for skill in s.skills),
-            "selected_invalid": sum(len(s.dropped) for s in selections), "summaries": len(summaries),
-            "proposals": len(proposals), "passed": sum(not p.rejected for p in proposals),
+            "selected_invalid": sum(len(selection.dropped) for selection in selections),
+            "summaries": len(summaries), "proposals": len(proposals), "passed": sum(not p.rejected for p in proposals),
             "rejected": dict(sorted(Counter(p.rejected for p in proposals if p.rejected).items())),
-            "staged": sum(e.staged is not None for e in episodes), "library": len(run.library),
+            "staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library),
             "policy_rows": sum(turn.advantage is not None for turn in turns),
-            "selection_rows": sum(s.advantage is not None for s in selections),
-            "summary_rows": sum(s.advantage is not None for s in summaries),
+            "selection_rows": sum(selection.advantage is not None for selection in selections),
+            "summary_rows": sum(summary.advantage is not None for summary in summaries),
             "prs_masked": sum(turn.advantage is None and bool(turn.completion.token_ids) for turn in turns)}
 
 
 def progress(m, args) -> str:
-    text = (f"step {m['step']}/{args.steps}  reward {m['reward_best']:.3f}  correct {m['correct']:.0%}  Fast_1 {m['fast_1']:.0%}  "
-            f"speedup {m['speedup']:.2f}x ({m['clock']})  rows {m['policy_rows']}+{m['selection_rows']}+{m['summary_rows']}  "
-            f"skills {m['library']} (+{m['staged']}, {m['proposals']} proposed)  {sum(m['seconds'].values()):.0f} s")
-    return text + (f"  |  evaluation: reward {m['eval_reward_best']:.3f}, Fast_1 {m['eval_fast_1']:.0%}" if "eval_fast_1" in m else "")
+    text = (f"step {m['step']}/{args.steps}  reward {m['reward_best']:.3f}  correct {m['correct']:.0%}  "
+            f"Fast_1 {m['fast_1']:.0%}  speedup {m['speedup'] or 0:.2f}x ({m['clock']})  rows {m['policy_rows']}"
+            f"+{m['selection_rows']}+{m['summary_rows']}  skills {m['library']} (+{m['staged']})  "
+            f"proposals passed {m['passed']} of {m['proposals']}  {sum(m['seconds'].values()):.0f} s")
+    if "eval_fast_1" in m:
+        text += f"  |  evaluation: reward {m['eval_reward_best']:.3f}, Fast_1 {m['eval_fast_1']:.0%}"
+    return text
 
 
 def record_rollouts(run, path, episodes):
-    """One line for each selection, rollout and summary of a step: every prompt, reply, verdict and rejected proposal.
+    """One line for each selection, rollout and summary: every prompt, reply, verdict and rejected proposal.
 
-    A later turn's prompt is what came before it and `feedback`, so only the first is written out.
+    A later turn's prompt is what came before it and the `feedback` there, so only the first is written out.
     """
+    def opening(role, task, completion):
+        prompt = run.model.tokenizer.decode(completion.prompt_ids, skip_special_tokens=False)
+        return {"role": role, "task": task.name, "prompt": prompt}
+
+    def attempt(turn):
+        return {"reply": turn.completion.text, "verdict": asdict(turn.verdict), "feedback": feedback(turn.verdict),
+                "reward": turn.reward, "advantage": turn.advantage}
+
     lines = []
-    for episode in episodes:
-        for s in (s for s in episode.selections if s.completion):
-            lines.append({"role": "selection", "task": episode.task.name, "prompt": decode(run, s.completion.prompt_ids),
-                          "reply": s.completion.text, "skills": [skill.name for skill in s.skills], "dropped": s.dropped,
-                          "reward": s.reward, "advantage": s.advantage})
-        for trajectory in episode.trajectories:
-            turns = [{"reply": t.completion.text, "verdict": asdict(t.verdict), "feedback": feedback(t.verdict),
-                      "reward": t.reward, "advantage": t.advantage} for t in trajectory.turns]
-            lines.append({"role": "policy", "task": episode.task.name, "skills": [skill.name for skill in trajectory.skills],
-                          "prompt": decode(run, trajectory.turns[0].completion.prompt_ids), "turns": turns})
-        for s in episode.summaries:
-            proposals = [{"written": p.written, "rejected": p.rejected, "detail": p.detail,
-                          "attempt": p.attempt and {"reply": p.attempt.completion.text, "verdict": asdict(p.attempt.verdict)},
-                          "staged": p.skill is not None and p.skill == episode.staged} for p in s.proposals]
-            lines.append({"role": "summary", "task": episode.task.name, "prompt": decode(run, s.completion.prompt_ids),
-                          "reply": s.completion.text, "proposals": proposals, "reward": s.reward, "advantage": s.advantage})
+    for e in episodes:
+        lines += [opening("selection", e.task, s.completion) | {
+            "reply": s.completion.text, "skills": [skill.name for skill in s.skills], "dropped": s.dropped,
+            "reward": s.reward, "advantage": s.advantage} for s in e.selections if s.completion]
+        lines += [opening("policy", e.task, t.turns[0].completion) | {
+            "skills": [skill.name for skill in t.skills], "turns": list(map(attempt, t.turns))} for t in e.trajectories]
+        lines += [opening("summary", e.task, s.completion) | {
+            "reply": s.completion.text, "reward": s.reward, "advantage": s.advantage, "proposals": [
+                {"written": p.written, "rejected": p.rejected, "detail": p.detail,
+                 "attempt": p.attempt and attempt(p.attempt), "staged": bool(p.skill) and p.skill == e.staged}
+                for p in s.proposals]} for s in e.summaries]
     write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def decode(run, ids) -> str:
-    return run.model.tokenizer.decode(ids, skip_special_tokens=False)
-
-
 def read_metrics(run) -> list[dict]:
-    """The lines of complete steps. A line that a kill cut off, or whose checkpoint was never written, does not count."""
+    """The lines of complete steps: not one that a kill cut off, nor one whose checkpoint was never written."""
     path, kept = run.out / "metrics.jsonl", []
     for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
+        with contextlib.suppress(ValueError):
             kept += [m for m in [json.loads(line)] if m["step"] <= run.step]
-        except ValueError:
-            pass
     return kept
 
 
@@ -614,16 +626,19 @@ def finish_step(run, line):
         save_checkpoint(run)
 
 
+def shapes(model) -> list[list[int]]:
+    return [list(parameter.shape) for parameter in model.model.parameters()]
+
+
 def save_checkpoint(run):
-    """checkpoint/ = a model folder, its skill library, and trainer.pt. Complete at any instant: written aside, swapped in."""
+    """A model folder, its skill library, and trainer.pt. Complete at any instant: written aside, then swapped in."""
     folder, new, old = (run.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     run.model.save(new)
     run.library.save(new / MODEL_FILE)
-    torch.save({"step": run.step, "config": vars(run.args), "optimizer": run.optimizer.state_dict(), "seeds": run.seeds,
-                "generator": run.generator.get_state(), "shapes": [list(p.shape) for p in run.model.model.parameters()]},
-               new / "trainer.pt")
+    torch.save({"step": run.step, "config": vars(run.args), "seeds": run.seeds, "optimizer": run.optimizer.state_dict(),
+                "generator": run.generator.get_state(), "shapes": shapes(run.model)}, new / "trainer.pt")
     for path in new.iterdir():
         with open(path, "rb") as file:
             os.fsync(file.fileno())
@@ -635,44 +650,35 @@ def save_checkpoint(run):
 
 
 def draw_curves(metrics, path):
-    """curves.png: rewards, evaluation, correctness, library, rejected proposals, seconds, over the steps."""
+    """curves.png: rewards, training, evaluation, skills, rejected proposals and seconds over the steps."""
     import matplotlib
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    steps = [m for m in metrics if "reward_best" in m]
-    x = [m["step"] for m in steps]
-    if not steps:
-        return
+    steps, name = [m for m in metrics if m["step"] > 0], f"({metrics[-1]['clock']} clock)"
     figure, axes = plt.subplots(2, 3, figsize=(15, 8), layout="constrained")
-
-    def lines(axis, title, named, source=steps):
-        for label, key in named.items():
-            points = [(m["step"], m[key]) for m in source if m.get(key) is not None]
-            axis.plot(*zip(*points) if points else ([], []), marker=".", label=label)
-        axis.set(title=title, xlabel="step")
-        axis.legend(fontsize=8)
-
-    lines(axes[0, 0], "reward by role", {"policy, best turn": "reward_best", "policy, every turn": "reward_turn",
-                                         "selection": "reward_selection", "summary": "reward_summary"})
-    lines(axes[0, 1], f"training tasks ({metrics[-1]['clock']} clock)", {"correct": "correct", "Fast_1": "fast_1",
-                                                                          "Fast_1.2": "fast_1.2", "coverage": "coverage"})
-    lines(axes[0, 2], f"built-in problems ({metrics[-1]['clock']} clock)",
-          {"reward, best turn": "eval_reward_best", "correct": "eval_correct", "Fast_1": "eval_fast_1"}, metrics)
-    lines(axes[1, 0], "skills", {"in the library": "library", "proposed": "proposals", "passed": "passed",
-                                 "learnt ones selected": "selected_learnt"})
-    reasons = [r for r in summarizer.REASONS if any(r in m["rejected"] for m in steps)]
-    if reasons:
-        axes[1, 1].stackplot(x, [[m["rejected"].get(r, 0) / m["proposals"] if m["proposals"] else 0 for m in steps]
-                                 for r in reasons], labels=reasons)
-        axes[1, 1].legend(fontsize=8)
-    axes[1, 1].set(title="share of proposals rejected, by reason", xlabel="step", ylim=(0, 1))
-    phases = list(dict.fromkeys(name for m in steps for name in m["seconds"]))
-    axes[1, 2].stackplot(x, [[m["seconds"].get(name, 0) for m in steps] for name in phases], labels=phases)
-    axes[1, 2].set(title="seconds of a step, by phase", xlabel="step")
-    axes[1, 2].legend(fontsize=8)
-    figure.savefig(path.with_suffix(".tmp.png"), dpi=100)
-    os.replace(path.with_suffix(".tmp.png"), path)
+    for axis, title, keys in (
+            (axes[0, 0], "reward by role", ["reward_best", "reward_turn", "reward_selection", "reward_summary"]),
+            (axes[0, 1], f"training tasks {name}", ["correct", "fast_1", "fast_1.2", "coverage"]),
+            (axes[0, 2], f"built-in problems {name}", ["eval_reward_best", "eval_correct", "eval_fast_1"]),
+            (axes[1, 0], "skills", ["library", "proposals", "passed", "selected_learnt"])):
+        for key in keys:
+            points = [(m["step"], m[key]) for m in metrics if m.get(key) is not None]
+            axis.plot([x for x, _ in points], [y for _, y in points], marker=".", label=key)
+        axis.set_title(title)
+    stacks = [{reason: [m["rejected"].get(reason, 0) / max(m["proposals"], 1) for m in steps] for reason in REASONS},
+              {phase: [m["seconds"].get(phase, 0) for m in steps] for m in steps for phase in m["seconds"]}]
+    for axis, title, stack in zip(axes[1, 1:], ("share of proposals rejected", "seconds of a step"), stacks):
+        stack = {label: values for label, values in stack.items() if any(values)}
+        if stack:
+            axis.stackplot([m["step"] for m in steps], list(stack.values()), labels=list(stack))
+        axis.set_title(title)
+    for axis in axes.flat:
+        axis.set_xlabel("step")
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=8)
+    figure.savefig(path.with_suffix(".new.png"), dpi=100)
+    os.replace(path.with_suffix(".new.png"), path)
     plt.close(figure)
 
 
@@ -690,67 +696,65 @@ class Parser(argparse.ArgumentParser):
 
 
 def command_line(argv) -> dict:
-    """The options that were given, no defaults."""
-    parser = Parser(description=__doc__.split("\n")[0], argument_default=argparse.SUPPRESS, allow_abbrev=False,
-                    epilog="Defaults under 'sizes' are those of a CPU / one GPU / a model over a billion parameters.")
-    flag = lambda name: "--" + name.replace("_", "-")  # noqa: E731
-    add = parser.add_argument
-    add("--out", metavar="DIR", help="folder of the run (default: runs/<date and time>)")
-    add("--resume", action="store_true", help="continue the run in --out from its last complete step")
-    add("--device", choices=["cpu", "cuda"], help="default: cuda if there is a GPU")
-    add("--recipe", choices=list(RECIPES), help="reward and defaults of the 'recipe' options (default: davinci)")
+    """The options that were given, without defaults."""
+    parser = Parser(description=__doc__.split("\n")[0], argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    parser.add_argument("--out", metavar="DIR", help="folder of the run (default: runs/<date and time>)")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out from its last complete step")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is a GPU")
+    parser.add_argument("--recipe", choices=list(REWARDS), help="reward, and defaults of 'recipe' (default: davinci)")
+
+    def add(group, name, kind, meaning, defaults):
+        options = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind, "metavar": "X"}
+        options |= {"choices": list(BASELINES)} if name == "baseline" else {}
+        group.add_argument("--" + name.replace("_", "-"), help=f"{meaning} (default: {defaults})", **options)
+
     for name, (default, meaning) in CONSTANTS.items():
-        add(flag(name), type=type(default), metavar="X", help=f"{meaning} (default: {default})")
-    group = parser.add_argument_group("sizes")
+        add(parser, name, type(default), meaning, default)
+    group = parser.add_argument_group("sizes (defaults: CPU / GPU / a model over a billion parameters)")
     for name, (*defaults, meaning) in PROFILE.items():
-        group.add_argument(flag(name), type=type(defaults[0]), metavar="X",
-                           help=f"{meaning} (default: {' / '.join(map(str, defaults))})")
-    group = parser.add_argument_group("recipe")
-    for name, value in RECIPES["davinci"][1].items():
-        told = ", ".join(f"{recipe} {options[name]}" for recipe, (_, options) in RECIPES.items())
-        kind = {"action": argparse.BooleanOptionalAction} if isinstance(value, bool) else {"type": type(value), "metavar": "X"}
-        kind |= {"choices": list(BASELINES)} if name == "baseline" else {}
-        group.add_argument(flag(name), help=f"{RECIPE_HELP[name]} (default: {told})", **kind)
+        add(group, name, type(defaults[0]), meaning, " / ".join(map(str, defaults)))
+    group = parser.add_argument_group(f"recipe (defaults: {' / '.join(REWARDS)})")
+    for name, (*defaults, meaning) in RECIPE.items():
+        add(group, name, type(defaults[0]), meaning, " / ".join(map(str, defaults)))
     group = parser.add_argument_group("switches")
     for name, meaning in SWITCHES.items():
-        group.add_argument(flag(name), action="store_true", help=meaning)
+        group.add_argument("--" + name.replace("_", "-"), action="store_true", help=meaning)
     return vars(parser.parse_args(argv))
 
 
-def configure(given, parameters) -> Namespace:
-    """All options: those given, and the defaults for this device, recipe and size of model."""
-    column = 2 if parameters >= 1e9 else int(given["device"] == "cuda")
-    config = {name: values[0] for name, values in CONSTANTS.items()} | dict.fromkeys(SWITCHES, False)
-    config |= {name: values[column] for name, values in PROFILE.items()} | {"recipe": "davinci"}
-    config |= RECIPES[given.get("recipe", "davinci")][1] | given
+def configure(given, parameters) -> argparse.Namespace:
+    """All options: those given, and the defaults for this device, recipe and number of model parameters."""
+    size, recipe = 2 if parameters >= 1e9 else int(given["device"] == "cuda"), given.get("recipe", "davinci")
+    config = {name: default for name, (default, _) in CONSTANTS.items()} | dict.fromkeys(SWITCHES, False)
+    config |= {name: row[size] for name, row in PROFILE.items()} | {"recipe": recipe}
+    config |= {name: row[list(REWARDS).index(recipe)] for name, row in RECIPE.items()} | given
     for name in PROFILE:
-        if config[name] < {"k": 0, "s": 0, "lr": 0, "steps": 0}.get(name, 1):
+        if config[name] < (name not in ("steps", "k", "s", "lr")):
             raise UsageError(f"--{name.replace('_', '-')} {config[name]}: too small")
-    return Namespace(**config)
+    return argparse.Namespace(**config)
 
 
 def open_folder(given) -> tuple[Path, dict | None]:
-    """(folder of the run, trainer state or None for a new run). Raises UsageError; nothing is loaded for a bad one."""
+    """(folder of the run, its saved state or None for a new run); fills `given` up from the latter."""
     resume, named = given.pop("resume", False), given.pop("out", None)
     if resume and named is None:
         raise UsageError("--resume: say which run with --out")
-    out = Path(named or time.strftime("runs/%Y%m%d-%H%M%S"))
-    saved = None
+    out, saved = Path(named or time.strftime("runs/%Y%m%d-%H%M%S")), None
     if resume:
         folder, new, old = (out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
         if old.exists() and not folder.exists():
             new.rename(folder)  # killed in mid-swap: the new one was complete
         if (folder / "trainer.pt").is_file():
             saved = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
-        elif (out / "config.json").is_file():  # killed before its first checkpoint
+        elif (out / "config.json").is_file():  # killed before its first checkpoint: begin again
             saved = {"step": None, "config": json.loads((out / "config.json").read_text())}
         else:
             raise UsageError(f"--resume: nothing to resume in {out}")
         for name, value in given.items():
             if value != saved["config"][name] and name not in CHANGEABLE:
-                raise UsageError(f"--resume: the run in {out} has --{name.replace('_', '-')} {saved['config'][name]}, not {value}")
+                raise UsageError(f"--resume: {out} has --{name.replace('_', '-')} {saved['config'][name]}, not {value}")
         given |= {name: value for name, value in saved["config"].items() if name not in given}
-    elif any((out / name).exists() for name in ("metrics.jsonl", "checkpoint")):
+    elif (out / "checkpoint").exists() or (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").stat().st_size:
         raise UsageError(f"{out} already holds a run: continue it with --resume, or choose another --out")
     given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
     if given["device"] == "cuda" and not torch.cuda.is_available():
@@ -772,21 +776,20 @@ def open_run(given) -> Run:
     source = given.get("model", CONSTANTS["model"][0]) if fresh else out / "checkpoint"
     model = Backbone.load(source, given["device"])
     for parameter in model.model.parameters():
-        parameter.data = parameter.data.clone()  # not a view of a mapped file: the last bit of a matmul knows alignment
+        parameter.data = parameter.data.clone()  # no view of a mapped file: the last bit of a matmul knows alignment
     args = configure(given, sum(p.numel() for p in model.model.parameters()))
-    library = SkillLibrary.of_model(source)
+    library, generator = SkillLibrary.of_model(source), torch.Generator(model.device).manual_seed(args.seed)
     optimizer = torch.optim.AdamW(model.model.parameters(), lr=args.lr)
-    generator = torch.Generator(model.device).manual_seed(args.seed)
     run = Run(args, out, model, optimizer, library, len(library), generator)
     if fresh:
         write_atomically(out / "config.json", json.dumps(vars(args), indent=1))
     else:
-        if saved["shapes"] != [list(p.shape) for p in model.model.parameters()]:
+        if saved["shapes"] != shapes(model):
             raise UsageError(f"--resume: the model in {source} is not the one that this run has trained")
         optimizer.load_state_dict(saved["optimizer"])
         generator.set_state(saved["generator"])
         run.step, run.seeds = saved["step"], saved["seeds"]
-    # What a killed step left behind is written again; nothing of it may stay if it turns out otherwise.
+    # What a killed step has left is written again; nothing of it may stay if it turns out otherwise.
     write_atomically(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in read_metrics(run)))
     for path in [*out.glob("rollouts/*_*.jsonl"), *out.glob("skill_library/global_step_*.jsonl")]:
         if int(path.stem.rsplit("_", 1)[1]) > run.step:
@@ -799,8 +802,8 @@ def open_run(given) -> Run:
 def task_stream(args):
     """Training tasks without end, the same for the same options. Raises TaskError when there are none."""
     if args.tasks == "synth":
-        for task in training_tasks(args.seed):
-            yield task if args.device == "cpu" else Task(task.name, task.level, scale_batch(task.source, GPU_BATCH_FACTOR))
+        factor = 1 if args.device == "cpu" else GPU_BATCH_FACTOR
+        yield from (Task(task.name, task.level, scale_batch(task.source, factor)) for task in training_tasks(args.seed))
     tasks = builtin_tasks(device=args.device) if args.tasks == "builtin" else folder_tasks(args.tasks)
     rng = random.Random(args.seed)
     while True:
@@ -808,23 +811,28 @@ def task_stream(args):
 
 
 def main(argv=None) -> int:
+    run = None
     try:
         given = command_line(argv)
         if given.get("tasks", "synth") not in ("synth", "builtin"):
-            folder_tasks(given["tasks"])  # a bad folder is told before anything is written
+            folder_tasks(given["tasks"])  # a bad folder is told before anything is loaded or written
         run = open_run(given)
         args = run.args
-        print(f"{run.out}: {args.model} on {args.device}, steps {run.step} to {args.steps}. A step: {args.batch} tasks x "
-              f"({args.k} + 1) schemes x {args.n} rollouts x {args.turns} turns = "
-              f"{args.batch * (args.k + 1) * args.n * args.turns} kernels.", flush=True)
-        with Sandbox(args.device, seed=args.seed if args.device == "cpu" else None) as sandbox:
+        kernels = args.batch * (args.k + 1) * args.n * args.turns
+        print(f"{run.out}: {args.model} on {args.device}, steps {run.step} to {args.steps}. A step: {args.batch} tasks "
+              f"x ({args.k} + 1) schemes x {args.n} rollouts x {args.turns} turns = {kernels} kernels.", flush=True)
+        with contextlib.ExitStack() as stack:
+            # A known seed makes modelled verdicts, and so a resumed run, exact; measured ones never are.
+            sandbox = stack.enter_context(Sandbox(args.device, seed=args.seed if args.device == "cpu" else None))
             run.sandbox = TimedSandbox(sandbox, run.seconds)
+            if args.recipe == "cuda-agent" and args.device == "cuda":
+                run.compiled = stack.enter_context(Sandbox(args.device, baseline="compile"))
             train(run, itertools.islice(task_stream(args), run.step * args.batch, None))
     except (UsageError, ModelError, TaskError) as error:
         print(f"reinforce.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"interrupted; python reinforce.py --out {run.out} --resume continues", file=sys.stderr)
+        print(f"interrupted; --out {run.out} --resume continues" if run else "interrupted", file=sys.stderr)
         return 130
     print(f"done: {run.out}/curves.png, {run.out}/metrics.jsonl, {run.out}/checkpoint/")
     return 0

@@ -1,8 +1,8 @@
-"""The Selection role: which skills may help with this task? BM25 recall, then LLM reranking (paper section 3, 'Select').
+"""The Selection role: which skills may help with this task? BM25 recall, then LLM reranking (paper, section 3).
 
-For each task the role answers k times; each answer is a *selection* of at most 3 skills, and with the null selection (no
-skills) they make the k + 1 schemes that the policy's rollouts are spread over. This file knows nothing of kernels, results
-or optimisers: reinforce.py fills in the reward and the advantage.
+For each task the role answers k times; each answer is a *selection* of at most 3 skills, and with the null selection
+(no skills) they make the k + 1 schemes that the policy's rollouts are spread over. This file knows nothing of kernels,
+results or optimisers: reinforce.py fills in the reward and the advantage.
 """
 
 from dataclasses import dataclass

@@ -55,7 +55,8 @@ def skill_from_json(record) -> Skill:
     speedup = record.get("verify_speedup")
     if speedup is not None and (isinstance(speedup, bool) or not isinstance(speedup, (int, float))):
         raise ValueError("'verify_speedup' is not a number")
-    return Skill(record["name"].strip(), record["description"], record["scope"], tuple(tags), record["content"], speedup)
+    description, scope, content = (record[key] for key in ("description", "scope", "content"))
+    return Skill(record["name"].strip(), description, scope, tuple(tags), content, speedup)
 
 
 def words(text) -> list[str]:
@@ -80,7 +81,7 @@ def write_atomically(path, text):
 
 
 class SkillLibrary:
-    """Skills with unique names, the staged ones that wait for the end of the step, and the BM25 index over the former."""
+    """Skills with unique names, the staged ones that wait for the end of the step, and a BM25 index over the former."""
 
     def __init__(self, skills=()):
         self.skills: list[Skill] = []

@@ -1,4 +1,4 @@
-"""The Summary role: what lesson does the best rollout hold, and does execution confirm it? (paper section 3, 'Summarise')
+"""The Summary role: what lesson does the best rollout hold, and does execution confirm it? (paper, section 3)
 
     trigger(trajectory)            did later turns beat a correct first one by enough to be worth a lesson?
     propose(model, winners, s)     s answers for each task's best triggering rollout; their proposals checked for form
@@ -21,7 +21,8 @@ GAIN = 1.2  # paper: of the best turn over the first, over the reference, and ag
 MOST_PROPOSALS = 2  # in one answer
 CONTENT_TOKENS = 512  # paper: at most ~512 tokens of content
 # Why a proposal was rejected, in the order of the checks; the words that metrics and curves use.
-REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "known already", "not correct", "too slow")
+REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "known already", "not correct",
+           "too slow")
 
 
 @dataclass
@@ -69,7 +70,7 @@ def summary_messages(task, skills, first, best) -> list[dict]:
 def trigger(trajectory, gain=GAIN) -> tuple[Turn, Turn] | None:
     """(first turn, best turn) of a rollout that is worth a summary, else None.
 
-    Paper, section 3: the first turn is correct, and the best turn's speedup is at least 1.2x the first's and 1.2 itself.
+    Paper, section 3: the first turn is correct, the best turn's speedup at least 1.2x the first's and 1.2 itself.
     """
     first = trajectory.turns[0]
     if not first.verdict.correct:
@@ -99,7 +100,8 @@ def propose(model, winners, s, library, max_new_tokens=2048, temperature=1.0, ge
     prompts = []
     for trajectory, first, best in winners:
         shown = [(turn.code, turn.verdict.speedup) for turn in (first, best)]
-        prompts.append(model.chat_ids(summary_messages(trajectory.task, trajectory.skills, *shown), backbone.UPDATE_TOOL))
+        messages = summary_messages(trajectory.task, trajectory.skills, *shown)
+        prompts.append(model.chat_ids(messages, backbone.UPDATE_TOOL))
     fits = [not max_prompt_tokens or len(prompt) <= max_prompt_tokens for prompt in prompts]
     asked = [prompt for prompt, fit in zip(prompts, fits) if fit for _ in range(s)]
     replies = iter(model.sample(asked, max_new_tokens, temperature, generator))
@@ -173,31 +175,38 @@ def _form(entry) -> tuple[Skill | None, str | None]:
                  texts["content"].strip()), None
 
 
-# Advice to avoid writing kernels (paper, section 3). A skill may mention torch: what stays a torch call, what is replaced,
-# what is slower. It may not send the reader to torch.compile or a vendor library, back to PyTorch, or away from kernels.
-_LIBRARY = r"(?:torch[._ ]compile|torch\.jit|torch[- ]?inductor|inductor|cu-?blas(?:lt)?|cu-?dnn|cutlass|flash[_ -]?attn)\b"
-_TORCH = r"(?:(?:eager|plain|native|stock|standard|built-?in|vanilla|regular)\s+)*(?:py)?torch\b"
-_KERNEL = r"(?:(?:a|an|any|your|our|own|new|fused|custom|triton|cuda|hand-?written|hand-?rolled)\s+)*"
-_OWN_KERNEL = rf"{_KERNEL}(?:own|custom|triton|cuda|hand-?written|hand-?rolled)\s+(?:\w+\s+)?kernels?\b(?!\s+(?:per|for each))"
+# Advice to avoid writing kernels (paper, section 3). A skill may mention torch: what stays a torch call, what is
+# replaced, what is slower. It may not send the reader to torch.compile or a vendor library, back to PyTorch, or away
+# from kernels.
+_LIBRARY = (r"(?:torch[._ ]compile|torch\.jit|torch[- ]?inductor|inductor|cu-?blas(?:lt)?|cu-?dnn|cutlass|"
+            r"flash[_ -]?attn)\b")
+_STOCK = r"(?:eager|plain|native|stock|standard|built-?in|vanilla|regular)\s+"
+_TORCH = rf"(?:{_STOCK})*(?:py)?torch\b"
+_HAND = r"(?:own|custom|triton|cuda|hand-?written|hand-?rolled)\s+"
+_ANY = rf"(?:(?:a|an|any|your|our|new|fused)\s+|{_HAND})*"
+_OWN_KERNEL = rf"{_ANY}{_HAND}(?:\w+\s+)?kernels?\b(?!\s+(?:per|for each))"
+_USE = (r"(?:us(?:e|ing)|call(?:ing)?|prefer(?:ring)?|apply(?:ing)?|try|choos(?:e|ing)|rely(?:ing)? on|"
+        r"switch(?:ing)? to|stick(?:ing)? (?:to|with)|wrap\b[^.\n]{0,40}\b(?:in|with|by)|decorat\w+[^.\n]{0,40}\bwith)")
+_HAND_OVER = r"(?:leave|delegat\w+|hand|dispatch\w*|defer\w*|offload\w*|pass|route)"
+_DO_NOT = r"(?:avoid|do not|don't|never|no need to|not worth|unnecessary to|refrain from|skip)"
+_WRITE = r"(?:writ(?:e|ing)|implement(?:ing)?)"
 _LAZY = [re.compile(pattern, re.IGNORECASE) for pattern in (
-    rf"\b(?:us(?:e|ing)|call(?:ing)?|prefer(?:ring)?|apply(?:ing)?|try|choos(?:e|ing)|rely(?:ing)? on|switch(?:ing)? to|"
-    rf"stick(?:ing)? (?:to|with)|wrap\b[^.\n]{{0,40}}\b(?:in|with|by)|decorat\w+[^.\n]{{0,40}}\bwith)\s+"
-    rf"(?:the |a |an |@|`|')*{_LIBRARY}",
-    rf"\b(?:leave|delegat\w+|hand|dispatch\w*|defer\w*|offload\w*|pass|route)\b[^.\n]{{0,50}}\bto\s+"
-    rf"(?:the )?`?(?:{_LIBRARY}|{_TORCH}(?!\.\w))",
-    rf"\bf(?:a|e)ll(?:s|ing)?[ -]?back\s+(?:to|on|onto)\s+(?:the |`)*(?:{_LIBRARY}|{_TORCH}|eager|native|the (?:library|reference))",
+    rf"\b{_USE}\s+(?:the |a |an |@|`|')*{_LIBRARY}",  # use torch.compile, call cuBLAS
+    rf"\b{_USE}\s+(?:the )?{_STOCK}(?:py)?torch\b",  # use the built-in PyTorch function
+    rf"\b{_HAND_OVER}\b[^.\n]{{0,50}}\bto\s+(?:the )?`?(?:{_LIBRARY}|{_TORCH}(?!\.\w))",  # leave the matmul to cuBLAS
+    rf"\bf[ae]ll(?:s|ing)?[ -]?back\s+(?:to|on|onto)\s+(?:the |`)*"  # fall back to PyTorch
+    rf"(?:{_LIBRARY}|{_TORCH}|eager|native|the (?:library|reference))",
     rf"\b(?:just|simply|only)\s+(?:us(?:e|ing)|call(?:ing)?|keep(?:ing)?|return(?:ing)?)\s+(?:the )?`?{_TORCH}",
-    rf"\b(?:us(?:e|ing)|prefer|rely on|stick (?:to|with))\s+(?:the )?"
-    r"(?:(?:eager|plain|native|stock|standard|built-?in|vanilla|regular)\s+)(?:py)?torch\b",
-    rf"\b(?:us(?:e|ing)|call(?:ing)?|prefer)\s+`?torch\.[\w.]+(?:\([^)]*\))?`?\s+(?:instead\b(?! of `?torch)|directly\b)",
-    rf"\b(?:avoid|do not|don't|never|no need to|not worth|unnecessary to|refrain from|skip)\s+"
-    rf"(?:writ(?:e|ing)|implement(?:ing)?|creat(?:e|ing)|add(?:ing)?|us(?:e|ing)|launch(?:ing)?)?\s*{_OWN_KERNEL}",
-    rf"\b(?:avoid|do not|don't|never|no need to|refrain from|skip)\s+(?:writ(?:e|ing)|implement(?:ing)?)\s+{_KERNEL}kernels?\b",
-    rf"\b(?:instead of|rather than)\s+(?:writing\s+|implementing\s+)?{_OWN_KERNEL}",
-    rf"\breplac\w+\s+(?:the |your |this )?(?:\w+\s+)?kernels?\s+(?:with|by)\s+(?:the |a |one )?`?(?:{_LIBRARY}|{_TORCH})",
+    rf"\b{_USE}\s+`?torch\.[\w.]+(?:\([^)]*\))?`?\s+(?:instead\b(?! of `?torch)|directly\b)",  # use torch.sum instead
+    rf"\b{_DO_NOT}\s+(?:(?:{_WRITE}|creat(?:e|ing)|add(?:ing)?|us(?:e|ing)|launch(?:ing)?)\s+)?{_OWN_KERNEL}",
+    rf"\b{_DO_NOT}\s+{_WRITE}\s+{_ANY}kernels?\b",  # do not write a kernel
+    rf"\b(?:instead of|rather than)\s+(?:{_WRITE}\s+)?{_OWN_KERNEL}",
+    rf"\breplac\w+\s+(?:the |your |this )?(?:\w+\s+)?kernels?\s+(?:with|by)\s+(?:the |a |one )?`?"
+    rf"(?:{_LIBRARY}|{_TORCH})",
 )]
-_TURNED_DOWN = re.compile(r"(?:\bnot|n't|\bnever|\bunlike|\binstead of|\brather than|\bwithout|\bavoid|\bno need to|\bthan|"
-                          r"\bbeats|\boutperforms|\bno longer)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+_TURNED_DOWN = re.compile(  # what comes before, when the advice is the opposite: "do not call cuBLAS"
+    r"(?:\bnot|n't|\bnever|\bunlike|\binstead of|\brather than|\bwithout|\bavoid|\bno need to|\bthan|\bbeats|"
+    r"\boutperforms|\bno longer)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
 
 
 def lazy_advice(text) -> str | None:

@@ -1,5 +1,5 @@
-"""Tests import the modules from the repository root. Here: a tiny random model with its tokenizer, a model whose replies
-are scripted, and a sandbox that reads its verdict out of the code."""
+"""Tests import the modules from the repository root. Here: a tiny random model with its tokenizer, a model whose
+replies are scripted, and a sandbox that reads its verdict out of the code."""
 
 import json
 import re
@@ -63,14 +63,27 @@ def tiny_tokenizer():
 
 
 def tiny_qwen(tokenizer, seed=0):
-    """A Qwen3 of 60 thousand parameters with random weights (larger than usual, so that its answers are not uniform)."""
+    """A Qwen3 of 100 thousand parameters with random weights (large ones, so that its answers are not uniform)."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, tie_word_embeddings=True, max_position_embeddings=4096, initializer_range=0.15,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)).eval()
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=16,
+            tie_word_embeddings=True,
+            max_position_embeddings=4096,
+            initializer_range=0.15,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+        )
+    ).eval()
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +135,9 @@ class Scripted(Backbone):
             else:
                 chosen = torch.multinomial((2 * likely).softmax(0), 1, generator=generator).item()
             finished = ids[chosen][-1] == self.tokenizer.eos_token_id
-            completions.append(Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished))
+            completions.append(
+                Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
+            )
         return completions
 
 

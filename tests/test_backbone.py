@@ -16,30 +16,64 @@ from sandbox import Verdict
 CALL = '{"name": "f", "arguments": {"a": [1, "x"]}}'
 
 
-@pytest.mark.parametrize("text", [
-    f"<tool_call>\n{CALL}\n</tool_call>", f"thinking\n<tool_call>{CALL}</tool_call>trailing",
-    '<tool_call>{"name": "f", "arguments": "{\\"a\\": [1, \\"x\\"]}"}</tool_call>',
-    '<function=f><parameter=a>[1, "x"]</parameter></function>',
-    '<tool_call><function=f>\n<parameter=a>\n[1, "x"]\n</parameter>\n</function></tool_call>',
-    f"```json\n{CALL}\n```", '```json\n{"a": [1, "x"]}\n```', '```\n{"a": [1, "x"]}\n```',
-    f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>{CALL}</tool_call>',
-    f'<tool_call>broken</tool_call><tool_call>{CALL}</tool_call><tool_call>{{"name": "g", "arguments": {{"a": 2}}}}</tool_call>'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<tool_call>\n{CALL}\n</tool_call>",
+        f"thinking\n<tool_call>{CALL}</tool_call>trailing",
+        '<tool_call>{"name": "f", "arguments": "{\\"a\\": [1, \\"x\\"]}"}</tool_call>',
+        '<function=f><parameter=a>[1, "x"]</parameter></function>',
+        '<tool_call><function=f>\n<parameter=a>\n[1, "x"]\n</parameter>\n</function></tool_call>',
+        f"```json\n{CALL}\n```",
+        '```json\n{"a": [1, "x"]}\n```',
+        '```\n{"a": [1, "x"]}\n```',
+        f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>{CALL}</tool_call>',
+        f'<tool_call>broken</tool_call><tool_call>{CALL}</tool_call><tool_call>{{"name": "g", "arguments": 1}}</tool_call>',
+    ],
+)
 def test_every_form_of_a_tool_call_is_read(text):
     assert extract_tool_call(text, "f") == {"a": [1, "x"]}
 
 
 MALFORMED = [
-    "", "no call at all", "<tool_call>", "<tool_call></tool_call>", "</tool_call><tool_call>", "<tool_call>{</tool_call>",
-    "<tool_call>[]</tool_call>", "<tool_call>null</tool_call>", "<tool_call>3</tool_call>", '<tool_call>"f"</tool_call>',
-    '<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f", "arguments": null}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', '<tool_call>{"name": "f", "arguments": "{"}</tool_call>',
-    '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>', '<tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>',
-    "<function=f>", "<function=f></function>", "<function=f><parameter=a>1</function>", "<function=g><parameter=a>1</parameter></function>",
-    "```json\n[1, 2]\n```", "```json\n{\n```", "```json", "```", "``````", '```json\n{"name": "g", "arguments": {"a": 1}}\n```',
-    "<tool_call>" * 50, "<tool_call>" + "[" * 100_000 + "</tool_call>", "```json\n" + '{"a":' * 50_000 + "\n```",
-    "\x00\ud800\uffff", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \ud800}}</tool_call>",
-    '<tool_call>{"name": "f", "arguments": {"a": NaN, "a": 1e999}</tool_call>', "```python\nclass ModelOld:\n    pass\n```",
-    "```python\nclass ModelNew", "class ModelNew: pass", "```python class ModelNew```", "```python\n# class ModelNew\n```"]
+    "",
+    "no call at all",
+    "<tool_call>",
+    "<tool_call></tool_call>",
+    "</tool_call><tool_call>",
+    "<tool_call>{</tool_call>",
+    "<tool_call>[]</tool_call>",
+    "<tool_call>null</tool_call>",
+    "<tool_call>3</tool_call>",
+    '<tool_call>"f"</tool_call>',
+    '<tool_call>{"name": "f"}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": null}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": "{"}</tool_call>',
+    '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>',
+    '<tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>',
+    "<function=f>",
+    "<function=f></function>",
+    "<function=f><parameter=a>1</function>",
+    "<function=g><parameter=a>1</parameter></function>",
+    "```json\n[1, 2]\n```",
+    "```json\n{\n```",
+    "```json",
+    "```",
+    "``````",
+    '```json\n{"name": "g", "arguments": {"a": 1}}\n```',
+    "<tool_call>" * 50,
+    "<tool_call>" + "[" * 100_000 + "</tool_call>",
+    "```json\n" + '{"a":' * 50_000 + "\n```",
+    "\x00\ud800\uffff",
+    "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \ud800}}</tool_call>",
+    '<tool_call>{"name": "f", "arguments": {"a": NaN, "a": 1e999}</tool_call>',
+    "```python\nclass ModelOld:\n    pass\n```",
+    "```python\nclass ModelNew",
+    "class ModelNew: pass",
+    "```python class ModelNew```",
+    "```python\n# class ModelNew\n```",
+]
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -50,7 +84,8 @@ def test_malformed_replies_give_none(text):
 
 def test_parsing_survives_random_damage():
     rng = random.Random(0)
-    whole = f"<tool_call>{CALL}</tool_call>```python\nclass ModelNew:\n    pass\n```<function=f><parameter=a>1</parameter></function>"
+    whole = f"<tool_call>{CALL}</tool_call>```python\nclass ModelNew:\n    pass\n```"
+    whole += "<function=f><parameter=a>1</parameter></function>"
     for _ in range(3000):
         text = list(whole)
         for _ in range(rng.randint(1, 12)):
@@ -62,8 +97,10 @@ def test_parsing_survives_random_damage():
 
 
 def test_code_is_the_last_block_that_defines_model_new():
-    text = ("```python\nclass ModelNew:\n    a = 1\n```\nBetter:\n```py title=x\nimport torch\n\nclass ModelNew(nn.Module):\n"
-            "    b = 2\n```\n```python\nprint(ModelNew)\n```")
+    text = (
+        "```python\nclass ModelNew:\n    a = 1\n```\nBetter:\n```py title=x\nimport torch\n\n"
+        "class ModelNew(nn.Module):\n    b = 2\n```\n```python\nprint(ModelNew)\n```"
+    )
     assert extract_code(text) == "import torch\n\nclass ModelNew(nn.Module):\n    b = 2\n"
 
 
@@ -142,7 +179,9 @@ def test_merged_turns_score_like_separate_rows(model):
     stranger = model.sample([[5, 6, 7]], 10, 1.0, torch.Generator().manual_seed(2))[0]
     rows = [(r.prompt_ids, r.token_ids) for r in (first, stranger, second)]
     shapes = []
-    hook = model.model.base_model.register_forward_pre_hook(lambda m, a, k: shapes.append(k["input_ids"].shape), with_kwargs=True)
+    hook = model.model.base_model.register_forward_pre_hook(
+        lambda m, a, k: shapes.append(k["input_ids"].shape), with_kwargs=True
+    )
     together = model.logprobs(rows)
     hook.remove()
     assert shapes == [(2, len(second.prompt_ids) + len(second.token_ids))]  # two sequences carry three rows
@@ -194,7 +233,8 @@ def test_a_model_with_sliding_windows_takes_the_plain_path(tokenizer, capsys):
     from transformers import Qwen3ForCausalLM
 
     config = tiny_qwen(tokenizer).config
-    config.use_sliding_window, config.sliding_window, config.layer_types = True, 8, ["full_attention", "sliding_attention"]
+    config.use_sliding_window, config.sliding_window = True, 8
+    config.layer_types = ["full_attention", "sliding_attention"]
     torch.manual_seed(0)
     mixed = Backbone(Qwen3ForCausalLM(config).eval(), tokenizer)
     assert not mixed.fast and "plain path" in capsys.readouterr().out

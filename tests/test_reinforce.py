@@ -18,7 +18,7 @@ import torch
 import reinforce
 from backbone import Backbone, Completion
 from conftest import FakeSandbox, Scripted, kernel, make_task
-from reinforce import (BASELINES, RECIPES, Row, clipped_loss, configure, cuda_agent_reward, group_mean, leave_one_out,
+from reinforce import (BASELINES, REWARDS, Row, clipped_loss, configure, cuda_agent_reward, group_mean, leave_one_out,
                        micro_batches, mrs_keeps, policy_advantages, prs_probability, update)
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
@@ -30,7 +30,11 @@ def right(speedup, coverage=0.0):
     return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage)
 
 
-WRONG = [Verdict(), Verdict(compiled=True, error="wrong values"), Verdict(compiled=True, rejected="decoy", coverage=0.9)]
+WRONG = [
+    Verdict(),
+    Verdict(compiled=True, error="wrong values"),
+    Verdict(compiled=True, rejected="decoy", coverage=0.9),
+]
 
 
 @pytest.mark.parametrize("recipe, verdict, reward", [
@@ -39,22 +43,26 @@ WRONG = [Verdict(), Verdict(compiled=True, error="wrong values"), Verdict(compil
     ("kevin", right(10.0), 10.3), ("cuda-agent", right(0.5), 1.0), ("cuda-agent", right(1.04), 1.0),
     ("cuda-agent", right(1.06), 2.0)])
 def test_rewards_of_correct_turns(recipe, verdict, reward):
-    assert RECIPES[recipe][0](verdict) == pytest.approx(reward)
+    assert REWARDS[recipe](verdict) == pytest.approx(reward)
 
 
 @pytest.mark.parametrize("recipe, reward", [("davinci", 0.0), ("drkernel", 0.0), ("kevin", 0.0), ("cuda-agent", -1.0)])
 def test_rewards_of_failures(recipe, reward):
-    assert [RECIPES[recipe][0](verdict) for verdict in WRONG] == [reward] * 3
+    assert [REWARDS[recipe](verdict) for verdict in WRONG] == [reward] * 3
 
 
 def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
-    assert cuda_agent_reward(right(2.0), 1.06) == 3 and cuda_agent_reward(right(2.0), 1.04) == 2
-    assert cuda_agent_reward(right(1.0), 1.5) == 1  # compiled code may be slower than eager code
+    assert cuda_agent_reward(right(2.0), right(1.06)) == 3 and cuda_agent_reward(right(2.0), right(1.04)) == 2
+    assert cuda_agent_reward(right(1.0), right(1.5)) == 1 # compiled code may be slower than eager code
 
 
 def test_recipes_set_what_the_systems_differ_in():
-    options = {name: configure({"device": "cpu", "recipe": name}, 1e6) for name in RECIPES}
-    assert (options["davinci"].gamma, options["davinci"].baseline, options["davinci"].skills) == (1.0, "leave-one-out", True)
+    options = {name: configure({"device": "cpu", "recipe": name}, 1e6) for name in REWARDS}
+    assert (options["davinci"].gamma, options["davinci"].baseline, options["davinci"].skills) == (
+        1.0,
+        "leave-one-out",
+        True,
+    )
     assert (options["kevin"].gamma, options["kevin"].baseline, options["kevin"].prs) == (0.4, "group-norm", False)
     assert not options["drkernel"].skills and options["drkernel"].prs and options["drkernel"].mrs
     assert configure({"device": "cpu", "recipe": "kevin", "gamma": 0.9}, 1e6).gamma == 0.9
@@ -93,7 +101,10 @@ def slow_policy_advantages(rewards, members, gamma, baseline, cross_scheme):
 def test_advantages_equal_the_slow_twin(baseline, cross_scheme):
     rng = random.Random(0)
     for _ in range(200):
-        rewards = [[rng.choice([0, 0, 1.2, 2.5, rng.random()]) for _ in range(rng.randint(1, 4))] for _ in range(rng.randint(1, 8))]
+        rewards = [
+            [rng.choice([0, 0, 1.2, 2.5, rng.random()]) for _ in range(rng.randint(1, 4))]
+            for _ in range(rng.randint(1, 8))
+        ]
         members = [[rng.random() < 0.8 for _ in row] for row in rewards]
         gamma = rng.choice([1.0, 0.4])
         got = policy_advantages(rewards, members, gamma, BASELINES[baseline], cross_scheme)
@@ -219,14 +230,18 @@ def test_rows_without_advantage_are_not_computed(model, monkeypatch):
     update(model, Idle(), sequences, configure({"device": "cpu"}, 1e6))
     assert sum(map(len, seen)) == 2
     idle = Idle()
-    stats = update(model, idle, [[Row("policy", rows[0].completion, 0.0)] for rows in sequences], configure({"device": "cpu"}, 1e6))
+    stats = update(
+        model, idle, [[Row("policy", rows[0].completion, 0.0)] for rows in sequences], configure({"device": "cpu"}, 1e6)
+    )
     assert len(seen) == 1 and not hasattr(idle, "stepped") and stats["rows"] == 3  # nothing to learn: the weights stay
 
 
 def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
     sequences = sampled_rows(model, [1.0] * 40)
     batches = list(micro_batches(sequences, 400))
-    assert sorted(id(row) for batch in batches for row in batch) == sorted(id(row) for rows in sequences for row in rows)
+    assert sorted(id(row) for batch in batches for row in batch) == sorted(
+        id(row) for rows in sequences for row in rows
+    )
     widths = []
     for batch in batches:
         whole = {id(rows) for rows in sequences if any(row is r for row in rows for r in batch)}
@@ -270,9 +285,19 @@ def script(role, prompt):
         names = [name for name in ("seed-a", "seed-b", "learnt", "learnt-2") if f"- {name} [" in prompt]
         return [call("select_skills", selected_skills=[{"name": n, "reason": "r"}]) for n in names] + ["none of these"]
     if role == "summary":
-        skill = {"name": "learnt", "description": "relu forward randn", "scope": "general", "tags": ["relu"], "content": CONTENT}
+        skill = {
+            "name": "learnt",
+            "description": "relu forward randn",
+            "scope": "general",
+            "tags": ["relu"],
+            "content": CONTENT,
+        }
         lazy = skill | {"content": CONTENT + "\nOr use torch.compile."}
-        return [call("update_skill_library", new_skills=[skill]), call("update_skill_library", new_skills=[lazy, 3]), "no idea"]
+        return [
+            call("update_skill_library", new_skills=[skill]),
+            call("update_skill_library", new_skills=[lazy, 3]),
+            "no idea",
+        ]
     if "Key Idea: fuse" in prompt:
         return [kernel(1.7), kernel(1.9, 0.35)]
     if "Speedup" in prompt:
@@ -296,7 +321,14 @@ def world(request, monkeypatch, model_folder, tmp_path):
         monkeypatch.setattr(reinforce, "draw_curves", lambda metrics, path: None)  # a second each
 
     def run(out, *options, evaluate=False):
-        fresh = ["--model", str(model), "--tasks", str(tmp_path / "tasks"), *SMALL, *([] if evaluate else ["--no-eval"])]
+        fresh = [
+            "--model",
+            str(model),
+            "--tasks",
+            str(tmp_path / "tasks"),
+            *SMALL,
+            *([] if evaluate else ["--no-eval"]),
+        ]
         assert reinforce.main(["--out", str(tmp_path / out), *([] if "--resume" in options else fresh), *options]) == 0
         return tmp_path / out
 
@@ -373,11 +405,16 @@ def test_records_hold_what_happened(world):
             for line in asked:  # schemes that chose the same skills pool their rollouts
                 pooled = [max(row) for row, other in zip(rewards, mine) if set(other["skills"]) == set(line["skills"])]
                 assert line["reward"] == pytest.approx(statistics.mean(pooled)) and len(pooled) in (2, 4, 6)
-            assert [line["advantage"] for line in asked] == pytest.approx(leave_one_out([line["reward"] for line in asked]))
+            assert [line["advantage"] for line in asked] == pytest.approx(
+                leave_one_out([line["reward"] for line in asked])
+            )
         for line in summaries:
             passed = [p for p in line["proposals"] if not p["rejected"]]
             assert line["reward"] == max((p["attempt"]["verdict"]["speedup"] for p in passed), default=0.0)
-            assert all(p["detail"] or p["rejected"] in ("no tool call", "too many", "known already", None) for p in line["proposals"])
+            assert all(
+                p["detail"] or p["rejected"] in ("no tool call", "too many", "known already", None)
+                for p in line["proposals"]
+            )
 
 
 def test_staged_skills_wait_for_the_update(world, monkeypatch):
@@ -389,7 +426,9 @@ def test_staged_skills_wait_for_the_update(world, monkeypatch):
 
     monkeypatch.setattr(reinforce, "update", spy)
     flush = reinforce.flush
-    monkeypatch.setattr(reinforce, "select", lambda run, tasks, real=reinforce.select: setattr(spy, "run", run) or real(run, tasks))
+    monkeypatch.setattr(
+        reinforce, "select", lambda run, tasks, real=reinforce.select: setattr(spy, "run", run) or real(run, tasks)
+    )
     monkeypatch.setattr(reinforce, "flush", lambda run, episodes: (flush(run, episodes), seen.append(len(run.library))))
     out = world("run", "--steps", "4")
     staged = [m["staged"] for m in metrics(out)[1:]]
@@ -419,7 +458,9 @@ def test_ablations(world):
         out = world(role, "--steps", "2", switch)
         assert records(out, 1, role) == records(base, 1, role)  # it is used, credited and recorded all the same
         line = metrics(out)[1]
-        assert line["rows"] == line["policy_rows"] + line["selection_rows"] + line["summary_rows"] - line[f"{role}_rows"]
+        assert (
+            line["rows"] == line["policy_rows"] + line["selection_rows"] + line["summary_rows"] - line[f"{role}_rows"]
+        )
         assert weights(out) != weights(base)
     out = world("d", "--steps", "1", "--baseline", "group-mean", "--no-cross-scheme")
     for line in records(out, 1, "selection"):
@@ -449,10 +490,22 @@ def state(out):
     """All that a run leaves, but for wall times."""
     trainer = torch.load(out / "checkpoint/trainer.pt", weights_only=True)
     lines = [{key: value for key, value in m.items() if key != "seconds"} for m in metrics(out)]
-    files = {str(path.relative_to(out)): path.read_text() for folder in ("rollouts", "skill_library") for path in (out / folder).iterdir()}
-    return {"weights": weights(out), "library": (out / "checkpoint/skill_library.jsonl").read_text(), "metrics": lines,
-            "files": files, "generator": trainer["generator"].tolist(), "step": trainer["step"],
-            "optimizer": [{k: v.tolist() for k, v in moments.items()} for moments in trainer["optimizer"]["state"].values()]}
+    files = {
+        str(path.relative_to(out)): path.read_text()
+        for folder in ("rollouts", "skill_library")
+        for path in (out / folder).iterdir()
+    }
+    return {
+        "weights": weights(out),
+        "library": (out / "checkpoint/skill_library.jsonl").read_text(),
+        "metrics": lines,
+        "files": files,
+        "generator": trainer["generator"].tolist(),
+        "step": trainer["step"],
+        "optimizer": [
+            {k: v.tolist() for k, v in moments.items()} for moments in trainer["optimizer"]["state"].values()
+        ],
+    }
 
 
 def same(a, b):
@@ -486,8 +539,20 @@ class Killed(BaseException):
     pass
 
 
-POINTS = ["select", "roll_out", "score", "summarise", "verify", "credit", "update", "flush", "record_rollouts", "step_metrics",
-          "finish_step", "save_checkpoint"]
+POINTS = [
+    "select",
+    "roll_out",
+    "score",
+    "summarise",
+    "verify",
+    "credit",
+    "update",
+    "flush",
+    "record_rollouts",
+    "step_metrics",
+    "finish_step",
+    "save_checkpoint",
+]
 
 
 @pytest.mark.parametrize("n, point", list(enumerate(POINTS)))
@@ -566,24 +631,33 @@ def test_fewer_checkpoints_lose_no_steps(world):
 @pytest.mark.slow
 def test_kill_nine_at_random_moments(world, tmp_path):
     """A separate process, killed without warning ten times; the resumed run ends as the uninterrupted one."""
-    whole = world("whole", "--steps", "6")
+    whole = world("whole", "--steps", "40")
     root, rng = Path(__file__).parent.parent, random.Random(0)
     program = f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'tests')!r}]\n" \
               "import test_reinforce, reinforce\ntest_reinforce.enter(setattr)\nsys.exit(reinforce.main(sys.argv[1:]))"
-    options = [*SMALL, "--no-eval", "--model", str(tmp_path / "model"), "--tasks", str(tmp_path / "tasks"), "--steps", "6"]
+    options = [
+        *SMALL,
+        "--no-eval",
+        "--model",
+        str(tmp_path / "model"),
+        "--tasks",
+        str(tmp_path / "tasks"),
+        "--steps",
+        "40",
+    ]
     killed, out = 0, tmp_path / "killed"
     for attempt in range(40):
         begun = (out / "config.json").exists()
         arguments = ["--out", str(out), *(["--resume"] if begun else options)]
         process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.DEVNULL)
         try:
-            assert process.wait(rng.uniform(6.0, 10.0) if killed < 10 else None) == 0
+            assert process.wait(rng.uniform(2.0, 8.0) if killed < 10 else None) == 0
             break
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
             killed += 1
-    assert killed >= 3 and same(whole, out)
+    assert killed >= 5 and same(whole, out)
 
 
 # ---- bad input

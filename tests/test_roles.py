@@ -13,13 +13,25 @@ from policy import Trajectory, Turn, rollout, score_pairs
 from sandbox import Verdict
 from selector import read_selection, select
 from skills import Skill, SkillLibrary
-from summarizer import (Proposal, Summary, best_skill, best_trigger, judge, lazy_advice, propose, read_proposals, trigger,
-                        verify)
+from summarizer import (
+    Proposal,
+    Summary,
+    best_skill,
+    best_trigger,
+    judge,
+    lazy_advice,
+    propose,
+    read_proposals,
+    trigger,
+    verify,
+)
 from tasks import TaskError
 
 CONTENT = "Motivation: relu reads memory twice.\nKey Idea: one kernel.\nExample:\nx = tl.maximum(x, 0.0)"
-SKILLS = [Skill(f"skill-{i}", f"description {i}", "general", (word,), f"{CONTENT} body{i}")  # each shares a word with the task
-          for i, word in enumerate(["forward", "module", "inputs", "randn", "init"])]
+SKILLS = [  # each shares a word with the task
+    Skill(f"skill-{i}", f"description {i}", "general", (word,), f"{CONTENT} body{i}")
+    for i, word in enumerate(["forward", "module", "inputs", "randn", "init"])
+]
 
 
 @pytest.fixture
@@ -28,7 +40,10 @@ def scripted(model):
 
 
 def selecting(*names) -> str:
-    call = {"name": "select_skills", "arguments": {"think": "t", "selected_skills": [{"name": n, "reason": "r"} for n in names]}}
+    call = {
+        "name": "select_skills",
+        "arguments": {"think": "t", "selected_skills": [{"name": n, "reason": "r"} for n in names]},
+    }
     return f"<tool_call>{json.dumps(call)}</tool_call>"
 
 
@@ -43,17 +58,28 @@ def entry(**changes) -> dict:
 
 # ---- selection
 
-@pytest.mark.parametrize("reply, chosen, dropped", [
-    (selecting("skill-3", "skill-1"), ["skill-3", "skill-1"], []),
-    (selecting("skill-1", "skill-1", " skill-2 "), ["skill-1", "skill-2"], []),
-    (selecting("skill-9", "skill-1", "SKILL-2"), ["skill-1"], ["skill-9", "SKILL-2"]),
-    (selecting("skill-0", "skill-1", "skill-2", "skill-3"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
-    (selecting(), [], []), ("skill-1", [], []), (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
-    ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []),
-    ('<tool_call>{"name": "select_skills", "arguments": {"selected_skills": "skill-1"}}</tool_call>', [], []),
-    ('<tool_call>{"name": "select_skills", "arguments": {"selected_skills": {"name": "skill-1"}}}</tool_call>', [], []),
-    ('<tool_call>{"name": "select_skills", "arguments": {}}</tool_call>', [], []),
-    (proposing(entry(name="skill-1")), [], [])])
+
+@pytest.mark.parametrize(
+    "reply, chosen, dropped",
+    [
+        (selecting("skill-3", "skill-1"), ["skill-3", "skill-1"], []),
+        (selecting("skill-1", "skill-1", " skill-2 "), ["skill-1", "skill-2"], []),
+        (selecting("skill-9", "skill-1", "SKILL-2"), ["skill-1"], ["skill-9", "SKILL-2"]),
+        (selecting("skill-0", "skill-1", "skill-2", "skill-3"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
+        (selecting(), [], []),
+        ("skill-1", [], []),
+        (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
+        ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []),
+        ('<tool_call>{"name": "select_skills", "arguments": {"selected_skills": "skill-1"}}</tool_call>', [], []),
+        (
+            '<tool_call>{"name": "select_skills", "arguments": {"selected_skills": {"name": "skill-1"}}}</tool_call>',
+            [],
+            [],
+        ),
+        ('<tool_call>{"name": "select_skills", "arguments": {}}</tool_call>', [], []),
+        (proposing(entry(name="skill-1")), [], []),
+    ],
+)
 def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
     skills, gone = read_selection(reply, SKILLS)
     assert [s.name for s in skills] == chosen and list(gone) == dropped
@@ -122,16 +148,24 @@ def test_a_reply_without_code_never_reaches_the_sandbox(scripted):
     assert "no code block" in turns[0].verdict.error and turns[0].verdict.clock == "modelled"
     assert "no code block" in scripted.asked[1][1] and turns[1].verdict.correct
     cut = rollout(scripted, FakeSandbox("cuda"), [(make_task(), ())], 1, 2)[0].turns[0]
-    assert "cut off after 2 tokens" in cut.verdict.error and cut.verdict.clock == "measured" and not cut.completion.finished
+    assert (
+        "cut off after 2 tokens" in cut.verdict.error
+        and cut.verdict.clock == "measured"
+        and not cut.completion.finished
+    )
 
 
 def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
     scripted.script = lambda role, prompt: [kernel(1.0)]
     jobs = [(make_task(), ()), (make_task(), SKILLS)]
-    lengths = [[len(t.completion.prompt_ids) for t in tr.turns] for tr in rollout(scripted, FakeSandbox(), jobs, 3, 400)]
+    lengths = [
+        [len(t.completion.prompt_ids) for t in tr.turns] for tr in rollout(scripted, FakeSandbox(), jobs, 3, 400)
+    ]
     assert lengths[0][2] < lengths[1][1]
     short = rollout(scripted, FakeSandbox(), jobs, 3, 400, max_prompt_tokens=lengths[1][0])
-    assert [len(tr.turns) for tr in short] == [sum(n <= lengths[1][0] for n in row) for row in lengths] and len(short[1].turns) == 1
+    assert [len(tr.turns) for tr in short] == [sum(n <= lengths[1][0] for n in row) for row in lengths] and len(
+        short[1].turns
+    ) == 1
     never = rollout(scripted, FakeSandbox(), jobs, 3, 400, max_prompt_tokens=lengths[1][0] - 1)[1]
     assert len(never.turns) == 1 and never.turns[0].completion.token_ids == []
     assert "more than" in never.turns[0].verdict.error and not never.turns[0].verdict.correct
@@ -142,7 +176,9 @@ def test_greedy_rollouts_need_no_generator_and_repeat(model):
     one = rollout(model, FakeSandbox(), [(make_task(), ())] * 2, 2, 12, temperature=0)
     torch.manual_seed(2)
     two = rollout(model, FakeSandbox(), [(make_task(), ())] * 2, 2, 12, temperature=0)
-    assert [t.completion.token_ids for tr in one for t in tr.turns] == [t.completion.token_ids for tr in two for t in tr.turns]
+    assert [t.completion.token_ids for tr in one for t in tr.turns] == [
+        t.completion.token_ids for tr in two for t in tr.turns
+    ]
 
 
 def test_an_unusable_task_costs_only_its_own_candidates(capsys):
@@ -153,7 +189,9 @@ def test_an_unusable_task_costs_only_its_own_candidates(capsys):
             return super().score_pairs(pairs)
 
     code = kernel(2.0)
-    verdicts = score_pairs(Picky(), [(make_task(0), code), (make_task(1), code), (make_task(2), code), (make_task(1), "x")])
+    verdicts = score_pairs(
+        Picky(), [(make_task(0), code), (make_task(1), code), (make_task(2), code), (make_task(1), "x")]
+    )
     assert [v.correct for v in verdicts] == [True, False, True, False]
     assert "reference fails" in verdicts[1].error and "reference fails" in verdicts[3].error
     assert capsys.readouterr().err.count("task1") == 1
@@ -163,14 +201,31 @@ def test_an_unusable_task_costs_only_its_own_candidates(capsys):
 
 def trajectory(*speedups, task=None, skills=()):
     """Turns with these speedups; None for a wrong one."""
-    turns = [Turn(Completion([1], [2], [0.0], "", True), f"code {s}", Verdict(compiled=True, correct=s is not None, speedup=s))
-             for s in speedups]
+    turns = [
+        Turn(
+            Completion([1], [2], [0.0], "", True), f"code {s}", Verdict(compiled=True, correct=s is not None, speedup=s)
+        )
+        for s in speedups
+    ]
     return Trajectory(task or make_task(), tuple(skills), turns)
 
 
-@pytest.mark.parametrize("speedups, best", [
-    ((1.0, 1.2), 1), ((1.0, 1.19), None), ((0.5, 1.0), None), ((0.5, 1.3, 1.2), 1), ((1.5, 1.7), None), ((None, 3.0), None),
-    ((1.0, None, 1.4), 2), ((2.0,), None), ((1.0, 0.9), None), ((None, None), None), ((1.0, 2.0, 4.0), 2)])
+@pytest.mark.parametrize(
+    "speedups, best",
+    [
+        ((1.0, 1.2), 1),
+        ((1.0, 1.19), None),
+        ((0.5, 1.0), None),
+        ((0.5, 1.3, 1.2), 1),
+        ((1.5, 1.7), None),
+        ((None, 3.0), None),
+        ((1.0, None, 1.4), 2),
+        ((2.0,), None),
+        ((1.0, 0.9), None),
+        ((None, None), None),
+        ((1.0, 2.0, 4.0), 2),
+    ],
+)
 def test_trigger(speedups, best):
     rolled = trajectory(*speedups)
     assert trigger(rolled) == (None if best is None else (rolled.turns[0], rolled.turns[best]))
@@ -184,24 +239,41 @@ def test_best_trigger_takes_the_fastest_of_those_that_trigger():
 
 # ---- summary: what
 
-@pytest.mark.parametrize("reply, reasons", [
-    (proposing(entry()), [None]), (proposing(entry(name="a"), entry(name="b")), [None, None]),
-    (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"]), (proposing(), []),
-    ("", ["no tool call"]), (selecting("a"), ["no tool call"]), ("<tool_call>{</tool_call>", ["no tool call"]),
-    ('<tool_call>{"name": "update_skill_library", "arguments": {"new_skills": "x"}}</tool_call>', ["malformed"]),
-    ('<tool_call>{"name": "update_skill_library", "arguments": {"think": "x"}}</tool_call>', ["malformed"]),
-    (proposing("text"), ["malformed"]), (proposing(None, entry()), ["malformed", None]),
-    (proposing(entry(name="")), ["malformed"]), (proposing(entry(name=3)), ["malformed"]), (proposing(entry(name="x" * 90)), ["malformed"]),
-    (proposing(entry(name="a\nb")), ["malformed"]), (proposing(entry(description=None)), ["malformed"]),
-    (proposing(entry(description="d" * 600)), ["malformed"]), (proposing(entry(scope="everywhere")), ["malformed"]),
-    (proposing(entry(scope="task_specific/softmax")), [None]), (proposing(entry(scope="task_specific/")), ["malformed"]),
-    (proposing(entry(tags="a, b")), ["malformed"]), (proposing(entry(tags=[])), ["malformed"]), (proposing(entry(tags=[1])), ["malformed"]),
-    (proposing(entry(content="Motivation: x\nExample: y")), ["malformed"]),
-    (proposing(entry(content="## Motivation\nx\n### Key idea\ny\n**Example**\n```\nz\n```")), [None]),
-    (proposing(entry(content=CONTENT + "\n" + "a " * 2000)), ["too long"]),
-    (proposing(entry(content=CONTENT + "\nOr use torch.compile.")), ["lazy advice"]),
-    (proposing(entry(description="Fall back to PyTorch")), ["lazy advice"]),
-    (proposing(entry(content="  " + CONTENT.replace(" ", "  ") + " BODY0")), ["known already"])])
+
+@pytest.mark.parametrize(
+    "reply, reasons",
+    [
+        (proposing(entry()), [None]),
+        (proposing(entry(name="a"), entry(name="b")), [None, None]),
+        (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"]),
+        (proposing(), []),
+        ("", ["no tool call"]),
+        (selecting("a"), ["no tool call"]),
+        ("<tool_call>{</tool_call>", ["no tool call"]),
+        ('<tool_call>{"name": "update_skill_library", "arguments": {"new_skills": "x"}}</tool_call>', ["malformed"]),
+        ('<tool_call>{"name": "update_skill_library", "arguments": {"think": "x"}}</tool_call>', ["malformed"]),
+        (proposing("text"), ["malformed"]),
+        (proposing(None, entry()), ["malformed", None]),
+        (proposing(entry(name="")), ["malformed"]),
+        (proposing(entry(name=3)), ["malformed"]),
+        (proposing(entry(name="x" * 90)), ["malformed"]),
+        (proposing(entry(name="a\nb")), ["malformed"]),
+        (proposing(entry(description=None)), ["malformed"]),
+        (proposing(entry(description="d" * 600)), ["malformed"]),
+        (proposing(entry(scope="everywhere")), ["malformed"]),
+        (proposing(entry(scope="task_specific/softmax")), [None]),
+        (proposing(entry(scope="task_specific/")), ["malformed"]),
+        (proposing(entry(tags="a, b")), ["malformed"]),
+        (proposing(entry(tags=[])), ["malformed"]),
+        (proposing(entry(tags=[1])), ["malformed"]),
+        (proposing(entry(content="Motivation: x\nExample: y")), ["malformed"]),
+        (proposing(entry(content="## Motivation\nx\n### Key idea\ny\n**Example**\n```\nz\n```")), [None]),
+        (proposing(entry(content=CONTENT + "\n" + "a " * 2000)), ["too long"]),
+        (proposing(entry(content=CONTENT + "\nOr use torch.compile.")), ["lazy advice"]),
+        (proposing(entry(description="Fall back to PyTorch")), ["lazy advice"]),
+        (proposing(entry(content="  " + CONTENT.replace(" ", "  ") + " BODY0")), ["known already"]),
+    ],
+)
 def test_form_check_records_a_reason(reply, reasons):
     known = {summarizer._plain(skill.content) for skill in SKILLS}
     proposals = read_proposals(reply, known, lambda text: len(text.split()))
@@ -258,7 +330,9 @@ PyTorch falls back to a slow path for non-contiguous inputs, so write a kernel.
 Use one fused Triton kernel instead of a Triton kernel per operator.
 The matmul may stay a torch call; fuse its epilogue.
 It is faster than cuBLAS followed by a pointwise kernel.
-Keep F.conv2d and compute everything after it in one Triton kernel.""".split("\n") + ["```python\n# use torch.compile\n```"]
+Keep F.conv2d and compute everything after it in one Triton kernel.""".split("\n") + [
+    "```python\n# use torch.compile\n```"
+]
 
 
 @pytest.mark.parametrize("text", LAZY)
@@ -283,8 +357,15 @@ def test_s_summaries_of_each_winner(scripted):
     summaries = propose(scripted, winners, 4, SkillLibrary(SKILLS), generator=torch.Generator().manual_seed(0))
     assert [[s.task.name for s in mine] for mine in summaries] == [["task0"] * 4, ["task1"] * 4]
     prompt = scripted.asked[0][1]
-    for part in ("relu(x) * 2", "body0", "First answer, speedup 1.00", "code 1.0", "Best answer, speedup 2.00", "code 2.0",
-                 "update_skill_library"):
+    for part in (
+        "relu(x) * 2",
+        "body0",
+        "First answer, speedup 1.00",
+        "code 1.0",
+        "Best answer, speedup 2.00",
+        "code 2.0",
+        "update_skill_library",
+    ):
         assert part in prompt
     limit = len(summaries[0][0].completion.prompt_ids) - 1
     assert propose(scripted, winners, 4, None, max_prompt_tokens=limit) == [[], []]
@@ -317,12 +398,19 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     scripted.script = lambda role, prompt: [kernel({"body2": 1.5, "body3": 1.1, "body4": 1.9}[
         next(word for word in ("body2", "body3", "body4") if word in prompt)])]
     two, three, four = SKILLS[2:]
-    lists = [[summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2])], [], [summary_of(four)]]
+    lists = [
+        [summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2])],
+        [],
+        [summary_of(four)],
+    ]
     lists[0][1].proposals.append(Proposal(None, rejected="malformed"))
     verify(scripted, sandbox := FakeSandbox(), lists, 400)
     assert len(scripted.asked) == len(sandbox.scored) == 3
     assert all(role == "policy" and "Speedup" not in prompt for role, prompt in scripted.asked)  # single turn
-    assert all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2]) and "body0" not in scripted.asked[2][1]
+    assert (
+        all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2])
+        and "body0" not in scripted.asked[2][1]
+    )
     assert [[p.rejected for p in s.proposals] for s in lists[0]] == [[None, "too slow"], [None, "malformed"]]
     assert best_skill(lists[0]).name == "skill-2" and best_skill(lists[0]).verify_speedup == 1.5
     assert best_skill(lists[2]).verify_speedup == 1.9 and best_skill([]) is None
@@ -340,7 +428,9 @@ def test_any_reply_of_any_role_is_survived(scripted, reply):
     scripted.script = lambda role, prompt: [reply]
     assert select(scripted, SkillLibrary(SKILLS), [make_task()], 1)[0][0].skills == ()
     assert rollout(scripted, FakeSandbox(), [(make_task(), ())], 2, 100)[0].turns[1].code is None
-    assert propose(scripted, [best_trigger([trajectory(1.0, 2.0)])], 1, None)[0][0].proposals[0].rejected == "no tool call"
+    assert (
+        propose(scripted, [best_trigger([trajectory(1.0, 2.0)])], 1, None)[0][0].proposals[0].rejected == "no tool call"
+    )
 
 
 def test_roles_differ_only_in_system_prompt_and_tool(scripted):

@@ -60,14 +60,27 @@ def test_restart_takes_the_newest_snapshot_not_later(tmp_path):
         SkillLibrary.newest(tmp_path / "other", 3)
 
 
-@pytest.mark.parametrize("line, reason", [
-    (b'{"name": "half', "not a skill"), (b"[1, 2]", "not a JSON object"), (b'{"name": "n"}', "no text in 'description'"),
-    (b'{"name": " ", "description": "d", "scope": "s", "content": "c"}', "no text in 'name'"),
-    (b'{"name": "n", "description": "d", "scope": "s", "content": "c", "tags": "t"}', "tags"),
-    (b'{"name": "n", "description": "d", "scope": "s", "content": "c", "verify_speedup": "fast"}', "verify_speedup"),
-    (b"\xff\xfe\x00", "not a skill"), (b"[" * 100000, "not a skill")])
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        (b'{"name": "half', "not a skill"),
+        (b"[1, 2]", "not a JSON object"),
+        (b'{"name": "n"}', "no text in 'description'"),
+        (b'{"name": " ", "description": "d", "scope": "s", "content": "c"}', "no text in 'name'"),
+        (b'{"name": "n", "description": "d", "scope": "s", "content": "c", "tags": "t"}', "tags"),
+        (
+            b'{"name": "n", "description": "d", "scope": "s", "content": "c", "verify_speedup": "fast"}',
+            "verify_speedup",
+        ),
+        (b"\xff\xfe\x00", "not a skill"),
+        (b"[" * 100000, "not a skill"),
+    ],
+)
 def test_broken_line_is_reported_and_skipped(tmp_path, capsys, line, reason):
-    good = [json.dumps({"name": n, "description": "d", "scope": "general", "tags": ["t"], "content": "c"}).encode() for n in "ab"]
+    good = [
+        json.dumps({"name": n, "description": "d", "scope": "general", "tags": ["t"], "content": "c"}).encode()
+        for n in "ab"
+    ]
     (tmp_path / "library.jsonl").write_bytes(b"\n".join([good[0], line, b"", good[1]]))
     assert [s.name for s in SkillLibrary.load(tmp_path / "library.jsonl").skills] == ["a", "b"]
     said = capsys.readouterr().err

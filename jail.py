@@ -1,24 +1,24 @@
 """Processes that can be trusted with nothing: how they are started, spoken to, confined and ended.
 
-A fresh Python with torch and triton takes seconds to start, a fork milliseconds. So one *warm parent* imports everything
-(CUDA stays untouched: a process that has used it cannot be forked) and forks every other process on request. Between the
-warm parent and each process stands a *keeper*, which ends the process with all that it has started as soon as it returns,
-or as soon as the other end of its socket is closed. Closing a socket is the only way to kill, and it always works: also
-when the closing is done by the kernel because the owner was killed.
+A fresh Python with torch and triton takes seconds to start, a fork milliseconds. So one *warm parent* imports
+everything (CUDA stays untouched: a process that has used it cannot be forked) and forks every other process on
+request. Between the warm parent and each process stands a *keeper*, which ends the process with all that it has
+started as soon as it returns, or as soon as the other end of its socket is closed. Closing a socket is the only way to
+kill, and it always works: also when the closing is done by the kernel because the owner was killed.
 
     caller -- warm parent -- keeper -- process          one socket pair from each process to whoever asked for it
 
 What a process in the role of a candidate is kept from, and where:
 
-    everywhere            its own process group and scratch folder (removed with it), closed file descriptors, no output
-                          streams, an environment without secrets; limits on CPU seconds, file size and open files;
-                          descendants that leave the process group are found and killed
+    everywhere            its own process group and scratch folder (removed with it), closed file descriptors, no
+                          output streams, an environment without secrets; limits on CPU seconds, file size and open
+                          files; descendants that leave the process group are found and killed
     with a GPU            its resident memory is watched
-    without a GPU         a limit on its address space; a system call filter: no new processes or programs, no sockets, no
-                          access to other processes (x86-64 and arm64)
-    as root, or where     without a GPU: process, network and IPC namespaces, and a file system that is read-only but for
-    user namespaces are   a scratch folder in memory: it sees no other process and leaves nothing in /tmp or /dev/shm;
-    permitted             with a GPU only the network is cut (compilers must run, GPU memory must be shared)
+    without a GPU         a limit on its address space; a system call filter: no new processes or programs, no
+                          sockets, no access to other processes (x86-64 and arm64)
+    as root, or where     without a GPU: process, network and IPC namespaces, and a file system that is read-only but
+    user namespaces are   for a scratch folder in memory: it sees no other process and leaves nothing in /tmp or
+    permitted             /dev/shm; with a GPU only the network is cut (compilers must run, GPU memory be shared)
 Not prevented: reading files that this user can read, exhausting the GPU's memory, attacks on the kernel or the driver.
 """
 
@@ -104,7 +104,7 @@ def decode(value, tensor, other=None):
 
 
 def dense(tensor):
-    """The bytes between a tensor's first and last element, as a uint8 tensor on its device; strides still apply to it."""
+    """The bytes from a tensor's first to its last element, as a uint8 tensor on its device."""
     span = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride())) + 1 if tensor.numel() else 0
     start = tensor.storage_offset() * tensor.element_size()
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.detach().untyped_storage())
@@ -292,14 +292,14 @@ def keeper(sock, role, play, warm, settings):
     waiter.register(os.pidfd_open(child), select.POLLIN)
     if settings["device"] == "cpu" or not hostile:
         waiter.poll()
-    while not waiter.poll(200):  # with a GPU the address space cannot be limited, so what is in memory is watched instead
+    while not waiter.poll(200):  # with a GPU address space cannot be limited, so what is in memory is watched instead
         if int(Path(f"/proc/{child}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > settings["memory"]:
             break
     try:
         os.killpg(child, signal.SIGKILL)
     except ProcessLookupError:
         pass
-    while True:  # with a process namespace its end kills all in it; without, what left the group is an orphan, hence here
+    while True:  # the end of a process namespace kills all in it; without one, what left the group is an orphan here
         for orphan in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
             os.kill(int(orphan), signal.SIGKILL)
         try:
@@ -326,7 +326,7 @@ def isolate(device, user):
 
 
 def ways_to_isolate(device):
-    """The argument `user` with which `isolate` works here, or None. Tried in a process of its own: it cannot be undone."""
+    """The argument `user` with which `isolate` works here, or None. Tried in processes of their own."""
     for user in (False, True):
         child = os.fork()
         if child == 0:
@@ -351,21 +351,24 @@ def read_only_except(scratch):
     mount("proc", "/proc", "proc", 0)
     for folder in (scratch, "/dev/shm"):
         mount("tmpfs", folder, "tmpfs", 0, b"size=256m")
-    points = [line.split()[1].encode().decode("unicode_escape") for line in Path("/proc/self/mounts").read_text().splitlines()]
-    for point in points:
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        point = line.split()[1].encode().decode("unicode_escape")
         if point != scratch and not point.startswith(("/dev/", "/proc/")):
             locked = os.statvfs(point).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)  # may not be dropped
             mount(None, point, None, MS_REMOUNT | MS_BIND | MS_RDONLY | locked)
 
 
 # System calls that a candidate has no use for without a GPU: fork, vfork, execve, execveat, ptrace, socket,
-# process_vm_readv, process_vm_writev, io_uring_setup. The filter is a list of (code, jump if true, jump if false, value).
+# process_vm_readv, process_vm_writev, io_uring_setup.
 FORBIDDEN = {"x86_64": (0xC000003E, 56, [57, 58, 59, 322, 101, 41, 310, 311, 425]),
              "aarch64": (0xC00000B7, 220, [221, 281, 117, 198, 270, 271, 425])}
 
 
 def filter_system_calls():
-    """Refuse FORBIDDEN, and clone except for threads, in this process and for good. Returns whether it could be done."""
+    """Refuse FORBIDDEN, and clone except for threads, in this process and for good. Returns whether that worked.
+
+    The filter is a program of (code, jump if true, jump if false, value), jumps counting from the next instruction.
+    """
     if os.uname().machine not in FORBIDDEN:
         return False
     architecture, clone, numbers = FORBIDDEN[os.uname().machine]
@@ -375,7 +378,8 @@ def filter_system_calls():
              (above, 0, 1, 0x40000000), (answer, 0, 0, refuse), (equal, 0, 1, 435), (answer, 0, 0, unknown)]
     for number in numbers:
         rules += [(equal, 0, 1, number), (answer, 0, 0, refuse)]
-    rules += [(equal, 0, 3, clone), (load, 0, 0, 16), (bits, 1, 0, 0x10000), (answer, 0, 0, refuse), (answer, 0, 0, allow)]
+    rules += [(equal, 0, 3, clone), (load, 0, 0, 16), (bits, 1, 0, 0x10000), (answer, 0, 0, refuse),
+              (answer, 0, 0, allow)]  # 0x10000: CLONE_THREAD, in the first argument
     code = b"".join(struct.pack("HBBI", *rule) for rule in rules)
     buffer = ctypes.create_string_buffer(code)
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(buffer)))
@@ -396,7 +400,8 @@ def confine(sock, role, warm, scratch, settings):
     if role == "candidate" and settings["device"] == "cpu" and settings["isolation"] is not None:
         read_only_except(scratch)
     os.chdir(scratch)
-    for name, folder in {"HOME": "", "TMPDIR": "", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}.items():
+    folders = {"HOME": "", "TMPDIR": "", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
+    for name, folder in folders.items():
         os.environ[name] = os.path.join(scratch, folder)
     tempfile.tempdir = None
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

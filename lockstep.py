@@ -1,17 +1,17 @@
 """Triton kernels where there is no GPU: taken from a candidate's text, compiled for a real target, run in numpy.
 
     kernels = build(code, constants)              only @triton.jit functions, and only Triton's own language inside them
-    compile_kernel(kernel, arguments, options)    to PTX for sm_90 (needs no GPU): what a GPU would refuse is refused here
+    compile_kernel(kernel, arguments, options)    to PTX for sm_90 (needs no GPU): refuses what a GPU would refuse
     interpreter = Interpreter(kernels)            from now on this process interprets
     interpreter.launch(name, grid, arguments)     runs it, every access checked; .bill says what it cost
 
-Triton's own interpreter runs one program of the grid after the other, about a millisecond each, nearly all of it Python.
-This one runs them in lockstep, as a GPU does: every value has one more dimension in front, (programs, *block), or
-(1, *block) where all programs agree, and one numpy call serves all programs. When a branch or a loop bound differs
+Triton's own interpreter runs one program of the grid after the other, about a millisecond each, nearly all of it
+Python. This one runs them in lockstep, as a GPU does: every value has one more dimension in front, (programs, *block),
+or (1, *block) where all programs agree, and one numpy call serves all programs. When a branch or a loop bound differs
 between programs, what has been stored is taken back and the programs run one by one.
 
-Where it matters for correctness it computes as the hardware does: an fp32 `tl.dot` rounds its operands to TF32 unless told
-otherwise (`input_precision="ieee"` or "tf32x3"), and an access outside every tensor is an error.
+Where it matters for correctness it computes as the hardware does: an fp32 `tl.dot` rounds its operands to TF32 unless
+told otherwise (`input_precision="ieee"` or "tf32x3"), and an access outside every tensor is an error.
 """
 
 import ast
@@ -33,7 +33,7 @@ FILE = "<candidate>"  # the name under which a candidate's kernels are compiled;
 
 
 class KernelError(Exception):
-    """A kernel that a GPU would refuse: `line` is the candidate's line, where known, and `stage` is compile or launch."""
+    """A kernel that a GPU would refuse. `line`: the candidate's, where known; `stage`: compile or launch."""
 
     def __init__(self, message, line=None, stage="compile"):
         super().__init__(message)
@@ -64,8 +64,8 @@ def is_kernel(node):
 def check_kernel(node, scope):
     """Raise KernelError unless the function uses only what Triton's language has.
 
-    Interpreting runs a kernel's body as Python, so this is the border: no imports, no names but Triton's, the kernels and
-    the constants in `scope`, no attribute that is not a member of Triton's tensors and types.
+    Interpreting runs a kernel's body as Python, so this is the border: no imports, no names but Triton's, the kernels
+    and the constants in `scope`, no attribute that is not a member of Triton's tensors and types.
     """
     local = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)} | {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -102,10 +102,10 @@ def check_kernel(node, scope):
 
 
 def build(code, constants):
-    """{name: JITFunction} for the @triton.jit functions at the top level of a candidate's source, and nothing else of it.
+    """{name: JITFunction} of the @triton.jit functions at the top level of a candidate's source; nothing else of it.
 
-    `constants` are the values of global names that kernels may use. Raises KernelError for a kernel that reaches outside
-    Triton's language.
+    `constants` are the values of global names that kernels may use. Raises KernelError for a kernel that reaches
+    outside Triton's language.
     """
     body = ast.parse(code).body
     scope = {"triton": triton, "tl": tl, **constants, "__name__": "kernels"}
@@ -189,7 +189,7 @@ def compile_kernel(kernel, arguments, options):
 
 
 def warm_up():
-    """Compile a kernel, so that a process forked from this one finds the compiler's libraries loaded (a tenth of a second)."""
+    """Compile something, so that forks of this process find the compiler's libraries loaded (0.1 s)."""
     kernel = build("@triton.jit\ndef copy(x, y):\n    tl.store(y, tl.load(x))", {})["copy"]
     compile_kernel(kernel, {"x": torch.empty(0), "y": torch.empty(0)}, {})
 
@@ -225,8 +225,8 @@ class Memory:
         start = int(self.starts[number]) if number >= 0 else 0
         end = start + self.storages[number].nbytes() if number >= 0 else 0
         if low >= end or high + size > end:
-            beyond = f"{(high + size - end) // size} elements past the end of the tensor" if low < end else "no tensor there"
-            raise KernelError(f"out-of-bounds {'store' if store else 'load'} ({beyond})", stage="launch")
+            where = f"{(high + size - end) // size} elements past the end" if low < end else "no tensor there"
+            raise KernelError(f"out-of-bounds {'store' if store else 'load'} ({where})", stage="launch")
         offsets = pointers - np.uint64(start)
         if active is not None:
             offsets = np.where(active, offsets, np.uint64(0))
@@ -277,7 +277,7 @@ class Memory:
             self.flops[rate] = self.flops.get(rate, 0) + count
 
     def settle(self, programs):
-        """Charge what the log holds, program by program: run in order, each finds what those before it left in the cache."""
+        """Charge what the log holds, program by program: each finds in the cache what those before it left there."""
         for program in range(programs if self.log else 0):
             for number, sectors, active in self.log:
                 row = sectors[program if len(sectors) > 1 else 0]
@@ -305,8 +305,8 @@ class Diverged(Exception):
 def round_to_tf32(values):
     """fp32 with the 10 mantissa bits that the tensor cores keep, rounded to nearest even."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.where(np.isfinite(values), rounded, values)
+    rounded = (bits + np.uint32(0xFFF) + ((bits >> np.uint32(13)) & np.uint32(1))) & np.uint32(0xFFFFE000)
+    return np.where(np.isfinite(values), rounded.view(np.float32), values)
 
 
 def numpy_type(kind):
@@ -314,7 +314,7 @@ def numpy_type(kind):
 
 
 def materialize(base, shape, strides, offsets, block, checked):
-    """(pointers, mask) of a block that a descriptor or block pointer names. checked: dimensions with a boundary check."""
+    """(pointers, mask) of a block that a descriptor or block pointer names. checked: dimensions with boundaries."""
     kind = base.dtype.element_ty if base.dtype.is_ptr() else base.dtype
     size, ones = max(1, kind.primitive_bitwidth // 8), [1] * len(block)
     pointers, mask = base.data.reshape(-1, *ones), np.ones((1, *ones), dtype=bool)
@@ -378,7 +378,8 @@ class Lockstep(stock.InterpreterBuilder):
 
     def create_histogram(self, data, bins, mask):
         masks = np.ones_like(data.data, dtype=bool) if mask is None else np.broadcast_to(mask.data, data.data.shape)
-        rows = [np.bincount(row[keep & (row >= 0) & (row < bins)], minlength=bins) for row, keep in zip(data.data, masks)]
+        rows = [np.bincount(row[keep & (row >= 0) & (row < bins)], minlength=bins)
+                for row, keep in zip(data.data, masks)]
         return TensorHandle(np.array(rows, dtype=np.int32), tl.int32)
 
     # --- memory
@@ -422,10 +423,9 @@ class Lockstep(stock.InterpreterBuilder):
 
     def create_atomic_rmw(self, op, pointers, value, mask, sem, scope):
         addresses, values, active = self.everyone(pointers.data, value.data, mask.data)
-        out = self.atomically(addresses, active, values.dtype, lambda: super(Lockstep, self).create_atomic_rmw(
-            op, TensorHandle(addresses, pointers.dtype), TensorHandle(values, value.dtype), TensorHandle(active, tl.int1),
-            sem, scope))
-        return out
+        return self.atomically(addresses, active, values.dtype, lambda: super(Lockstep, self).create_atomic_rmw(
+            op, TensorHandle(addresses, pointers.dtype), TensorHandle(values, value.dtype),
+            TensorHandle(active, tl.int1), sem, scope))
 
     def create_atomic_cas(self, pointers, compare, value, sem, scope):
         addresses, expected, values = self.everyone(pointers.data, compare.data, value.data)
@@ -523,7 +523,8 @@ class Lockstep(stock.InterpreterBuilder):
         """Apply a combine function to arrays, through tensors of its own types."""
         wrapped = [self.tensor(x, t.dtype) for x, t in [*zip(left, tensors), *zip(right, tensors)]]
         out = function(*wrapped)
-        return [np.broadcast_to(x.handle.data, left[0].shape) for x in (out if isinstance(out, (tuple, tl.tuple)) else [out])]
+        results = out if isinstance(out, (tuple, tl.tuple)) else [out]
+        return [np.broadcast_to(x.handle.data, left[0].shape) for x in results]
 
     def tensor(self, data, dtype):
         """A tl.tensor around (programs, *block) data."""
@@ -564,7 +565,7 @@ class Interpreter:
             module.reduce, module.associative_scan = self.builder.reduce, self.builder.scan
         tl.tensor.__index__ = lambda tensor: int(uniform(tensor))
         tl.tensor.__bool__ = lambda tensor: bool(uniform(tensor)) if not tensor.type.is_block() else True
-        tl.tensor.T = property(lambda tensor: self.builder.tensor(np.swapaxes(tensor.handle.data, -1, -2), tensor.dtype))
+        tl.tensor.T = property(lambda x: self.builder.tensor(np.swapaxes(x.handle.data, -1, -2), x.dtype))
         for name, dims in (("TensorDescHandle", None), ("BlockPointerHandle", "boundary_check")):
             if hasattr(stock, name):  # the second is gone since triton 3.7
                 getattr(stock, name).materialize_pointers = block_pointers if dims else descriptor_pointers
@@ -582,8 +583,8 @@ class Interpreter:
 
         special = {"fast_expf": torch.exp, "fast_logf": torch.log, "fast_sinf": torch.sin, "fast_cosf": torch.cos,
                    "fast_powf": torch.pow, "fast_tanhf": torch.tanh, "fabs": torch.abs, "rint": torch.round,
-                   "rcp_rn": torch.reciprocal, "div_rn": torch.div, "sqrt_rn": torch.sqrt, "normcdf": torch.special.ndtr,
-                   "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3), "tgamma": lambda x: torch.lgamma(x).exp()}
+                   "rcp_rn": torch.reciprocal, "div_rn": torch.div, "sqrt_rn": torch.sqrt,
+                   "normcdf": torch.special.ndtr, "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3)}
 
         def wrap(function):
             def call(*args, **_):

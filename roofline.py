@@ -1,12 +1,13 @@
 """The modelled clock: what a forward would cost on a GPU, worked out on a machine that has none.
 
-The trick is that a candidate is never timed, and is not even run where it is counted. Its own process only *records*: each
-ATen operator and each Triton launch of one forward becomes a step of a straight-line program, written down with the
-shapes, strides and storages of its tensors (`Recorder`). A second process, which holds no line of the candidate's host
-code, *replays* that program on inputs that the candidate has never seen (`Replay`), interpreting the Triton kernels in
-numpy, and prices every step as it goes. So whatever the candidate's Python did (cache, patch, thread, read a clock, look
-for the reference), only the recorded program can produce the output that is compared, and it is exactly the work that
-is paid for. Nothing of the recording is believed: a forged program is just a program, replayed and priced like any other.
+The trick is that a candidate is never timed, and is not even run where it is counted. Its own process only *records*:
+each ATen operator and each Triton launch of one forward becomes a step of a straight-line program, written down with
+the shapes, strides and storages of its tensors (`Recorder`). A second process, which holds no line of the candidate's
+host code, *replays* that program on inputs that the candidate has never seen (`Replay`), interpreting the Triton
+kernels in numpy, and prices every step as it goes. So whatever the candidate's Python did (cache, patch, thread, read
+a clock, look for the reference), only the recorded program can produce the output that is compared, and it is exactly
+the work that is paid for. Nothing of the recording is believed: a forged program is just a program, replayed and
+priced like any other.
 
 One step costs
 
@@ -18,18 +19,18 @@ the launch overhead keeps its full price, so that launches, bytes and FLOPs keep
 Modelled
     ATen operators     the kernels that CUDA really launches for them: views are free; a convolution pays its bias as a
                        second pass; batch and group norm read once for the statistics and once more to normalise;
-                       logsumexp, mse_loss and the like are several kernels; everything else is one kernel that reads its
-                       inputs and writes its outputs.
+                       logsumexp, mse_loss and the like are several kernels; everything else is one kernel that reads
+                       its inputs and writes its outputs.
     Triton kernels     the 32-byte sectors that are really loaded and stored, lane by lane (masked lanes are free), as a
-                       cache of the card's (scaled) L2 size would fetch them: a broadcast parameter is paid once, a second
-                       sweep over a tensor only if the tensor has left the cache. FLOPs: 2MNK for tl.dot at the rate of
-                       its input precision, one for each element of any other arithmetic.
+                       cache of the card's (scaled) L2 size would fetch them: a broadcast parameter is paid once, a
+                       second sweep over a tensor only if the tensor has left the cache. FLOPs: 2MNK for tl.dot at the
+                       rate of its input precision, one for each element of any other arithmetic.
 Not modelled: occupancy, latency, bank conflicts, the tail of a grid that is too small for the card, the cost of special
 functions and atomics beyond their bytes, the host, several streams. Kernels that are slow for these reasons look better
 here than they are.
 
-Replaying is as strict as a GPU: every kernel must first compile for one, an access outside every tensor is an error, and
-memory from `torch.empty` is poisoned (lockstep.py is the interpreter).
+Replaying is as strict as a GPU: every kernel must first compile for one, an access outside every tensor is an error,
+and memory from `torch.empty` is poisoned (lockstep.py is the interpreter).
 """
 
 import inspect
@@ -67,10 +68,10 @@ def milliseconds(moved, flops=0, rate="fp32"):
 
 FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "scalar_tensor", "set_", "resize_",
         "_local_scalar_dense", "sym_size", "lift_fresh"}
-WRITE_ONLY = {"fill_", "zero_", "copy_", "uniform_", "normal_", "bernoulli_", "random_", "fill", "zeros_like", "ones_like",
-              "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full"}  # what they read is not `self`
+WRITE_ONLY = {"fill_", "zero_", "copy_", "uniform_", "normal_", "bernoulli_", "random_", "fill", "zeros_like",
+              "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full"}
 GATHERS = {"embedding", "index_select", "gather", "index", "take"}  # read as much of the table as they write
-REFUSED = {"from_file", "set_", "resize_", "_resize_output_"}  # in a recorded program: they reach outside of its tensors
+REFUSED = {"from_file", "set_", "resize_", "_resize_output_"}  # in a program: they reach outside of its tensors
 CPU_ONLY = ("mkldnn", "fbgemm", "nnpack", "quantized", "slow_conv")  # what no GPU has cannot be priced for one
 LOSSES = {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss"}
 
@@ -148,8 +149,7 @@ def operator_kernels(func, args, kwargs, out):
 
 
 class Clock(TorchDispatchMode):
-    """While active, prices every ATen call. `events` collects [milliseconds, label, is it a kernel of the candidate], and
-    `flops` all arithmetic."""
+    """While active, prices every ATen call: `events` collects [milliseconds, label, own kernel?], `flops` the rest."""
 
     def __init__(self):
         super().__init__()
@@ -170,7 +170,7 @@ TRITON_TYPES = {str(value): value for value in vars(tl).values() if isinstance(v
 
 
 def write_value(value, tensor):
-    """JSON for an argument of an operator or a kernel (see jail.encode), with Triton's types, constants and functions."""
+    """JSON for an argument of an operator or a kernel (see jail.encode); also Triton's types, constants, functions."""
     def other(value):
         if isinstance(value, tl.dtype):
             return {"triton": str(value)}
@@ -207,7 +207,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.steps, self.constants, self.numbers, self.kept = [], {}, {}, []
-        self.derived = set()  # storages whose content depends on the inputs or on a kernel, hence unknown while recording
+        self.derived = set()  # storages that depend on the inputs or on a kernel, hence unknown while recording
         self.names = {}  # global constants that the launched kernels may refer to
 
     def reference(self, tensor, created=False):
@@ -234,13 +234,13 @@ class Recorder(TorchDispatchMode):
         arguments = [write_value(args, self.reference), write_value(kwargs, self.reference)]
         touched = {self.reference(tensor)[0] for tensor in tensors_in([args, kwargs])}
         if name in HOST_READS and touched & self.derived:
-            raise RuntimeError(f"forward reads computed values back to the host (aten.{name}), which is not supported here")
+            raise RuntimeError(f"forward reads computed values back to the host (aten.{name}): not supported here")
         out = func(*args, **kwargs)
         results = tensors_in(out)
         if name in FREE:
             for tensor in results:
                 if tensor.untyped_storage().data_ptr() not in self.numbers:
-                    tensor.zero_()  # kernels do not run here: what they would have written must at least be a valid index
+                    tensor.zero_()  # kernels do not run here: what they would write must at least be a valid index
         fresh = any(t.untyped_storage().data_ptr() not in self.numbers or t.numel() == 0 for t in results)
         if fresh or func._schema.is_mutable:
             self.steps.append(["operator", f"{name}.{func._overloadname}", *arguments,
@@ -270,7 +270,7 @@ class Recorder(TorchDispatchMode):
 
 
 class PretendCuda(TorchFunctionMode):
-    """Lets code written for a GPU run where there is none: device="cuda" becomes the CPU, and `.cuda()` does nothing."""
+    """Lets code written for a GPU run where there is none: device="cuda" means the CPU, `.cuda()` does nothing."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -335,7 +335,8 @@ class Replay:
                                       for k, v in step[3].items()], step[4]))
                 if key not in compiled:
                     compiled.add(key)
-                    arguments = self.arguments(step, lambda ref: torch.empty(0, dtype=TORCH_NAMES[ref[1]], device="meta"))
+                    arguments = self.arguments(
+                        step, lambda reference: torch.empty(0, dtype=TORCH_NAMES[reference[1]], device="meta"))
                     lockstep.compile_kernel(self.kernels[step[1]], arguments,
                                             {k: read_value(v, None) for k, v in step[4].items()})
         self.interpreter = lockstep.Interpreter(self.kernels)
@@ -352,12 +353,13 @@ class Replay:
     def run(self, inputs, seed, constants=None, price=False, mute=()):
         """One forward. Returns (output tree, events, live): live marks the events whose results reach the output.
 
-        inputs: tensors in the order of the recording. With `price`, events are [milliseconds, label, own]. Kernels named
-        in `mute` are skipped, and memory starts as finite noise: an output that is still right never needed them.
+        inputs: tensors in the order of the recording. With `price`, events are [milliseconds, label, own]. Kernels
+        named in `mute` are skipped, and memory starts as finite noise: an output that is still right never needed
+        them.
         """
         self.storages, self.mute = {}, mute
         for reference, tensor in zip(self.program["inputs"], inputs, strict=True):
-            if [list(tensor.shape), list(tensor.stride()), str(tensor.dtype)] != [reference[2], reference[3], reference[1]]:
+            if [str(tensor.dtype), list(tensor.shape), list(tensor.stride())] != reference[1:4]:
                 raise RuntimeError("the shapes of the inputs change from one call to the next")
             self.storages[reference[0]] = tensor.untyped_storage()
         for number, data in {**self.constants, **(constants or {})}.items():
@@ -512,7 +514,8 @@ def judge(reference, code, warm, settings):
     except TimeoutError:
         return set_failure(verdict, code, "forward", f"no result within {settings['timeout']:g} s", None)
     except (Gone, OSError):
-        return set_failure(verdict, code, "forward", "the process ended without a result (crash, exit or memory limit)", None)
+        why = "the process ended without a result (crash, exit or memory limit)"
+        return set_failure(verdict, code, "forward", why, None)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError):
         return set_failure(verdict, code, "forward", "the recorded program is malformed", None)
     finally:

@@ -2,10 +2,10 @@
 
     python sandbox.py TASK.py CANDIDATE.py [--device cpu|cuda] [--json]
 
-Who holds what. The caller (the RL trainer) runs no code of a task or a candidate. It talks to a *scorer*, one process for
-each task at a time, which owns the reference model, the inputs, the expected outputs, the comparison and the clock. The
-candidate's source is executed in a process of its own, from which nothing is believed: not a time, not a boolean, not an
-exit code, not its output stream. jail.py says how these processes are started, confined and ended.
+Who holds what. The caller (the RL trainer) runs no code of a task or a candidate. It talks to a *scorer*, one process
+for each task at a time, which owns the reference model, the inputs, the expected outputs, the comparison and the
+clock. The candidate's source is executed in a process of its own, from which nothing is believed: not a time, not a
+boolean, not an exit code, not its output stream. jail.py says how these processes are started, confined and ended.
 
     Sandbox (trainer) --- scorer (one task: reference, inputs, comparison, clock)
                              |
@@ -59,10 +59,10 @@ BORDER = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms",
 
 
 ATTACKS = {  # modules that a kernel has no use for, but an attack on the process that runs it has
-    "ctypes", "cffi", "gc", "inspect", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess", "socket",
-    "signal", "importlib", "builtins"}
-INSIDES = {"__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "_getframe", "f_back", "f_globals",
-           "f_locals", "tb_frame", "settrace", "setprofile"}
+    "ctypes", "cffi", "gc", "inspect", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess",
+    "socket", "signal", "importlib", "builtins"}
+INSIDES = {"__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "_getframe", "f_back",
+           "f_globals", "f_locals", "tb_frame", "settrace", "setprofile"}
 COMPILERS = {"torch.compile", "torch.jit", "torch._dynamo", "torch._inductor"}
 
 
@@ -91,8 +91,9 @@ def offence(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             if node.func.id in ("exec", "eval", "__import__"):
                 return f"calls {node.func.id}"
-            if node.func.id in ("setattr", "delattr") and node.args and ast.unparse(node.args[0]).split(".")[0] in modules:
-                return f"replaces an attribute of {ast.unparse(node.args[0])}"
+            target = ast.unparse(node.args[0]) if node.args else ""
+            if node.func.id in ("setattr", "delattr") and target.split(".")[0] in modules:
+                return f"replaces an attribute of {target}"
     return None
 
 
@@ -114,7 +115,7 @@ def static_check(code):
 
 
 def candidate(sock, warm, settings):
-    """Role of the process that holds a candidate's code. Everything sent from here is checked, or replayed by others."""
+    """Role of the process that holds a candidate's code. What it sends is checked, or replayed by others."""
     path = Path(tempfile.mkdtemp(dir=".")).absolute() / "candidate.py"
     if settings["clock"] == "measured":
         stopwatch.Host(settings, path, load_module, describe).serve(sock)
@@ -222,9 +223,9 @@ class Sandbox:
 
     device     "cpu" (modelled clock) or "cuda", "cuda:1", ... (measured)
     trials     correctness trials for each candidate, every one with fresh inputs
-    seed       None draws a secret one; a number makes every input, and with the modelled clock every verdict, reproducible
+    seed       None draws a secret one; a number makes inputs reproducible, and with the modelled clock every verdict
     timeout    seconds for one candidate, from its first process to its verdict (default: 60)
-    memory     bytes of host memory that a candidate may use (default: 8 GiB of address space, with a GPU 32 GiB resident)
+    memory     bytes of host memory for a candidate (default: 8 GiB of address space, with a GPU 32 GiB resident)
     workers    candidates in work at the same time; by default the number of CPU cores, on a GPU at most 16
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
     baseline   "eager", or "compile" to measure against torch.compile of the reference
@@ -302,7 +303,8 @@ class Sandbox:
                     child.close()
 
         total = sum(map(len, waiting.values()))
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(min(self.workers, total) if modelled else 1)]
+        count = min(self.workers, total) if modelled else 1  # with a GPU the scorer has its own threads
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -317,7 +319,7 @@ class Sandbox:
         return verdicts
 
     def _judge(self, child, task, codes):
-        """Verdicts through a scorer, which is started where there is none. Returns (scorer or None, {code: verdict})."""
+        """Verdicts through a scorer, started where there is none. Returns (scorer or None, {code: verdict})."""
         verdicts, attempts = {}, {code: 0 for code in codes}
         while len(verdicts) < len(codes):
             left = [code for code in codes if code not in verdicts]
@@ -338,7 +340,7 @@ class Sandbox:
                 child = None
                 for code in batch:
                     if code not in verdicts and attempts[code] >= 2:
-                        verdicts[code] = Verdict(clock=self.settings["clock"], error="the scorer failed on this candidate")
+                        verdicts[code] = Verdict(clock=self.settings["clock"], error="the scorer failed on it, twice")
         return child, verdicts
 
     def _start_scorer(self, task):
@@ -442,7 +444,7 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--warm-parent"]:
-        import torch._dynamo  # noqa: F401  torch imports it at the first dispatch mode: a second that no fork should pay
+        import torch._dynamo  # noqa: F401  (imported at the first dispatch mode: a second that no fork should pay)
 
         lockstep.warm_up()
         jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]),

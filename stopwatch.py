@@ -212,7 +212,7 @@ class Host:
         self.synchronize()
         return {"leaves": answer}
 
-    def forward(self, slot, seed, state, mute, poison):
+    def forward(self, slot, seed, state, mute):
         """One checked call. With `state` a new model is built and given these parameters first."""
         model = self.model
         if state:
@@ -221,10 +221,9 @@ class Host:
                 for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
                     if name in state:
                         tensor.copy_(state[name])
-        if poison:  # memory that the allocator hands out next is not a former result, nor zero
-            blocks = [torch.full_like(out, float("nan")) for _ in range(2) for out in self.outputs or []
-                      if out.is_floating_point()]
-            del blocks
+        blocks = [torch.full_like(out, float("nan")) for _ in range(2) for out in self.outputs or []
+                  if out.is_floating_point()]
+        del blocks  # so that the memory which the allocator hands out next is not a former result, nor zero
         self.muted = set(mute)
         torch.manual_seed(seed)
         try:
@@ -314,8 +313,8 @@ class Lane:
     def share(self, inputs, expected, slots, arenas):
         """Share memory for `slots` sets of inputs and one of outputs. Returns whether CUDA IPC is in use.
 
-        arenas: a list of unused (pool, inputs' bytes, outputs' bytes) to take from and to give back to on close. They are
-        kept because PyTorch never frees memory that it shared with a process which was then killed.
+        arenas: a list of unused (pool, inputs' bytes, outputs' bytes) to take from and to give back to on close. They
+        are kept because PyTorch never frees memory that it shared with a process which was then killed.
         """
         self.wanted = [(leaf.dtype, list(leaf.shape)) for leaf in expected]
         values = [[isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x] for x in inputs]
@@ -373,14 +372,17 @@ class Lane:
                 leaves.append(entry["tensor"].to(self.device))
             else:
                 dtype, shape = TORCH_NAMES[entry["dtype"]], list(entry["shape"])
-                agrees = i < len(self.wanted) and self.wanted[i] == (dtype, shape) and entry["device"] == self.device.type
+                agrees = self.wanted[i:i + 1] == [(dtype, shape)] and entry["device"] == self.device.type
                 leaves.append(self.outputs[i].clone() if agrees else torch.empty(shape, dtype=dtype, device="meta"))
         return leaves
 
     def poison(self):
         """Fill the output arena with NaN (an absurd number for integers): nothing in it can pass for a result."""
         for out in self.outputs if self.slots is not None else []:
-            out.fill_(float("nan") if out.is_floating_point() else out.dtype == torch.bool or torch.iinfo(out.dtype).max // 3)
+            if out.is_floating_point():
+                out.fill_(float("nan"))
+            elif out.dtype != torch.bool:
+                out.fill_(torch.iinfo(out.dtype).max // 3)
 
     def finish(self):
         if self.device.type == "cuda":
@@ -389,7 +391,7 @@ class Lane:
     def forward(self, slot, seed, state=None, mute=()):
         self.poison()
         self.finish()
-        return self.results(self.order("forward", slot=slot, seed=seed, state=state or {}, mute=list(mute), poison=True))
+        return self.results(self.order("forward", slot=slot, seed=seed, state=state or {}, mute=list(mute)))
 
     def go(self, calls, seed):
         """Seconds from the order to the answer."""
@@ -463,7 +465,8 @@ class Timing:
         ratios = sorted(a / b for a, b in zip(*self.seconds))
         n = len(ratios)
         low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free interval of a median
-        spread = max((quantile(times, 0.75) - quantile(times, 0.25)) / statistics.median(times) for times in self.seconds)
+        spread = max((quantile(times, 0.75) - quantile(times, 0.25)) / statistics.median(times)
+                     for times in self.seconds)
         return reference * 1e3, candidate * 1e3, min(low, reference / candidate), spread > 0.1
 
 

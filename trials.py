@@ -1,8 +1,9 @@
 """What a candidate is compared with, and the record of how it fared: trials, tolerance, verdicts.
 
-The reference model and its expected outputs live in the scorer's process. A trial is a draw from the task's `get_inputs` under a seed that no candidate knows. Under
-the strict protocol only the first is taken as drawn; later ones come from other distributions (scaled, negated) and with
-perturbed parameters, so that work which happens not to matter for one distribution must still be done.
+The reference model and its expected outputs live in the scorer's process. A trial is a draw from the task's
+`get_inputs` under a seed that no candidate knows. Under the strict protocol only the first is taken as drawn; later
+ones come from other distributions (scaled, negated) and with perturbed parameters, so that work which happens not to
+matter for one distribution must still be done.
 """
 
 import ast
@@ -48,8 +49,8 @@ class Verdict:
     profile: list = field(default_factory=list)  # [KernelTime], hottest first
     excerpt: str = ""  # the candidate's lines around an error, numbered
     disturbed: bool = False  # measured while something else used the GPU: the times scatter by more than 10 %
-    bandwidth: float | None = None  # inputs, parameters and outputs once, per candidate_ms, as a share of the device's rate
-    arithmetic: float | None = None  # the reference's FLOPs, likewise, as a share of the device's fp32 peak
+    bandwidth: float | None = None  # inputs, parameters, outputs once, per candidate_ms: share of the device's rate
+    arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
     generalises: bool | None = None  # correct on randomly rescaled shapes as well; None where that was not asked for
     shape_error: str | None = None  # the first of those shapes on which it was not, and how
 
@@ -196,8 +197,9 @@ class Reference:
         return [x.detach().to(self.device) if isinstance(x, torch.Tensor) else x for x in inputs]
 
     def trial(self, index, perturb=True):
-        """Trial number `index`. The first is as the task draws it. The others of the strict protocol are fresh draws, of
-        varied distributions and (with `perturb`) with perturbed parameters, as long as the reference stays finite there.
+        """Trial number `index`. The first is as the task draws it. Others of the strict protocol are fresh draws, of
+        varied distributions and (with `perturb`) with perturbed parameters, as long as the reference stays finite
+        there.
         """
         with self.lock:
             if (index, perturb) in self.kept:
@@ -278,7 +280,9 @@ class Reference:
                 continue
             values = mine.float().nan_to_num(0, 0, 0)
             size = float(values.square().mean().sqrt())
-            rounding = 1e-5 * size if other is None else 4 * float((mine.double() - other).nan_to_num(0, 0, 0).abs().max())
+            rounding = 1e-5 * size
+            if other is not None:
+                rounding = 4 * float((mine.double() - other).nan_to_num(0, 0, 0).abs().max())
             allowed.append((min(1.0, size), min(rounding, most * size + 1e-7)))
         return allowed
 

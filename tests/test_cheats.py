@@ -1,8 +1,9 @@
-"""The cheats that the sandbox withstands, one test each: it succeeds against a naive check in one process, and fails here.
+"""The cheats that the sandbox withstands, one test each: it succeeds against a naive check, and fails here.
 
-The naive check is what a first implementation looks like: execute the candidate beside the reference, compare the outputs
-with allclose at 1e-2, take the time with time.perf_counter, count Triton launches, believe what the process prints. It runs
-in a helper process (this file with --naive) that has Triton's interpreter switched on and forks for every candidate.
+The naive check is what a first implementation looks like: execute the candidate beside the reference, compare the
+outputs with allclose at 1e-2, take the time with time.perf_counter, count Triton launches, believe what the process
+prints. It runs in a helper process (this file with --naive) that has Triton's interpreter switched on and forks for
+every candidate.
 """
 
 import json
@@ -215,8 +216,8 @@ def test_torch_behind_try_and_except(box, naively):
 
 
 def test_the_word_try_in_a_comment_is_no_offence(box):
-    verdict = box.score(Task("victim", 0, POINTWISE), [HONEST + "\n# try torch.compile, or pass; except gc, eval()\n"])[0]
-    assert verdict.correct
+    code = HONEST + "\n# try torch.compile, or pass; except gc, eval()\n"
+    assert box.score(Task("victim", 0, POINTWISE), [code])[0].correct
 
 
 def test_decoy_kernel_on_scratch_data(box, naively):
@@ -242,7 +243,8 @@ def test_decoy_kernel_multiplied_by_zero(box, naively):
 
 def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):
     code = forward("y = fused(x, self.bias)\nfor _ in range(5):\n    burn[(16,)](x, torch.empty_like(x))\nreturn y")
-    code = code.replace("class ModelNew", "@triton.jit\ndef burn(x, y):\n    o = tl.program_id(0) * 1024 + tl.arange(0, 1024)\n"
+    code = code.replace("class ModelNew", "@triton.jit\ndef burn(x, y):\n"
+                        "    o = tl.program_id(0) * 1024 + tl.arange(0, 1024)\n"
                         "    tl.store(y + o, tl.load(x + o))\n\nclass ModelNew")
     verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
     assert verdict.correct and verdict.coverage < 0.25, verdict
@@ -259,8 +261,8 @@ def test_torch_compile_in_place_of_a_kernel(box, naively):
 
 
 def test_subclassing_the_reference(box, naively):
-    code = HEAD.replace("class ModelNew(nn.Module)", "class ModelNew(Model)").replace("super().__init__()", "super().__init__()\n"
-                        "        return").rstrip() + "\n"
+    code = HEAD.replace("class ModelNew(nn.Module)", "class ModelNew(Model)").replace(
+        "super().__init__()", "super().__init__()\n        return").rstrip() + "\n"
     assert naively(POINTWISE, code)["correct"]
     fails_here(box, code, says="Model")
 
@@ -268,7 +270,8 @@ def test_subclassing_the_reference(box, naively):
 def test_fetching_the_reference_through_modules(box, naively):
     code = forward("return self.stolen(x)", '''
 import sys
-found = [vars(m)["Model"] for m in list(sys.modules.values()) if "Model" in getattr(m, "__dict__", {}) and "get_inputs" in vars(m)]
+spaces = [vars(m) for m in list(sys.modules.values()) if hasattr(m, "__dict__")]
+found = [space["Model"] for space in spaces if "Model" in space and "get_inputs" in space]
 self.stolen = (found or [Model])[0]()''')
     assert naively(POINTWISE, code)["correct"]
     fails_here(box, code, says="Model")
@@ -303,7 +306,8 @@ exec(open("task.py").read(), space)
 self.stolen = space["Model"]()""")
     assert naively(POINTWISE, code)["correct"]
     fails_here(box, code, says="calls exec")
-    hidden = code.replace("exec(open", "type(forward_of)(compile(open").replace("read(), space)", "read(), 'task', 'exec'), space)()")
+    hidden = code.replace("exec(open", "type(forward_of)(compile(open").replace(
+        "read(), space)", "read(), 'task', 'exec'), space)()")
     fails_here(box, hidden.replace("class ModelNew", "def forward_of(): pass\n\nclass ModelNew"), says="No such file")
 
 
@@ -317,9 +321,10 @@ def test_secrets_are_not_in_the_environment(box, monkeypatch):
 
 
 def test_reading_the_expected_output_from_recycled_memory(box):
-    # (That this works against a naive check on a GPU, whose allocator recycles blocks, is shown in test_sandbox_gpu.py.)
+    # (That it works against a naive check on a GPU, whose allocator recycles blocks, is shown in test_sandbox_gpu.py.)
     fails_here(box, forward("return torch.empty(256, 64)"))
-    fails_here(box, forward("out = torch.empty(256, 64)\nreturn out if out.any() else fused(x, self.bias)"), says="reads")
+    code = forward("out = torch.empty(256, 64)\nreturn out if out.any() else fused(x, self.bias)")
+    fails_here(box, code, says="reads")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -328,8 +333,11 @@ def test_reading_the_expected_output_from_recycled_memory(box):
 
 @pytest.mark.parametrize("key", ["id(x)", "x.data_ptr()", "tuple(x.shape)", "float(x.sum())"])
 def test_caching(box, naively, key):
-    code = forward(f"key = {key}\nif key not in self.seen:\n    self.seen[key] = fused(x, self.bias)\nreturn self.seen[key]",
-                   "self.seen = {}")
+    code = forward(f"""
+key = {key}
+if key not in self.seen:
+    self.seen[key] = fused(x, self.bias)
+return self.seen[key]""", "self.seen = {}")
     result = naively(POINTWISE, code)
     assert result["correct"] and result["speedup"] > 1
     verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
@@ -339,8 +347,12 @@ def test_caching(box, naively, key):
 
 
 def test_doing_less_after_some_calls(box, naively):
-    code = forward("self.calls += 1\nif self.calls > 2:\n    return self.last\nself.last = fused(x, self.bias)\nreturn self.last",
-                   "self.calls = 0")
+    code = forward("""
+self.calls += 1
+if self.calls > 2:
+    return self.last
+self.last = fused(x, self.bias)
+return self.last""", "self.calls = 0")
     result = naively(POINTWISE, code)
     assert result["correct"] and result["speedup"] > 1  # interpreted, the honest kernel is far below
     verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
@@ -367,7 +379,8 @@ return self.last''')
 def test_zeros_where_outputs_are_small(box, naively):
     code = forward("out = torch.empty(x.numel())\nzero[(16,)](out, BLOCK=1024)\nreturn out").replace(
         "class ModelNew", "@triton.jit\ndef zero(out, BLOCK: tl.constexpr):\n"
-        "    tl.store(out + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.zeros((BLOCK,), tl.float32))\n\nclass ModelNew")
+        "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+        "    tl.store(out + o, tl.zeros((BLOCK,), tl.float32))\n\nclass ModelNew")
     assert naively(SMALL, code)["correct"]
     fails_here(box, code, SMALL, says="wrong values")
 
@@ -375,7 +388,8 @@ def test_zeros_where_outputs_are_small(box, naively):
 def test_identity_where_the_change_is_small(box, naively):
     code = forward("out = torch.empty_like(x)\ncopy[(16,)](x, out, BLOCK=1024)\nreturn out").replace(
         "class ModelNew", "@triton.jit\ndef copy(x, out, BLOCK: tl.constexpr):\n"
-        "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n    tl.store(out + o, tl.load(x + o))\n\nclass ModelNew")
+        "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+        "    tl.store(out + o, tl.load(x + o))\n\nclass ModelNew")
     assert naively(NEAR_IDENTITY, code)["correct"]
     fails_here(box, code, NEAR_IDENTITY, says="wrong values")
 
@@ -486,7 +500,8 @@ torch.sigmoid = slower''')
 
 
 def test_patching_the_clock(box, naively):
-    code = forward("return fused(x, self.bias)", "import time\ntime.perf_counter = lambda ticks=iter(range(10**6, 0, -1)): next(ticks)")
+    code = forward("return fused(x, self.bias)",
+                   "import time\ntime.perf_counter = lambda ticks=iter(range(10**6, 0, -1)): next(ticks)")
     assert naively(POINTWISE, code)["correct"]
     fails_here(box, code, says="replaces time.perf_counter")
 
@@ -520,9 +535,11 @@ for descriptor in range(3, 64):
     except OSError:
         continue
     out = torch.ones(256, 64)
-    jail.send(sock, {"program": {"inputs": [[0, "torch.float32", [256, 64], [64, 1], 0]], "state": {}, "names": {}, "steps": [
-        ["launch", "sigmoid_twice", [0, 1, 1], {"x_ptr": 1, "bias_ptr": 1, "out_ptr": 1, "n": 0, "columns": 64, "BLOCK": 1024}, {}]],
-        "output": {"tensor": [1, "torch.float32", [256, 64], [64, 1], 0]}}, "constants": {1: out.view(-1).view(torch.uint8)}})
+    shape = ["torch.float32", [256, 64], [64, 1], 0]
+    arguments = {"x_ptr": 1, "bias_ptr": 1, "out_ptr": 1, "n": 0, "columns": 64, "BLOCK": 1024}
+    program = {"inputs": [[0, *shape]], "state": {}, "names": {}, "output": {"tensor": [1, *shape]},
+               "steps": [["launch", "sigmoid_twice", [0, 1, 1], arguments, {}]]}
+    jail.send(sock, {"program": program, "constants": {1: out.view(-1).view(torch.uint8)}})
 os._exit(0)''')
     fails_here(box, code)
 
@@ -553,7 +570,7 @@ def test_a_lazy_result(box, naively):
 class Lazy(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        args = [a.as_subclass(torch.Tensor).clone().copy_(torch.sigmoid(a.source) * 2) if isinstance(a, Lazy) else a for a in args]
+        args = [torch.sigmoid(a.source) * 2 if isinstance(a, Lazy) else a for a in args]
         return func(*args, **(kwargs or {}))
 out = torch.empty_like(x).as_subclass(Lazy)
 out.source = x
@@ -594,8 +611,9 @@ def test_leaving_early_with_a_good_exit_code(box):
 
 
 def test_a_kernel_that_reaches_into_python(box):
-    for statement, says in {"import os": "Import", "tl.core.os.system('true')": "tl.core.os", "x.handle.data.tofile('f')": "handle",
-                            "open('f', 'w')": "open", "x.__class__": "__class__", "[i for i in range(3)]": "ListComp"}.items():
+    for statement, says in {"import os": "Import", "tl.core.os.system('true')": "tl.core.os",
+                            "x.__class__": "__class__", "x.handle.data.tofile('f')": "handle", "open('f', 'w')": "open",
+                            "[i for i in range(3)]": "ListComp"}.items():
         code = HONEST.replace("    tl.store(out_ptr", f"    {statement}\n    tl.store(out_ptr")
         verdict = fails_here(box, code, says=says)
         assert not verdict.compiled

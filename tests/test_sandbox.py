@@ -210,7 +210,8 @@ def test_a_failing_reference_is_an_unusable_task(sandbox, old, new):
 
 
 def command(*arguments):
-    return subprocess.run([sys.executable, str(ROOT / "sandbox.py"), *map(str, arguments)], capture_output=True, text=True)
+    line = [sys.executable, str(ROOT / "sandbox.py"), *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True)
 
 
 def test_command_line(tmp_path):

@@ -1,4 +1,4 @@
-"""The measured clock on a GPU. Skips itself where there is none; run it with `python -m pytest tests/test_sandbox_gpu.py`."""
+"""The measured clock on a GPU. Skips itself where there is none."""
 
 import time
 
@@ -143,8 +143,8 @@ CHEATS = {
     "decoy times zero": (("return out", "return torch.nn.functional.silu(x + self.bias) * self.factor + 0 * out"),),
     "kernel in another stream, not waited for, with a patched synchronize": (
         ("out = torch.empty_like(x)", "out = torch.empty_like(x)\n        torch.cuda.synchronize = lambda *a: None"),
-        ("        bias_silu", "        with torch.cuda.stream(torch.cuda.Stream()):\n            torch.cuda._sleep(40000000)\n"
-         "            bias_silu")),
+        ("        bias_silu", "        with torch.cuda.stream(torch.cuda.Stream()):\n"
+         "            torch.cuda._sleep(40000000)\n            bias_silu")),
 }
 
 
@@ -191,12 +191,13 @@ __global__ void run(const float* x, const float* bias, float* out, float factor,
 torch::Tensor fused(torch::Tensor x, torch::Tensor bias, double factor) {
     auto out = torch::empty_like(x);
     long n = x.numel();
-    run<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(), factor, n, x.size(1));
+    run<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(), factor, n,
+                                  x.size(1));
     return out;
 }
 """
-module = load_inline(name="fused", cpp_sources="torch::Tensor fused(torch::Tensor x, torch::Tensor bias, double factor);",
-                     cuda_sources=source, functions=["fused"])
+header = "torch::Tensor fused(torch::Tensor x, torch::Tensor bias, double factor);"
+module = load_inline(name="fused", cpp_sources=header, cuda_sources=source, functions=["fused"])
 
 class ModelNew(nn.Module):
     def __init__(self, features, factor):

@@ -2,9 +2,9 @@
 
     python tests/soak.py [--count 2000] [--device cpu|cuda] [--seed 0]
 
-Every candidate must get the verdict that its kind deserves. Afterwards no process, no file in the scratch folder, /tmp or
-/dev/shm and (with a GPU) no GPU memory may be left over. The table shows candidates, seconds and wrong verdicts of each
-kind, and the rate of honest ones in the first and in the last third, measured alone. Exit code 1 if anything is amiss.
+Every candidate must get the verdict that its kind deserves. Afterwards no process, no file in the scratch folder, /tmp
+or /dev/shm and (with a GPU) no GPU memory may be left over. The table shows the candidates and wrong verdicts of each
+kind, and the rate at which honest ones alone are scored before and after. Exit code 1 if anything is amiss.
 """
 
 import argparse
@@ -63,37 +63,55 @@ class ModelNew(nn.Module):
         return out
 '''
 
-# kind: (old text, new text, is it to be found correct)
+# kind: what stands in place of some text of HONEST
+END = "return out"
 HOSTILE = {
     "wrong": ("* 2.0 - 1.0, mask", "* 2.0, mask"),
     "does not compile": ("tl.sigmoid", "tl.sigmoyd"),
     "out of bounds": ("out_ptr + offsets,", "out_ptr + offsets * 100003,"),
-    "hang": ("return out", "\n        while True: pass"),
+    "hang": (END, "while True: pass"),
     "hang in a kernel": ("    tl.store", "    while n > 0:\n        x += 1\n    tl.store"),
-    "exit": ("return out", "os._exit(0)"),
-    "crash": ("return out", "os.abort()"),
-    "flood": ("return out", "\n        while True: os.write(1, b'correct' * 10000)"),
-    "memory": ("return out", "hoard = [bytearray(1 << 28) for _ in range(1000)]"),
-    "fork bomb": ("return out", "\n        while True:\n            try: os.fork()\n            except OSError: pass"),
-    "daemon": ("return out", "\n        try:\n            if os.fork() == 0:\n                os.setsid(); time.sleep(600)\n"
-                             "        except OSError: pass\n        return out + 1"),
-    "files": ("return out", "\n        for folder in ('.', '/tmp', '/dev/shm'):\n            for i in range(10):\n                try: "
-                            "open(f'{folder}/soak_left_{os.getpid()}_{i}', 'wb').write(b'x' * 100000)\n"
-                            "                except OSError: pass\n        return out + 1"),
-    "full disk": ("return out", "\n        try:\n            with open('big', 'wb') as f:\n                while True: f.write(b'x' * (1 << 24))\n"
-                                "        except OSError: pass\n        return out + 1"),
-    "kill parent": ("return out", "\n        try: os.kill(os.getppid(), 9)\n        except OSError: pass\n        return out + 1"),
-    "torch only": ("return out", "return torch.sigmoid(x) * 2.0 - 1.0"),
-    "close sockets": ("return out", "os.closerange(3, 1000)"),
+    "exit": (END, "os._exit(0)"),
+    "crash": (END, "os.abort()"),
+    "flood": (END, "while True: os.write(1, b'correct' * 10000)"),
+    "memory": (END, "hoard = [bytearray(1 << 28) for _ in range(1000)]"),
+    "fork bomb": (END, "while True: attempt(os.fork)"),
+    "daemon": (END, "attempt(daemon)\n        return out + 1"),
+    "files": (END, "for folder in ('.', '/tmp', '/dev/shm'): attempt(litter, folder)\n        return out + 1"),
+    "full disk": (END, "attempt(fill, 'big')\n        return out + 1"),
+    "kill parent": (END, "attempt(os.kill, os.getppid(), 9)\n        return out + 1"),
+    "torch only": (END, "return torch.sigmoid(x) * 2.0 - 1.0"),
+    "close sockets": (END, "os.closerange(3, 1000)"),
 }
+HELPERS = """
+def attempt(call, *arguments):
+    try:
+        return call(*arguments)
+    except OSError:
+        return None
+
+def daemon():
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+
+def litter(folder):
+    for i in range(10):
+        open(f"{folder}/soak_left_{os.getpid()}_{i}", "wb").write(b"x" * 100000)
+
+def fill(path):
+    with open(path, "wb") as file:
+        while True:
+            file.write(b"x" * (1 << 24))
+"""
 
 
 def left_over(box):
     """What remains of candidates, as a list of texts."""
     found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()
     mine = [line for line in found if box.settings["scratch"] in line]
-    files = glob.glob("/dev/shm/soak_left*") + glob.glob("/tmp/soak_left*") + glob.glob(box.settings["scratch"] + "/tmp*")
-    return mine, files
+    places = ("/dev/shm/soak_left*", "/tmp/soak_left*", box.settings["scratch"] + "/tmp*")
+    return mine, [name for place in places for name in glob.glob(place)]
 
 
 def main():
@@ -107,11 +125,13 @@ def main():
     kinds = ["honest"] * (options.count // 2)
     kinds += [chance.choice(list(HOSTILE)) for _ in range(options.count - len(kinds))]
     chance.shuffle(kinds)
-    codes = [(HONEST if kind == "honest" else HONEST.replace(*HOSTILE[kind])) + f"\n# {i}\n" for i, kind in enumerate(kinds)]
+    codes = [(HONEST if kind == "honest" else HONEST.replace(*HOSTILE[kind]) + HELPERS) + f"\n# {i}\n"
+             for i, kind in enumerate(kinds)]
     wrong, counts = collections.Counter(), collections.Counter(kinds)
     memory = torch.cuda.mem_get_info()[0] if options.device != "cpu" else 0
 
-    with Sandbox(options.device, trials=2, timeout=options.timeout, memory=2 << 30 if options.device == "cpu" else None) as box:
+    limit = 2 << 30 if options.device == "cpu" else None
+    with Sandbox(options.device, trials=2, timeout=options.timeout, memory=limit) as box:
         def rate(tag):
             began = time.monotonic()
             verdicts = box.score(TASK, [HONEST + f"\n# {tag} {i}\n" for i in range(40)])
@@ -137,8 +157,8 @@ def main():
     print(f"\n{'kind':20s} candidates  wrong verdicts")
     for kind, count in sorted(counts.items()):
         print(f"{kind:20s} {count:10d} {wrong[kind]:15d}")
-    print(f"{len(codes)} candidates in {seconds:.0f} s; honest alone: {before:.2f}/s before, {after:.2f}/s after; left over: "
-          f"{len(processes)} processes, {len(files) + len(scratch)} files, {max(lost, 0) >> 20} MiB of GPU memory; "
+    print(f"{len(codes)} candidates in {seconds:.0f} s; honest alone: {before:.2f}/s before, {after:.2f}/s after; "
+          f"left over: {len(processes)} processes, {len(files) + len(scratch)} files, {max(lost, 0) >> 20} MiB of GPU memory; "
           f"gone after close: {gone}")
     sys.exit(bool(wrong or processes or files or scratch or not gone or lost > 64 << 20 or after < 0.7 * before))
 

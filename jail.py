@@ -332,8 +332,11 @@ def ways_to_isolate(device):
         if child == 0:
             try:
                 isolate(device, user)
-                inner = os.fork()  # must still be possible
-                os._exit(os.waitpid(inner, 0)[1] if inner else 0)
+                inner = os.fork()
+                if inner == 0:
+                    torch.zeros(1, device=device)  # a GPU must still be usable
+                    os._exit(0)
+                os._exit(os.waitpid(inner, 0)[1] != 0)
             finally:
                 os._exit(1)
         if os.waitpid(child, 0)[1] == 0:

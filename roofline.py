@@ -48,7 +48,8 @@ import lockstep
 from jail import TORCH_NAMES, Child, Gone, decode, encode, strided
 from lockstep import KernelError
 from tasks import GPU_BATCH_FACTOR
-from trials import Verdict, compare, identical, note_comparison, reaching, set_failure, set_profile, set_roofline
+from trials import (Stages, Verdict, compare, identical, note_comparison, reaching, set_failure, set_profile,
+                    set_roofline)
 
 # The device: an H200 (measured copy bandwidth and fp32 rate) divided by the factor by which CPU problems are smaller.
 LAUNCH_MS = 0.005
@@ -448,11 +449,13 @@ class Replay:
 def judge(reference, code, warm, settings):
     """Record the candidate in one process, replay it in another, compare and price."""
     verdict, children, deadline = Verdict(clock="modelled"), [], time.monotonic() + settings["timeout"]
+    stages = Stages(verdict)
     try:
         children.append(Child(warm, "candidate"))
         answer = children[0].ask({"code": code, "seed": reference.parameter_seed, "arguments": reference.arguments,
                                   "inputs": reference.draw("example")}, deadline)
         children[0].close()
+        stages.end("start")
         if "failed" in answer:
             return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
         program, constants = answer["program"], answer["constants"]
@@ -464,6 +467,8 @@ def judge(reference, code, warm, settings):
         answer = children[1].ask({"code": code, "program": program, "constants": constants}, deadline)
         if "failed" in answer:
             return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
+
+        stages.end("compile")
 
         # Which recorded constants are the model's parameters. Perturbed ones can be put in their place only if the
         # forward reads nothing else that may have been derived from them.
@@ -510,6 +515,7 @@ def judge(reference, code, warm, settings):
         set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK["fp32"])
         if verdict.correct:
             verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
+        stages.end("check")
         return verdict
     except TimeoutError:
         return set_failure(verdict, code, "forward", f"no result within {settings['timeout']:g} s", None)

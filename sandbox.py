@@ -163,8 +163,12 @@ def scorer(sock, warm, settings):
     """Role of the process that holds one task's reference and judges its candidates."""
     job = receive(sock)
     try:
+        lanes = measured = None
+        if settings["clock"] == "measured":
+            lanes = [stopwatch.Lane(warm, settings, role) for role in ("reference", "candidate")]
         reference = Reference(job, settings)
-        measured = stopwatch.Measured(reference, warm, settings) if settings["clock"] == "measured" else None
+        if lanes is not None:
+            measured = stopwatch.Measured(reference, warm, settings, lanes)
     except TaskError as error:
         send(sock, {"unusable": str(error)})
         return

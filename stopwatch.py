@@ -26,7 +26,8 @@ from torch.utils._pytree import tree_leaves
 
 from jail import TORCH_NAMES, Child, Gone, dense, receive, send, strided
 from roofline import FREE, Clock
-from trials import Trial, Verdict, compare, note_comparison, reaching, set_failure, set_profile, set_roofline
+from trials import (Stages, Trial, Verdict, compare, note_comparison, perturb_state, reaching, set_failure, set_profile,
+                    set_roofline)
 
 ALIGN = 512  # bytes; what cudaMalloc guarantees, so that shared tensors are as well aligned as a model's own
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
@@ -212,15 +213,15 @@ class Host:
         self.synchronize()
         return {"leaves": answer}
 
-    def forward(self, slot, seed, state, mute):
-        """One checked call. With `state` a new model is built and given these parameters first."""
+    def forward(self, slot, seed, perturb, mute):
+        """One checked call; with `perturb` of a new model, whose parameters are moved as the reference's were."""
         model = self.model
-        if state:
+        if perturb:
             model = self.construct()
+            state = dict([*model.named_parameters(), *model.named_buffers()])
             with torch.no_grad():
-                for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-                    if name in state:
-                        tensor.copy_(state[name])
+                for name, value in perturb_state(state, seed).items():
+                    state[name].copy_(value)
         blocks = [torch.full_like(out, float("nan")) for _ in range(2) for out in self.outputs or []
                   if out.is_floating_point()]
         del blocks  # so that the memory which the allocator hands out next is not a former result, nor zero
@@ -388,10 +389,10 @@ class Lane:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def forward(self, slot, seed, state=None, mute=()):
+    def forward(self, slot, seed, perturb=False, mute=()):
         self.poison()
         self.finish()
-        return self.results(self.order("forward", slot=slot, seed=seed, state=state or {}, mute=list(mute)))
+        return self.results(self.order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute)))
 
     def go(self, calls, seed):
         """Seconds from the order to the answer."""
@@ -486,8 +487,10 @@ class Measured:
     nothing else runs on the GPU meanwhile.
     """
 
-    def __init__(self, reference, warm, settings):
+    def __init__(self, reference, warm, settings, lanes=None):
+        """lanes: a reference's and a candidate's, started while the reference was being built (CUDA takes its time)."""
         self.reference, self.warm, self.settings = reference, warm, settings
+        self.lane, *self.spare = lanes or (Lane(warm, settings, "reference"),)
         self.cuda = reference.device.type == "cuda"
         self.first = reference.trial(0)
         clock = Clock()
@@ -516,7 +519,6 @@ class Measured:
             if torch.cuda.get_device_capability() == (9, 0):  # Hopper
                 self.peak = 60e12 / 1e3
         self.arenas = []
-        self.lane = Lane(warm, settings, "reference")
         self.lane.timeout += 300 if settings["baseline"] == "compile" else 0
         self.lane.build(reference.job["source"], "Model", reference.arguments, reference.parameter_seed,
                         reference.on_device, compile_it=settings["baseline"] == "compile")
@@ -545,7 +547,9 @@ class Measured:
                 prepared = list(pool.map(lambda index: self.guarded(codes[index], self.prepare), wave))
             for index, (verdict, lane) in zip(wave, prepared):
                 if verdict.correct:
+                    stages = Stages(verdict)
                     verdict, _ = self.guarded(codes[index], self.time, verdict, lane)
+                    stages.end("time")
                 if lane is not None:
                     lane.close()
                 yield index, verdict
@@ -555,7 +559,7 @@ class Measured:
         verdict, lane = arguments if arguments else (Verdict(clock="measured"), None)
         try:
             if lane is None:
-                lane = Lane(self.warm, self.settings, "candidate")
+                lane = self.spare.pop() if self.spare else Lane(self.warm, self.settings, "candidate")
             patience = self.settings["timeout"] + (180 if "load_inline" in code else 0)  # nvcc takes its time
             lane.deadline = time.monotonic() + patience
             work(code, verdict, lane)
@@ -574,19 +578,24 @@ class Measured:
     def prepare(self, code, verdict, lane):
         """Build the candidate in a process of its own and check it on every trial."""
         reference = self.reference
+        stages = Stages(verdict)
         built = lane.build(code, "ModelNew", reference.arguments, reference.parameter_seed, reference.on_device,
                            limit=self.limit)
         same = built["state"] == {name: list(t.shape) for name, t in reference.state.items()}
         lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
+        stages.end("start")
         verdict.compiled = verdict.correct = verdict.correct_loose = True
         note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
         for index in range(self.settings["trials"]):
             trial = reference.trial(index, perturb=same and not built["loose"])
             lane.put(0, trial.inputs)
-            leaves = lane.forward(0, trial.seed, trial.state)
+            leaves = lane.forward(0, trial.seed, perturb=bool(trial.state))
+            stages.end("check" if index else "compile")
             if set(lane.changed(0, trial.inputs)) - set(trial.changed):
                 verdict.correct, verdict.rejected = False, "changes its input tensors in place"
-            if not note_comparison(verdict, trial, leaves, note) or verdict.rejected:
+            more = note_comparison(verdict, trial, leaves, note)
+            stages.end("check")
+            if not more or verdict.rejected:
                 return
 
     def own_kernels(self, code, verdict, lane):

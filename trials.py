@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 import threading
+import time
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,6 +49,7 @@ class Verdict:
     speedup_low: float | None = None  # lower end of the speedup's 95 % interval; the speedup itself when modelled
     profile: list = field(default_factory=list)  # [KernelTime], hottest first
     excerpt: str = ""  # the candidate's lines around an error, numbered
+    seconds: dict = field(default_factory=dict, compare=False)  # of each stage of judging
     disturbed: bool = False  # measured while something else used the GPU: the times scatter by more than 10 %
     bandwidth: float | None = None  # inputs, parameters, outputs once, per candidate_ms: share of the device's rate
     arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
@@ -138,11 +140,23 @@ def vary(inputs, kind):
     return [one(x) for x in inputs]
 
 
+def perturb_state(state, seed):
+    """Float parameters and buffers moved a little, so that no weight is exactly 1 and no bias 0: {name: tensor}."""
+    moved, generator = {}, None
+    for name, value in state.items():
+        if value.is_floating_point():
+            generator = generator or torch.Generator(value.device).manual_seed(seed)
+            noise = torch.rand(value.shape, generator=generator, device=value.device) * 2 - 1
+            shift = torch.randn(value.shape, generator=generator, device=value.device) * 0.05
+            moved[name] = (value * (1 + 0.2 * noise) + (0 if name.endswith("running_var") else shift)).to(value.dtype)
+    return moved
+
+
 @dataclass
 class Trial:
     inputs: list
     seed: int  # for random operators in the forward
-    state: dict  # parameters and buffers other than the constructed ones: {name: tensor}; empty where those are used
+    state: dict  # parameters and buffers where they are not the constructed ones: perturb_state(..., seed)
     expected: list = None  # the leaves of the reference's output
     allowed: list = None  # for each, see Reference.tolerance
     changed: list = None  # indices of inputs that the reference itself changes in place
@@ -209,7 +223,7 @@ class Reference:
                 seed = derive(self.job["seed"], self.job["source"], "trial", index)
                 inputs = self.draw("trial", index)
                 trial = Trial(vary(inputs, kind) if kind else inputs, seed,
-                              self.perturbed(seed) if index and self.strict and perturb else {})
+                              perturb_state(self.state, seed) if index and self.strict and perturb else {})
                 try:
                     trial.expected, trial.changed = self.run(trial)
                 except RuntimeError:
@@ -226,18 +240,6 @@ class Reference:
             if size < 1 << 29:
                 self.kept[index, perturb] = trial
             return trial
-
-    def perturbed(self, seed):
-        """Parameters and float buffers moved a little, so that no weight is exactly 1 and no bias 0."""
-        generator = torch.Generator(self.device).manual_seed(seed)
-        moved = {}
-        for name, value in self.state.items():
-            if value.is_floating_point():
-                noise = torch.rand(value.shape, generator=generator, device=self.device) * 2 - 1
-                shift = 0 if name.endswith("running_var") else 0.05 * torch.randn(
-                    value.shape, generator=generator, device=self.device)
-                moved[name] = (value * (1 + 0.2 * noise) + shift).to(value.dtype)
-        return moved
 
     def run(self, trial, around=None, dtype=None):
         """(leaves of the output, indices of inputs that the forward changed), on private copies of a trial's inputs."""
@@ -348,6 +350,18 @@ def other_shapes(source, count, seed):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Entering results into a verdict
+
+
+class Stages:
+    """Enters what each stage of judging took, in seconds."""
+
+    def __init__(self, verdict):
+        self.verdict, self.last = verdict, time.monotonic()
+
+    def end(self, name):
+        now = time.monotonic()
+        self.verdict.seconds[name] = self.verdict.seconds.get(name, 0.0) + now - self.last
+        self.last = now
 
 
 def set_failure(verdict, code, stage, error, line):

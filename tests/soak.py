@@ -158,8 +158,8 @@ def main():
     for kind, count in sorted(counts.items()):
         print(f"{kind:20s} {count:10d} {wrong[kind]:15d}")
     print(f"{len(codes)} candidates in {seconds:.0f} s; honest alone: {before:.2f}/s before, {after:.2f}/s after; "
-          f"left over: {len(processes)} processes, {len(files) + len(scratch)} files, {max(lost, 0) >> 20} MiB of GPU memory; "
-          f"gone after close: {gone}")
+          f"left over: {len(processes)} processes, {len(files) + len(scratch)} files, {max(lost, 0) >> 20} MiB of GPU "
+          f"memory; gone after close: {gone}")
     sys.exit(bool(wrong or processes or files or scratch or not gone or lost > 64 << 20 or after < 0.7 * before))
 
 

@@ -372,7 +372,10 @@ class _Draft:
         value = self.number()
         value = "2.0" if op == "/" and abs(float(value)) < 0.2 else value
         operand = self.scalar(_SCALAR_NAMES[op], value)
-        if self.clutter and self.chance(0.2):
+        if self.clutter and self.chance(0.1) and len(self.inputs) == 1:  # a number among the inputs of forward
+            operand = self.name(["s", "alpha", "factor"])
+            self.inputs.append((operand, str(abs(float(value)))))
+        elif self.clutter and self.chance(0.2):
             operand = self.layer(_SCALAR_NAMES[op], f"nn.Parameter(torch.tensor({float(value)}))")
         self.line(f"{self.x} {op} {operand}")
 
@@ -682,28 +685,42 @@ def _write(d) -> str:
     body = [line + (f"  # {words(2, 5).lower()}" if d.chance(0.05) else "") for line in body]
     if full_name:
         body = [re.sub(r"\bF\.", "torch.nn.functional.", line) for line in body]
+    gap = [""] * d.pick(1, 1, 2)  # blank lines between the parts of the file
+    hollow = d.pick("", "", "    ", "        ")  # what stands on a blank line inside the class
     out = ["import torch", "import torch.nn as nn"]
     if any(re.search(r"\bF\.", line) for line in body) or d.chance(0.3):
         out.append("import torch.nn.functional as F")
-    out += ["", "class Model(nn.Module):"] + docstring("    ", [(n, t) for n, t, _ in d.args])
+    out += (["import math"] if d.chance(0.04) else []) + gap
+    out += ["class Model(nn.Module):"] + docstring("    ", [(n, t) for n, t, _ in d.args])
+    out += [""] if len(out[-1]) > 30 and d.chance(0.2) else []
     if d.init or d.chance(0.8):
         out += [f"    def __init__({', '.join(signature)}):"]
         out += docstring("        ", [(n, t) for n, t, _ in d.args]) if d.clutter and d.chance(0.3) else []
         out += ["        " + d.pick("super().__init__()", "super(Model, self).__init__()")]
-        out += ["        " + line for line in d.init] + [""]
+        out += ["        " + line + d.pick(*[""] * 15, " ", "  # " + words(1, 4)) for line in d.init] + [hollow]
     hint = ": torch.Tensor" if annotated else ""
-    out += [f"    def forward({', '.join(['self'] + [n + hint for n, _ in d.inputs])}){' -> torch.Tensor' if annotated else ''}:"]
+    hints = [": float" if annotated and re.fullmatch(r"[\d.]+", value) else hint for _, value in d.inputs]
+    arguments = ["self"] + [n + h for (n, _), h in zip(d.inputs, hints)]
+    out += [f"    def forward({', '.join(arguments)}){' -> torch.Tensor' if annotated else ''}:"]
     out += docstring("        ", [(n, "torch.Tensor") for n, _ in d.inputs])
-    out += ["        " + line for line in body] + [""]
-    out += [f"{name} = {value}" + (f"  # {words(1, 3).lower()}" if d.chance(0.05) else "") for name, value in d.consts]
-    out += ["", "def get_inputs():"]
+    for line in body:
+        out += ["        # " + words(1, 5)] if d.clutter and d.chance(0.06) else []
+        out += [hollow] if d.clutter and d.chance(0.03) else []
+        out.append("        " + line)
+    out += gap + (["# " + words(1, 3)] if d.chance(0.08) else [])
+    equals = d.pick(*[" = "] * 9, "  = ")
+    for name, value in d.consts:
+        if d.chance(0.08) and value.isdigit() and int(value) % 4 == 0 and int(value) > 4 and name != d.consts[0][0]:
+            value = d.pick(f"{int(value) // 4} * 4", f"{int(value) // 2} * 2")
+        out.append(f"{name}{equals}{value}" + d.pick(*[""] * 14, "  ", f"  # {words(1, 3).lower()}"))
+    out += gap + ["def get_inputs():"]
     if d.chance(0.6):
         out += ["    return [" + ", ".join(value for _, value in d.inputs) + "]"]
     else:
         out += [f"    {n} = {v}" for n, v in d.inputs] + ["    return [" + ", ".join(n for n, _ in d.inputs) + "]"]
     nothing = d.pick("", "  # no arguments needed", "  # Nothing to initialise") if not d.args else ""
-    out += ["", "def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]{nothing}"]
-    return "\n".join(out) + "\n"
+    out += gap + ["def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]{nothing}"]
+    return "\n".join(out) + d.pick("\n", "\n", "")
 
 
 def _clutter(d, defaults):

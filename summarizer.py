@@ -105,7 +105,7 @@ def propose(model, winners, s, library, max_new_tokens=2048, temperature=1.0, ge
     fits = [not max_prompt_tokens or len(prompt) <= max_prompt_tokens for prompt in prompts]
     asked = [prompt for prompt, fit in zip(prompts, fits) if fit for _ in range(s)]
     replies = iter(model.sample(asked, max_new_tokens, temperature, generator))
-    known = {_plain(skill.content) for skill in library.skills} if library else set()
+    known = {key for skill in library.skills for key in identity(skill)} if library else set()
     summaries = []
     for (trajectory, first, best), fit in zip(winners, fits):
         mine = [Summary(trajectory.task, trajectory, first, best, next(replies)) for _ in range(s if fit else 0)]
@@ -118,7 +118,7 @@ def propose(model, winners, s, library, max_new_tokens=2048, temperature=1.0, ge
 def read_proposals(text, known=frozenset(), count_tokens=len) -> list[Proposal]:
     """The proposals of a sampled reply, which may hold anything. Never raises; rejected ones carry their reason.
 
-    known: contents of the library's skills, in one spelling (`_plain`); count_tokens: length of a text in tokens.
+    known: the `identity` of the library's skills; count_tokens: length of a text in tokens.
 
     >>> [p.rejected for p in read_proposals("I would rather not.")]
     ['no tool call']
@@ -141,14 +141,20 @@ def read_proposals(text, known=frozenset(), count_tokens=len) -> list[Proposal]:
             proposal.rejected, proposal.detail = "too long", f"{tokens} tokens of content"
         elif advice := lazy_advice(f"{skill.description}\n{skill.content}"):
             proposal.rejected, proposal.detail = "lazy advice", advice
-        elif _plain(skill.content) in known:
+        elif not identity(skill).isdisjoint(known):
             proposal.rejected = "known already"
         proposals.append(proposal)
     return proposals
 
 
-def _plain(content) -> str:
-    return " ".join(content.lower().split())
+def identity(skill) -> frozenset[str]:
+    """Texts by which a skill counts as known: its content, or its name with its description, whatever the spacing.
+
+    The paper only makes names unique. Without this, a technique that keeps proving itself is proposed again and again
+    with another example, and its copies crowd all others out of BM25's top 20.
+    """
+    texts = skill.content, f"{skill.name}\n{skill.description}"
+    return frozenset(" ".join(text.lower().split()) for text in texts)
 
 
 def _form(entry) -> tuple[Skill | None, str | None]:

@@ -1,6 +1,7 @@
 """Rewards, advantages, filters, loss, the training step, and resuming after a kill at any point."""
 
 import copy
+import itertools
 import json
 import math
 import os
@@ -574,7 +575,7 @@ def test_killed_at_any_phase_and_resumed(world, monkeypatch, whole_run, n, point
     assert same(whole_run(world), world("killed", "--resume"))
 
 
-@pytest.mark.parametrize("call", range(1, 14))
+@pytest.mark.parametrize("call", range(1, 10))
 def test_killed_within_a_checkpoint_and_resumed(world, monkeypatch, whole_run, call):
     """The process dies at the n-th file operation of the checkpoints: 4 before the first step, 5 in each step."""
     count = {"n": 0}
@@ -660,7 +661,30 @@ def test_kill_nine_at_random_moments(world, tmp_path):
     assert killed >= 5 and same(whole, out)
 
 
-# ---- bad input
+@pytest.mark.parametrize("tasks", ["synth", "builtin", "folder"])
+def test_tasks_go_on_where_they_were(tasks, tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.py").write_text(make_task(i).source)
+    args = configure({"device": "cpu", "tasks": str(tmp_path) if tasks == "folder" else tasks, "seed": 4}, 1e6)
+    first = [task.source for task in itertools.islice(reinforce.task_stream(args), 7)]
+    assert [task.source for task in itertools.islice(reinforce.task_stream(args), 3, 7)] == first[3:]
+    assert len(set(first)) == (3 if tasks == "folder" else 7)
+    other = configure(vars(args) | {"seed": 5}, 1e6)
+    assert [task.source for task in itertools.islice(reinforce.task_stream(other), 7)] != first
+
+
+# ---- command line
+
+
+def test_help_names_the_papers_symbols(capsys):
+    with pytest.raises(SystemExit) as caught:
+        reinforce.main(["--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert caught.value.code == 0
+    for text in ("k: selections", "n: rollouts", "T: turns", "s: parallel", "gamma:", "epsilon_low:", "lambda_sel:"):
+        assert text in said
+    for name in vars(configure({"device": "cpu"}, 1e6)):
+        assert "--" + name.replace("_", "-") in said
 
 
 def errors(capsys, *arguments):

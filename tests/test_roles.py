@@ -272,10 +272,12 @@ def test_best_trigger_takes_the_fastest_of_those_that_trigger():
         (proposing(entry(content=CONTENT + "\nOr use torch.compile.")), ["lazy advice"]),
         (proposing(entry(description="Fall back to PyTorch")), ["lazy advice"]),
         (proposing(entry(content="  " + CONTENT.replace(" ", "  ") + " BODY0")), ["known already"]),
+        (proposing(entry(name="skill-1", description="Description  1")), ["known already"]),
+        (proposing(entry(name="skill-1")), [None]),
     ],
 )
 def test_form_check_records_a_reason(reply, reasons):
-    known = {summarizer._plain(skill.content) for skill in SKILLS}
+    known = {key for skill in SKILLS for key in summarizer.identity(skill)}
     proposals = read_proposals(reply, known, lambda text: len(text.split()))
     assert [p.rejected for p in proposals] == reasons
     assert all(p.rejected is None or p.rejected in summarizer.REASONS for p in proposals)

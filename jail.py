@@ -24,6 +24,7 @@ Not prevented: reading files that this user can read, exhausting the GPU's memor
 
 import ctypes
 import gc
+import glob
 import json
 import os
 import resource
@@ -306,8 +307,10 @@ def keeper(sock, role, play, warm, settings):
             os.waitpid(-1, 0)
         except ChildProcessError:
             break
-    sock.close()
+    for left in [*glob.glob(f"/dev/shm/torch_{child}_*"), *glob.glob(f"/dev/shm/cuda.shm.*.{child:x}.*")]:
+        os.unlink(left)  # what PyTorch and the driver shared with others
     shutil.rmtree(scratch, ignore_errors=True)
+    sock.close()
 
 
 def isolate(device, user):

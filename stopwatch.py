@@ -4,12 +4,16 @@ A *host* process holds one model (a candidate's, or the reference's: both are dr
 speaks to it through a *lane*: a socket for orders, and GPU memory that both can see (CUDA IPC) for inputs and outputs.
 Where IPC is not available tensors travel over the socket instead; the timed part is the same.
 
-What makes the time hard to forge:
+What is timed is a batch of calls on distinct inputs, recorded as a CUDA graph: the same kernels as eager PyTorch's, back
+to back, without the gaps that a slow host leaves between launches. (The customary protocol, and a model that cannot be
+captured, is timed as it runs, host and all; then so is the reference.) What makes the time hard to forge:
+
+    a captured graph is a fixed program: what it works on is written afterwards, and no Python of the candidate runs;
     the scorer reads its own clock: from sending the order "go" until the host's answer that the GPU has finished;
-    inputs are written just before, fresh for every call, so that nothing computed earlier can be the answer;
-    which call's output is checked is decided afterwards, and handing it over is timed as well, so that work left for
-    later (lazy results, an unfinished stream) shows up as a slow hand-over or as a wrong result;
+    which call's output is checked is decided afterwards. Without a graph, all inputs are fresh for every batch, and
+    handing the output over is timed as well, so that work left for later shows up as a slow hand-over;
     the shared memory holds inputs and outputs of this host only: no expected value is ever in its reach.
+
 What it rests on: the host's own Python and CUDA runtime. A candidate that rewrites either from within (ctypes, native
 threads of a C++ extension) is not stopped by this file; sandbox.static_check refuses the ways there that it can see.
 """
@@ -123,7 +127,7 @@ class Host:
         self.cuda = self.device.type == "cuda"
         self.synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
         self.load, self.describe, self.stage, self.path, self.code = load, describe, "compile", str(path), ""
-        self.muted, self.clock, self.kept = (), None, []
+        self.muted, self.clock, self.kept, self.graph = (), None, [], None
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
@@ -233,12 +237,32 @@ class Host:
         finally:
             self.muted = ()
 
-    def go(self, calls, seed):
+    def capture(self, calls):
+        """Turn the calls into one CUDA graph, which `go` replays from now on: the same kernels, without the host."""
+        try:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.no_grad(), torch.cuda.stream(stream):
+                self.model(*self.inputs(calls[0]))  # libraries set themselves up for the stream
+            self.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
+                self.kept = [self.model(*self.inputs(slot)) for slot in calls]
+            self.graph = graph
+        except Exception:  # it waits for the GPU, or uses a stream of its own: the host is restarted and times it as is
+            self.kept = []
+        return {"captured": self.graph is not None}
+
+    def go(self, calls, seed, repeat):
         """The timed order: run the calls, keep their results, answer when the GPU is done."""
         torch.manual_seed(seed)
-        with torch.no_grad():
-            for slot in calls:
-                self.kept.append(self.model(*self.inputs(slot)))
+        if self.graph is not None:
+            for _ in range(repeat):
+                self.graph.replay()
+        else:
+            with torch.no_grad():
+                for slot in calls:
+                    self.kept.append(self.model(*self.inputs(slot)))
         self.synchronize()
         return {}
 
@@ -246,7 +270,8 @@ class Host:
         return self.hand_over(self.kept[call])
 
     def drop(self):
-        self.kept.clear()
+        if self.graph is None:
+            self.kept.clear()
         return {}
 
     def profile(self):
@@ -394,11 +419,14 @@ class Lane:
         self.finish()
         return self.results(self.order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute)))
 
-    def go(self, calls, seed):
+    def go(self, calls, seed=0, repeat=1):
         """Seconds from the order to the answer."""
         began = time.perf_counter()
-        self.order("go", calls=calls, seed=seed)
+        self.order("go", calls=calls, seed=seed, repeat=repeat)
         return time.perf_counter() - began
+
+    def capture(self, calls):
+        return self.order("capture", calls=calls)["captured"]
 
     def collect(self, call):
         """(leaves of the call's output, seconds that handing them over took)."""
@@ -422,43 +450,28 @@ class Lane:
 
 
 class Timing:
-    """Batches of calls, reference and candidate in turn.
+    """Batches of calls, reference and candidate in turn, each from the same state of the cache.
 
-    seconds[lane]: list over batches of seconds per call, the order's own overhead taken off.
+    seconds: for (reference, candidate), a list over batches of seconds per call; handing: of seconds that `collect` took.
     """
 
-    def __init__(self, reference, candidate, slots, flush):
-        self.lanes, self.flush, self.slots = (reference, candidate), flush, slots
+    def __init__(self, reference, candidate, calls, repeat, clear_cache):
+        self.lanes, self.calls, self.repeat, self.clear_cache = (reference, candidate), calls, repeat, clear_cache
         self.seconds, self.handing = ([], []), ([], [])
-        self.overhead = []
-        for lane in self.lanes:
-            lane.go([], 0)
-            self.overhead.append(statistics.median(lane.go([], 0) for _ in range(15)))
-        self.calls = list(range(slots))
-
-    def calibrate(self):
-        """Warm up, and use fewer calls a batch where one takes long. Returns seconds for one batch of both."""
-        total = 0.0
-        for lane in self.lanes:
-            lane.go([0], 0)
-            one = min(lane.go([0], 0) for _ in range(2))
-            lane.order("drop")
-            total += one
-        self.calls = list(range(max(1, min(self.slots, int(0.01 / max(total, 1e-6))))))
-        return total * len(self.calls)
+        self.overhead = [statistics.median(lane.go([], repeat=0) for _ in range(9)) for lane in self.lanes]
 
     def batch(self, index, seed):
         """Time one batch on both; the inputs must have been put. Leaves the results with the hosts."""
         for which in (0, 1) if index % 2 else (1, 0):
-            lane = self.lanes[which]
-            self.flush()
-            seconds = lane.go(self.calls, seed) - self.overhead[which]
-            self.seconds[which].append(max(seconds, 1e-7) / len(self.calls))
+            self.clear_cache()
+            seconds = self.lanes[which].go(self.calls, seed, self.repeat) - self.overhead[which]
+            if index >= 0:  # before that, it was for warming up
+                self.seconds[which].append(max(seconds, 1e-7) / len(self.calls) / self.repeat)
 
     def late(self):
-        """Did handing a result over take the candidate as much longer as computing half of it would?"""
+        """Did handing a result over take so much longer than the reference's that it must have been computed then?"""
         mine, theirs = map(statistics.median, self.handing)
-        return theirs > mine + 0.5 * statistics.median(self.seconds[1]) + 1e-4
+        return theirs > 2 * mine + 0.5 * statistics.median(self.seconds[1]) + 5e-4
 
     def summary(self):
         """(reference ms, candidate ms, lower end of the speedup's 95 % interval, was the measurement disturbed)."""
@@ -520,9 +533,31 @@ class Measured:
                 self.peak = 60e12 / 1e3
         self.arenas = []
         self.lane.timeout += 300 if settings["baseline"] == "compile" else 0
-        self.lane.build(reference.job["source"], "Model", reference.arguments, reference.parameter_seed,
-                        reference.on_device, compile_it=settings["baseline"] == "compile")
-        self.ipc = self.lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
+        self.start_reference(self.lane)
+        one = min(self.lane.go([0]) for _ in range(3))
+        self.lane.order("drop")
+        self.calls, self.repeat = list(range(max(1, min(self.slots, int(0.005 / one))))), 1
+        # As a CUDA graph the same kernels run back to back, however slow the host is at launching them, and no Python of
+        # the candidate runs between them. The customary protocol times calls as they are, with the host's share.
+        self.graphs = self.cuda and settings["protocol"] == "strict" and self.lane.capture(self.calls)
+        self.plain_lane = self.lane
+        if self.graphs:
+            self.repeat = max(1, min(64, round(0.002 / min(self.lane.go(self.calls) for _ in range(3)))))
+            self.plain_lane = None  # made when a candidate comes along that cannot be captured
+        elif self.cuda and settings["protocol"] == "strict":
+            self.lane.close()
+            self.lane = self.plain_lane = self.start_reference(Lane(warm, settings, "reference"))
+
+    def start_reference(self, lane):
+        """Build the reference in a lane, and give it inputs to warm up on."""
+        reference = self.reference
+        lane.build(reference.job["source"], "Model", reference.arguments, reference.parameter_seed, reference.on_device,
+                   compile_it=self.settings["baseline"] == "compile")
+        lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
+        for slot in range(self.slots):
+            lane.put(slot, reference.draw("warm", slot))
+        lane.finish()
+        return lane
 
     def seconds(self, work):
         """Seconds of one call on the GPU, the mean of ten."""
@@ -575,14 +610,18 @@ class Measured:
             verdict.speedup = verdict.speedup_low = None
         return verdict, lane
 
-    def prepare(self, code, verdict, lane):
-        """Build the candidate in a process of its own and check it on every trial."""
+    def start_candidate(self, code, lane):
         reference = self.reference
-        stages = Stages(verdict)
         built = lane.build(code, "ModelNew", reference.arguments, reference.parameter_seed, reference.on_device,
                            limit=self.limit)
-        same = built["state"] == {name: list(t.shape) for name, t in reference.state.items()}
         lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
+        return built
+
+    def prepare(self, code, verdict, lane):
+        """Build the candidate in a process of its own and check it on every trial."""
+        reference, stages = self.reference, Stages(verdict)
+        built = self.start_candidate(code, lane)
+        same = built["state"] == {name: list(t.shape) for name, t in reference.state.items()}
         stages.end("start")
         verdict.compiled = verdict.correct = verdict.correct_loose = True
         note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
@@ -630,39 +669,50 @@ class Measured:
             self.own_kernels(code, verdict, lane)
             if not verdict.correct:
                 return
-        reference, chance = self.reference, random.Random(os.urandom(8))
-        timing = Timing(self.lane, lane, self.slots, self.clear_cache)
-        for slot in range(self.slots):
-            inputs = reference.draw("warm", slot)
-            self.lane.put(slot, inputs)
-            lane.put(slot, inputs)
+        for slot in self.calls:
+            lane.put(slot, self.reference.draw("warm", slot))
         lane.finish()
-        timing.calibrate()
-        began, index = time.monotonic(), 0
+        if not self.graphs:
+            self.run_batches(verdict, lane, self.plain_lane, 1)
+        elif lane.capture(self.calls):
+            self.run_batches(verdict, lane, self.lane, self.repeat)
+        else:
+            if self.plain_lane is None:
+                self.plain_lane = self.start_reference(Lane(self.warm, self.settings, "reference"))
+            again = Lane(self.warm, self.settings, "candidate")
+            try:
+                again.deadline = lane.deadline
+                self.start_candidate(code, again)
+                self.run_batches(verdict, again, self.plain_lane, 1)
+            finally:
+                again.close()
+
+    def run_batches(self, verdict, lane, reference_lane, repeat):
+        chance, graphs = random.Random(os.urandom(8)), reference_lane is self.lane and self.graphs
+        timing = Timing(reference_lane, lane, self.calls, repeat, self.clear_cache)
+        began, index = time.monotonic(), -1
         while index < 10 or index < 300 and time.monotonic() - began < self.settings["measure"]:
-            seed = chance.getrandbits(31)
-            for slot in timing.calls:
-                inputs = reference.draw("timed", seed, slot)
-                self.lane.put(slot, inputs)
+            seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
+            for slot in [call] if graphs else self.calls:  # a graph cannot remember what it has seen
+                inputs = self.reference.draw("timed", seed, slot)
+                reference_lane.put(slot, inputs)
                 lane.put(slot, inputs)
             lane.finish()
             timing.batch(index, seed)
-            call = chance.randrange(len(timing.calls))
-            expected, mine = self.lane.collect(call)
-            got, theirs = lane.collect(call)
+            (expected, mine), (got, theirs) = reference_lane.collect(call), lane.collect(call)
             timing.handing[0].append(mine)
             timing.handing[1].append(theirs)
-            for one in (self.lane, lane):
+            for one in (reference_lane, lane):
                 one.order("drop")
             if compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4):
                 verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
                 return
             index += 1
         verdict.reference_ms, verdict.candidate_ms, low, verdict.disturbed = timing.summary()
-        if timing.late():
+        if not graphs and timing.late():
             verdict.correct, verdict.rejected = False, "its results are computed after the clock has stopped"
         elif verdict.candidate_ms < self.floor_ms:
             verdict.correct, verdict.rejected = False, "faster than the GPU can write the output"
         else:
             verdict.speedup, verdict.speedup_low = verdict.reference_ms / verdict.candidate_ms, low
-            set_roofline(verdict, reference, self.flops, self.bandwidth, self.peak)
+            set_roofline(verdict, self.reference, self.flops, self.bandwidth, self.peak)

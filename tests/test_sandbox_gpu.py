@@ -92,9 +92,14 @@ def test_an_honest_fusion_is_measured_near_its_share_of_the_memory_traffic(sandb
 
 
 def test_the_reference_itself_is_as_fast_as_itself():
+    waits = TORCH.replace("        return torch", "        torch.cuda.synchronize()\n        return torch")  # no graph of it
     with Sandbox("cuda", trials=2, require_kernel=False) as box:
+        v, slow = box.score(TASK, [TORCH, waits])
+    assert v.correct and 0.97 < v.speedup < 1.03, v
+    assert slow.correct and 0.5 < slow.speedup < 1.3, slow
+    with Sandbox("cuda", trials=2, require_kernel=False, protocol="kernelbench") as box:
         v = verdict(box, TORCH)
-    assert v.correct and 0.95 < v.speedup < 1.05, v
+    assert v.correct and 0.8 < v.speedup < 1.25, v
 
 
 @pytest.mark.parametrize("old, new, compiled, says", [
@@ -120,7 +125,7 @@ def test_an_illegal_access_costs_one_verdict(sandbox):
 
 
 @pytest.mark.parametrize("fault", [
-    "while True: pass", "import os; os._exit(0)", "raise SystemExit(0)", "import ctypes; ctypes.string_at(0)",
+    "while True: pass", "import os; os._exit(0)", "raise SystemExit(0)", "import os; os.abort()",
     "while True: print('correct ' * 10000)", "hoard = [torch.empty(1 << 33, device='cuda') for _ in range(100)]",
 ])
 def test_a_fault_costs_one_verdict(fault):
@@ -155,14 +160,10 @@ def test_cheats_of_the_timed_path_are_caught(sandbox, cheat):
 
 
 def test_recycled_memory_holds_the_expected_output_only_in_a_naive_check(sandbox):
+    x = torch.randn(1024, 2048, device="cuda")
+    expected = torch.sigmoid(x).cpu()  # the block on the GPU is free again
+    assert torch.equal(torch.empty_like(x).cpu(), expected)
     code = TORCH[:TORCH.index("        return torch")] + "        return torch.empty_like(x)\n"
-    space = {}
-    exec(TASK.source.replace("torch.randn(8192", "torch.randn(1024"), space)
-    exec(code, space)
-    reference, candidate = space["Model"](2048, 2.5).cuda(), space["ModelNew"](2048, 2.5).cuda()
-    x = space["get_inputs"]()[0].cuda()
-    expected = reference(x).detach().cpu()  # the block on the GPU is free again
-    assert torch.allclose(candidate(x).cpu(), expected, atol=1e-2)
     assert not verdict(sandbox, code).correct
     assert not verdict(sandbox, changed(("        bias_silu", "        if False: bias_silu"))).correct
 

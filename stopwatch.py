@@ -4,9 +4,9 @@ A *host* process holds one model (a candidate's, or the reference's: both are dr
 speaks to it through a *lane*: a socket for orders, and GPU memory that both can see (CUDA IPC) for inputs and outputs.
 Where IPC is not available tensors travel over the socket instead; the timed part is the same.
 
-What is timed is a batch of calls on distinct inputs, recorded as a CUDA graph: the same kernels as eager PyTorch's, back
-to back, without the gaps that a slow host leaves between launches. (The customary protocol, and a model that cannot be
-captured, is timed as it runs, host and all; then so is the reference.) What makes the time hard to forge:
+What is timed is a batch of calls on distinct inputs, recorded as a CUDA graph: the same kernels as eager PyTorch's,
+back to back, without the gaps that a slow host leaves between launches. (The customary protocol, and a model that
+cannot be captured, is timed as it runs, host and all; then so is the reference.) What makes the time hard to forge:
 
     a captured graph is a fixed program: what it works on is written afterwards, and no Python of the candidate runs;
     the scorer reads its own clock: from sending the order "go" until the host's answer that the GPU has finished;
@@ -452,7 +452,7 @@ class Lane:
 class Timing:
     """Batches of calls, reference and candidate in turn, each from the same state of the cache.
 
-    seconds: for (reference, candidate), a list over batches of seconds per call; handing: of seconds that `collect` took.
+    seconds: for (reference, candidate), a list over batches of seconds per call; handing: of seconds for `collect`.
     """
 
     def __init__(self, reference, candidate, calls, repeat, clear_cache):
@@ -537,8 +537,8 @@ class Measured:
         one = min(self.lane.go([0]) for _ in range(3))
         self.lane.order("drop")
         self.calls, self.repeat = list(range(max(1, min(self.slots, int(0.005 / one))))), 1
-        # As a CUDA graph the same kernels run back to back, however slow the host is at launching them, and no Python of
-        # the candidate runs between them. The customary protocol times calls as they are, with the host's share.
+        # As a CUDA graph the same kernels run back to back, however slow the host is at launching them, and no Python
+        # of the candidate runs between them. The customary protocol times calls as they are, with the host's share.
         self.graphs = self.cuda and settings["protocol"] == "strict" and self.lane.capture(self.calls)
         self.plain_lane = self.lane
         if self.graphs:

@@ -15,6 +15,7 @@ Sources of problems, all giving `Task` records:
 import ast
 import hashlib
 import itertools
+import keyword
 import random
 import re
 from dataclasses import dataclass
@@ -228,7 +229,13 @@ _COMMON = ["relu", "sigmoid", "tanh", "gelu", "silu", "mish", "softplus", "hards
 _WORDS = ("a simple model that applies computes performs the operation layer input output tensor activation then with over "
           "scaled bias addition normalization convolution matrix linear features channels dimension shape forward pass value "
           "factor learnable parameter hidden state network module small used for each element row sum residual gate mixing "
-          "block head projection stage result final last first channelwise batch spatial of to and its by per").split()
+          "block head projection stage result final last first channelwise batch spatial of to and its by per from into one two "
+          "three are is makes turns divides adds multiplies every all both same as along beside before after before between "
+          "stack weights scores logits sequence image signal sample group mean root square length size width height number "
+          "times kernel filter window map total running share class target prediction error distance margin temperature step "
+          "pooled attention query key token word vocabulary embedding position time depth volume pixel grid table column "
+          "positive negative zero unit smooth soft hard sharp clipped squashed normalised averaged reduced taken kept left "
+          "right which what where there it this an in on at or not only more than given learned random new own short long").split()
 _SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig lam fac "
               "val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
 _SCALAR_NAMES = {"*": ["scale", "scaling_factor", "multiplier", "factor", "gain"], "/": ["divisor", "temperature", "scale"],
@@ -253,6 +260,11 @@ _ARGUMENTS = {"Conv": ["in_channels", "out_channels", "kernel_size"], "Linear": 
               "LeakyReLU": ["negative_slope"]}
 
 
+# Variables of the teacher's kernels, which a problem's own may not hide.
+_KERNEL_NAMES = {"idx", "mask", "offs", "start", "cols", "rows", "n", "m", "k", "i", "a", "b", "d", "e", "u", "t", "inner", "acc",
+                 "mean", "rstd", "total", "square", "tl", "triton", "cdiv", "fused", "row", "norm", "loss", "matmul"}
+
+
 class _Draft:
     """One problem while it is being written. `shape` tracks the current tensor: a list of (expression, size)."""
 
@@ -260,9 +272,11 @@ class _Draft:
         self.r = random.Random(seed)
         self.clutter = clutter
         self.args, self.init, self.consts, self.forward, self.inputs = [], [], [], [], []
-        self.used = {"x", "self", "torch", "nn", "F", "in", "is", "or", "not", "def", "pass", "Model"}
-        self.x = self.r.choice(["x"] * 8 + ["inputs", "inp", "A", "feats"])
+        self.used = {"self", "torch", "nn", "F", "Model", "math"} | _KERNEL_NAMES
+        self.x = self.r.choice(["x"] * 8 + ["inputs", "inp", "A", "feats", self.nonsense(), self.nonsense()])
+        self.x = "x" if self.x in self.used or keyword.iskeyword(self.x) else self.x
         self.used.add(self.x)
+        self.rename = self.r.choice([0, 0, 0, 0.1, 0.4])
         self.ops = 0
 
     def chance(self, p):
@@ -272,15 +286,21 @@ class _Draft:
         return self.r.choice(options)
 
     def nonsense(self):
-        return "_".join(self.r.choice(_SYLLABLES) for _ in range(self.r.randint(1, 3)))
+        """An identifier that means nothing here: syllables, words of prose, or letters."""
+        kind = self.r.random()
+        if kind < 0.4:
+            return "_".join(self.r.choice(_SYLLABLES) for _ in range(self.r.randint(1, 3)))
+        if kind < 0.75:
+            return "_".join(self.r.choice(_WORDS) for _ in range(self.r.choice([1, 1, 2]))) + self.pick("", "", "", "1", "2")
+        return "".join(self.r.choice("bcdfghjklmnprstvwz") + self.r.choice("aeiou") for _ in range(self.r.randint(1, 4))) + self.pick("", "", "t", "ns")
 
     def name(self, options):
         """An unused identifier: one of the usual ones, or now and then nonsense."""
         for _ in range(5):
-            name = self.nonsense() if self.chance(0.15) else self.r.choice(options)
-            if name not in self.used:
+            name = self.nonsense() if self.chance(0.3 if self.clutter else 0.15) else self.r.choice(options)
+            if name not in self.used and not keyword.iskeyword(name):
                 break
-        while name in self.used:
+        while name in self.used or keyword.iskeyword(name):
             name += "_" + self.r.choice(_SYLLABLES)
         self.used.add(name)
         return name
@@ -323,6 +343,9 @@ class _Draft:
         return value
 
     def line(self, expression):
+        """The next operator; mostly the result keeps the variable's name."""
+        if self.chance(self.rename):
+            self.x = self.name(["out", "y", "h", "z", "hidden", "logits", "scores", "features", "result"])
         self.forward.append(f"{self.x} = {expression}")
         self.ops += 1
 
@@ -471,7 +494,7 @@ class _Draft:
     def tensor_input(self, dims, maker=None):
         self.dims = dims
         maker = maker or self.pick("torch.randn", "torch.rand", "torch.randn")
-        name = self.x if not self.inputs else self.name(["y", "other", "target", "targets", "b", "labels"])
+        name = self.x if not self.inputs else self.name(["y", "other", "target", "targets", "labels"])
         self.inputs.append((name, f"{maker}({', '.join(dims)})"))
         return name
 
@@ -505,6 +528,13 @@ class _Draft:
             return self.line(self.pick(f"torch.matmul({self.x}, {other})", f"{self.x} @ {other}"))
         extra = ", bias=False" if self.chance(0.15) else ""
         self.line(f"{self.layer(['linear', 'fc', 'gemm', 'proj', 'lin', 'dense'], f'nn.Linear({i}, {o}{extra})')}({self.x})")
+
+    def another_linear(self):
+        """One more layer on the current features; a residual that was saved no longer fits."""
+        width = self.size(64, 128, 256)
+        i, o = self.inside(self.shape[1][0]), self.arg(["hidden2", "out_dim", "classes", "width2", "d_model"], width, "int")
+        self.line(f"{self.layer(['fc2', 'linear2', 'out', 'head', 'proj2', 'down'], f'nn.Linear({i}, {o})')}({self.x})")
+        self.shape, self.saved = [self.shape[0], (o, width)], None
 
     def convolution(self):
         nd = self.pick(2, 2, 2, 2, 3, 1)
@@ -576,12 +606,12 @@ class _Draft:
         if self.chance(0.3):
             d = self.layer(["gain", "weights", "diagonal"], f"nn.Parameter(torch.randn({self.inside(rows)}))")
         else:
-            d = self.name(["d", "diag", "weights", "gains", "scales"])
+            d = self.name(["diag", "weights", "gains", "scales"])
             self.inputs.insert(0, (d, f"{self.pick('torch.randn', 'torch.rand')}({rows})"))
         self.line(self.pick(f"torch.diag({d}) @ {self.x}", f"torch.matmul(torch.diag({d}), {self.x})"))
 
 
-FAMILIES = {"pointwise": 14, "linear": 20, "convolution": 28, "row": 18, "reduction": 8, "loss": 7, "diagonal": 5}
+FAMILIES = {"pointwise": 14, "linear": 20, "convolution": 28, "row": 18, "reduction": 8, "loss": 7, "diagonal": 5, "network": 5}
 
 
 def synthesize(seed, clutter=False) -> Task:
@@ -634,6 +664,14 @@ def synthesize(seed, clutter=False) -> Task:
     elif family == "diagonal":
         d.diagonal()
         d.chain(d.r.randint(1, 3))
+    elif family == "network":
+        d.linear()
+        for _ in range(d.r.choice([1, 1, 2])):
+            d.chain(d.r.randint(1, 2))
+            d.another_linear()
+        d.chain(d.r.randint(0, 1))
+        if d.chance(0.4):
+            d.row_operator()
     return Task(f"synth/{seed}", 0, _write(d), family)
 
 
@@ -653,6 +691,7 @@ def _write(d) -> str:
 
     def words(low, high):
         text = " ".join(word() for _ in range(r.randint(low, high * 2 if d.clutter and d.chance(0.3) else high)))
+        text = re.sub(r"(?<=\w) (?=\w)", lambda _: d.pick(*[" "] * 14, ", ", "; ", ": ", " (") if d.chance(0.5) else " ", text)
         return text[:1].upper() + text[1:]
 
     def docstring(indent, fields=()):
@@ -743,7 +782,7 @@ def _clutter(d, defaults):
         name = d.name(["conv1", "conv2", "bn", "pool", "fc1", "proj", "dropout", "embed", "rnn", "block", "extra", "head", "attn"])
         d.init.insert(d.r.randint(0, len(d.init)), f"self.{name} = {layer}")
     if d.chance(0.2):
-        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.nonsense()} = {d.pick('None', '[1, 2, 3]', '(2, 2)', '3 * 4', '1.0 / 7')}")
+        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name(['state', 'size', 'config'])} = {d.pick('None', '[1, 2, 3]', '(2, 2)', '3 * 4', '1.0 / 7')}")
     for i, line in enumerate(d.init):  # keyword arguments in place of positional ones
         found = re.fullmatch(r"(self\.\w+ = nn\.(\w+?)(?:[123]d|Transpose[123]d|Norm[123]d|Pool[123]d)?\()(.*)\)", line)
         names = next((n for k, n in _ARGUMENTS.items() if found and line.split(" = nn.")[1].startswith(k)), None)

@@ -876,6 +876,8 @@ class _Renderer:
             if prefix:
                 prefix(kernel)
             for step in steps:
+                if step.target in _RESERVED:
+                    return None
                 if step.kind == "pointwise" and tuple(step.shape) == tuple(shape) and any(
                         kernel.local.get(v) == "row" and step.values[v].dim() != len(shape) for v in step.reads):
                     return None  # a row's number without keepdim does not broadcast along the row

@@ -1,11 +1,12 @@
 """Rewards, advantages, filters, loss, the training step, and resuming after a kill at any point."""
 
 import copy
+import functools
 import itertools
 import json
 import math
-import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -21,7 +22,7 @@ from backbone import Backbone, Completion
 from conftest import FakeSandbox, Scripted, kernel, make_task
 from reinforce import (BASELINES, REWARDS, Row, clipped_loss, configure, cuda_agent_reward, group_mean, leave_one_out,
                        micro_batches, mrs_keeps, policy_advantages, prs_probability, update)
-from sandbox import Verdict
+from sandbox import Sandbox, Verdict
 from skills import Skill, SkillLibrary
 
 # ---- rewards
@@ -336,8 +337,8 @@ def world(request, monkeypatch, model_folder, tmp_path):
     return run
 
 
-def enter(setattr):
-    """Put the scripted model and the fake sandbox in place of the real ones."""
+def enter(setattr, script=script, sandbox=FakeSandbox):
+    """Put a scripted model and a fake sandbox in place of the real ones."""
     load = Backbone.load
 
     def scripted(path, device="cpu", dtype=None):
@@ -346,7 +347,7 @@ def enter(setattr):
         return model
 
     setattr(reinforce.Backbone, "load", scripted)
-    setattr(reinforce, "Sandbox", FakeSandbox)
+    setattr(reinforce, "Sandbox", sandbox)
 
 
 def metrics(out):
@@ -482,6 +483,48 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
         assert len(rewards) == 3 * 2 and len(rollouts) == 3 * 2 + 3
         assert lines[step]["eval_reward_best"] == pytest.approx(statistics.mean(rewards))
     assert "eval_reward_best" in metrics(world("after", "--steps", "2", evaluate=True))[2]
+
+
+RELU = """import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def fused_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + idx, mask=idx < n)
+    tl.store(out_ptr + idx, tl.maximum(x, 0.0) * FACTOR, mask=idx < n)
+
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        fused_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
+        return out
+"""
+
+
+def test_a_step_survives_every_candidate(world, monkeypatch):
+    """With the real sandbox: a kernel that works, and one that is malformed, hangs, exits, crashes, floods or hoards."""
+    bodies = {
+        "no class": "ModelNew = 3", "no forward": "", "hangs": "while True:\n    pass", "exits": "import os\nos._exit(0)",
+        "floods": "while True:\n    print('x' * 99999)", "crashes": "import ctypes\nctypes.string_at(0)",
+        "hoards": "x = []\nwhile True:\n    x.append(bytearray(1 << 28))",
+    }
+    replies = [f"```python\n{body}\nclass ModelNew:\n    pass\n```" for body in bodies.values()]
+    replies = iter(["RELU", "no code", "```python\nclass ModelNew", *replies])
+
+    def everything(role, prompt):
+        factor = re.search(r"relu\(x\) \* (\d)", prompt)[1]
+        return [next(replies).replace("RELU", f"```python\n{RELU.replace('FACTOR', factor)}```")]
+
+    enter(monkeypatch.setattr, everything, functools.partial(Sandbox, timeout=6.0))
+    out = world("run", "--steps", "1", "--batch", "5", "--n", "1", "--turns", "2", "--no-skills", "--k", "0")
+    verdicts = [turn["verdict"] for line in records(out, 1, "policy") for turn in line["turns"]]
+    assert len(verdicts) == 10 and all(v["correct"] or v["error"] or v["rejected"] for v in verdicts)
+    assert [v["correct"] for v in verdicts] == [True] + [False] * 9 and verdicts[0]["speedup"] > 1.5
 
 
 # ---- resuming
@@ -629,36 +672,32 @@ def test_fewer_checkpoints_lose_no_steps(world):
     assert same(whole, rare)
 
 
-@pytest.mark.slow
-def test_kill_nine_at_random_moments(world, tmp_path):
-    """A separate process, killed without warning ten times; the resumed run ends as the uninterrupted one."""
-    whole = world("whole", "--steps", "40")
-    root, rng = Path(__file__).parent.parent, random.Random(0)
-    program = f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'tests')!r}]\n" \
-              "import test_reinforce, reinforce\ntest_reinforce.enter(setattr)\nsys.exit(reinforce.main(sys.argv[1:]))"
-    options = [
-        *SMALL,
-        "--no-eval",
-        "--model",
-        str(tmp_path / "model"),
-        "--tasks",
-        str(tmp_path / "tasks"),
-        "--steps",
-        "40",
-    ]
-    killed, out = 0, tmp_path / "killed"
-    for attempt in range(40):
-        begun = (out / "config.json").exists()
-        arguments = ["--out", str(out), *(["--resume"] if begun else options)]
-        process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.DEVNULL)
-        try:
-            assert process.wait(rng.uniform(2.0, 8.0) if killed < 10 else None) == 0
+@pytest.mark.parametrize("steps, kills", [(4, 1), pytest.param(40, 10, marks=pytest.mark.slow)])
+def test_kill_nine_and_resume(world, tmp_path, steps, kills):
+    """A separate process, killed without warning at random moments; the resumed run ends as the uninterrupted one."""
+    whole, out = world("whole", "--steps", str(steps)), tmp_path / "killed"
+    root, rng, killed = Path(__file__).parent.parent, random.Random(0), 0
+    program = (
+        f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'tests')!r}]\n"
+        "import test_reinforce, reinforce\ntest_reinforce.enter(setattr)\nsys.exit(reinforce.main(sys.argv[1:]))"
+    )
+    options = [*SMALL, "--no-eval", "--model", str(tmp_path / "model"), "--tasks", str(tmp_path / "tasks")]
+    while True:
+        begun = (out / "config.json").exists()  # killed before it wrote anything, it has not begun
+        more = ["--resume"] if begun else [*options, "--steps", str(steps)]
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, "--out", str(out), *more], stdout=subprocess.DEVNULL, text=True
+        )
+        if killed == kills:
+            assert process.wait() == 0
             break
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            killed += 1
-    assert killed >= 5 and same(whole, out)
+        while not (out / "metrics.jsonl").exists() and process.poll() is None:
+            time.sleep(0.01)  # until it has begun; then anything from its start to a few steps later
+        time.sleep(rng.uniform(0, 1) if kills == 1 else rng.uniform(2, 7))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed += 1
+    assert same(whole, out)
 
 
 @pytest.mark.parametrize("tasks", ["synth", "builtin", "folder"])

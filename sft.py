@@ -26,7 +26,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +193,8 @@ class Writer:
         verdicts = self.sandbox.score(task, [code for _, code, _ in answers])
         if not verdicts[-1].correct:
             return []
+        if rng.random() < 0.5:  # the clock's name is a word that the policy should not depend on
+            verdicts = [replace(v, clock="measured") for v in verdicts]
         messages = policy_messages(task, skills)
         for (reply, _, _), verdict in zip(answers[:-1], verdicts):
             messages = next_messages(messages, reply, verdict)
@@ -614,7 +616,7 @@ def main():
     parser.add_argument("--model", help="pretrained model to start from; without it a tiny one is made from random weights")
     parser.add_argument("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
     parser.add_argument("--problems", type=int, default=120_000, help="synthesised problems for single turns and selections")
-    parser.add_argument("--executed", type=int, default=6_000, help="problems for executed multi-turn trajectories")
+    parser.add_argument("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
     parser.add_argument("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tiny backbone's tokenizer")
     parser.add_argument("--epochs", type=float, default=3.0, help="passes over the examples (paper: 4)")

@@ -178,21 +178,21 @@ def unfit(task, evaluation) -> str | None:
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"
     try:
-        outputs = []
-        for seed in (0, 0, 1):
-            torch.manual_seed(seed)
-            space = {}
-            exec(compile(task.source, task.name, "exec"), space)
-            model = space["Model"](*space["get_init_inputs"]())
-            with torch.no_grad():
-                outputs.append(model(*space["get_inputs"]()))
+        space = {}
+        exec(compile(task.source, task.name, "exec"), space)
+        torch.manual_seed(0)
+        model = space["Model"](*space["get_init_inputs"]())
+        inputs, others = space["get_inputs"](), space["get_inputs"]()
+        with torch.no_grad():
+            first, again, other = model(*inputs), model(*inputs), model(*others)
     except Exception as error:  # a problem that does not run is no problem; the synthesiser goes on to the next seed
         return f"does not run: {type(error).__name__}"
-    first, again, other = outputs
-    if not torch.equal(first, again):
-        return "not deterministic"
+    if not isinstance(first, torch.Tensor):
+        return "does not return one tensor"
     if not torch.isfinite(first).all():
         return "not finite"
+    if not torch.equal(first, again):
+        return "not deterministic"
     if first.numel() > 1 and first.float().std() < 1e-6 or torch.allclose(first, other, rtol=1e-4, atol=1e-6):
         return "constant output"
     return None
@@ -272,7 +272,7 @@ class _Draft:
         self.r = random.Random(seed)
         self.clutter = clutter
         self.args, self.init, self.consts, self.forward, self.inputs = [], [], [], [], []
-        self.used = {"self", "torch", "nn", "F", "Model", "math"} | _KERNEL_NAMES
+        self.used = {"self", "torch", "nn", "F", "Model", "math"} | _KERNEL_NAMES | set(dir(torch.nn.Module))
         self.x = self.r.choice(["x"] * 8 + ["inputs", "inp", "A", "feats", self.nonsense(), self.nonsense()])
         self.x = "x" if self.x in self.used or keyword.iskeyword(self.x) else self.x
         self.used.add(self.x)

@@ -1,0 +1,148 @@
+"""Problems: loading, decontamination, the filters of the synthesiser."""
+
+import ast
+import itertools
+from pathlib import Path
+
+import pytest
+
+import tasks
+from tasks import (TaskError, builtin_tasks, evaluation_fingerprints, fingerprint, folder_tasks, kernelbench_tasks, load_task,
+                   operators, scale_batch, synthesize, training_tasks, unfit)
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+class Model(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+        self.act = nn.ReLU()
+
+    def forward(self, x):
+        return self.act(x) * self.scale - torch.sigmoid(x)
+
+rows = 8
+scale = 2.0
+
+def get_inputs():
+    return [torch.randn(rows, 4)]
+
+def get_init_inputs():
+    return [scale]
+"""
+
+
+def task(source):
+    return tasks.Task("t", 0, source)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("class Model: pass\ndef get_init_inputs(): return []\n", "get_inputs"),
+    ("def get_inputs(:\n", "not valid Python, line 1"),
+    ("\0", "not valid Python"),
+])
+def test_a_bad_problem_file_is_a_one_line_error(tmp_path, text, message):
+    path = tmp_path / "p.py"
+    path.write_text(text)
+    with pytest.raises(TaskError, match=message) as error:
+        load_task(path)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_files_and_folders_are_told(tmp_path):
+    for call in (lambda: load_task(tmp_path / "no.py"), lambda: folder_tasks(tmp_path), lambda: folder_tasks(tmp_path / "no"),
+                 lambda: kernelbench_tasks(tmp_path, 1)):
+        with pytest.raises(TaskError):
+            call()
+
+
+def test_kernelbench_problems_come_in_the_order_of_their_ids(tmp_path):
+    folder = tmp_path / "KernelBench" / "level1"
+    folder.mkdir(parents=True)
+    for name in ("10_B.py", "9_A.py", "100_C.py"):
+        (folder / name).write_text(PROBLEM)
+    assert [t.name for t in kernelbench_tasks(tmp_path, 1)] == ["level1/9_A", "level1/10_B", "level1/100_C"]
+
+
+def test_scale_batch_changes_the_first_integer_and_nothing_else():
+    assert scale_batch(PROBLEM, 16) == PROBLEM.replace("rows = 8\n", "rows = 128\n")
+    assert [t.source for t in builtin_tasks(1, "cuda")] != [t.source for t in builtin_tasks(1)]
+
+
+# ---- decontamination
+
+
+def test_one_operator_has_one_name_however_it_is_spelled():
+    variants = ["self.act(x)", "torch.relu(x)", "F.relu(x)", "x.relu()", "torch.nn.functional.relu(x)"]
+    found = {tuple(operators(PROBLEM.replace("self.act(x)", v))) for v in variants}
+    assert found == {("mul", "relu", "sigmoid", "sub")}
+
+
+@pytest.mark.parametrize("old, new", [
+    ("self.scale", "self.factor"), ("rows = 8", "rows = 4096"), ("randn(rows, 4)", "rand(rows, 4, 4)"), ("2.0", "-1.5"),
+    ("return self.act(x) * self.scale - torch.sigmoid(x)", "y = torch.sigmoid(x)\n        return self.scale * F.relu(x) - y"),
+])
+def test_an_evaluation_problem_in_other_clothes_is_refused(old, new):
+    assert old in PROBLEM
+    evaluation = {fingerprint(PROBLEM)}
+    assert unfit(task(PROBLEM.replace(old, new)), evaluation) == "near an evaluation problem"
+
+
+def test_another_operator_makes_another_problem():
+    assert unfit(task(PROBLEM.replace("torch.sigmoid(x)", "torch.tanh(x)")), {fingerprint(PROBLEM)}) is None
+
+
+def test_swish_written_out_is_still_swish():
+    short, long = (PROBLEM.replace("torch.sigmoid(x)", v) for v in ("F.silu(x)", "x * torch.sigmoid(x)"))
+    assert fingerprint(short) == fingerprint(long)
+
+
+def test_every_built_in_problem_is_known_to_the_check():
+    evaluation = evaluation_fingerprints()
+    assert all(unfit(t, evaluation) == "near an evaluation problem" for t in builtin_tasks())
+    assert len(evaluation) > 41 + 150  # KernelBench's hashes are there
+
+
+def test_the_training_stream_keeps_clear_and_is_reproducible():
+    evaluation = evaluation_fingerprints()
+    first = list(itertools.islice(training_tasks(3), 12))
+    assert first == list(itertools.islice(training_tasks(3), 12))
+    assert first != list(itertools.islice(training_tasks(4), 12))
+    assert not any(fingerprint(t.source) in evaluation for t in first)
+    assert len({t.source for t in first}) == 12
+
+
+# ---- the filters
+
+
+@pytest.mark.parametrize("forward, reason", [
+    ("return x * torch.rand(1)", "not deterministic"),
+    ("return x * 0", "constant output"),
+    ("return torch.log(x - x)", "not finite"),
+    ("return x @ x", "does not run: RuntimeError"),
+    ("return self", "does not return one tensor"),
+    ("return self.missing(x)", "does not run: AttributeError"),
+])
+def test_unfit_problems_are_refused_with_their_reason(forward, reason):
+    source = PROBLEM.replace("return self.act(x) * self.scale - torch.sigmoid(x)", forward)
+    assert unfit(task(source), frozenset()) == reason
+
+
+@pytest.mark.parametrize("clutter", [False, True])
+def test_synthesised_problems_parse_and_vary(clutter):
+    made = [synthesize(seed, clutter) for seed in range(60)]
+    assert all(t == synthesize(i, clutter) for i, t in enumerate(made[:10]))
+    assert len({t.source for t in made}) == 60 and len({t.family for t in made}) >= 6
+    for t in made:
+        names = {node.name for node in ast.parse(t.source).body if hasattr(node, "name")}
+        assert names == {"Model", "get_inputs", "get_init_inputs"}
+    fit = sum(unfit(t, frozenset()) is None for t in made)
+    assert fit >= 50
+
+
+def test_the_project_ships_hashes_and_no_problem_of_kernelbench():
+    text = (Path(tasks.__file__).parent / "problems" / "kernelbench_fingerprints.txt").read_text()
+    assert all(len(line) == 12 and int(line, 16) >= 0 for line in text.split())

@@ -1,0 +1,217 @@
+"""The cold start: what its examples teach, which tokens carry loss, the diversity filter, batches, the shipped model."""
+
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import backbone
+import sft
+import teacher
+from backbone import Backbone, Chat, extract_code, extract_tool_call
+from policy import next_messages, policy_messages
+from sandbox import KernelTime, Verdict
+from sft import Example, Writer, diversity_filter, encode, make_batches, spoil, train_tokenizer
+from skills import Skill
+from tasks import synthesize
+
+ROOT = Path(sft.__file__).parent
+
+
+class Judge:
+    """A sandbox that finds every kernel right and a later one faster; the first only half as fast as the last."""
+
+    def score(self, task, codes):
+        return [Verdict(compiled=True, correct=True, speedup=1.0 + i, coverage=0.5, clock="modelled", reference_ms=1.0,
+                        candidate_ms=1 / (1 + i), profile=[KernelTime("mul", 1.0, False)]) for i, _ in enumerate(codes)]
+
+
+@pytest.fixture(scope="module")
+def examples():
+    plain, executing = Writer(None), Writer(Judge())
+    return [e for seed in range(120) for e in plain.write(seed)] + [e for seed in range(60) for e in executing.write(seed)]
+
+
+@pytest.fixture(scope="module")
+def chat(examples):
+    return Chat(train_tokenizer([m["content"] for e in examples for m in e.messages], 1024))
+
+
+def test_all_five_kinds_are_written(examples):
+    assert {e.kind for e in examples} == {"policy", "policy+skills", "selection", "summary", "summary+skills"}
+
+
+def test_writing_is_a_pure_function_of_the_seed(examples):
+    again = Writer(None)
+    assert [e.messages for seed in range(20) for e in again.write(seed)] == [e.messages for e in examples[:len(
+        [e for seed in range(20) for e in Writer(None).write(seed)])]]
+
+
+def test_replies_parse_as_what_they_are(examples):
+    for e in examples:
+        reply = e.messages[-1]["content"]
+        if e.kind.startswith("policy"):
+            assert re.match(r"Plan: .+\.\n", reply) and "class ModelNew" in extract_code(reply)
+        elif e.kind == "selection":
+            chosen = extract_tool_call(reply, "select_skills")["selected_skills"]
+            assert len(chosen) <= 3 and tuple(s["name"] for s in chosen) == e.skills
+            assert all(f"- {s['name']} [" in e.messages[1]["content"] for s in chosen)
+        else:
+            written = extract_tool_call(reply, "update_skill_library")["new_skills"]
+            assert 1 <= len(written) <= 2
+            assert all(re.search(r"Motivation: .+\nKey Idea: .+\nExample:\n", s["content"]) for s in written)
+
+
+def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do():
+    writer, told, free = Writer(None), [], []
+    for seed in range(300):
+        rng = random.Random(seed)
+        if (found := writer.task(seed)) and (applicable := found[1].applicable):
+            name = rng.choice(sorted(applicable))
+            told.append(name in writer.draw(rng, found[1], applicable, {name})[0].used)
+            free.append(name in writer.draw(rng, found[1], applicable, set())[0].used)
+    assert sum(told) / len(told) > 0.85 and sum(free) / len(free) < 0.45
+
+
+def test_summaries_name_what_the_best_answer_gained(examples):
+    for e in (e for e in examples if "summary" in e.kind):
+        first, best = re.findall(r"# (?:First|Best) answer.*?```python\n(.*?)```", e.messages[1]["content"], re.DOTALL)
+        assert set(e.skills) <= teacher.techniques_in(best) - teacher.techniques_in(first)
+
+
+def test_a_spoiled_kernel_differs_and_is_context_only(examples):
+    code = next(extract_code(e.messages[-1]["content"]) for e in examples if e.kind == "policy")
+    assert spoil(code, random.Random(0)) != code
+    assert any(e.unlearnt for e in examples) and all(e.unlearnt in (0, 1) for e in examples)
+
+
+# ---- tokens
+
+
+def test_loss_falls_on_the_assistants_tokens_only(examples, chat):
+    for e in [e for e in examples if len(e.messages) > 3][:20] + examples[:40]:
+        ids, mask = encode(chat, e)
+        learnt = [m["content"] for m in e.messages if m["role"] == "assistant"][e.unlearnt:]
+        spans, start = [], None
+        for i, on in enumerate([*mask, False]):
+            start = i if on and start is None else start
+            if not on and start is not None:
+                spans.append(chat.tokenizer.decode(ids[start:i]))
+                start = None
+        assert spans == [text + "<|im_end|>" for text in learnt]
+
+
+def test_examples_hold_exactly_the_prompts_that_sampling_uses(examples, chat):
+    e = next(e for e in examples if len(e.messages) == 5 and e.kind == "policy")
+    ids, mask = encode(chat, e)
+    assert chat.chat_text(e.messages, reply=False) == chat.tokenizer.decode(ids) + "\n"
+    assert list(ids[:len(chat.chat_ids(e.messages[:2]))]) == chat.chat_ids(e.messages[:2])
+
+
+def test_a_name_is_split_the_same_way_wherever_it_stands(chat):
+    name = chat.encode("zorbag_qi")
+    for text in ("self.zorbag_qi(x)", "(zorbag_qi, y)", "zorbag_qi = 3", "\n        zorbag_qi\n"):
+        ids = chat.encode(text)
+        assert any(ids[i:i + len(name)] == name for i in range(len(ids)))
+
+
+def test_decoding_gives_the_text_back(examples, chat):
+    for e in examples[::20]:
+        for message in e.messages:
+            assert chat.tokenizer.decode(chat.encode(message["content"])) == message["content"]
+
+
+# ---- filter and batches
+
+
+def test_the_filter_down_samples_what_is_over_represented(capsys):
+    dull = [Example("policy", [{}, {}, {}], None, "linear", kernel="same") for _ in range(200)]
+    varied = [Example("policy", [{}, {}, {}], None, f"f{i % 5}", kernel=str(i)) for i in range(200)]
+    lazy = [Example("selection", [{}, {}, {}], None, f"f{i % 5}", skills=("fuse",)) for i in range(400)]
+    rare = [Example("selection", [{}, {}, {}], None, f"f{i % 5}", skills=(f"s{i}",)) for i in range(40)]
+    kept = diversity_filter(dull + varied + lazy + rare, random.Random(0))
+    assert sum(e.kernel == "same" for e in kept) == 40 and sum(e.skills == ("fuse",) for e in kept) == 100
+    assert sum(e.kernel not in ("", "same") for e in kept) == 200 and sum(e.skills[:1] >= ("s",) for e in kept) == 40
+    assert "before      after" in capsys.readouterr().out
+
+
+def test_batches_hold_every_example_once_within_their_budget():
+    lengths = np.random.default_rng(0).integers(50, 3000, 500).tolist()
+    batches = make_batches(lengths, 8192, random.Random(0))
+    assert sorted(i for b in batches for i in b) == list(range(500))
+    for batch in batches:
+        width = next(w for w in sft.WIDTHS if max(lengths[i] for i in batch) <= w)
+        assert width * len(batch) <= 8192
+        assert width == next(w for w in sft.WIDTHS if min(lengths[i] for i in batch) <= w)
+
+
+def test_a_training_step_learns_the_targets_and_nothing_else():
+    from transformers import AutoModelForCausalLM, Qwen3Config
+
+    torch.manual_seed(0)
+    config = Qwen3Config(vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+                         num_key_value_heads=1, head_dim=16)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="causal")
+    step = sft.TrainStep(model, 1e-2, graphs=False)
+    ids = torch.randint(0, 32, (4, 12))
+    targets = torch.full_like(ids, -100)
+    targets[:, 5] = ids[:, 6]
+    logits = model(input_ids=ids).logits[:, 5].detach()
+    by_hand = -logits.log_softmax(-1).gather(1, ids[:, 6:7]).mean()
+    losses = [step(ids, targets).item() for _ in range(40)]
+    assert losses[0] == pytest.approx(by_hand.item(), rel=1e-5) and losses[-1] < 0.1
+
+
+# ---- the paper's data layout
+
+
+def test_rows_of_the_papers_layout_are_read_and_bad_ones_reported(tmp_path, chat, capsys):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Plan: x."}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join([json.dumps({"messages": messages, "tools": None}),
+                               json.dumps({"messages": json.dumps(messages), "tools": json.dumps([backbone.SELECT_TOOL])}),
+                               "not json", json.dumps({"prompt": "no messages"})]))
+    data = sft.read_rows(path, chat)
+    assert len(data) == 2 and all(chat.tokenizer.decode(ids[mask]) == "Plan: x.<|im_end|>" for ids, mask in data)
+    assert "select_skills" in chat.tokenizer.decode(data[1][0]) and "select_skills" not in chat.tokenizer.decode(data[0][0])
+    told = capsys.readouterr().err
+    assert f"{path}:3: not JSON" in told and "3: not a row of messages" in told
+
+
+@pytest.mark.parametrize("arguments, message", [
+    (["--out", "x", "--model", "no/such/folder/./", "--data", "x"], "no/such/folder"),
+    (["--evaluate", "checkpoints/none"], "no such model folder"),
+    ([], "--out or --cache is required"),
+])
+def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path):
+    run = subprocess.run([sys.executable, ROOT / "sft.py", *arguments], capture_output=True, text=True, cwd=tmp_path,
+                         env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"})
+    assert run.returncode == 2 and message in run.stderr.strip().split("\n")[-1]
+
+
+# ---- the shipped model
+
+
+def test_the_shipped_model_is_small_complete_and_follows_a_skill():
+    folder = ROOT / "checkpoints" / "tiny"
+    assert sum(p.stat().st_size for p in folder.iterdir()) <= 16e6
+    model = Backbone.load(folder)
+    writer, shown = Writer(None), []
+    seed = sft.HELD_OUT
+    prompts, names = [], []
+    while len(prompts) < 6:
+        found = writer.task(seed)
+        seed += 1
+        name = found and next(iter(sorted(found[1].applicable)), None)
+        if name:
+            prompts.append(model.chat_ids(policy_messages(found[0], [writer.skill(name, random.Random(seed))])))
+            names.append(name)
+    replies = model.sample(prompts, 700, temperature=0)
+    shown = [name in teacher.techniques_in(extract_code(r.text) or "") for name, r in zip(names, replies)]
+    assert sum(shown) >= 4

@@ -583,6 +583,9 @@ class Killed(BaseException):
     pass
 
 
+SHORT = ["--steps", "2", "--batch", "1"]
+
+
 POINTS = [
     "select",
     "roll_out",
@@ -614,7 +617,7 @@ def test_killed_at_any_phase_and_resumed(world, monkeypatch, whole_run, n, point
     with monkeypatch.context() as patch:
         patch.setattr(reinforce, point, dying)
         with pytest.raises(Killed):
-            world("killed", "--steps", "2")
+            world("killed", *SHORT)
     assert same(whole_run(world), world("killed", "--resume"))
 
 
@@ -640,7 +643,7 @@ def test_killed_within_a_checkpoint_and_resumed(world, monkeypatch, whole_run, c
         from transformers import Qwen3ForCausalLM
         patch.setattr(Qwen3ForCausalLM, "save_pretrained", dying(Qwen3ForCausalLM.save_pretrained))
         with pytest.raises(Killed):
-            world("killed", "--steps", "2")
+            world("killed", *SHORT)
     assert same(whole_run(world), world("killed", "--resume"))
 
 
@@ -651,7 +654,7 @@ def whole_run():
 
     def get(world):
         if not made:
-            out = world("whole", "--steps", "2")
+            out = world("whole", *SHORT)
             made["out"] = out
         return made["out"]
 

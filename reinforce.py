@@ -400,6 +400,8 @@ def train(run, stream):
             finish_step(run, line)
             tqdm.write(progress(line, args), file=sys.stdout)
             bar.update()
+            if "eval_reward_best" in line and run.step < args.steps:
+                draw_curves(read_metrics(run), run.out / "curves.png")
     draw_curves(read_metrics(run), run.out / "curves.png")
 
 

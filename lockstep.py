@@ -1,6 +1,6 @@
 """Triton kernels where there is no GPU: taken from a candidate's text, compiled for a real target, run in numpy.
 
-    kernels = build(code, constants)              only @triton.jit functions, and only Triton's own language inside them
+    kernels, texts = build(code, constants)       only @triton.jit functions, and only Triton's own language inside them
     compile_kernel(kernel, arguments, options)    to PTX for sm_90 (needs no GPU): refuses what a GPU would refuse
     interpreter = Interpreter(kernels)            from now on this process interprets
     interpreter.launch(name, grid, arguments)     runs it, every access checked; .bill says what it cost
@@ -102,8 +102,9 @@ def check_kernel(node, scope):
 
 
 def build(code, constants):
-    """{name: JITFunction} of the @triton.jit functions at the top level of a candidate's source; nothing else of it.
+    """The @triton.jit functions at the top level of a candidate's source, and nothing else of it.
 
+    Returns {name: JITFunction} and {name: the text of all that the kernel is made of, without comments and places}.
     `constants` are the values of global names that kernels may use. Raises KernelError for a kernel that reaches
     outside Triton's language.
     """
@@ -123,7 +124,16 @@ def build(code, constants):
     scope.update(__jit__=triton.jit, __builtins__=dict(BUILTINS))
     linecache.cache[FILE] = (len(code), None, [line + "\n" for line in code.split("\n")], FILE)
     exec(compile(ast.fix_missing_locations(ast.Module(kernels, [])), FILE, "exec"), scope)
-    return {node.name: scope[node.name] for node in kernels}
+    nodes, texts = {node.name: node for node in kernels}, {}
+    for name in nodes:
+        parts, found = [name], {name}
+        for part in parts:  # grows by what each part calls
+            used = {n.id for n in ast.walk(nodes[part]) if isinstance(n, ast.Name)} - found if part in nodes else set()
+            found |= used
+            parts += sorted(used)
+        texts[name] = "\n".join(ast.unparse(nodes[part]) if part in nodes else f"{part} = {constants[part]!r}"
+                                for part in parts if part in nodes or part in constants)
+    return {name: scope[name] for name in nodes}, texts
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -190,7 +200,7 @@ def compile_kernel(kernel, arguments, options):
 
 def warm_up():
     """Compile something, so that forks of this process find the compiler's libraries loaded (0.1 s)."""
-    kernel = build("@triton.jit\ndef copy(x, y):\n    tl.store(y, tl.load(x))", {})["copy"]
+    kernel = build("@triton.jit\ndef copy(x, y):\n    tl.store(y, tl.load(x))", {})[0]["copy"]
     compile_kernel(kernel, {"x": torch.empty(0), "y": torch.empty(0)}, {})
 
 

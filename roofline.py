@@ -33,6 +33,7 @@ Replaying is as strict as a GPU: every kernel must first compile for one, an acc
 and memory from `torch.empty` is poisoned (lockstep.py is the interpreter).
 """
 
+import hashlib
 import inspect
 import math
 import time
@@ -323,19 +324,21 @@ def record(model, inputs):
 class Replay:
     """Executes a recorded program on given inputs. Raises KernelError, or RuntimeError for a step that fails."""
 
-    def __init__(self, code, program, constants):
+    def __init__(self, code, program, constants, known=()):
+        """known: keys of kernels that need not be compiled again, because they have been."""
         self.program, self.constants = program, constants
         names = {name: read_value(value, None) for name, value in program["names"].items()}
-        self.kernels = lockstep.build(code, names)
-        compiled = set()
+        self.kernels, texts = lockstep.build(code, names)
+        self.compiled = set()  # what has been compiled here
         for step in program["steps"]:
             if step[0] == "launch":
                 if step[1] not in self.kernels:
                     raise KernelError(f"{step[1]} is not a @triton.jit function at the top level of the file")
-                key = repr((step[1], [(k, v["tensor"][1] if isinstance(v, dict) and "tensor" in v else v)
-                                      for k, v in step[3].items()], step[4]))
-                if key not in compiled:
-                    compiled.add(key)
+                types = [(k, v["tensor"][1] if isinstance(v, dict) and "tensor" in v else v)
+                         for k, v in step[3].items()]
+                key = hashlib.sha256(repr((texts[step[1]], types, step[4])).encode()).hexdigest()
+                if key not in known and key not in self.compiled:
+                    self.compiled.add(key)
                     arguments = self.arguments(
                         step, lambda reference: torch.empty(0, dtype=TORCH_NAMES[reference[1]], device="meta"))
                     lockstep.compile_kernel(self.kernels[step[1]], arguments,
@@ -464,9 +467,11 @@ def judge(reference, code, warm, settings):
             verdict.rejected = "launches no kernel of its own"
             return verdict
         children.append(Child(warm, "replayer"))
-        answer = children[1].ask({"code": code, "program": program, "constants": constants}, deadline)
+        answer = children[1].ask({"code": code, "program": program, "constants": constants,
+                                  "known": list(reference.known)}, deadline)
         if "failed" in answer:
             return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
+        reference.known.update(answer["compiled"])
 
         stages.end("compile")
 

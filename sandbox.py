@@ -140,8 +140,8 @@ def replayer(sock, warm, settings):
     job = receive(sock)
     stage = "compile"
     try:
-        replay = roofline.Replay(job["code"], job["program"], job["constants"])
-        send(sock, {"compiled": True})
+        replay = roofline.Replay(job["code"], job["program"], job["constants"], set(job["known"]))
+        send(sock, {"compiled": list(replay.compiled)})
         stage = "forward"
         while True:
             run = receive(sock)
@@ -186,10 +186,10 @@ def scorer(sock, warm, settings):
                 left.append(index)
             else:
                 verdict.clock = settings["clock"]
-                send(sock, {"index": index, "verdict": asdict(verdict)})
+                send(sock, {"index": index, "verdict": asdict(verdict), "known": list(reference.known)})
         for position, verdict in measured.judge([codes[index] for index in left]) if left else ():
             generalise(verdict, codes[left[position]], job, warm, settings, shapes)
-            send(sock, {"index": left[position], "verdict": asdict(verdict)})
+            send(sock, {"index": left[position], "verdict": asdict(verdict), "known": []})
 
 
 def generalise(verdict, code, job, warm, settings, shapes):
@@ -261,6 +261,7 @@ class Sandbox:
                          "protocol": protocol, "baseline": baseline, "shapes": shapes, "measure": measure,
                          "workers": self.workers,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
+        self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
 
     def score(self, task, codes):
@@ -339,6 +340,7 @@ class Sandbox:
                     answer = receive(child.sock, time.monotonic() + patience)
                     answer["verdict"]["profile"] = [KernelTime(**entry) for entry in answer["verdict"]["profile"]]
                     verdicts[batch[answer["index"]]] = Verdict(**answer["verdict"])
+                    self.known = self.known | set(answer["known"]) if len(self.known) < 5000 else set()
             except (Gone, OSError):
                 child.close()
                 child = None
@@ -349,7 +351,7 @@ class Sandbox:
 
     def _start_scorer(self, task):
         child = Child(self.control, "scorer")
-        job = {"name": task.name, "source": task.source, "seed": self.seed}
+        job = {"name": task.name, "source": task.source, "seed": self.seed, "known": list(self.known)}
         try:
             answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
         except (Gone, OSError) as error:

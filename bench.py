@@ -24,11 +24,14 @@ What it leaves in --out: results.jsonl, one line a sample with every reply and v
 command goes on; summary.json, all figures with command, seed, hardware and versions; fast_p.png.
 """
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: waiting threads that spin starve a busy machine
+
 import argparse
 import hashlib
 import json
 import math
-import os
 import platform
 import sys
 import time

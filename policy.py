@@ -34,6 +34,10 @@ class Trajectory:
     skills: tuple[Skill, ...]
     turns: list[Turn] = field(default_factory=list)
 
+    @property
+    def best_reward(self) -> float:
+        return max(turn.reward for turn in self.turns)
+
 
 def policy_messages(task, skills) -> list[dict]:
     """The first turn's prompt: chosen skills in full in the system message, the task as the user's."""

@@ -14,12 +14,15 @@ Selection usually, not always, picks what fits; Summary names what the best answ
 policy can follow skills and feedback but does not do so reliably on its own, and every role has something to gain from RL.
 """
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: waiting threads that spin starve a busy machine
+
 import argparse
 import hashlib
 import json
 import math
 import multiprocessing
-import os
 import random
 import re
 import sys
@@ -314,7 +317,7 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
         counts = Counter(values)
         return f"{max(counts.values()) / max(1, sum(counts.values())):.1%}" if counts else "-"
 
-    print(f"diversity filter                         before      after")
+    print("diversity filter                         before      after")
     row("examples", len)
     for kind in sorted(kinds):
         row(f"  {kind}", lambda es, kind=kind: sum(e.kind == kind for e in es))

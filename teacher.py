@@ -350,7 +350,7 @@ class _Reader:
 
     def evaluate(self, node, values):
         """The value of an expression on the meta device: shapes without data."""
-        space = dict(self.space, self=self.model, **values)
+        space = dict(self.space, torch=torch, F=F, self=self.model, **values)
         with torch.device("meta"), torch.no_grad():
             return eval(compile(ast.Expression(ast.fix_missing_locations(copy.deepcopy(node))), "step", "eval"), space)
 

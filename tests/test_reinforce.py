@@ -7,6 +7,7 @@ import json
 import math
 import random
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -17,8 +18,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import logbook
 import reinforce
-from backbone import Backbone, Completion
+from backbone import Backbone
 from conftest import FakeSandbox, Scripted, kernel, make_task
 from reinforce import (BASELINES, REWARDS, Row, clipped_loss, configure, cuda_agent_reward, group_mean, leave_one_out,
                        micro_batches, mrs_keeps, policy_advantages, prs_probability, update)
@@ -265,7 +267,7 @@ def test_replies_that_the_trainer_sees_otherwise_are_masked(model):
     def off(role):
         sequences = sampled_rows(model, [1.0, 1.0], turns=1, roles=(role,))
         sequences[0][0].completion.logprobs = [p - 0.01 for p in sequences[0][0].completion.logprobs]
-        stats = update(model, idle := Idle(), sequences, configure({"device": "cpu"}, 1e6))
+        stats = update(model, Idle(), sequences, configure({"device": "cpu"}, 1e6))
         return stats["mrs_masked"], stats["rows"]
 
     assert off("policy") == (1, 2) and off("selection") == (0, 2)
@@ -606,7 +608,8 @@ POINTS = [
 def test_killed_at_any_phase_and_resumed(world, monkeypatch, whole_run, n, point):
     """The process dies on entering a function of the step, in turn in the first and in the second."""
     calls = {"left": 1 + n % 2 + (point in ("finish_step", "save_checkpoint"))}
-    real = getattr(reinforce, point)
+    module = logbook if point == "save_checkpoint" else reinforce
+    real = getattr(module, point)
 
     def dying(*arguments):
         calls["left"] -= 1
@@ -615,7 +618,7 @@ def test_killed_at_any_phase_and_resumed(world, monkeypatch, whole_run, n, point
         return real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(reinforce, point, dying)
+        patch.setattr(module, point, dying)
         with pytest.raises(Killed):
             world("killed", *SHORT)
     assert same(whole_run(world), world("killed", "--resume"))
@@ -638,8 +641,8 @@ def test_killed_within_a_checkpoint_and_resumed(world, monkeypatch, whole_run, c
         return operation
 
     with monkeypatch.context() as patch:
-        patch.setattr(reinforce.shutil, "rmtree", dying(reinforce.shutil.rmtree))
-        patch.setattr(reinforce.Path, "rename", dying(reinforce.Path.rename))
+        patch.setattr(shutil, "rmtree", dying(shutil.rmtree))
+        patch.setattr(Path, "rename", dying(Path.rename))
         from transformers import Qwen3ForCausalLM
         patch.setattr(Qwen3ForCausalLM, "save_pretrained", dying(Qwen3ForCausalLM.save_pretrained))
         with pytest.raises(Killed):

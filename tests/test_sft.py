@@ -15,11 +15,9 @@ import backbone
 import sft
 import teacher
 from backbone import Backbone, Chat, extract_code, extract_tool_call
-from policy import next_messages, policy_messages
+from policy import policy_messages
 from sandbox import KernelTime, Verdict
 from sft import Example, Writer, diversity_filter, encode, make_batches, spoil, train_tokenizer
-from skills import Skill
-from tasks import synthesize
 
 ROOT = Path(sft.__file__).parent
 

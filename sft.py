@@ -23,6 +23,7 @@ import hashlib
 import json
 import math
 import multiprocessing
+import pickle
 import random
 import re
 import sys
@@ -357,6 +358,24 @@ def encode(chat, example) -> tuple[np.ndarray, np.ndarray]:
     return np.array(ids, dtype=np.int32), mask
 
 
+def save_cache(path, tokenizer, data):
+    """Encoded examples in one file, two bytes a token where the vocabulary allows: writing them takes longer than training."""
+    ids = np.concatenate([ids for ids, _ in data])
+    arrays = {"ids": ids.astype(np.uint16) if ids.max() < 65536 else ids, "lengths": np.array([len(ids) for ids, _ in data]),
+              "mask": np.packbits(np.concatenate([mask for _, mask in data]))}
+    with open(path, "wb") as file:
+        np.savez(file, tokenizer=np.frombuffer(pickle.dumps(tokenizer), np.uint8), **arrays)
+
+
+def load_cache(path):
+    """(tokenizer, data) as `save_cache` was given them."""
+    arrays = np.load(path)
+    ends = np.cumsum(arrays["lengths"])[:-1]
+    ids = np.split(arrays["ids"], ends)
+    masks = np.split(np.unpackbits(arrays["mask"], count=len(arrays["ids"])).astype(bool), ends)
+    return pickle.loads(arrays["tokenizer"].tobytes()), list(zip(ids, masks))
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The tiny backbone: a small Qwen3 with a byte-level BPE of its own.
 
@@ -650,7 +669,7 @@ def main():
         parser.error(f"--out {args.out}: cannot be written ({error.strerror})")
     torch.manual_seed(args.seed)
     if args.cache and Path(args.cache).is_file():
-        tokenizer, data = torch.load(args.cache, weights_only=False)
+        tokenizer, data = load_cache(args.cache)
         chat = chat or Chat(tokenizer)
     else:
         examples = built_in_examples(args) if not args.data else []
@@ -659,7 +678,7 @@ def main():
             chat = Chat(train_tokenizer(texts, args.vocabulary))
         data = read_rows(args.data, chat) if args.data else encode_all(chat, examples, args.processes)
         if args.cache:
-            torch.save((chat.tokenizer, data), args.cache)
+            save_cache(args.cache, chat.tokenizer, data)
     print(f"{len(data)} examples, {sum(len(ids) for ids, _ in data) / 1e6:.1f} M tokens, "
           f"{sum(mask.sum() for _, mask in data) / 1e6:.1f} M learnt", flush=True)
     if not args.out:

@@ -125,6 +125,14 @@ def test_decoding_gives_the_text_back(examples, chat):
             assert chat.tokenizer.decode(chat.encode(message["content"])) == message["content"]
 
 
+def test_the_cache_gives_back_what_it_was_given(examples, chat, tmp_path):
+    data = [encode(chat, e) for e in examples[:30]]
+    sft.save_cache(tmp_path / "cache", chat.tokenizer, data)
+    tokenizer, again = sft.load_cache(tmp_path / "cache")
+    assert tokenizer.chat_template == chat.tokenizer.chat_template and tokenizer("tl.load(x)") == chat.tokenizer("tl.load(x)")
+    assert all((a == c).all() and (b == d).all() for (a, b), (c, d) in zip(data, again)) and len(again) == 30
+
+
 # ---- filter and batches
 
 

@@ -23,7 +23,6 @@ import hashlib
 import json
 import math
 import multiprocessing
-import pickle
 import random
 import re
 import sys
@@ -364,7 +363,7 @@ def save_cache(path, tokenizer, data):
     arrays = {"ids": ids.astype(np.uint16) if ids.max() < 65536 else ids, "lengths": np.array([len(ids) for ids, _ in data]),
               "mask": np.packbits(np.concatenate([mask for _, mask in data]))}
     with open(path, "wb") as file:
-        np.savez(file, tokenizer=np.frombuffer(pickle.dumps(tokenizer), np.uint8), **arrays)
+        np.savez(file, tokenizer=np.array([tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template]), **arrays)
 
 
 def load_cache(path):
@@ -373,7 +372,7 @@ def load_cache(path):
     ends = np.cumsum(arrays["lengths"])[:-1]
     ids = np.split(arrays["ids"], ends)
     masks = np.split(np.unpackbits(arrays["mask"], count=len(arrays["ids"])).astype(bool), ends)
-    return pickle.loads(arrays["tokenizer"].tobytes()), list(zip(ids, masks))
+    return wrap_tokenizer(*map(str, arrays["tokenizer"])), list(zip(ids, masks))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -395,7 +394,6 @@ def train_tokenizer(texts, vocabulary):
     of prose with its space, an identifier, a number, what lies between them. No token crosses these borders, so a name
     is split the same way wherever it stands, which is what a small model needs to copy it."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
@@ -406,8 +404,15 @@ def train_tokenizer(texts, vocabulary):
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    wrapped.chat_template = CHAT_TEMPLATE
+    return wrap_tokenizer(tokenizer.to_str(), CHAT_TEMPLATE)
+
+
+def wrap_tokenizer(text, template):
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    wrapped.chat_template = template
     return wrapped
 
 

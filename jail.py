@@ -53,6 +53,10 @@ class Gone(Exception):
     """The other process has ended, or sent what is no message."""
 
 
+class Orphaned(Exception):
+    """The warm parent has ended: no more processes can be had from it."""
+
+
 def encode(value, tensor, other=None):
     """JSON for nested lists, tuples, dicts, numbers, strings, dtypes, and tensors through the function `tensor`.
 
@@ -169,14 +173,22 @@ def receive(sock, deadline=None, limit=1 << 36):
 
 
 class Child:
-    """A process forked by the warm parent to play `role`. Closing the connection kills it and all that it started."""
+    """A process forked by the warm parent to play `role`. Closing the connection kills it and all that it started.
+
+    Raises Orphaned when there is no warm parent any more.
+    """
 
     def __init__(self, warm, role):
         self.sock, there = socket.socketpair()
         self.life, token = os.pipe()  # the keeper holds the other end until nothing of the process is left
-        with there:
+        try:
             socket.send_fds(warm, [role.encode()], [there.fileno(), token])
-        os.close(token)
+        except OSError:
+            self.close()
+            raise Orphaned from None
+        finally:
+            there.close()
+            os.close(token)
 
     def ask(self, tree, deadline=None):
         """Send a message and wait for the answer. Raises Gone or TimeoutError."""

@@ -17,13 +17,14 @@ boolean, not an exit code, not its output stream. jail.py says how these process
 Two clocks. Without a GPU the time is *modelled* (roofline.py, lockstep.py), with one it is *measured* (stopwatch.py). A
 Verdict says which; the two are never compared. What counts as correct is in trials.py.
 
-What it stops, on both: wrong answers of every kind, hidden by whatever input it takes (fresh inputs for every trial, of
-several distributions, with perturbed parameters; tolerance in proportion to the output); torch passed off as a kernel;
-decoy kernels; hangs, crashes, floods, hoarding; anything that reads, patches or forges what is in its own process.
-Without a GPU nothing the candidate's Python does can reach the verdict, because only the recorded program is judged.
-With a GPU its Python is in the timed path, so three things rest on rules that a deliberate attack could break: the list
-in `static_check`, the GPU's completion as its own CUDA runtime reports it (cross-checked by reading the results), and
-the shares in its profile and coverage (measured in its process). tests/test_cheats.py holds one test for every cheat.
+What it stops, on both: wrong answers of every kind, whatever hides them (fresh inputs for every trial, of several
+distributions, with perturbed parameters; a tolerance in proportion to the output); torch passed off as a kernel; decoy
+kernels; hangs, crashes, floods, hoarding; reading, patching or forging what is in its own process.
+Without a GPU nothing that the candidate's Python does can reach the verdict: only the recorded program is judged.
+With a GPU that program is a CUDA graph, but it lives in the candidate's process, so three things rest on rules that a
+deliberate attack could break: the list in `offence`; that the GPU is done when the candidate's CUDA runtime says so
+(cross-checked by reading results); and the shares in profile and coverage, which are measured in its process. Native
+code of a CUDA extension can do there what it likes. tests/test_cheats.py holds one test for every cheat.
 """
 
 import argparse
@@ -350,20 +351,34 @@ class Sandbox:
         return child, verdicts
 
     def _start_scorer(self, task):
-        child = Child(self.control, "scorer")
         job = {"name": task.name, "source": task.source, "seed": self.seed, "known": list(self.known)}
-        try:
-            answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
-        except (Gone, OSError) as error:
-            child.close()
-            log = Path(self.settings["scratch"], "scorer.log")
-            why = log.read_text().strip().split("\n")[-1] if log.exists() else "the process ended"
-            why = "it takes too long" if isinstance(error, TimeoutError) else why
-            raise TaskError(f"{task.name}: the reference cannot be judged against ({why})") from None
-        if answer["unusable"]:
-            child.close()
-            raise TaskError(answer["unusable"])
-        return child
+        for last in (False, True):
+            child, control = None, self.control
+            try:
+                child = Child(control, "scorer")
+                answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
+                if not answer["unusable"]:
+                    return child
+                why = answer["unusable"]
+            except (Gone, OSError, jail.Orphaned) as error:
+                log = Path(self.settings["scratch"], "scorer.log")
+                why = log.read_text().strip().split("\n")[-1] if log.exists() else "the process ended"
+                why = "it takes too long" if isinstance(error, TimeoutError) else why
+                why = f"{task.name}: the reference cannot be judged against ({why})"
+            if child is not None:
+                child.close()
+            with self.lock:
+                if self.control is not control:  # another thread has been here
+                    continue
+                try:
+                    self.process.wait(0.2)
+                except subprocess.TimeoutExpired:  # the warm parent lives, so it is the task that cannot be used
+                    raise TaskError(why) from None
+                if not last:  # somebody has killed the warm parent, and with it all its processes
+                    self.control.close()
+                    os.makedirs(self.settings["scratch"], exist_ok=True)
+                    self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
+        raise TaskError(why)
 
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""

@@ -163,6 +163,12 @@ def test_a_fault_costs_one_verdict_and_nothing_else(impatient, fault):
     assert good.correct
 
 
+def test_a_killed_warm_parent_is_replaced(sandbox):
+    assert verdict(sandbox, HONEST + "\n# before\n").correct
+    sandbox.process.kill()
+    assert [v.correct for v in sandbox.score(TASK, [HONEST + f"\n# after {i}\n" for i in range(3)])] == [True] * 3
+
+
 def test_nothing_outlives_a_killed_caller(tmp_path):
     script = tmp_path / "caller.py"
     script.write_text(f"import sys\nsys.path[:0] = {[str(ROOT), str(ROOT / 'tests')]}\nfrom test_sandbox import *\n"

@@ -56,7 +56,8 @@ from sandbox import Sandbox
 from selector import Selection
 from skills import Skill, SkillLibrary, write_atomically
 from summarizer import Summary
-from tasks import GPU_BATCH_FACTOR, Task, TaskError, builtin_tasks, folder_tasks, scale_batch, training_tasks
+from synthesizer import training_tasks
+from tasks import GPU_BATCH_FACTOR, Task, TaskError, builtin_tasks, folder_tasks, scale_batch
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Configuration: every number has one default, here. `name` is the flag --name, with dashes.

@@ -44,13 +44,19 @@ from sandbox import Sandbox
 from selector import selection_messages
 from skills import Skill, SkillLibrary
 from summarizer import summary_messages
-from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, synthesize, unfit
+from synthesizer import synthesize
+from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 from teacher import ALL, TECHNIQUES
 
 FREE = 0.3  # probability that the expert applies a technique that no skill named
 TOLD = 0.95  # ... that a skill in the prompt named
 LEARN = 0.6  # ... in a later turn, after feedback
-SEED_LIBRARY = ["fuse-pointwise-run", "one-program-per-row", "row-reduction", "partial-sums-loss"]  # the rest is to be found
+SEED_LIBRARY = [
+    "fuse-pointwise-run",
+    "one-program-per-row",
+    "row-reduction",
+    "partial-sums-loss",
+]  # the rest is to be found
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Writing examples.
@@ -72,8 +78,13 @@ def snippet(technique, code) -> str:
     if technique == "fold-convolution-bias":
         lines = re.findall(r"^\s+\w+ = F\.conv.*$", code, re.MULTILINE)
         return "\n".join(line.strip()[:100] for line in lines[:1])
-    marks = {"index-broadcast-parameter": r"% \w+", "one-program-per-group": r"total|square|rstd", "row-scan": r"cumsum",
-             "partial-sums-loss": r"tl\.store|# ", "diagonal-as-scaling": r"diag|// "}
+    marks = {
+        "index-broadcast-parameter": r"% \w+",
+        "one-program-per-group": r"total|square|rstd",
+        "row-scan": r"cumsum",
+        "partial-sums-loss": r"tl\.store|# ",
+        "diagonal-as-scaling": r"diag|// ",
+    }
     for kernel in re.findall(r"@triton\.jit\ndef .*?(?=\n\S(?!riton)|\Z)", code, re.DOTALL):
         if technique in teacher.techniques_in(kernel):
             lines = kernel.strip("\n").split("\n")[2:]
@@ -87,7 +98,9 @@ def snippet(technique, code) -> str:
 def write_skill(technique, rng, code) -> Skill:
     """A technique as a skill record, in one of several wordings, with an example from `code`."""
     t = TECHNIQUES[technique]
-    content = f"Motivation: {rng.choice(t.motivation)}\nKey Idea: {rng.choice(t.idea)}\nExample:\n{snippet(technique, code)}"
+    content = (
+        f"Motivation: {rng.choice(t.motivation)}\nKey Idea: {rng.choice(t.idea)}\nExample:\n{snippet(technique, code)}"
+    )
     return Skill(t.name, t.description, t.scope, t.tags, content, None)
 
 
@@ -102,10 +115,16 @@ def tool_reply(name, arguments) -> str:
 
 def spoil(code, rng) -> str:
     """Break a kernel in one of the ways that models do."""
-    ways = [lambda c: c.replace("tl.maximum", "tl.minimum", 1), lambda c: c.replace("0.5 *", "0.6 *", 1),
-            lambda c: re.sub(r"\n +mask = .*", "", c, count=1), lambda c: re.sub(r"(return|=) (fused|row)\(", r"\1 \2d(", c, count=1),
-            lambda c: c.replace("import triton.language as tl\n", "", 1), lambda c: c.replace(" + bias", " - bias", 1),
-            lambda c: c.replace("tl.program_id(0) * BLOCK", "tl.program_id(0)", 1), lambda c: c.replace("out_ptr, ", "", 1)]
+    ways = [
+        lambda c: c.replace("tl.maximum", "tl.minimum", 1),
+        lambda c: c.replace("0.5 *", "0.6 *", 1),
+        lambda c: re.sub(r"\n +mask = .*", "", c, count=1),
+        lambda c: re.sub(r"(return|=) (fused|row)\(", r"\1 \2d(", c, count=1),
+        lambda c: c.replace("import triton.language as tl\n", "", 1),
+        lambda c: c.replace(" + bias", " - bias", 1),
+        lambda c: c.replace("tl.program_id(0) * BLOCK", "tl.program_id(0)", 1),
+        lambda c: c.replace("out_ptr, ", "", 1),
+    ]
     rng.shuffle(ways)
     return next((spoiled for way in ways if (spoiled := way(code)) != code), code)
 
@@ -121,17 +140,21 @@ class Writer:
 
     def __init__(self, sandbox):
         self.sandbox, self.evaluation = sandbox, evaluation_fingerprints()
-        self.examples_of = {name: [] for name in TECHNIQUES}  # recent codes that show a technique
+        self.first_codes = self.examples_of = {name: [] for name in TECHNIQUES}  # codes that show a technique
         seed = 0
         while any(not codes for codes in self.examples_of.values()):
             seed -= 1
             program = teacher.read(synthesize(seed))
             solution = program and teacher.render(program, ALL)
             self.remember(solution) if solution else None
+        self.first_codes = dict(self.examples_of)
 
     def remember(self, solution):
         for name in solution.used:
             self.examples_of[name] = self.examples_of[name][-20:] + [solution.code]
+
+    def forget(self):
+        self.examples_of = dict(self.first_codes)
 
     def skill(self, name, rng):
         return write_skill(name, rng, rng.choice(self.examples_of[name]))
@@ -147,12 +170,9 @@ class Writer:
     def injected(self, rng, applicable):
         """1 to 3 skills for the prompt: mostly ones that fit."""
         fitting, other = sorted(applicable), sorted(ALL - applicable)
-        names = set()
-        for _ in range(rng.choice([1, 1, 2, 2, 3])):
-            names.add(rng.choice(fitting if fitting and rng.random() < 0.8 else other or fitting))
-        names = list(names)
-        rng.shuffle(names)
-        return [self.skill(name, rng) for name in names]
+        names = [rng.choice(fitting if fitting and rng.random() < 0.8 else other or fitting)
+                 for _ in range(rng.choice([1, 1, 2, 2, 3]))]
+        return [self.skill(name, rng) for name in dict.fromkeys(names)]
 
     def draw(self, rng, program, applicable, told, have=frozenset(), free=FREE):
         """The expert's answer: techniques that it was told of, nearly always; others, with probability `free`."""
@@ -170,7 +190,7 @@ class Writer:
 
     def single(self, rng, task, program):
         """One turn without or with skills. No execution: the expert's kernels are correct (and tested to be)."""
-        applicable = program.applicable
+        applicable = teacher.applicable(program)
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
         solution, _ = self.draw(rng, program, applicable, {s.name for s in skills})
         self.remember(solution)
@@ -179,7 +199,7 @@ class Writer:
 
     def executed(self, rng, task, program):
         """A multi-turn trajectory with real feedback, and what Summary makes of it."""
-        applicable = program.applicable
+        applicable = teacher.applicable(program)
         skills = self.injected(rng, applicable) if rng.random() < 0.4 else []
         told = {s.name for s in skills}
         have, answers = frozenset(), []
@@ -203,13 +223,19 @@ class Writer:
             messages = next_messages(messages, reply, verdict)
         messages.append({"role": "assistant", "content": answers[-1][0]})
         spoiled = int(answers[0][1] != answers[0][2].code)
-        trajectory = Example("policy+skills" if skills else "policy", messages, None, task.family, normalized(answers[-1][1]),
-                             unlearnt=spoiled)
+        trajectory = Example(
+            "policy+skills" if skills else "policy",
+            messages,
+            None,
+            task.family,
+            normalized(answers[-1][1]),
+            unlearnt=spoiled,
+        )
         summary = self.summary(rng, task, skills, answers, verdicts)
         return [trajectory, summary] if summary else [trajectory]
 
     def selection(self, rng, task, program):
-        applicable = program.applicable
+        applicable = teacher.applicable(program)
         library = SkillLibrary([self.skill(name, rng) for name in rng.sample(sorted(ALL), rng.randint(3, len(ALL)))])
         candidates = library.recall(task.source)
         if not candidates:
@@ -237,9 +263,19 @@ class Writer:
             return None
         rng.shuffle(gained)
         written = [write_skill(name, rng, answers[best][1]) for name in gained[:rng.choice([1, 1, 2])]]
-        arguments = {"think": f"The best answer adds {' and '.join(s.name for s in written)}.",
-                     "new_skills": [{"name": s.name, "description": s.description, "scope": s.scope, "tags": list(s.tags),
-                                     "content": s.content} for s in written]}
+        arguments = {
+            "think": f"The best answer adds {' and '.join(s.name for s in written)}.",
+            "new_skills": [
+                {
+                    "name": s.name,
+                    "description": s.description,
+                    "scope": s.scope,
+                    "tags": list(s.tags),
+                    "content": s.content,
+                }
+                for s in written
+            ],
+        }
         messages = summary_messages(task, skills, *((answers[i][1], verdicts[i].speedup) for i in (0, best)))
         messages.append({"role": "assistant", "content": tool_reply("update_skill_library", arguments)})
         return Example("summary+skills" if skills else "summary", messages, backbone.UPDATE_TOOL, task.family,
@@ -270,6 +306,7 @@ def _start_worker(execute):
 
 
 def _write_many(seeds):
+    _writer.forget()  # or the examples would depend on what this process wrote before
     return [example for seed in seeds for example in _writer.write(seed)]
 
 
@@ -280,8 +317,12 @@ def write_examples(first_seed, problems, execute, processes, title) -> list[Exam
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_worker, (execute,)) as pool:
         for done, part in enumerate(pool.map(_write_many, chunks), 1):
             examples += part
-            print(f"\r{title}: {done}/{len(chunks)} chunks, {len(examples)} examples, {time.time() - start:.0f} s", end="",
-                  file=sys.stderr, flush=True)
+            print(
+                f"\r{title}: {done}/{len(chunks)} chunks, {len(examples)} examples, {time.time() - start:.0f} s",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
     print(file=sys.stderr)
     return examples
 
@@ -360,8 +401,11 @@ def encode(chat, example) -> tuple[np.ndarray, np.ndarray]:
 def save_cache(path, tokenizer, data):
     """Encoded examples in one file, two bytes a token where the vocabulary allows: writing them takes longer than training."""
     ids = np.concatenate([ids for ids, _ in data])
-    arrays = {"ids": ids.astype(np.uint16) if ids.max() < 65536 else ids, "lengths": np.array([len(ids) for ids, _ in data]),
-              "mask": np.packbits(np.concatenate([mask for _, mask in data]))}
+    arrays = {
+        "ids": ids.astype(np.uint16) if ids.max() < 65536 else ids,
+        "lengths": np.array([len(ids) for ids, _ in data]),
+        "mask": np.packbits(np.concatenate([mask for _, mask in data])),
+    }
     with open(path, "wb") as file:
         np.savez(file, tokenizer=np.array([tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template]), **arrays)
 
@@ -396,14 +440,29 @@ def train_tokenizer(texts, vocabulary):
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"import [\w. ]+\n|\b(?:tl|torch|nn|F|triton)\.[\w.]+\(?|self\.|[A-Za-z_]+ (?=[A-Za-z])"
-                                   r"|[A-Za-z_]+|[0-9]+|[^A-Za-z_0-9]+"), "isolated"),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(
+                Regex(
+                    r"import [\w. ]+\n|\b(?:tl|torch|nn|F|triton)\.[\w.]+\(?|self\.|[A-Za-z_]+ (?=[A-Za-z])"
+                    r"|[A-Za-z_]+|[0-9]+|[^A-Za-z_0-9]+"
+                ),
+                "isolated",
+            ),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocabulary,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
     return wrap_tokenizer(tokenizer.to_str(), CHAT_TEMPLATE)
 
 
@@ -411,7 +470,9 @@ def wrap_tokenizer(text, template):
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(text), eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
     wrapped.chat_template = template
     return wrapped
 
@@ -463,8 +524,13 @@ class TrainStep:
         gpu = self.device.type == "cuda"
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         vectors = [p for p in model.parameters() if p.dim() < 2]
-        self.optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-                                           lr=self.rate, betas=(0.9, 0.95), fused=True, capturable=gpu)
+        self.optimizer = torch.optim.AdamW(
+            [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+            lr=self.rate,
+            betas=(0.9, 0.95),
+            fused=True,
+            capturable=gpu,
+        )
 
     def compute(self, ids, targets):
         """ids (B, L); targets (B, L), the next token where it is learnt and -100 elsewhere. Returns the mean loss."""
@@ -504,7 +570,9 @@ class TrainStep:
 def train(model, data, pad, args):
     """data: [(ids, mask), ...]. Cosine schedule with warm-up; every example once an epoch."""
     rng = random.Random(args.seed)
-    epochs = [make_batches([len(ids) for ids, _ in data], args.batch_tokens, rng) for _ in range(math.ceil(args.epochs))]
+    epochs = [
+        make_batches([len(ids) for ids, _ in data], args.batch_tokens, rng) for _ in range(math.ceil(args.epochs))
+    ]
     epochs[-1] = epochs[-1][:round(len(epochs[-1]) * (args.epochs - len(epochs) + 1))]
     batches = [batch for epoch in epochs for batch in epoch]
     step = TrainStep(model, args.lr, graphs=model.device.type == "cuda" and model.num_parameters() < 3e8)
@@ -529,9 +597,14 @@ def train(model, data, pad, args):
         loss = step(ids, targets)
         seen += sum(len(data[i][0]) for i in batch)
         if n % 100 == 0 or n + 1 == len(batches):
-            history.append({"step": n + 1, "loss": round(loss.item(), 4), "tokens": seen, "seconds": round(time.time() - start, 1)})
-            print(f"step {n + 1}/{len(batches)}  loss {history[-1]['loss']:.4f}  {seen / (time.time() - start) / 1e3:.0f} k tokens/s  "
-                  f"{time.time() - start:.0f} s", flush=True)
+            history.append(
+                {"step": n + 1, "loss": round(loss.item(), 4), "tokens": seen, "seconds": round(time.time() - start, 1)}
+            )
+            print(
+                f"step {n + 1}/{len(batches)}  loss {history[-1]['loss']:.4f}  {seen / (time.time() - start) / 1e3:.0f} k tokens/s  "
+                f"{time.time() - start:.0f} s",
+                flush=True,
+            )
     model.eval()
     return history
 
@@ -557,38 +630,62 @@ def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
         return [backbone.extract_code(c.text) or "" for c in model.sample(prompts, 1200, temperature=0)]
 
     # the matching skill: one technique per problem, applicable to it, drawn at random
-    matching = [rng.choice(sorted(program.applicable) or [None]) for _, program in found]
+    matching = [rng.choice(sorted(teacher.applicable(program)) or [None]) for _, program in found]
     plain = kernels([[] for _ in found])
     told = kernels([[writer.skill(name, rng)] if name else [] for name in matching])
     pairs = [(task, code) for (task, _), code in zip(found, plain)]
     pairs += [(task, code) for (task, _), code in zip(found, told)]
     verdicts = sandbox.score_pairs(pairs)
     wrong = Counter((v.rejected or v.error or "")[:60] for v in verdicts if not v.correct)
-    shown = [(name in teacher.techniques_in(a), name in teacher.techniques_in(b)) for name, a, b in zip(matching, plain, told) if name]
+    shown = [
+        (name in teacher.techniques_in(a), name in teacher.techniques_in(b))
+        for name, a, b in zip(matching, plain, told)
+        if name
+    ]
 
-    select = [model.chat_ids(selection_messages(task, SkillLibrary(library).recall(task.source) or library), backbone.SELECT_TOOL)
-              for task, _ in found]
+    select = [
+        model.chat_ids(
+            selection_messages(task, SkillLibrary(library).recall(task.source) or library), backbone.SELECT_TOOL
+        )
+        for task, _ in found
+    ]
     calls = [backbone.extract_tool_call(c.text, "select_skills") for c in model.sample(select, 400, temperature=0)]
     summaries = []
     for task, program in found:
         first, best = teacher.render(program, set()), teacher.render(program, ALL)
-        summaries.append(model.chat_ids(summary_messages(task, [], (first.code, 1.0), (best.code, 2.5)), backbone.UPDATE_TOOL))
-    updates = [backbone.extract_tool_call(c.text, "update_skill_library") for c in model.sample(summaries, 800, temperature=0)]
+        summaries.append(
+            model.chat_ids(summary_messages(task, [], (first.code, 1.0), (best.code, 2.5)), backbone.UPDATE_TOOL)
+        )
+    updates = [
+        backbone.extract_tool_call(c.text, "update_skill_library") for c in model.sample(summaries, 800, temperature=0)
+    ]
 
     def percent(flags):
         return round(100 * sum(map(bool, flags)) / max(1, len(flags)), 1)
 
     n = len(found)
-    return {"problems": n, "clock": verdicts[0].clock,
-            "correct": percent([v.correct for v in verdicts[:n]]), "correct with skill": percent([v.correct for v in verdicts[n:]]),
-            "mean speedup": round(float(np.mean([v.speedup or 0 for v in verdicts[:n]])), 3),
-            "mean speedup with skill": round(float(np.mean([v.speedup or 0 for v in verdicts[n:]])), 3),
-            "technique without skill": percent([a for a, _ in shown]), "technique with skill": percent([b for _, b in shown]),
-            "select_skills well-formed": percent([isinstance((c or {}).get("selected_skills"), list) for c in calls]),
-            "update_skill_library well-formed": percent([bool((c or {}).get("new_skills")) and all(
-                isinstance(s, dict) and {"name", "description", "scope", "tags", "content"} <= set(s) for s in c["new_skills"])
-                for c in updates]),
-            "what was wrong": dict(wrong.most_common(5))}
+    return {
+        "problems": n,
+        "clock": verdicts[0].clock,
+        "correct": percent([v.correct for v in verdicts[:n]]),
+        "correct with skill": percent([v.correct for v in verdicts[n:]]),
+        "mean speedup": round(float(np.mean([v.speedup or 0 for v in verdicts[:n]])), 3),
+        "mean speedup with skill": round(float(np.mean([v.speedup or 0 for v in verdicts[n:]])), 3),
+        "technique without skill": percent([a for a, _ in shown]),
+        "technique with skill": percent([b for _, b in shown]),
+        "select_skills well-formed": percent([isinstance((c or {}).get("selected_skills"), list) for c in calls]),
+        "update_skill_library well-formed": percent(
+            [
+                bool((c or {}).get("new_skills"))
+                and all(
+                    isinstance(s, dict) and {"name", "description", "scope", "tags", "content"} <= set(s)
+                    for s in c["new_skills"]
+                )
+                for c in updates
+            ]
+        ),
+        "what was wrong": dict(wrong.most_common(5)),
+    }
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -638,22 +735,32 @@ def built_in_examples(args) -> list[Example]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     parser.add_argument("--out", help="folder for the model, its tokenizer and its seed skill library")
-    parser.add_argument("--model", help="pretrained model to start from; without it a tiny one is made from random weights")
+    parser.add_argument(
+        "--model", help="pretrained model to start from; without it a tiny one is made from random weights"
+    )
     parser.add_argument("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
-    parser.add_argument("--problems", type=int, default=120_000, help="synthesised problems for single turns and selections")
+    parser.add_argument(
+        "--problems", type=int, default=120_000, help="synthesised problems for single turns and selections"
+    )
     parser.add_argument("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
     parser.add_argument("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tiny backbone's tokenizer")
     parser.add_argument("--epochs", type=float, default=3.0, help="passes over the examples (paper: 4)")
     parser.add_argument("--batch-tokens", type=int, default=32_768, help="tokens in a batch (paper: 64 sequences)")
-    parser.add_argument("--lr", type=float, help="peak learning rate (default 1e-3 from random weights, 2e-5 otherwise, as the paper)")
+    parser.add_argument(
+        "--lr", type=float, help="peak learning rate (default 1e-3 from random weights, 2e-5 otherwise, as the paper)"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes that write examples")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", help="file for the encoded built-in examples: read if it is there, written if not")
-    parser.add_argument("--evaluate", metavar="MODEL", help="only measure a model on held-out problems and print the figures")
+    parser.add_argument(
+        "--evaluate", metavar="MODEL", help="only measure a model on held-out problems and print the figures"
+    )
     parser.add_argument("--held-out", type=int, default=200, help="held-out problems for --evaluate")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -696,7 +803,9 @@ def main():
     if not args.data:
         writer, rng = Writer(None), random.Random(args.seed)
         SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY]).save(Path(args.out) / "skill_library.jsonl")
-    (Path(args.out) / "sft.json").write_text(json.dumps({"arguments": vars(args), "examples": len(data), "history": history}, indent=1))
+    (Path(args.out) / "sft.json").write_text(
+        json.dumps({"arguments": vars(args), "examples": len(data), "history": history}, indent=1)
+    )
     return None
 
 
@@ -714,7 +823,9 @@ def _encode_many(examples):
 
 def encode_all(chat, examples, processes):
     chunks = [examples[i:i + 500] for i in range(0, len(examples), 500)]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_encoder, (chat.tokenizer,)) as pool:
+    with ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), _start_encoder, (chat.tokenizer,)
+    ) as pool:
         return [pair for part in pool.map(_encode_many, chunks) for pair in part]
 
 

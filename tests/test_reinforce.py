@@ -511,8 +511,12 @@ class ModelNew(nn.Module):
 def test_a_step_survives_every_candidate(world, monkeypatch):
     """With the real sandbox: a kernel that works, and one that is malformed, hangs, exits, crashes, floods or hoards."""
     bodies = {
-        "no class": "ModelNew = 3", "no forward": "", "hangs": "while True:\n    pass", "exits": "import os\nos._exit(0)",
-        "floods": "while True:\n    print('x' * 99999)", "crashes": "import ctypes\nctypes.string_at(0)",
+        "no class": "ModelNew = 3",
+        "no forward": "",
+        "hangs": "while True:\n    pass",
+        "exits": "import os\nos._exit(0)",
+        "floods": "while True:\n    print('x' * 99999)",
+        "crashes": "import ctypes\nctypes.string_at(0)",
         "hoards": "x = []\nwhile True:\n    x.append(bytearray(1 << 28))",
     }
     replies = [f"```python\n{body}\nclass ModelNew:\n    pass\n```" for body in bodies.values()]

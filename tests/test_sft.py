@@ -33,7 +33,9 @@ class Judge:
 @pytest.fixture(scope="module")
 def examples():
     plain, executing = Writer(None), Writer(Judge())
-    return [e for seed in range(120) for e in plain.write(seed)] + [e for seed in range(60) for e in executing.write(seed)]
+    return [e for seed in range(120) for e in plain.write(seed)] + [
+        e for seed in range(60) for e in executing.write(seed)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +72,7 @@ def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do():
     writer, told, free = Writer(None), [], []
     for seed in range(300):
         rng = random.Random(seed)
-        if (found := writer.task(seed)) and (applicable := found[1].applicable):
+        if (found := writer.task(seed)) and (applicable := teacher.applicable(found[1])):
             name = rng.choice(sorted(applicable))
             told.append(name in writer.draw(rng, found[1], applicable, {name})[0].used)
             free.append(name in writer.draw(rng, found[1], applicable, set())[0].used)
@@ -129,7 +131,9 @@ def test_the_cache_gives_back_what_it_was_given(examples, chat, tmp_path):
     data = [encode(chat, e) for e in examples[:30]]
     sft.save_cache(tmp_path / "cache", chat.tokenizer, data)
     tokenizer, again = sft.load_cache(tmp_path / "cache")
-    assert tokenizer.chat_template == chat.tokenizer.chat_template and tokenizer("tl.load(x)") == chat.tokenizer("tl.load(x)")
+    assert tokenizer.chat_template == chat.tokenizer.chat_template and tokenizer("tl.load(x)") == chat.tokenizer(
+        "tl.load(x)"
+    )
     assert all((a == c).all() and (b == d).all() for (a, b), (c, d) in zip(data, again)) and len(again) == 30
 
 
@@ -161,8 +165,15 @@ def test_a_training_step_learns_the_targets_and_nothing_else():
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     torch.manual_seed(0)
-    config = Qwen3Config(vocab_size=32, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-                         num_key_value_heads=1, head_dim=16)
+    config = Qwen3Config(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation="causal")
     step = sft.TrainStep(model, 1e-2, graphs=False)
     ids = torch.randint(0, 32, (4, 12))
@@ -180,12 +191,21 @@ def test_a_training_step_learns_the_targets_and_nothing_else():
 def test_rows_of_the_papers_layout_are_read_and_bad_ones_reported(tmp_path, chat, capsys):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Plan: x."}]
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join([json.dumps({"messages": messages, "tools": None}),
-                               json.dumps({"messages": json.dumps(messages), "tools": json.dumps([backbone.SELECT_TOOL])}),
-                               "not json", json.dumps({"prompt": "no messages"})]))
+    path.write_text(
+        "\n".join(
+            [
+                json.dumps({"messages": messages, "tools": None}),
+                json.dumps({"messages": json.dumps(messages), "tools": json.dumps([backbone.SELECT_TOOL])}),
+                "not json",
+                json.dumps({"prompt": "no messages"}),
+            ]
+        )
+    )
     data = sft.read_rows(path, chat)
     assert len(data) == 2 and all(chat.tokenizer.decode(ids[mask]) == "Plan: x.<|im_end|>" for ids, mask in data)
-    assert "select_skills" in chat.tokenizer.decode(data[1][0]) and "select_skills" not in chat.tokenizer.decode(data[0][0])
+    assert "select_skills" in chat.tokenizer.decode(data[1][0]) and "select_skills" not in chat.tokenizer.decode(
+        data[0][0]
+    )
     told = capsys.readouterr().err
     assert f"{path}:3: not JSON" in told and "3: not a row of messages" in told
 
@@ -214,7 +234,7 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill():
     while len(prompts) < 6:
         found = writer.task(seed)
         seed += 1
-        name = found and next(iter(sorted(found[1].applicable)), None)
+        name = found and next(iter(sorted(teacher.applicable(found[1]))), None)
         if name:
             prompts.append(model.chat_ids(policy_messages(found[0], [writer.skill(name, random.Random(seed))])))
             names.append(name)

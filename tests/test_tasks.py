@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import tasks
-from tasks import (TaskError, builtin_tasks, evaluation_fingerprints, fingerprint, folder_tasks, kernelbench_tasks, load_task,
-                   operators, scale_batch, synthesize, training_tasks, unfit)
+from synthesizer import synthesize, training_tasks
+from tasks import (TaskError, builtin_tasks, evaluation_fingerprints, fingerprint, folder_tasks, kernelbench_tasks,
+                   load_task, operators, scale_batch, unfit)
 
 PROBLEM = """
 import torch
@@ -53,8 +54,12 @@ def test_a_bad_problem_file_is_a_one_line_error(tmp_path, text, message):
 
 
 def test_missing_files_and_folders_are_told(tmp_path):
-    for call in (lambda: load_task(tmp_path / "no.py"), lambda: folder_tasks(tmp_path), lambda: folder_tasks(tmp_path / "no"),
-                 lambda: kernelbench_tasks(tmp_path, 1)):
+    for call in (
+        lambda: load_task(tmp_path / "no.py"),
+        lambda: folder_tasks(tmp_path),
+        lambda: folder_tasks(tmp_path / "no"),
+        lambda: kernelbench_tasks(tmp_path, 1),
+    ):
         with pytest.raises(TaskError):
             call()
 
@@ -81,10 +86,19 @@ def test_one_operator_has_one_name_however_it_is_spelled():
     assert found == {("mul", "relu", "sigmoid", "sub")}
 
 
-@pytest.mark.parametrize("old, new", [
-    ("self.scale", "self.factor"), ("rows = 8", "rows = 4096"), ("randn(rows, 4)", "rand(rows, 4, 4)"), ("2.0", "-1.5"),
-    ("return self.act(x) * self.scale - torch.sigmoid(x)", "y = torch.sigmoid(x)\n        return self.scale * F.relu(x) - y"),
-])
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("self.scale", "self.factor"),
+        ("rows = 8", "rows = 4096"),
+        ("randn(rows, 4)", "rand(rows, 4, 4)"),
+        ("2.0", "-1.5"),
+        (
+            "return self.act(x) * self.scale - torch.sigmoid(x)",
+            "y = torch.sigmoid(x)\n        return self.scale * F.relu(x) - y",
+        ),
+    ],
+)
 def test_an_evaluation_problem_in_other_clothes_is_refused(old, new):
     assert old in PROBLEM
     evaluation = {fingerprint(PROBLEM)}

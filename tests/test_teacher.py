@@ -3,8 +3,10 @@
 import pytest
 
 import teacher
+from kernels import FORMULAS
 from sandbox import Sandbox
-from tasks import Task, builtin_tasks, evaluation_fingerprints, synthesize, unfit
+from synthesizer import synthesize
+from tasks import Task, builtin_tasks, evaluation_fingerprints, unfit
 from teacher import ALL, TECHNIQUES, read, render, techniques_in
 
 
@@ -17,9 +19,9 @@ def programs():
             break
         task = synthesize(seed, clutter=seed % 2 > 0)
         program = read(task) if unfit(task, evaluation) is None else None
-        if program and any(missing[name] for name in program.applicable):
+        if program and any(missing[name] for name in teacher.applicable(program)):
             found.append((task, program))
-            for name in program.applicable:
+            for name in teacher.applicable(program):
                 missing[name] = max(0, missing[name] - 1)
     assert not any(missing.values())
     return found
@@ -36,7 +38,7 @@ def test_each_technique_can_stand_alone_and_shows_up_only_where_it_was_asked_for
     shown = set()
     for _, program in programs:
         bare = render(program, set())
-        for name in program.applicable:
+        for name in teacher.applicable(program):
             alone = render(program, {name})
             shown |= alone.used & {name}
             # what shows up besides the technique asked for is what a solution needs to have a kernel at all
@@ -58,8 +60,15 @@ def test_every_built_in_problem_can_be_read_and_solved():
         assert program is not None and render(program, ALL) is not None, task.name
 
 
-@pytest.mark.parametrize("forward", ["for _ in range(2):\n            x = torch.relu(x)\n        return x", "return helper(x)",
-                                     "if x.sum() > 0:\n            return x\n        return -x", "a, b = x.chunk(2)\n        return a + b"])
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "for _ in range(2):\n            x = torch.relu(x)\n        return x",
+        "return helper(x)",
+        "if x.sum() > 0:\n            return x\n        return -x",
+        "a, b = x.chunk(2)\n        return a + b",
+    ],
+)
 def test_what_the_reader_cannot_follow_is_none(forward):
     source = f"""
 import torch
@@ -109,14 +118,20 @@ def test_formulas_agree_with_torch():
     tl.minimum = lambda a, b: torch.minimum(*torch.broadcast_tensors(tensor(a), tensor(b)))
     x = torch.linspace(-30, 30, 601, dtype=torch.float64)
     y = torch.linspace(0.1, 0.9, 601, dtype=torch.float64)
-    functions = {"gelu_tanh": lambda v: F.gelu(v, approximate="tanh"), "leaky_relu": lambda v: F.leaky_relu(v, 0.2),
-                 "elu": lambda v: F.elu(v, 0.7), "clamp": lambda v: torch.clamp(v, -0.5, 2.0), "neg": torch.neg,
-                 "clamp_min": lambda v: torch.clamp(v, min=-0.5), "clamp_max": lambda v: torch.clamp(v, max=2.0),
-                 "smooth_l1_loss": lambda v: F.smooth_l1_loss(v, y, reduction="none"),
-                 "binary_cross_entropy_with_logits": lambda v: F.binary_cross_entropy_with_logits(v, y, reduction="none")}
+    functions = {
+        "gelu_tanh": lambda v: F.gelu(v, approximate="tanh"),
+        "leaky_relu": lambda v: F.leaky_relu(v, 0.2),
+        "elu": lambda v: F.elu(v, 0.7),
+        "clamp": lambda v: torch.clamp(v, -0.5, 2.0),
+        "neg": torch.neg,
+        "clamp_min": lambda v: torch.clamp(v, min=-0.5),
+        "clamp_max": lambda v: torch.clamp(v, max=2.0),
+        "smooth_l1_loss": lambda v: F.smooth_l1_loss(v, y, reduction="none"),
+        "binary_cross_entropy_with_logits": lambda v: F.binary_cross_entropy_with_logits(v, y, reduction="none"),
+    }
     further = {"leaky_relu": (0.2,), "elu": (0.7,), "clamp": (-0.5, 2.0), "clamp_min": (-0.5,), "clamp_max": (2.0,),
                "smooth_l1_loss": (y,), "binary_cross_entropy_with_logits": (y,)}
-    for name, lines in teacher.FORMULAS.items():
+    for name, lines in FORMULAS.items():
         v = x.abs() + 0.1 if name in ("log", "sqrt", "rsqrt") else x
         space = {"tl": tl, "x": v, "a": 0.0, "b": 0.0} | dict(zip("ab", further.get(name, ())))
         fill = dict(x="x", a="a", b="b")

@@ -1,0 +1,616 @@
+"""Synthesised training problems: chains of up to 5 operators after a head, as CUDA Agent makes them (PAPER section 5).
+
+What varies: the head, the chain, the shapes, how each operator is spelled, names (real and nonsense), layout, docstrings
+and comments, constructor styles. A small model learns to copy signatures and initialisers only if they vary widely.
+
+    synthesize(seed)        one problem, a pure function of its seed
+    training_tasks(seed)    an endless stream of those that are fit to train on: they run, are deterministic, finite and
+                            not constant, and are nowhere near an evaluation problem
+"""
+
+import itertools
+import keyword
+import random
+import re
+
+import torch
+
+from tasks import Task, evaluation_fingerprints, unfit
+
+# operator -> (functional spellings, module spellings). {x} is the tensor.
+POINTWISE = {
+    "relu": (["torch.relu({x})", "F.relu({x})", "{x}.relu()", "torch.clamp({x}, min=0.0)"], ["nn.ReLU()"]),
+    "sigmoid": (["torch.sigmoid({x})", "torch.sigmoid({x})", "{x}.sigmoid()"], ["nn.Sigmoid()"]),
+    "tanh": (["torch.tanh({x})", "F.tanh({x})", "{x}.tanh()"], ["nn.Tanh()"]),
+    "gelu": (["F.gelu({x})"], ["nn.GELU()"]),
+    "gelu_tanh": (["F.gelu({x}, approximate='tanh')"], ["nn.GELU(approximate='tanh')"]),
+    "silu": (["F.silu({x})", "{x} * torch.sigmoid({x})", "torch.sigmoid({x}) * {x}"], ["nn.SiLU()"]),
+    "mish": (["F.mish({x})", "{x} * torch.tanh(F.softplus({x}))"], ["nn.Mish()"]),
+    "softplus": (["F.softplus({x})"], ["nn.Softplus()"]),
+    "hardswish": (["F.hardswish({x})"], ["nn.Hardswish()"]),
+    "hardsigmoid": (["F.hardsigmoid({x})"], ["nn.Hardsigmoid()"]),
+    "softsign": (["F.softsign({x})", "{x} / (1 + torch.abs({x}))"], ["nn.Softsign()"]),
+    "selu": (["F.selu({x})", "torch.selu({x})"], ["nn.SELU()"]),
+    "relu6": (["F.relu6({x})"], ["nn.ReLU6()"]),
+    "logsigmoid": (["F.logsigmoid({x})"], ["nn.LogSigmoid()"]),
+    "abs": (["torch.abs({x})", "{x}.abs()"], []),
+    "square": (["torch.square({x})", "{x} ** 2", "torch.pow({x}, 2)", "{x} * {x}"], []),
+    "exp": (["torch.exp(-{x})", "torch.exp({x} * 0.1)"], []),
+    "sin": (["torch.sin({x})"], []),
+    "neg": (["-{x}", "torch.neg({x})"], []),
+}
+_COMMON = ["relu", "sigmoid", "tanh", "gelu", "silu", "mish", "softplus", "hardswish"]
+_WORDS = ("a simple model that applies computes performs the operation layer input output tensor activation then with over "
+          "scaled bias addition normalization convolution matrix linear features channels dimension shape forward pass value "
+          "factor learnable parameter hidden state network module small used for each element row sum residual gate mixing "
+          "block head projection stage result final last first channelwise batch spatial of to and its by per from into one two "
+          "three are is makes turns divides adds multiplies every all both same as along beside before after before between "
+          "stack weights scores logits sequence image signal sample group mean root square length size width height number "
+          "times kernel filter window map total running share class target prediction error distance margin temperature step "
+          "pooled attention query key token word vocabulary embedding position time depth volume pixel grid table column "
+          "positive negative zero unit smooth soft hard sharp clipped squashed normalised averaged reduced taken kept left "
+          "right which what where there it this an in on at or not only more than given learned random new own short long").split()
+_SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig lam fac "
+              "val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
+_SCALAR_NAMES = {"*": ["scale", "scaling_factor", "multiplier", "factor", "gain"], "/": ["divisor", "temperature", "scale"],
+                 "+": ["offset", "shift", "add_value", "constant"], "-": ["subtract_value", "offset", "margin"]}
+_PARAM_NAMES = {"*": ["weight", "multiplier", "gain", "scale"], "+": ["bias", "extra_bias", "add_bias", "shift"],
+                "-": ["subtract", "sub_bias", "centre"]}
+
+
+# Layers and attributes that a constructor may hold besides what the forward pass uses, and the argument names of layers
+# that may as well be passed by keyword. For `clutter`.
+_UNUSED_LAYERS = ["Conv2d({a}, {b}, {k})", "Conv1d({a}, {b}, kernel_size={k})", "Linear({a}, {b})", "Linear({a}, {b}, bias=False)",
+                  "LSTM({a}, {b}, num_layers={k}, batch_first=True)", "GRU({a}, {b})", "Embedding({b}, {a})", "Dropout(p=0.{k})",
+                  "MaxPool2d(kernel_size={k}, stride={k}, padding=0)", "AvgPool2d({k})", "AdaptiveAvgPool2d((1, 1))", "Identity()",
+                  "BatchNorm2d({a}, eps=1e-5, momentum=0.1)", "LayerNorm({a})", "LayerNorm([{a}, {b}])", "GroupNorm(1, {a})",
+                  "ConvTranspose2d({a}, {b}, {k}, stride={k}, padding=0, output_padding=0)", "Flatten(start_dim=1)", "PReLU()",
+                  "Sequential(nn.Linear({a}, {b}), nn.ReLU())", "Upsample(scale_factor={k}, mode='nearest')", "Softmax(dim=1)",
+                  "Conv3d({a}, {b}, ({k}, {k}, {k}), stride=1, padding=1, dilation=1, groups=1, bias=False)", "ZeroPad2d({k})",
+                  "Parameter(torch.zeros({a}, {b}))", "Parameter(torch.randn({a}, 1) * 0.02)", "Parameter(torch.ones({b}))"]
+_ARGUMENTS = {"Conv": ["in_channels", "out_channels", "kernel_size"], "Linear": ["in_features", "out_features"],
+              "Group": ["num_groups", "num_channels"], "Batch": ["num_features"], "Instance": ["num_features"],
+              "LayerNorm": ["normalized_shape"], "MaxPool": ["kernel_size"], "AvgPool": ["kernel_size"],
+              "LeakyReLU": ["negative_slope"]}
+
+
+# Variables of the teacher's kernels, which a problem's own may not hide.
+_KERNEL_NAMES = {"idx", "mask", "offs", "start", "cols", "rows", "n", "m", "k", "i", "a", "b", "d", "e", "u", "t", "inner", "acc",
+                 "mean", "rstd", "total", "square", "tl", "triton", "cdiv", "fused", "row", "norm", "loss", "matmul"}
+
+
+class _Draft:
+    """One problem while it is being written. `shape` tracks the current tensor: a list of (expression, size)."""
+
+    def __init__(self, seed, clutter):
+        self.r = random.Random(seed)
+        self.clutter = clutter
+        self.args, self.init, self.consts, self.forward, self.inputs = [], [], [], [], []
+        self.used = {"self", "torch", "nn", "F", "Model", "math"} | _KERNEL_NAMES | set(dir(torch.nn.Module))
+        self.x = self.r.choice(["x"] * 8 + ["inputs", "inp", "A", "feats", self.nonsense(), self.nonsense()])
+        self.x = "x" if self.x in self.used or keyword.iskeyword(self.x) else self.x
+        self.used.add(self.x)
+        self.rename = self.r.choice([0, 0, 0, 0.1, 0.4])
+        self.ops = 0
+
+    def chance(self, p):
+        return self.r.random() < p
+
+    def pick(self, *options):
+        return self.r.choice(options)
+
+    def nonsense(self):
+        """An identifier that means nothing here: syllables, words of prose, or letters."""
+        kind = self.r.random()
+        if kind < 0.4:
+            return "_".join(self.r.choice(_SYLLABLES) for _ in range(self.r.randint(1, 3)))
+        if kind < 0.75:
+            return "_".join(self.r.choice(_WORDS) for _ in range(self.r.choice([1, 1, 2]))) + self.pick("", "", "", "1", "2")
+        return "".join(self.r.choice("bcdfghjklmnprstvwz") + self.r.choice("aeiou") for _ in range(self.r.randint(1, 4))) + self.pick("", "", "t", "ns")
+
+    def name(self, options):
+        """An unused identifier: one of the usual ones, or now and then nonsense."""
+        for _ in range(5):
+            name = self.nonsense() if self.chance(0.3 if self.clutter else 0.15) else self.r.choice(options)
+            if name not in self.used and not keyword.iskeyword(name):
+                break
+        while name in self.used or keyword.iskeyword(name):
+            name += "_" + self.r.choice(_SYLLABLES)
+        self.used.add(name)
+        return name
+
+    def const(self, options, value):
+        name = self.name(options)
+        self.consts.append((name, str(value)))
+        return name
+
+    def arg(self, options, value, annotation):
+        """A constructor argument with the module-level constant that feeds it; returns its name."""
+        name = self.const(options, value)
+        self.args.append((name, annotation, name))
+        return name
+
+    def inside(self, name):
+        """Make a module-level constant known to the constructor, so that `ModelNew` can be built from its arguments."""
+        if name.isidentifier() and name not in [arg for arg, _, _ in self.args]:
+            self.args.append((name, "int", name))
+        return name
+
+    def layer(self, options, constructor):
+        name = self.name(options)
+        self.init.append(f"self.{name} = {constructor}")
+        return f"self.{name}"
+
+    def number(self):
+        return self.r.choice(["0.1", "0.5", "1.5", "2.0", "3.0", "0.25", "0.7", "-0.5", "1.2", "4.0", "2", "3",
+                              str(round(self.r.uniform(-3, 4), 2) or 0.5)])
+
+    def scalar(self, options, value):
+        """A scalar operand: a constructor argument kept on self, a fixed attribute, or a literal."""
+        kind = self.r.random()
+        if kind < 0.55:
+            name = self.arg(options, value, "float")
+            self.init.append(f"self.{name} = {name}")
+            return f"self.{name}"
+        if kind < 0.7:
+            return self.layer(options, value)
+        return value
+
+    def line(self, expression):
+        """The next operator; mostly the result keeps the variable's name."""
+        if self.chance(self.rename):
+            self.x = self.name(["out", "y", "h", "z", "hidden", "logits", "scores", "features", "result"])
+        self.forward.append(f"{self.x} = {expression}")
+        self.ops += 1
+
+    # ---- chain steps
+
+    def activation(self, name=None):
+        name = name or self.r.choice(_COMMON if self.chance(0.7) else list(POINTWISE))
+        functional, modules = POINTWISE[name]
+        if modules and self.chance(0.4):
+            layer = self.layer([name, "act", "activation", "nonlin"], self.r.choice(modules))
+            return self.line(f"{layer}({self.x})")
+        self.line(self.r.choice(functional).replace("{x}", self.x))
+
+    def leaky(self):
+        slope = self.pick("0.01", "0.1", "0.2", "0.05")
+        if self.chance(0.4):
+            alpha = self.arg(["negative_slope", "slope", "alpha"], slope, "float")
+            layer = self.layer(["leaky_relu", "act", "lrelu"], f"nn.LeakyReLU({alpha})")
+            return self.line(f"{layer}({self.x})")
+        function = self.pick("leaky_relu", "leaky_relu", "elu")
+        self.line(f"F.{function}({self.x}, {self.scalar(['negative_slope', 'alpha'], slope)})")
+
+    def opaque(self):
+        """An operator that no kernel of the teacher covers."""
+        x, nd = self.x, len(self.shape)
+        choices = [f"F.dropout({x}, p=0.0)", f"{x}.clone()"]
+        if nd > 2:
+            choices += [f"F.softmax({x}, dim=1)", f"torch.flip({x}, dims=[1])"]
+            if self.shape[1][1] > 1 and self.saved is None:
+                self.shape[1] = ("1", 1)
+                choices = [f"torch.max({x}, dim=1, keepdim=True)[0]", f"torch.min({x}, dim=1, keepdim=True).values",
+                           f"torch.logsumexp({x}, dim=1, keepdim=True)", f"torch.mean({x}, dim=1, keepdim=True)",
+                           f"{x}.sum(dim=1, keepdim=True)"]
+        self.line(self.r.choice(choices))
+
+    def clamp(self):
+        low, high = self.pick(("-1.0", "1.0"), ("0.0", "1.0"), ("-2.0", "2.0"), ("-0.5", "0.5"), ("0.0", "6.0"))
+        low = self.scalar(["min_value", "lower", "min_val", "clamp_min"], low)
+        if self.chance(0.3):
+            return self.line(f"torch.clamp({self.x}, min={low})")
+        high = self.scalar(["max_value", "upper", "max_val", "clamp_max"], high)
+        self.line(self.pick(f"torch.clamp({self.x}, {low}, {high})", f"torch.clamp({self.x}, min={low}, max={high})",
+                            f"F.hardtanh({self.x}, {low}, {high})", f"{self.x}.clamp({low}, {high})"))
+
+    def scale(self):
+        op = self.pick("*", "*", "/", "+", "-")
+        value = self.number()
+        value = "2.0" if op == "/" and abs(float(value)) < 0.2 else value
+        operand = self.scalar(_SCALAR_NAMES[op], value)
+        if self.clutter and self.chance(0.1) and len(self.inputs) == 1:  # a number among the inputs of forward
+            operand = self.name(["s", "alpha", "factor"])
+            self.inputs.append((operand, str(abs(float(value)))))
+        elif self.clutter and self.chance(0.2):
+            operand = self.layer(_SCALAR_NAMES[op], f"nn.Parameter(torch.tensor({float(value)}))")
+        self.line(f"{self.x} {op} {operand}")
+
+    def parameter(self):
+        """A broadcast parameter over the channel dimension (dim 1; the last one for 3-D rows)."""
+        op = self.pick("+", "+", "*", "-")
+        dim = len(self.shape) - 1 if len(self.shape) == 3 and self.rows_last else 1
+        channels, trailing = self.shape[dim][0], len(self.shape) - 1 - dim
+        shape = "(" + ", ".join([channels] + ["1"] * trailing) + ("," if not trailing else "") + ")"
+        if self.chance(0.3) and dim == 1 and len(self.shape) == 4:
+            shape = f"(1, {shape[1:]}"
+        names = _PARAM_NAMES[op]
+        if self.chance(0.65):
+            shape = self.arg([n + "_shape" for n in names] + ["param_shape"], shape, "tuple")
+        else:
+            self.inside(channels)
+        make = self.pick("torch.randn", "torch.randn", "torch.rand", "torch.ones")
+        noise = " * 0.1" if self.chance(0.15) else ""
+        self.line(f"{self.x} {op} {self.layer(names, f'nn.Parameter({make}({shape}){noise})')}")
+
+    def residual(self):
+        if self.saved is None:
+            return self.scale()
+        self.line(f"{self.x} {self.pick('+', '+', '*')} {self.saved}")
+
+    def save(self):
+        """Keep the current tensor under another name, for a residual step later."""
+        self.saved = self.name(["identity", "residual", "skip", "original", "shortcut"])
+        self.forward.append(f"{self.saved} = {self.x}")
+
+    def chain(self, steps, opaque=True):
+        for _ in range(steps):
+            kinds = [self.activation] * 5 + [self.leaky, self.clamp] + [self.scale] * 3 + [self.parameter] * 3
+            kinds += [self.residual] * (2 if self.saved else 0) + [self.opaque] * (self.clutter and opaque)
+            self.r.choice(kinds)()
+
+    def dimension(self, *values):
+        """The last dimension as an argument: a literal, or now and then a constructor argument kept on self."""
+        value = self.pick(*values)
+        if self.chance(0.12):
+            name = self.arg(["dim", "axis", "reduce_dim"], value, "int")
+            self.init.append(f"self.{name} = {name}")
+            return f"self.{name}"
+        return value
+
+    def reduction(self):
+        """A reduction or row operator over the last dimension (or over all spatial ones); ends the chain's layout."""
+        x, nd = self.x, len(self.shape)
+        if nd == 4:
+            dims = self.pick("[2, 3]", "(2, 3)")
+            keep = self.chance(0.5)
+            self.line(f"{self.pick('torch.mean', 'torch.mean', 'torch.sum', 'torch.amax')}({x}, dim={dims}"
+                      + (", keepdim=True)" if keep else ")"))
+            self.shape = self.shape[:2] + ([("1", 1)] * 2 if keep else [])
+            return
+        dim = self.dimension("-1", "-1", str(nd - 1))
+        keep = self.chance(0.6)
+        tail = ", keepdim=True)" if keep else ")"
+        name = self.pick("sum", "mean", "amax", "amin", "logsumexp", "logsumexp")
+        self.line(self.pick(f"torch.{name}({x}, dim={dim}{tail}", f"{x}.{name}(dim={dim}{tail}"))
+        self.shape = self.shape[:-1] + ([("1", 1)] if keep else [])
+
+    def row_operator(self):
+        """Softmax and friends over the last dimension."""
+        x = self.x
+        width = self.shape[-1][0]
+        kind = self.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "l2", "cumsum")
+        dim = "" if kind == "layer_norm" else self.dimension("-1", str(len(self.shape) - 1))
+        if kind in ("softmax", "log_softmax"):
+            if self.chance(0.3):
+                module = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}[kind]
+                return self.line(f"{self.layer([kind, 'prob'], f'nn.{module}(dim={dim})')}({x})")
+            return self.line(f"{self.pick('torch', 'F')}.{kind}({x}, dim={dim})")
+        if kind == "layer_norm":
+            shape = self.arg(["normalized_shape", "norm_shape", "width"], width, "int") if self.chance(0.5) else self.inside(width)
+            return self.line(f"{self.layer(['norm', 'ln', 'layer_norm'], f'nn.LayerNorm({shape})')}({x})")
+        if kind == "rms":
+            eps = self.scalar(["eps", "epsilon"], self.pick("1e-5", "1e-6"))
+            self.line(self.pick(f"{x} / torch.sqrt(torch.mean({x} ** 2, dim={dim}, keepdim=True) + {eps})",
+                                f"{x} * torch.rsqrt({x}.pow(2).mean(dim={dim}, keepdim=True) + {eps})"))
+        elif kind == "l2":
+            self.line(self.pick(f"F.normalize({x}, dim={dim})", f"{x} / torch.norm({x}, dim={dim}, keepdim=True)"))
+        else:
+            self.line(f"torch.cumsum({x}, dim={dim})")
+
+    # ---- heads
+
+    def size(self, *choices):
+        """A size near one of `choices`; now and then an odd one, which exercises masks."""
+        n = self.r.choice(choices)
+        return max(2, n - self.r.randint(1, n // 4)) if n >= 8 and self.chance(0.25) else n
+
+    def tensor_input(self, dims, maker=None):
+        self.dims = dims
+        maker = maker or self.pick("torch.randn", "torch.rand", "torch.randn")
+        name = self.x if not self.inputs else self.name(["y", "other", "target", "targets", "labels"])
+        self.inputs.append((name, f"{maker}({', '.join(dims)})"))
+        return name
+
+    def plain_input(self, nd, names=None):
+        """A head that is just an input of nd dimensions with about 64 K elements."""
+        sizes = {2: [(64, 1024), (128, 512), (32, 2048), (256, 256)], 3: [(8, 64, 128), (16, 32, 128), (4, 128, 128)],
+                 4: [(8, 16, 16, 32), (4, 32, 16, 32), (16, 8, 16, 16)]}[nd]
+        names = {2: [["batch_size", "rows", "N", "M"], ["features", "dim", "cols", "width"]],
+                 3: [["batch_size", "B", "N"], ["seq_len", "length", "T"], ["dim", "hidden", "features", "D"]],
+                 4: [["batch_size", "N", "B"], ["channels", "features", "C"], ["height", "H", "h"], ["width", "W", "w"]]}[nd]
+        sizes = self.r.choice(sizes)
+        self.shape = []
+        for i, (options, n) in enumerate(zip(names, sizes)):
+            n = self.size(n) if i else n
+            self.shape.append((self.const(options, n), n))
+        self.tensor_input([name for name, _ in self.shape])
+
+    def linear(self):
+        batch = self.const(["batch_size", "N", "B", "rows"], self.pick(64, 128, 256))
+        n_in, n_out = self.pick(32, 64, 128), self.size(128, 256, 512)
+        i = self.arg(["in_features", "input_size", "in_dim", "d_in"], n_in, "int")
+        o = self.arg(["out_features", "output_size", "hidden_size", "d_out"], n_out, "int")
+        self.tensor_input([batch, i])
+        self.shape = [(batch, 0), (o, n_out)]
+        if self.chance(0.2):
+            weight = self.layer(["weight", "W", "proj"], f"nn.Parameter(torch.randn({i}, {o}){self.pick('', ' * 0.1')})")
+            return self.line(self.pick(f"torch.matmul({self.x}, {weight})", f"{self.x} @ {weight}"))
+        if self.chance(0.15):  # the second factor is an input, as in a plain matrix product
+            self.args = [arg for arg in self.args if arg[0] not in (i, o)]
+            other = self.tensor_input([i, o])
+            return self.line(self.pick(f"torch.matmul({self.x}, {other})", f"{self.x} @ {other}"))
+        extra = ", bias=False" if self.chance(0.15) else ""
+        self.line(f"{self.layer(['linear', 'fc', 'gemm', 'proj', 'lin', 'dense'], f'nn.Linear({i}, {o}{extra})')}({self.x})")
+
+    def another_linear(self):
+        """One more layer on the current features; a residual that was saved no longer fits."""
+        width = self.size(64, 128, 256)
+        i, o = self.inside(self.shape[1][0]), self.arg(["hidden2", "out_dim", "classes", "width2", "d_model"], width, "int")
+        self.line(f"{self.layer(['fc2', 'linear2', 'out', 'head', 'proj2', 'down'], f'nn.Linear({i}, {o})')}({self.x})")
+        self.shape, self.saved = [self.shape[0], (o, width)], None
+
+    def convolution(self):
+        nd = self.pick(2, 2, 2, 2, 3, 1)
+        transposed = self.chance(0.3)
+        batch = self.const(["batch_size", "batch_size", "N", "B"], self.pick(2, 4, 8))
+        n_out = self.pick(8, 16, 32)
+        i = self.arg(["in_channels", "in_channels", "in_ch", "c_in"], self.pick(3, 4, 8, 16), "int")
+        o = self.arg(["out_channels", "out_channels", "out_ch", "c_out"], n_out, "int")
+        kernel = self.pick(3, 3, 3, 1, 2, 5 if nd < 3 else 3)
+        k = self.arg(["kernel_size", "kernel_size", "k", "ks"], kernel, "int")
+        extent = {1: self.pick(128, 256), 2: self.pick(16, 24, 32), 3: self.pick(8, 10)}[nd]
+        if nd > 1 and self.chance(0.4):
+            names = self.pick(["height", "width"], ["H", "W"]) if nd == 2 else self.pick(["depth", "height", "width"], ["D", "H", "W"])
+            names = [self.name([name]) for name in names]
+            self.consts.append((", ".join(names), ", ".join([str(extent)] * nd)) if self.chance(0.5)
+                               else (" = ".join(names), str(extent)))
+        else:
+            names = [self.const([["length", "L"], ["height", "H"], ["depth", "D"]][nd - 1], extent)]
+            names += [self.const([f"width{j}", "W", "w", "size"], extent) for j in range(nd - 1)]
+        options = ""
+        if self.chance(0.3):
+            options += f", stride={self.arg(['stride'], self.pick(1, 2), 'int')}" if self.chance(0.5) else f", stride={self.pick(1, 2)}"
+        if self.chance(0.35) and kernel > 1:
+            options += f", padding={self.arg(['padding', 'pad'], 1, 'int')}" if self.chance(0.5) else ", padding=1"
+        if self.chance(0.08):
+            options += ", bias=False"
+        kind = f"ConvTranspose{nd}d" if transposed else f"Conv{nd}d"
+        names_for = ["conv_transpose", "deconv", "up", "conv_t"] if transposed else ["conv", "conv1", "convolution", f"conv{nd}d"]
+        self.tensor_input([batch, i] + names)
+        self.shape = [(batch, 0), (o, n_out)] + [("", 0)] * nd
+        self.line(f"{self.layer(names_for, f'nn.{kind}({i}, {o}, {k}{options})')}({self.x})")
+
+    def normalization(self):
+        """Group, instance or batch norm over the channels of a convolution's output."""
+        channels, n = self.shape[1]
+        nd = len(self.shape) - 2
+        kind = self.pick("group", "group", "instance", "batch")
+        if kind == "group":
+            groups = self.arg(["num_groups", "groups", "n_groups"], self.r.choice([g for g in (1, 2, 4, 8) if n % g == 0]), "int")
+            layer = f"nn.GroupNorm({groups}, {channels})"
+        elif kind == "instance":
+            layer = f"nn.InstanceNorm{nd}d({channels}{self.pick('', '', ', affine=True')})"
+        else:
+            layer = f"nn.BatchNorm{nd}d({channels})"
+        self.line(f"{self.layer(['norm', kind + '_norm', kind[0] + 'n'], layer)}({self.x})")
+
+    def pooling(self):
+        nd = len(self.shape) - 2
+        k = self.arg(["pool_size", "pool_kernel", "pool_kernel_size"], 2, "int") if self.chance(0.5) else "2"
+        kind = self.pick("Max", "Avg")
+        self.line(f"{self.layer(['pool', f'{kind.lower()}pool'], f'nn.{kind}Pool{nd}d({k})')}({self.x})")
+
+    def loss(self):
+        self.plain_input(self.pick(2, 2, 3))
+        dims = [name for name, _ in self.shape]
+        target = self.tensor_input(dims, "torch.rand")
+        x = self.x
+        self.chain(self.r.randint(0, 2), opaque=False)
+        self.forward.append("return " + self.pick(
+            f"torch.mean(({x} - {target}) ** 2)", f"F.mse_loss({x}, {target})", f"torch.mean(torch.abs({x} - {target}))",
+            f"F.l1_loss({x}, {target})", f"F.smooth_l1_loss({x}, {target})", f"torch.mean(torch.relu(1 - {x} * {target}))",
+            f"torch.mean(F.softplus(-{x} * {target}))", f"(torch.sigmoid({x}) * {target}).mean()",
+            f"F.binary_cross_entropy_with_logits({x}, {target})", f"torch.sum(torch.tanh({x}) * {target}) / {x}.shape[0]"))
+        self.ops += 2
+
+    def diagonal(self):
+        self.plain_input(2)
+        rows = self.shape[0][0]
+        if self.chance(0.3):
+            d = self.layer(["gain", "weights", "diagonal"], f"nn.Parameter(torch.randn({self.inside(rows)}))")
+        else:
+            d = self.name(["diag", "weights", "gains", "scales"])
+            self.inputs.insert(0, (d, f"{self.pick('torch.randn', 'torch.rand')}({rows})"))
+        self.line(self.pick(f"torch.diag({d}) @ {self.x}", f"torch.matmul(torch.diag({d}), {self.x})"))
+
+
+FAMILIES = {"pointwise": 14, "linear": 20, "convolution": 28, "row": 18, "reduction": 8, "loss": 7, "diagonal": 5, "network": 5}
+
+
+def synthesize(seed, clutter=False) -> Task:
+    """One synthesised problem, a pure function of its arguments. Its fitness (`unfit`) is the caller's to check.
+
+    clutter: long and odd signatures, unused layers, keyword arguments, docstrings of random words. The cold start needs
+    it, so that a small model learns to copy whatever it meets; rollouts are cheaper without.
+    """
+    d = _Draft(seed, clutter)
+    family = d.r.choices(list(FAMILIES), FAMILIES.values())[0]
+    d.saved, d.rows_last = None, True
+    if family == "pointwise":
+        d.plain_input(d.pick(2, 2, 3, 4))
+        if d.chance(0.25):
+            d.saved = d.tensor_input([name for name, _ in d.shape])
+        d.chain(d.r.randint(2, 5))
+    elif family == "linear":
+        d.linear()
+        if d.chance(0.2):
+            d.save()
+        d.chain(d.r.randint(1, 4))
+        if d.chance(0.35):
+            d.pick(d.row_operator, d.reduction)()
+            d.chain(d.r.randint(0, 1) if len(d.shape) == 2 and d.shape[1][1] > 1 else 0)
+    elif family == "convolution":
+        d.convolution()
+        d.rows_last = False
+        if d.chance(0.15):
+            d.save()
+        if d.chance(0.3):
+            d.normalization()
+        d.chain(d.r.randint(1, 4))
+        if d.chance(0.25 if clutter else 0.12) and d.saved is None:
+            d.pooling()
+            d.chain(d.r.randint(0, 1))
+        elif d.chance(0.15) and len(d.shape) == 4:
+            d.reduction()
+    elif family == "row":
+        d.plain_input(d.pick(2, 2, 2, 3))
+        d.chain(d.r.randint(0, 2))
+        d.row_operator()
+        d.chain(d.r.randint(0 if d.ops > 1 else 1, 2))
+    elif family == "reduction":
+        d.plain_input(d.pick(2, 2, 3, 4))
+        d.rows_last = len(d.shape) == 3
+        d.chain(d.r.randint(1, 3))
+        d.reduction()
+    elif family == "loss":
+        d.loss()
+    elif family == "diagonal":
+        d.diagonal()
+        d.chain(d.r.randint(1, 3))
+    elif family == "network":
+        d.linear()
+        for _ in range(d.r.choice([1, 1, 2])):
+            d.chain(d.r.randint(1, 2))
+            d.another_linear()
+        d.chain(d.r.randint(0, 1))
+        if d.chance(0.4):
+            d.row_operator()
+    return Task(f"synth/{seed}", 0, _write(d), family)
+
+
+def _write(d) -> str:
+    """The problem file's text."""
+    r, x = d.r, d.x
+    full_name = d.chance(0.15)  # torch.nn.functional.relu in place of F.relu
+
+    def word():
+        kind = r.random()
+        if not d.clutter or kind < 0.6:
+            return d.nonsense() if kind < 0.06 else r.choice(_WORDS)
+        if kind < 0.8:
+            return "".join(r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(r.randint(2, 10)))
+        return r.choice(["`True`.", "1D", "2D", "3D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)", "GELU,", "ReLU",
+                         "Conv2d,", "x,", "A", "GEMM", "-", "Defaults to 1.", "Defaults to None", "[0, 1]", "LayerNorm", "Tanh"])
+
+    def words(low, high):
+        text = " ".join(word() for _ in range(r.randint(low, high * 2 if d.clutter and d.chance(0.3) else high)))
+        text = re.sub(r"(?<=\w) (?=\w)", lambda _: d.pick(*[" "] * 14, ", ", "; ", ": ", " (") if d.chance(0.5) else " ", text)
+        return text[:1].upper() + text[1:]
+
+    def docstring(indent, fields=()):
+        if d.chance(0.35):
+            return []
+        lines = [f'{indent}"""', f"{indent}{words(4, 16)}."]
+        if fields and d.chance(0.4):
+            lines += ["", f"{indent}{d.pick('Args', 'Args', 'Parameters')}:"]
+            lines += [f"{indent}    {name} ({kind}{d.pick('', '', ', optional')}): {words(2, 10)}." for name, kind in fields]
+            if d.chance(0.4):
+                lines += ["", f"{indent}Returns:", f"{indent}    torch.Tensor: {words(2, 8)} of shape ({', '.join(d.dims)})."]
+        return lines + [f'{indent}"""']
+
+    if d.chance(0.12):  # an argument that nothing uses, and a layer-like attribute with a default
+        name = d.name(["groups", "dropout_p", "mode_id", "num_heads"])
+        d.args.append((name, "int", d.const([name + "_value", "unused"], d.pick(1, 2, 8))))
+    annotated = d.chance(0.4)
+    defaults = []
+    if d.chance(0.15):
+        name = d.name(["eps_value", "momentum", "inplace", "axis"])
+        defaults.append((name, d.pick("1e-5", "0.1", "False", "1")))
+        d.init.append(f"self.{name} = {name}")
+    if d.clutter:
+        _clutter(d, defaults)
+    signature = ["self"] + [f"{n}: {t}" if annotated else n for n, t, _ in d.args] + [f"{n}: {d.pick('int', 'float', 'bool', 'str')} = {v}" if annotated else f"{n}={v}" for n, v in defaults]
+    body = list(d.forward)
+    if not body[-1].startswith("return"):
+        last = body[-1].split(" = ", 1)
+        body = body[:-1] + [f"return {last[1]}"] if d.chance(0.25) else body + [f"return {x}"]
+    body = [line + (f"  # {words(2, 5).lower()}" if d.chance(0.05) else "") for line in body]
+    if full_name:
+        body = [re.sub(r"\bF\.", "torch.nn.functional.", line) for line in body]
+    gap = [""] * d.pick(1, 1, 2)  # blank lines between the parts of the file
+    hollow = d.pick("", "", "    ", "        ")  # what stands on a blank line inside the class
+    out = ["import torch", "import torch.nn as nn"]
+    if any(re.search(r"\bF\.", line) for line in body) or d.chance(0.3):
+        out.append("import torch.nn.functional as F")
+    out += (["import math"] if d.chance(0.04) else []) + gap
+    out += ["class Model(nn.Module):"] + docstring("    ", [(n, t) for n, t, _ in d.args])
+    out += [""] if len(out[-1]) > 30 and d.chance(0.2) else []
+    if d.init or d.chance(0.8):
+        out += [f"    def __init__({', '.join(signature)}):"]
+        out += docstring("        ", [(n, t) for n, t, _ in d.args]) if d.clutter and d.chance(0.3) else []
+        out += ["        " + d.pick("super().__init__()", "super(Model, self).__init__()")]
+        out += ["        " + line + d.pick(*[""] * 15, " ", "  # " + words(1, 4)) for line in d.init] + [hollow]
+    hint = ": torch.Tensor" if annotated else ""
+    hints = [": float" if annotated and re.fullmatch(r"[\d.]+", value) else hint for _, value in d.inputs]
+    arguments = ["self"] + [n + h for (n, _), h in zip(d.inputs, hints)]
+    out += [f"    def forward({', '.join(arguments)}){' -> torch.Tensor' if annotated else ''}:"]
+    out += docstring("        ", [(n, "torch.Tensor") for n, _ in d.inputs])
+    for line in body:
+        out += ["        # " + words(1, 5)] if d.clutter and d.chance(0.06) else []
+        out += [hollow] if d.clutter and d.chance(0.03) else []
+        out.append("        " + line)
+    out += gap + (["# " + words(1, 3)] if d.chance(0.08) else [])
+    equals = d.pick(*[" = "] * 9, "  = ")
+    for name, value in d.consts:
+        if d.chance(0.08) and value.isdigit() and int(value) % 4 == 0 and int(value) > 4 and name != d.consts[0][0]:
+            value = d.pick(f"{int(value) // 4} * 4", f"{int(value) // 2} * 2")
+        out.append(f"{name}{equals}{value}" + d.pick(*[""] * 14, "  ", f"  # {words(1, 3).lower()}"))
+    out += gap + ["def get_inputs():"]
+    if d.chance(0.6):
+        out += ["    return [" + ", ".join(value for _, value in d.inputs) + "]"]
+    else:
+        out += [f"    {n} = {v}" for n, v in d.inputs] + ["    return [" + ", ".join(n for n, _ in d.inputs) + "]"]
+    nothing = d.pick("", "  # no arguments needed", "  # Nothing to initialise") if not d.args else ""
+    out += gap + ["def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]{nothing}"]
+    return "\n".join(out) + d.pick("\n", "\n", "")
+
+
+def _clutter(d, defaults):
+    """What real problems are full of and the forward pass does not need, in the constructor and its arguments."""
+    sizes = [name for name, kind, _ in d.args if kind == "int"]
+    for _ in range(d.r.choice([0, 0, 1, 1, 2, 3])):  # more arguments
+        value = d.pick("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "8", "[1, 2]")
+        name = d.name(["eps", "momentum", "stride", "padding", "dilation", "groups", "bias", "dim", "num_heads", "dropout_p", "mode",
+                       "hidden_size", "num_layers", "axis", "pool_size", "return_indices", "reduction", "affine", "n_embd", "margin"])
+        if d.chance(0.6):
+            defaults.append((name, value))
+        else:
+            d.consts.append((name + "_value", value))
+            d.args.insert(d.r.randint(0, len(d.args)), (name, d.pick("int", "float", "tuple", "bool"), name + "_value"))
+        if d.chance(0.4):
+            d.init.insert(d.r.randint(0, len(d.init)), f"self.{name} = {name}")
+    for _ in range(d.r.choice([0, 0, 1, 1, 2])):  # more layers, with parameters that must be created in the same order
+        a, b = (d.r.choice(sizes) if sizes and d.chance(0.6) else str(d.pick(2, 3, 4, 8, 16)) for _ in range(2))
+        layer = "nn." + d.r.choice(_UNUSED_LAYERS).format(a=a, b=b, k=d.pick(1, 2, 3))
+        name = d.name(["conv1", "conv2", "bn", "pool", "fc1", "proj", "dropout", "embed", "rnn", "block", "extra", "head", "attn"])
+        d.init.insert(d.r.randint(0, len(d.init)), f"self.{name} = {layer}")
+    if d.chance(0.2):
+        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name(['state', 'size', 'config'])} = {d.pick('None', '[1, 2, 3]', '(2, 2)', '3 * 4', '1.0 / 7')}")
+    for i, line in enumerate(d.init):  # keyword arguments in place of positional ones
+        found = re.fullmatch(r"(self\.\w+ = nn\.(\w+?)(?:[123]d|Transpose[123]d|Norm[123]d|Pool[123]d)?\()(.*)\)", line)
+        names = next((n for k, n in _ARGUMENTS.items() if found and line.split(" = nn.")[1].startswith(k)), None)
+        if names and d.chance(0.35) and "(" not in found[3] and "[" not in found[3]:
+            values = found[3].split(", ")
+            first = d.r.choice([0, 0, len(names) - 1])
+            values = [f"{names[j]}={v}" if first <= j < len(names) and "=" not in v else v for j, v in enumerate(values)]
+            d.init[i] = found[1] + ", ".join(values) + ")"
+
+
+def training_tasks(seed, evaluation=None):
+    """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`."""
+    evaluation = evaluation_fingerprints() if evaluation is None else evaluation
+    for n in itertools.count():
+        task = synthesize(seed * 1_000_003 + n)
+        if unfit(task, evaluation) is None:
+            yield task

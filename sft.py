@@ -744,9 +744,9 @@ def main():
     )
     parser.add_argument("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
     parser.add_argument(
-        "--problems", type=int, default=120_000, help="synthesised problems for single turns and selections"
+        "--problems", type=int, default=100_000, help="synthesised problems for single turns and selections"
     )
-    parser.add_argument("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
+    parser.add_argument("--executed", type=int, default=4_000, help="problems for executed multi-turn trajectories")
     parser.add_argument("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tiny backbone's tokenizer")
     parser.add_argument("--epochs", type=float, default=3.0, help="passes over the examples (paper: 4)")

@@ -177,10 +177,12 @@ class _Draft:
         slope = self.pick("0.01", "0.1", "0.2", "0.05")
         if self.chance(0.4):
             alpha = self.arg(["negative_slope", "slope", "alpha"], slope, "float")
-            layer = self.layer(["leaky_relu", "act", "lrelu"], f"nn.LeakyReLU({alpha})")
+            made = self.pick("LeakyReLU({})", "LeakyReLU({})", "LeakyReLU(negative_slope={})", "ELU({})", "ELU(alpha={})")
+            layer = self.layer(["leaky_relu", "act", "lrelu", "elu"], f"nn.{made.format(alpha)}")
             return self.line(f"{layer}({self.x})")
-        function = self.pick("leaky_relu", "leaky_relu", "elu")
-        self.line(f"F.{function}({self.x}, {self.scalar(['negative_slope', 'alpha'], slope)})")
+        called = self.pick("leaky_relu({}, {})", "leaky_relu({}, {})", "leaky_relu({}, negative_slope={})", "elu({}, {})",
+                           "elu({}, alpha={})", "elu({})", "leaky_relu({})")
+        self.line(f"F.{called.format(self.x, self.scalar(['negative_slope', 'alpha'], slope) if called.count('{}') == 2 else '')}")
 
     def opaque(self):
         """An operator that no kernel of the teacher covers."""
@@ -197,6 +199,9 @@ class _Draft:
 
     def clamp(self):
         low, high = self.pick(("-1.0", "1.0"), ("0.0", "1.0"), ("-2.0", "2.0"), ("-0.5", "0.5"), ("0.0", "6.0"))
+        if self.chance(0.12):
+            limit = self.scalar(["limit", "bound", "max_abs"], high)
+            return self.line(f"torch.clamp({self.x}, {self.pick('min=-{0}, max={0}', '-{0}, {0}').format(limit)})")
         low = self.scalar(["min_value", "lower", "min_val", "clamp_min"], low)
         if self.chance(0.3):
             return self.line(f"torch.clamp({self.x}, min={low})")
@@ -262,7 +267,7 @@ class _Draft:
         """A reduction or row operator over the last dimension (or over all spatial ones); ends the chain's layout."""
         x, nd = self.x, len(self.shape)
         if nd == 4:
-            dims = self.pick("[2, 3]", "(2, 3)")
+            dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]")
             keep = self.chance(0.5)
             self.line(f"{self.pick('torch.mean', 'torch.mean', 'torch.sum', 'torch.amax')}({x}, dim={dims}"
                       + (", keepdim=True)" if keep else ")"))
@@ -288,13 +293,17 @@ class _Draft:
             return self.line(f"{self.pick('torch', 'F')}.{kind}({x}, dim={dim})")
         if kind == "layer_norm":
             shape = self.arg(["normalized_shape", "norm_shape", "width"], width, "int") if self.chance(0.5) else self.inside(width)
-            return self.line(f"{self.layer(['norm', 'ln', 'layer_norm'], f'nn.LayerNorm({shape})')}({x})")
+            eps = f", eps={self.arg(['eps', 'epsilon', 'norm_eps'], '1e-5', 'float')}" if self.chance(0.15) else ""
+            return self.line(f"{self.layer(['norm', 'ln', 'layer_norm'], f'nn.LayerNorm({shape}{eps})')}({x})")
         if kind == "rms":
             eps = self.scalar(["eps", "epsilon"], self.pick("1e-5", "1e-6"))
             self.line(self.pick(f"{x} / torch.sqrt(torch.mean({x} ** 2, dim={dim}, keepdim=True) + {eps})",
-                                f"{x} * torch.rsqrt({x}.pow(2).mean(dim={dim}, keepdim=True) + {eps})"))
+                                f"{x} * torch.rsqrt({x}.pow(2).mean(dim={dim}, keepdim=True) + {eps})",
+                                f"{x} * torch.rsqrt(torch.mean({x} * {x}, dim={dim}, keepdim=True) + {eps})"))
         elif kind == "l2":
-            self.line(self.pick(f"F.normalize({x}, dim={dim})", f"{x} / torch.norm({x}, dim={dim}, keepdim=True)"))
+            self.line(self.pick(f"F.normalize({x}, dim={dim})", f"F.normalize({x}, p=2, dim={dim})",
+                                f"{x} / torch.norm({x}, dim={dim}, keepdim=True)",
+                                f"{x} / torch.norm({x}, p=2, dim={dim}, keepdim=True)"))
         else:
             self.line(f"torch.cumsum({x}, dim={dim})")
 
@@ -373,8 +382,19 @@ class _Draft:
             options += f", stride={self.arg(['stride'], self.pick(1, 2), 'int')}" if self.chance(0.5) else f", stride={self.pick(1, 2)}"
         if self.chance(0.35) and kernel > 1:
             options += f", padding={self.arg(['padding', 'pad'], 1, 'int')}" if self.chance(0.5) else ", padding=1"
+        if not options and kernel % 2 and self.chance(0.1):
+            options += f", padding={k} // 2"
+        if transposed and "stride=2" in options and self.chance(0.3):
+            options += ", output_padding=1"
         if self.chance(0.08):
-            options += ", bias=False"
+            options += f", dilation={self.arg(['dilation'], 1, 'int')}" if self.chance(0.5) else ", dilation=1"
+        if self.chance(0.08):
+            options += f", groups={self.arg(['groups'], 1, 'int')}" if self.chance(0.5) else ", groups=1"
+        if self.chance(0.12):
+            known = self.chance(0.25)
+            options += f", bias={self.arg(['bias', 'use_bias'], 'True', 'bool') if known else self.pick('False', 'False', 'True')}"
+        if nd > 1 and self.chance(0.06) and "//" not in options:
+            k = "(" + ", ".join([k] * nd) + ")"
         kind = f"ConvTranspose{nd}d" if transposed else f"Conv{nd}d"
         names_for = ["conv_transpose", "deconv", "up", "conv_t"] if transposed else ["conv", "conv1", "convolution", f"conv{nd}d"]
         self.tensor_input([batch, i] + names)
@@ -399,6 +419,7 @@ class _Draft:
         nd = len(self.shape) - 2
         k = self.arg(["pool_size", "pool_kernel", "pool_kernel_size"], 2, "int") if self.chance(0.5) else "2"
         kind = self.pick("Max", "Avg")
+        k = self.pick(k, k, f"kernel_size={k}", f"kernel_size={k}, stride={k}", f"{k}, stride={k}")
         self.line(f"{self.layer(['pool', f'{kind.lower()}pool'], f'nn.{kind}Pool{nd}d({k})')}({self.x})")
 
     def loss(self):

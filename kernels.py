@@ -68,11 +68,8 @@ _NEG = 'tl.where(mask, {x}, float("-inf"))'
 _SUM = "tl.sum(tl.where(mask, {0}, 0.0), 0)"
 ROWS = {
     "softmax": [f"m = tl.max({_NEG}, 0)", "{t} = tl.where(mask, tl.exp({x} - m), 0.0)", "{t} = {t} / tl.sum({t}, 0)"],
-    "log_softmax": [
-        f"m = tl.max({_NEG}, 0)",
-        "{t} = {x} - m",
-        "{t} = {t} - tl.log(" + _SUM.format("tl.exp({t})") + ")",
-    ],
+    "log_softmax": [f"m = tl.max({_NEG}, 0)", "{t} = {x} - m",
+                    "{t} = {t} - tl.log(" + _SUM.format("tl.exp({t})") + ")"],
     "logsumexp": [f"m = tl.max({_NEG}, 0)", "{t} = m + tl.log(" + _SUM.format("tl.exp({x} - m)") + ")"],
     "sum": ["{t} = " + _SUM.format("{x}")],
     "mean": ["{t} = " + _SUM.format("{x}") + " / cols"],
@@ -80,11 +77,8 @@ ROWS = {
     "amin": ['{t} = tl.min(tl.where(mask, {x}, float("inf")), 0)'],
     "norm": ["{t} = tl.sqrt(" + _SUM.format("{x} * {x}") + ")"],
     "normalize": ["{t} = {x} / tl.maximum(tl.sqrt(" + _SUM.format("{x} * {x}") + "), 1e-12)"],
-    "layer_norm": [
-        "m = " + _SUM.format("{x}") + " / cols",
-        "d = tl.where(mask, {x} - m, 0.0)",
-        "{t} = d / tl.sqrt(tl.sum(d * d, 0) / cols + {eps})",
-    ],
+    "layer_norm": ["m = " + _SUM.format("{x}") + " / cols", "d = tl.where(mask, {x} - m, 0.0)",
+                   "{t} = d / tl.sqrt(tl.sum(d * d, 0) / cols + {eps})"],
     "cumsum": ["{t} = tl.cumsum({x}, 0)"],
 }
 REDUCES = {"sum", "mean", "amax", "amin", "norm", "logsumexp"}
@@ -107,35 +101,8 @@ class _Operand:
     full: bool = False  # has the shape of the tensor that the kernel walks
 
 
-RESERVED = {
-    "rows",
-    "k",
-    "acc",
-    "a",
-    "b",
-    "BM",
-    "BN",
-    "BK",
-    "idx",
-    "mask",
-    "offs",
-    "start",
-    "cols",
-    "n",
-    "out",
-    "m",
-    "d",
-    "e",
-    "u",
-    "inner",
-    "i",
-    "mean",
-    "rstd",
-    "total",
-    "square",
-    "tl",
-    "BLOCK",
-}
+RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "out", "m",
+            "d", "e", "u", "inner", "i", "mean", "rstd", "total", "square", "tl", "BLOCK"}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
 
 
@@ -389,12 +356,8 @@ class Kernel:
             else:
                 body.append(f"tl.store(out_ptr + tl.program_id(0), tl.sum(tl.where(mask, {final}, 0.0), 0))")
         elif self.kind == "row":
-            body = [
-                "start = tl.program_id(0) * cols",
-                "offs = tl.arange(0, BLOCK)",
-                "mask = offs < cols",
-                "idx = start + offs",
-            ]
+            body = ["start = tl.program_id(0) * cols", "offs = tl.arange(0, BLOCK)", "mask = offs < cols",
+                    "idx = start + offs"]
             body += loads + self.lines
             body.append(f"tl.store(out_ptr + tl.program_id(0), {final})" if scalar
                         else f"tl.store(out_ptr + idx, {final}, mask=mask)")
@@ -417,19 +380,14 @@ class Kernel:
         names = [x, w] + [o.name for o in operands]
         host = [f"def {self.name}({', '.join(names)}):"] + [f"    {name} = {name}.contiguous()" for name in
                                                               [x, w] + [o.name for o in operands if o.full]]
-        host += [
-            f"    m, k = {x}.shape",
-            f"    n = {w}.shape[{0 if self.transposed else 1}]",
-            f"    out = {x}.new_empty(m, n)",
-        ]
+        host += [f"    m, k = {x}.shape", f"    n = {w}.shape[{0 if self.transposed else 1}]",
+                 f"    out = {x}.new_empty(m, n)"]
         extra = [f"{what}.numel()" for what in self.extra.values()]
         if any(not isinstance(what, str) for what in self.extra.values()):
             raise Unsupported
         arguments = names + ["out", "m", "n", "k"] + extra + ["BM=128", "BN=64", "BK=32"]
-        host += [
-            f"    {self.name}_kernel[(triton.cdiv(n, 64), triton.cdiv(m, 128))]({', '.join(arguments)})",
-            "    return out",
-        ]
+        host += [f"    {self.name}_kernel[(triton.cdiv(n, 64), triton.cdiv(m, 128))]({', '.join(arguments)})",
+                 "    return out"]
         formal = [f"{x}_ptr", f"{w}_ptr"] + [f"{o.name}_ptr" if o.load else o.name for o in operands]
         formal += ["out_ptr", "m", "n", "k"] + list(self.extra)
         kernel = ["@triton.jit",

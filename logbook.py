@@ -36,18 +36,14 @@ def rollout_metrics(trajectories) -> dict:
     """Means over rollouts; a rollout counts by its best turn, and a wrong one as not faster than anything."""
     best = [max((t.verdict.speedup for t in tr.turns if t.verdict.correct), default=0.0) for tr in trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    return {
-        "reward_best": mean(trajectory.best_reward for trajectory in trajectories),
-        "reward_turn": mean(turn.reward for turn in turns),
-        "correct": mean(speedup > 0 for speedup in best),
-        "fast_1": mean(speedup > 1 for speedup in best),
-        "fast_1.2": mean(speedup > 1.2 for speedup in best),
-        "speedup": mean(s for s in best if s),
-        "correct_first": mean(trajectory.turns[0].verdict.correct for trajectory in trajectories),
-        "coverage": mean(turn.verdict.coverage or 0.0 for turn in turns if turn.verdict.correct),
-        "cheats": mean(bool(turn.verdict.rejected) for turn in turns),
-        "unfinished": mean(not turn.completion.finished for turn in turns),
-    }
+    return {"reward_best": mean(trajectory.best_reward for trajectory in trajectories),
+            "reward_turn": mean(turn.reward for turn in turns), "correct": mean(speedup > 0 for speedup in best),
+            "fast_1": mean(speedup > 1 for speedup in best), "fast_1.2": mean(speedup > 1.2 for speedup in best),
+            "speedup": mean(s for s in best if s),
+            "correct_first": mean(trajectory.turns[0].verdict.correct for trajectory in trajectories),
+            "coverage": mean(turn.verdict.coverage or 0.0 for turn in turns if turn.verdict.correct),
+            "cheats": mean(bool(turn.verdict.rejected) for turn in turns),
+            "unfinished": mean(not turn.completion.finished for turn in turns)}
 
 
 def step_metrics(run, episodes) -> dict:

@@ -210,14 +210,8 @@ class _Reader:
             call = _Call(name, [owner] + list(node.args), keywords)
         if name == "gelu" and "approximate" in keywords:
             call.name = "gelu_tanh"
-        aliases = {
-            "hardtanh": "clamp",
-            "clip": "clamp",
-            "negative": "neg",
-            "multiply": "mul",
-            "subtract": "sub",
-            "divide": "div",
-        }
+        aliases = {"hardtanh": "clamp", "clip": "clamp", "negative": "neg", "multiply": "mul", "subtract": "sub",
+                   "divide": "div"}
         call.name = aliases.get(call.name, call.name)
         reduced = call.name in ("smooth_l1_loss", "binary_cross_entropy_with_logits") and "reduction" not in keywords
         call.pointwise = (call.name in FORMULAS or call.name in ("pow", "add", "sub", "mul", "div")) and not reduced
@@ -250,11 +244,8 @@ class _Reader:
             if getattr(call.module, "track_running_stats", False):
                 step.kind = "torch"
         elif name == "LayerNorm":
-            if (
-                len(call.module.normalized_shape) == 1
-                and call.module.weight is not None
-                and call.module.bias is not None
-            ):
+            if (len(call.module.normalized_shape) == 1 and call.module.weight is not None
+                and call.module.bias is not None):
                 step.kind, step.op, step.layout = "row", "layer_norm", "last"
         elif name in ROWS:
             self.classify_row(step, name, call, value)
@@ -270,11 +261,8 @@ class _Reader:
             dim = self.evaluate(dim, self.values) if dim is not None else None
             if name in ("norm", "normalize") and len(call.arguments) > 1:
                 return
-            if (
-                name in ("norm", "normalize")
-                and "p" in call.keywords
-                and self.evaluate(call.keywords["p"], self.values) != 2
-            ):
+            if (name in ("norm", "normalize") and "p" in call.keywords
+                and self.evaluate(call.keywords["p"], self.values) != 2):
                 return
             if call.name in ("max", "min") and dim is not None:
                 return  # returns (values, indices)
@@ -299,12 +287,8 @@ class _Reader:
 
 def _spell_out(node):
     """Rewrite loss functions as a pointwise expression under a mean, so that the general rules apply."""
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and not node.keywords
-        and len(node.args) == 2
-    ):
+    if (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.keywords
+        and len(node.args) == 2):
         a, b = (ast.unparse(arg) for arg in node.args)
         text = {"mse_loss": f"torch.mean(({a} - {b}) ** 2)", "l1_loss": f"torch.mean(torch.abs({a} - {b}))"}.get(
             node.func.attr

@@ -101,13 +101,10 @@ CONSTANTS = {  # name: default, meaning
     "eval_every": (0, "evaluate on the built-in problems every so many steps (0: before and after)"),
     "save_every": (1, "steps between checkpoints"),
 }
-SWITCHES = {
-    "bm25_only": "ablation: BM25's first 3 skills, no Selection role",
-    "no_verify": "ablation: stage the first well-formed proposal; a summary's return is 1 if it has one",
-    "freeze_selection": "ablation: Selection is used but not trained",
-    "freeze_summary": "ablation: Summary is used but not trained",
-    "no_eval": "skip every evaluation",
-}
+SWITCHES = {"bm25_only": "ablation: BM25's first 3 skills, no Selection role",
+            "no_verify": "ablation: stage the first well-formed proposal; a summary's return is 1 if it has one",
+            "freeze_selection": "ablation: Selection is used but not trained",
+            "freeze_summary": "ablation: Summary is used but not trained", "no_eval": "skip every evaluation"}
 CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval"}  # what may differ when a run is continued
 
 # ----------------------------------------------------------------------------------------------------------------------

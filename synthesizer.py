@@ -18,27 +18,22 @@ import torch
 from tasks import Task, evaluation_fingerprints, unfit
 
 # operator -> (functional spellings, module spellings). {x} is the tensor.
-POINTWISE = {
-    "relu": (["torch.relu({x})", "F.relu({x})", "{x}.relu()", "torch.clamp({x}, min=0.0)"], ["nn.ReLU()"]),
-    "sigmoid": (["torch.sigmoid({x})", "torch.sigmoid({x})", "{x}.sigmoid()"], ["nn.Sigmoid()"]),
-    "tanh": (["torch.tanh({x})", "F.tanh({x})", "{x}.tanh()"], ["nn.Tanh()"]),
-    "gelu": (["F.gelu({x})"], ["nn.GELU()"]),
-    "gelu_tanh": (["F.gelu({x}, approximate='tanh')"], ["nn.GELU(approximate='tanh')"]),
-    "silu": (["F.silu({x})", "{x} * torch.sigmoid({x})", "torch.sigmoid({x}) * {x}"], ["nn.SiLU()"]),
-    "mish": (["F.mish({x})", "{x} * torch.tanh(F.softplus({x}))"], ["nn.Mish()"]),
-    "softplus": (["F.softplus({x})"], ["nn.Softplus()"]),
-    "hardswish": (["F.hardswish({x})"], ["nn.Hardswish()"]),
-    "hardsigmoid": (["F.hardsigmoid({x})"], ["nn.Hardsigmoid()"]),
-    "softsign": (["F.softsign({x})", "{x} / (1 + torch.abs({x}))"], ["nn.Softsign()"]),
-    "selu": (["F.selu({x})", "torch.selu({x})"], ["nn.SELU()"]),
-    "relu6": (["F.relu6({x})"], ["nn.ReLU6()"]),
-    "logsigmoid": (["F.logsigmoid({x})"], ["nn.LogSigmoid()"]),
-    "abs": (["torch.abs({x})", "{x}.abs()"], []),
-    "square": (["torch.square({x})", "{x} ** 2", "torch.pow({x}, 2)", "{x} * {x}"], []),
-    "exp": (["torch.exp(-{x})", "torch.exp({x} * 0.1)"], []),
-    "sin": (["torch.sin({x})"], []),
-    "neg": (["-{x}", "torch.neg({x})"], []),
-}
+POINTWISE = {"relu": (["torch.relu({x})", "F.relu({x})", "{x}.relu()", "torch.clamp({x}, min=0.0)"], ["nn.ReLU()"]),
+             "sigmoid": (["torch.sigmoid({x})", "torch.sigmoid({x})", "{x}.sigmoid()"], ["nn.Sigmoid()"]),
+             "tanh": (["torch.tanh({x})", "F.tanh({x})", "{x}.tanh()"], ["nn.Tanh()"]),
+             "gelu": (["F.gelu({x})"], ["nn.GELU()"]),
+             "gelu_tanh": (["F.gelu({x}, approximate='tanh')"], ["nn.GELU(approximate='tanh')"]),
+             "silu": (["F.silu({x})", "{x} * torch.sigmoid({x})", "torch.sigmoid({x}) * {x}"], ["nn.SiLU()"]),
+             "mish": (["F.mish({x})", "{x} * torch.tanh(F.softplus({x}))"], ["nn.Mish()"]),
+             "softplus": (["F.softplus({x})"], ["nn.Softplus()"]),
+             "hardswish": (["F.hardswish({x})"], ["nn.Hardswish()"]),
+             "hardsigmoid": (["F.hardsigmoid({x})"], ["nn.Hardsigmoid()"]),
+             "softsign": (["F.softsign({x})", "{x} / (1 + torch.abs({x}))"], ["nn.Softsign()"]),
+             "selu": (["F.selu({x})", "torch.selu({x})"], ["nn.SELU()"]), "relu6": (["F.relu6({x})"], ["nn.ReLU6()"]),
+             "logsigmoid": (["F.logsigmoid({x})"], ["nn.LogSigmoid()"]), "abs": (["torch.abs({x})", "{x}.abs()"], []),
+             "square": (["torch.square({x})", "{x} ** 2", "torch.pow({x}, 2)", "{x} * {x}"], []),
+             "exp": (["torch.exp(-{x})", "torch.exp({x} * 0.1)"], []), "sin": (["torch.sin({x})"], []),
+             "neg": (["-{x}", "torch.neg({x})"], [])}
 _COMMON = ["relu", "sigmoid", "tanh", "gelu", "silu", "mish", "softplus", "hardswish"]
 _WORDS = ("a simple model that applies computes performs the operation layer input output tensor activation then with over "
           "scaled bias addition normalization convolution matrix linear features channels dimension shape forward pass value "

@@ -315,12 +315,8 @@ class _Renderer:
             return None
         layer, shape = getattr(self.p.model, step.module), step.shape
         j = i + 1
-        while (
-            self.on("fuse-neighbours-into-row")
-            and j < len(steps)
-            and self.pointwise(steps[j])
-            and steps[j].shape == shape
-        ):
+        while (self.on("fuse-neighbours-into-row") and j < len(steps) and self.pointwise(steps[j])
+               and steps[j].shape == shape):
             j += 1
 
         def prefix(kernel):
@@ -336,11 +332,8 @@ class _Renderer:
 
         groups = f"self.{step.module}.num_groups" if step.op == "group" else f"{step.source}.shape[1]"
         while j > i:
-            kernel = (
-                self.build("norm", steps[i + 1 : j], shape, prefix=prefix, final=step.target)
-                if self.closed(i, j)
-                else None
-            )
+            kernel = (self.build("norm", steps[i + 1 : j], shape, prefix=prefix, final=step.target) if self.closed(i, j)
+                      else None)
             if kernel:
                 self.emit(kernel, steps[i:j], extra_call=f", {groups}")
                 return j
@@ -373,12 +366,8 @@ class _Renderer:
                 kernel.lines[-1] += f" + {bias}"
 
         j = i + 1
-        while (
-            self.on("fuse-pointwise-run")
-            and j < len(steps)
-            and self.pointwise(steps[j])
-            and steps[j].shape == step.shape
-        ):
+        while (self.on("fuse-pointwise-run") and j < len(steps) and self.pointwise(steps[j])
+               and steps[j].shape == step.shape):
             j += 1
         while j > i:
             kernel = self.build("matmul", steps[i + 1:j], step.shape, prefix=prefix, final=step.target) \

@@ -15,9 +15,10 @@ import backbone
 import sft
 import teacher
 from backbone import Backbone, Chat, extract_code, extract_tool_call
+from examples import Example, Writer, diversity_filter, spoil
 from policy import policy_messages
 from sandbox import KernelTime, Verdict
-from sft import Example, Writer, diversity_filter, encode, make_batches, spoil, train_tokenizer
+from sft import encode, make_batches, train_tokenizer
 
 ROOT = Path(sft.__file__).parent
 

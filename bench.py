@@ -504,7 +504,7 @@ def main(arguments=None):
             print(f"{out}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
         if options.kernelbench and options.device == "cpu":
             print("KernelBench's sizes are meant for a GPU: here many problems will time out", file=sys.stderr)
-        settings = {"timeout": options.timeout, "seed": options.seed}
+        settings = {"timeout": options.timeout, "seed": options.seed, "tasks": 1 if options.kernelbench else 4}
         started = time.time()
         with Sandbox(options.device, **settings) as sandbox:
             if options.baseline == "compile":

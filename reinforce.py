@@ -75,6 +75,7 @@ PROFILE = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (m
     "summary_tokens": (600, 1000, 2048, "most tokens of a Summary reply"),
     "prompt_tokens": (3500, 7000, 24576, "longest prompt; a rollout that would exceed it ends"),
     "update_tokens": (16384, 131072, 32768, "tokens, padding included, in one micro-batch of the update"),
+    "trials": (3, 5, 5, "correctness trials for each kernel, with fresh inputs"),
     "eval_samples": (1, 4, 8, "rollouts for each evaluation problem; a single one is greedy"),
 }
 RECIPE = {  # name: davinci, drkernel, kevin, cuda-agent, meaning
@@ -362,6 +363,9 @@ class TimedSandbox:
     def __init__(self, sandbox, seconds):
         self.sandbox, self.device, self.seconds = sandbox, sandbox.device, seconds
 
+    def prepare(self, tasks):
+        self.sandbox.prepare(tasks)
+
     def score_pairs(self, pairs):
         start = time.monotonic()
         try:
@@ -406,6 +410,7 @@ def train(run, stream):
 
 def select(run, tasks) -> list[Episode]:
     args = run.args
+    run.sandbox.prepare(tasks)  # references are built while the model writes
     chosen = selector.select(run.model, run.library, tasks, args.k if args.skills else 0, args.selection_tokens,
                              args.temperature, run.generator, args.bm25_only, args.prompt_tokens)
     return [Episode(task, selections) for task, selections in zip(tasks, chosen)]
@@ -661,10 +666,11 @@ def main(argv=None) -> int:
               f"x ({args.k} + 1) schemes x {args.n} rollouts x {args.turns} turns = {kernels} kernels.", flush=True)
         with contextlib.ExitStack() as stack:
             # A known seed makes modelled verdicts, and so a resumed run, exact; measured ones never are.
-            sandbox = stack.enter_context(Sandbox(args.device, seed=args.seed if args.device == "cpu" else None))
+            sandbox = stack.enter_context(Sandbox(args.device, trials=args.trials, tasks=4, measure=0.1,
+                                                  seed=args.seed if args.device == "cpu" else None))
             run.sandbox = TimedSandbox(sandbox, run.seconds)
             if args.recipe == "cuda-agent" and args.device == "cuda":
-                run.compiled = stack.enter_context(Sandbox(args.device, baseline="compile"))
+                run.compiled = stack.enter_context(Sandbox(args.device, trials=1, tasks=4, baseline="compile"))
             train(run, itertools.islice(task_stream(args), run.step * args.batch, None))
     except (UsageError, ModelError, TaskError) as error:
         print(f"reinforce.py: error: {error}", file=sys.stderr)

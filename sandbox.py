@@ -211,7 +211,8 @@ def generalise(verdict, code, job, warm, settings, shapes):
         if measured is None:
             answer = roofline.judge(other, code, warm, {**settings, "trials": 1})
         else:
-            answer, lane = measured.guarded(code, measured.prepare)
+            with stopwatch.turn(settings, alone=False):
+                answer, lane = measured.guarded(code, measured.prepare)
             lane.close()
         if not answer.correct:
             verdict.generalises, verdict.shape_error = False, f"with {change}: {answer.rejected or answer.error}"
@@ -239,10 +240,11 @@ class Sandbox:
     require_kernel  reject a candidate without a kernel of its own
     remember   keep verdicts, so that an identical candidate of a task is scored once in the life of the sandbox
     clock      "modelled" or "measured", where it should not follow from the device
+    tasks      measured clock: tasks in work at the same time, each with its reference on the GPU; they time in turn
     """
 
     def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=None, workers=None, protocol="strict",
-                 baseline="eager", shapes=0, measure=0.25, require_kernel=True, remember=True, clock=None):
+                 baseline="eager", shapes=0, measure=0.25, require_kernel=True, remember=True, clock=None, tasks=1):
         if str(device).split(":")[0] not in ("cpu", "cuda"):
             raise ValueError(f"device {device}: choose cpu or cuda")
         if device != "cpu" and not torch.cuda.is_available():
@@ -260,8 +262,10 @@ class Sandbox:
         self.device, self.remember, self.verdicts, self.lock = str(device), remember, OrderedDict(), threading.Lock()
         self.settings = {"device": str(device), "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
                          "protocol": protocol, "baseline": baseline, "shapes": shapes, "measure": measure,
-                         "workers": self.workers,
+                         "workers": self.workers, "tasks": tasks,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
+        self.idle = OrderedDict()  # source -> scorer whose reference stands, of the measured clock; see _rest
+        self.starting = []  # threads of prepare
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
 
@@ -269,11 +273,29 @@ class Sandbox:
         """Verdicts for candidates of one task, in their order. Raises TaskError when the task itself cannot be used."""
         return self.score_pairs([(task, code) for code in codes])
 
+    def prepare(self, tasks):
+        """Start building the references of tasks whose candidates are about to be written (measured clock)."""
+        def start(task):
+            try:
+                child = self._start_scorer(task)
+            except TaskError:
+                return  # said again when the first candidate comes
+            with self.lock:
+                self._rest(task.source, child)
+
+        if self.settings["clock"] == "measured":
+            self.starting = [threading.Thread(target=start, args=(task,), daemon=True) for task in tasks
+                             if task.source not in self.idle]
+            for thread in self.starting:
+                thread.start()
+
     def score_pairs(self, pairs):
         """Verdicts for (task, code) pairs of any number of tasks, in their order; exactly one each.
 
         Raises TaskError when one of the tasks cannot be used.
         """
+        while self.starting:
+            self.starting.pop().join()
         keys = [(task.source, code) for task, code in pairs]
         tasks = {task.source: task for task, _ in pairs}
         waiting = OrderedDict()  # source -> codes still to be judged
@@ -292,12 +314,11 @@ class Sandbox:
                         if not left:
                             return
                         if current not in left:
+                            self._rest(current, child)
                             busy[current] = busy.get(current, 0) - 1
                             current = min(left, key=lambda source: busy[source])
                             busy[current] += 1
-                            if child is not None:
-                                child.close()
-                                child = None
+                            child = self.idle.pop(current, None)
                         count = 1 if modelled else len(waiting[current])
                         codes = [waiting[current].pop(0) for _ in range(count)]
                     child, verdicts = self._judge(child, tasks[current], codes)
@@ -305,11 +326,11 @@ class Sandbox:
             except Exception as error:
                 problems.append(error)
             finally:
-                if child is not None:
-                    child.close()
+                with self.lock:
+                    self._rest(current, child)
 
         total = sum(map(len, waiting.values()))
-        count = min(self.workers, total) if modelled else 1  # with a GPU the scorer has its own threads
+        count = min(self.workers, total) if modelled else min(self.settings["tasks"], len(waiting))
         threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
         for thread in threads:
             thread.start()
@@ -323,6 +344,19 @@ class Sandbox:
             while len(self.verdicts) > 10000:
                 self.verdicts.popitem(last=False)
         return verdicts
+
+    def _rest(self, source, child):
+        """Keep a scorer on a GPU for its task's next turn, as long as memory allows; else end it. self.lock is held."""
+        if child is None:
+            return
+        self.idle[source] = child
+        most = 0 if self.settings["clock"] == "modelled" else 16
+        while len(self.idle) > most or len(self.idle) > 1 and self._crowded():
+            self.idle.popitem(last=False)[1].close(wait=most > 0)
+
+    def _crowded(self):
+        free, total = torch.cuda.mem_get_info(self.device) if self.device != "cpu" else (1, 1)
+        return free < total / 2
 
     def _judge(self, child, task, codes):
         """Verdicts through a scorer, started where there is none. Returns (scorer or None, {code: verdict})."""
@@ -370,6 +404,10 @@ class Sandbox:
             with self.lock:
                 if self.control is not control:  # another thread has been here
                     continue
+                if self.idle and not last:  # there may be too little GPU memory for one more
+                    while self.idle:
+                        self.idle.popitem()[1].close(wait=True)
+                    continue
                 try:
                     self.process.wait(0.2)
                 except subprocess.TimeoutExpired:  # the warm parent lives, so it is the task that cannot be used
@@ -383,6 +421,10 @@ class Sandbox:
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""
         if self.control is not None:
+            while self.starting:
+                self.starting.pop().join()
+            while self.idle:
+                self.idle.popitem()[1].close()
             self.control.close()
             self.control = None
             try:

@@ -18,6 +18,8 @@ What it rests on: the host's own Python and CUDA runtime. A candidate that rewri
 threads of a C++ extension) is not stopped by this file; sandbox.static_check refuses the ways there that it can see.
 """
 
+import contextlib
+import fcntl
 import os
 import random
 import statistics
@@ -493,6 +495,23 @@ def quantile(values, q):
 # Judging, in the scorer's process
 
 
+@contextlib.contextmanager
+def turn(settings, alone, patience=120):
+    """Hold the GPU: scorers of several tasks check at the same time, but only one times, and then nobody checks.
+
+    A lock of the file system, which ends with its holder. After `patience` seconds it is not waited for any longer:
+    then a candidate has taken it, and what that disturbs is seen in the scatter of the times.
+    """
+    deadline = time.monotonic() + patience
+    with open(os.path.join(settings["scratch"], "gpu.lock"), "w") as file:
+        while time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+                break
+            time.sleep(0.001)
+        yield
+
+
 class Measured:
     """The scorer's part of the measured clock for one task: a reference lane, and judging many candidates at a time.
 
@@ -522,18 +541,24 @@ class Measured:
             # What a candidate may allocate, so that one that hoards does not starve those beside it.
             parameters = sum(t.numel() * t.element_size() for t in reference.state.values())
             self.limit = 3 * (peak + parameters) + (self.slots + 2) * (self.input_bytes + self.output_bytes) + (2 << 30)
-            self.width = max(1, min(self.width, int(torch.cuda.mem_get_info()[0] * 0.7 / self.limit)))
+            self.width = max(1, min(self.width, int(torch.cuda.mem_get_info()[0] * 0.7 / settings["tasks"] / self.limit)))
             self.cold = torch.empty(256 << 20, dtype=torch.uint8, device=reference.device)  # more than any L2 cache
-            half = self.cold.numel() // 2
-            fill = self.seconds(lambda: self.cold.zero_())
-            self.bandwidth = 2 * half / self.seconds(lambda: self.cold[:half].copy_(self.cold[half:])) / 1e3
-            if self.output_bytes > self.cold.numel():  # what no cache absorbs is written at memory speed
-                self.floor_ms = fill * 1e3 * self.output_bytes / self.cold.numel() * 0.6
             if torch.cuda.get_device_capability() == (9, 0):  # Hopper
                 self.peak = 60e12 / 1e3
         self.arenas = []
         self.lane.timeout += 300 if settings["baseline"] == "compile" else 0
         self.start_reference(self.lane)
+        self.calls = None
+
+    def calibrate(self):
+        """Measure the device, decide how many calls make a batch, and capture the reference's."""
+        settings = self.settings
+        if self.cuda:
+            half = self.cold.numel() // 2
+            fill = self.seconds(lambda: self.cold.zero_())
+            self.bandwidth = 2 * half / self.seconds(lambda: self.cold[:half].copy_(self.cold[half:])) / 1e3
+            if self.output_bytes > self.cold.numel():  # what no cache absorbs is written at memory speed
+                self.floor_ms = fill * 1e3 * self.output_bytes / self.cold.numel() * 0.6
         one = min(self.lane.go([0]) for _ in range(3))
         self.lane.order("drop")
         self.calls, self.repeat = list(range(max(1, min(self.slots, int(0.005 / one))))), 1
@@ -546,7 +571,7 @@ class Measured:
             self.plain_lane = None  # made when a candidate comes along that cannot be captured
         elif self.cuda and settings["protocol"] == "strict":
             self.lane.close()
-            self.lane = self.plain_lane = self.start_reference(Lane(warm, settings, "reference"))
+            self.lane = self.plain_lane = self.start_reference(Lane(self.warm, settings, "reference"))
 
     def start_reference(self, lane):
         """Build the reference in a lane, and give it inputs to warm up on."""
@@ -576,14 +601,19 @@ class Measured:
 
     def judge(self, codes):
         """Yields (index, Verdict) for every code, in waves."""
+        if self.calls is None:
+            with turn(self.settings, alone=True):
+                self.calibrate()
         for start in range(0, len(codes), self.width):
             wave = list(range(start, min(start + self.width, len(codes))))
-            with ThreadPoolExecutor(len(wave)) as pool:
+            with turn(self.settings, alone=False), ThreadPoolExecutor(len(wave)) as pool:
                 prepared = list(pool.map(lambda index: self.guarded(codes[index], self.prepare), wave))
             for index, (verdict, lane) in zip(wave, prepared):
                 if verdict.correct:
                     stages = Stages(verdict)
-                    verdict, _ = self.guarded(codes[index], self.time, verdict, lane)
+                    with turn(self.settings, alone=True):
+                        stages.end("wait")
+                        verdict, _ = self.guarded(codes[index], self.time, verdict, lane)
                     stages.end("time")
                 if lane is not None:
                     lane.close()

@@ -147,6 +147,9 @@ class FakeSandbox:
     def __init__(self, device="cpu", **_):
         self.device, self.scored = device, []
 
+    def prepare(self, tasks):
+        pass
+
     def score_pairs(self, pairs):
         self.scored += pairs
         return [self.verdict(code) for _, code in pairs]

@@ -18,7 +18,8 @@ once, each against its own kind of group:
 
 How it differs from the paper's release: MRS is judged inside the update, where the trainer's probabilities are computed
 anyway, so a reply that it masks has been a member of its group. A proposal that repeats a skill of the library is turned
-down (summarizer.identity), where the release only gives it another name.
+down (summarizer.identity), where the release only gives it another name. The divisor of adv_cross_scheme has a floor:
+where all kernels are equally fast, it would blow timing noise up to full advantages.
 
 A run leaves in --out: metrics.jsonl, rollouts/step_N.jsonl, skill_library/global_step_N.jsonl, curves.png, and
 checkpoint/, a model folder with its skill library (bench.py loads it) that also holds all that --resume needs.
@@ -186,6 +187,7 @@ def _clean(advantage) -> float:
     return float(advantage) if abs(advantage) > 1e-9 else 0.0
 
 
+FLOOR = 0.05  # of adv_cross_scheme's divisor: a measured speedup scatters by a few percent, which is no signal
 BASELINES = {"leave-one-out": leave_one_out, "group-mean": group_mean, "group-norm": group_norm}
 
 
@@ -207,7 +209,7 @@ def policy_advantages(rewards, members, gamma=1.0, baseline=leave_one_out, cross
 
     rewards[i][t], members[i][t]: of turn t of rollout i; rollouts may have different lengths. A turn that is masked (no
     member) has earned its reward all the same, and earlier turns are credited with it, but it is in no group: its
-    advantage is None. cross_scheme divides by the mean magnitude over all of the task's members.
+    advantage is None. cross_scheme divides by the mean magnitude over all of the task's members, or by FLOOR.
     """
     returns = [returns_to_go(row, gamma) for row in rewards]
     advantages = [[None] * len(row) for row in rewards]
@@ -217,7 +219,7 @@ def policy_advantages(rewards, members, gamma=1.0, baseline=leave_one_out, cross
             advantages[i][t] = advantage
     magnitudes = [abs(a) for row in advantages for a in row if a is not None]
     if cross_scheme and any(magnitudes):
-        scale = sum(magnitudes) / len(magnitudes)
+        scale = max(sum(magnitudes) / len(magnitudes), FLOOR)
         advantages = [[a if a is None else a / scale for a in row] for row in advantages]
     return advantages
 

@@ -95,7 +95,7 @@ def slow_policy_advantages(rewards, members, gamma, baseline, cross_scheme):
                     spread = statistics.pstdev(whole)
                     advantages[i, t] = advantages[i, t] / spread if spread > 1e-8 else 0.0
     if cross_scheme and any(abs(a) > 1e-9 for a in advantages.values()):
-        scale = sum(map(abs, advantages.values())) / len(advantages)
+        scale = max(sum(map(abs, advantages.values())) / len(advantages), 0.05)
         advantages = {key: a / scale for key, a in advantages.items()}
     return [[advantages.get((i, t)) for t in range(len(row))] for i, row in enumerate(rewards)]
 
@@ -127,6 +127,8 @@ def test_equal_returns_have_exactly_no_advantage():
     for baseline in BASELINES.values():
         assert baseline([0.1 + 0.2, 0.3, 0.3]) == [0.0] * 3 or baseline is group_mean
         assert baseline([0.1] * 7) == [0.0] * 7
+    timed = policy_advantages([[1.301], [1.299], [1.3]], [[True]] * 3, cross_scheme=True)
+    assert max(abs(a) for row in timed for a in row) < 0.05  # neither is a timing's
     noisy = [[0.1 + 0.2], [0.3], [0.3], [0.15 * 2]]
     assert policy_advantages(noisy, [[True]] * 4, cross_scheme=True) == [[0.0]] * 4  # noise is not blown up
 

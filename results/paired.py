@@ -1,0 +1,56 @@
+"""Did a run learn? Evaluation reward after against before, problem by problem, over runs with different seeds.
+
+    python results/paired.py runs/seed0 runs/seed1 runs/seed2
+
+Reads rollouts/eval_0.jsonl and the last rollouts/eval_N.jsonl of each run. Prints, for the best turn's reward on the
+built-in problems: means, the paired difference and its 95 % intervals (Student's t), once with seeds as the unit and
+once with problems (averaged over seeds), and each level's means.
+"""
+
+import json
+import statistics
+import sys
+from pathlib import Path
+
+T975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
+
+
+def rewards(path) -> dict[str, float]:
+    """task -> mean over its rollouts of the best turn's reward"""
+    found = {}
+    for line in map(json.loads, path.read_text().splitlines()):
+        if line["role"] == "policy":
+            found.setdefault(line["task"], []).append(max(turn["reward"] for turn in line["turns"]))
+    return {task: statistics.mean(values) for task, values in found.items()}
+
+
+def interval(differences) -> str:
+    n, mean = len(differences), statistics.mean(differences)
+    half = T975.get(n - 1, 1.96 + 2.4 / (n - 1)) * statistics.stdev(differences) / n ** 0.5
+    return f"{mean:+.3f}, 95 % interval [{mean - half:+.3f}, {mean + half:+.3f}], n = {n}"
+
+
+def main(folders):
+    pairs = []
+    for folder in map(Path, folders):
+        evaluations = sorted(folder.glob("rollouts/eval_*.jsonl"), key=lambda path: int(path.stem.split("_")[1]))
+        if len(evaluations) < 2:
+            sys.exit(f"{folder}: no evaluation before and after")
+        before, after = rewards(evaluations[0]), rewards(evaluations[-1])
+        pairs.append((before, after))
+        print(f"{folder.name}: {statistics.mean(before.values()):.3f} -> {statistics.mean(after.values()):.3f} "
+              f"on {len(before)} problems, {evaluations[-1].stem.split('_')[1]} steps")
+    tasks = sorted(pairs[0][0])
+    if len(pairs) > 1:
+        print("over seeds:   ", interval([statistics.mean(b[t] - a[t] for t in tasks) for a, b in pairs]))
+    print("over problems:", interval([statistics.mean(b[t] - a[t] for a, b in pairs) for t in tasks]))
+    for level in sorted({task.split("/")[0] for task in tasks}):
+        mine = [task for task in tasks if task.startswith(level)]
+        means = [statistics.mean(pair[which][t] for pair in pairs for t in mine) for which in (0, 1)]
+        print(f"{level}: {means[0]:.3f} -> {means[1]:.3f} on {len(mine)} problems")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    main(sys.argv[1:])

@@ -11,6 +11,7 @@ In comments: B sequences in a batch, L their padded length, T the length of the 
 """
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, A
 from transformers.utils import logging as hf_logging
 
 hf_logging.disable_progress_bar()
+logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in ModelError
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Role prompts and tools. Our own wording; short, because every rollout of every role starts with one of them.
@@ -348,8 +350,10 @@ class Backbone(Chat):
         # What transformers and safetensors raise for a bad folder or hub id.
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = str(error).strip().split("\n")[0][:200]
-            hint = "" if looks_local else "; without a network, download it elsewhere and pass its folder"
-            raise ModelError(f"{path}: cannot load the model ({type(error).__name__}: {reason}){hint}") from None
+            if looks_local:
+                raise ModelError(f"{path}: cannot load the model ({type(error).__name__}: {reason})") from None
+            raise ModelError(f"{path}: no such folder, and the hub cannot give it ({reason}); without a network, "
+                             "download it elsewhere and pass its folder") from None
         if tokenizer.chat_template is None:
             raise ModelError(f"{path}: the tokenizer has no chat template")
         return cls(model.to(device).eval(), tokenizer)

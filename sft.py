@@ -348,16 +348,22 @@ def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
 # Command line.
 
 
+def fail(message):
+    """End with one line for the user."""
+    print(f"sft.py: error: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
 def read_rows(path, chat) -> list[tuple[np.ndarray, np.ndarray]]:
     """Encode the paper's data layout: rows with `messages` and `tools`, lists or JSON text; JSON lines or parquet."""
     path = Path(path)
     if not path.is_file():
-        raise SystemExit(f"sft.py: {path}: no such file")
+        fail(f"{path}: no such file")
     if path.suffix == ".parquet":
         try:
             import pyarrow.parquet
         except ImportError:
-            raise SystemExit("sft.py: reading parquet needs a reader: pip install pyarrow") from None
+            fail("reading parquet needs a reader: pip install pyarrow")
         rows = pyarrow.parquet.read_table(path).to_pylist()
     else:
         rows = []
@@ -376,7 +382,7 @@ def read_rows(path, chat) -> list[tuple[np.ndarray, np.ndarray]]:
         except (KeyError, TypeError, ValueError, IndexError) as error:
             print(f"sft.py: {path}:{number}: not a row of messages ({type(error).__name__}), skipped", file=sys.stderr)
     if not data:
-        raise SystemExit(f"sft.py: {path}: no usable row")
+        fail(f"{path}: no usable row")
     return data
 
 
@@ -411,7 +417,7 @@ def main():
         "--lr", type=float, help="peak learning rate (default 1e-3 from random weights, 2e-5 otherwise, as the paper)"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes that write examples")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cache", help="file for the encoded built-in examples: read if it is there, written if not")
     parser.add_argument(
@@ -420,21 +426,21 @@ def main():
     parser.add_argument("--held-out", type=int, default=200, help="held-out problems for --evaluate")
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: no GPU is available")
+        fail("--device cuda: no GPU is available")
     try:
         if args.evaluate:
             model = Backbone.load(args.evaluate, args.device)
             with Sandbox(device="cpu", seed=args.seed) as sandbox:
                 return print(json.dumps(evaluate(model, sandbox, args.held_out), indent=1))
         if not args.out and not args.cache:
-            parser.error("--out or --cache is required")
+            fail("--out or --cache is required")
+        chat = Backbone.load(args.model, args.device) if args.model else None
         if args.out:
             Path(args.out).mkdir(parents=True, exist_ok=True)
-        chat = Backbone.load(args.model, args.device) if args.model else None
     except ModelError as error:
-        parser.error(str(error))
+        fail(str(error))
     except OSError as error:
-        parser.error(f"--out {args.out}: cannot be written ({error.strerror})")
+        fail(f"--out {args.out}: cannot be written ({error.strerror})")
     torch.manual_seed(args.seed)
     if args.cache and Path(args.cache).is_file():
         tokenizer, data = load_cache(args.cache)

@@ -101,29 +101,32 @@ CHAT_TEMPLATE = """{%- for m in messages -%}
 
 
 def train_tokenizer(texts, vocabulary):
-    """Byte-level BPE over pieces that keep sequences short and copying easy: an import, an API name (`tl.load(`), a word
-    of prose with its space, an identifier, a number, what lies between them. No token crosses these borders, so a name
-    is split the same way wherever it stands, which is what a small model needs to copy it."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    """A tokenizer for copying: a piece of text is one token if it is common, else it is spelled letter by letter.
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(
-                Regex(r"import [\w. ]+\n|\b(?:tl|torch|nn|F|triton)\.[\w.]+\(?|self\.|[A-Za-z_]+ (?=[A-Za-z])"
-                      r"|[A-Za-z_]+|[0-9]+|[^A-Za-z_0-9]+"),
-                "isolated",
-            ),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    Pieces are imports, API names (`tl.load(`), words of prose with their space, identifiers, numbers, and what lies
+    between them. A problem's own names must be copied, and most are rare: subwords learnt by BPE would cut them into
+    tokens that training has hardly seen, which a small model can neither read nor write. It knows every letter well.
+
+    texts: one string for each example; a piece must occur in 0.2 % of them. vocabulary: tokens at most.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    split = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r"import [\w. ]+\n|\b(?:tl|torch|nn|F|triton)\.[\w.]+\(?|self\.|[A-Za-z_]+ (?=[A-Za-z])"
+                                   r"|[A-Za-z_]+|[0-9]+|[^A-Za-z_0-9]+"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    spread = Counter()  # in how many texts a piece occurs
+    for text in texts:
+        spread.update({piece for piece, _ in split.pre_tokenize_str(text)})
+    pieces = [piece for piece in spread if spread[piece] >= 0.002 * len(texts) and len(piece) > 1]
+    pieces.sort(key=lambda piece: (-spread[piece] * (len(piece) - 1), piece))  # by the tokens that it saves
+    known = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    known += pieces[:vocabulary - len(known)]
+    # BPE without merges spells; with ignore_merges it looks a whole piece up first.
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(known)}, [], ignore_merges=True))
+    tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=special,
-                            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False),
-    )
+    tokenizer.add_special_tokens(known[:3])
     return wrap_tokenizer(tokenizer.to_str(), CHAT_TEMPLATE)
 
 

@@ -414,7 +414,7 @@ def main():
     parser.add_argument("--executed", type=int, default=4_000, help="problems for executed multi-turn trajectories")
     parser.add_argument("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tiny backbone's tokenizer")
-    parser.add_argument("--epochs", type=float, default=3.0, help="passes over the examples (paper: 4)")
+    parser.add_argument("--epochs", type=float, default=2.75, help="passes over the examples (paper: 4)")
     parser.add_argument("--batch-tokens", type=int, default=32_768, help="tokens in a batch (paper: 64 sequences)")
     parser.add_argument(
         "--lr", type=float, help="peak learning rate (default 1e-3 from random weights, 2e-5 otherwise, as the paper)"

@@ -209,6 +209,43 @@ class Child:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Memory that two processes see
+
+ALIGN = 512  # bytes; what cudaMalloc guarantees, so that shared tensors are as well aligned as a model's own
+
+
+def plan(tensors):
+    """Where each tensor lies in an arena: ([(start, end, dtype, shape, stride)], total bytes)."""
+    places, total = [], 0
+    for tensor in tensors:
+        size = dense(tensor).numel()
+        places.append([total, total + size, str(tensor.dtype), list(tensor.shape), list(tensor.stride())])
+        total += -(-size // ALIGN) * ALIGN
+    return places, total
+
+
+def views(raw, places):
+    """The tensors of a plan in an arena's bytes."""
+    return [strided(raw[start:end], TORCH_NAMES[dtype], shape, stride) for start, end, dtype, shape, stride in places]
+
+
+def export(raw):
+    """A handle to a CUDA byte tensor that another process can open, as JSON; None where CUDA IPC does not work."""
+    try:
+        return [part.hex() if isinstance(part, bytes) else part for part in raw.untyped_storage()._share_cuda_()]
+    except RuntimeError:
+        return None
+
+
+def attach(handle):
+    """The bytes behind a handle from another process. Raises RuntimeError where that is not possible."""
+    device, memory, size, offset, counter, position, event, sync = handle
+    storage = torch.UntypedStorage._new_shared_cuda(device, bytes.fromhex(memory), size, offset, bytes.fromhex(counter),
+                                                    position, bytes.fromhex(event), sync)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # The warm parent
 
 

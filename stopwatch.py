@@ -22,6 +22,7 @@ import contextlib
 import fcntl
 import os
 import random
+import re
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -30,12 +31,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from jail import TORCH_NAMES, Child, Gone, dense, receive, send, strided
+from jail import ALIGN, TORCH_NAMES, Child, Gone, attach, dense, export, plan, receive, send, views
 from roofline import FREE, Clock
 from trials import (Stages, Trial, Verdict, compare, note_comparison, perturb_state, reaching, set_failure, set_profile,
                     set_roofline)
 
-ALIGN = 512  # bytes; what cudaMalloc guarantees, so that shared tensors are as well aligned as a model's own
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
 
 
@@ -46,41 +46,6 @@ class Failed(Exception):
         super().__init__(str(answer.get("error"))[:400])
         line = answer.get("line")
         self.stage, self.line = answer.get("failed"), line if isinstance(line, int) else None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Memory that two processes see
-
-
-def plan(tensors):
-    """Where each tensor lies in an arena: ([(start, end, dtype, shape, stride)], total bytes)."""
-    places, total = [], 0
-    for tensor in tensors:
-        size = dense(tensor).numel()
-        places.append([total, total + size, str(tensor.dtype), list(tensor.shape), list(tensor.stride())])
-        total += -(-size // ALIGN) * ALIGN
-    return places, total
-
-
-def views(raw, places):
-    """The tensors of a plan in an arena's bytes."""
-    return [strided(raw[start:end], TORCH_NAMES[dtype], shape, stride) for start, end, dtype, shape, stride in places]
-
-
-def export(raw):
-    """A handle to a CUDA byte tensor that another process can open, as JSON; None where CUDA IPC does not work."""
-    try:
-        return [part.hex() if isinstance(part, bytes) else part for part in raw.untyped_storage()._share_cuda_()]
-    except RuntimeError:
-        return None
-
-
-def attach(handle):
-    """The bytes behind a handle from another process. Raises RuntimeError where that is not possible."""
-    device, memory, size, offset, counter, position, event, sync = handle
-    storage = torch.UntypedStorage._new_shared_cuda(device, bytes.fromhex(memory), size, offset, bytes.fromhex(counter),
-                                                    position, bytes.fromhex(event), sync)
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -305,12 +270,9 @@ class Host:
                 answer = getattr(self, order.pop("order"))(**order)
             except BaseException as error:  # SystemExit included: the verdict says what happened
                 text, line = self.describe(error, self.path, self.code)
-                answer = {"failed": "compile" if is_compile_error(error) else self.stage, "error": text, "line": line}
+                refused = re.search("Compilation|OutOfResources|PTXAS|Unsupported", type(error).__name__)
+                answer = {"failed": "compile" if refused else self.stage, "error": text, "line": line}
             send(sock, answer)
-
-
-def is_compile_error(error):
-    return any(word in type(error).__name__ for word in ("Compilation", "OutOfResources", "PTXAS", "Unsupported"))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -481,14 +443,8 @@ class Timing:
         ratios = sorted(a / b for a, b in zip(*self.seconds))
         n = len(ratios)
         low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free interval of a median
-        spread = max((quantile(times, 0.75) - quantile(times, 0.25)) / statistics.median(times)
-                     for times in self.seconds)
+        spread = max((third - first) / middle for first, middle, third in map(statistics.quantiles, self.seconds))
         return reference * 1e3, candidate * 1e3, min(low, reference / candidate), spread > 0.1
-
-
-def quantile(values, q):
-    ordered = sorted(values)
-    return ordered[min(int(q * len(ordered)), len(ordered) - 1)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -545,14 +501,13 @@ class Measured:
             self.cold = torch.empty(256 << 20, dtype=torch.uint8, device=reference.device)  # more than any L2 cache
             if torch.cuda.get_device_capability() == (9, 0):  # Hopper
                 self.peak = 60e12 / 1e3
-        self.arenas = []
+        self.arenas, self.calls = [], None
         self.lane.timeout += 300 if settings["baseline"] == "compile" else 0
         self.start_reference(self.lane)
-        self.calls = None
 
     def calibrate(self):
         """Measure the device, decide how many calls make a batch, and capture the reference's."""
-        settings = self.settings
+        strict = self.settings["protocol"] == "strict"
         if self.cuda:
             half = self.cold.numel() // 2
             fill = self.seconds(lambda: self.cold.zero_())
@@ -564,14 +519,14 @@ class Measured:
         self.calls, self.repeat = list(range(max(1, min(self.slots, int(0.005 / one))))), 1
         # As a CUDA graph the same kernels run back to back, however slow the host is at launching them, and no Python
         # of the candidate runs between them. The customary protocol times calls as they are, with the host's share.
-        self.graphs = self.cuda and settings["protocol"] == "strict" and self.lane.capture(self.calls)
+        self.graphs = self.cuda and strict and self.lane.capture(self.calls)
         self.plain_lane = self.lane
         if self.graphs:
             self.repeat = max(1, min(64, round(0.002 / min(self.lane.go(self.calls) for _ in range(3)))))
             self.plain_lane = None  # made when a candidate comes along that cannot be captured
-        elif self.cuda and settings["protocol"] == "strict":
+        elif self.cuda and strict:
             self.lane.close()
-            self.lane = self.plain_lane = self.start_reference(Lane(self.warm, settings, "reference"))
+            self.lane = self.plain_lane = self.start_reference(Lane(self.warm, self.settings, "reference"))
 
     def start_reference(self, lane):
         """Build the reference in a lane, and give it inputs to warm up on."""

@@ -26,7 +26,7 @@ command goes on; summary.json, all figures with command, seed, hardware and vers
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: waiting threads that spin starve a busy machine
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: waiting threads spin for microseconds, then sleep
 
 import argparse
 import hashlib

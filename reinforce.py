@@ -29,7 +29,7 @@ In comments: N tokens of a reply; B tasks, k selections and s summaries of a tas
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: waiting threads that spin starve a busy machine
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: waiting threads spin for microseconds, then sleep
 
 import argparse
 import contextlib
@@ -64,14 +64,14 @@ from tasks import GPU_BATCH_FACTOR, Task, TaskError, builtin_tasks, folder_tasks
 # Configuration: every number has one default, here. `name` is the flag --name, with dashes.
 
 PROFILE = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (models over 1e9 parameters), meaning
-    "steps": (8, 100, 200, "training steps"),
+    "steps": (6, 100, 200, "training steps"),
     "batch": (4, 16, 16, "B: tasks in a step"),
     "k": (2, 3, 3, "k: selections sampled for each task; with the null scheme they make k + 1 schemes"),
     "n": (2, 4, 4, "n: rollouts of each scheme"),
     "turns": (2, 3, 3, "T: turns of a rollout"),
     "s": (2, 8, 8, "s: parallel summaries of a task's best triggering rollout"),
-    "lr": (2e-4, 2e-4, 1e-6, "eta: AdamW's learning rate"),
-    "policy_tokens": (700, 1500, 8192, "most tokens of a Policy reply"),
+    "lr": (5e-5, 5e-5, 1e-6, "eta: AdamW's learning rate"),
+    "policy_tokens": (900, 1500, 8192, "most tokens of a Policy reply"),
     "selection_tokens": (250, 400, 1024, "most tokens of a Selection reply"),
     "summary_tokens": (600, 1000, 2048, "most tokens of a Summary reply"),
     "prompt_tokens": (3500, 7000, 24576, "longest prompt; a rollout that would exceed it ends"),

@@ -11,7 +11,7 @@ problems (--evaluate).
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: waiting threads that spin starve a busy machine
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: waiting threads spin for microseconds, then sleep
 
 import argparse
 import json

@@ -447,8 +447,8 @@ FAMILIES = {"pointwise": 14, "linear": 20, "convolution": 28, "row": 18, "reduct
 def synthesize(seed, clutter=False) -> Task:
     """One synthesised problem, a pure function of its arguments. Its fitness (`unfit`) is the caller's to check.
 
-    clutter: long and odd signatures, unused layers, keyword arguments, docstrings of random words. The cold start needs
-    it, so that a small model learns to copy whatever it meets; rollouts are cheaper without.
+    clutter: long and odd signatures, unused layers, keyword arguments, docstrings of random words, as real problems
+    have them: a small model must learn to copy whatever it meets, and which techniques it can carry off on what.
     """
     d = _Draft(seed, clutter)
     family = d.r.choices(list(FAMILIES), FAMILIES.values())[0]
@@ -627,6 +627,6 @@ def training_tasks(seed, evaluation=None):
     """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`."""
     evaluation = evaluation_fingerprints() if evaluation is None else evaluation
     for n in itertools.count():
-        task = synthesize(seed * 1_000_003 + n)
+        task = synthesize(seed * 1_000_003 + n, clutter=True)
         if unfit(task, evaluation) is None:
             yield task

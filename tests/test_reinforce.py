@@ -70,7 +70,7 @@ def test_recipes_set_what_the_systems_differ_in():
     assert (options["kevin"].gamma, options["kevin"].baseline, options["kevin"].prs) == (0.4, "group-norm", False)
     assert not options["drkernel"].skills and options["drkernel"].prs and options["drkernel"].mrs
     assert configure({"device": "cpu", "recipe": "kevin", "gamma": 0.9}, 1e6).gamma == 0.9
-    assert configure({"device": "cpu"}, 1e6).lr == 2e-4 and configure({"device": "cuda"}, 8e9).lr == 1e-6
+    assert configure({"device": "cpu"}, 1e6).lr == 5e-5 and configure({"device": "cuda"}, 8e9).lr == 1e-6
     assert (configure({"device": "cuda"}, 1e6).batch, configure({"device": "cuda"}, 1e6).s) == (16, 8)
 
 

@@ -69,13 +69,16 @@ def step_metrics(run, episodes) -> dict:
 
 
 def progress(m, args) -> str:
+    """The line that a step prints; before the first step only the evaluation."""
+    evaluation = f"evaluation: reward {m['eval_reward_best']:.3f}, correct {m['eval_correct']:.0%}, " \
+                 f"Fast_1 {m['eval_fast_1']:.0%} ({m['clock']})" if "eval_fast_1" in m else ""
+    if m["step"] == 0:
+        return f"before training  {evaluation}"
     text = (f"step {m['step']}/{args.steps}  reward {m['reward_best']:.3f}  correct {m['correct']:.0%}  "
             f"Fast_1 {m['fast_1']:.0%}  speedup {m['speedup'] or 0:.2f}x ({m['clock']})  rows {m['policy_rows']}"
             f"+{m['selection_rows']}+{m['summary_rows']}  skills {m['library']} (+{m['staged']})  "
             f"proposals passed {m['passed']} of {m['proposals']}  {sum(m['seconds'].values()):.0f} s")
-    if "eval_fast_1" in m:
-        text += f"  |  evaluation: reward {m['eval_reward_best']:.3f}, Fast_1 {m['eval_fast_1']:.0%}"
-    return text
+    return text + ("  |  " + evaluation if evaluation else "")
 
 
 def record_rollouts(run, path, episodes):

@@ -380,7 +380,10 @@ def train(run, stream):
     """The paper's training step, over and over. stream: endless iterator over training tasks."""
     args = run.args
     if run.step == 0 and not read_metrics(run):
-        finish_step(run, {"step": 0, "clock": clock(run), "library": len(run.library), **evaluate_if_due(run, 0)})
+        line = {"step": 0, "clock": clock(run), "library": len(run.library), **evaluate_if_due(run, 0)}
+        finish_step(run, line)
+        if "eval_fast_1" in line:
+            print(progress(line, args), flush=True)
     with tqdm(total=args.steps, initial=run.step, unit="step", disable=None) as bar:
         while run.step < args.steps:
             run.seconds.clear()

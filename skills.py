@@ -86,6 +86,7 @@ class SkillLibrary:
     def __init__(self, skills=()):
         self.skills: list[Skill] = []
         self.staged: list[Skill] = []
+        self._names: set[str] = set()
         self._postings = None  # the index; built at the first recall after a change
         for skill in skills:
             self._add(skill)
@@ -94,10 +95,10 @@ class SkillLibrary:
         return len(self.skills)
 
     def _add(self, skill) -> Skill:
-        names = {known.name for known in self.skills}
         name, n = skill.name, 2
-        while name in names:
+        while name in self._names:
             name, n = f"{skill.name}-{n}", n + 1
+        self._names.add(name)
         skill = replace(skill, name=name)
         self.skills.append(skill)
         self._postings = None

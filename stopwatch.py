@@ -150,7 +150,6 @@ class Host:
     def share(self, handles, inputs, outputs, slots, values):
         """Open the arenas: `slots` copies of the inputs, one of the outputs. values: the inputs that are no tensors."""
         self.values = values
-        self.tensors = None
         if handles is not None:
             raw_in, raw_out = map(attach, handles)
             size = raw_in.numel() // slots // ALIGN * ALIGN
@@ -228,8 +227,7 @@ class Host:
                 self.graph.replay()
         else:
             with torch.no_grad():
-                for slot in calls:
-                    self.kept.append(self.model(*self.inputs(slot)))
+                self.kept += [self.model(*self.inputs(slot)) for slot in calls]
         self.synchronize()
         return {}
 
@@ -373,6 +371,7 @@ class Lane:
                 out.fill_(float("nan"))
             elif out.dtype != torch.bool:
                 out.fill_(torch.iinfo(out.dtype).max // 3)
+        self.finish()
 
     def finish(self):
         if self.device.type == "cuda":
@@ -380,7 +379,6 @@ class Lane:
 
     def forward(self, slot, seed, perturb=False, mute=()):
         self.poison()
-        self.finish()
         return self.results(self.order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute)))
 
     def go(self, calls, seed=0, repeat=1):
@@ -395,7 +393,6 @@ class Lane:
     def collect(self, call):
         """(leaves of the call's output, seconds that handing them over took)."""
         self.poison()
-        self.finish()
         began = time.perf_counter()
         answer = self.order("collect", call=call)
         seconds = time.perf_counter() - began

@@ -284,10 +284,9 @@ class Sandbox:
                 self._rest(task.source, child)
 
         if self.settings["clock"] == "measured":
-            self.starting = [threading.Thread(target=start, args=(task,), daemon=True) for task in tasks
-                             if task.source not in self.idle]
-            for thread in self.starting:
-                thread.start()
+            for task in {task.source: task for task in tasks if task.source not in self.idle}.values():
+                self.starting.append(threading.Thread(target=start, args=(task,), daemon=True))
+                self.starting[-1].start()
 
     def score_pairs(self, pairs):
         """Verdicts for (task, code) pairs of any number of tasks, in their order; exactly one each.
@@ -354,6 +353,10 @@ class Sandbox:
         while len(self.idle) > most or len(self.idle) > 1 and self._crowded():
             self.idle.popitem(last=False)[1].close(wait=most > 0)
 
+    def _end_idle(self, wait=False):
+        while self.idle:
+            self.idle.popitem()[1].close(wait)
+
     def _crowded(self):
         free, total = torch.cuda.mem_get_info(self.device) if self.device != "cpu" else (1, 1)
         return free < total / 2
@@ -404,15 +407,15 @@ class Sandbox:
             with self.lock:
                 if self.control is not control:  # another thread has been here
                     continue
-                if self.idle and not last:  # there may be too little GPU memory for one more
-                    while self.idle:
-                        self.idle.popitem()[1].close(wait=True)
-                    continue
                 try:
                     self.process.wait(0.2)
                 except subprocess.TimeoutExpired:  # the warm parent lives, so it is the task that cannot be used
-                    raise TaskError(why) from None
+                    if last or not self.idle:
+                        raise TaskError(why) from None
+                    self._end_idle(wait=True)  # unless others hold the GPU's memory
+                    continue
                 if not last:  # somebody has killed the warm parent, and with it all its processes
+                    self._end_idle()
                     self.control.close()
                     os.makedirs(self.settings["scratch"], exist_ok=True)
                     self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
@@ -423,8 +426,7 @@ class Sandbox:
         if self.control is not None:
             while self.starting:
                 self.starting.pop().join()
-            while self.idle:
-                self.idle.popitem()[1].close()
+            self._end_idle()
             self.control.close()
             self.control = None
             try:

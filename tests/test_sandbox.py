@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -286,3 +287,17 @@ def test_a_missing_gpu_is_a_one_line_error(tmp_path):
     (tmp_path / "good.py").write_text(HONEST)
     result = command(tmp_path / "task.py", tmp_path / "good.py", "--device", "cuda")
     assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_killed_warm_parent_is_replaced_also_while_references_are_kept():
+    plain = Task("plain", 0, "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
+                 "        return x * 2.0\n\ndef get_inputs():\n    return [torch.randn(64, 64)]\n\n"
+                 "def get_init_inputs():\n    return []\n")
+    other = Task("other", 0, plain.source.replace("2.0", "3.0"))
+    with Sandbox("cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0) as box:
+        box.prepare([plain, plain])  # one reference, however often it is asked for
+        assert len(box.starting) == 1
+        box.score(plain, [plain.source.replace("Model(", "ModelNew(")])
+        assert list(box.idle) == [plain.source] and not box.starting
+        os.kill(box.process.pid, signal.SIGKILL)
+        assert box.score(other, [other.source.replace("Model(", "ModelNew(")])[0].compiled

@@ -4,7 +4,7 @@ Paper section 4: five kinds, merged and shuffled: (a) policy trajectories withou
 calls, (d) summary calls that saw skills, (e) summary calls that saw none.
 
 What they teach on purpose, and what they leave: a technique shows up nearly always when a skill names it and rarely
-otherwise; later turns add techniques after feedback; Selection usually, not always, picks what fits; Summary names what
+otherwise; later turns add some of what is missing; Selection usually, not always, picks what fits; Summary names what
 the best answer has and the first has not. So the policy can follow skills and feedback but does not do so reliably on
 its own, and every role has something to gain from RL.
 """
@@ -35,7 +35,7 @@ from teacher import ALL, TECHNIQUES
 
 FREE = 0.3  # probability that the expert applies a technique that no skill named
 TOLD = 0.95  # ... that a skill in the prompt named
-LEARN = 0.6  # ... in a later turn, after feedback
+LEARN = 0.35  # ... that is still missing in a later turn, after feedback
 SEED_LIBRARY = ["fuse-pointwise-run", "one-program-per-row", "row-reduction",
                 "partial-sums-loss"]  # the rest is to be found
 
@@ -182,26 +182,27 @@ class Writer:
         have, answers = frozenset(), []
         for turn in range(rng.choice([2, 2, 3])):
             solution, have = self.draw(rng, program, applicable, told, have, FREE if turn == 0 else LEARN)
-            missing = sorted(applicable - have)
-            if turn == 1 and missing and solution.code == answers[0][2].code:  # feedback should lead to something
-                solution, have = self.draw(rng, program, applicable, told | {rng.choice(missing)}, have, LEARN)
             reply, code = policy_reply(solution), solution.code
             if turn == 0 and rng.random() < 0.12:
                 code = spoil(code, rng)
                 reply = reply.replace(solution.code, code)
             answers.append((reply, code, solution))
+        turns = len(answers)
+        if missing := sorted(applicable - have):  # a better answer, which only Summary gets to see
+            solution, _ = self.draw(rng, program, applicable, told | {rng.choice(missing)}, have, LEARN)
+            answers.append((policy_reply(solution), solution.code, solution))
         verdicts = self.sandbox.score(task, [code for _, code, _ in answers])
-        if not verdicts[-1].correct:
+        if not all(verdict.correct for verdict in verdicts[turns - 1:]):
             return []
         if rng.random() < 0.5:  # the clock's name is a word that the policy should not depend on
             verdicts = [replace(v, clock="measured") for v in verdicts]
         messages = policy_messages(task, skills)
-        for (reply, _, _), verdict in zip(answers[:-1], verdicts):
+        for (reply, _, _), verdict in zip(answers[:turns - 1], verdicts):
             messages = next_messages(messages, reply, verdict)
-        messages.append({"role": "assistant", "content": answers[-1][0]})
+        messages.append({"role": "assistant", "content": answers[turns - 1][0]})
         spoiled = int(answers[0][1] != answers[0][2].code)
         trajectory = Example("policy+skills" if skills else "policy", messages, None, task.family,
-                             normalized(answers[-1][1]), unlearnt=spoiled)
+                             normalized(answers[turns - 1][1]), unlearnt=spoiled)
         summary = self.summary(rng, task, skills, answers, verdicts)
         return [trajectory, summary] if summary else [trajectory]
 

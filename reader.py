@@ -154,6 +154,13 @@ class _Reader:
             return ast.Name(name, ast.Load())
 
         def walk(node, top):
+            picked = node.value if isinstance(node, (ast.Attribute, ast.Subscript)) else None
+            if isinstance(picked, ast.Call) and (call := self.call(picked)).name in ("max", "min"):
+                # torch.max(x, dim=1)[0]: one step, although the call alone returns a pair.
+                operand = call.arguments[0]
+                if not isinstance(operand, ast.Name):
+                    raise Unsupported
+                return node if top else named(node)
             for key, value in ast.iter_fields(node):
                 if isinstance(value, ast.AST):
                     setattr(node, key, walk(value, False))

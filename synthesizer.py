@@ -81,11 +81,12 @@ class _Draft:
         self.r = random.Random(seed)
         self.clutter = clutter
         self.args, self.init, self.consts, self.forward, self.inputs = [], [], [], [], []
+        self.defaults = []  # constructor arguments that nobody passes: (name, value)
         self.used = {"self", "torch", "nn", "F", "Model", "math"} | _KERNEL_NAMES | set(dir(torch.nn.Module))
         self.x = self.r.choice(["x"] * 8 + ["inputs", "inp", "A", "feats", self.nonsense(), self.nonsense()])
         self.x = "x" if self.x in self.used or keyword.iskeyword(self.x) else self.x
         self.used.add(self.x)
-        self.rename = self.r.choice([0, 0, 0, 0.1, 0.4])
+        self.rename = self.r.choice([0, 0, 0, 0.1, 0.4, 1])
         self.ops = 0
 
     def chance(self, p):
@@ -101,12 +102,15 @@ class _Draft:
             return "_".join(self.r.choice(_SYLLABLES) for _ in range(self.r.randint(1, 3)))
         if kind < 0.75:
             return "_".join(self.r.choice(_WORDS) for _ in range(self.r.choice([1, 1, 2]))) + self.pick("", "", "", "1", "2")
+        if kind < 0.85:
+            return "".join(self.r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(self.r.randint(3, 12)))
         return "".join(self.r.choice("bcdfghjklmnprstvwz") + self.r.choice("aeiou") for _ in range(self.r.randint(1, 4))) + self.pick("", "", "t", "ns")
 
     def name(self, options):
         """An unused identifier: one of the usual ones, or now and then nonsense."""
         for _ in range(5):
             name = self.nonsense() if self.chance(0.3 if self.clutter else 0.15) else self.r.choice(options)
+            name += self.pick("1", "2", "0", "_1") if self.clutter and self.chance(0.06) else ""
             if name not in self.used and not keyword.iskeyword(name):
                 break
         while name in self.used or keyword.iskeyword(name):
@@ -137,6 +141,9 @@ class _Draft:
         return f"self.{name}"
 
     def number(self):
+        if self.clutter and self.chance(0.08):  # digits to be copied one by one
+            value = self.r.uniform(0.2, 3)
+            return str(value if self.chance(0.4) else round(value, self.r.randint(3, 6)))
         return self.r.choice(["0.1", "0.5", "1.5", "2.0", "3.0", "0.25", "0.7", "-0.5", "1.2", "4.0", "2", "3",
                               str(round(self.r.uniform(-3, 4), 2) or 0.5)])
 
@@ -182,12 +189,13 @@ class _Draft:
     def opaque(self):
         """An operator that no kernel of the teacher covers."""
         x, nd = self.x, len(self.shape)
-        choices = [f"F.dropout({x}, p=0.0)", f"{x}.clone()"]
+        choices = [f"F.dropout({x}, p=0.0)", f"{x}.clone()", f"{x} - {x}.mean(dim={self.pick('1', '-1', '0')}, keepdim=True)"]
         if nd > 2:
             choices += [f"F.softmax({x}, dim=1)", f"torch.flip({x}, dims=[1])"]
             if self.shape[1][1] > 1 and self.saved is None:
                 self.shape[1] = ("1", 1)
-                choices = [f"torch.max({x}, dim=1, keepdim=True)[0]", f"torch.min({x}, dim=1, keepdim=True).values",
+                choices = [f"torch.max({x}, dim=1, keepdim=True){self.pick('[0]', '.values')}",
+                           f"torch.min({x}, dim=1, keepdim=True){self.pick('[0]', '.values')}",
                            f"torch.logsumexp({x}, dim=1, keepdim=True)", f"torch.mean({x}, dim=1, keepdim=True)",
                            f"{x}.sum(dim=1, keepdim=True)"]
         self.line(self.r.choice(choices))
@@ -196,6 +204,10 @@ class _Draft:
         low, high = self.pick(("-1.0", "1.0"), ("0.0", "1.0"), ("-2.0", "2.0"), ("-0.5", "0.5"), ("0.0", "6.0"))
         if self.chance(0.12):
             limit = self.scalar(["limit", "bound", "max_abs"], high)
+            if self.chance(0.4):
+                low, high = self.pick((low, high), (limit, "6.0") if float(low) < 0 else (low, high))
+                layer = self.layer(["hardtanh", "clip", "clamp"], f"nn.Hardtanh({self.pick('{}, {}', 'min_val={}, max_val={}').format(low, high)})")
+                return self.line(f"{layer}({self.x})")
             return self.line(f"torch.clamp({self.x}, {self.pick('min=-{0}, max={0}', '-{0}, {0}').format(limit)})")
         low = self.scalar(["min_value", "lower", "min_val", "clamp_min"], low)
         if self.chance(0.3):
@@ -214,7 +226,9 @@ class _Draft:
             self.inputs.append((operand, str(abs(float(value)))))
         elif self.clutter and self.chance(0.2):
             operand = self.layer(_SCALAR_NAMES[op], f"nn.Parameter(torch.tensor({float(value)}))")
-        self.line(f"{self.x} {op} {operand}")
+        self.line(f"{operand} {op} {self.x}" if op != "/" and self.chance(0.12) else
+                  f"{self.x} * -{operand}" if op == "*" and operand.startswith("self") and self.chance(0.05) else
+                  f"{self.x} {op} {operand}")
 
     def parameter(self):
         """A broadcast parameter over the channel dimension (dim 1; the last one for 3-D rows)."""
@@ -229,9 +243,30 @@ class _Draft:
             shape = self.arg([n + "_shape" for n in names] + ["param_shape"], shape, "tuple")
         else:
             self.inside(channels)
-        make = self.pick("torch.randn", "torch.randn", "torch.rand", "torch.ones")
-        noise = " * 0.1" if self.chance(0.15) else ""
-        self.line(f"{self.x} {op} {self.layer(names, f'nn.Parameter({make}({shape}){noise})')}")
+        make = self.pick("torch.randn", "torch.randn", "torch.rand", "torch.ones", "torch.zeros" if op != "*" else "torch.rand")
+        spread = self.pick(" * 0.1", " * 0.3", " + 0.5", " - 0.5", f" * {self.number()}", f" + {self.number()}") \
+            if self.chance(0.3) else ""
+        self.line(f"{self.x} {op} {self.layer(names, f'nn.Parameter({make}({shape}){spread})')}")
+
+    def buffer(self):
+        """A tensor of the model that is not a parameter, over the last dimension."""
+        width, n = self.shape[-1]
+        if not width or n == 1:
+            return self.parameter()
+        name = self.name(["counts", "positions", "steps", "weights", "table"])
+        width = self.inside(width)
+        made = self.pick(f"torch.arange(1, {width} + 1).float()", f"torch.arange({width}) * 0.01", f"torch.linspace(0.5, 1.5, {width})",
+                         f"torch.ones({width})", f"torch.full(({width},), {self.pick('0.5', '2.0')})")
+        quote = self.pick('"', "'")
+        self.init.append(f"self.register_buffer({quote}{name}{quote}, {made})")
+        self.line(f"{self.x} {self.pick('*', '+', '/') if 'arange(1' in made else self.pick('*', '+', '-')} self.{name}")
+
+    def soft_cap(self):
+        """cap * tanh(x / cap)."""
+        cap = self.scalar(["cap", "limit", "bound"], self.pick("2.0", "5.0", "3.0", "30.0"))
+        self.line(f"{self.x} / {cap}")
+        self.activation("tanh")
+        self.line(self.pick(f"{self.x} * {cap}", f"{cap} * {self.x}"))
 
     def residual(self):
         if self.saved is None:
@@ -243,10 +278,19 @@ class _Draft:
         self.saved = self.name(["identity", "residual", "skip", "original", "shortcut"])
         self.forward.append(f"{self.saved} = {self.x}")
 
+    def gate(self):
+        """Now and then the second tensor passes through a function of its own first."""
+        if self.clutter and self.chance(0.4):
+            function = self.pick("torch.sigmoid({})", "torch.tanh({})", "F.silu({})", "F.relu({})", "F.gelu({})")
+            self.forward.append(f"{self.saved} = {function.format(self.saved)}")
+            self.activation()
+            self.residual()
+
     def chain(self, steps, opaque=True):
         for _ in range(steps):
             kinds = [self.activation] * 5 + [self.leaky, self.clamp] + [self.scale] * 3 + [self.parameter] * 3
             kinds += [self.residual] * (2 if self.saved else 0) + [self.opaque] * (self.clutter and opaque)
+            kinds += [self.r.choice([self.buffer, self.soft_cap])] * (self.clutter and self.chance(0.5))
             self.r.choice(kinds)()
 
     def dimension(self, *values):
@@ -261,17 +305,24 @@ class _Draft:
     def reduction(self):
         """A reduction or row operator over the last dimension (or over all spatial ones); ends the chain's layout."""
         x, nd = self.x, len(self.shape)
-        if nd == 4:
-            dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]")
+        if nd >= 4:
+            dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]") if nd == 4 else self.pick("(2, 3, 4)", "[2, 3, 4]")
             keep = self.chance(0.5)
             self.line(f"{self.pick('torch.mean', 'torch.mean', 'torch.sum', 'torch.amax')}({x}, dim={dims}"
                       + (", keepdim=True)" if keep else ")"))
-            self.shape = self.shape[:2] + ([("1", 1)] * 2 if keep else [])
+            self.shape = self.shape[:2] + ([("1", 1)] * (nd - 2) if keep else [])
             return
         dim = self.dimension("-1", "-1", str(nd - 1))
         keep = self.chance(0.6)
         tail = ", keepdim=True)" if keep else ")"
         name = self.pick("sum", "mean", "amax", "amin", "logsumexp", "logsumexp")
+        if self.chance(0.1):  # two of them from the same tensor
+            first, second = self.name(["high", "top", "upper", "total", "a1"]), self.name(["low", "bottom", "lower", "average", "a2"])
+            pair = self.pick(("amax", "amin"), ("sum", "amax"), ("mean", "amin"), ("amax", "mean"))
+            self.forward += [f"{var} = torch.{op}({x}, dim={dim}{tail}" for var, op in zip((first, second), pair)]
+            self.line(f"{first} {self.pick('-', '-', '+', '*')} {second}")
+            self.shape = self.shape[:-1] + ([("1", 1)] if keep else [])
+            return
         self.line(self.pick(f"torch.{name}({x}, dim={dim}{tail}", f"{x}.{name}(dim={dim}{tail}"))
         self.shape = self.shape[:-1] + ([("1", 1)] if keep else [])
 
@@ -279,7 +330,7 @@ class _Draft:
         """Softmax and friends over the last dimension."""
         x = self.x
         width = self.shape[-1][0]
-        kind = self.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "l2", "cumsum")
+        kind = self.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "rms", "l2", "cumsum", "share")
         dim = "" if kind == "layer_norm" else self.dimension("-1", str(len(self.shape) - 1))
         if kind in ("softmax", "log_softmax"):
             if self.chance(0.3):
@@ -299,6 +350,13 @@ class _Draft:
             self.line(self.pick(f"F.normalize({x}, dim={dim})", f"F.normalize({x}, p=2, dim={dim})",
                                 f"{x} / torch.norm({x}, dim={dim}, keepdim=True)",
                                 f"{x} / torch.norm({x}, p=2, dim={dim}, keepdim=True)"))
+        elif kind == "share":
+            if len(self.forward) and self.forward[-1].startswith("return"):
+                return self.scale()
+            self.activation(self.pick("sigmoid", "softplus", "exp", "square"))
+            x = self.x
+            self.line(self.pick(f"{x} / torch.sum({x}, dim={dim}, keepdim=True)", f"{x} / {x}.sum(dim={dim}, keepdim=True)",
+                                f"{x} / (torch.sum({x}, dim={dim}, keepdim=True) + {self.pick('1e-6', '1e-5')})"))
         else:
             self.line(f"torch.cumsum({x}, dim={dim})")
 
@@ -313,7 +371,9 @@ class _Draft:
         self.dims = dims
         maker = maker or self.pick("torch.randn", "torch.rand", "torch.randn")
         name = self.x if not self.inputs else self.name(["y", "other", "target", "targets", "labels"])
-        self.inputs.append((name, f"{maker}({', '.join(dims)})"))
+        spread = self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3", " * (torch.rand(()) + 0.5)") \
+            if self.clutter and maker == "torch.randn" and self.chance(0.12) else ""
+        self.inputs.append((name, f"{maker}({', '.join(dims)}){spread}"))
         return name
 
     def plain_input(self, nd, names=None):
@@ -335,8 +395,11 @@ class _Draft:
         n_in, n_out = self.pick(32, 64, 128), self.size(128, 256, 512)
         i = self.arg(["in_features", "input_size", "in_dim", "d_in"], n_in, "int")
         o = self.arg(["out_features", "output_size", "hidden_size", "d_out"], n_out, "int")
-        self.tensor_input([batch, i])
-        self.shape = [(batch, 0), (o, n_out)]
+        if self.clutter and self.chance(0.1):
+            return self.batched_matmul(batch, i, o, n_out)
+        middle = [(self.const(["tokens", "seq_len", "length", "T"], self.pick(8, 16)), 0)] if self.chance(0.15) else []
+        self.tensor_input([batch] + [name for name, _ in middle] + [i])
+        self.shape = [(batch, 0)] + middle + [(o, n_out)]
         if self.chance(0.2):
             weight = self.layer(["weight", "W", "proj"], f"nn.Parameter(torch.randn({i}, {o}){self.pick('', ' * 0.1')})")
             return self.line(self.pick(f"torch.matmul({self.x}, {weight})", f"{self.x} @ {weight}"))
@@ -347,22 +410,73 @@ class _Draft:
         extra = ", bias=False" if self.chance(0.15) else ""
         self.line(f"{self.layer(['linear', 'fc', 'gemm', 'proj', 'lin', 'dense'], f'nn.Linear({i}, {o}{extra})')}({self.x})")
 
-    def another_linear(self):
+    def batched_matmul(self, batch, i, o, n_out):
+        """Products of two stacks of matrices, both inputs."""
+        self.args = [arg for arg in self.args if arg[0] not in (i, o)]
+        m, n = self.const(["M", "queries", "rows"], self.pick(8, 16)), self.pick(4, 8)
+        self.consts = [(name, str(n) if name == batch else value) for name, value in self.consts]
+        self.tensor_input([batch, m, i])
+        other = self.tensor_input([batch, i, o])
+        self.shape = [(batch, 0), (m, 0), (o, n_out)]
+        self.line(self.pick(f"torch.bmm({self.x}, {other})", f"torch.matmul({self.x}, {other})"))
+
+    def another_linear(self, width=None):
         """One more layer on the current features; a residual that was saved no longer fits."""
-        width = self.size(64, 128, 256)
-        i, o = self.inside(self.shape[1][0]), self.arg(["hidden2", "out_dim", "classes", "width2", "d_model"], width, "int")
-        self.line(f"{self.layer(['fc2', 'linear2', 'out', 'head', 'proj2', 'down'], f'nn.Linear({i}, {o})')}({self.x})")
-        self.shape, self.saved = [self.shape[0], (o, width)], None
+        n = self.size(64, 128, 256) if width is None else width[1]
+        i = self.inside(self.shape[-1][0])
+        o = width[0] if width else self.arg(["hidden2", "out_dim", "classes", "width2", "d_model"], n, "int")
+        bias = ", bias=False" if self.chance(0.15) else ""
+        names = ["fc1", "fc2", "fc3", "linear1", "linear2", "out", "head", "proj1", "proj2", "down", "up", "lin1", "lin2"]
+        self.line(f"{self.layer(names, f'nn.Linear({i}, {o}{bias})')}({self.x})")
+        self.shape, self.saved = self.shape[:-1] + [(o, n)], None
+
+    def residual_blocks(self):
+        """Blocks that widen and narrow again, each added to what it started from; or a gated one."""
+        width, hidden = self.size(64, 128, 256), self.size(128, 256)
+        batch = self.const(["batch_size", "N", "B"], self.pick(32, 64, 128))
+        w = (self.arg(["width", "features", "dim", "d_model"], width, "int"), width)
+        h = (self.arg(["hidden", "inner", "d_ff", "hidden_size"], hidden, "int"), hidden)
+        middle = [(self.const(["tokens", "seq_len", "length"], 8), 0)] if self.chance(0.3) else []
+        self.tensor_input([batch] + [name for name, _ in middle] + [w[0]])
+        self.shape = [(batch, 0)] + middle + [w]
+        skip = self.name(["residual", "skip", "identity", "shortcut"])
+        for _ in range(self.pick(1, 1, 2)):
+            self.forward.append(f"{skip} = {self.x}")
+            if self.chance(0.4):
+                self.row_operator()
+            if self.chance(0.3):
+                gate, bias = self.name(["gate", "g", "weights"]), self.pick("", ", bias=False")
+                self.forward.append(f"{gate} = {self.layer(['gate_proj', 'gate', 'w1'], f'nn.Linear({w[0]}, {h[0]}{bias})')}({self.x})")
+                self.forward.append(f"{gate} = {self.pick('F.silu({0})', 'torch.sigmoid({0})', 'F.gelu({0})').format(gate)}")
+                self.another_linear(h)
+                self.line(f"{self.x} * {gate}")
+            else:
+                self.another_linear(h)
+                self.chain(self.pick(1, 1, 2), opaque=False)
+            self.another_linear(w)
+            self.line(f"{self.x} + {skip}")
 
     def convolution(self):
         nd = self.pick(2, 2, 2, 2, 3, 1)
         transposed = self.chance(0.3)
         batch = self.const(["batch_size", "batch_size", "N", "B"], self.pick(2, 4, 8))
-        n_out = self.pick(8, 16, 32)
-        i = self.arg(["in_channels", "in_channels", "in_ch", "c_in"], self.pick(3, 4, 8, 16), "int")
-        o = self.arg(["out_channels", "out_channels", "out_ch", "c_out"], n_out, "int")
+        n_in, n_out = self.pick(3, 4, 8, 16), self.pick(8, 16, 32)
         kernel = self.pick(3, 3, 3, 1, 2, 5 if nd < 3 else 3)
-        k = self.arg(["kernel_size", "kernel_size", "k", "ks"], kernel, "int")
+        if self.clutter and self.chance(0.07):  # as many channels out as in
+            i = o = self.arg(["channels", "features", "planes", "dim"], n_out, "int")
+        elif self.clutter and self.chance(0.07):  # sizes as literals
+            i, o = self.const(["in_channels", "channels"], n_in), str(n_out)
+            self.inside(i)
+        else:
+            i = self.arg(["in_channels", "in_channels", "in_ch", "c_in"], n_in, "int")
+            o = self.arg(["out_channels", "out_channels", "out_ch", "c_out"], n_out, "int")
+        oblong = self.clutter and nd == 2 and self.chance(0.08)
+        if oblong:  # a kernel that is not square
+            k = self.arg(["kernel_size", "kernel"], self.pick("(3, 5)", "(1, 3)", "(5, 3)", "(2, 3)"), "tuple")
+        elif self.clutter and not o.isidentifier() or self.chance(0.03):
+            k = str(kernel)
+        else:
+            k = self.arg(["kernel_size", "kernel_size", "k", "ks"], kernel, "int")
         extent = {1: self.pick(128, 256), 2: self.pick(16, 24, 32), 3: self.pick(8, 10)}[nd]
         if nd > 1 and self.chance(0.4):
             names = self.pick(["height", "width"], ["H", "W"]) if nd == 2 else self.pick(["depth", "height", "width"], ["D", "H", "W"])
@@ -372,29 +486,66 @@ class _Draft:
         else:
             names = [self.const([["length", "L"], ["height", "H"], ["depth", "D"]][nd - 1], extent)]
             names += [self.const([f"width{j}", "W", "w", "size"], extent) for j in range(nd - 1)]
-        options = ""
-        if self.chance(0.3):
-            options += f", stride={self.arg(['stride'], self.pick(1, 2), 'int')}" if self.chance(0.5) else f", stride={self.pick(1, 2)}"
-        if self.chance(0.35) and kernel > 1:
-            options += f", padding={self.arg(['padding', 'pad'], 1, 'int')}" if self.chance(0.5) else ", padding=1"
-        if not options and kernel % 2 and self.chance(0.1):
-            options += f", padding={k} // 2"
-        if transposed and "stride=2" in options and self.chance(0.3):
-            options += ", output_padding=1"
-        if self.chance(0.08):
-            options += f", dilation={self.arg(['dilation'], 1, 'int')}" if self.chance(0.5) else ", dilation=1"
-        if self.chance(0.08):
-            options += f", groups={self.arg(['groups'], 1, 'int')}" if self.chance(0.5) else ", groups=1"
-        if self.chance(0.12):
-            known = self.chance(0.25)
-            options += f", bias={self.arg(['bias', 'use_bias'], 'True', 'bool') if known else self.pick('False', 'False', 'True')}"
-        if nd > 1 and self.chance(0.06) and "//" not in options:
+        options = self.convolution_options(nd, 2 if oblong else kernel, k, transposed)
+        if nd > 1 and not oblong and self.chance(0.06):
             k = "(" + ", ".join([k] * nd) + ")"
         kind = f"ConvTranspose{nd}d" if transposed else f"Conv{nd}d"
         names_for = ["conv_transpose", "deconv", "up", "conv_t"] if transposed else ["conv", "conv1", "convolution", f"conv{nd}d"]
         self.tensor_input([batch, i] + names)
         self.shape = [(batch, 0), (o, n_out)] + [("", 0)] * nd
         self.line(f"{self.layer(names_for, f'nn.{kind}({i}, {o}, {k}{options})')}({self.x})")
+
+    def convolution_options(self, nd, kernel, k, transposed):
+        """Keyword arguments of a convolution: literals, constructor arguments, or arguments with defaults."""
+        stride, padding = self.pick(1, 1, 2), int(kernel > 1)
+        wanted = {"stride": (stride, 0.3), "padding": (padding, 0.35), "output_padding": (1, 0.3 if transposed and stride == 2 else 0),
+                  "dilation": (self.pick(1, 2) if kernel == 3 else 1, 0.1), "groups": (1, 0.08),
+                  "bias": (self.pick(False, False, True), 0.12)}
+        if self.clutter and self.chance(0.1):  # everything
+            wanted = {name: (value, p and 0.9) for name, (value, p) in wanted.items()}
+        elif kernel % 2 and self.chance(0.06):
+            return self.pick(f", padding={k} // 2", ", padding='same'" if not transposed else "") + self.pick("", ", bias=False")
+        how, options = self.pick("literal", "argument", "default", "each"), ""
+        for name, (value, p) in wanted.items():
+            if not self.chance(p) or name == "output_padding" and "stride" not in options:
+                continue
+            kind = self.pick("literal", "argument", "default") if how == "each" else how
+            if name in ("bias", "groups") and kind == "argument" and self.chance(0.5):
+                kind = "literal"
+            usual = "bool" if name == "bias" else "int"
+            if kind == "argument":
+                value = self.arg([name], value, usual)
+            elif kind == "default":
+                self.defaults.append((self.name([name]), str(value)))
+                value = self.defaults[-1][0]
+            options += f", {name}={value}"
+        return options
+
+    def small_convolutional_network(self):
+        """Convolutions with activations and pooling, flattened into a linear layer."""
+        batch, classes = self.const(["batch_size", "N"], self.pick(4, 8)), self.pick(10, 16, 20)
+        channels, side = self.pick(1, 3, 4), self.pick(16, 32)
+        named = self.chance(0.5)
+        i = self.arg(["in_channels", "channels"], channels, "int") if named else str(channels)
+        side_name = self.const(["side", "size", "image_size"], side)
+        self.tensor_input([batch, i, side_name, side_name])
+        act = self.layer(["act", "relu", "nonlin"], self.pick("nn.ReLU()", "nn.Mish()", "nn.GELU()", "nn.SiLU()")) if self.chance(0.5) else \
+            self.pick("F.relu", "torch.tanh", "F.silu", "torch.sigmoid")
+        pool = self.layer(["pool", "down"], f"nn.{self.pick('Max', 'Avg')}Pool2d({self.pick('2', 'kernel_size=2, stride=2')})")
+        for _ in range(self.pick(1, 2, 2)):
+            o = str(self.pick(4, 8, 16))
+            k = self.pick("3", "kernel_size=3")
+            self.line(f"{self.layer(['conv1', 'conv2', 'conv', 'conv3'], f'nn.Conv2d({i}, {o}, {k}, padding=1)')}({self.x})")
+            self.line(f"{act}({self.x})")
+            self.line(f"{pool}({self.x})")
+            i, side = o, side // 2
+        self.line(self.pick(f"torch.flatten({self.x}, 1)", f"torch.flatten({self.x}, start_dim=1)", f"{self.x}.flatten(1)"))
+        self.saved = None
+        o = self.arg(["num_classes", "classes", "outputs"], classes, "int")
+        features = self.pick(f"{i} * {side} * {side}", str(int(i) * side * side))
+        self.line(f"{self.layer(['fc', 'head', 'fc1', 'linear', 'classifier'], f'nn.Linear({features}, {o})')}({self.x})")
+        self.shape = [(batch, 0), (o, classes)]
+        self.pick(self.activation, self.row_operator, self.row_operator)()
 
     def normalization(self):
         """Group, instance or batch norm over the channels of a convolution's output."""
@@ -421,14 +572,26 @@ class _Draft:
         self.plain_input(self.pick(2, 2, 3))
         dims = [name for name, _ in self.shape]
         target = self.tensor_input(dims, "torch.rand")
-        x = self.x
         self.chain(self.r.randint(0, 2), opaque=False)
+        x = self.x
+        returned = self.chance(0.7)
         self.forward.append("return " + self.pick(
             f"torch.mean(({x} - {target}) ** 2)", f"F.mse_loss({x}, {target})", f"torch.mean(torch.abs({x} - {target}))",
             f"F.l1_loss({x}, {target})", f"F.smooth_l1_loss({x}, {target})", f"torch.mean(torch.relu(1 - {x} * {target}))",
             f"torch.mean(F.softplus(-{x} * {target}))", f"(torch.sigmoid({x}) * {target}).mean()",
             f"F.binary_cross_entropy_with_logits({x}, {target})", f"torch.sum(torch.tanh({x}) * {target}) / {x}.shape[0]"))
         self.ops += 2
+        if self.clutter and not returned:  # step by step
+            self.forward.pop()
+            self.x = self.name(["loss", "error", "err", "cost"]) if self.chance(0.7) else x
+            margin = self.scalar(["margin", "width"], self.pick("1.0", "1.5", "0.5"))
+            self.forward.append(f"{self.x} = " + self.pick(f"{margin} - {x} * {target}", f"{x} - {target}", f"{x} * {target}"))
+            self.pick(self.activation, self.clamp, self.scale)()
+            self.forward.append("return " + self.pick(f"torch.mean({self.x})", f"{self.x}.mean()", f"torch.mean({self.x}) * 2.0"))
+        elif self.chance(0.15):
+            expression = self.forward.pop().removeprefix("return ")
+            self.x = "loss"
+            self.forward += [f"loss = {expression}", f"return loss * {self.scalar(['weight', 'scale'], self.number())}"]
 
     def diagonal(self):
         self.plain_input(2)
@@ -441,7 +604,7 @@ class _Draft:
         self.line(self.pick(f"torch.diag({d}) @ {self.x}", f"torch.matmul(torch.diag({d}), {self.x})"))
 
 
-FAMILIES = {"pointwise": 14, "linear": 20, "convolution": 28, "row": 18, "reduction": 8, "loss": 7, "diagonal": 5, "network": 5}
+FAMILIES = {"pointwise": 14, "linear": 20, "convolution": 28, "row": 18, "reduction": 8, "loss": 7, "diagonal": 5, "network": 7}
 
 
 def synthesize(seed, clutter=False) -> Task:
@@ -457,11 +620,15 @@ def synthesize(seed, clutter=False) -> Task:
         d.plain_input(d.pick(2, 2, 3, 4))
         if d.chance(0.25):
             d.saved = d.tensor_input([name for name, _ in d.shape])
+            d.gate()
         d.chain(d.r.randint(2, 5))
     elif family == "linear":
         d.linear()
         if d.chance(0.2):
             d.save()
+        elif d.clutter and d.chance(0.1):  # another input of the same shape, for a residual step
+            d.saved = d.tensor_input([name for name, _ in d.shape])
+            d.gate()
         d.chain(d.r.randint(1, 4))
         if d.chance(0.35):
             d.pick(d.row_operator, d.reduction)()
@@ -473,7 +640,7 @@ def synthesize(seed, clutter=False) -> Task:
             d.save()
         if d.chance(0.3):
             d.normalization()
-        d.chain(d.r.randint(1, 4))
+        d.chain(0 if clutter and d.chance(0.06) else d.r.randint(1, 4))
         if d.chance(0.25 if clutter else 0.12) and d.saved is None:
             d.pooling()
             d.chain(d.r.randint(0, 1))
@@ -494,6 +661,12 @@ def synthesize(seed, clutter=False) -> Task:
     elif family == "diagonal":
         d.diagonal()
         d.chain(d.r.randint(1, 3))
+    elif family == "network" and clutter and d.chance(0.4):
+        d.residual_blocks()
+        if d.chance(0.4):
+            d.row_operator()
+    elif family == "network" and clutter and d.chance(0.25):
+        d.small_convolutional_network()
     elif family == "network":
         d.linear()
         for _ in range(d.r.choice([1, 1, 2])):
@@ -539,7 +712,7 @@ def _write(d) -> str:
         name = d.name(["groups", "dropout_p", "mode_id", "num_heads"])
         d.args.append((name, "int", d.const([name + "_value", "unused"], d.pick(1, 2, 8))))
     annotated = d.chance(0.4)
-    defaults = []
+    defaults = d.defaults
     if d.chance(0.15):
         name = d.name(["eps_value", "momentum", "inplace", "axis"])
         defaults.append((name, d.pick("1e-5", "0.1", "False", "1")))

@@ -48,10 +48,10 @@ def test_all_five_kinds_are_written(examples):
     assert {e.kind for e in examples} == {"policy", "policy+skills", "selection", "summary", "summary+skills"}
 
 
-def test_writing_is_a_pure_function_of_the_seed(examples):
-    again = Writer(None)
-    assert [e.messages for seed in range(20) for e in again.write(seed)] == [e.messages for e in examples[:len(
-        [e for seed in range(20) for e in Writer(None).write(seed)])]]
+def test_writing_is_repeatable(examples):
+    writer = Writer(None)
+    again = [e.messages for seed in range(20) for e in writer.write(seed)]
+    assert len(again) > 20 and again == [e.messages for e in examples[: len(again)]]
 
 
 def test_replies_parse_as_what_they_are(examples):

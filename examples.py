@@ -36,8 +36,7 @@ from teacher import ALL, TECHNIQUES
 FREE = 0.3  # probability that the expert applies a technique that no skill named
 TOLD = 0.95  # ... that a skill in the prompt named
 LEARN = 0.35  # ... that is still missing in a later turn, after feedback
-SEED_LIBRARY = ["fuse-pointwise-run", "one-program-per-row", "row-reduction",
-                "partial-sums-loss"]  # the rest is to be found
+SEED_LIBRARY = ["row-reduction", "partial-sums-loss", "row-scan"]  # the ones of the widest use are left to be found
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Writing examples.

@@ -172,6 +172,13 @@ def receive(sock, deadline=None, limit=1 << 36):
         raise Gone from None
 
 
+def watch(sock, seconds):
+    """Wait for a message without going to sleep, at most `seconds`: to wake up can take longer than a kernel runs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not select.select([sock], [], [], 0)[0]:
+        pass
+
+
 class Child:
     """A process forked by the warm parent to play `role`. Closing the connection kills it and all that it started.
 
@@ -190,12 +197,13 @@ class Child:
             there.close()
             os.close(token)
 
-    def ask(self, tree, deadline=None):
-        """Send a message and wait for the answer. Raises Gone or TimeoutError."""
+    def ask(self, tree, deadline=None, alert=0.0):
+        """Send a message and wait for the answer, the first `alert` seconds awake. Raises Gone or TimeoutError."""
         try:
             send(self.sock, tree)
         except OSError:
             raise Gone from None
+        watch(self.sock, alert)
         return receive(self.sock, deadline)
 
     def close(self, wait=False):

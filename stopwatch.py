@@ -31,11 +31,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from jail import ALIGN, TORCH_NAMES, Child, Gone, attach, dense, export, plan, receive, send, views
+from jail import ALIGN, TORCH_NAMES, Child, Gone, attach, dense, export, plan, receive, send, views, watch
 from roofline import FREE, Clock
 from trials import (Stages, Trial, Verdict, compare, note_comparison, perturb_state, reaching, set_failure, set_profile,
                     set_roofline)
 
+BATCH = 0.004  # seconds of work between two readings of the clock, which are good to some 20 microseconds
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
 
 
@@ -95,6 +96,7 @@ class Host:
         self.synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
         self.load, self.describe, self.stage, self.path, self.code = load, describe, "compile", str(path), ""
         self.muted, self.clock, self.kept, self.graph = (), None, [], None
+        self.alert = 0.0  # seconds to stay awake for the next order
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
@@ -219,6 +221,13 @@ class Host:
             self.kept = []
         return {"captured": self.graph is not None}
 
+    def ready(self):
+        """Take the GPU over and stay awake: switching processes, or waking up, takes longer than many a kernel."""
+        torch.zeros(1, device=self.device)
+        self.synchronize()
+        self.alert = 0.1
+        return {}
+
     def go(self, calls, seed, repeat):
         """The timed order: run the calls, keep their results, answer when the GPU is done."""
         torch.manual_seed(seed)
@@ -263,6 +272,8 @@ class Host:
 
     def serve(self, sock):
         while True:
+            watch(sock, self.alert)
+            self.alert = 0.0
             order = receive(sock)
             try:
                 answer = getattr(self, order.pop("order"))(**order)
@@ -285,9 +296,9 @@ class Lane:
         self.device, self.arena = torch.device(settings["device"]), None
         self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
 
-    def order(self, order, **fields):
+    def order(self, order, alert=0.0, **fields):
         deadline = self.deadline or time.monotonic() + self.timeout
-        answer = self.child.ask({"order": order, **fields}, deadline)
+        answer = self.child.ask({"order": order, **fields}, deadline, alert)
         if not isinstance(answer, dict):
             raise Gone
         if "failed" in answer:
@@ -383,8 +394,9 @@ class Lane:
 
     def go(self, calls, seed=0, repeat=1):
         """Seconds from the order to the answer."""
+        self.order("ready")
         began = time.perf_counter()
-        self.order("go", calls=calls, seed=seed, repeat=repeat)
+        self.order("go", alert=1.0, calls=calls, seed=seed, repeat=repeat)
         return time.perf_counter() - began
 
     def capture(self, calls):
@@ -413,18 +425,19 @@ class Lane:
 class Timing:
     """Batches of calls, reference and candidate in turn, each from the same state of the cache.
 
-    seconds: for (reference, candidate), a list over batches of seconds per call; handing: of seconds for `collect`.
+    seconds: for (reference, candidate), a list over batches of seconds per call; handing: of seconds for `collect`;
+    waited: for every clearing of the cache, whether it took so long that something else must have had the GPU.
     """
 
     def __init__(self, reference, candidate, calls, repeat, clear_cache):
         self.lanes, self.calls, self.repeat, self.clear_cache = (reference, candidate), calls, repeat, clear_cache
-        self.seconds, self.handing = ([], []), ([], [])
+        self.seconds, self.handing, self.waited = ([], []), ([], []), []
         self.overhead = [statistics.median(lane.go([], repeat=0) for _ in range(9)) for lane in self.lanes]
 
     def batch(self, index, seed):
         """Time one batch on both; the inputs must have been put. Leaves the results with the hosts."""
         for which in (0, 1) if index % 2 else (1, 0):
-            self.clear_cache()
+            self.waited.append(self.clear_cache())
             seconds = self.lanes[which].go(self.calls, seed, self.repeat) - self.overhead[which]
             if index >= 0:  # before that, it was for warming up
                 self.seconds[which].append(max(seconds, 1e-7) / len(self.calls) / self.repeat)
@@ -441,7 +454,8 @@ class Timing:
         n = len(ratios)
         low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free interval of a median
         spread = max((third - first) / middle for first, middle, third in map(statistics.quantiles, self.seconds))
-        return reference * 1e3, candidate * 1e3, min(low, reference / candidate), spread > 0.1
+        disturbed = spread > 0.1 or statistics.mean(self.waited) > 0.1  # an evenly busy GPU scatters little, but waits
+        return reference * 1e3, candidate * 1e3, min(low, reference / candidate), disturbed
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -508,18 +522,25 @@ class Measured:
         if self.cuda:
             half = self.cold.numel() // 2
             fill = self.seconds(lambda: self.cold.zero_())
+            device = torch.cuda.get_device_properties()
+            clock, bits = getattr(device, "memory_clock_rate", 0), getattr(device, "memory_bus_width", 0)  # kHz, wires
+            nominal = self.cold.numel() / (clock * 1e3 * 2 * bits / 8) if clock and bits else fill
+            self.patience = 2 * nominal + 1e-4  # seconds; on a GPU that two processes share a turn takes milliseconds
             self.bandwidth = 2 * half / self.seconds(lambda: self.cold[:half].copy_(self.cold[half:])) / 1e3
             if self.output_bytes > self.cold.numel():  # what no cache absorbs is written at memory speed
                 self.floor_ms = fill * 1e3 * self.output_bytes / self.cold.numel() * 0.6
-        one = min(self.lane.go([0]) for _ in range(3))
+        several = list(range(min(self.slots, 5)))
+        empty, batch = (min(self.lane.go(calls) for _ in range(3)) for calls in ([], several))
+        one = max(batch - empty, 1e-6) / len(several)
         self.lane.order("drop")
-        self.calls, self.repeat = list(range(max(1, min(self.slots, int(0.005 / one))))), 1
+        self.calls, self.repeat = list(range(max(1, min(self.slots, int(BATCH / one))))), 1
         # As a CUDA graph the same kernels run back to back, however slow the host is at launching them, and no Python
         # of the candidate runs between them. The customary protocol times calls as they are, with the host's share.
         self.graphs = self.cuda and strict and self.lane.capture(self.calls)
         self.plain_lane = self.lane
         if self.graphs:
-            self.repeat = max(1, min(64, round(0.002 / min(self.lane.go(self.calls) for _ in range(3)))))
+            batch = min(self.lane.go(self.calls, repeat=1) for _ in range(3)) - empty
+            self.repeat = max(1, min(256, round(BATCH / max(batch, 1e-6))))
             self.plain_lane = None  # made when a candidate comes along that cannot be captured
         elif self.cuda and strict:
             self.lane.close()
@@ -546,10 +567,16 @@ class Measured:
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / 10
 
-    def clear_cache(self):
-        if self.cold is not None:
-            self.cold.zero_()
-            torch.cuda.synchronize()
+    def clear_cache(self) -> bool:
+        """Overwrite the L2 cache. Returns whether that took far longer than writing so much memory takes."""
+        if self.cold is None:
+            return False
+        self.cold[:1].zero_()  # takes the GPU over from the hosts
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        self.cold.zero_()
+        torch.cuda.synchronize()
+        return time.perf_counter() - began > self.patience
 
     def judge(self, codes):
         """Yields (index, Verdict) for every code, in waves."""
@@ -656,9 +683,9 @@ class Measured:
         lane.finish()
         if not self.graphs:
             self.run_batches(verdict, lane, self.plain_lane, 1)
-        elif lane.capture(self.calls):
-            self.run_batches(verdict, lane, self.lane, self.repeat)
-        else:
+        elif not lane.capture(self.calls) or not self.run_batches(verdict, lane, self.lane, self.repeat):
+            # It cannot be captured, or not all of it: a CUDA extension that launches into the default stream, say.
+            verdict.correct, verdict.rejected = True, None
             if self.plain_lane is None:
                 self.plain_lane = self.start_reference(Lane(self.warm, self.settings, "reference"))
             again = Lane(self.warm, self.settings, "candidate")
@@ -670,6 +697,7 @@ class Measured:
                 again.close()
 
     def run_batches(self, verdict, lane, reference_lane, repeat):
+        """Enter the times. False, and a rejection, if the results of timed calls are wrong."""
         chance, graphs = random.Random(os.urandom(8)), reference_lane is self.lane and self.graphs
         timing = Timing(reference_lane, lane, self.calls, repeat, self.clear_cache)
         began, index = time.monotonic(), -1
@@ -688,7 +716,7 @@ class Measured:
                 one.order("drop")
             if compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4):
                 verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
-                return
+                return False
             index += 1
         verdict.reference_ms, verdict.candidate_ms, low, verdict.disturbed = timing.summary()
         if not graphs and timing.late():
@@ -698,3 +726,4 @@ class Measured:
         else:
             verdict.speedup, verdict.speedup_low = verdict.reference_ms / verdict.candidate_ms, low
             set_roofline(verdict, self.reference, self.flops, self.bandwidth, self.peak)
+        return True

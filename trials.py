@@ -50,7 +50,7 @@ class Verdict:
     profile: list = field(default_factory=list)  # [KernelTime], hottest first
     excerpt: str = ""  # the candidate's lines around an error, numbered
     seconds: dict = field(default_factory=dict, compare=False)  # of each stage of judging
-    disturbed: bool = False  # measured while something else used the GPU: the times scatter by more than 10 %
+    disturbed: bool = False  # something else used the GPU meanwhile: the times scatter, or clearing the cache waits
     bandwidth: float | None = None  # inputs, parameters, outputs once, per candidate_ms: share of the device's rate
     arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
     generalises: bool | None = None  # correct on randomly rescaled shapes as well; None where that was not asked for

@@ -1,5 +1,7 @@
 """The measured clock on a GPU. Skips itself where there is none."""
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -101,6 +103,20 @@ def test_the_reference_itself_is_as_fast_as_itself():
     with Sandbox("cuda", trials=2, require_kernel=False, protocol="kernelbench") as box:
         v = verdict(box, TORCH)
     assert v.correct and 0.8 < v.speedup < 1.25, v
+
+
+def test_a_busy_gpu_is_noticed(sandbox):
+    """Another process that computes without pause slows both sides evenly: the scatter alone would not show it."""
+    busy = subprocess.Popen([sys.executable, "-c", "import torch\nx = torch.randn(8192, 8192, device='cuda')\nprint(flush=True)"
+                             "\nwhile True:\n    x = x * 1.0\n    torch.cuda.synchronize()"], stdout=subprocess.PIPE)
+    try:
+        busy.stdout.readline()
+        disturbed = verdict(sandbox, HONEST + "# busy\n")
+    finally:
+        busy.kill()
+        busy.wait()
+    quiet = verdict(sandbox, HONEST + "# quiet\n")
+    assert disturbed.correct and disturbed.disturbed and quiet.correct and not quiet.disturbed, (disturbed, quiet)
 
 
 @pytest.mark.parametrize("old, new, compiled, says", [

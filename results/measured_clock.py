@@ -1,0 +1,155 @@
+"""What the measured clock is worth: speed, agreement with the modelled clock, repeatability. Needs a GPU; 5 minutes.
+
+    python results/measured_clock.py [--out measured_clock.json] [--synthesised 100]
+
+batch       48 kernels of one task, as one step of training scores them: seconds each, and where they go
+agreement   the teacher's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's rank
+            correlation of the speedups, by family. The measured clock sees the batch sizes that are usual on a GPU.
+repeats     20 kernels of 50 microseconds or more scored ten times each: coefficient of variation of the speedup; then
+            five of them four times while another process keeps the GPU busy half of the time
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch  # noqa: E402
+
+import teacher  # noqa: E402
+from sandbox import Sandbox  # noqa: E402
+from synthesizer import training_tasks  # noqa: E402
+from tasks import GPU_BATCH_FACTOR, Task, builtin_tasks, scale_batch  # noqa: E402
+
+BUSY = """
+import time, torch
+x = torch.randn(8192, 8192, device="cuda")
+while True:
+    end = time.time() + 0.005
+    while time.time() < end:
+        y = x * 1.5
+        torch.cuda.synchronize()
+    time.sleep(0.005)
+"""
+
+
+def ranks(values):
+    order = sorted(range(len(values)), key=values.__getitem__)
+    found = [0.0] * len(values)
+    for rank, index in enumerate(order):
+        found[index] = rank
+    return found
+
+
+def spearman(pairs):
+    """Rank correlation; None for fewer than 5 pairs."""
+    return statistics.correlation(*map(ranks, zip(*pairs))) if len(pairs) >= 5 else None
+
+
+def solved(tasks):
+    """(task, code) with the teacher's fullest kernel, where it has one."""
+    for task in tasks:
+        program = teacher.read(task)
+        solution = program and teacher.render(program, teacher.ALL)
+        if solution:
+            yield task, solution.code
+
+
+def batch(box):
+    task = next(t for t in builtin_tasks(device="cuda") if "1_AffineSoftplus" in t.name)
+    [(_, code)] = solved([task])
+    began = time.monotonic()
+    verdicts = box.score(task, [f"{code}# {i}\n" for i in range(48)])
+    seconds = time.monotonic() - began
+    names = sorted({name for v in verdicts for name in v.seconds})
+    return {"task": task.name, "correct": sum(v.correct for v in verdicts), "seconds_each": seconds / 48,
+            "reference_ms": verdicts[0].reference_ms, "candidate_ms": verdicts[0].candidate_ms,
+            "speedups": [min(v.speedup or 0 for v in verdicts), max(v.speedup or 0 for v in verdicts)],
+            "disturbed": sum(v.disturbed for v in verdicts),
+            "mean_seconds": {name: statistics.mean(v.seconds.get(name, 0.0) for v in verdicts) for name in names}}
+
+
+def agreement(box, synthesised):
+    tasks = builtin_tasks()
+    stream = training_tasks(77)
+    while len(tasks) < synthesised + 41:
+        tasks.append(next(stream))
+    large = {t.name: t for t in builtin_tasks(device="cuda")}
+    pairs = list(solved(tasks))
+    big = [large.get(t.name) or Task(t.name, t.level, scale_batch(t.source, GPU_BATCH_FACTOR), t.family) for t, _ in pairs]
+    with Sandbox("cpu", trials=1) as model:
+        modelled = model.score_pairs(pairs)
+    measured = box.score_pairs([(task, code) for task, (_, code) in zip(big, pairs)])
+    rows, families = [], {}
+    for (task, _), a, b in zip(pairs, modelled, measured):
+        family = task.family or task.name.split("/")[0]
+        rows.append({"task": task.name, "family": family, "modelled": a.speedup, "measured": b.speedup,
+                     "reference_ms": b.reference_ms, "candidate_ms": b.candidate_ms, "disturbed": b.disturbed,
+                     "failure": a.error or a.rejected or b.error or b.rejected})
+        if a.speedup and b.speedup:
+            families.setdefault(family, []).append((a.speedup, b.speedup))
+    everything = [pair for found in families.values() for pair in found]
+    synthetic = [pair for name, found in families.items() if not name.startswith("level") for pair in found]
+    correlation = {name: [len(found), spearman(found)] for name, found in sorted(families.items())}
+    return {"all": [len(everything), spearman(everything)], "synthesised": [len(synthetic), spearman(synthetic)],
+            "families": correlation, "rows": rows}, list(zip(big, (code for _, code in pairs), measured))
+
+
+def repeats(box, scored):
+    chosen = [(task, code) for task, code, v in scored if v.correct and min(v.candidate_ms, v.reference_ms) > 0.05]
+    chosen = random.Random(0).sample(chosen, min(20, len(chosen)))
+
+    def variation(task, code, times, salt):
+        verdicts = box.score(task, [f"{code}# {salt} {i}\n" for i in range(times)])
+        speedups = [v.speedup for v in verdicts if v.speedup]
+        return {"task": task.name, "cv": statistics.stdev(speedups) / statistics.mean(speedups), "speedups": speedups,
+                "disturbed": sum(v.disturbed for v in verdicts), "candidate_ms": verdicts[0].candidate_ms}
+
+    quiet = [variation(task, code, 10, "quiet") for task, code in chosen]
+    busy_process = subprocess.Popen([sys.executable, "-c", BUSY])
+    time.sleep(8)  # until it is at work
+    try:
+        busy = [variation(task, code, 4, "busy") for task, code in chosen[:5]]
+    finally:
+        busy_process.kill()
+        busy_process.wait()
+    return {"quiet": quiet, "busy": busy}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", default="measured_clock.json")
+    parser.add_argument("--synthesised", type=int, default=100)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("no GPU here")
+    found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+
+    def keep(name, value):
+        found[name] = value
+        Path(args.out).write_text(json.dumps(found, indent=1))
+        print(name, json.dumps({k: v for k, v in value.items() if k not in ("rows", "quiet", "busy")})[:600], flush=True)
+
+    began = time.monotonic()
+    with Sandbox("cuda", trials=3, seed=0, tasks=4) as box:
+        keep("batch", batch(box))
+        report, scored = agreement(box, args.synthesised)
+        keep("agreement", report)
+        report = repeats(box, scored)
+        for name, rows in report.items():
+            cvs = [row["cv"] for row in rows]
+            report[f"{name}_summary"] = {"kernels": len(rows), "median_cv": statistics.median(cvs), "largest_cv": max(cvs),
+                                         "disturbed": sum(row["disturbed"] for row in rows),
+                                         "of": sum(len(row["speedups"]) for row in rows)}
+        keep("repeats", report)
+    print(f"{time.monotonic() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -173,7 +173,7 @@ def scorer(sock, warm, settings):
     except TaskError as error:
         send(sock, {"unusable": str(error)})
         return
-    send(sock, {"unusable": None})
+    send(sock, {"unusable": None, "large": measured is not None and measured.large})
     shapes = []  # see generalise
     while True:
         codes = receive(sock)["codes"]
@@ -348,6 +348,8 @@ class Sandbox:
         """Keep a scorer on a GPU for its task's next turn, as long as memory allows; else end it. self.lock is held."""
         if child is None:
             return
+        if child.large:
+            return child.close(wait=True)
         self.idle[source] = child
         most = 0 if self.settings["clock"] == "modelled" else 16
         while len(self.idle) > most or len(self.idle) > 1 and self._crowded():
@@ -380,12 +382,21 @@ class Sandbox:
                     verdicts[batch[answer["index"]]] = Verdict(**answer["verdict"])
                     self.known = self.known | set(answer["known"]) if len(self.known) < 5000 else set()
             except (Gone, OSError):
-                child.close()
+                child.close(wait=True)
                 child = None
+                with self.lock:
+                    self._end_idle(wait=True)  # should memory have been short
                 for code in batch:
                     if code not in verdicts and attempts[code] >= 2:
-                        verdicts[code] = Verdict(clock=self.settings["clock"], error="the scorer failed on it, twice")
+                        why = f"the scorer failed on it, twice ({self._last_words()})"
+                        verdicts[code] = Verdict(clock=self.settings["clock"], error=why)
         return child, verdicts
+
+    def _last_words(self):
+        """The last line that a scorer left before it ended."""
+        log = Path(self.settings["scratch"], "scorer.log")
+        lines = log.read_text().strip().split("\n") if log.exists() else [""]
+        return lines[-1][:200] or "the process ended"
 
     def _start_scorer(self, task):
         job = {"name": task.name, "source": task.source, "seed": self.seed, "known": list(self.known)}
@@ -395,12 +406,14 @@ class Sandbox:
                 child = Child(control, "scorer")
                 answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
                 if not answer["unusable"]:
+                    child.large = answer["large"]
+                    if child.large:
+                        with self.lock:
+                            self._end_idle(wait=True)
                     return child
                 why = answer["unusable"]
             except (Gone, OSError, jail.Orphaned) as error:
-                log = Path(self.settings["scratch"], "scorer.log")
-                why = log.read_text().strip().split("\n")[-1] if log.exists() else "the process ended"
-                why = "it takes too long" if isinstance(error, TimeoutError) else why
+                why = "it takes too long" if isinstance(error, TimeoutError) else self._last_words()
                 why = f"{task.name}: the reference cannot be judged against ({why})"
             if child is not None:
                 child.close()

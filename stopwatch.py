@@ -208,6 +208,7 @@ class Host:
     def capture(self, calls):
         """Turn the calls into one CUDA graph, which `go` replays from now on: the same kernels, without the host."""
         try:
+            torch.cuda.empty_cache()  # a graph has a pool of memory of its own
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.no_grad(), torch.cuda.stream(stream):
@@ -497,6 +498,7 @@ class Measured:
         self.flops = clock.flops
         self.input_bytes = sum(t.numel() * t.element_size() for t in self.first.inputs if isinstance(t, torch.Tensor))
         self.output_bytes = sum(t.numel() * t.element_size() for t in self.first.expected)
+        self.large = self.input_bytes + self.output_bytes > 1 << 30  # then little else fits beside it
         self.slots = max(1, min(32, (2 << 30) // max(self.input_bytes + self.output_bytes, 1)))
         self.width, self.limit, self.floor_ms, self.cold = settings["workers"], None, 0.0, None
         self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below

@@ -232,3 +232,10 @@ def test_cuda_sources_are_compiled_and_scored(sandbox):
     good, bad = sandbox.score(TASK, [CUDA, CUDA.replace("expf(-v)", "expf(-v")])
     assert good.correct and good.speedup > 1.5 and good.coverage > 0.8, good
     assert not bad.correct and not bad.compiled, bad
+
+
+def test_a_large_reference_is_not_kept_beside_others(sandbox):
+    assert verdict(sandbox, HONEST + "# kept\n").correct and TASK.source in sandbox.idle
+    large = Task("large", 0, TASK.source.replace("torch.randn(8192, 2048)", "torch.randn(90000, 2048)"))  # 1.4 GB
+    v = verdict(sandbox, HONEST, large)
+    assert v.correct and 2.0 < v.speedup < 3.6 and not sandbox.idle, v

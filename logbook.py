@@ -165,7 +165,13 @@ def draw_curves(metrics, path):
             (axes[1, 0], "skills", ["library", "proposals", "passed", "selected_learnt"])):
         for key in keys:
             points = [(m["step"], m[key]) for m in metrics if m.get(key) is not None]
-            axis.plot([x for x, _ in points], [y for _, y in points], marker=".", label=key)
+            xs, ys = [x for x, _ in points], [y for _, y in points]
+            if len(points) > 30 and key != "library":  # a step's tasks are few: show the mean of ten steps, too
+                [line] = axis.plot(xs, ys, alpha=0.2)
+                ys = [mean(ys[max(0, i - 4):i + 6]) for i in range(len(ys))]
+                axis.plot(xs, ys, color=line.get_color(), label=key)
+            elif points:
+                axis.plot(xs, ys, marker=".", label=key)
         axis.set_title(title)
     stacks = [{reason: [m["rejected"].get(reason, 0) / max(m["proposals"], 1) for m in steps] for reason in REASONS},
               {phase: [m["seconds"].get(phase, 0) for m in steps] for m in steps for phase in m["seconds"]}]
@@ -178,6 +184,8 @@ def draw_curves(metrics, path):
         axis.set_xlabel("step")
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
+        else:
+            axis.text(0.5, 0.5, "none in this run", ha="center", transform=axis.transAxes)
     figure.savefig(path.with_suffix(".new.png"), dpi=100)
     os.replace(path.with_suffix(".new.png"), path)
     plt.close(figure)

@@ -414,7 +414,7 @@ def main():
     parser.add_argument("--executed", type=int, default=4_000, help="problems for executed multi-turn trajectories")
     parser.add_argument("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tiny backbone's tokenizer")
-    parser.add_argument("--epochs", type=float, default=2.75, help="passes over the examples (paper: 4)")
+    parser.add_argument("--epochs", type=float, default=2.2, help="passes over the examples (paper: 4)")
     parser.add_argument("--batch-tokens", type=int, default=32_768, help="tokens in a batch (paper: 64 sequences)")
     parser.add_argument(
         "--lr", type=float, help="peak learning rate (default 1e-3 from random weights, 2e-5 otherwise, as the paper)"
@@ -437,6 +437,8 @@ def main():
                 return print(json.dumps(evaluate(model, sandbox, args.held_out), indent=1))
         if not args.out and not args.cache:
             fail("--out or --cache is required")
+        if args.epochs <= 0:
+            fail(f"--epochs {args.epochs:g}: choose a number above 0")
         chat = Backbone.load(args.model, args.device) if args.model else None
         if args.out:
             Path(args.out).mkdir(parents=True, exist_ok=True)

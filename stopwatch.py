@@ -510,7 +510,8 @@ class Measured:
             # What a candidate may allocate, so that one that hoards does not starve those beside it.
             parameters = sum(t.numel() * t.element_size() for t in reference.state.values())
             self.limit = 3 * (peak + parameters) + (self.slots + 2) * (self.input_bytes + self.output_bytes) + (2 << 30)
-            self.width = max(1, min(self.width, int(torch.cuda.mem_get_info()[0] * 0.7 / settings["tasks"] / self.limit)))
+            self.width = max(1, min(self.width,
+                                    int(torch.cuda.mem_get_info()[0] * 0.7 / settings["tasks"] / self.limit)))
             self.cold = torch.empty(256 << 20, dtype=torch.uint8, device=reference.device)  # more than any L2 cache
             if torch.cuda.get_device_capability() == (9, 0):  # Hopper
                 self.peak = 60e12 / 1e3

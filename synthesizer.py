@@ -1,7 +1,8 @@
 """Synthesised training problems: chains of up to 5 operators after a head, as CUDA Agent makes them (PAPER section 5).
 
-What varies: the head, the chain, the shapes, how each operator is spelled, names (real and nonsense), layout, docstrings
-and comments, constructor styles. A small model learns to copy signatures and initialisers only if they vary widely.
+What varies: the head, the chain, the shapes, how each operator is spelled, names (real and nonsense), layout,
+docstrings, comments, constructor styles. A small model learns to copy signatures and initialisers only if they vary
+widely.
 
     synthesize(seed)        one problem, a pure function of its seed
     training_tasks(seed)    an endless stream of those that are fit to train on: they run, are deterministic, finite and
@@ -35,19 +36,21 @@ POINTWISE = {"relu": (["torch.relu({x})", "F.relu({x})", "{x}.relu()", "torch.cl
              "exp": (["torch.exp(-{x})", "torch.exp({x} * 0.1)"], []), "sin": (["torch.sin({x})"], []),
              "neg": (["-{x}", "torch.neg({x})"], [])}
 _COMMON = ["relu", "sigmoid", "tanh", "gelu", "silu", "mish", "softplus", "hardswish"]
-_WORDS = ("a simple model that applies computes performs the operation layer input output tensor activation then with over "
-          "scaled bias addition normalization convolution matrix linear features channels dimension shape forward pass value "
-          "factor learnable parameter hidden state network module small used for each element row sum residual gate mixing "
-          "block head projection stage result final last first channelwise batch spatial of to and its by per from into one two "
-          "three are is makes turns divides adds multiplies every all both same as along beside before after before between "
-          "stack weights scores logits sequence image signal sample group mean root square length size width height number "
-          "times kernel filter window map total running share class target prediction error distance margin temperature step "
-          "pooled attention query key token word vocabulary embedding position time depth volume pixel grid table column "
-          "positive negative zero unit smooth soft hard sharp clipped squashed normalised averaged reduced taken kept left "
-          "right which what where there it this an in on at or not only more than given learned random new own short long").split()
-_SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig lam fac "
-              "val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
-_SCALAR_NAMES = {"*": ["scale", "scaling_factor", "multiplier", "factor", "gain"], "/": ["divisor", "temperature", "scale"],
+_WORDS = ("a simple model that applies computes performs the operation layer input output tensor activation then "
+          "with over scaled bias addition normalization convolution matrix linear features channels dimension shape "
+          "forward pass value factor learnable parameter hidden state network module small used for each element row "
+          "sum residual gate mixing block head projection stage result final last first channelwise batch spatial of "
+          "to and its by per from into one two three are is makes turns divides adds multiplies every all both same "
+          "as along beside before after before between stack weights scores logits sequence image signal sample "
+          "group mean root square length size width height number times kernel filter window map total running share "
+          "class target prediction error distance margin temperature step pooled attention query key token word "
+          "vocabulary embedding position time depth volume pixel grid table column positive negative zero unit "
+          "smooth soft hard sharp clipped squashed normalised averaged reduced taken kept left right which what "
+          "where there it this an in on at or not only more than given learned random new own short long").split()
+_SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig "
+              "lam fac val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
+_SCALAR_NAMES = {"*": ["scale", "scaling_factor", "multiplier", "factor", "gain"],
+                 "/": ["divisor", "temperature", "scale"],
                  "+": ["offset", "shift", "add_value", "constant"], "-": ["subtract_value", "offset", "margin"]}
 _PARAM_NAMES = {"*": ["weight", "multiplier", "gain", "scale"], "+": ["bias", "extra_bias", "add_bias", "shift"],
                 "-": ["subtract", "sub_bias", "centre"]}
@@ -55,14 +58,17 @@ _PARAM_NAMES = {"*": ["weight", "multiplier", "gain", "scale"], "+": ["bias", "e
 
 # Layers and attributes that a constructor may hold besides what the forward pass uses, and the argument names of layers
 # that may as well be passed by keyword. For `clutter`.
-_UNUSED_LAYERS = ["Conv2d({a}, {b}, {k})", "Conv1d({a}, {b}, kernel_size={k})", "Linear({a}, {b})", "Linear({a}, {b}, bias=False)",
-                  "LSTM({a}, {b}, num_layers={k}, batch_first=True)", "GRU({a}, {b})", "Embedding({b}, {a})", "Dropout(p=0.{k})",
-                  "MaxPool2d(kernel_size={k}, stride={k}, padding=0)", "AvgPool2d({k})", "AdaptiveAvgPool2d((1, 1))", "Identity()",
-                  "BatchNorm2d({a}, eps=1e-5, momentum=0.1)", "LayerNorm({a})", "LayerNorm([{a}, {b}])", "GroupNorm(1, {a})",
-                  "ConvTranspose2d({a}, {b}, {k}, stride={k}, padding=0, output_padding=0)", "Flatten(start_dim=1)", "PReLU()",
-                  "Sequential(nn.Linear({a}, {b}), nn.ReLU())", "Upsample(scale_factor={k}, mode='nearest')", "Softmax(dim=1)",
-                  "Conv3d({a}, {b}, ({k}, {k}, {k}), stride=1, padding=1, dilation=1, groups=1, bias=False)", "ZeroPad2d({k})",
-                  "Parameter(torch.zeros({a}, {b}))", "Parameter(torch.randn({a}, 1) * 0.02)", "Parameter(torch.ones({b}))"]
+_UNUSED_LAYERS = ["Conv2d({a}, {b}, {k})", "Conv1d({a}, {b}, kernel_size={k})", "Linear({a}, {b})",
+                  "Linear({a}, {b}, bias=False)", "LSTM({a}, {b}, num_layers={k}, batch_first=True)", "GRU({a}, {b})",
+                  "Embedding({b}, {a})", "Dropout(p=0.{k})", "MaxPool2d(kernel_size={k}, stride={k}, padding=0)",
+                  "AvgPool2d({k})", "AdaptiveAvgPool2d((1, 1))", "Identity()",
+                  "BatchNorm2d({a}, eps=1e-5, momentum=0.1)", "LayerNorm({a})", "LayerNorm([{a}, {b}])",
+                  "GroupNorm(1, {a})", "ConvTranspose2d({a}, {b}, {k}, stride={k}, padding=0, output_padding=0)",
+                  "Flatten(start_dim=1)", "PReLU()", "Sequential(nn.Linear({a}, {b}), nn.ReLU())",
+                  "Upsample(scale_factor={k}, mode='nearest')", "Softmax(dim=1)",
+                  "Conv3d({a}, {b}, ({k}, {k}, {k}), stride=1, padding=1, dilation=1, groups=1, bias=False)",
+                  "ZeroPad2d({k})", "Parameter(torch.zeros({a}, {b}))", "Parameter(torch.randn({a}, 1) * 0.02)",
+                  "Parameter(torch.ones({b}))"]
 _ARGUMENTS = {"Conv": ["in_channels", "out_channels", "kernel_size"], "Linear": ["in_features", "out_features"],
               "Group": ["num_groups", "num_channels"], "Batch": ["num_features"], "Instance": ["num_features"],
               "LayerNorm": ["normalized_shape"], "MaxPool": ["kernel_size"], "AvgPool": ["kernel_size"],
@@ -70,8 +76,9 @@ _ARGUMENTS = {"Conv": ["in_channels", "out_channels", "kernel_size"], "Linear": 
 
 
 # Variables of the teacher's kernels, which a problem's own may not hide.
-_KERNEL_NAMES = {"idx", "mask", "offs", "start", "cols", "rows", "n", "m", "k", "i", "a", "b", "d", "e", "u", "t", "inner", "acc",
-                 "mean", "rstd", "total", "square", "tl", "triton", "cdiv", "fused", "row", "norm", "loss", "matmul"}
+_KERNEL_NAMES = {"idx", "mask", "offs", "start", "cols", "rows", "n", "m", "k", "i", "a", "b", "d", "e", "u", "t",
+                 "inner", "acc", "mean", "rstd", "total", "square", "tl", "triton", "cdiv", "fused", "row", "norm",
+                 "loss", "matmul"}
 
 
 class _Draft:
@@ -101,10 +108,12 @@ class _Draft:
         if kind < 0.4:
             return "_".join(self.r.choice(_SYLLABLES) for _ in range(self.r.randint(1, 3)))
         if kind < 0.75:
-            return "_".join(self.r.choice(_WORDS) for _ in range(self.r.choice([1, 1, 2]))) + self.pick("", "", "", "1", "2")
+            return "_".join(self.r.choice(_WORDS) for _ in range(self.r.choice([1, 1, 2]))) \
+                + self.pick("", "", "", "1", "2")
         if kind < 0.85:
             return "".join(self.r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(self.r.randint(3, 12)))
-        return "".join(self.r.choice("bcdfghjklmnprstvwz") + self.r.choice("aeiou") for _ in range(self.r.randint(1, 4))) + self.pick("", "", "t", "ns")
+        return "".join(self.r.choice("bcdfghjklmnprstvwz") + self.r.choice("aeiou")
+                       for _ in range(self.r.randint(1, 4))) + self.pick("", "", "t", "ns")
 
     def name(self, options):
         """An unused identifier: one of the usual ones, or now and then nonsense."""
@@ -179,17 +188,21 @@ class _Draft:
         slope = self.pick("0.01", "0.1", "0.2", "0.05")
         if self.chance(0.4):
             alpha = self.arg(["negative_slope", "slope", "alpha"], slope, "float")
-            made = self.pick("LeakyReLU({})", "LeakyReLU({})", "LeakyReLU(negative_slope={})", "ELU({})", "ELU(alpha={})")
+            made = self.pick("LeakyReLU({})", "LeakyReLU({})", "LeakyReLU(negative_slope={})", "ELU({})",
+                             "ELU(alpha={})")
             layer = self.layer(["leaky_relu", "act", "lrelu", "elu"], f"nn.{made.format(alpha)}")
             return self.line(f"{layer}({self.x})")
-        called = self.pick("leaky_relu({}, {})", "leaky_relu({}, {})", "leaky_relu({}, negative_slope={})", "elu({}, {})",
+        called = self.pick("leaky_relu({}, {})", "leaky_relu({}, {})", "leaky_relu({}, negative_slope={})",
+                           "elu({}, {})",
                            "elu({}, alpha={})", "elu({})", "leaky_relu({})")
-        self.line(f"F.{called.format(self.x, self.scalar(['negative_slope', 'alpha'], slope) if called.count('{}') == 2 else '')}")
+        value = self.scalar(["negative_slope", "alpha"], slope) if called.count("{}") == 2 else ""
+        self.line(f"F.{called.format(self.x, value)}")
 
     def opaque(self):
         """An operator that no kernel of the teacher covers."""
         x, nd = self.x, len(self.shape)
-        choices = [f"F.dropout({x}, p=0.0)", f"{x}.clone()", f"{x} - {x}.mean(dim={self.pick('1', '-1', '0')}, keepdim=True)"]
+        choices = [f"F.dropout({x}, p=0.0)", f"{x}.clone()",
+                   f"{x} - {x}.mean(dim={self.pick('1', '-1', '0')}, keepdim=True)"]
         if nd > 2:
             choices += [f"F.softmax({x}, dim=1)", f"torch.flip({x}, dims=[1])"]
             if self.shape[1][1] > 1 and self.saved is None:
@@ -206,7 +219,8 @@ class _Draft:
             limit = self.scalar(["limit", "bound", "max_abs"], high)
             if self.chance(0.4):
                 low, high = self.pick((low, high), (limit, "6.0") if float(low) < 0 else (low, high))
-                layer = self.layer(["hardtanh", "clip", "clamp"], f"nn.Hardtanh({self.pick('{}, {}', 'min_val={}, max_val={}').format(low, high)})")
+                layer = self.layer(["hardtanh", "clip", "clamp"],
+                                   f"nn.Hardtanh({self.pick('{}, {}', 'min_val={}, max_val={}').format(low, high)})")
                 return self.line(f"{layer}({self.x})")
             return self.line(f"torch.clamp({self.x}, {self.pick('min=-{0}, max={0}', '-{0}, {0}').format(limit)})")
         low = self.scalar(["min_value", "lower", "min_val", "clamp_min"], low)
@@ -243,7 +257,8 @@ class _Draft:
             shape = self.arg([n + "_shape" for n in names] + ["param_shape"], shape, "tuple")
         else:
             self.inside(channels)
-        make = self.pick("torch.randn", "torch.randn", "torch.rand", "torch.ones", "torch.zeros" if op != "*" else "torch.rand")
+        make = self.pick("torch.randn", "torch.randn", "torch.rand", "torch.ones",
+                         "torch.zeros" if op != "*" else "torch.rand")
         spread = self.pick(" * 0.1", " * 0.3", " + 0.5", " - 0.5", f" * {self.number()}", f" + {self.number()}") \
             if self.chance(0.3) else ""
         self.line(f"{self.x} {op} {self.layer(names, f'nn.Parameter({make}({shape}){spread})')}")
@@ -255,11 +270,13 @@ class _Draft:
             return self.parameter()
         name = self.name(["counts", "positions", "steps", "weights", "table"])
         width = self.inside(width)
-        made = self.pick(f"torch.arange(1, {width} + 1).float()", f"torch.arange({width}) * 0.01", f"torch.linspace(0.5, 1.5, {width})",
+        made = self.pick(f"torch.arange(1, {width} + 1).float()", f"torch.arange({width}) * 0.01",
+                         f"torch.linspace(0.5, 1.5, {width})",
                          f"torch.ones({width})", f"torch.full(({width},), {self.pick('0.5', '2.0')})")
         quote = self.pick('"', "'")
         self.init.append(f"self.register_buffer({quote}{name}{quote}, {made})")
-        self.line(f"{self.x} {self.pick('*', '+', '/') if 'arange(1' in made else self.pick('*', '+', '-')} self.{name}")
+        op = self.pick("*", "+", "/" if "arange(1" in made else "-")
+        self.line(f"{self.x} {op} self.{name}")
 
     def soft_cap(self):
         """cap * tanh(x / cap)."""
@@ -306,7 +323,8 @@ class _Draft:
         """A reduction or row operator over the last dimension (or over all spatial ones); ends the chain's layout."""
         x, nd = self.x, len(self.shape)
         if nd >= 4:
-            dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]") if nd == 4 else self.pick("(2, 3, 4)", "[2, 3, 4]")
+            dims = (self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]") if nd == 4
+                    else self.pick("(2, 3, 4)", "[2, 3, 4]"))
             keep = self.chance(0.5)
             self.line(f"{self.pick('torch.mean', 'torch.mean', 'torch.sum', 'torch.amax')}({x}, dim={dims}"
                       + (", keepdim=True)" if keep else ")"))
@@ -317,7 +335,8 @@ class _Draft:
         tail = ", keepdim=True)" if keep else ")"
         name = self.pick("sum", "mean", "amax", "amin", "logsumexp", "logsumexp")
         if self.chance(0.1):  # two of them from the same tensor
-            first, second = self.name(["high", "top", "upper", "total", "a1"]), self.name(["low", "bottom", "lower", "average", "a2"])
+            first = self.name(["high", "top", "upper", "total", "a1"])
+            second = self.name(["low", "bottom", "lower", "average", "a2"])
             pair = self.pick(("amax", "amin"), ("sum", "amax"), ("mean", "amin"), ("amax", "mean"))
             self.forward += [f"{var} = torch.{op}({x}, dim={dim}{tail}" for var, op in zip((first, second), pair)]
             self.line(f"{first} {self.pick('-', '-', '+', '*')} {second}")
@@ -330,7 +349,8 @@ class _Draft:
         """Softmax and friends over the last dimension."""
         x = self.x
         width = self.shape[-1][0]
-        kind = self.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "rms", "l2", "cumsum", "share")
+        kind = self.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "rms", "l2", "cumsum",
+                         "share")
         dim = "" if kind == "layer_norm" else self.dimension("-1", str(len(self.shape) - 1))
         if kind in ("softmax", "log_softmax"):
             if self.chance(0.3):
@@ -338,7 +358,8 @@ class _Draft:
                 return self.line(f"{self.layer([kind, 'prob'], f'nn.{module}(dim={dim})')}({x})")
             return self.line(f"{self.pick('torch', 'F')}.{kind}({x}, dim={dim})")
         if kind == "layer_norm":
-            shape = self.arg(["normalized_shape", "norm_shape", "width"], width, "int") if self.chance(0.5) else self.inside(width)
+            shape = (self.arg(["normalized_shape", "norm_shape", "width"], width, "int") if self.chance(0.5)
+                     else self.inside(width))
             eps = f", eps={self.arg(['eps', 'epsilon', 'norm_eps'], '1e-5', 'float')}" if self.chance(0.15) else ""
             return self.line(f"{self.layer(['norm', 'ln', 'layer_norm'], f'nn.LayerNorm({shape}{eps})')}({x})")
         if kind == "rms":
@@ -355,7 +376,8 @@ class _Draft:
                 return self.scale()
             self.activation(self.pick("sigmoid", "softplus", "exp", "square"))
             x = self.x
-            self.line(self.pick(f"{x} / torch.sum({x}, dim={dim}, keepdim=True)", f"{x} / {x}.sum(dim={dim}, keepdim=True)",
+            self.line(self.pick(f"{x} / torch.sum({x}, dim={dim}, keepdim=True)",
+                                f"{x} / {x}.sum(dim={dim}, keepdim=True)",
                                 f"{x} / (torch.sum({x}, dim={dim}, keepdim=True) + {self.pick('1e-6', '1e-5')})"))
         else:
             self.line(f"torch.cumsum({x}, dim={dim})")
@@ -371,7 +393,8 @@ class _Draft:
         self.dims = dims
         maker = maker or self.pick("torch.randn", "torch.rand", "torch.randn")
         name = self.x if not self.inputs else self.name(["y", "other", "target", "targets", "labels"])
-        spread = self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3", " * (torch.rand(()) + 0.5)") \
+        spread = self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3",
+                           " * (torch.rand(()) + 0.5)") \
             if self.clutter and maker == "torch.randn" and self.chance(0.12) else ""
         self.inputs.append((name, f"{maker}({', '.join(dims)}){spread}"))
         return name
@@ -382,7 +405,8 @@ class _Draft:
                  4: [(8, 16, 16, 32), (4, 32, 16, 32), (16, 8, 16, 16)]}[nd]
         names = {2: [["batch_size", "rows", "N", "M"], ["features", "dim", "cols", "width"]],
                  3: [["batch_size", "B", "N"], ["seq_len", "length", "T"], ["dim", "hidden", "features", "D"]],
-                 4: [["batch_size", "N", "B"], ["channels", "features", "C"], ["height", "H", "h"], ["width", "W", "w"]]}[nd]
+                 4: [["batch_size", "N", "B"], ["channels", "features", "C"], ["height", "H", "h"],
+                     ["width", "W", "w"]]}[nd]
         sizes = self.r.choice(sizes)
         self.shape = []
         for i, (options, n) in enumerate(zip(names, sizes)):
@@ -401,14 +425,16 @@ class _Draft:
         self.tensor_input([batch] + [name for name, _ in middle] + [i])
         self.shape = [(batch, 0)] + middle + [(o, n_out)]
         if self.chance(0.2):
-            weight = self.layer(["weight", "W", "proj"], f"nn.Parameter(torch.randn({i}, {o}){self.pick('', ' * 0.1')})")
+            made = f"nn.Parameter(torch.randn({i}, {o}){self.pick('', ' * 0.1')})"
+            weight = self.layer(["weight", "W", "proj"], made)
             return self.line(self.pick(f"torch.matmul({self.x}, {weight})", f"{self.x} @ {weight}"))
         if self.chance(0.15):  # the second factor is an input, as in a plain matrix product
             self.args = [arg for arg in self.args if arg[0] not in (i, o)]
             other = self.tensor_input([i, o])
             return self.line(self.pick(f"torch.matmul({self.x}, {other})", f"{self.x} @ {other}"))
         extra = ", bias=False" if self.chance(0.15) else ""
-        self.line(f"{self.layer(['linear', 'fc', 'gemm', 'proj', 'lin', 'dense'], f'nn.Linear({i}, {o}{extra})')}({self.x})")
+        layer = self.layer(["linear", "fc", "gemm", "proj", "lin", "dense"], f"nn.Linear({i}, {o}{extra})")
+        self.line(f"{layer}({self.x})")
 
     def batched_matmul(self, batch, i, o, n_out):
         """Products of two stacks of matrices, both inputs."""
@@ -426,7 +452,8 @@ class _Draft:
         i = self.inside(self.shape[-1][0])
         o = width[0] if width else self.arg(["hidden2", "out_dim", "classes", "width2", "d_model"], n, "int")
         bias = ", bias=False" if self.chance(0.15) else ""
-        names = ["fc1", "fc2", "fc3", "linear1", "linear2", "out", "head", "proj1", "proj2", "down", "up", "lin1", "lin2"]
+        names = ["fc1", "fc2", "fc3", "linear1", "linear2", "out", "head", "proj1", "proj2", "down", "up", "lin1",
+                 "lin2"]
         self.line(f"{self.layer(names, f'nn.Linear({i}, {o}{bias})')}({self.x})")
         self.shape, self.saved = self.shape[:-1] + [(o, n)], None
 
@@ -446,8 +473,9 @@ class _Draft:
                 self.row_operator()
             if self.chance(0.3):
                 gate, bias = self.name(["gate", "g", "weights"]), self.pick("", ", bias=False")
-                self.forward.append(f"{gate} = {self.layer(['gate_proj', 'gate', 'w1'], f'nn.Linear({w[0]}, {h[0]}{bias})')}({self.x})")
-                self.forward.append(f"{gate} = {self.pick('F.silu({0})', 'torch.sigmoid({0})', 'F.gelu({0})').format(gate)}")
+                layer = self.layer(["gate_proj", "gate", "w1"], f"nn.Linear({w[0]}, {h[0]}{bias})")
+                function = self.pick("F.silu({0})", "torch.sigmoid({0})", "F.gelu({0})")
+                self.forward += [f"{gate} = {layer}({self.x})", f"{gate} = {function.format(gate)}"]
                 self.another_linear(h)
                 self.line(f"{self.x} * {gate}")
             else:
@@ -479,7 +507,8 @@ class _Draft:
             k = self.arg(["kernel_size", "kernel_size", "k", "ks"], kernel, "int")
         extent = {1: self.pick(128, 256), 2: self.pick(16, 24, 32), 3: self.pick(8, 10)}[nd]
         if nd > 1 and self.chance(0.4):
-            names = self.pick(["height", "width"], ["H", "W"]) if nd == 2 else self.pick(["depth", "height", "width"], ["D", "H", "W"])
+            names = (self.pick(["height", "width"], ["H", "W"]) if nd == 2
+                     else self.pick(["depth", "height", "width"], ["D", "H", "W"]))
             names = [self.name([name]) for name in names]
             self.consts.append((", ".join(names), ", ".join([str(extent)] * nd)) if self.chance(0.5)
                                else (" = ".join(names), str(extent)))
@@ -490,7 +519,8 @@ class _Draft:
         if nd > 1 and not oblong and self.chance(0.06):
             k = "(" + ", ".join([k] * nd) + ")"
         kind = f"ConvTranspose{nd}d" if transposed else f"Conv{nd}d"
-        names_for = ["conv_transpose", "deconv", "up", "conv_t"] if transposed else ["conv", "conv1", "convolution", f"conv{nd}d"]
+        names_for = (["conv_transpose", "deconv", "up", "conv_t"] if transposed
+                     else ["conv", "conv1", "convolution", f"conv{nd}d"])
         self.tensor_input([batch, i] + names)
         self.shape = [(batch, 0), (o, n_out)] + [("", 0)] * nd
         self.line(f"{self.layer(names_for, f'nn.{kind}({i}, {o}, {k}{options})')}({self.x})")
@@ -498,13 +528,15 @@ class _Draft:
     def convolution_options(self, nd, kernel, k, transposed):
         """Keyword arguments of a convolution: literals, constructor arguments, or arguments with defaults."""
         stride, padding = self.pick(1, 1, 2), int(kernel > 1)
-        wanted = {"stride": (stride, 0.3), "padding": (padding, 0.35), "output_padding": (1, 0.3 if transposed and stride == 2 else 0),
+        wanted = {"stride": (stride, 0.3), "padding": (padding, 0.35),
+                  "output_padding": (1, 0.3 if transposed and stride == 2 else 0),
                   "dilation": (self.pick(1, 2) if kernel == 3 else 1, 0.1), "groups": (1, 0.08),
                   "bias": (self.pick(False, False, True), 0.12)}
         if self.clutter and self.chance(0.1):  # everything
             wanted = {name: (value, p and 0.9) for name, (value, p) in wanted.items()}
         elif kernel % 2 and self.chance(0.06):
-            return self.pick(f", padding={k} // 2", ", padding='same'" if not transposed else "") + self.pick("", ", bias=False")
+            return (self.pick(f", padding={k} // 2", ", padding='same'" if not transposed else "")
+                    + self.pick("", ", bias=False"))
         how, options = self.pick("literal", "argument", "default", "each"), ""
         for name, (value, p) in wanted.items():
             if not self.chance(p) or name == "output_padding" and "stride" not in options:
@@ -529,21 +561,27 @@ class _Draft:
         i = self.arg(["in_channels", "channels"], channels, "int") if named else str(channels)
         side_name = self.const(["side", "size", "image_size"], side)
         self.tensor_input([batch, i, side_name, side_name])
-        act = self.layer(["act", "relu", "nonlin"], self.pick("nn.ReLU()", "nn.Mish()", "nn.GELU()", "nn.SiLU()")) if self.chance(0.5) else \
-            self.pick("F.relu", "torch.tanh", "F.silu", "torch.sigmoid")
-        pool = self.layer(["pool", "down"], f"nn.{self.pick('Max', 'Avg')}Pool2d({self.pick('2', 'kernel_size=2, stride=2')})")
+        if self.chance(0.5):
+            act = self.layer(["act", "relu", "nonlin"], self.pick("nn.ReLU()", "nn.Mish()", "nn.GELU()", "nn.SiLU()"))
+        else:
+            act = self.pick("F.relu", "torch.tanh", "F.silu", "torch.sigmoid")
+        kind, size = self.pick("Max", "Avg"), self.pick("2", "kernel_size=2, stride=2")
+        pool = self.layer(["pool", "down"], f"nn.{kind}Pool2d({size})")
         for _ in range(self.pick(1, 2, 2)):
             o = str(self.pick(4, 8, 16))
             k = self.pick("3", "kernel_size=3")
-            self.line(f"{self.layer(['conv1', 'conv2', 'conv', 'conv3'], f'nn.Conv2d({i}, {o}, {k}, padding=1)')}({self.x})")
+            layer = self.layer(["conv1", "conv2", "conv", "conv3"], f"nn.Conv2d({i}, {o}, {k}, padding=1)")
+            self.line(f"{layer}({self.x})")
             self.line(f"{act}({self.x})")
             self.line(f"{pool}({self.x})")
             i, side = o, side // 2
-        self.line(self.pick(f"torch.flatten({self.x}, 1)", f"torch.flatten({self.x}, start_dim=1)", f"{self.x}.flatten(1)"))
+        self.line(self.pick(f"torch.flatten({self.x}, 1)", f"torch.flatten({self.x}, start_dim=1)",
+                            f"{self.x}.flatten(1)"))
         self.saved = None
         o = self.arg(["num_classes", "classes", "outputs"], classes, "int")
         features = self.pick(f"{i} * {side} * {side}", str(int(i) * side * side))
-        self.line(f"{self.layer(['fc', 'head', 'fc1', 'linear', 'classifier'], f'nn.Linear({features}, {o})')}({self.x})")
+        layer = self.layer(["fc", "head", "fc1", "linear", "classifier"], f"nn.Linear({features}, {o})")
+        self.line(f"{layer}({self.x})")
         self.shape = [(batch, 0), (o, classes)]
         self.pick(self.activation, self.row_operator, self.row_operator)()
 
@@ -553,7 +591,8 @@ class _Draft:
         nd = len(self.shape) - 2
         kind = self.pick("group", "group", "instance", "batch")
         if kind == "group":
-            groups = self.arg(["num_groups", "groups", "n_groups"], self.r.choice([g for g in (1, 2, 4, 8) if n % g == 0]), "int")
+            groups = self.arg(["num_groups", "groups", "n_groups"],
+                              self.r.choice([g for g in (1, 2, 4, 8) if n % g == 0]), "int")
             layer = f"nn.GroupNorm({groups}, {channels})"
         elif kind == "instance":
             layer = f"nn.InstanceNorm{nd}d({channels}{self.pick('', '', ', affine=True')})"
@@ -576,18 +615,23 @@ class _Draft:
         x = self.x
         returned = self.chance(0.7)
         self.forward.append("return " + self.pick(
-            f"torch.mean(({x} - {target}) ** 2)", f"F.mse_loss({x}, {target})", f"torch.mean(torch.abs({x} - {target}))",
-            f"F.l1_loss({x}, {target})", f"F.smooth_l1_loss({x}, {target})", f"torch.mean(torch.relu(1 - {x} * {target}))",
+            f"torch.mean(({x} - {target}) ** 2)", f"F.mse_loss({x}, {target})",
+            f"torch.mean(torch.abs({x} - {target}))",
+            f"F.l1_loss({x}, {target})", f"F.smooth_l1_loss({x}, {target})",
+            f"torch.mean(torch.relu(1 - {x} * {target}))",
             f"torch.mean(F.softplus(-{x} * {target}))", f"(torch.sigmoid({x}) * {target}).mean()",
-            f"F.binary_cross_entropy_with_logits({x}, {target})", f"torch.sum(torch.tanh({x}) * {target}) / {x}.shape[0]"))
+            f"F.binary_cross_entropy_with_logits({x}, {target})",
+            f"torch.sum(torch.tanh({x}) * {target}) / {x}.shape[0]"))
         self.ops += 2
         if self.clutter and not returned:  # step by step
             self.forward.pop()
             self.x = self.name(["loss", "error", "err", "cost"]) if self.chance(0.7) else x
             margin = self.scalar(["margin", "width"], self.pick("1.0", "1.5", "0.5"))
-            self.forward.append(f"{self.x} = " + self.pick(f"{margin} - {x} * {target}", f"{x} - {target}", f"{x} * {target}"))
+            self.forward.append(f"{self.x} = " + self.pick(f"{margin} - {x} * {target}", f"{x} - {target}",
+                                                           f"{x} * {target}"))
             self.pick(self.activation, self.clamp, self.scale)()
-            self.forward.append("return " + self.pick(f"torch.mean({self.x})", f"{self.x}.mean()", f"torch.mean({self.x}) * 2.0"))
+            self.forward.append("return " + self.pick(f"torch.mean({self.x})", f"{self.x}.mean()",
+                                                      f"torch.mean({self.x}) * 2.0"))
         elif self.chance(0.15):
             expression = self.forward.pop().removeprefix("return ")
             self.x = "loss"
@@ -604,7 +648,8 @@ class _Draft:
         self.line(self.pick(f"torch.diag({d}) @ {self.x}", f"torch.matmul(torch.diag({d}), {self.x})"))
 
 
-FAMILIES = {"pointwise": 14, "linear": 20, "convolution": 28, "row": 18, "reduction": 8, "loss": 7, "diagonal": 5, "network": 7}
+FAMILIES = {"pointwise": 14, "linear": 20, "convolution": 28, "row": 18, "reduction": 8, "loss": 7, "diagonal": 5,
+            "network": 7}
 
 
 def synthesize(seed, clutter=False) -> Task:
@@ -689,12 +734,14 @@ def _write(d) -> str:
             return d.nonsense() if kind < 0.06 else r.choice(_WORDS)
         if kind < 0.8:
             return "".join(r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(r.randint(2, 10)))
-        return r.choice(["`True`.", "1D", "2D", "3D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)", "GELU,", "ReLU",
-                         "Conv2d,", "x,", "A", "GEMM", "-", "Defaults to 1.", "Defaults to None", "[0, 1]", "LayerNorm", "Tanh"])
+        return r.choice(["`True`.", "1D", "2D", "3D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)",
+                         "GELU,", "ReLU", "Conv2d,", "x,", "A", "GEMM", "-", "Defaults to 1.", "Defaults to None",
+                         "[0, 1]", "LayerNorm", "Tanh"])
 
     def words(low, high):
         text = " ".join(word() for _ in range(r.randint(low, high * 2 if d.clutter and d.chance(0.3) else high)))
-        text = re.sub(r"(?<=\w) (?=\w)", lambda _: d.pick(*[" "] * 14, ", ", "; ", ": ", " (") if d.chance(0.5) else " ", text)
+        marks = [" "] * 32 + [", ", "; ", ": ", " ("]
+        text = re.sub(r"(?<=\w) (?=\w)", lambda _: r.choice(marks), text)
         return text[:1].upper() + text[1:]
 
     def docstring(indent, fields=()):
@@ -703,9 +750,11 @@ def _write(d) -> str:
         lines = [f'{indent}"""', f"{indent}{words(4, 16)}."]
         if fields and d.chance(0.4):
             lines += ["", f"{indent}{d.pick('Args', 'Args', 'Parameters')}:"]
-            lines += [f"{indent}    {name} ({kind}{d.pick('', '', ', optional')}): {words(2, 10)}." for name, kind in fields]
+            lines += [f"{indent}    {name} ({kind}{d.pick('', '', ', optional')}): {words(2, 10)}."
+                      for name, kind in fields]
             if d.chance(0.4):
-                lines += ["", f"{indent}Returns:", f"{indent}    torch.Tensor: {words(2, 8)} of shape ({', '.join(d.dims)})."]
+                shape = ", ".join(d.dims)
+                lines += ["", f"{indent}Returns:", f"{indent}    torch.Tensor: {words(2, 8)} of shape ({shape})."]
         return lines + [f'{indent}"""']
 
     if d.chance(0.12):  # an argument that nothing uses, and a layer-like attribute with a default
@@ -719,7 +768,9 @@ def _write(d) -> str:
         d.init.append(f"self.{name} = {name}")
     if d.clutter:
         _clutter(d, defaults)
-    signature = ["self"] + [f"{n}: {t}" if annotated else n for n, t, _ in d.args] + [f"{n}: {d.pick('int', 'float', 'bool', 'str')} = {v}" if annotated else f"{n}={v}" for n, v in defaults]
+    signature = ["self"] + [f"{n}: {t}" if annotated else n for n, t, _ in d.args]
+    signature += [f"{n}: {d.pick('int', 'float', 'bool', 'str')} = {v}" if annotated else f"{n}={v}"
+                  for n, v in defaults]
     body = list(d.forward)
     if not body[-1].startswith("return"):
         last = body[-1].split(" = ", 1)
@@ -769,9 +820,12 @@ def _clutter(d, defaults):
     """What real problems are full of and the forward pass does not need, in the constructor and its arguments."""
     sizes = [name for name, kind, _ in d.args if kind == "int"]
     for _ in range(d.r.choice([0, 0, 1, 1, 2, 3])):  # more arguments
-        value = d.pick("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "8", "[1, 2]")
-        name = d.name(["eps", "momentum", "stride", "padding", "dilation", "groups", "bias", "dim", "num_heads", "dropout_p", "mode",
-                       "hidden_size", "num_layers", "axis", "pool_size", "return_indices", "reduction", "affine", "n_embd", "margin"])
+        value = d.pick("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "8",
+                       "[1, 2]")
+        name = d.name(["eps", "momentum", "stride", "padding", "dilation", "groups", "bias", "dim", "num_heads",
+                       "dropout_p", "mode",
+                       "hidden_size", "num_layers", "axis", "pool_size", "return_indices", "reduction", "affine",
+                       "n_embd", "margin"])
         if d.chance(0.6):
             defaults.append((name, value))
         else:
@@ -782,17 +836,20 @@ def _clutter(d, defaults):
     for _ in range(d.r.choice([0, 0, 1, 1, 2])):  # more layers, with parameters that must be created in the same order
         a, b = (d.r.choice(sizes) if sizes and d.chance(0.6) else str(d.pick(2, 3, 4, 8, 16)) for _ in range(2))
         layer = "nn." + d.r.choice(_UNUSED_LAYERS).format(a=a, b=b, k=d.pick(1, 2, 3))
-        name = d.name(["conv1", "conv2", "bn", "pool", "fc1", "proj", "dropout", "embed", "rnn", "block", "extra", "head", "attn"])
+        name = d.name(["conv1", "conv2", "bn", "pool", "fc1", "proj", "dropout", "embed", "rnn", "block", "extra",
+                       "head", "attn"])
         d.init.insert(d.r.randint(0, len(d.init)), f"self.{name} = {layer}")
     if d.chance(0.2):
-        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name(['state', 'size', 'config'])} = {d.pick('None', '[1, 2, 3]', '(2, 2)', '3 * 4', '1.0 / 7')}")
+        value = d.pick("None", "[1, 2, 3]", "(2, 2)", "3 * 4", "1.0 / 7")
+        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name(['state', 'size', 'config'])} = {value}")
     for i, line in enumerate(d.init):  # keyword arguments in place of positional ones
         found = re.fullmatch(r"(self\.\w+ = nn\.(\w+?)(?:[123]d|Transpose[123]d|Norm[123]d|Pool[123]d)?\()(.*)\)", line)
         names = next((n for k, n in _ARGUMENTS.items() if found and line.split(" = nn.")[1].startswith(k)), None)
         if names and d.chance(0.35) and "(" not in found[3] and "[" not in found[3]:
             values = found[3].split(", ")
             first = d.r.choice([0, 0, len(names) - 1])
-            values = [f"{names[j]}={v}" if first <= j < len(names) and "=" not in v else v for j, v in enumerate(values)]
+            values = [f"{names[j]}={v}" if first <= j < len(names) and "=" not in v else v for j,
+                      v in enumerate(values)]
             d.init[i] = found[1] + ", ".join(values) + ")"
 
 

@@ -82,7 +82,8 @@ def agreement(box, synthesised):
         tasks.append(next(stream))
     large = {t.name: t for t in builtin_tasks(device="cuda")}
     pairs = list(solved(tasks))
-    big = [large.get(t.name) or Task(t.name, t.level, scale_batch(t.source, GPU_BATCH_FACTOR), t.family) for t, _ in pairs]
+    big = [large.get(t.name) or Task(t.name, t.level, scale_batch(t.source, GPU_BATCH_FACTOR), t.family) for t,
+           _ in pairs]
     with Sandbox("cpu", trials=1) as model:
         modelled = model.score_pairs(pairs)
     measured = box.score_pairs([(task, code) for task, (_, code) in zip(big, pairs)])
@@ -134,7 +135,8 @@ def main():
     def keep(name, value):
         found[name] = value
         Path(args.out).write_text(json.dumps(found, indent=1))
-        print(name, json.dumps({k: v for k, v in value.items() if k not in ("rows", "quiet", "busy")})[:600], flush=True)
+        print(name, json.dumps({k: v for k, v in value.items() if k not in ("rows", "quiet", "busy")})[:600],
+              flush=True)
 
     began = time.monotonic()
     with Sandbox("cuda", trials=3, seed=0, tasks=4) as box:
@@ -144,7 +146,8 @@ def main():
         report = repeats(box, scored)
         for name, rows in report.items():
             cvs = [row["cv"] for row in rows]
-            report[f"{name}_summary"] = {"kernels": len(rows), "median_cv": statistics.median(cvs), "largest_cv": max(cvs),
+            report[f"{name}_summary"] = {"kernels": len(rows), "median_cv": statistics.median(cvs),
+                                         "largest_cv": max(cvs),
                                          "disturbed": sum(row["disturbed"] for row in rows),
                                          "of": sum(len(row["speedups"]) for row in rows)}
         keep("repeats", report)

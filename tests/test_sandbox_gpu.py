@@ -107,7 +107,8 @@ def test_the_reference_itself_is_as_fast_as_itself():
 
 def test_a_busy_gpu_is_noticed(sandbox):
     """Another process that computes without pause slows both sides evenly: the scatter alone would not show it."""
-    busy = subprocess.Popen([sys.executable, "-c", "import torch\nx = torch.randn(8192, 8192, device='cuda')\nprint(flush=True)"
+    busy = subprocess.Popen([sys.executable, "-c",
+                             "import torch\nx = torch.randn(8192, 8192, device='cuda')\nprint(flush=True)"
                              "\nwhile True:\n    x = x * 1.0\n    torch.cuda.synchronize()"], stdout=subprocess.PIPE)
     try:
         busy.stdout.readline()

@@ -215,6 +215,7 @@ def test_rows_of_the_papers_layout_are_read_and_bad_ones_reported(tmp_path, chat
     (["--out", "x", "--model", "no/such/folder/./", "--data", "x"], "no/such/folder"),
     (["--evaluate", "checkpoints/none"], "no such model folder"),
     ([], "--out or --cache is required"),
+    (["--out", "OUT", "--epochs", "0"], "--epochs 0: choose a number above 0"),
 ])
 def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path):
     run = subprocess.run([sys.executable, ROOT / "sft.py", *arguments], capture_output=True, text=True, cwd=tmp_path,

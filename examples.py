@@ -4,9 +4,9 @@ Paper section 4: five kinds, merged and shuffled: (a) policy trajectories withou
 calls, (d) summary calls that saw skills, (e) summary calls that saw none.
 
 What they teach on purpose, and what they leave: a technique shows up nearly always when a skill names it and rarely
-otherwise; later turns add some of what is missing, and step back after a broken kernel; Selection usually, not always,
-picks what fits; Summary names what the best answer has and the first has not. So the policy can follow skills and
-feedback but does not do so reliably on its own, and every role has something to gain from RL.
+otherwise; later turns add some of what is missing; Selection usually, not always, picks what fits; Summary names what
+the best answer has and the first has not. So the policy can follow skills and feedback but does not do so reliably on
+its own, and every role has something to gain from RL.
 """
 
 import hashlib
@@ -36,8 +36,7 @@ from teacher import ALL, TECHNIQUES
 FREE = 0.3  # probability that the expert applies a technique that no skill named
 TOLD = 0.95  # ... that a skill in the prompt named
 LEARN = 0.35  # ... that is still missing in a later turn, after feedback
-SPOILED = 0.3  # probability that the first of several turns is a broken kernel
-RETREAT = 0.8  # ... that the turn after it starts again from the plainest kernel, rather than with a repaired one
+SPOILED = 0.12  # probability that the first of several turns is a broken kernel
 SEED_LIBRARY = ["row-reduction", "partial-sums-loss", "row-scan"]  # the ones of the widest use are left to be found
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -182,11 +181,7 @@ class Writer:
         told = {s.name for s in skills}
         have, answers, broken = frozenset(), [], rng.random() < SPOILED
         for turn in range(rng.choice([2, 2, 3])):
-            if turn == 1 and broken and rng.random() < RETREAT:
-                solution, have = teacher.render(program, set()), frozenset()
-            else:
-                free = LEARN if turn else 2 * FREE if broken else FREE  # it is ambitious kernels that break
-                solution, have = self.draw(rng, program, applicable, told, have, free)
+            solution, have = self.draw(rng, program, applicable, told, have, LEARN if turn else FREE)
             reply, code = policy_reply(solution), solution.code
             if turn == 0 and broken:
                 code = spoil(code, rng)

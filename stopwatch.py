@@ -5,7 +5,8 @@ speaks to it through a *lane*: a socket for orders, and GPU memory that both can
 Where IPC is not available tensors travel over the socket instead; the timed part is the same.
 
 What is timed is a batch of calls on distinct inputs, recorded as a CUDA graph: the same kernels as eager PyTorch's,
-back to back, without the gaps that a slow host leaves between launches. (The customary protocol, and a model that
+back to back, without the gaps that a slow host leaves between launches. Before the clock starts the host has taken the
+GPU over from the other processes and is awake: neither takes a constant time. (The customary protocol, and a model that
 cannot be captured, is timed as it runs, host and all; then so is the reference.) What makes the time hard to forge:
 
     a captured graph is a fixed program: what it works on is written afterwards, and no Python of the candidate runs;

@@ -179,31 +179,31 @@ class Writer:
         applicable = teacher.applicable(program)
         skills = self.injected(rng, applicable) if rng.random() < 0.4 else []
         told = {s.name for s in skills}
-        have, answers, broken = frozenset(), [], rng.random() < SPOILED
+        have, answers = frozenset(), []
         for turn in range(rng.choice([2, 2, 3])):
             solution, have = self.draw(rng, program, applicable, told, have, LEARN if turn else FREE)
             reply, code = policy_reply(solution), solution.code
-            if turn == 0 and broken:
+            if turn == 0 and rng.random() < SPOILED:
                 code = spoil(code, rng)
                 reply = reply.replace(solution.code, code)
             answers.append((reply, code, solution))
-        turns = len(answers)
-        if missing := sorted(applicable - have):  # a better answer, which only Summary gets to see
+        shown = list(answers)  # to Summary: with a better answer, so that there is something to tell
+        if missing := sorted(applicable - have):
             solution, _ = self.draw(rng, program, applicable, told | {rng.choice(missing)}, have, LEARN)
-            answers.append((policy_reply(solution), solution.code, solution))
-        verdicts = self.sandbox.score(task, [code for _, code, _ in answers])
-        if not all(verdict.correct for verdict in verdicts[turns - 1:]):
+            shown.append((policy_reply(solution), solution.code, solution))
+        verdicts = self.sandbox.score(task, [code for _, code, _ in shown])
+        if not all(verdict.correct for verdict in verdicts[len(answers) - 1:]):
             return []
         if rng.random() < 0.5:  # the clock's name is a word that the policy should not depend on
             verdicts = [replace(v, clock="measured") for v in verdicts]
         messages = policy_messages(task, skills)
-        for (reply, _, _), verdict in zip(answers[:turns - 1], verdicts):
+        for (reply, _, _), verdict in zip(answers[:-1], verdicts):
             messages = next_messages(messages, reply, verdict)
-        messages.append({"role": "assistant", "content": answers[turns - 1][0]})
+        messages.append({"role": "assistant", "content": answers[-1][0]})
         spoiled = int(answers[0][1] != answers[0][2].code)
         trajectory = Example("policy+skills" if skills else "policy", messages, None, task.family,
-                             normalized(answers[turns - 1][1]), unlearnt=spoiled)
-        summary = self.summary(rng, task, skills, answers, verdicts)
+                             normalized(answers[-1][1]), unlearnt=spoiled)
+        summary = self.summary(rng, task, skills, shown, verdicts)
         return [trajectory, summary] if summary else [trajectory]
 
     def selection(self, rng, task, program):

@@ -44,6 +44,7 @@ from pathlib import Path
 
 import torch
 
+import host
 import jail
 import lockstep
 import roofline
@@ -119,7 +120,7 @@ def candidate(sock, warm, settings):
     """Role of the process that holds a candidate's code. What it sends is checked, or replayed by others."""
     path = Path(tempfile.mkdtemp(dir=".")).absolute() / "candidate.py"
     if settings["clock"] == "measured":
-        stopwatch.Host(settings, path, load_module, describe).serve(sock)
+        host.Host(settings, path, load_module, describe).serve(sock)
         return
     job = receive(sock)
     stage = "compile"

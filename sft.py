@@ -470,10 +470,9 @@ def main():
     if not args.data:
         writer, rng = Writer(None), random.Random(args.seed)
         SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY]).save(Path(args.out) / "skill_library.jsonl")
-    earlier = Path(args.model or "", "sft.json")
-    record = {"arguments": vars(args), "examples": len(data), "history": history,
-              "before": json.loads(earlier.read_text()) if args.model and earlier.is_file() else None}
-    (Path(args.out) / "sft.json").write_text(json.dumps(record, indent=1))
+    (Path(args.out) / "sft.json").write_text(
+        json.dumps({"arguments": vars(args), "examples": len(data), "history": history}, indent=1)
+    )
     return None
 
 

@@ -1,8 +1,8 @@
 """Synthesised training problems: chains of up to 5 operators after a head, as CUDA Agent makes them (PAPER section 5).
 
-What varies: the head, the chain, the shapes, how each operator is spelled, names (real and nonsense), layout,
-docstrings, comments, constructor styles. A small model learns to copy signatures and initialisers only if they vary
-widely.
+What varies: the head, the chain, the shapes, how each operator is spelled, names (real and nonsense), and in wording.py
+layout, docstrings, comments, constructor styles. A small model learns to copy signatures and initialisers only if they
+vary widely.
 
     synthesize(seed)        one problem, a pure function of its seed
     training_tasks(seed)    an endless stream of those that are fit to train on: they run, are deterministic, finite and
@@ -12,11 +12,11 @@ widely.
 import itertools
 import keyword
 import random
-import re
 
 import torch
 
 from tasks import Task, evaluation_fingerprints, unfit
+from wording import SYLLABLES, WORDS, write_problem
 
 # operator -> (functional spellings, module spellings). {x} is the tensor.
 POINTWISE = {"relu": (["torch.relu({x})", "F.relu({x})", "{x}.relu()", "torch.clamp({x}, min=0.0)"], ["nn.ReLU()"]),
@@ -36,43 +36,11 @@ POINTWISE = {"relu": (["torch.relu({x})", "F.relu({x})", "{x}.relu()", "torch.cl
              "exp": (["torch.exp(-{x})", "torch.exp({x} * 0.1)"], []), "sin": (["torch.sin({x})"], []),
              "neg": (["-{x}", "torch.neg({x})"], [])}
 _COMMON = ["relu", "sigmoid", "tanh", "gelu", "silu", "mish", "softplus", "hardswish"]
-_WORDS = ("a simple model that applies computes performs the operation layer input output tensor activation then "
-          "with over scaled bias addition normalization convolution matrix linear features channels dimension shape "
-          "forward pass value factor learnable parameter hidden state network module small used for each element row "
-          "sum residual gate mixing block head projection stage result final last first channelwise batch spatial of "
-          "to and its by per from into one two three are is makes turns divides adds multiplies every all both same "
-          "as along beside before after before between stack weights scores logits sequence image signal sample "
-          "group mean root square length size width height number times kernel filter window map total running share "
-          "class target prediction error distance margin temperature step pooled attention query key token word "
-          "vocabulary embedding position time depth volume pixel grid table column positive negative zero unit "
-          "smooth soft hard sharp clipped squashed normalised averaged reduced taken kept left right which what "
-          "where there it this an in on at or not only more than given learned random new own short long").split()
-_SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig "
-              "lam fac val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
 _SCALAR_NAMES = {"*": ["scale", "scaling_factor", "multiplier", "factor", "gain"],
                  "/": ["divisor", "temperature", "scale"],
                  "+": ["offset", "shift", "add_value", "constant"], "-": ["subtract_value", "offset", "margin"]}
 _PARAM_NAMES = {"*": ["weight", "multiplier", "gain", "scale"], "+": ["bias", "extra_bias", "add_bias", "shift"],
                 "-": ["subtract", "sub_bias", "centre"]}
-
-
-# Layers and attributes that a constructor may hold besides what the forward pass uses, and the argument names of layers
-# that may as well be passed by keyword. For `clutter`.
-_UNUSED_LAYERS = ["Conv2d({a}, {b}, {k})", "Conv1d({a}, {b}, kernel_size={k})", "Linear({a}, {b})",
-                  "Linear({a}, {b}, bias=False)", "LSTM({a}, {b}, num_layers={k}, batch_first=True)", "GRU({a}, {b})",
-                  "Embedding({b}, {a})", "Dropout(p=0.{k})", "MaxPool2d(kernel_size={k}, stride={k}, padding=0)",
-                  "AvgPool2d({k})", "AdaptiveAvgPool2d((1, 1))", "Identity()",
-                  "BatchNorm2d({a}, eps=1e-5, momentum=0.1)", "LayerNorm({a})", "LayerNorm([{a}, {b}])",
-                  "GroupNorm(1, {a})", "ConvTranspose2d({a}, {b}, {k}, stride={k}, padding=0, output_padding=0)",
-                  "Flatten(start_dim=1)", "PReLU()", "Sequential(nn.Linear({a}, {b}), nn.ReLU())",
-                  "Upsample(scale_factor={k}, mode='nearest')", "Softmax(dim=1)",
-                  "Conv3d({a}, {b}, ({k}, {k}, {k}), stride=1, padding=1, dilation=1, groups=1, bias=False)",
-                  "ZeroPad2d({k})", "Parameter(torch.zeros({a}, {b}))", "Parameter(torch.randn({a}, 1) * 0.02)",
-                  "Parameter(torch.ones({b}))"]
-_ARGUMENTS = {"Conv": ["in_channels", "out_channels", "kernel_size"], "Linear": ["in_features", "out_features"],
-              "Group": ["num_groups", "num_channels"], "Batch": ["num_features"], "Instance": ["num_features"],
-              "LayerNorm": ["normalized_shape"], "MaxPool": ["kernel_size"], "AvgPool": ["kernel_size"],
-              "LeakyReLU": ["negative_slope"]}
 
 
 # Variables of the teacher's kernels, which a problem's own may not hide.
@@ -106,9 +74,9 @@ class _Draft:
         """An identifier that means nothing here: syllables, words of prose, or letters."""
         kind = self.r.random()
         if kind < 0.4:
-            return "_".join(self.r.choice(_SYLLABLES) for _ in range(self.r.randint(1, 3)))
+            return "_".join(self.r.choice(SYLLABLES) for _ in range(self.r.randint(1, 3)))
         if kind < 0.75:
-            return "_".join(self.r.choice(_WORDS) for _ in range(self.r.choice([1, 1, 2]))) \
+            return "_".join(self.r.choice(WORDS) for _ in range(self.r.choice([1, 1, 2]))) \
                 + self.pick("", "", "", "1", "2")
         if kind < 0.85:
             return "".join(self.r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(self.r.randint(3, 12)))
@@ -123,7 +91,7 @@ class _Draft:
             if name not in self.used and not keyword.iskeyword(name):
                 break
         while name in self.used or keyword.iskeyword(name):
-            name += "_" + self.r.choice(_SYLLABLES)
+            name += "_" + self.r.choice(SYLLABLES)
         self.used.add(name)
         return name
 
@@ -372,8 +340,6 @@ class _Draft:
                                 f"{x} / torch.norm({x}, dim={dim}, keepdim=True)",
                                 f"{x} / torch.norm({x}, p=2, dim={dim}, keepdim=True)"))
         elif kind == "share":
-            if len(self.forward) and self.forward[-1].startswith("return"):
-                return self.scale()
             self.activation(self.pick("sigmoid", "softplus", "exp", "square"))
             x = self.x
             self.line(self.pick(f"{x} / torch.sum({x}, dim={dim}, keepdim=True)",
@@ -613,18 +579,17 @@ class _Draft:
         target = self.tensor_input(dims, "torch.rand")
         self.chain(self.r.randint(0, 2), opaque=False)
         x = self.x
-        returned = self.chance(0.7)
-        self.forward.append("return " + self.pick(
+        at_once = self.chance(0.7)  # rather than step by step
+        expression = self.pick(
             f"torch.mean(({x} - {target}) ** 2)", f"F.mse_loss({x}, {target})",
             f"torch.mean(torch.abs({x} - {target}))",
             f"F.l1_loss({x}, {target})", f"F.smooth_l1_loss({x}, {target})",
             f"torch.mean(torch.relu(1 - {x} * {target}))",
             f"torch.mean(F.softplus(-{x} * {target}))", f"(torch.sigmoid({x}) * {target}).mean()",
             f"F.binary_cross_entropy_with_logits({x}, {target})",
-            f"torch.sum(torch.tanh({x}) * {target}) / {x}.shape[0]"))
+            f"torch.sum(torch.tanh({x}) * {target}) / {x}.shape[0]")
         self.ops += 2
-        if self.clutter and not returned:  # step by step
-            self.forward.pop()
+        if self.clutter and not at_once:
             self.x = self.name(["loss", "error", "err", "cost"]) if self.chance(0.7) else x
             margin = self.scalar(["margin", "width"], self.pick("1.0", "1.5", "0.5"))
             self.forward.append(f"{self.x} = " + self.pick(f"{margin} - {x} * {target}", f"{x} - {target}",
@@ -633,9 +598,10 @@ class _Draft:
             self.forward.append("return " + self.pick(f"torch.mean({self.x})", f"{self.x}.mean()",
                                                       f"torch.mean({self.x}) * 2.0"))
         elif self.chance(0.15):
-            expression = self.forward.pop().removeprefix("return ")
             self.x = "loss"
             self.forward += [f"loss = {expression}", f"return loss * {self.scalar(['weight', 'scale'], self.number())}"]
+        else:
+            self.forward.append(f"return {expression}")
 
     def diagonal(self):
         self.plain_input(2)
@@ -720,137 +686,7 @@ def synthesize(seed, clutter=False) -> Task:
         d.chain(d.r.randint(0, 1))
         if d.chance(0.4):
             d.row_operator()
-    return Task(f"synth/{seed}", 0, _write(d), family)
-
-
-def _write(d) -> str:
-    """The problem file's text."""
-    r, x = d.r, d.x
-    full_name = d.chance(0.15)  # torch.nn.functional.relu in place of F.relu
-
-    def word():
-        kind = r.random()
-        if not d.clutter or kind < 0.6:
-            return d.nonsense() if kind < 0.06 else r.choice(_WORDS)
-        if kind < 0.8:
-            return "".join(r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(r.randint(2, 10)))
-        return r.choice(["`True`.", "1D", "2D", "3D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)",
-                         "GELU,", "ReLU", "Conv2d,", "x,", "A", "GEMM", "-", "Defaults to 1.", "Defaults to None",
-                         "[0, 1]", "LayerNorm", "Tanh"])
-
-    def words(low, high):
-        text = " ".join(word() for _ in range(r.randint(low, high * 2 if d.clutter and d.chance(0.3) else high)))
-        marks = [" "] * 32 + [", ", "; ", ": ", " ("]
-        text = re.sub(r"(?<=\w) (?=\w)", lambda _: r.choice(marks), text)
-        return text[:1].upper() + text[1:]
-
-    def docstring(indent, fields=()):
-        if d.chance(0.35):
-            return []
-        lines = [f'{indent}"""', f"{indent}{words(4, 16)}."]
-        if fields and d.chance(0.4):
-            lines += ["", f"{indent}{d.pick('Args', 'Args', 'Parameters')}:"]
-            lines += [f"{indent}    {name} ({kind}{d.pick('', '', ', optional')}): {words(2, 10)}."
-                      for name, kind in fields]
-            if d.chance(0.4):
-                shape = ", ".join(d.dims)
-                lines += ["", f"{indent}Returns:", f"{indent}    torch.Tensor: {words(2, 8)} of shape ({shape})."]
-        return lines + [f'{indent}"""']
-
-    if d.chance(0.12):  # an argument that nothing uses, and a layer-like attribute with a default
-        name = d.name(["groups", "dropout_p", "mode_id", "num_heads"])
-        d.args.append((name, "int", d.const([name + "_value", "unused"], d.pick(1, 2, 8))))
-    annotated = d.chance(0.4)
-    defaults = d.defaults
-    if d.chance(0.15):
-        name = d.name(["eps_value", "momentum", "inplace", "axis"])
-        defaults.append((name, d.pick("1e-5", "0.1", "False", "1")))
-        d.init.append(f"self.{name} = {name}")
-    if d.clutter:
-        _clutter(d, defaults)
-    signature = ["self"] + [f"{n}: {t}" if annotated else n for n, t, _ in d.args]
-    signature += [f"{n}: {d.pick('int', 'float', 'bool', 'str')} = {v}" if annotated else f"{n}={v}"
-                  for n, v in defaults]
-    body = list(d.forward)
-    if not body[-1].startswith("return"):
-        last = body[-1].split(" = ", 1)
-        body = body[:-1] + [f"return {last[1]}"] if d.chance(0.25) else body + [f"return {x}"]
-    body = [line + (f"  # {words(2, 5).lower()}" if d.chance(0.05) else "") for line in body]
-    if full_name:
-        body = [re.sub(r"\bF\.", "torch.nn.functional.", line) for line in body]
-    gap = [""] * d.pick(1, 1, 2)  # blank lines between the parts of the file
-    hollow = d.pick("", "", "    ", "        ")  # what stands on a blank line inside the class
-    out = ["import torch", "import torch.nn as nn"]
-    if any(re.search(r"\bF\.", line) for line in body) or d.chance(0.3):
-        out.append("import torch.nn.functional as F")
-    out += (["import math"] if d.chance(0.04) else []) + gap
-    out += ["class Model(nn.Module):"] + docstring("    ", [(n, t) for n, t, _ in d.args])
-    out += [""] if len(out[-1]) > 30 and d.chance(0.2) else []
-    if d.init or d.chance(0.8):
-        out += [f"    def __init__({', '.join(signature)}):"]
-        out += docstring("        ", [(n, t) for n, t, _ in d.args]) if d.clutter and d.chance(0.3) else []
-        out += ["        " + d.pick("super().__init__()", "super(Model, self).__init__()")]
-        out += ["        " + line + d.pick(*[""] * 15, " ", "  # " + words(1, 4)) for line in d.init] + [hollow]
-    hint = ": torch.Tensor" if annotated else ""
-    hints = [": float" if annotated and re.fullmatch(r"[\d.]+", value) else hint for _, value in d.inputs]
-    arguments = ["self"] + [n + h for (n, _), h in zip(d.inputs, hints)]
-    out += [f"    def forward({', '.join(arguments)}){' -> torch.Tensor' if annotated else ''}:"]
-    out += docstring("        ", [(n, "torch.Tensor") for n, _ in d.inputs])
-    for line in body:
-        out += ["        # " + words(1, 5)] if d.clutter and d.chance(0.06) else []
-        out += [hollow] if d.clutter and d.chance(0.03) else []
-        out.append("        " + line)
-    out += gap + (["# " + words(1, 3)] if d.chance(0.08) else [])
-    equals = d.pick(*[" = "] * 9, "  = ")
-    for name, value in d.consts:
-        if d.chance(0.08) and value.isdigit() and int(value) % 4 == 0 and int(value) > 4 and name != d.consts[0][0]:
-            value = d.pick(f"{int(value) // 4} * 4", f"{int(value) // 2} * 2")
-        out.append(f"{name}{equals}{value}" + d.pick(*[""] * 14, "  ", f"  # {words(1, 3).lower()}"))
-    out += gap + ["def get_inputs():"]
-    if d.chance(0.6):
-        out += ["    return [" + ", ".join(value for _, value in d.inputs) + "]"]
-    else:
-        out += [f"    {n} = {v}" for n, v in d.inputs] + ["    return [" + ", ".join(n for n, _ in d.inputs) + "]"]
-    nothing = d.pick("", "  # no arguments needed", "  # Nothing to initialise") if not d.args else ""
-    out += gap + ["def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]{nothing}"]
-    return "\n".join(out) + d.pick("\n", "\n", "")
-
-
-def _clutter(d, defaults):
-    """What real problems are full of and the forward pass does not need, in the constructor and its arguments."""
-    sizes = [name for name, kind, _ in d.args if kind == "int"]
-    for _ in range(d.r.choice([0, 0, 1, 1, 2, 3])):  # more arguments
-        value = d.pick("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "8",
-                       "[1, 2]")
-        name = d.name(["eps", "momentum", "stride", "padding", "dilation", "groups", "bias", "dim", "num_heads",
-                       "dropout_p", "mode",
-                       "hidden_size", "num_layers", "axis", "pool_size", "return_indices", "reduction", "affine",
-                       "n_embd", "margin"])
-        if d.chance(0.6):
-            defaults.append((name, value))
-        else:
-            d.consts.append((name + "_value", value))
-            d.args.insert(d.r.randint(0, len(d.args)), (name, d.pick("int", "float", "tuple", "bool"), name + "_value"))
-        if d.chance(0.4):
-            d.init.insert(d.r.randint(0, len(d.init)), f"self.{name} = {name}")
-    for _ in range(d.r.choice([0, 0, 1, 1, 2])):  # more layers, with parameters that must be created in the same order
-        a, b = (d.r.choice(sizes) if sizes and d.chance(0.6) else str(d.pick(2, 3, 4, 8, 16)) for _ in range(2))
-        layer = "nn." + d.r.choice(_UNUSED_LAYERS).format(a=a, b=b, k=d.pick(1, 2, 3))
-        name = d.name(["conv1", "conv2", "bn", "pool", "fc1", "proj", "dropout", "embed", "rnn", "block", "extra",
-                       "head", "attn"])
-        d.init.insert(d.r.randint(0, len(d.init)), f"self.{name} = {layer}")
-    if d.chance(0.2):
-        value = d.pick("None", "[1, 2, 3]", "(2, 2)", "3 * 4", "1.0 / 7")
-        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name(['state', 'size', 'config'])} = {value}")
-    for i, line in enumerate(d.init):  # keyword arguments in place of positional ones
-        found = re.fullmatch(r"(self\.\w+ = nn\.(\w+?)(?:[123]d|Transpose[123]d|Norm[123]d|Pool[123]d)?\()(.*)\)", line)
-        names = next((n for k, n in _ARGUMENTS.items() if found and line.split(" = nn.")[1].startswith(k)), None)
-        if names and d.chance(0.35) and "(" not in found[3] and "[" not in found[3]:
-            values = found[3].split(", ")
-            first = d.r.choice([0, 0, len(names) - 1])
-            values = [f"{names[j]}={v}" if first <= j < len(names) and "=" not in v else v for j,
-                      v in enumerate(values)]
-            d.init[i] = found[1] + ", ".join(values) + ")"
+    return Task(f"synth/{seed}", 0, write_problem(d), family)
 
 
 def training_tasks(seed, evaluation=None):

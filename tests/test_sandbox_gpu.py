@@ -1,6 +1,5 @@
 """The measured clock on a GPU. Skips itself where there is none."""
 
-import statistics
 import subprocess
 import sys
 import time
@@ -194,7 +193,7 @@ def test_many_candidates_of_one_task_share_one_reference(sandbox):
     assert all(v.correct for v in verdicts)
     assert time.monotonic() - began < 16 * 1.5
     speedups = [v.speedup for v in verdicts]
-    assert statistics.stdev(speedups) / statistics.mean(speedups) < 0.05, speedups
+    assert max(speedups) / min(speedups) < 1.1, speedups
 
 
 CUDA = '''

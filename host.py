@@ -1,0 +1,246 @@
+"""The process that runs a model under the measured clock: a candidate's, which is not trusted, or the reference's.
+
+It serves the orders of stopwatch.py over a socket. Inputs and outputs lie in GPU memory that both can see.
+"""
+
+import re
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from jail import ALIGN, attach, receive, send, views, watch
+from roofline import FREE
+from trials import perturb_state
+
+
+class EventClock(TorchDispatchMode):
+    """While active, brackets every ATen call and every launch of an own kernel with CUDA events."""
+
+    def __init__(self):
+        super().__init__()
+        self.marks, self.depth = [], 0
+
+    def around(self, label, own, call):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        self.depth += 1
+        out = call()
+        self.depth -= 1
+        end.record()
+        self.marks.append((start, end, label, own))
+        return out
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.split("::")[1]
+        if self.depth or func.is_view or name in FREE:
+            return func(*args, **(kwargs or {}))
+        return self.around(name, False, lambda: func(*args, **(kwargs or {})))
+
+
+class Noise(TorchDispatchMode):
+    """While active, uninitialised memory holds finite noise, so that an earlier result found there is no result."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if "empty" in func._schema.name:
+            out.normal_() if out.is_floating_point() else out.zero_()
+        return out
+
+
+class Host:
+    """Serves the scorer's orders. Every method named like an order takes its fields and returns the answer."""
+
+    def __init__(self, settings, path, load, describe):
+        self.device = torch.device(settings["device"])
+        self.cuda = self.device.type == "cuda"
+        self.synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
+        self.load, self.describe, self.stage, self.path, self.code = load, describe, "compile", str(path), ""
+        self.muted, self.clock, self.kept, self.graph = (), None, [], None
+        self.alert = 0.0  # seconds to stay awake for the next order
+        if self.cuda:
+            torch.cuda.set_device(self.device)
+            torch.cuda.init()
+
+    def build(self, code, name, arguments, seed, on_device, compile_it, limit):
+        """Execute the source and construct the model as the reference was: same seed, same device, same order."""
+        if limit is not None:  # bytes of GPU memory
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), self.device)
+        self.on_device, self.seed, self.code = on_device, seed, code
+        self.arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in arguments]
+        module = self.load("candidate", code, self.path)
+        self.model_class = getattr(module, name, None)
+        if not isinstance(self.model_class, type):
+            raise NameError(f"the code defines no class {name}")
+        self.watch_kernels()
+        self.stage = "build"
+        self.model = self.construct()
+        self.stage = "forward"
+        state = {key: list(t.shape) for key, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
+        loose = sum(isinstance(value, torch.Tensor) for part in self.model.modules() for value in vars(part).values())
+        if compile_it:
+            self.model = torch.compile(self.model)
+        return {"state": state, "loose": loose}
+
+    def construct(self):
+        torch.manual_seed(self.seed)
+        if self.on_device:
+            with self.device:
+                return self.model_class(*self.arguments).to(self.device)
+        return self.model_class(*self.arguments).to(self.device)
+
+    def watch_kernels(self):
+        """Let launches of the candidate's own Triton kernels be timed and left out."""
+        try:
+            from triton.runtime import jit
+        except ImportError:
+            return
+        launch = jit.JITFunction.run
+
+        def run(kernel, *args, **kwargs):
+            if kernel.fn.__code__.co_filename != self.path or kwargs.get("warmup"):
+                return launch(kernel, *args, **kwargs)
+            name = kernel.fn.__name__
+            if name in self.muted:
+                return None
+            if self.clock is not None:
+                return self.clock.around(name, True, lambda: launch(kernel, *args, **kwargs))
+            return launch(kernel, *args, **kwargs)
+
+        jit.JITFunction.run = run
+
+    def share(self, handles, inputs, outputs, slots, values):
+        """Open the arenas: `slots` copies of the inputs, one of the outputs. values: the inputs that are no tensors."""
+        self.values = values
+        if handles is not None:
+            raw_in, raw_out = map(attach, handles)
+            size = raw_in.numel() // slots // ALIGN * ALIGN
+            self.tensors = [views(raw_in[i * size:(i + 1) * size], inputs) for i in range(slots)]
+            self.outputs = views(raw_out, outputs)
+        else:
+            self.tensors, self.outputs = [None] * slots, None
+        return {}
+
+    def put(self, slot, tensors):
+        self.tensors[slot] = [tensor.to(self.device) for tensor in tensors]
+        return {}
+
+    def inputs(self, slot):
+        waiting = iter(self.tensors[slot])
+        return [next(waiting) if tensor else value for tensor, value in self.values]
+
+    def hand_over(self, out):
+        """Describe an output and put its tensors where the scorer finds them."""
+        leaves, answer = tree_leaves(out), []
+        for i, leaf in enumerate(leaves):
+            if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+                answer.append({"type": type(leaf).__name__})
+                continue
+            entry = {"dtype": str(leaf.dtype), "shape": list(leaf.shape), "device": leaf.device.type}
+            if self.outputs is None:
+                entry["tensor"] = leaf
+            elif i < len(self.outputs) and self.outputs[i].shape == leaf.shape and self.outputs[i].dtype == leaf.dtype:
+                self.outputs[i].copy_(leaf)
+            answer.append(entry)
+        self.synchronize()
+        return {"leaves": answer}
+
+    def forward(self, slot, seed, perturb, mute):
+        """One checked call; with `perturb` of a new model, whose parameters are moved as the reference's were."""
+        model = self.model
+        if perturb:
+            model = self.construct()
+            state = dict([*model.named_parameters(), *model.named_buffers()])
+            with torch.no_grad():
+                for name, value in perturb_state(state, seed).items():
+                    state[name].copy_(value)
+        blocks = [torch.full_like(out, float("nan")) for _ in range(2) for out in self.outputs or []
+                  if out.is_floating_point()]
+        del blocks  # so that the memory which the allocator hands out next is not a former result, nor zero
+        self.muted = set(mute)
+        torch.manual_seed(seed)
+        try:
+            with torch.no_grad(), Noise() if mute else torch.no_grad():
+                return self.hand_over(model(*self.inputs(slot)))
+        finally:
+            self.muted = ()
+
+    def capture(self, calls):
+        """Turn the calls into one CUDA graph, which `go` replays from now on: the same kernels, without the host."""
+        try:
+            torch.cuda.empty_cache()  # a graph has a pool of memory of its own
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.no_grad(), torch.cuda.stream(stream):
+                self.model(*self.inputs(calls[0]))  # libraries set themselves up for the stream
+            self.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
+                self.kept = [self.model(*self.inputs(slot)) for slot in calls]
+            self.graph = graph
+        except Exception:  # it waits for the GPU, or uses a stream of its own: the host is restarted and times it as is
+            self.kept = []
+        return {"captured": self.graph is not None}
+
+    def ready(self):
+        """Take the GPU over and stay awake: switching processes, or waking up, takes longer than many a kernel."""
+        torch.zeros(1, device=self.device)
+        self.synchronize()
+        self.alert = 0.1
+        return {}
+
+    def go(self, calls, seed, repeat):
+        """The timed order: run the calls, keep their results, answer when the GPU is done."""
+        torch.manual_seed(seed)
+        if self.graph is not None:
+            for _ in range(repeat):
+                self.graph.replay()
+        else:
+            with torch.no_grad():
+                self.kept += [self.model(*self.inputs(slot)) for slot in calls]
+        self.synchronize()
+        return {}
+
+    def collect(self, call):
+        return self.hand_over(self.kept[call])
+
+    def drop(self):
+        if self.graph is None:
+            self.kept.clear()
+        return {}
+
+    def profile(self):
+        """[[milliseconds, label, own]] of one forward on the GPU alone: launches are queued behind a pause."""
+        if not self.cuda:
+            return {"events": []}
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        self.clock = EventClock()
+        try:
+            with torch.no_grad():
+                torch.cuda._sleep(20_000_000)  # clock cycles: about 10 ms, in which the host queues everything
+                begin.record()
+                self.clock.around("nothing", False, lambda: None)  # what a pair of events costs
+                with self.clock:
+                    self.model(*self.inputs(0))
+                end.record()
+                self.synchronize()
+        finally:
+            (a, b, _, _), *marks = self.clock.marks
+            self.clock = None
+        pair = a.elapsed_time(b)
+        events = [[max(a.elapsed_time(b) - pair, 1e-4), label, own] for a, b, label, own in marks]
+        return {"events": events, "total": begin.elapsed_time(end) - 2 * pair * (len(marks) + 1)}
+
+    def serve(self, sock):
+        while True:
+            watch(sock, self.alert)
+            self.alert = 0.0
+            order = receive(sock)
+            try:
+                answer = getattr(self, order.pop("order"))(**order)
+            except BaseException as error:  # SystemExit included: the verdict says what happened
+                text, line = self.describe(error, self.path, self.code)
+                refused = re.search("Compilation|OutOfResources|PTXAS|Unsupported", type(error).__name__)
+                answer = {"failed": "compile" if refused else self.stage, "error": text, "line": line}
+            send(sock, answer)

@@ -1,12 +1,12 @@
-"""The built-in cold start's examples: what the expert of teacher.py would answer in each role, and the diversity filter.
+"""The built-in cold start's examples: what teacher.py's expert would answer in each role, and the diversity filter.
 
 Paper section 4: five kinds, merged and shuffled: (a) policy trajectories without skills, (b) with skills, (c) selection
 calls, (d) summary calls that saw skills, (e) summary calls that saw none.
 
 What they teach on purpose, and what they leave: a technique shows up nearly always when a skill names it and rarely
-otherwise; later turns add some of what is missing; Selection usually, not always, picks what fits; Summary names what
-the best answer has and the first has not. So the policy can follow skills and feedback but does not do so reliably on
-its own, and every role has something to gain from RL.
+otherwise; a later turn adds some of what is missing, or, after a kernel that failed, steps back to the plainest one;
+Selection usually, not always, picks what fits; Summary names what the best answer has and the first has not. So the
+policy can follow skills and feedback but does not do so reliably on its own: every role has something to gain from RL.
 """
 
 import hashlib
@@ -36,7 +36,8 @@ from teacher import ALL, TECHNIQUES
 FREE = 0.3  # probability that the expert applies a technique that no skill named
 TOLD = 0.95  # ... that a skill in the prompt named
 LEARN = 0.35  # ... that is still missing in a later turn, after feedback
-SPOILED = 0.12  # probability that the first of several turns is a broken kernel
+SPOILED = 0.35  # probability that the first of several turns is a broken kernel
+RETREAT = 0.85  # ... that the turn after it starts again from the plainest kernel, instead of repairing the broken one
 SEED_LIBRARY = ["row-reduction", "partial-sums-loss", "row-scan"]  # the ones of the widest use are left to be found
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -179,11 +180,15 @@ class Writer:
         applicable = teacher.applicable(program)
         skills = self.injected(rng, applicable) if rng.random() < 0.4 else []
         told = {s.name for s in skills}
-        have, answers = frozenset(), []
+        have, answers, broken = frozenset(), [], rng.random() < SPOILED
         for turn in range(rng.choice([2, 2, 3])):
-            solution, have = self.draw(rng, program, applicable, told, have, LEARN if turn else FREE)
+            if turn == 1 and broken and rng.random() < RETREAT:
+                solution, have = teacher.render(program, set()), frozenset()
+            else:  # it is ambitious kernels that break
+                free = LEARN if turn else 2 * FREE if broken else FREE
+                solution, have = self.draw(rng, program, applicable, told, have, free)
             reply, code = policy_reply(solution), solution.code
-            if turn == 0 and rng.random() < SPOILED:
+            if turn == 0 and broken:
                 code = spoil(code, rng)
                 reply = reply.replace(solution.code, code)
             answers.append((reply, code, solution))
@@ -192,7 +197,7 @@ class Writer:
             solution, _ = self.draw(rng, program, applicable, told | {rng.choice(missing)}, have, LEARN)
             shown.append((policy_reply(solution), solution.code, solution))
         verdicts = self.sandbox.score(task, [code for _, code, _ in shown])
-        if not all(verdict.correct for verdict in verdicts[len(answers) - 1:]):
+        if verdicts[0].correct == broken or not all(verdict.correct for verdict in verdicts[len(answers) - 1:]):
             return []
         if rng.random() < 0.5:  # the clock's name is a word that the policy should not depend on
             verdicts = [replace(v, clock="measured") for v in verdicts]
@@ -200,9 +205,8 @@ class Writer:
         for (reply, _, _), verdict in zip(answers[:-1], verdicts):
             messages = next_messages(messages, reply, verdict)
         messages.append({"role": "assistant", "content": answers[-1][0]})
-        spoiled = int(answers[0][1] != answers[0][2].code)
         trajectory = Example("policy+skills" if skills else "policy", messages, None, task.family,
-                             normalized(answers[-1][1]), unlearnt=spoiled)
+                             normalized(answers[-1][1]), unlearnt=int(broken))
         summary = self.summary(rng, task, skills, shown, verdicts)
         return [trajectory, summary] if summary else [trajectory]
 
@@ -278,7 +282,7 @@ def _write_many(seeds):
 
 
 def write_examples(first_seed, problems, execute, processes, title) -> list[Example]:
-    """Examples from `problems` consecutive seeds, in parallel; the result does not depend on the number of processes."""
+    """Examples from `problems` consecutive seeds, in parallel; the result does not depend on how many processes."""
     chunks = [range(s, min(s + 50, first_seed + problems)) for s in range(first_seed, first_seed + problems, 50)]
     examples, start = [], time.time()
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_worker, (execute,)) as pool:
@@ -294,7 +298,7 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
     """Down-sample what is over-represented (paper section 4); without it Selection collapses onto a few skills.
 
     Three caps: examples per normalised kernel (near-duplicates), examples whose answer holds the same skills and
-    examples of one operator family of one kind, the last two at `per_share` times an even share. Prints before and after.
+    examples of one operator family of one kind, the last two at `per_share` times an even share. Prints what it did.
     """
     order = list(examples)
     rng.shuffle(order)

@@ -57,7 +57,6 @@ class Host:
         self.synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
         self.load, self.describe, self.stage, self.path, self.code = load, describe, "compile", str(path), ""
         self.muted, self.clock, self.kept, self.graph = (), None, [], None
-        self.alert = 0.0  # seconds to stay awake for the next order
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
@@ -183,16 +182,14 @@ class Host:
             self.kept = []
         return {"captured": self.graph is not None}
 
-    def ready(self):
-        """Take the GPU over and stay awake: switching processes, or waking up, takes longer than many a kernel."""
+    def ready(self, seed):
+        """Take the GPU over: switching processes takes longer than many a kernel."""
+        torch.manual_seed(seed)
         torch.zeros(1, device=self.device)
         self.synchronize()
-        self.alert = 0.1
-        return {}
 
-    def go(self, calls, seed, repeat):
-        """The timed order: run the calls, keep their results, answer when the GPU is done."""
-        torch.manual_seed(seed)
+    def go(self, calls, repeat):
+        """The timed order: run the calls, keep their results, return when the GPU is done."""
         if self.graph is not None:
             for _ in range(repeat):
                 self.graph.replay()
@@ -234,13 +231,19 @@ class Host:
 
     def serve(self, sock):
         while True:
-            watch(sock, self.alert)
-            self.alert = 0.0
             order = receive(sock)
+            name = order.pop("order")
+            if name == "go":  # the clock runs from the signal that comes now to the one that is given at the end
+                self.ready(order.pop("seed"))
+                send(sock, {})
+                watch(sock, 0.1)  # awake: waking up would take as long as a kernel
+                sock.recv(1)
             try:
-                answer = getattr(self, order.pop("order"))(**order)
+                answer = getattr(self, name)(**order)
             except BaseException as error:  # SystemExit included: the verdict says what happened
                 text, line = self.describe(error, self.path, self.code)
                 refused = re.search("Compilation|OutOfResources|PTXAS|Unsupported", type(error).__name__)
                 answer = {"failed": "compile" if refused else self.stage, "error": text, "line": line}
+            if name == "go":
+                sock.send(b"!")
             send(sock, answer)

@@ -197,14 +197,30 @@ class Child:
             there.close()
             os.close(token)
 
-    def ask(self, tree, deadline=None, alert=0.0):
-        """Send a message and wait for the answer, the first `alert` seconds awake. Raises Gone or TimeoutError."""
+    def ask(self, tree, deadline=None):
+        """Send a message and wait for the answer. Raises Gone or TimeoutError."""
         try:
             send(self.sock, tree)
         except OSError:
             raise Gone from None
-        watch(self.sock, alert)
         return receive(self.sock, deadline)
+
+    def start_and_stop(self, deadline):
+        """Seconds between the starting signal and the process's own: one byte each way. Raises Gone or TimeoutError."""
+        try:
+            began = time.perf_counter()
+            self.sock.send(b"!")
+            watch(self.sock, 1.0)
+            if not select.select([self.sock], [], [], max(deadline - time.monotonic(), 0.0))[0]:
+                raise TimeoutError
+            seconds = time.perf_counter() - began
+            if not self.sock.recv(1):
+                raise Gone
+        except TimeoutError:
+            raise
+        except OSError:
+            raise Gone from None
+        return seconds
 
     def close(self, wait=False):
         """Have the process killed; with `wait`, return only when it and all its descendants are gone."""

@@ -1,4 +1,4 @@
-"""Writes one Triton kernel and the host function that launches it, line by line from torch expressions. Part of the teacher.
+"""Writes one Triton kernel and the host function that launches it, line by line from torch expressions, for teacher.py.
 
 Five kinds of kernels. All address memory by the flat offset `idx`, so one rule indexes broadcast operands:
 
@@ -63,7 +63,7 @@ MODULES = {nn.ReLU: ("relu",), nn.Sigmoid: ("sigmoid",), nn.Tanh: ("tanh",), nn.
            nn.Softsign: ("softsign",), nn.SELU: ("selu",), nn.ReLU6: ("relu6",), nn.LogSigmoid: ("logsigmoid",),
            nn.LeakyReLU: ("leaky_relu", "negative_slope"), nn.ELU: ("elu", "alpha"),
            nn.Hardtanh: ("clamp", "min_val", "max_val")}
-# Row operators: lines over the row `{x}` (masked lanes hold 0) that assign `{t}`. Scalars of the row are plain variables.
+# Row operators: lines over the row `{x}` (masked lanes hold 0) that assign `{t}`. The row's scalars are variables.
 _NEG = 'tl.where(mask, {x}, float("-inf"))'
 _SUM = "tl.sum(tl.where(mask, {0}, 0.0), 0)"
 ROWS = {
@@ -399,7 +399,8 @@ class Kernel:
             "acc = tl.zeros((BM, BN), tl.float32)",
             "for start in range(0, k, BK):",
             "    i = start + tl.arange(0, BK)",
-            f"    a = tl.load({x}_ptr + rows[:, None] * k + i[None, :], mask=(rows[:, None] < m) & (i[None, :] < k), other=0.0)",
+            f"    a = tl.load({x}_ptr + rows[:, None] * k + i[None, :], "
+            "mask=(rows[:, None] < m) & (i[None, :] < k), other=0.0)",
             f"    b = tl.load({w}_ptr + {weight}, mask=(cols[None, :] < n) & (i[:, None] < k), other=0.0)",
             '    acc = tl.dot(a, b, acc, input_precision="tf32x3")',
             "idx = rows[:, None] * n + cols[None, :]",

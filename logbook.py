@@ -5,8 +5,8 @@
     checkpoint/              a model folder with its skill library, and trainer.pt: all that --resume needs
     curves.png
 
-`run` is reinforce.Run, `episodes` a list of reinforce.Episode. A step is complete once its checkpoint is; whatever a kill
-leaves of a later one is written again.
+`run` is reinforce.Run, `episodes` a list of reinforce.Episode. A step is complete once its checkpoint is; what a
+kill leaves of a later one is written again.
 """
 
 import contextlib

@@ -59,7 +59,7 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
 
     All T turns are used, also after a correct one: a later turn may be faster. A rollout whose next prompt would be
     longer than `max_prompt_tokens` ends there; a first prompt that is too long gives one turn that says so.
-    temperature 0 is greedy. `sandbox` needs `score_pairs` and `device`.
+    temperature 0 is greedy. `sandbox` needs `prepare`, `score_pairs` and `device`.
     """
     trajectories = [Trajectory(task, tuple(skills)) for task, skills in jobs]
     messages = [policy_messages(task, skills) for task, skills in jobs]
@@ -73,6 +73,7 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
             error = f"the prompt has {len(prompts[i])} tokens, more than {max_prompt_tokens}"
             trajectory.turns.append(Turn(Completion(prompts[i], [], [], "", False), None, _unscored(sandbox, error)))
     for turn in range(turns):
+        sandbox.prepare([trajectories[i].task for i in alive])
         replies = model.sample([prompts[i] for i in alive], max_new_tokens, temperature, generator)
         codes = [backbone.extract_code(reply.text) for reply in replies]
         scored = iter(score_pairs(sandbox, [(trajectories[i].task, code) for i, code in zip(alive, codes) if code]))

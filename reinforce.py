@@ -17,9 +17,9 @@ once, each against its own kind of group:
     summary    speedup that its best verified skill reached    the task's s summaries               0.5
 
 How it differs from the paper's release: MRS is judged inside the update, where the trainer's probabilities are computed
-anyway, so a reply that it masks has been a member of its group. A proposal that repeats a skill of the library is turned
-down (summarizer.identity), where the release only gives it another name. The divisor of adv_cross_scheme has a floor:
-where all kernels are equally fast, it would blow timing noise up to full advantages.
+anyway, so a reply that it masks has been a member of its group. A proposal that repeats a skill of the library is
+turned down (summarizer.identity), where the release only gives it another name. The divisor of adv_cross_scheme has a
+floor: where all kernels are equally fast, it would blow timing noise up to full advantages.
 
 A run leaves in --out: metrics.jsonl, rollouts/step_N.jsonl, skill_library/global_step_N.jsonl, curves.png, and
 checkpoint/, a model folder with its skill library (bench.py loads it) that also holds all that --resume needs.

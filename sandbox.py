@@ -38,7 +38,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,6 +53,7 @@ from jail import Child, Gone, receive, send
 from tasks import TaskError, load_task
 from trials import KernelTime, Reference, Verdict, describe, identical, load_module, numbered, other_shapes
 
+KEPT = 16  # references that stand side by side on a GPU, memory permitting
 BORDER = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected", "error")
 
 
@@ -177,8 +178,10 @@ def scorer(sock, warm, settings):
     send(sock, {"unusable": None, "large": measured is not None and measured.large})
     shapes = []  # see generalise
     while True:
-        codes = receive(sock)["codes"]
-        left = []
+        order = receive(sock)
+        codes, left = order["codes"], []
+        if "spare" in order:
+            measured.start_spare(order["spare"])
         for index, code in enumerate(codes):
             verdict = static_check(code)
             if verdict is None and measured is None:
@@ -237,7 +240,7 @@ class Sandbox:
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
     baseline   "eager", or "compile" to measure against torch.compile of the reference
     shapes     check a correct candidate on so many randomly rescaled shapes of the task, too (Verdict.generalises)
-    measure    seconds of timing for each candidate with the measured clock; at least 10 batches of calls
+    measure    seconds of timing for each candidate with the measured clock; at least 10 batches of calls on each side
     require_kernel  reject a candidate without a kernel of its own
     remember   keep verdicts, so that an identical candidate of a task is scored once in the life of the sandbox
     clock      "modelled" or "measured", where it should not follow from the device
@@ -245,7 +248,7 @@ class Sandbox:
     """
 
     def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=None, workers=None, protocol="strict",
-                 baseline="eager", shapes=0, measure=0.25, require_kernel=True, remember=True, clock=None, tasks=1):
+                 baseline="eager", shapes=0, measure=0.12, require_kernel=True, remember=True, clock=None, tasks=1):
         if str(device).split(":")[0] not in ("cpu", "cuda"):
             raise ValueError(f"device {device}: choose cpu or cuda")
         if device != "cpu" and not torch.cuda.is_available():
@@ -266,7 +269,7 @@ class Sandbox:
                          "workers": self.workers, "tasks": tasks,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
         self.idle = OrderedDict()  # source -> scorer whose reference stands, of the measured clock; see _rest
-        self.starting = []  # threads of prepare
+        self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
 
@@ -275,27 +278,40 @@ class Sandbox:
         return self.score_pairs([(task, code) for code in codes])
 
     def prepare(self, tasks):
-        """Start building the references of tasks whose candidates are about to be written (measured clock)."""
-        def start(task):
+        """While candidates of these tasks are being written, one for each entry, start what judging them will take.
+
+        That is every task's reference, and the candidates' processes: to come up takes them longer than a measurement.
+        Only for the measured clock, and where references of several tasks may stand side by side.
+        """
+        counts = Counter(task.source for task in tasks)
+
+        def start(task, before):
+            if before is not None:
+                before.join()
+            with self.lock:
+                child = self.idle.pop(task.source, None)
             try:
-                child = self._start_scorer(task)
+                child = child or self._start_scorer(task)
+                send(child.sock, {"codes": [], "spare": min(counts[task.source], self.workers // len(counts))})
             except TaskError:
                 return  # said again when the first candidate comes
+            except OSError:
+                return child.close()
             with self.lock:
                 self._rest(task.source, child)
 
-        if self.settings["clock"] == "measured":
-            for task in {task.source: task for task in tasks if task.source not in self.idle}.values():
-                self.starting.append(threading.Thread(target=start, args=(task,), daemon=True))
-                self.starting[-1].start()
+        if self.settings["clock"] == "measured" and self.settings["tasks"] > 1 and len(counts) <= KEPT:
+            for task in {task.source: task for task in tasks}.values():
+                thread = threading.Thread(target=start, args=(task, self.starting.get(task.source)), daemon=True)
+                self.starting[task.source] = thread
+                thread.start()
 
     def score_pairs(self, pairs):
         """Verdicts for (task, code) pairs of any number of tasks, in their order; exactly one each.
 
         Raises TaskError when one of the tasks cannot be used.
         """
-        while self.starting:
-            self.starting.pop().join()
+        self._join()
         keys = [(task.source, code) for task, code in pairs]
         tasks = {task.source: task for task, _ in pairs}
         waiting = OrderedDict()  # source -> codes still to be judged
@@ -345,6 +361,11 @@ class Sandbox:
                 self.verdicts.popitem(last=False)
         return verdicts
 
+    def _join(self):
+        """Wait for prepare's threads."""
+        while self.starting:
+            self.starting.popitem()[1].join()
+
     def _rest(self, source, child):
         """Keep a scorer on a GPU for its task's next turn, as long as memory allows; else end it. self.lock is held."""
         if child is None:
@@ -352,7 +373,7 @@ class Sandbox:
         if child.large:
             return child.close(wait=True)
         self.idle[source] = child
-        most = 0 if self.settings["clock"] == "modelled" else 16
+        most = 0 if self.settings["clock"] == "modelled" else KEPT
         while len(self.idle) > most or len(self.idle) > 1 and self._crowded():
             self.idle.popitem(last=False)[1].close(wait=most > 0)
 
@@ -438,8 +459,7 @@ class Sandbox:
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""
         if self.control is not None:
-            while self.starting:
-                self.starting.pop().join()
+            self._join()
             self._end_idle()
             self.control.close()
             self.control = None

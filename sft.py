@@ -1,8 +1,8 @@
 """Cold start: how does a base model learn the three reply formats from a diverse set of verified examples?
 
-    python sft.py --out checkpoints/tiny                      the built-in cold start: a tiny backbone from random weights
-    python sft.py --model Qwen/Qwen3-8B-Base --out DIR        the same examples, on a pretrained model
-    python sft.py --model M --data FILE --out DIR             rows with `messages` and `tools` (JSON lines or parquet)
+    python sft.py --out checkpoints/tiny                    the built-in cold start: a tiny backbone from random weights
+    python sft.py --model Qwen/Qwen3-8B-Base --out DIR      the same examples, on a pretrained model
+    python sft.py --model M --data FILE --out DIR           rows with `messages` and `tools` (JSON lines or parquet)
 
 The examples of the built-in cold start are written by examples.py; the paper's four steps here are encoding (loss on
 assistant tokens only), batching by length, AdamW with a cosine schedule, and measuring what was learnt on held-out
@@ -68,7 +68,7 @@ def encode(chat, example) -> tuple[np.ndarray, np.ndarray]:
 
 
 def save_cache(path, tokenizer, data):
-    """Encoded examples in one file, two bytes a token where the vocabulary allows: writing them takes longer than training."""
+    """Encoded examples in one file, two bytes a token where possible: writing examples takes longer than training."""
     ids = np.concatenate([ids for ids, _ in data])
     arrays = {"ids": ids.astype(np.uint16) if ids.max() < 65536 else ids,
               "lengths": np.array([len(ids) for ids, _ in data]),
@@ -112,8 +112,8 @@ def train_tokenizer(texts, vocabulary):
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     split = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(r"import [\w. ]+\n|\b(?:tl|torch|nn|F|triton)\.[\w.]+\(?|self\.|[A-Za-z_]+ (?=[A-Za-z])"
-                                   r"|[A-Za-z_]+|[0-9]+|[^A-Za-z_0-9]+"), "isolated"),
+        pre_tokenizers.Split(Regex(r"import [\w. ]+\n|\b(?:tl|torch|nn|F|triton)\.[\w.]+\(?|self\."
+                                   r"|[A-Za-z_]+ (?=[A-Za-z])|[A-Za-z_]+|[0-9]+|[^A-Za-z_0-9]+"), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     spread = Counter()  # in how many texts a piece occurs
     for text in texts:
@@ -265,8 +265,8 @@ def train(model, data, pad, args):
                 {"step": n + 1, "loss": round(loss.item(), 4), "tokens": seen, "seconds": round(time.time() - start, 1)}
             )
             print(
-                f"step {n + 1}/{len(batches)}  loss {history[-1]['loss']:.4f}  {seen / (time.time() - start) / 1e3:.0f} k tokens/s  "
-                f"{time.time() - start:.0f} s",
+                f"step {n + 1}/{len(batches)}  loss {history[-1]['loss']:.4f}  "
+                f"{seen / (time.time() - start) / 1e3:.0f} k tokens/s  {time.time() - start:.0f} s",
                 flush=True,
             )
     model.eval()
@@ -411,7 +411,7 @@ def main():
     parser.add_argument(
         "--problems", type=int, default=100_000, help="synthesised problems for single turns and selections"
     )
-    parser.add_argument("--executed", type=int, default=4_000, help="problems for executed multi-turn trajectories")
+    parser.add_argument("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
     parser.add_argument("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tiny backbone's tokenizer")
     parser.add_argument("--epochs", type=float, default=2.2, help="passes over the examples (paper: 4)")

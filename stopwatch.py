@@ -1,8 +1,8 @@
 """The measured clock: running a model in a process that is not trusted, and timing it from outside.
 
-A *host* process (host.py) holds one model (a candidate's, or the reference's: both are driven through this same path). The scorer
-speaks to it through a *lane*: a socket for orders, and GPU memory that both can see (CUDA IPC) for inputs and outputs.
-Where IPC is not available tensors travel over the socket instead; the timed part is the same.
+A *host* process (host.py) holds one model (a candidate's, or the reference's: both are driven through this same path).
+The scorer speaks to it through a *lane*: a socket for orders, and GPU memory that both can see (CUDA IPC) for inputs
+and outputs. Where IPC is not available tensors travel over the socket instead; the timed part is the same.
 
 What is timed is a batch of calls on distinct inputs, recorded as a CUDA graph: the same kernels as eager PyTorch's,
 back to back, without the gaps that a slow host leaves between launches. Before the clock starts the host has taken the
@@ -10,7 +10,7 @@ GPU over from the other processes and is awake: neither takes a constant time. (
 cannot be captured, is timed as it runs, host and all; then so is the reference.) What makes the time hard to forge:
 
     a captured graph is a fixed program: what it works on is written afterwards, and no Python of the candidate runs;
-    the scorer reads its own clock: from sending the order "go" until the host's answer that the GPU has finished;
+    the scorer reads its own clock: from the starting signal until the host's that the GPU has finished;
     which call's output is checked is decided afterwards. Without a graph, all inputs are fresh for every batch, and
     handing the output over is timed as well, so that work left for later shows up as a slow hand-over;
     the shared memory holds inputs and outputs of this host only: no expected value is ever in its reach.
@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, views
+from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, receive, views
 from roofline import Clock
 from trials import (Stages, Trial, Verdict, compare, note_comparison, reaching, set_failure, set_profile,
                     set_roofline)
@@ -59,9 +59,13 @@ class Lane:
         self.device, self.arena = torch.device(settings["device"]), None
         self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
 
-    def order(self, order, alert=0.0, **fields):
-        deadline = self.deadline or time.monotonic() + self.timeout
-        answer = self.child.ask({"order": order, **fields}, deadline, alert)
+    def order(self, order, **fields):
+        return self.checked(self.child.ask({"order": order, **fields}, self.until()))
+
+    def until(self):
+        return self.deadline or time.monotonic() + self.timeout
+
+    def checked(self, answer):
         if not isinstance(answer, dict):
             raise Gone
         if "failed" in answer:
@@ -156,11 +160,11 @@ class Lane:
         return self.results(self.order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute)))
 
     def go(self, calls, seed=0, repeat=1):
-        """Seconds from the order to the answer."""
-        self.order("ready")
-        began = time.perf_counter()
-        self.order("go", alert=1.0, calls=calls, seed=seed, repeat=repeat)
-        return time.perf_counter() - began
+        """Seconds from the starting signal to the host's that the GPU has finished."""
+        self.order("go", calls=calls, seed=seed, repeat=repeat)  # its answer: ready
+        seconds = self.child.start_and_stop(self.until())
+        self.checked(receive(self.child.sock, self.until()))
+        return seconds
 
     def quickest(self, calls):
         """Seconds of the quickest of three batches; their results are dropped."""
@@ -189,6 +193,13 @@ class Lane:
             self.arena = None
 
 
+def close_all(lanes):
+    """End the processes of several lanes (None for none) at once: one takes the driver a fifth of a second."""
+    lanes = [lane for lane in lanes if lane is not None]
+    with ThreadPoolExecutor(max(1, len(lanes))) as pool:
+        list(pool.map(Lane.close, lanes))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Timing two lanes against each other
 
@@ -200,18 +211,20 @@ class Timing:
     waited: for every clearing of the cache, whether it took so long that something else must have had the GPU.
     """
 
-    def __init__(self, reference, candidate, calls, repeat, clear_cache):
-        self.lanes, self.calls, self.repeat, self.clear_cache = (reference, candidate), calls, repeat, clear_cache
+    def __init__(self, reference, candidate, calls, graphs, clear_cache):
+        """graphs: have the calls been captured? Then a batch repeats them until it is long enough to be timed well."""
+        self.lanes, self.calls, self.clear_cache = (reference, candidate), calls, clear_cache
         self.seconds, self.handing, self.waited = ([], []), ([], []), []
         self.overhead = [statistics.median(lane.go([], repeat=0) for _ in range(9)) for lane in self.lanes]
+        self.repeat = [max(1, min(256, round(BATCH / lane.quickest(calls)))) if graphs else 1 for lane in self.lanes]
 
     def batch(self, index, seed):
         """Time one batch on both; the inputs must have been put. Leaves the results with the hosts."""
         for which in (0, 1) if index % 2 else (1, 0):
             self.waited.append(self.clear_cache())
-            seconds = self.lanes[which].go(self.calls, seed, self.repeat) - self.overhead[which]
+            seconds = self.lanes[which].go(self.calls, seed, self.repeat[which]) - self.overhead[which]
             if index >= 0:  # before that, it was for warming up
-                self.seconds[which].append(max(seconds, 1e-7) / len(self.calls) / self.repeat)
+                self.seconds[which].append(max(seconds, 1e-7) / len(self.calls) / self.repeat[which])
 
     def late(self):
         """Did handing a result over take so much longer than the reference's that it must have been computed then?"""
@@ -226,7 +239,7 @@ class Timing:
         low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free interval of a median
         spread = max((third - first) / middle for first, middle, third in map(statistics.quantiles, self.seconds))
         disturbed = spread > 0.1 or statistics.mean(self.waited) > 0.1  # an evenly busy GPU scatters little, but waits
-        return reference * 1e3, candidate * 1e3, min(low, reference / candidate), disturbed
+        return reference * 1e3, candidate * 1e3, low, disturbed
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -305,14 +318,12 @@ class Measured:
         several = list(range(min(self.slots, 5)))
         empty = self.lane.quickest([])
         one = max(self.lane.quickest(several) - empty, 1e-6) / len(several)
-        self.calls, self.repeat = list(range(max(1, min(self.slots, int(BATCH / one))))), 1
+        self.calls = list(range(max(1, min(self.slots, int(BATCH / one)))))
         # As a CUDA graph the same kernels run back to back, however slow the host is at launching them, and no Python
         # of the candidate runs between them. The customary protocol times calls as they are, with the host's share.
         self.graphs = self.cuda and strict and self.lane.capture(self.calls)
         self.plain_lane = self.lane
         if self.graphs:
-            batch = max(self.lane.quickest(self.calls) - empty, 1e-6)
-            self.repeat = max(1, min(256, round(BATCH / batch)))
             self.plain_lane = None  # made when a candidate comes along that cannot be captured
         elif self.cuda and strict:
             self.lane.close()
@@ -359,6 +370,7 @@ class Measured:
             wave = list(range(start, min(start + self.width, len(codes))))
             with turn(self.settings, alone=False), ThreadPoolExecutor(len(wave)) as pool:
                 prepared = list(pool.map(lambda index: self.guarded(codes[index], self.prepare), wave))
+            close_all(lane for verdict, lane in prepared if not verdict.correct)
             for index, (verdict, lane) in zip(wave, prepared):
                 if verdict.correct:
                     stages = Stages(verdict)
@@ -366,9 +378,13 @@ class Measured:
                         stages.end("wait")
                         verdict, _ = self.guarded(codes[index], self.time, verdict, lane)
                     stages.end("time")
-                if lane is not None:
-                    lane.close()
                 yield index, verdict
+            close_all(lane for _, lane in prepared)
+
+    def start_spare(self, count):
+        """Let processes of up to `count` candidates come up: with a GPU that takes longer than a measurement."""
+        while len(self.spare) < min(count, self.width):
+            self.spare.append(Lane(self.warm, self.settings, "candidate"))
 
     def guarded(self, code, work, *arguments):
         """Run one stage of judging; whatever the candidate does to it becomes part of the verdict."""
@@ -454,8 +470,8 @@ class Measured:
             lane.put(slot, self.reference.draw("warm", slot))
         lane.finish()
         if not self.graphs:
-            self.run_batches(verdict, lane, self.plain_lane, 1)
-        elif not lane.capture(self.calls) or not self.run_batches(verdict, lane, self.lane, self.repeat):
+            self.run_batches(verdict, lane, self.plain_lane)
+        elif not lane.capture(self.calls) or not self.run_batches(verdict, lane, self.lane):
             # It cannot be captured, or not all of it: a CUDA extension that launches into the default stream, say.
             verdict.correct, verdict.rejected = True, None
             if self.plain_lane is None:
@@ -464,14 +480,14 @@ class Measured:
             try:
                 again.deadline = lane.deadline
                 self.start_candidate(code, again)
-                self.run_batches(verdict, again, self.plain_lane, 1)
+                self.run_batches(verdict, again, self.plain_lane)
             finally:
                 again.close()
 
-    def run_batches(self, verdict, lane, reference_lane, repeat):
+    def run_batches(self, verdict, lane, reference_lane):
         """Enter the times. False, and a rejection, if the results of timed calls are wrong."""
         chance, graphs = random.Random(os.urandom(8)), reference_lane is self.lane and self.graphs
-        timing = Timing(reference_lane, lane, self.calls, repeat, self.clear_cache)
+        timing = Timing(reference_lane, lane, self.calls, graphs, self.clear_cache)
         began, index = time.monotonic(), -1
         while index < 10 or index < 300 and time.monotonic() - began < self.settings["measure"]:
             seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
@@ -496,6 +512,7 @@ class Measured:
         elif verdict.candidate_ms < self.floor_ms:
             verdict.correct, verdict.rejected = False, "faster than the GPU can write the output"
         else:
-            verdict.speedup, verdict.speedup_low = verdict.reference_ms / verdict.candidate_ms, low
+            verdict.speedup = verdict.reference_ms / verdict.candidate_ms
+            verdict.speedup_low = min(low, verdict.speedup)
             set_roofline(verdict, self.reference, self.flops, self.bandwidth, self.peak)
         return True

@@ -90,8 +90,8 @@ def kernelbench_tasks(folder, level) -> list[Task]:
     for base in (folder, folder / "KernelBench"):
         if (base / f"level{level}").is_dir():
             return _numbered(base / f"level{level}", level, f"level{level}/")
-    raise TaskError(f"{folder}: no level{level}/ there; clone https://github.com/ScalingIntelligence/KernelBench and pass "
-                    "its folder as --kernelbench")
+    raise TaskError(f"{folder}: no level{level}/ there; clone https://github.com/ScalingIntelligence/KernelBench and "
+                    "pass its folder as --kernelbench")
 
 
 def folder_tasks(folder) -> list[Task]:
@@ -116,17 +116,18 @@ def scale_batch(source, factor) -> str:
 # Decontamination: a training problem must not be an evaluation problem in other clothes (PAPER section 5, CUDA Agent).
 #
 # Two problems count as near when their `Model` classes use the same operators the same number of times, whatever their
-# names, order, shapes, constants and spelling (F.relu, x.relu(), nn.ReLU() are one operator). That is stricter than text
-# similarity, and it can be checked against a list of hashes without having the evaluation problems at hand.
+# names, order, shapes, constants and spelling (F.relu, x.relu(), nn.ReLU() are one operator). That is stricter than
+# text similarity, and it can be checked against a list of hashes without having the evaluation problems at hand.
 
 _SPELLINGS = {"hardtanh": "clamp", "clamp_min": "clamp", "clamp_max": "clamp", "clip": "clamp", "multiply": "mul",
               "divide": "div", "subtract": "sub", "max": "amax", "min": "amin", "swish": "silu", "mm": "matmul",
               "bmm": "matmul", "negative": "neg"}
 _WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"], "softsign": ["abs", "add", "div"],
-                "pow": ["mul"], "square": ["mul"], "mse_loss": ["mean", "mul", "sub"], "l1_loss": ["abs", "mean", "sub"],
+                "pow": ["mul"], "square": ["mul"],
+                "mse_loss": ["mean", "mul", "sub"], "l1_loss": ["abs", "mean", "sub"],
                 "logsigmoid": ["log", "sigmoid"], "log_softmax": ["log", "softmax"], "logsoftmax": ["log", "softmax"]}
-_NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand", "unsqueeze",
-            "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
+_NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand",
+            "unsqueeze", "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
 
 
 def operators(source) -> list[str]:
@@ -139,15 +140,17 @@ def operators(source) -> list[str]:
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
     modules = {}  # attribute name -> layer class, for self.act = nn.ReLU()
     for node in (n for c in classes for n in ast.walk(c)):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and isinstance(node.targets[0], ast.Attribute):
-            layer = node.value.func.attr if isinstance(node.value.func, ast.Attribute) else getattr(node.value.func, "id", "")
-            modules[node.targets[0].attr] = layer
+        if (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+                and isinstance(node.targets[0], ast.Attribute)):
+            made = node.value.func
+            modules[node.targets[0].attr] = made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", "")
     for method in (n for c in classes for n in c.body if isinstance(n, ast.FunctionDef) and n.name != "__init__"):
         for node in ast.walk(method):
             if isinstance(node, ast.BinOp):
                 found.append({ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
                               ast.MatMult: "matmul"}.get(type(node.op), "other"))
-            elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
+            elif (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+                  and not isinstance(node.operand, ast.Constant)):
                 found.append("neg")
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 name = node.func.attr
@@ -172,7 +175,7 @@ def evaluation_fingerprints() -> frozenset[str]:
 
 
 def unfit(task, evaluation) -> str | None:
-    """Why a synthesised problem may not be trained on, or None if it may. `evaluation`: fingerprints to stay clear of."""
+    """Why a synthesised problem may not be trained on, or None if it may. evaluation: fingerprints to stay clear of."""
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"
     try:

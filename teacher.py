@@ -1,8 +1,8 @@
 """The programmatic expert behind the built-in cold start.
 
-It reads a problem's `forward` (reader.py) and renders a `ModelNew` in which Triton kernels (kernels.py) take over as many
-steps as the given techniques allow. Each technique is also a skill (name, description, tags, body), so the same expert
-writes what the skill library says.
+It reads a problem's `forward` (reader.py) and renders a `ModelNew` in which Triton kernels (kernels.py) take over as
+many steps as the given techniques allow. Each technique is also a skill (name, description, tags, body), so the same
+expert writes what the skill library says.
 
     program = read(task)                         steps, shapes, constructor text; None if the reader cannot follow it
     applicable(program)                          the techniques that change anything for this problem
@@ -211,7 +211,7 @@ class _Renderer:
         self.texts += [host, body]
 
     def build(self, kind, steps, shape, layout="", prefix=None, final=None):
-        """A kernel over `steps`, or None if one of them cannot be translated. `final`: what it stores if there are none."""
+        """A kernel over `steps`, or None if one of them cannot be translated. final: what to store if there are none."""
         kernel = Kernel(self.p, kind, kind, shape, layout)
         try:
             if prefix:

@@ -3,8 +3,8 @@
     python results/measured_clock.py [--out measured_clock.json] [--synthesised 100]
 
 batch       48 kernels of one task, as one step of training scores them: seconds each, and where they go
-agreement   the teacher's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's rank
-            correlation of the speedups, by family. The measured clock sees the batch sizes that are usual on a GPU.
+agreement   the teacher's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's
+            rank correlation of the speedups, by family. The measured clock sees the batch sizes usual on a GPU.
 repeats     20 kernels of 50 microseconds or more scored ten times each: coefficient of variation of the speedup; then
             five of them four times while another process keeps the GPU busy half of the time
 """

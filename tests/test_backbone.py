@@ -28,7 +28,8 @@ CALL = '{"name": "f", "arguments": {"a": [1, "x"]}}'
         '```json\n{"a": [1, "x"]}\n```',
         '```\n{"a": [1, "x"]}\n```',
         f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>{CALL}</tool_call>',
-        f'<tool_call>broken</tool_call><tool_call>{CALL}</tool_call><tool_call>{{"name": "g", "arguments": 1}}</tool_call>',
+        f'<tool_call>broken</tool_call><tool_call>{CALL}</tool_call>'
+        '<tool_call>{"name": "g", "arguments": 1}</tool_call>',
     ],
 )
 def test_every_form_of_a_tool_call_is_read(text):

@@ -162,6 +162,9 @@ class Scorer:
     def __init__(self, lives=math.inf, factor=1.0):
         self.lives, self.factor = lives, factor
 
+    def prepare(self, tasks):
+        pass
+
     def score_pairs(self, pairs):
         self.lives -= 1
         if self.lives < 0:

@@ -511,7 +511,7 @@ class ModelNew(nn.Module):
 
 
 def test_a_step_survives_every_candidate(world, monkeypatch):
-    """With the real sandbox: a kernel that works, and one that is malformed, hangs, exits, crashes, floods or hoards."""
+    """With the real sandbox: a kernel that works, one that is malformed, hangs, exits, crashes, floods or hoards."""
     bodies = {
         "no class": "ModelNew = 3",
         "no forward": "",

@@ -1,4 +1,4 @@
-"""The cold start: what its examples teach, which tokens carry loss, the diversity filter, batches, the shipped model."""
+"""The cold start: what its examples teach, which tokens carry loss, diversity filter, batches, the shipped model."""
 
 import json
 import random

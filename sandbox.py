@@ -248,7 +248,7 @@ class Sandbox:
     """
 
     def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=None, workers=None, protocol="strict",
-                 baseline="eager", shapes=0, measure=0.12, require_kernel=True, remember=True, clock=None, tasks=1):
+                 baseline="eager", shapes=0, measure=0.1, require_kernel=True, remember=True, clock=None, tasks=1):
         if str(device).split(":")[0] not in ("cpu", "cuda"):
             raise ValueError(f"device {device}: choose cpu or cuda")
         if device != "cpu" and not torch.cuda.is_available():

@@ -34,7 +34,7 @@ from roofline import Clock
 from trials import (Stages, Trial, Verdict, compare, note_comparison, reaching, set_failure, set_profile,
                     set_roofline)
 
-BATCH = 0.004  # seconds of work between two readings of the clock, which are good to some 20 microseconds
+BATCH = 0.002  # seconds of work between two readings of the clock, which are good to some 5 microseconds
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
 
 

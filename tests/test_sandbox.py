@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+import sandbox as sandbox_module
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task
 
@@ -274,19 +276,25 @@ def test_command_line(tmp_path):
     assert result.returncode == 0 and json.loads(result.stdout)["correct"] is False
 
     task.write_text("import torch")
-    for arguments in ([task, good], [task], [task, good, "--trials", "0"]):
-        result = command(*arguments)
-        assert result.returncode == 2 and result.stdout == "" and "error" in result.stderr
+    result = command(task, good)
+    assert result.returncode == 2 and result.stdout == "" and "get_inputs" in result.stderr
 
 
-def test_a_missing_gpu_is_a_one_line_error(tmp_path):
-    import torch
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
+@pytest.mark.parametrize("arguments, message", [
+    (["task.py", "good.py", "--trials", "0"], "--trials"),
+    (["task.py", "none.py"], "none.py: cannot read"),
+    (["none.py", "good.py"], "none.py"),
+    pytest.param(["task.py", "good.py", "--device", "cuda"], "no GPU is available here",
+                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")),
+])
+def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "task.py").write_text(TASK.source)
     (tmp_path / "good.py").write_text(HONEST)
-    result = command(tmp_path / "task.py", tmp_path / "good.py", "--device", "cuda")
-    assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["sandbox.py", *arguments])
+    assert sandbox_module.main() == 2
+    told = capsys.readouterr()
+    assert message in told.err and len(told.err.strip().splitlines()) == 1 and not told.out
 
 
 def test_a_killed_warm_parent_is_replaced_also_while_references_are_kept():
@@ -302,3 +310,26 @@ def test_a_killed_warm_parent_is_replaced_also_while_references_are_kept():
         assert list(box.idle) == [plain.source] and not box.starting
         os.kill(box.process.pid, signal.SIGKILL)
         assert box.score(other, [other.source.replace("Model(", "ModelNew(")])[0].compiled
+
+
+FORGED = ("for fd in filter(os.path.exists, map('/proc/self/fd/{}'.format, os.listdir('/proc/self/fd'))):\n"
+          "                if 'socket' in os.readlink(fd): os.write(int(fd.split('/')[-1]), b'!')")  # says: finished
+
+
+@pytest.mark.parametrize("fault, says", [
+    ("raise ValueError('enough')", "enough"), ("os._exit(0)", "ended without a result"),
+    ("time.sleep(99)", "no result within 3 s"), (FORGED, "the process"),
+])
+def test_faults_in_timed_calls_cost_one_verdict(fault, says):
+    """The measured clock, which runs without a GPU, too: things go wrong between its starting and stopping signal."""
+    plain = ("import os, time, torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
+             "        return x * 2.0\n\n")
+    task = Task("plain", 0, plain + "def get_inputs():\n    return [torch.randn(64, 64)]\n\n"
+                                    "def get_init_inputs():\n    return []\n")
+    good = plain.replace("Model", "ModelNew")
+    bad = good.replace("        return", "        self.n = getattr(self, 'n', 0) + 1\n        if self.n > 3:\n"
+                                         f"            {fault}\n        return")
+    with Sandbox("cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0, timeout=3.0) as box:
+        first, second = box.score(task, [bad, good])
+    assert not first.correct and first.speedup is None and says in first.error, first
+    assert second.compiled and second.error is None, second  # its time means nothing on a busy CPU

@@ -14,12 +14,13 @@ once, each against its own kind of group:
     role       return G                                        group that it is compared with       weight
     policy     r_t + gamma * G_{t+1}                           same task, same turn, all rollouts   1
     selection  mean over its rollouts of the best reward       the task's k selections              0.3
-    summary    speedup that its best verified skill reached    the task's s summaries               0.5
+    summary    speedup of its best verified skill, at most 6   the task's s summaries               0.5
 
 How it differs from the paper's release: MRS is judged inside the update, where the trainer's probabilities are computed
 anyway, so a reply that it masks has been a member of its group. A proposal that repeats a skill of the library is
 turned down (summarizer.identity), where the release only gives it another name. The divisor of adv_cross_scheme has a
-floor: where all kernels are equally fast, it would blow timing noise up to full advantages.
+floor: where all kernels are equally fast, it would blow timing noise up to full advantages. A summary's speedup is
+clipped where the Policy's is: a kernel that avoids multiplying by a diagonal matrix is 300 times as fast.
 
 A run leaves in --out: metrics.jsonl, rollouts/step_N.jsonl, skill_library/global_step_N.jsonl, curves.png, and
 checkpoint/, a model folder with its skill library (bench.py loads it) that also holds all that --resume needs.
@@ -112,6 +113,8 @@ CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval"}  # what may differ
 # ----------------------------------------------------------------------------------------------------------------------
 # Reward of one turn (paper, section 2, and the neighbours')
 
+CAP = 6.0  # a speedup beyond it earns no more
+
 
 def davinci_reward(verdict) -> float:
     """r = 0.5 correct + 0.5 correct clip(speedup, 0, 6) + 0.5 correct coverage. Dr. Kernel's is the same.
@@ -122,7 +125,7 @@ def davinci_reward(verdict) -> float:
     """
     if not verdict.correct:
         return 0.0
-    return 0.5 + 0.5 * min(max(verdict.speedup, 0.0), 6.0) + 0.5 * (verdict.coverage or 0.0)
+    return 0.5 + 0.5 * min(max(verdict.speedup, 0.0), CAP) + 0.5 * (verdict.coverage or 0.0)
 
 
 def kevin_reward(verdict) -> float:
@@ -470,7 +473,8 @@ def verify(run, episodes):
     for episode in episodes:
         for summary in episode.summaries:
             passed = [proposal.skill for proposal in summary.proposals if not proposal.rejected]
-            summary.reward = max((1.0 if args.no_verify else skill.verify_speedup for skill in passed), default=0.0)
+            speedups = [1.0 if args.no_verify else min(skill.verify_speedup, CAP) for skill in passed]
+            summary.reward = max(speedups, default=0.0)
         episode.staged = summarizer.best_skill(episode.summaries)
 
 

@@ -374,8 +374,8 @@ class Sandbox:
             return child.close(wait=True)
         self.idle[source] = child
         most = 0 if self.settings["clock"] == "modelled" else KEPT
-        while len(self.idle) > most or len(self.idle) > 1 and self._crowded():
-            self.idle.popitem(last=False)[1].close(wait=most > 0)
+        while (crowded := len(self.idle) > 1 and self._crowded()) or len(self.idle) > most:
+            self.idle.popitem(last=False)[1].close(wait=crowded)
 
     def _end_idle(self, wait=False):
         while self.idle:

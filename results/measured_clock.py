@@ -1,17 +1,18 @@
-"""What the measured clock is worth: speed, agreement with the modelled clock, repeatability. Needs a GPU; 5 minutes.
+"""What the measured clock is worth: speed, agreement with the modelled clock, repeatability. Needs a GPU; 10 minutes.
 
-    python results/measured_clock.py [--out measured_clock.json] [--synthesised 100]
+    python results/measured_clock.py [--parts batch agreement repeats] [--out measured_clock.json] [--synthesised 100]
 
 batch       48 kernels of one task, as one step of training scores them: seconds each, and where they go
 agreement   the teacher's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's
             rank correlation of the speedups, by family. The measured clock sees the batch sizes usual on a GPU.
-repeats     20 kernels of 50 microseconds or more scored ten times each: coefficient of variation of the speedup; then
-            five of them four times while another process keeps the GPU busy half of the time
+repeats     the teacher's kernels for 20 built-in problems of levels 2 and 3, scored ten times each: coefficient of
+            variation of the speedup, for those of 50 microseconds or more; then five of them four times while another
+            process keeps the GPU busy half of the time
 """
 
 import argparse
+import bisect
 import json
-import random
 import statistics
 import subprocess
 import sys
@@ -40,11 +41,9 @@ while True:
 
 
 def ranks(values):
-    order = sorted(range(len(values)), key=values.__getitem__)
-    found = [0.0] * len(values)
-    for rank, index in enumerate(order):
-        found[index] = rank
-    return found
+    """Ranks from 0; equal values share the mean of theirs."""
+    order = sorted(values)
+    return [(bisect.bisect_left(order, value) + bisect.bisect_right(order, value) - 1) / 2 for value in values]
 
 
 def spearman(pairs):
@@ -99,12 +98,11 @@ def agreement(box, synthesised):
     synthetic = [pair for name, found in families.items() if not name.startswith("level") for pair in found]
     correlation = {name: [len(found), spearman(found)] for name, found in sorted(families.items())}
     return {"all": [len(everything), spearman(everything)], "synthesised": [len(synthetic), spearman(synthetic)],
-            "families": correlation, "rows": rows}, list(zip(big, (code for _, code in pairs), measured))
+            "families": correlation, "rows": rows}
 
 
-def repeats(box, scored):
-    chosen = [(task, code) for task, code, v in scored if v.correct and min(v.candidate_ms, v.reference_ms) > 0.05]
-    chosen = random.Random(0).sample(chosen, min(20, len(chosen)))
+def repeats(box):
+    chosen = list(solved(t for t in builtin_tasks(device="cuda") if t.level > 1))[:20]
 
     def variation(task, code, times, salt):
         verdicts = box.score(task, [f"{code}# {salt} {i}\n" for i in range(times)])
@@ -113,18 +111,27 @@ def repeats(box, scored):
                 "disturbed": sum(v.disturbed for v in verdicts), "candidate_ms": verdicts[0].candidate_ms}
 
     quiet = [variation(task, code, 10, "quiet") for task, code in chosen]
+    quiet = [row for row in quiet if (row["candidate_ms"] or 0) >= 0.05]
     busy_process = subprocess.Popen([sys.executable, "-c", BUSY])
     time.sleep(8)  # until it is at work
     try:
-        busy = [variation(task, code, 4, "busy") for task, code in chosen[:5]]
+        busy = [variation(task, code, 4, "busy") for task, code in chosen[:5]]  # convolutions
     finally:
         busy_process.kill()
         busy_process.wait()
-    return {"quiet": quiet, "busy": busy}
+    report = {"quiet": quiet, "busy": busy}
+    for name, rows in list(report.items()):
+        cvs = [row["cv"] for row in rows]
+        report[f"{name}_summary"] = {"kernels": len(rows), "median_cv": statistics.median(cvs), "largest_cv": max(cvs),
+                                     "disturbed": sum(row["disturbed"] for row in rows),
+                                     "of": sum(len(row["speedups"]) for row in rows)}
+    return report
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", nargs="+", choices=["batch", "agreement", "repeats"],
+                        default=["batch", "agreement", "repeats"])
     parser.add_argument("--out", default="measured_clock.json")
     parser.add_argument("--synthesised", type=int, default=100)
     args = parser.parse_args()
@@ -139,18 +146,10 @@ def main():
               flush=True)
 
     began = time.monotonic()
+    parts = {"batch": batch, "agreement": lambda box: agreement(box, args.synthesised), "repeats": repeats}
     with Sandbox("cuda", trials=3, seed=0, tasks=4) as box:
-        keep("batch", batch(box))
-        report, scored = agreement(box, args.synthesised)
-        keep("agreement", report)
-        report = repeats(box, scored)
-        for name, rows in report.items():
-            cvs = [row["cv"] for row in rows]
-            report[f"{name}_summary"] = {"kernels": len(rows), "median_cv": statistics.median(cvs),
-                                         "largest_cv": max(cvs),
-                                         "disturbed": sum(row["disturbed"] for row in rows),
-                                         "of": sum(len(row["speedups"]) for row in rows)}
-        keep("repeats", report)
+        for name in args.parts:
+            keep(name, parts[name](box))
     print(f"{time.monotonic() - began:.0f} s")
 
 

@@ -14,12 +14,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import logbook
 import reinforce
+import summarizer
 from backbone import Backbone
 from conftest import FakeSandbox, Scripted, kernel, make_task
 from reinforce import (BASELINES, REWARDS, Row, clipped_loss, configure, cuda_agent_reward, group_mean, leave_one_out,
@@ -391,6 +393,19 @@ def test_training_steps(world):
     assert (out / "curves.png").stat().st_size > 10_000 and not list(out.glob("*.tmp*"))
 
 
+@pytest.mark.parametrize("speedups, rejected, reward", [([1.5, 2.5], None, 2.5), ([400.0], None, reinforce.CAP),
+                                                        ([400.0], "too slow", 0.0), ([], None, 0.0)])
+def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(speedups, rejected, reward, monkeypatch):
+    monkeypatch.setattr(reinforce.summarizer, "verify", lambda *_: None)
+    proposals = [summarizer.Proposal({}, Skill(f"s{x}", "", "", [], "", x), rejected) for x in speedups]
+    summary = summarizer.Summary(None, None, None, None, None, proposals)
+    episode = reinforce.Episode(None, [], [], [summary])
+    args = SimpleNamespace(no_verify=False, policy_tokens=1, prompt_tokens=1, trigger=1.2)
+    reinforce.verify(SimpleNamespace(args=args, model=None, sandbox=None), [episode])
+    assert summary.reward == reward
+    assert (episode.staged and episode.staged.verify_speedup) == (None if rejected else max(speedups, default=None))
+
+
 def test_records_hold_what_happened(world):
     """Rewards and advantages recomputed from the transcript alone."""
     out = world("run", "--steps", "2")
@@ -416,7 +431,8 @@ def test_records_hold_what_happened(world):
             )
         for line in summaries:
             passed = [p for p in line["proposals"] if not p["rejected"]]
-            assert line["reward"] == max((p["attempt"]["verdict"]["speedup"] for p in passed), default=0.0)
+            fastest = max((p["attempt"]["verdict"]["speedup"] for p in passed), default=0.0)
+            assert line["reward"] == min(fastest, reinforce.CAP)
             assert all(
                 p["detail"] or p["rejected"] in ("no tool call", "too many", "known already", None)
                 for p in line["proposals"]

@@ -11,7 +11,7 @@ priced like any other.
 
 One step costs
 
-    launch overhead + max(bytes / bandwidth, FLOPs / peak)
+    launch overhead + max(bytes / bandwidth, FLOPs / peak, programs / rate of programs)
 
 on a device that is one 256th of an H200 (problems on the CPU are 256 times smaller than on the GPU, see tasks.py, and
 the launch overhead keeps its full price, so that launches, bytes and FLOPs keep the proportions they have on the card).
@@ -20,14 +20,16 @@ Modelled
     ATen operators     the kernels that CUDA really launches for them: views are free; a convolution pays its bias as a
                        second pass; batch and group norm read once for the statistics and once more to normalise;
                        logsumexp, mse_loss and the like are several kernels; everything else is one kernel that reads
-                       its inputs and writes its outputs.
+                       its inputs and writes its outputs. Convolutions are charged 4 times as much as that, scans 3
+                       times, layer norm 2.2 times: that is how long they take on an H200, at these problems' sizes.
     Triton kernels     the 32-byte sectors that are really loaded and stored, lane by lane (masked lanes are free), as a
                        cache of the card's (scaled) L2 size would fetch them: a broadcast parameter is paid once, a
                        second sweep over a tensor only if the tensor has left the cache. FLOPs: 2MNK for tl.dot at the
-                       rate of its input precision, one for each element of any other arithmetic.
+                       rate of its input precision, one for each element of any other arithmetic. Programs: to start
+                       and end one takes the card 0.6 ns, so that a program for every short row is slow.
 Not modelled: occupancy, latency, bank conflicts, the tail of a grid that is too small for the card, the cost of special
 functions and atomics beyond their bytes, the host, several streams. Kernels that are slow for these reasons look better
-here than they are.
+here than they are. results/README.md compares modelled with measured times.
 
 Replaying is as strict as a GPU: every kernel must first compile for one, an access outside every tensor is an error,
 and memory from `torch.empty` is poisoned (lockstep.py is the interpreter).
@@ -57,7 +59,10 @@ LAUNCH_MS = 0.005
 BANDWIDTH = 4.2e12 / GPU_BATCH_FACTOR / 1e3  # bytes per millisecond
 CACHE_SECTORS = int(50e6 / GPU_BATCH_FACTOR / 32)
 PEAK = {name: rate / GPU_BATCH_FACTOR / 1e3 for name, rate in {  # FLOPs per millisecond
-    "fp32": 60e12, "tf32x3": 80e12, "tf32": 250e12, "half": 600e12}.items()}
+    "fp32": 60e12, "tf32x3": 80e12, "tf32": 250e12, "half": 600e12, "convolution": 60e12}.items()}
+
+
+PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # Triton programs per millisecond, as measured with kernels of tiny programs
 
 
 def milliseconds(moved, flops=0, rate="fp32"):
@@ -118,7 +123,7 @@ def operator_kernels(func, args, kwargs, out):
         weight, transposed = sources[1], len(args) > 6 and args[6] is True
         outputs = sources[0] if transposed else result  # a transposed convolution does its multiplications per input
         bias = kernels((2 * written,)) if len(sources) > 2 else []
-        return kernels((read + written, 2 * outputs.numel() * weight[0].numel(), "tf32")) + bias  # cuDNN's default
+        return kernels((4 * (read + written), 2 * outputs.numel() * weight[0].numel(), "convolution")) + bias
     if name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"):
         if name != "_native_batch_norm_legit_no_training" and (args[5] if name == "native_batch_norm" else True):
             return kernels((x,), (x + size_of(result),))
@@ -138,7 +143,9 @@ def operator_kernels(func, args, kwargs, out):
     if name == "topk":
         return kernels((x,), (x,), (x + written,))
     if name in ("log_sigmoid_forward", "native_layer_norm"):
-        return kernels((read + size_of(result), elements))
+        return kernels(((2.2 if name == "native_layer_norm" else 1) * (read + size_of(result)), elements))
+    if name in ("cumsum", "cumprod", "logcumsumexp"):
+        return kernels((3 * (read + written), elements))
     if name.startswith("_scaled_dot_product"):
         query, key = sources[:2]
         heads = math.prod(query.shape[:-2])
@@ -441,7 +448,8 @@ class Replay:
         self.interpreter.launch(name, grid, arguments, memory)
         if price:
             work = sum(count / PEAK[rate] for rate, count in memory.flops.items())
-            clock.events.append([LAUNCH_MS + max(memory.bytes / BANDWIDTH, work), name, True])
+            least = max(memory.bytes / BANDWIDTH, work, math.prod(grid) / PROGRAMS)
+            clock.events.append([LAUNCH_MS + least, name, True])
         return {t.untyped_storage().data_ptr() for t in tensors_in(list(arguments.values()))}, memory.written
 
 

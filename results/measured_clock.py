@@ -4,7 +4,8 @@
 
 batch       48 kernels of one task, as one step of training scores them: seconds each, and where they go
 agreement   the teacher's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's
-            rank correlation of the speedups, by family. The measured clock sees the batch sizes usual on a GPU.
+            rank correlation of the speedups, by family, and the geometric means of measured / modelled time. The
+            measured clock sees the batch sizes usual on a GPU.
 repeats     the teacher's kernels for 20 built-in problems of levels 2 and 3, scored ten times each: coefficient of
             variation of the speedup, for those of 50 microseconds or more; then five of them four times while another
             process keeps the GPU busy half of the time
@@ -51,6 +52,12 @@ def spearman(pairs):
     return statistics.correlation(*map(ranks, zip(*pairs))) if len(pairs) >= 5 else None
 
 
+def mean_ratio(rows, family, side):
+    """Geometric mean of measured / modelled time of the reference or the candidate, over a family's problems."""
+    return statistics.geometric_mean(row[side] / row["modelled_" + side] for row in rows
+                                     if row["family"] == family and row["measured"] and row["modelled"])
+
+
 def solved(tasks):
     """(task, code) with the teacher's fullest kernel, where it has one."""
     for task in tasks:
@@ -91,14 +98,18 @@ def agreement(box, synthesised):
         family = task.family or task.name.split("/")[0]
         rows.append({"task": task.name, "family": family, "modelled": a.speedup, "measured": b.speedup,
                      "reference_ms": b.reference_ms, "candidate_ms": b.candidate_ms, "disturbed": b.disturbed,
+                     "modelled_reference_ms": a.reference_ms, "modelled_candidate_ms": a.candidate_ms,
                      "failure": a.error or a.rejected or b.error or b.rejected})
         if a.speedup and b.speedup:
             families.setdefault(family, []).append((a.speedup, b.speedup))
     everything = [pair for found in families.values() for pair in found]
     synthetic = [pair for name, found in families.items() if not name.startswith("level") for pair in found]
+    bound = [pair for name in ("pointwise", "reduction", "row", "loss") for pair in families.get(name, [])]
     correlation = {name: [len(found), spearman(found)] for name, found in sorted(families.items())}
+    times = {name: [mean_ratio(rows, name, side) for side in ("reference_ms", "candidate_ms")] for name in correlation}
     return {"all": [len(everything), spearman(everything)], "synthesised": [len(synthetic), spearman(synthetic)],
-            "families": correlation, "rows": rows}
+            "memory_bound": [len(bound), spearman(bound)],
+            "families": correlation, "measured_over_modelled_ms": times, "rows": rows}
 
 
 def repeats(box):

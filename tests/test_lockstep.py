@@ -221,7 +221,7 @@ def test_a_pointwise_kernel_pays_each_tensor_once(box):
 
 
 def test_masked_lanes_are_free_and_a_broadcast_vector_is_paid_once(box):
-    task = problem("x + y", "torch.randn(1024, 48), torch.randn(48)")
+    task = problem("x + y", "torch.randn(32, 1500), torch.randn(1500)")
     code = solution('''
 @triton.jit
 def add(x, y, out, C, BLOCK: tl.constexpr):
@@ -229,8 +229,16 @@ def add(x, y, out, C, BLOCK: tl.constexpr):
     row = tl.program_id(0) * C
     v = tl.load(x + row + column, mask=column < C) + tl.load(y + column, mask=column < C)
     tl.store(out + row + column, v, mask=column < C)
-''', "out = torch.empty_like(x)\nadd[(1024,)](x, y, out, 48, BLOCK=64)\nreturn out", "x, y")
-    assert megabytes(milliseconds(box, task, code, "add")) == pytest.approx(2 * 1024 * 48 * 4 / 2 ** 20, rel=0.01)
+''', "out = torch.empty_like(x)\nadd[(32,)](x, y, out, 1500, BLOCK=2048)\nreturn out", "x, y")
+    moved = megabytes(milliseconds(box, task, code, "add"))
+    assert moved == pytest.approx((2 * 32 * 1500 + 1500) * 4 / 2 ** 20, rel=0.01)
+
+
+def test_many_tiny_programs_cost_what_it_takes_to_start_them(box):
+    task, code = problem("torch.relu(x)", "torch.randn(64, 64)"), by_elements("tl.maximum(v, 0.0)")
+    tiny = code.replace("512", "16")
+    assert tiny != code and milliseconds(box, task, tiny, "apply") == pytest.approx(256 / roofline.PROGRAMS, rel=0.01)
+    assert milliseconds(box, task, code, "apply") < 0.2 * milliseconds(box, task, tiny, "apply")
 
 
 def test_a_second_sweep_is_paid_only_once_the_tensor_has_left_the_cache(box):
@@ -292,5 +300,5 @@ def test_operators_cost_what_cuda_launches_for_them():
     linear, convolution = torch.nn.Linear(64, 32), torch.nn.Conv2d(8, 4, 3)
     assert kernels_of(lambda: linear(x))[0][1] == 2 * 128 * 64 * 32 and len(kernels_of(lambda: linear(x))) == 1
     out = 2 * 4 * 14 * 14
-    assert [k[1:] for k in kernels_of(lambda: convolution(image))] == [(2 * out * 8 * 9, "tf32"), (0, "fp32")]
+    assert [k[1:] for k in kernels_of(lambda: convolution(image))] == [(2 * out * 8 * 9, "convolution"), (0, "fp32")]
     assert kernels_of(lambda: convolution(image))[1][0] == 2 * out * 4  # the bias is a pass of its own

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import backbone
+import examples as examples_module
 import sft
 import teacher
 from backbone import Backbone, Chat, extract_code, extract_tool_call
@@ -23,19 +24,23 @@ ROOT = Path(sft.__file__).parent
 
 
 class Judge:
-    """A sandbox that finds every kernel right and a later one faster; the first only half as fast as the last."""
+    """A sandbox that finds a kernel right unless it says that it is spoiled, and a later one faster."""
 
     def score(self, task, codes):
-        return [Verdict(compiled=True, correct=True, speedup=1.0 + i, coverage=0.5, clock="modelled", reference_ms=1.0,
-                        candidate_ms=1 / (1 + i), profile=[KernelTime("mul", 1.0, False)]) for i, _ in enumerate(codes)]
+        return [Verdict(compiled=True, error="wrong values") if "# spoiled" in code else
+                Verdict(compiled=True, correct=True, speedup=1.0 + i, coverage=0.5, clock="modelled", reference_ms=1.0,
+                        candidate_ms=1 / (1 + i), profile=[KernelTime("mul", 1.0, False)])
+                for i, code in enumerate(codes)]
 
 
 @pytest.fixture(scope="module")
 def examples():
     plain, executing = Writer(None), Writer(Judge())
-    return [e for seed in range(120) for e in plain.write(seed)] + [
-        e for seed in range(60) for e in executing.write(seed)
-    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examples_module, "spoil", lambda code, rng: spoil(code, rng) + "# spoiled\n")
+        return [e for seed in range(120) for e in plain.write(seed)] + [
+            e for seed in range(60) for e in executing.write(seed)
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +94,16 @@ def test_a_spoiled_kernel_differs_and_is_context_only(examples):
     code = next(extract_code(e.messages[-1]["content"]) for e in examples if e.kind == "policy")
     assert spoil(code, random.Random(0)) != code
     assert any(e.unlearnt for e in examples) and all(e.unlearnt in (0, 1) for e in examples)
+
+
+def test_the_turn_after_a_broken_kernel_steps_back(examples):
+    steps = []
+    for e in (e for e in examples if e.unlearnt):
+        replies = [extract_code(m["content"]) for m in e.messages if m["role"] == "assistant"]
+        assert "# spoiled" in replies[0] and not any("# spoiled" in code for code in replies[1:])
+        steps.append(len(teacher.techniques_in(replies[1])) - len(teacher.techniques_in(replies[0])))
+    back, forth = sum(step < 0 for step in steps), sum(step > 0 for step in steps)
+    assert len(steps) > 8 and back > len(steps) / 2 and back > 3 * forth
 
 
 # ---- tokens

@@ -275,21 +275,19 @@ def test_command_line(tmp_path):
     result = command(task, good, "--json", "--device", "cpu")
     assert result.returncode == 0 and json.loads(result.stdout)["correct"] is False
 
-    task.write_text("import torch")
-    result = command(task, good)
-    assert result.returncode == 2 and result.stdout == "" and "get_inputs" in result.stderr
-
 
 @pytest.mark.parametrize("arguments, message", [
     (["task.py", "good.py", "--trials", "0"], "--trials"),
     (["task.py", "none.py"], "none.py: cannot read"),
     (["none.py", "good.py"], "none.py"),
+    (["empty.py", "good.py"], "get_inputs"),
     pytest.param(["task.py", "good.py", "--device", "cuda"], "no GPU is available here",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")),
 ])
 def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, capsys):
     (tmp_path / "task.py").write_text(TASK.source)
     (tmp_path / "good.py").write_text(HONEST)
+    (tmp_path / "empty.py").write_text("import torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["sandbox.py", *arguments])
     assert sandbox_module.main() == 2
@@ -318,7 +316,7 @@ FORGED = ("for fd in filter(os.path.exists, map('/proc/self/fd/{}'.format, os.li
 
 @pytest.mark.parametrize("fault, says", [
     ("raise ValueError('enough')", "enough"), ("os._exit(0)", "ended without a result"),
-    ("time.sleep(99)", "no result within 3 s"), (FORGED, "the process"),
+    ("time.sleep(99)", "no result within 2 s"), (FORGED, "the process"),
 ])
 def test_faults_in_timed_calls_cost_one_verdict(fault, says):
     """The measured clock, which runs without a GPU, too: things go wrong between its starting and stopping signal."""
@@ -329,7 +327,7 @@ def test_faults_in_timed_calls_cost_one_verdict(fault, says):
     good = plain.replace("Model", "ModelNew")
     bad = good.replace("        return", "        self.n = getattr(self, 'n', 0) + 1\n        if self.n > 3:\n"
                                          f"            {fault}\n        return")
-    with Sandbox("cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0, timeout=3.0) as box:
+    with Sandbox("cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0, timeout=2.0) as box:
         first, second = box.score(task, [bad, good])
     assert not first.correct and first.speedup is None and says in first.error, first
     assert second.compiled and second.error is None, second  # its time means nothing on a busy CPU

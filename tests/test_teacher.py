@@ -27,9 +27,14 @@ def programs():
     return found
 
 
-def test_solutions_with_every_technique_are_correct(programs):
-    with Sandbox("cpu", trials=2, seed=0) as sandbox:
-        verdicts = sandbox.score_pairs([(task, render(program, ALL).code) for task, program in programs])
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox("cpu", trials=2, seed=0) as box:  # which remembers verdicts
+        yield box
+
+
+def test_solutions_with_every_technique_are_correct(programs, sandbox):
+    verdicts = sandbox.score_pairs([(task, render(program, ALL).code) for task, program in programs])
     wrong = [(task.name, v.error or v.rejected) for (task, _), v in zip(programs, verdicts) if not v.correct]
     assert not wrong
 
@@ -46,10 +51,9 @@ def test_each_technique_can_stand_alone_and_shows_up_only_where_it_was_asked_for
     assert set(TECHNIQUES) - shown <= {"fuse-neighbours-into-row"}  # this one joins another technique's kernel
 
 
-def test_more_techniques_make_the_modelled_time_shorter(programs):
-    with Sandbox("cpu", trials=1, seed=0) as sandbox:
-        pairs = [(task, render(program, names).code) for task, program in programs for names in (set(), ALL)]
-        speedups = [v.speedup for v in sandbox.score_pairs(pairs)]
+def test_more_techniques_make_the_modelled_time_shorter(programs, sandbox):
+    pairs = [(task, render(program, names).code) for task, program in programs for names in (set(), ALL)]
+    speedups = [v.speedup for v in sandbox.score_pairs(pairs)]
     gains = [full / bare for bare, full in zip(speedups[::2], speedups[1::2])]
     assert sum(g > 1.2 for g in gains) >= 0.7 * len(gains)
 

@@ -260,7 +260,7 @@ def command(*arguments):
     return subprocess.run(line, capture_output=True, text=True)
 
 
-def test_command_line(tmp_path):
+def test_command_line(tmp_path, monkeypatch, capsys):
     task, good = tmp_path / "task.py", tmp_path / "good.py"
     task.write_text(TASK.source)
     good.write_text(HONEST)
@@ -272,8 +272,8 @@ def test_command_line(tmp_path):
     assert answer["correct"] and answer["clock"] == "modelled" and answer["speedup"] > 1
 
     good.write_text("print('{}')\nexit(0)")
-    result = command(task, good, "--json", "--device", "cpu")
-    assert result.returncode == 0 and json.loads(result.stdout)["correct"] is False
+    monkeypatch.setattr(sys, "argv", ["sandbox.py", str(task), str(good), "--json", "--device", "cpu"])
+    assert sandbox_module.main() == 0 and json.loads(capsys.readouterr().out)["correct"] is False
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -314,20 +314,19 @@ FORGED = ("for fd in filter(os.path.exists, map('/proc/self/fd/{}'.format, os.li
           "                if 'socket' in os.readlink(fd): os.write(int(fd.split('/')[-1]), b'!')")  # says: finished
 
 
-@pytest.mark.parametrize("fault, says", [
-    ("raise ValueError('enough')", "enough"), ("os._exit(0)", "ended without a result"),
-    ("time.sleep(99)", "no result within 2 s"), (FORGED, "the process"),
-])
-def test_faults_in_timed_calls_cost_one_verdict(fault, says):
+def test_faults_in_timed_calls_cost_one_verdict_each():
     """The measured clock, which runs without a GPU, too: things go wrong between its starting and stopping signal."""
+    faults = {"raise ValueError('enough')": "enough", "os._exit(0)": "ended without a result",
+              "time.sleep(99)": "no result within 2 s", FORGED: "the process"}
     plain = ("import os, time, torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
              "        return x * 2.0\n\n")
     task = Task("plain", 0, plain + "def get_inputs():\n    return [torch.randn(64, 64)]\n\n"
                                     "def get_init_inputs():\n    return []\n")
     good = plain.replace("Model", "ModelNew")
-    bad = good.replace("        return", "        self.n = getattr(self, 'n', 0) + 1\n        if self.n > 3:\n"
-                                         f"            {fault}\n        return")
+    bad = [good.replace("        return", "        self.n = getattr(self, 'n', 0) + 1\n        if self.n > 3:\n"
+                                          f"            {fault}\n        return") for fault in faults]
     with Sandbox("cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0, timeout=2.0) as box:
-        first, second = box.score(task, [bad, good])
-    assert not first.correct and first.speedup is None and says in first.error, first
-    assert second.compiled and second.error is None, second  # its time means nothing on a busy CPU
+        *broken, last = box.score(task, [*bad, good])
+    for verdict, says in zip(broken, faults.values(), strict=True):
+        assert not verdict.correct and verdict.speedup is None and says in verdict.error, verdict
+    assert last.compiled and last.error is None, last  # its time means nothing on a busy CPU

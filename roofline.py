@@ -142,8 +142,10 @@ def operator_kernels(func, args, kwargs, out):
         return kernels(*[(2 * written,)] * 4)
     if name == "topk":
         return kernels((x,), (x,), (x + written,))
-    if name in ("log_sigmoid_forward", "native_layer_norm"):
-        return kernels(((2.2 if name == "native_layer_norm" else 1) * (read + size_of(result)), elements))
+    if name == "log_sigmoid_forward":
+        return kernels((read + size_of(result), elements))
+    if name == "native_layer_norm":
+        return kernels((2.2 * (read + size_of(result)), elements))
     if name in ("cumsum", "cumprod", "logcumsumexp"):
         return kernels((3 * (read + written), elements))
     if name.startswith("_scaled_dot_product"):

@@ -269,6 +269,7 @@ class Sandbox:
                          "workers": self.workers, "tasks": tasks,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
         self.idle = OrderedDict()  # source -> scorer whose reference stands, of the measured clock; see _rest
+        self.large = set()  # sources of tasks whose references are not kept
         self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
@@ -283,7 +284,7 @@ class Sandbox:
         That is every task's reference, and the candidates' processes: to come up takes them longer than a measurement.
         Only for the measured clock, and where references of several tasks may stand side by side.
         """
-        counts = Counter(task.source for task in tasks)
+        counts = Counter(task.source for task in tasks if task.source not in self.large)
 
         def start(task, before):
             if before is not None:
@@ -301,7 +302,7 @@ class Sandbox:
                 self._rest(task.source, child)
 
         if self.settings["clock"] == "measured" and self.settings["tasks"] > 1 and len(counts) <= KEPT:
-            for task in {task.source: task for task in tasks}.values():
+            for task in {task.source: task for task in tasks if task.source in counts}.values():
                 thread = threading.Thread(target=start, args=(task, self.starting.get(task.source)), daemon=True)
                 self.starting[task.source] = thread
                 thread.start()
@@ -371,6 +372,7 @@ class Sandbox:
         if child is None:
             return
         if child.large:
+            self.large.add(source)
             return child.close(wait=True)
         self.idle[source] = child
         most = 0 if self.settings["clock"] == "modelled" else KEPT

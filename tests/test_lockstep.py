@@ -297,8 +297,12 @@ def test_operators_cost_what_cuda_launches_for_them():
     assert len(kernels_of(lambda: torch.nn.functional.group_norm(image, 2))) == 3
     assert len(kernels_of(lambda: torch.nn.functional.mse_loss(x, x + 1))) == 3
     assert len(kernels_of(lambda: torch.logsumexp(x, 1))) == 8
+    assert [k[0] for k in kernels_of(lambda: x.cumsum(1))] == [3 * 2 * size]  # what is slower than its bytes
+    assert [k[0] for k in kernels_of(lambda: torch.nn.functional.layer_norm(x, (64,)))] == [2.2 * 2 * size]
     linear, convolution = torch.nn.Linear(64, 32), torch.nn.Conv2d(8, 4, 3)
     assert kernels_of(lambda: linear(x))[0][1] == 2 * 128 * 64 * 32 and len(kernels_of(lambda: linear(x))) == 1
     out = 2 * 4 * 14 * 14
     assert [k[1:] for k in kernels_of(lambda: convolution(image))] == [(2 * out * 8 * 9, "convolution"), (0, "fp32")]
+    once = (image.numel() + 4 * 8 * 9 + out) * 4
+    assert 4 * once <= kernels_of(lambda: convolution(image))[0][0] <= 4 * (once + 16)
     assert kernels_of(lambda: convolution(image))[1][0] == 2 * out * 4  # the bias is a pass of its own

@@ -1,5 +1,6 @@
 """One verdict per candidate whatever it does, and the right one: honest kernels, mistakes, faults, the command line."""
 
+import functools
 import json
 import os
 import signal
@@ -295,19 +296,40 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
     assert message in told.err and len(told.err.strip().splitlines()) == 1 and not told.out
 
 
+# The measured clock runs without a GPU, too, but its times mean nothing there.
+PLAIN = Task("plain", 0, "import os, time, torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
+             "        return x * 2.0\n\ndef get_inputs():\n    return [torch.randn(64, 64)]\n\n"
+             "def get_init_inputs():\n    return []\n")
+PLAIN_NEW = PLAIN.source.replace("Model(", "ModelNew(")
+on_cpu = functools.partial(Sandbox, "cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0)
+
+
 def test_a_killed_warm_parent_is_replaced_also_while_references_are_kept():
-    plain = Task("plain", 0, "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
-                 "        return x * 2.0\n\ndef get_inputs():\n    return [torch.randn(64, 64)]\n\n"
-                 "def get_init_inputs():\n    return []\n")
-    other = Task("other", 0, plain.source.replace("2.0", "3.0"))
-    with Sandbox("cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0, tasks=2) as box:
-        box.prepare([plain, plain])  # one reference, however often it is asked for
-        box.prepare([plain])
+    other = Task("other", 0, PLAIN.source.replace("2.0", "3.0"))
+    with on_cpu(tasks=2) as box:
+        box.prepare([PLAIN, PLAIN])  # one reference, however often it is asked for
+        box.prepare([PLAIN])
         assert len(box.starting) == 1
-        box.score(plain, [plain.source.replace("Model(", "ModelNew(")])
-        assert list(box.idle) == [plain.source] and not box.starting
+        box.score(PLAIN, [PLAIN_NEW])
+        assert list(box.idle) == [PLAIN.source] and not box.starting
         os.kill(box.process.pid, signal.SIGKILL)
         assert box.score(other, [other.source.replace("Model(", "ModelNew(")])[0].compiled
+
+
+def test_a_large_reference_is_not_kept_and_not_prepared_again(monkeypatch):
+    start = Sandbox._start_scorer
+
+    def start_large(box, task):
+        child = start(box, task)
+        child.large = True
+        return child
+
+    monkeypatch.setattr(Sandbox, "_start_scorer", start_large)
+    with on_cpu(tasks=2) as box:
+        box.prepare([PLAIN])
+        assert box.score(PLAIN, [PLAIN_NEW])[0].compiled and not box.idle
+        box.prepare([PLAIN])
+        assert not box.starting
 
 
 FORGED = ("for fd in filter(os.path.exists, map('/proc/self/fd/{}'.format, os.listdir('/proc/self/fd'))):\n"
@@ -315,18 +337,13 @@ FORGED = ("for fd in filter(os.path.exists, map('/proc/self/fd/{}'.format, os.li
 
 
 def test_faults_in_timed_calls_cost_one_verdict_each():
-    """The measured clock, which runs without a GPU, too: things go wrong between its starting and stopping signal."""
+    """Things go wrong between the measured clock's starting and stopping signal."""
     faults = {"raise ValueError('enough')": "enough", "os._exit(0)": "ended without a result",
               "time.sleep(99)": "no result within 2 s", FORGED: "the process"}
-    plain = ("import os, time, torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
-             "        return x * 2.0\n\n")
-    task = Task("plain", 0, plain + "def get_inputs():\n    return [torch.randn(64, 64)]\n\n"
-                                    "def get_init_inputs():\n    return []\n")
-    good = plain.replace("Model", "ModelNew")
-    bad = [good.replace("        return", "        self.n = getattr(self, 'n', 0) + 1\n        if self.n > 3:\n"
-                                          f"            {fault}\n        return") for fault in faults]
-    with Sandbox("cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0, timeout=2.0) as box:
-        *broken, last = box.score(task, [*bad, good])
+    bad = [PLAIN_NEW.replace("        return", "        self.n = getattr(self, 'n', 0) + 1\n        if self.n > 3:\n"
+                                               f"            {fault}\n        return") for fault in faults]
+    with on_cpu(timeout=2.0) as box:
+        *broken, last = box.score(PLAIN, [*bad, PLAIN_NEW])
     for verdict, says in zip(broken, faults.values(), strict=True):
         assert not verdict.correct and verdict.speedup is None and says in verdict.error, verdict
-    assert last.compiled and last.error is None, last  # its time means nothing on a busy CPU
+    assert last.compiled and last.error is None, last

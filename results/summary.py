@@ -1,0 +1,57 @@
+"""What happened in training runs: parts of a run side by side, proposals, repaired kernels, seconds of a step.
+
+    python results/summary.py [--parts 4] runs/seed0 runs/seed1 ...
+
+Reads metrics.jsonl of each run and, where they are, its rollouts/. Evaluation before against after: paired.py.
+"""
+
+import argparse
+import json
+import statistics
+from collections import Counter
+from pathlib import Path
+
+SHARES = ("correct", "correct_first", "fast_1", "fast_1.2", "coverage", "reward_best")
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def repaired(paths) -> tuple[int, int]:
+    """(rollouts whose second turn is correct, of those whose first turn is not)"""
+    pairs = [[turn["verdict"]["correct"] for turn in line["turns"][:2]] for path in paths for line in lines(path)
+             if line["role"] == "policy" and len(line["turns"]) > 1]
+    return sum(second for first, second in pairs if not first), sum(not first for first, _ in pairs)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--parts", type=int, default=1, help="equal parts of a run to be shown side by side")
+    parser.add_argument("runs", nargs="+")
+    args = parser.parse_args()
+    for run in map(Path, args.runs):
+        steps = [line for line in lines(run / "metrics.jsonl") if line["step"] > 0]
+        print(f"{run}: {len(steps)} steps")
+        cuts = [round(i * len(steps) / args.parts) for i in range(args.parts + 1)]
+        for name in SHARES:
+            means = [statistics.mean(line[name] for line in steps[a:b] if line[name] is not None)  # None: none correct
+                     for a, b in zip(cuts, cuts[1:])]
+            print(f"  {name:15}" + "".join(f"{mean:8.3f}" for mean in means))
+        rejected = sum((Counter(line["rejected"]) for line in steps), Counter())
+        print(f"  proposals {sum(line['proposals'] for line in steps)}, passed {sum(line['passed'] for line in steps)}, "
+              f"rejected {dict(rejected.most_common())}; library {steps[-1]['library']}, skills that were learnt "
+              f"selected {sum(line['selected_learnt'] for line in steps)} times")
+        phases = {name: statistics.mean(line["seconds"].get(name, 0) for line in steps) for name in steps[0]["seconds"]}
+        print(f"  seconds of a step {sum(phases.values()):.1f}: "
+              + ", ".join(f"{name} {value:.2f}" for name, value in phases.items()))
+        groups = {"training": sorted(run.glob("rollouts/step_*.jsonl")),
+                  **{path.stem: [path] for path in sorted(run.glob("rollouts/eval_*.jsonl"))}}
+        for name, paths in groups.items():
+            if paths:
+                right, broken = repaired(paths)
+                print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,8 +19,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
+
+from engine import Engine, attention_kind, fuse_norms
 
 hf_logging.disable_progress_bar()
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in ModelError
@@ -142,141 +144,6 @@ class ModelError(ValueError):
     """A model that cannot be loaded. The message is one line, fit to be shown to the user."""
 
 
-def causal_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-    """Attention for the unmodified modeling code, registered with transformers under the name "causal".
-
-    query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prefill):
-    plain causal attention, right padding needs no mask. One query (decoding): `attention_mask` (B, 1, 1, T), and the G
-    query heads of a group become G queries of one head, so that the cache is read as it lies instead of G times over.
-
-    Being unknown to transformers' mask functions, the name also keeps it from building masks of its own, whose
-    data-dependent checks cannot be captured in a CUDA graph.
-    """
-    batch, heads, length, dim = query.shape
-    groups = heads // key.shape[1]
-    if length == 1:
-        query = query.reshape(batch, heads // groups, groups, dim)
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-        return out.reshape(batch, 1, heads, value.shape[3]), None
-    if query.is_cuda and query.dtype != torch.float32:  # flash attention shares heads by itself
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
-    else:
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-    return out.transpose(1, 2), None
-
-
-AttentionInterface.register("causal", causal_attention)
-
-
-def attention_kind(config) -> str:
-    """ "causal" where every layer is plain full attention, else transformers' own "sdpa"."""
-    config = config.get_text_config()
-    plain = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    flags = ("attn_logit_softcapping", "sliding_window", "is_encoder_decoder")
-    special = any(getattr(config, name, None) for name in flags)
-    return "causal" if plain and (not special or not getattr(config, "use_sliding_window", True)) else "sdpa"
-
-
-class KVCache:
-    """Preallocated keys and values with a write position per sequence.
-
-    Passed to the model as `past_key_values` for decoding: each forward hands in one new token a sequence, which lands
-    at that sequence's own position, so sequences of different lengths need no left padding. The tensors keep their
-    addresses, which is what lets a CUDA graph replay the step.
-    """
-
-    is_compileable = False
-
-    def __init__(self, prefill: DynamicCache, batch: int, length: int):
-        self.keys, self.values = [], []  # per layer (B, kv heads, T, head dim)
-        for layer in prefill.layers:
-            heads, dim = layer.keys.shape[1], layer.keys.shape[3]
-            self.keys.append(layer.keys.new_zeros(batch, heads, length, dim))
-            self.values.append(layer.values.new_zeros(batch, heads, length, layer.values.shape[3]))
-        self.window = length  # slots that anything attends to; a CPU skips the rest, a captured graph keeps its shape
-        self.rows = torch.arange(batch, device=layer.keys.device)
-        self.position = torch.zeros(batch, dtype=torch.long, device=layer.keys.device)  # where the next token goes
-
-    def fill(self, prefill: DynamicCache, rows, source):
-        """Copy prompt `source[i]` of a prefill into sequence `rows[i]`."""
-        for layer, keys, values in zip(prefill.layers, self.keys, self.values):
-            length = layer.keys.shape[2]
-            keys[rows, :, :length] = layer.keys[source]
-            values[rows, :, :length] = layer.values[source]
-
-    def keep(self, rows):
-        """Drop every sequence but `rows`."""
-        self.keys = [keys[rows] for keys in self.keys]
-        self.values = [values[rows] for values in self.values]
-        self.position, self.rows = self.position[rows], self.rows[:len(rows)]
-
-    def update(self, key, value, layer_index, *args, **kwargs):
-        """Called by every attention layer with this step's key and value, (B, kv heads, 1, head dim)."""
-        keys, values = self.keys[layer_index], self.values[layer_index]
-        keys[self.rows, :, self.position] = key[:, :, 0]
-        values[self.rows, :, self.position] = value[:, :, 0]
-        return keys[:, :, :self.window], values[:, :, :self.window]
-
-    def get_seq_length(self, layer_index=0):
-        return 0  # positions are always passed explicitly
-
-    def mask(self):
-        """Which cache entries each sequence may attend to, the token being written included; (B, 1, 1, window)."""
-        slots = torch.arange(self.window, device=self.position.device)
-        return (slots[None, :] <= self.position[:, None])[:, None, None, :]
-
-
-class DecodeStep:
-    """One decoding step for B sequences: feed the last token of each, sample the next. Replayed as a CUDA graph on GPU.
-
-    The buffers `token`, `cache`, `out_token` and `out_logprob` stay where they are; `run` updates them in place.
-    A small model is bound by launches (about 50 ms a step on a slow host), not by memory: the graph removes them all.
-    """
-
-    def __init__(self, model, cache, temperature, generator):
-        self.model, self.cache, self.temperature, self.generator = model, cache, temperature, generator
-        self.token = torch.zeros_like(cache.position)  # (B,) last token of each sequence
-        self.logprob = torch.zeros(len(cache.position), device=cache.position.device)  # (B,)
-        self.graph = None
-
-    def _step(self):
-        logits = self.model(input_ids=self.token[:, None], position_ids=self.cache.position[:, None],
-                            attention_mask=self.cache.mask(), past_key_values=self.cache, use_cache=True,
-                            ).logits[:, -1].float()  # (B, V)
-        self.cache.position += 1
-        self.draw(logits)
-
-    def draw(self, logits):
-        """Sample (B,) tokens from (B, V) logits; temperature 0 takes the likeliest."""
-        logprobs = F.log_softmax(logits, dim=-1)
-        if self.temperature == 0:
-            choice = logprobs.argmax(-1)
-        else:  # argmax of p / Exponential(1) draws from p
-            probs = F.softmax(logits / self.temperature, dim=-1)
-            noise = torch.empty_like(probs).exponential_(generator=self.generator).clamp_(min=1e-20)
-            choice = (probs / noise).argmax(-1)
-        self.token.copy_(choice)
-        self.logprob.copy_(logprobs.gather(-1, choice[:, None])[:, 0])
-
-    def run(self):
-        if self.token.device.type != "cuda":
-            return self._step()
-        if self.graph is None:
-            side = torch.cuda.Stream()  # a capture needs a warm-up off the default stream; this one is a real step
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._step()
-            torch.cuda.current_stream().wait_stream(side)
-            self.graph = torch.cuda.CUDAGraph()
-            if self.generator is not None:
-                self.graph.register_generator_state(self.generator)
-            with torch.cuda.graph(self.graph):
-                self._step()
-        else:
-            self.graph.replay()
-
-
 class Chat:
     """The tokenizer and its chat template: messages to token ids. All that the cold start needs of a backbone."""
 
@@ -320,11 +187,15 @@ class Backbone(Chat):
         stops = getattr(model.generation_config, "eos_token_id", None)
         stops = stops if isinstance(stops, list) else [stops]
         self.stop_ids = sorted({i for i in stops + [tokenizer.eos_token_id] if i is not None})
-        # The fast path keeps one full-length cache per layer; anything else (sliding windows, linear attention) takes
-        # the plain path through the model's own cache.
-        self.fast = model.config._attn_implementation == "causal"
-        if not self.fast:
+        # The engine keeps one full-length cache per layer; anything else (sliding windows, linear attention) takes the
+        # plain path through the model's own cache.
+        self.engine = None
+        if model.config._attn_implementation == "causal":
+            self.engine = Engine(model, lambda hidden: self._head(hidden).float(), self.stop_ids)
+        else:
             print(f"backbone: {model.config.model_type} has attention of its own; sampling takes the plain path")
+        if self.device.type == "cuda":
+            fuse_norms(model)
 
     @classmethod
     def load(cls, path, device="cpu", dtype=None):
@@ -367,87 +238,21 @@ class Backbone(Chat):
 
     @torch.no_grad()
     def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None) -> list[Completion]:
-        """One reply per prompt (a list of token ids each). Equal prompts share one prefill.
+        """One reply per prompt (a list of token ids each), at most `batch_size` at a time (default: as engine.py says).
 
         temperature 0 is greedy. Log-probabilities are those of temperature 1 whatever the temperature (PAPER: the
         ratio in the loss compares the same distribution before and after). Deterministic for a generator's state.
         """
-        batch_size = batch_size or (64 if self.device.type == "cpu" else 256)
-        order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i]))  # similar lengths together
-        replies = [None] * len(prompts)
-        decode = self._decode if self.fast else self._decode_plain
-        for start in range(0, len(order), batch_size):
-            chosen = order[start:start + batch_size]
-            sampled = decode([prompts[i] for i in chosen], max_new_tokens, temperature, generator)
-            for i, (tokens, logprobs) in zip(chosen, sampled):
-                finished = bool(tokens) and tokens[-1] in self.stop_ids
-                text = self.tokenizer.decode(tokens[:-1] if finished else tokens, skip_special_tokens=False)
-                replies[i] = Completion(list(prompts[i]), tokens, logprobs, text, finished)
+        if self.engine:
+            sampled = self.engine.generate(prompts, max_new_tokens, temperature, generator, batch_size)
+        else:
+            sampled = self._decode_plain(prompts, max_new_tokens, temperature, generator)
+        replies = []
+        for prompt, (tokens, logprobs) in zip(prompts, sampled):
+            finished = bool(tokens) and tokens[-1] in self.stop_ids
+            text = self.tokenizer.decode(tokens[:-1] if finished else tokens, skip_special_tokens=False)
+            replies.append(Completion(list(prompt), tokens, logprobs, text, finished))
         return replies
-
-    def _prefill(self, prompts):
-        """Run unique prompts, right-padded; returns their cache and the logits after each one's last token, (U, V)."""
-        width = max(map(len, prompts))
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        for row, prompt in zip(ids, prompts):
-            row[:len(prompt)] = torch.tensor(prompt)
-        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
-        out = self.model.base_model(input_ids=ids.to(self.device), use_cache=True,
-                                    past_key_values=DynamicCache(config=self.model.config))
-        hidden = out.last_hidden_state[torch.arange(len(prompts), device=self.device), last]  # (U, width of the model)
-        return out.past_key_values, self._head(hidden).float()
-
-    def _decode(self, prompts, max_new_tokens, temperature, generator):
-        unique = list(dict.fromkeys(map(tuple, prompts)))
-        index = {prompt: i for i, prompt in enumerate(unique)}
-        source = torch.tensor([index[tuple(prompt)] for prompt in prompts], device=self.device)
-        longest = len(unique[-1])
-        cache, logits = None, []
-        for start in range(0, len(unique), 32):  # sorted by length, so 32 at a time wastes little padding
-            part = unique[start:start + 32]
-            prefill, part_logits = self._prefill(part)
-            if cache is None:
-                cache = KVCache(prefill, len(prompts), -(-(longest + max_new_tokens) // 128) * 128)
-            rows = ((source >= start) & (source < start + len(part))).nonzero()[:, 0]
-            cache.fill(prefill, rows, source[rows] - start)
-            logits.append(part_logits)
-        step = DecodeStep(self.model, cache, temperature, generator)
-        step.draw(torch.cat(logits)[source])
-        cache.position.copy_(torch.tensor([len(prompt) for prompt in prompts]))
-
-        stops = torch.tensor(self.stop_ids, device=self.device)
-        tokens = [[] for _ in prompts]
-        logprobs = [[] for _ in prompts]
-        alive = list(range(len(prompts)))  # which prompt each row of the cache belongs to
-        history = []  # (tokens, logprobs) of steps not yet copied to the host
-        done = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
-        for position in range(max_new_tokens):
-            if position:
-                if self.device.type == "cpu":
-                    cache.window = int(cache.position.max()) + 1
-                step.run()
-            history.append((step.token.clone(), step.logprob.clone()))
-            done |= torch.isin(step.token, stops)
-            # Looking at `done` makes the GPU wait for the host; every 16 tokens is rare enough to cost nothing.
-            if (position + 1) % 16 == 0 or position + 1 == max_new_tokens:
-                new_tokens = torch.stack([t for t, _ in history]).T.tolist()
-                new_logprobs = torch.stack([p for _, p in history]).T.tolist()
-                history = []
-                for row, i in enumerate(alive):
-                    for token, logprob in zip(new_tokens[row], new_logprobs[row]):
-                        if tokens[i] and tokens[i][-1] in self.stop_ids:
-                            break
-                        tokens[i].append(token)
-                        logprobs[i].append(logprob)
-                rows = (~done).nonzero()[:, 0]
-                if len(rows) == 0:
-                    break
-                # On a CPU every row costs, so finished ones leave. A captured graph keeps its shape.
-                if self.device.type == "cpu" and len(rows) <= 0.8 * len(alive):
-                    cache.keep(rows)
-                    step.token, step.logprob, done = step.token[rows], step.logprob[rows], done[rows]
-                    alive = [alive[row] for row in rows.tolist()]
-        return list(zip(tokens, logprobs))
 
     def _decode_plain(self, prompts, max_new_tokens, temperature, generator):
         """The slow twin: one sequence at a time through the model's own cache. Any architecture; the tests' oracle."""

@@ -31,6 +31,7 @@ import torch.nn.functional as F
 import backbone
 import teacher
 from backbone import Backbone, Chat, Completion, ModelError
+from engine import attention_kind
 from examples import SEED_LIBRARY, Example, Writer, diversity_filter, write_examples
 from policy import policy_messages
 from sandbox import Sandbox
@@ -149,7 +150,7 @@ def tiny_model(tokenizer):
         vocab_size=len(tokenizer), hidden_size=256, intermediate_size=896, num_hidden_layers=6, num_attention_heads=4,
         num_key_value_heads=2, head_dim=64, tie_word_embeddings=True, max_position_embeddings=8192,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=backbone.attention_kind(config))
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention_kind(config))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,465 @@
+"""The rollout engine: many replies at once, near the speed at which a GPU can read the weights and the cache.
+
+Writing a token reads every weight once, for all sequences together, and each sequence's own keys and values. On an H200
+that takes 6 ms for 64 sequences of the Qwen3-8B shape. Hugging Face's `generate` takes 120 ms: it launches some two
+thousand small kernels, one after the other, from Python, and copies the cache once for each query head that shares it.
+Here, on the unmodified weights and modeling code:
+
+    slots               one preallocated cache; a sequence that is finished gives its slot to a waiting prompt
+    decode attention    a Triton kernel that reads each cached key and value once, for all query heads of its group, and
+                        only as far as the sequence goes
+    CUDA graph          a whole step, sampling included, is recorded once and replayed: no launches from Python
+    no looking          the host reads what was written every 16 tokens
+    one prefill         for equal prompts (the rollouts of a scheme, the selections and the summaries of a task)
+
+On a CPU the same loop runs without graphs and Triton. Architectures whose layers are not all plain full attention
+(sliding windows, linear attention) do not come here: Backbone samples them through the model's own cache.
+
+In comments: S slots, n of them in use, T the length of a slot, H query heads, G of them share a key/value head, D the
+head dimension, V the vocabulary.
+"""
+
+from collections import deque
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from transformers import AttentionInterface, DynamicCache
+
+BLOCK = 16  # tokens that are written between two looks at which sequences are finished
+KEEP = 2 << 30  # bytes: a bigger cache is given back after every call, for the update and the sandbox need the memory
+PREFILL = 32768  # most prompt tokens, padding included, in one forward on a GPU
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Attention of one new token to a sequence's cache
+
+
+@triton.jit
+def _append_kernel(key_ptr, value_ptr, keys_ptr, values_ptr, position_ptr, key_row, key_head, value_row, value_head,
+                   cache_row, cache_head, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Write one token's key and value, (n, heads, 1, D), to keys and values, (n, heads, T, D), at position (n,)."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    slot = row.to(tl.int64) * cache_row + head * cache_head + tl.load(position_ptr + row) * D + d
+    tl.store(keys_ptr + slot, tl.load(key_ptr + row * key_row + head * key_head + d, mask=d < D), mask=d < D)
+    tl.store(values_ptr + slot, tl.load(value_ptr + row * value_row + head * value_head + d, mask=d < D), mask=d < D)
+
+
+@triton.jit
+def _attend_kernel(query_ptr, keys_ptr, values_ptr, position_ptr, sums_ptr, stats_ptr, scale, query_row, query_head,
+                   cache_row, cache_head, G: tl.constexpr, D: tl.constexpr, BLOCK_G: tl.constexpr,
+                   BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, PARTS: tl.constexpr):
+    """One part of one sequence's cache, for all G query heads of one key/value head: softmax as far as it goes.
+
+    sums (n, heads, PARTS, G, D): of the values, weighted by exp(score - maximum); stats (n, heads, PARTS, 2, G): the
+    maximum, and the sum of the weights.
+    """
+    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    length = (tl.load(position_ptr + row) + 1).to(tl.int32)
+    share = tl.cdiv(tl.cdiv(length, PARTS), BLOCK_T) * BLOCK_T
+    start = part * share
+    end = tl.minimum(start + share, length)
+    g, d, t = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_T)
+    query = tl.load(query_ptr + row * query_row + (head * G + g)[:, None] * query_head + d[None, :],
+                    mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)  # (G, D)
+    cache = row.to(tl.int64) * cache_row + head * cache_head
+    maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_G], tl.float32)
+    total = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for first in range(start, end, BLOCK_T):
+        inside = first + t < end
+        where = cache + (first + t)[:, None] * D + d[None, :]  # (T, D)
+        key = tl.load(keys_ptr + where, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+        value = tl.load(values_ptr + where, mask=inside[:, None] & (d < D)[None, :], other=0.0)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale  # (G, T)
+        score = tl.where(inside[None, :], score, float("-inf"))
+        higher = tl.maximum(maximum, tl.max(score, axis=1))
+        faded = tl.exp(maximum - higher)
+        weights = tl.exp(score - higher[:, None])
+        weight = weight * faded + tl.sum(weights, axis=1)
+        total = total * faded[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+        maximum = higher
+    out = (row * tl.num_programs(1) + head) * PARTS + part
+    tl.store(sums_ptr + (out * G + g)[:, None] * D + d[None, :], total, mask=(g < G)[:, None] & (d < D)[None, :])
+    tl.store(stats_ptr + out * 2 * G + g, maximum, mask=g < G)
+    tl.store(stats_ptr + out * 2 * G + G + g, weight, mask=g < G)
+
+
+@triton.jit
+def _join_kernel(sums_ptr, stats_ptr, out_ptr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+                 PARTS: tl.constexpr):
+    """Join the parts of one query head: out (n, 1, H, D), the attention's result."""
+    group, g = tl.program_id(0), tl.program_id(1)  # group: which sequence and which key/value head
+    d, part = tl.arange(0, BLOCK_D), tl.arange(0, PARTS)
+    maximum = tl.load(stats_ptr + (group * PARTS + part) * 2 * G + g)
+    weight = tl.load(stats_ptr + (group * PARTS + part) * 2 * G + G + g)
+    faded = tl.exp(maximum - tl.max(maximum, axis=0))  # 0 for parts beyond the sequence's end: their maximum is -inf
+    sums = tl.load(sums_ptr + ((group * PARTS + part) * G + g)[:, None] * D + d[None, :], mask=(d < D)[None, :])
+    out = tl.sum(sums * faded[:, None], axis=0) / tl.sum(weight * faded, axis=0)
+    tl.store(out_ptr + (group * G + g) * D + d, out, mask=d < D)
+
+
+def append(key, value, keys, values, position):
+    """Write one token's key and value, (n, heads, 1, D), into the cache, (n, heads, T, D), at position (n,)."""
+    count, heads, _, dim = key.shape
+    _append_kernel[(count, heads)](key, value, keys, values, position, key.stride(0), key.stride(1), value.stride(0),
+                                   value.stride(1), keys.stride(0), keys.stride(1), dim, triton.next_power_of_2(dim))
+
+
+def attend(query, keys, values, position, scale):
+    """softmax(query keys^T scale) values over the cache's slots 0 to position[i], each read once. Returns (n, 1, H, D).
+
+    query (n, H, 1, D); keys, values (n, H / G, T, D); position (n,). The cache of a sequence is cut into parts that
+    run side by side, so that few sequences fill the GPU as well as many do.
+    """
+    count, heads, _, dim = query.shape
+    groups = keys.shape[1]
+    share = heads // groups
+    parts = min(16, max(1, triton.next_power_of_2(2048 // (count * groups))))  # about 16 programs on each processor
+    sums = torch.empty(count, groups, parts, share, dim, dtype=torch.float32, device=query.device)
+    stats = torch.empty(count, groups, parts, 2, share, dtype=torch.float32, device=query.device)
+    out = torch.empty(count, 1, heads, dim, dtype=query.dtype, device=query.device)
+    width = max(16, triton.next_power_of_2(dim))
+    _attend_kernel[(count, groups, parts)](
+        query, keys, values, position, sums, stats, scale, query.stride(0), query.stride(1), keys.stride(0),
+        keys.stride(1), share, dim, max(16, triton.next_power_of_2(share)), width,
+        64 if query.dtype != torch.float32 else 32, parts, num_warps=4)
+    _join_kernel[(count * groups, share)](sums, stats, out, share, dim, width, parts, num_warps=2)
+    return out
+
+
+def causal_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
+    """Attention for the unmodified modeling code, registered with transformers under the name "causal".
+
+    query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prefill):
+    plain causal attention, right padding needs no mask. One query (decoding): `attention_mask` is what Slots.mask gives,
+    and the G query heads of a group share their keys and values as they lie in the cache.
+
+    Being unknown to transformers' mask functions, the name also keeps it from building masks of its own, whose
+    data-dependent checks cannot be captured in a CUDA graph.
+    """
+    batch, heads, length, dim = query.shape
+    groups = heads // key.shape[1]
+    if length == 1:
+        if attention_mask is not None and attention_mask.dtype != torch.bool:  # positions, on a GPU
+            return attend(query, key, value, attention_mask, dim**-0.5 if scaling is None else scaling), None
+        query = query.reshape(batch, heads // groups, groups, dim)  # G queries of one head
+        if attention_mask is None:
+            parts = [F.scaled_dot_product_attention(query, key, value, scale=scaling)]
+        else:  # neighbours are of similar length, so a few at a time read little that lies beyond their ends
+            parts = []
+            for part in torch.arange(batch).split(16):
+                rows = slice(part[0], part[-1] + 1)
+                end = int(attention_mask[rows].sum(-1).max())
+                parts.append(F.scaled_dot_product_attention(query[rows], key[rows, :, :end], value[rows, :, :end],
+                                                            attention_mask[rows, :, :, :end], scale=scaling))
+        return torch.cat(parts).reshape(batch, 1, heads, value.shape[3]), None
+    if query.is_cuda and query.dtype != torch.float32:  # flash attention shares heads by itself
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
+    else:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    return out.transpose(1, 2), None
+
+
+AttentionInterface.register("causal", causal_attention)
+
+
+def attention_kind(config) -> str:
+    """ "causal" where every layer is plain full attention, else transformers' own "sdpa"."""
+    config = config.get_text_config()
+    plain = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    flags = ("attn_logit_softcapping", "sliding_window", "is_encoder_decoder")
+    special = any(getattr(config, name, None) for name in flags)
+    return "causal" if plain and (not special or not getattr(config, "use_sliding_window", True)) else "sdpa"
+
+
+def fuse_norms(model) -> int:
+    """Let every RMSNorm of a model on a GPU run as one kernel instead of seven, in sampling and training alike.
+
+    A module is one if its class is called so and a trial gives the same values; returns how many there are. In bf16 the
+    fused kernel rounds once, after the multiplication by the weight, where the modeling code rounds twice.
+    """
+    count = 0
+    for module in model.modules():
+        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if not type(module).__name__.endswith("RMSNorm") or eps is None or getattr(module, "weight", None) is None:
+            continue
+
+        def fused(x, module=module, eps=eps):
+            return F.rms_norm(x, module.weight.shape, module.weight, eps)
+
+        with torch.no_grad():
+            trial = torch.linspace(-3, 4, module.weight.numel(), device=module.weight.device, dtype=module.weight.dtype)
+            same = torch.allclose(module(trial).float(), fused(trial).float(), rtol=0.02, atol=0.02)
+        if same:
+            module.forward = fused
+            count += 1
+    return count
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The sequences that are being written
+
+
+class Slots:
+    """S sequences with their caches, and the step that writes one token of each.
+
+    Passed to the model as `past_key_values`: each forward hands in one new token a sequence, which lands at that
+    sequence's own position, so sequences of different lengths need no padding. The tensors keep their addresses, which
+    is what lets a CUDA graph replay a step.
+    """
+
+    is_compileable = False
+
+    def __init__(self, model, rows, length, stop_ids):
+        config = model.config.get_text_config()
+        self.model, self.rows, self.length, device = model, rows, length, model.device
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (rows, heads, length, dim)
+        layers = range(config.num_hidden_layers)
+        self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in layers]  # of (S, H / G, T, D)
+        self.values = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in layers]
+        self.position = torch.zeros(rows, dtype=torch.long, device=device)  # where a sequence's next token goes
+        self.token = torch.zeros(rows, dtype=torch.long, device=device)  # its last one
+        self.logprob = torch.zeros(rows, device=device)
+        self.done = torch.ones(rows, dtype=torch.bool, device=device)
+        self.stops = torch.tensor(stop_ids, dtype=torch.long, device=device)
+        self.count = rows  # n: the first so many slots are in use
+        self.window = length  # slots that anything attends to; a CPU skips the rest, a captured graph keeps its shape
+        self.graphs = {}  # {(n, temperature): CUDA graph of a step}
+        # A graph draws from the generator that it was captured with, so this one lives as long as the graphs.
+        self.generator = torch.Generator(device)
+
+    @staticmethod
+    def bytes_for_row(model, length) -> int:
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return 2 * config.num_hidden_layers * heads * dim * length * model.dtype.itemsize
+
+    # ---- the cache, as the modeling code sees it
+
+    def update(self, key, value, layer_index, *args, **kwargs):
+        """Called by every attention layer with this step's key and value, (n, H / G, 1, D)."""
+        keys, values = self.keys[layer_index][:self.count], self.values[layer_index][:self.count]
+        position = self.position[:self.count]
+        if key.is_cuda:
+            append(key, value, keys, values, position)
+            return keys, values
+        heads, dim = keys.shape[1], keys.shape[3]
+        lines = torch.arange(self.count * heads) * self.length + position.repeat_interleave(heads)
+        keys.view(-1, dim)[lines] = key.reshape(-1, dim)
+        values.view(-1, dim)[lines] = value.reshape(-1, dim)
+        return keys[:, :, :self.window], values[:, :, :self.window]
+
+    def get_seq_length(self, layer_index=0):
+        return 0  # positions are always passed explicitly
+
+    def mask(self):
+        """What each sequence may attend to, the token being written included.
+
+        On a CPU (n, 1, 1, window) of booleans; on a GPU, where attention stops at a sequence's end by itself, the
+        position of that end, (n, 1, 1, 1).
+        """
+        position = self.position[:self.count, None, None, None]
+        return position if position.is_cuda else torch.arange(self.window) <= position
+
+    # ---- coming and going
+
+    def fill(self, rows, source, prefill):
+        """Copy prompt `source[i]` of a prefill (a DynamicCache) into sequence `rows[i]`."""
+        for layer, keys, values in zip(prefill.layers, self.keys, self.values):
+            length = layer.keys.shape[2]
+            keys[rows, :, :length] = layer.keys[source]
+            values[rows, :, :length] = layer.values[source]
+
+    def keep(self, rows):
+        """Move sequences `rows` (ascending) to the front and use no others."""
+        count = len(rows)
+        for tensor in [*self.keys, *self.values, self.position, self.token, self.logprob, self.done]:
+            tensor[:count] = tensor[rows]
+        self.count = count
+
+    # ---- one token of each
+
+    def draw(self, logits, rows, temperature, generator):
+        """Sample a token for each of `rows` (R,) from logits (R, V); temperature 0 takes the likeliest."""
+        logprobs = F.log_softmax(logits, dim=-1)
+        if temperature == 0:
+            choice = logprobs.argmax(-1)
+        else:  # where a uniform number falls among the cumulative probabilities
+            below = F.softmax(logits / temperature, dim=-1).cumsum(-1)  # (R, V)
+            chance = torch.rand(len(below), 1, device=below.device, generator=generator)
+            choice = torch.searchsorted(below, chance * below[:, -1:], right=True)[:, 0].clamp(max=below.shape[1] - 1)
+        self.token[rows] = choice
+        self.logprob[rows] = logprobs.gather(-1, choice[:, None])[:, 0]
+        self.done[rows] |= torch.isin(choice, self.stops)
+
+    def _step(self, head, temperature, generator):
+        used = slice(self.count)
+        hidden = self.model.base_model(input_ids=self.token[used, None], position_ids=self.position[used, None],
+                                       attention_mask=self.mask(), past_key_values=self, use_cache=True,
+                                       ).last_hidden_state[:, 0]  # (n, width of the model)
+        # A finished sequence goes on until somebody looks, but it attends to nothing any more.
+        self.position[used] = torch.where(self.done[used], 0, self.position[used] + 1)
+        self.draw(head(hidden), used, temperature, generator)
+
+    def step(self, head, temperature, generator):
+        """Feed each sequence's last token, sample its next. `head` gives (n, V) logits for (n, width) hidden states.
+
+        A model of a few million parameters is bound by launches, not by memory; the graph removes them all.
+        """
+        if self.token.device.type != "cuda":
+            self.window = int(self.position[:self.count].max()) + 1
+            return self._step(head, temperature, generator)
+        key = (self.count, temperature)
+        if key in self.graphs:
+            return self.graphs[key].replay()
+        side = torch.cuda.Stream()  # a capture needs a warm-up off the default stream; this one is a real step
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step(head, temperature, self.generator)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+        with torch.cuda.graph(graph, pool=pool):
+            self._step(head, temperature, self.generator)
+        self.graphs[key] = graph
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Engine:
+    """Replies to many prompts. `head` maps hidden states (..., width) to float32 logits (..., V)."""
+
+    def __init__(self, model, head, stop_ids):
+        self.model, self.head, self.stop_ids = model, head, list(stop_ids)
+        self.cuda = model.device.type == "cuda"
+        self.slots = None  # kept from call to call on a GPU, with its graphs, unless it is big
+
+    def release(self):
+        """Give the cache's memory back, also to other processes."""
+        self.slots = None
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    @torch.no_grad()
+    def generate(self, prompts, max_new_tokens, temperature, generator, rows=None) -> list:
+        """[(token ids, their log-probabilities at temperature 1), ...] for prompts, lists of token ids.
+
+        rows: most sequences at a time (default 64 on a CPU, 256 on a GPU, fewer where memory is short). A reply ends
+        with a stop token, or without one after max_new_tokens.
+        """
+        if not prompts or max_new_tokens < 1:
+            return [([], []) for _ in prompts]
+        waiting = deque(sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i])))
+        slots = self._make_slots(min(len(prompts), rows or (256 if self.cuda else 64)),
+                                 max(map(len, prompts)) + max_new_tokens + BLOCK)
+        if self.cuda and generator is not None:
+            slots.generator.manual_seed(torch.randint(2**62, (), device=generator.device, generator=generator).item())
+            generator = slots.generator
+        replies = [([], []) for _ in prompts]
+        owner = [None] * slots.count  # which prompt's reply each slot is writing
+        while waiting or any(i is not None for i in owner):
+            free = [row for row, i in enumerate(owner) if i is None]
+            fresh = []
+            if waiting and len(free) >= len(owner) / 4:  # a prefill for every single one would cost more than it gains
+                fresh = free[:len(waiting)]
+                for row in fresh:
+                    owner[row] = waiting.popleft()
+                self._admit(slots, fresh, [prompts[owner[row]] for row in fresh], temperature, generator)
+            left = max(max_new_tokens - len(replies[i][0]) for i in owner if i is not None)
+            written = [(slots.token.clone(), slots.logprob.clone())]
+            for _ in range(min(BLOCK, left) - bool(fresh)):
+                slots.step(self.head, temperature, generator)
+                written.append((slots.token.clone(), slots.logprob.clone()))
+            tokens, logprobs = (torch.stack(column)[:, :slots.count].T.tolist() for column in zip(*written))
+            for row, i in enumerate(owner):
+                if i is None:
+                    continue
+                # What an older sequence begins with is what it ended with before.
+                for token, logprob in list(zip(tokens[row], logprobs[row]))[row not in fresh:]:
+                    replies[i][0].append(token)
+                    replies[i][1].append(logprob)
+                    if token in self.stop_ids or len(replies[i][0]) == max_new_tokens:
+                        owner[row] = None
+                        break
+            slots.done[:len(owner)] = torch.tensor([i is None for i in owner])
+            owner = self._shrink(slots, owner, waiting)
+        if self.cuda and 2 * sum(keys.nbytes for keys in slots.keys) > KEEP:
+            self.release()
+        return replies
+
+    def _make_slots(self, rows, length) -> Slots:
+        """Slots for so many sequences of so many tokens, or for as many as there is memory for."""
+        if not self.cuda:
+            return Slots(self.model, rows, -(-length // 128) * 128, self.stop_ids)
+        rows = triton.next_power_of_2(rows)
+        length = -(-length // 512) * 512
+        if self.slots is None or self.slots.rows < rows or self.slots.length < length:
+            self.release()
+            room = 0.85 * torch.cuda.mem_get_info()[0] / Slots.bytes_for_row(self.model, length)
+            if room < 1:
+                raise torch.cuda.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
+            while rows > room:
+                rows //= 2
+            self.slots = Slots(self.model, rows, length, self.stop_ids)
+        self.slots.count = min(rows, self.slots.rows)
+        return self.slots
+
+    def _admit(self, slots, rows, prompts, temperature, generator):
+        """Read `prompts` into slots `rows` and draw each one's first token. Equal prompts, neighbours, are read once."""
+        unique = list(dict.fromkeys(map(tuple, prompts)))
+        index = {prompt: i for i, prompt in enumerate(unique)}
+        source = torch.tensor([index[tuple(prompt)] for prompt in prompts])
+        rows = torch.tensor(rows)
+        logits, start = [], 0
+        while start < len(unique):  # sorted by length, so that a part wastes little padding
+            width = len(unique[start])
+            end = start + 1
+            while end < len(unique) and self._fits(end + 1 - start, len(unique[end])):
+                end += 1
+            cache, part_logits = self._prefill(unique[start:end])
+            mine = ((source >= start) & (source < end)).nonzero()[:, 0]
+            slots.fill(rows[mine].to(slots.token.device), (source[mine] - start).to(slots.token.device), cache)
+            logits.append(part_logits)
+            start = end
+        rows = rows.to(slots.token.device)
+        slots.position[rows] = torch.tensor([len(prompt) for prompt in prompts], device=slots.token.device)
+        slots.done[rows] = False
+        slots.draw(torch.cat(logits)[source.to(slots.token.device)], rows, temperature, generator)
+
+    def _fits(self, count, width) -> bool:
+        return count * width <= PREFILL if self.cuda else count <= 32
+
+    def _prefill(self, prompts):
+        """Run unique prompts, right-padded; returns their cache and the logits after each one's last token, (U, V)."""
+        width = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), width, dtype=torch.long)
+        for row, prompt in zip(ids, prompts):
+            row[:len(prompt)] = torch.tensor(prompt)
+        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.model.device)
+        out = self.model.base_model(input_ids=ids.to(self.model.device), use_cache=True,
+                                    past_key_values=DynamicCache(config=self.model.config))
+        hidden = out.last_hidden_state[torch.arange(len(prompts), device=self.model.device), last]
+        return out.past_key_values, self.head(hidden)
+
+    def _shrink(self, slots, owner, waiting) -> list:
+        """Stop computing finished sequences where it pays; returns the new owners of the slots.
+
+        On a CPU every row costs. On a GPU the weights' reading does, which one row pays for as well as 64 do, and every
+        other number of rows needs a graph of its own.
+        """
+        alive = [row for row, i in enumerate(owner) if i is not None]
+        if waiting or not alive or len(alive) > (len(owner) / 4 if self.cuda else 0.8 * len(owner)):
+            return owner
+        if self.cuda:  # a power of two, finished ones among them
+            count = triton.next_power_of_2(len(alive))
+            alive = sorted(alive + [row for row, i in enumerate(owner) if i is None][:count - len(alive)])
+        slots.keep(torch.tensor(alive, device=slots.token.device))
+        return [owner[row] for row in alive]

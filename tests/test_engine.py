@@ -1,0 +1,123 @@
+"""The rollout engine against its slow twin, and the decode attention against PyTorch's."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from backbone import Backbone
+from engine import BLOCK, Engine
+
+PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+KERNELS = """
+import torch, torch.nn.functional as F
+from engine import append, attend
+device, dtypes, shapes = %r
+torch.manual_seed(0)
+for dtype, bound in dtypes:
+    for n, H, groups, D, T in shapes:
+        query = torch.randn(n, H, 1, D, device=device, dtype=dtype)
+        keys, values = (torch.randn(n + 1, groups, T, D, device=device, dtype=dtype)[:n] for _ in range(2))
+        position = torch.randint(0, T, (n,), device=device)
+        position[0], position[-1] = 0, T - 1
+        key, value = (torch.randn(n, 1, groups, D, device=device, dtype=dtype).transpose(1, 2) for _ in range(2))
+        keys_too, values_too = keys.clone(), values.clone()
+        keys_too[torch.arange(n), :, position] = key[:, :, 0]
+        values_too[torch.arange(n), :, position] = value[:, :, 0]
+        append(key, value, keys, values, position)
+        assert torch.equal(keys, keys_too) and torch.equal(values, values_too)
+        mask = torch.arange(T, device=device) <= position[:, None, None, None]
+        want = F.scaled_dot_product_attention(query.float(), keys.float(), values.float(), attn_mask=mask,
+                                              enable_gqa=True).transpose(1, 2)
+        got = attend(query, keys, values, position, D**-0.5)
+        assert (got - want).abs().max() < bound, (dtype, n, H, (got - want).abs().max())
+        assert (attend(query, keys, values, position.clamp(max=T - 2), D**-0.5) - want)[-1].abs().max() > bound
+print("all right")
+"""
+
+
+def run_kernels(device, dtypes, shapes, **environment):
+    done = subprocess.run([sys.executable, "-c", KERNELS.replace("%r", f"'{device}', {dtypes}, {shapes}")], text=True,
+                          capture_output=True, env=os.environ | environment, cwd=Path(__file__).parent.parent)
+    assert done.stdout.strip() == "all right", done.stderr[-2000:]
+
+
+def test_decode_attention_in_the_interpreter():
+    run_kernels("cpu", "[(torch.float32, 1e-5), (torch.float16, 4e-3)]", [(2, 4, 2, 16, 70), (1, 3, 1, 40, 33)],
+                TRITON_INTERPRET="1")
+
+
+@needs_gpu
+def test_decode_attention_on_a_gpu():
+    run_kernels("cuda", "[(torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)]",
+                [(3, 8, 2, 64, 200), (1, 4, 4, 16, 70), (2, 6, 2, 40, 130), (5, 16, 8, 128, 64), (64, 32, 8, 128, 1300)])
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_gpu)])
+def model(request, model_folder):
+    return Backbone.load(model_folder, request.param)
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    """What the model's own cache gives greedily for PROMPTS, 60 tokens."""
+    return model._decode_plain(PROMPTS, 60, 0, None)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 8, 64])
+def test_slots_that_change_hands_give_what_the_plain_path_gives(model, plain, rows):
+    for (tokens, logprobs), (want, want_logprobs) in zip(model.engine.generate(PROMPTS, 60, 0, None, rows), plain):
+        assert tokens == want
+        assert logprobs == pytest.approx(want_logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("limit", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
+def test_every_limit_is_kept(model, plain, limit):
+    for (tokens, _), (want, _) in zip(model.engine.generate(PROMPTS, limit, 0, None, 4), plain):
+        assert tokens == want[:limit]
+
+
+def test_nothing_to_write(model):
+    assert model.engine.generate([], 10, 1.0, None) == []
+    assert model.engine.generate([[5], [6]], 0, 1.0, None) == [([], []), ([], [])]
+
+
+def test_finished_sequences_are_replaced_before_the_others_end(model, monkeypatch):
+    """Eight prompts in four slots: the second four start when the short ones have ended, not when all have."""
+    admitted = []
+    admit = Engine._admit
+    monkeypatch.setattr(Engine, "_admit", lambda self, slots, rows, *rest: (admitted.append(list(rows)),
+                                                                             admit(self, slots, rows, *rest)))
+    ended = [len(tokens) for tokens, _ in model.engine.generate(PROMPTS, 40, 1.0, generator_for(model), 4)]
+    assert admitted[0] == [0, 1, 2, 3] and sum(map(len, admitted)) == len(PROMPTS)
+    assert all(1 <= length <= 40 for length in ended)
+
+
+def test_sampling_is_a_function_of_the_generator(model):
+    first = model.engine.generate(PROMPTS, 30, 1.0, generator_for(model), 4)
+    assert first == model.engine.generate(PROMPTS, 30, 1.0, generator_for(model), 4)
+    assert first != model.engine.generate(PROMPTS, 30, 1.0, generator_for(model, 8), 4)
+
+
+def test_sampled_logprobs_are_the_trainers(model):
+    for temperature in (1.0, 0.5):
+        replies = model.sample(PROMPTS * 3, 40, temperature, generator_for(model), batch_size=16)
+        for reply, new in zip(replies, model.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):
+            assert (new.cpu() - torch.tensor(reply.logprobs)).abs().max() < 1e-4
+
+
+def test_the_memory_is_given_back(model):
+    model.sample(PROMPTS, 20)
+    assert (model.engine.slots is not None) == model.engine.cuda  # a small cache is kept, with its graphs
+    model.engine.release()
+    assert model.engine.slots is None
+
+
+def generator_for(model, seed=7):
+    return torch.Generator(model.device).manual_seed(seed)

@@ -10,6 +10,8 @@ and summarizer.py.
 In comments: B sequences in a batch, L their padded length, T the length of the key/value cache, V the vocabulary.
 """
 
+import contextlib
+import functools
 import json
 import logging
 import re
@@ -19,7 +21,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
 from engine import Engine, attention_kind, fuse_norms
@@ -144,6 +148,51 @@ class ModelError(ValueError):
     """A model that cannot be loaded. The message is one line, fit to be shown to the user."""
 
 
+LOGITS = 2**28  # logits that `logprobs` computes at a time: 1 GiB in float32, of which about four exist at once
+
+
+class Float32Product(torch.autograd.Function):
+    """hidden (N, width) @ weight (V, width)^T in float32, of operands in bfloat16: as the tensor cores have added it up."""
+
+    @staticmethod
+    def forward(context, hidden, weight):
+        context.save_for_backward(hidden, weight)
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(context, gradient):
+        hidden, weight = context.saved_tensors
+        gradient = gradient.to(hidden.dtype)
+        return gradient @ weight, gradient.T @ hidden
+
+
+@contextlib.contextmanager
+def recomputed(layers):
+    """What these layers compute within is forgotten, all but their output, and computed again in the backward pass.
+
+    Activation checkpointing. transformers' own acts only in train mode, and then takes the sampler's cache away. There
+    is no dropout here (the model is in eval mode), so no random state has to be kept.
+    """
+    for layer in layers:
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # the class's own shows again
+
+
+def layers_to_recompute(count, saved, kept, room) -> int:
+    """The fewest of `count` layers to recompute, so that all of them together leave at most `room` bytes behind.
+
+    saved, kept: bytes that a layer leaves for the backward pass, as it is and recomputed. If nothing fits: all of them.
+
+    >>> layers_to_recompute(36, 1.5e9, 0.1e9, 30e9)
+    18
+    """
+    return next((n for n in range(count) if n * kept + (count - n) * saved <= room), count)
+
+
 class Chat:
     """The tokenizer and its chat template: messages to token ids. All that the cold start needs of a backbone."""
 
@@ -184,6 +233,8 @@ class Backbone(Chat):
         super().__init__(tokenizer)
         self.model = model
         self.device = model.device
+        self.layers = [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        self.recompute = None  # how many of them the backward pass of logprobs recomputes; None: as memory asks for
         stops = getattr(model.generation_config, "eos_token_id", None)
         stops = stops if isinstance(stops, list) else [stops]
         self.stop_ids = sorted({i for i in stops + [tokenizer.eos_token_id] if i is not None})
@@ -191,7 +242,7 @@ class Backbone(Chat):
         # plain path through the model's own cache.
         self.engine = None
         if model.config._attn_implementation == "causal":
-            self.engine = Engine(model, lambda hidden: self._head(hidden).float(), self.stop_ids)
+            self.engine = Engine(model, self._head, self.stop_ids)
         else:
             print(f"backbone: {model.config.model_type} has attention of its own; sampling takes the plain path")
         if self.device.type == "cuda":
@@ -277,8 +328,15 @@ class Backbone(Chat):
     # ---- rescoring
 
     def _head(self, hidden):
-        """Hidden states (..., width) to logits (..., V), as the model's own forward would."""
-        logits = self.model.get_output_embeddings()(hidden)
+        """Hidden states (N, width) to logits (N, V) in float32, as the model's own forward would but for the rounding.
+
+        In bfloat16 a logit of 20 is only known to 0.06; sampler and trainer would round differently.
+        """
+        head = self.model.get_output_embeddings()
+        if hidden.is_cuda and hidden.dtype == torch.bfloat16 and getattr(head, "bias", None) is None:
+            logits = Float32Product.apply(hidden, head.weight)
+        else:
+            logits = head(hidden).float()
         config = self.model.config.get_text_config()
         scale = getattr(config, "logits_scaling", None)  # Granite
         cap = getattr(config, "final_logit_softcapping", None)  # Gemma
@@ -303,18 +361,69 @@ class Backbone(Chat):
             else:
                 home[i] = len(sequences)
                 sequences.append(whole)
-        width = max(map(len, sequences))
+        width = max(map(len, sequences))  # L
         ids = torch.zeros(len(sequences), width, dtype=torch.long)
         for row, sequence in zip(ids, sequences):
             row[:len(sequence)] = torch.tensor(sequence)
+        # The logits at position p predict token p + 1. Only the replies' positions reach the vocabulary.
+        starts = [home[i] * width + len(prompt) - 1 for i, (prompt, _) in enumerate(rows)]
+        lengths = [len(reply) for _, reply in rows]
+        positions = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths)])  # (N,) of all rows
+        targets = torch.tensor([token for _, reply in rows for token in reply], dtype=torch.long)  # (N,)
+        ids, positions, targets = (tensor.to(self.device) for tensor in (ids, positions, targets))
         # Padding sits on the right, where a causal model cannot see it, so no mask is needed.
-        out = self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
-        hidden = out.last_hidden_state  # (B, L, width)
-        results = []
-        for i, (prompt, reply) in enumerate(rows):
-            # The logits at position p predict token p + 1. Only the reply's positions reach the vocabulary.
-            states = hidden[home[i], len(prompt) - 1:len(prompt) - 1 + len(reply)]
-            logits = self._head(states).float()  # (N, V)
-            target = torch.tensor(list(reply), device=self.device)
-            results.append(F.log_softmax(logits, dim=-1).gather(-1, target[:, None])[:, 0])
-        return results
+        with recomputed(self.layers[:self.recomputed_layers(ids.numel())]):  # the first: they are needed last
+            out = self.model.base_model(input_ids=ids, use_cache=False)
+        states = out.last_hidden_state.flatten(0, 1).index_select(0, positions)  # (N, width of the model)
+        size = max(1, LOGITS // self._vocabulary)
+        pieces = list(zip(states.split(size), targets.split(size)))
+        score = self._token_logprobs
+        if len(pieces) > 1:  # then each piece's logits are forgotten, and computed again in the backward pass
+            score = functools.partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
+        return list(torch.cat([score(*piece) for piece in pieces]).split(lengths))
+
+    @property
+    def _vocabulary(self) -> int:
+        return self.model.get_output_embeddings().weight.shape[0]
+
+    def _token_logprobs(self, states, targets):
+        """Hidden states (N, width), the tokens (N,) that follow them: their log-probabilities (N,) in float32."""
+        return F.log_softmax(self._head(states), dim=-1).gather(-1, targets[:, None])[:, 0]
+
+    def recomputed_layers(self, tokens) -> int:
+        """How many layers the backward pass over `tokens`, padding included, recomputes: each costs its forward again.
+
+        As many as self.recompute says. Without it none on a CPU; on a GPU the fewest with which this fits into the
+        memory that is free now, less the gradients that are not there yet and the work on one layer and on the head.
+        """
+        if self.recompute is not None or self.device.type != "cuda" or not torch.is_grad_enabled():
+            return self.recompute or 0
+        free = torch.cuda.mem_get_info(self.device)[0]
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        free -= sum(p.nbytes for p in self.model.parameters() if p.grad is None and p.requires_grad)
+        embedding = self.model.get_output_embeddings().weight
+        free -= 20 * min(tokens * self._vocabulary, LOGITS) + 2 * embedding.nbytes
+        saved = tokens * self._saved_bytes / max(1, len(self.layers))
+        kept = tokens * embedding.shape[1] * embedding.element_size()
+        return layers_to_recompute(len(self.layers), saved, kept, 0.9 * free - 2 * saved)
+
+    @functools.cached_property
+    def _saved_bytes(self) -> float:
+        """Bytes that all layers leave for the backward pass, for each token: measured on 256 tokens.
+
+        With Qwen3-8B 6 to 8 MB in bfloat16, mostly the feed-forward part's 4 x 12288 values in each of 36 layers.
+        """
+        weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+        left = {}  # address -> bytes
+
+        def note(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                left[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        ids = torch.zeros(1, 256, dtype=torch.long, device=self.device)
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            out = self.model.base_model(input_ids=ids, use_cache=False)  # named: what it left stays until it is counted
+        del out
+        return sum(left.values()) / ids.numel()

@@ -420,7 +420,6 @@ class Engine:
         rows = torch.tensor(rows)
         logits, start = [], 0
         while start < len(unique):  # sorted by length, so that a part wastes little padding
-            width = len(unique[start])
             end = start + 1
             while end < len(unique) and self._fits(end + 1 - start, len(unique[end])):
                 end += 1

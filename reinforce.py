@@ -51,6 +51,7 @@ from tqdm import tqdm
 import policy
 import selector
 import summarizer
+from adamw import make_adamw
 from backbone import Backbone, Completion, ModelError
 from logbook import (clock, draw_curves, finish_step, progress, read_metrics, record_rollouts, rollout_metrics, shapes,
                      step_metrics)
@@ -246,9 +247,10 @@ def mrs_keeps(new, old) -> bool:
 
 
 def clipped_loss(new, old, advantage, low, high):
-    """REINFORCE with PPO's clipped ratio, summed over a reply's tokens. new (with gradients), old: (N,); a scalar.
+    """REINFORCE with PPO's clipped ratio, summed over tokens. new (with gradients), old: (N,); returns a scalar.
 
-    At new = old its gradient is that of -advantage * log pi(reply).
+    advantage: a number, or (N,) for the tokens of several replies. At new = old the gradient is that of
+    -advantage * log pi(reply).
     """
     ratio = (new - old).exp()  # (N,)
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage).sum()
@@ -295,29 +297,35 @@ def update(model, optimizer, sequences, args) -> dict:
     live = [rows for rows in live if rows]
     stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": count,
              "rows_live": sum(map(len, live)), "tokens_live": 0}
-    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
     for rows in micro_batches(live, args.update_tokens):
         # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of
         # later turns, but the model did not write it, so it earns no gradient.
         scored = model.logprobs([(row.completion.prompt_ids, row.completion.token_ids) for row in rows])  # of (N,)
-        losses = []
-        for row, new in zip(rows, scored):
-            old = torch.tensor(row.completion.logprobs, device=new.device)  # (N,)
-            if args.mrs and row.role == "policy" and not mrs_keeps(new, old):
+        # Looked at on the host, in one piece: it waits for the GPU once in a micro-batch instead of once a number.
+        views = torch.cat(scored).detach().cpu().split([len(new) for new in scored])
+        kept = []
+        for row, new, view in zip(rows, scored, views):
+            old = torch.tensor(row.completion.logprobs)  # (N,)
+            if args.mrs and row.role == "policy" and not mrs_keeps(view, old):
                 stats["mrs_masked"] += 1
                 continue
-            losses.append(clipped_loss(new, old, row.advantage, args.clip_low, args.clip_high) / count)
-            ratio = (new.detach() - old).exp()  # (N,)
+            kept.append((new, old, torch.full_like(old, row.advantage)))
+            ratio = (view - old).exp()  # (N,)
             stats["clipped"] += ((ratio < 1 - args.clip_low) | (ratio > 1 + args.clip_high)).sum().item()
             stats["ratio_off"] = max(stats["ratio_off"], (ratio - 1).abs().max().item())
-            stats["tokens_live"] += len(new)
-        if losses:
-            loss = sum(losses)
+            stats["tokens_live"] += len(view)
+        if kept:
+            new, old, advantage = (torch.cat(column).to(scored[0].device) for column in zip(*kept))  # (N,) of all rows
+            loss = clipped_loss(new, old, advantage, args.clip_low, args.clip_high) / count
             loss.backward()
-            stats["loss"] += loss.item()
+            total += loss.detach()
+        del scored, new, kept  # if all is masked there was no backward: its graph would live on beside the next one
     if stats["tokens_live"]:
         stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.model.parameters(), args.grad_clip).item()
         optimizer.step()
+        stats["loss"] = total.item()
+    optimizer.zero_grad(set_to_none=True)  # sampling can use the memory
     return stats
 
 
@@ -631,7 +639,7 @@ def open_run(given) -> Run:
         parameter.data = parameter.data.clone()  # no view of a mapped file: the last bit of a matmul knows alignment
     args = configure(given, sum(p.numel() for p in model.model.parameters()))
     library, generator = SkillLibrary.of_model(source), torch.Generator(model.device).manual_seed(args.seed)
-    optimizer = torch.optim.AdamW(model.model.parameters(), lr=args.lr)
+    optimizer = make_adamw(model.model.parameters(), args.lr)
     run = Run(args, out, model, optimizer, library, len(library), generator)
     if fresh:
         write_atomically(out / "config.json", json.dumps(vars(args), indent=1))

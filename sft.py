@@ -30,6 +30,7 @@ import torch.nn.functional as F
 
 import backbone
 import teacher
+from adamw import make_adamw
 from backbone import Backbone, Chat, Completion, ModelError
 from engine import attention_kind
 from examples import SEED_LIBRARY, Example, Writer, diversity_filter, write_examples
@@ -189,7 +190,7 @@ class TrainStep:
         gpu = self.device.type == "cuda"
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         vectors = [p for p in model.parameters() if p.dim() < 2]
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer = make_adamw(
             [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
             lr=self.rate,
             betas=(0.9, 0.95),
@@ -416,7 +417,10 @@ def main():
     parser.add_argument("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tiny backbone's tokenizer")
     parser.add_argument("--epochs", type=float, default=2.2, help="passes over the examples (paper: 4)")
-    parser.add_argument("--batch-tokens", type=int, default=32_768, help="tokens in a batch (paper: 64 sequences)")
+    parser.add_argument(
+        "--batch-tokens", type=int, default=32_768,
+        help="tokens in a batch (paper: 64 sequences); their logits are held at once: with Qwen3-8B, 2.4 MB each",
+    )
     parser.add_argument(
         "--lr", type=float, help="peak learning rate (default 1e-3 from random weights, 2e-5 otherwise, as the paper)"
     )
@@ -463,7 +467,7 @@ def main():
           f"{sum(mask.sum() for _, mask in data) / 1e6:.1f} M learnt", flush=True)
     if not args.out:
         return None
-    model = chat.model.float() if args.model else tiny_model(chat.tokenizer).to(args.device)
+    model = chat.model if args.model else tiny_model(chat.tokenizer).to(args.device)  # bfloat16 above 1e9 parameters
     args.lr = args.lr or (2e-5 if args.model else 1e-3)
     history = train(model, data, chat.tokenizer.pad_token_id or 0, args)
     model.to(torch.bfloat16)

@@ -11,34 +11,38 @@ import json
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the modules that are measured
 
 import torch
 import transformers
 import triton
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from backbone import Backbone
 from policy import policy_messages
 from tasks import builtin_tasks
 
 BANDWIDTH = 4.2e12  # bytes a second that an H200 reads: measured for this project before its first line
-SHAPES = {  # layers, width, query heads, key/value heads, head dimension, feed-forward, vocabulary, tied, batch
+SHAPES = {  # layers, width, query heads, key/value heads, head dimension, feed-forward, vocabulary, tied embeddings
     "8b": (36, 4096, 32, 8, 128, 12288, 151936, False),
     "1.7b": (28, 2048, 16, 8, 128, 6144, 151936, True),
     "26m": (8, 512, 8, 4, 64, 1536, 1900, True),
+    "tiny": (6, 256, 4, 2, 64, 896, 2048, True),  # checkpoints/tiny
 }
 
 
-def random_model(shape):
+def random_model(shape, device="cuda", dtype=torch.bfloat16, attention="causal"):
+    """A Qwen3 of one of SHAPES with random weights, made on the device."""
     layers, width, heads, groups, dim, inner, vocabulary, tied = SHAPES[shape]
     config = Qwen3Config(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
                          num_key_value_heads=groups, head_dim=dim, intermediate_size=inner, vocab_size=vocabulary,
-                         tie_word_embeddings=tied, max_position_embeddings=40960)
+                         tie_word_embeddings=tied, max_position_embeddings=40960, eos_token_id=0, pad_token_id=0,
+                         bos_token_id=None)
     torch.manual_seed(0)
-    with torch.device("cuda"):
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
 
 
 def seconds(function) -> float:
@@ -63,7 +67,7 @@ def bytes_of_a_step(model, batch, context) -> float:
 
 def hugging_face(model, prompts, new) -> float:
     ids = torch.tensor(prompts, device=model.device)
-    limits = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+    limits = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": True, "top_k": 0, "eos_token_id": None}
     return seconds(lambda: model.generate(ids, attention_mask=torch.ones_like(ids), **limits))
 
 
@@ -89,7 +93,7 @@ def profile(model, prompts) -> list:
 
 
 def measure(shape, args) -> dict:
-    model, batch = random_model(shape), args.batch * (4 if shape == "26m" else 1)
+    model, batch = random_model(shape, attention="sdpa"), args.batch * (4 if shape in ("26m", "tiny") else 1)
     chance = torch.Generator().manual_seed(1)
     prompts = torch.randint(10, model.config.vocab_size, (batch, args.prompt), generator=chance).tolist()
     shared = [prompt for prompt in prompts[:batch // 4] for _ in range(4)]
@@ -99,7 +103,7 @@ def measure(shape, args) -> dict:
         record["generate_tokens_per_s"] = batch * args.new / hugging_face(model, prompts, args.new)
         print(record, file=sys.stderr, flush=True)
     model.set_attn_implementation("causal")
-    model = Backbone(model, AutoTokenizer.from_pretrained("checkpoints/tiny"))
+    model = Backbone(model, SimpleNamespace(eos_token_id=None, decode=lambda *args, **kwargs: ""))
     model.engine.stop_ids = []  # every reply has its full length
     generator = torch.Generator("cuda").manual_seed(0)
     record["first_call_s"] = seconds(lambda: model.sample(prompts, args.new, 1.0, generator))
@@ -131,7 +135,7 @@ def on_cpu(args) -> dict:
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    plain = AutoModelForCausalLM.from_pretrained("checkpoints/tiny").eval()
+    plain = AutoModelForCausalLM.from_pretrained("checkpoints/tiny", dtype=model.model.dtype).eval()
     limits = {"max_new_tokens": args.new, "do_sample": True, "top_k": 0, "pad_token_id": 0}
     torch.manual_seed(0)
 
@@ -154,8 +158,8 @@ def on_cpu(args) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=list(SHAPES))
-    parser.add_argument("--batch", type=int, default=64, help="B: sequences; four times as many of the 26m shape")
+    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=["8b", "1.7b", "26m"])
+    parser.add_argument("--batch", type=int, default=64, help="B: sequences; four times as many of the small shapes")
     parser.add_argument("--prompt", type=int, default=1024, help="P: tokens of each prompt")
     parser.add_argument("--new", type=int, default=256, help="N: tokens of each reply")
     parser.add_argument("--no-generate", action="store_true", help="the engine only")

@@ -1,0 +1,101 @@
+"""AdamW for weights in bfloat16, in 12 bytes a parameter.
+
+A weight of 0.02 in bfloat16 has neighbours 1e-4 away: AdamW's step of 1e-6 (the paper's learning rate) rounds to
+nothing, and a model trained so stays as it was. The usual cure is a float32 master copy of every weight. But bfloat16
+is the upper half of float32: the lower half alone, kept beside the weight as 16-bit integers, makes the pair the whole
+float32. The bytes of a parameter, and GB for 8.19 billion of them (Qwen3-8B; an H200 has 150 GB):
+
+    weight 2 + low 2 + gradient 2 + first moment 2 + second moment 4     12    98
+    float32 master and moments: 2 + 4 + 2 + 4 + 4                        16   131   activations hardly fit
+    all bfloat16: 2 + 2 + 2 + 2                                           8    66   learns nothing at 1e-6
+    low, moments of 8 bits: 2 + 2 + 2 + 1 + 1                             8    66   block scales, kernels of their own
+    low and moments in the host's memory: 2 + 2                           4    33   1.3 s each way over PCIe (50 GB/s)
+
+The first moment moves by a tenth of the difference in each step, which bfloat16 (8 significant bits) can hold. The
+second moves by 0.1 %, which it would round away, so that is in float32. Gradients are what autograd leaves: bfloat16,
+also summed over micro-batches; a micro-batch below 1/500 of the sum so far is lost in it.
+"""
+
+import torch
+
+SLICE = 2**24  # elements worked on at a time: five float32 temporaries of 64 MiB; an embedding of Qwen3-8B has 622 M
+
+
+def make_adamw(parameters, lr, **options) -> torch.optim.Optimizer:
+    """torch.optim.AdamW where all parameters are float32, SplitAdamW where some are bfloat16.
+
+    parameters: tensors or parameter groups. options: as of torch.optim.AdamW; SplitAdamW has no use for `fused` and
+    `capturable`. Raises ValueError for parameters of another dtype.
+    """
+    parameters = list(parameters)
+    each = [p for entry in parameters for p in (entry["params"] if isinstance(entry, dict) else [entry])]
+    if all(p.dtype == torch.float32 for p in each):
+        return torch.optim.AdamW(parameters, lr=lr, **options)
+    return SplitAdamW(parameters, lr, **{key: options[key] for key in options.keys() - {"fused", "capturable"}})
+
+
+class SplitAdamW(torch.optim.Optimizer):
+    """AdamW in float32 arithmetic on weights that are the sum of a bfloat16 and a 16-bit remainder.
+
+    State of a parameter: step (int), low (int16), exp_avg (bfloat16), exp_avg_sq (float32). A float32 parameter needs
+    no `low`, has its first moment in float32, and changes bit for bit as with torch.optim.AdamW.
+    """
+
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        for p in self._parameters():
+            if p.dtype not in (torch.float32, torch.bfloat16):
+                raise ValueError(f"a parameter is {p.dtype}; SplitAdamW knows float32 and bfloat16")
+
+    def _parameters(self):
+        return [p for group in self.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["step"] = 0
+                    state["exp_avg"] = torch.zeros_like(p)
+                    state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
+                    if p.dtype == torch.bfloat16:
+                        state["low"] = torch.zeros_like(p, dtype=torch.int16)
+                state["step"] += 1
+                flat = [state[name].view(-1) for name in ("exp_avg", "exp_avg_sq", "low") if name in state]
+                for parts in zip(*(x.split(SLICE) for x in [p.view(-1), p.grad.reshape(-1), *flat])):
+                    adamw_step(group, state["step"], *parts)
+
+    def load_state_dict(self, state_dict):
+        """As torch's, but tensors keep their dtypes: torch would cast `low` and the second moment to the weight's.
+
+        Raises ValueError for the state of an optimiser that keeps no `low` for a bfloat16 parameter.
+        """
+        super().load_state_dict(state_dict | {"state": {}})
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number, p in zip(numbers, self._parameters()):
+            state = state_dict["state"].get(number)
+            if state and p.dtype == torch.bfloat16 and "low" not in state:
+                raise ValueError("the optimiser's state was saved by another one: it has no low halves of the weights")
+            if state:
+                self.state[p] = {name: value.to(p.device, copy=True) if torch.is_tensor(value) else value
+                                 for name, value in state.items()}
+
+
+def adamw_step(group, step, p, gradient, exp_avg, exp_avg_sq, low=None):
+    """Update a slice (n,) of a parameter and of its state, in place. On float32, `.float()` is the slice itself."""
+    rate, (beta1, beta2) = float(group["lr"]), group["betas"]
+    master, gradient, first = p.float(), gradient.float(), exp_avg.float()
+    if low is not None:
+        master.view(torch.int32).add_(low)  # the bits of float32: the weight's, 16 zeros after them, plus the remainder
+    master.mul_(1 - rate * group["weight_decay"])
+    first.lerp_(gradient, 1 - beta1)
+    exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    deviation = (exp_avg_sq.sqrt() / (1 - beta2**step) ** 0.5).add_(group["eps"])
+    master.addcdiv_(first, deviation, value=-rate / (1 - beta1**step))
+    if low is not None:
+        exp_avg.copy_(first)
+        p.copy_(master)  # to the nearest, so the remainder is in -32768 ... 32768; the last costs one bit of float32
+        low.copy_(master.view(torch.int32).sub_(p.float().view(torch.int32)).clamp_(max=32767))

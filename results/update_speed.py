@@ -1,0 +1,185 @@
+"""How fast is the update, and where do its seconds and its memory go? Random weights, no download; meant for one GPU.
+
+    python results/update_speed.py --shape 8b --tokens 8192 16384 32768
+    python results/update_speed.py --shape 8b --tokens 8192 16384 --sequences 1 --recompute auto 36
+    python results/update_speed.py --shape 1.7b --tokens 16384 32768 --sequences 16
+    python results/update_speed.py --shape tiny --tokens 2048 --steps 2 --device cpu        does it run at all?
+
+A setting is a number of tokens, split over --sequences (one tenth a prompt, the rest a reply), and of recomputed
+layers. Each runs reinforce.update on one micro-batch: logprobs, clipped loss, backward, clipping, AdamW. One step warms
+up, --steps are measured, medians are told. A setting that does not fit is recorded as out of memory.
+
+Useful FLOPs of a step: 6 for each weight that multiplies a token (the head's: a reply's token; an embedding that is
+only looked up: none), and 12 layers heads head_dim L^2 / 2 for causal attention in a sequence of L tokens. What is
+recomputed does not count. Their rate is compared with that of an 8192^3 matrix product, measured here.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import torch  # noqa: E402
+import transformers  # noqa: E402
+
+import reinforce  # noqa: E402
+from adamw import make_adamw  # noqa: E402
+from backbone import Backbone, Completion  # noqa: E402
+from rollout_speed import SHAPES, random_model  # noqa: E402
+
+def synchronize(device):
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def matmul_rate(device, dtype) -> float:
+    """FLOP/s of a square matrix product in `dtype`: the best of 20 of size 8192; on a CPU of size 1024."""
+    size, best = (8192 if device == "cuda" else 1024), float("inf")
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    for _ in range(20):
+        synchronize(device)
+        began = time.perf_counter()
+        a @ b
+        synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 2 * size**3 / best
+
+
+def useful_flops(model, lengths, reply_tokens) -> float:
+    """Of one update on sequences of these lengths, of whose tokens `reply_tokens` are scored."""
+    config = model.model.config
+    body = sum(p.numel() for p in model.model.base_model.parameters()) - config.vocab_size * config.hidden_size
+    attention = sum(12 * config.num_hidden_layers * config.num_attention_heads * config.head_dim * length**2 / 2
+                    for length in lengths)
+    return 6 * body * sum(lengths) + 6 * config.vocab_size * config.hidden_size * reply_tokens + attention
+
+
+def replies(model, tokens, count) -> list[list[reinforce.Row]]:
+    """`count` sequences with `tokens` in all, random; log-probabilities are the model's, advantages +1 and -1."""
+    generator = torch.Generator().manual_seed(0)
+    length, rows = tokens // count, []
+    for n in range(count):
+        ids = torch.randint(1, model.model.config.vocab_size, (length,), generator=generator).tolist()
+        prompt, reply = ids[:max(1, length // 10)], ids[max(1, length // 10):]
+        with torch.no_grad():
+            [logprobs] = model.logprobs([(prompt, reply)])
+        completion = Completion(prompt, reply, logprobs.tolist(), "", True)
+        rows.append([reinforce.Row("policy", completion, 1.0 if n % 2 == 0 else -1.0)])
+    return rows
+
+
+class Stopwatch:
+    """Wraps functions, and adds up the seconds that they take until the device is done."""
+
+    def __init__(self, device):
+        self.device, self.seconds = device, defaultdict(float)
+
+    def wrap(self, name, function):
+        def timed(*args, **kwargs):
+            synchronize(self.device)
+            began = time.perf_counter()
+            result = function(*args, **kwargs)
+            synchronize(self.device)
+            self.seconds[name] += time.perf_counter() - began
+            return result
+        return timed
+
+
+def measure(model, optimizer, tokens, count, recompute, steps, rate) -> dict:
+    """One setting. Raises torch.OutOfMemoryError."""
+    device, layers = model.device.type, []
+    model.recompute = None if recompute == "auto" else int(recompute)
+    sequences = replies(model, tokens, count)
+    lengths = [len(rows[0].completion.prompt_ids) + len(rows[0].completion.token_ids) for rows in sequences]
+    reply_tokens = sum(len(rows[0].completion.token_ids) for rows in sequences)
+    args = SimpleNamespace(update_tokens=tokens, mrs=False, clip_low=0.2, clip_high=0.28, grad_clip=1.0)
+    choose = Backbone.recomputed_layers  # noted, not changed
+    model.recomputed_layers = lambda n: layers.append(choose(model, n)) or layers[-1]
+    watch, parts = Stopwatch(device), defaultdict(list)
+    clip, step = torch.nn.utils.clip_grad_norm_, optimizer.step
+    torch.nn.utils.clip_grad_norm_ = watch.wrap("clip", clip)
+    optimizer.step = watch.wrap("optimizer", step)
+    update = watch.wrap("step", reinforce.update)
+    try:
+        for n in range(steps + 1):
+            watch.seconds.clear()
+            if device == "cuda" and n == 1:
+                torch.cuda.reset_peak_memory_stats()
+            stats = update(model, optimizer, sequences, args)
+            found = dict(watch.seconds)
+            found["forward_backward"] = found["step"] - found["clip"] - found["optimizer"]
+            print(f"  {'warm-up' if n == 0 else f'step {n}'}: {found['step']:.3f} s, loss {stats['loss']:.4f}, "
+                  f"gradient {stats['grad_norm']:.3g}, recomputed {layers[-1]}", flush=True)
+            for name, value in found.items() if n else ():
+                parts[name].append(value)
+    finally:
+        torch.nn.utils.clip_grad_norm_, optimizer.step = clip, step
+        del model.recomputed_layers
+    seconds = {name: statistics.median(values) for name, values in parts.items()}
+    flops = useful_flops(model, lengths, reply_tokens)
+    record = {"seconds": {name: round(value, 4) for name, value in sorted(seconds.items())},
+              "tokens_per_second": round(sum(lengths) / seconds["step"]), "useful_tflop": round(flops / 1e12, 4),
+              "tflop_per_second": round(flops / seconds["step"] / 1e12, 3),
+              "share_of_matmul": round(flops / seconds["step"] / rate, 4),
+              "share_of_matmul_forward_backward": round(flops / seconds["forward_backward"] / rate, 4),
+              "recomputed_layers": layers[-1], "layers": len(model.layers)}
+    if device == "cuda":
+        record["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+        record["reserved_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
+        record["saved_mb_per_token"] = round(model._saved_bytes / 1e6, 3)
+    return record
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8192], help="tokens of the micro-batch")
+    parser.add_argument("--sequences", type=int, default=1, help="that share the tokens")
+    parser.add_argument("--recompute", nargs="+", default=["auto"], help="layers recomputed: auto, or a number")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="default: as Backbone.load, by size")
+    parser.add_argument("--out", help="file for the records")
+    args = parser.parse_args()
+    dtype = getattr(torch, args.dtype or ("float32" if args.shape == "tiny" else "bfloat16"))
+    began = time.monotonic()
+    torch.manual_seed(0)
+    model = Backbone(random_model(args.shape, args.device, dtype), SimpleNamespace(eos_token_id=0))
+    optimizer = make_adamw(model.model.parameters(), 1e-6)
+    rate = matmul_rate(args.device, dtype)
+    common = {"shape": args.shape, "parameters": sum(p.numel() for p in model.model.parameters()),
+              "dtype": str(dtype).removeprefix("torch."), "optimizer": type(optimizer).__name__,
+              "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+              "torch": torch.__version__, "transformers": transformers.__version__,
+              "matmul_tflop_per_second": round(rate / 1e12, 3)}
+    print(f"{json.dumps(common)}\nbuilt in {time.monotonic() - began:.1f} s", flush=True)
+    records = []
+    for tokens in args.tokens:
+        for recompute in args.recompute:
+            setting = {"tokens": tokens, "sequences": args.sequences, "recompute": recompute}
+            print(f"{tokens} tokens in {args.sequences} sequences, recompute {recompute}", flush=True)
+            try:
+                found = measure(model, optimizer, tokens, args.sequences, recompute, args.steps, rate)
+            except torch.OutOfMemoryError as error:
+                found = {"error": "out of memory: " + str(error).split("\n")[0][:200]}
+            # Only here: the error has held the tensors until now.
+            optimizer.zero_grad(set_to_none=True)
+            gc.collect()
+            if args.device == "cuda":
+                torch.cuda.empty_cache()
+            records.append(common | setting | found)
+            print(json.dumps(setting | found), flush=True)
+            if args.out:
+                Path(args.out).write_text(json.dumps(records, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""The update at the size of real models: AdamW on bfloat16 learns, and what saves memory changes no gradient."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import adamw
+import backbone
+from adamw import SplitAdamW, make_adamw
+from backbone import layers_to_recompute
+from conftest import tiny_qwen
+
+# ---- AdamW
+
+
+@pytest.fixture(autouse=True)
+def small_slices(monkeypatch):
+    monkeypatch.setattr(adamw, "SLICE", 1000)  # the tensors here have several, the last one shorter
+
+
+def weights(dtype=torch.bfloat16):
+    """A matrix of bfloat16 values of the usual size, and a norm's vector of ones, as parameters of `dtype`."""
+    generator = torch.Generator().manual_seed(0)
+    values = [(0.02 * torch.randn(70, 50, generator=generator)), torch.ones(33)]
+    return [torch.nn.Parameter(value.bfloat16().to(dtype)) for value in values]
+
+
+def train(parameters, optimizer, steps, first=0):
+    """Gradients with a constant part and noise, the same for every dtype."""
+    for step in range(first, first + steps):
+        generator = torch.Generator().manual_seed(step)
+        for p in parameters:
+            drift = torch.linspace(-1, 1, p.numel()).view(p.shape)
+            p.grad = (drift + torch.randn(p.shape, generator=generator)).bfloat16().to(p.dtype)
+        optimizer.step()
+
+
+def master(p, optimizer):
+    value = p.detach().float()
+    value.view(torch.int32).add_(optimizer.state[p]["low"])
+    return value
+
+
+def test_float32_parameters_change_as_with_torch():
+    mine, theirs = weights(torch.float32), weights(torch.float32)
+    groups = [[{"params": p[:1], "weight_decay": 0.1}, {"params": p[1:], "weight_decay": 0.0}] for p in (mine, theirs)]
+    train(mine, SplitAdamW(groups[0], 1e-3, betas=(0.9, 0.95)), 20)
+    train(theirs, torch.optim.AdamW(groups[1], 1e-3, betas=(0.9, 0.95), foreach=False), 20)
+    for a, b in zip(mine, theirs):
+        assert torch.equal(a, b)
+
+
+def test_bfloat16_learns_at_the_papers_rate_and_plain_adamw_does_not():
+    start, exact, split, plain = weights(torch.float32), weights(torch.float32), weights(), weights()
+    optimizer = SplitAdamW(split, 1e-6)
+    train(exact, torch.optim.AdamW(exact, 1e-6), 200)
+    train(split, optimizer, 200)
+    train(plain, torch.optim.AdamW(plain, 1e-6), 200)
+    for before, want, p, naive in zip(start, exact, split, plain):
+        moved, error = (want - before).abs(), (master(p, optimizer) - want).abs()
+        assert moved.mean() > 2e-5  # 200 steps of 1e-6, many of them back
+        assert error.max() < 0.01 * moved.max()  # the first moment's rounding
+        assert torch.equal(p, master(p, optimizer).bfloat16())
+        large = before.abs() > 0.01
+        assert torch.equal(naive[large], before[large].bfloat16())  # AdamW on bfloat16 alone stays where it was
+    assert (split[0] != weights()[0]).float().mean() > 0.2
+
+
+def test_weight_and_low_are_a_float32():
+    exponents = torch.linspace(-30, 30, 5000)
+    wanted = torch.randn(5000, generator=torch.Generator().manual_seed(0)) * 2**exponents
+    ties = torch.tensor([1.00390625, 1.01171875, -1.00390625, 0.0, float("inf"), float("nan")])  # between two bfloat16
+    wanted = torch.cat([wanted, ties])
+    group = {"lr": 1.0, "betas": (0.0, 0.0), "eps": 1.0, "weight_decay": 0.0}
+    p, low, first, second = (torch.zeros(5006, dtype=d)
+                             for d in (torch.bfloat16, torch.int16, torch.bfloat16, torch.float32))
+    p.copy_(wanted)
+    low.copy_((wanted.view(torch.int32) - p.float().view(torch.int32)).clamp(max=32767))
+    before = p.float()
+    before.view(torch.int32).add_(low)
+    adamw.adamw_step(group, 1, p, torch.zeros(5006), first, second, low)  # a step that changes nothing
+    after = p.float()
+    after.view(torch.int32).add_(low)
+    assert torch.equal(after[:-1], before[:-1]) and torch.equal(before[:5000], wanted[:5000])
+    assert torch.allclose(before[5000:5004], wanted[5000:5004], rtol=2**-23) and p[-2].isinf() and p[-1].isnan()
+
+
+def test_the_factory_chooses_by_dtype():
+    assert type(make_adamw(weights(torch.float32), 1e-3, fused=True, capturable=False)) is torch.optim.AdamW
+    mixed = [{"params": weights(), "weight_decay": 0.1}, {"params": weights(torch.float32)}]
+    optimizer = make_adamw(mixed, torch.tensor(1e-3), fused=True, capturable=False, betas=(0.9, 0.95))
+    assert type(optimizer) is SplitAdamW and optimizer.param_groups[1]["weight_decay"] == 0.01
+    train([p for group in optimizer.param_groups for p in group["params"]], optimizer, 2)
+    with pytest.raises(ValueError, match="float16"):
+        make_adamw([torch.nn.Parameter(torch.zeros(3, dtype=torch.float16))], 1e-3)
+
+
+def test_a_saved_state_continues_bit_for_bit(tmp_path):
+    whole, parts = weights(), weights()
+    through, before = SplitAdamW(whole, 1e-6), SplitAdamW(parts, 1e-6)
+    train(whole, through, 20)
+    train(parts, before, 10)
+    torch.save({"optimizer": before.state_dict(), "weights": [p.detach() for p in parts]}, tmp_path / "trainer.pt")
+    saved = torch.load(tmp_path / "trainer.pt", weights_only=True)
+    again = [torch.nn.Parameter(p.clone()) for p in saved["weights"]]
+    after = SplitAdamW(again, 1.0)  # the rate is loaded, too
+    after.load_state_dict(saved["optimizer"])
+    assert {name: value.dtype for name, value in after.state[again[0]].items() if name != "step"} == {
+        "exp_avg": torch.bfloat16, "exp_avg_sq": torch.float32, "low": torch.int16}
+    train(again, after, 10, first=10)
+    for a, b in zip(whole, again):
+        assert torch.equal(a, b)
+        for name, value in through.state[a].items():
+            assert value == after.state[b][name] if name == "step" else torch.equal(value, after.state[b][name])
+    naive = torch.optim.AdamW(again, 1e-6)
+    naive.step()
+    with pytest.raises(ValueError, match="low"):
+        after.load_state_dict(naive.state_dict())
+
+
+class LargestFloat32(TorchDispatchMode):
+    """Elements of the largest float32 tensor that an operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in torch.utils._pytree.tree_leaves(out):
+            if torch.is_tensor(tensor) and tensor.dtype == torch.float32:
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+def test_neither_clipping_nor_a_slice_copies_a_whole_tensor_to_float32():
+    parameters = weights()
+    train(parameters, SplitAdamW(parameters, 1e-6), 1)
+    with LargestFloat32() as seen:
+        torch.nn.utils.clip_grad_norm_(parameters, 0.1)
+    assert seen.numel <= 2
+    parameters = [torch.nn.Parameter(torch.zeros(2000, dtype=torch.bfloat16)) for _ in range(2)]
+    optimizer = SplitAdamW(parameters, 1e-6)
+    train(parameters, optimizer, 1)
+    for state in optimizer.state.values():
+        state["exp_avg_sq"] = state["exp_avg_sq"].double()  # the one that is large and may be
+    with LargestFloat32() as seen:
+        optimizer.step()
+    assert seen.numel <= adamw.SLICE
+
+
+# ---- rescoring in pieces and with recomputation
+
+ROWS = [([5, 6, 7], [8, 9, 10, 11]), ([9] * 20, [4, 3, 2]), ([5, 6, 7, 8, 9, 10, 11, 30], [31, 32]), ([12], [13] * 30)]
+
+
+def gradients(model, rows=ROWS):
+    """(log-probabilities, gradients) of a loss that weighs every token differently."""
+    model.model.zero_grad()
+    scored = model.logprobs(rows)
+    flat = torch.cat(scored)
+    (flat * torch.linspace(-1, 2, len(flat))).sum().backward()
+    return [s.detach() for s in scored], [p.grad.clone() for p in model.model.parameters()]
+
+
+def plain(model, rows=ROWS):
+    """Each row by itself through the model's own forward, all logits in one piece."""
+    model.model.zero_grad()
+    scored = []
+    for prompt, reply in rows:
+        logits = model.model(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1:-1].float()
+        scored.append(logits.log_softmax(-1)[range(len(reply)), reply])
+    flat = torch.cat(scored)
+    (flat * torch.linspace(-1, 2, len(flat))).sum().backward()
+    return [s.detach() for s in scored], [p.grad.clone() for p in model.model.parameters()]
+
+
+def same(a, b, atol=1e-5):
+    return all(torch.allclose(x, y, atol=atol * max(1.0, y.abs().max().item()))
+               for part in zip(a, b) for x, y in zip(*part))
+
+
+@pytest.mark.parametrize("positions", [1, 7, 10**6])
+def test_logits_in_pieces_equal_one_piece(model, monkeypatch, positions):
+    sizes, head = [], model._head
+    monkeypatch.setattr(backbone, "LOGITS", positions * len(model.tokenizer))
+    monkeypatch.setattr(model, "_head", lambda hidden: sizes.append(len(hidden)) or head(hidden))
+    assert same(gradients(model), plain(model))
+    assert max(sizes) == min(positions, 39)
+    assert sum(sizes) == (39 if positions > 39 else 78)  # one piece is not computed again
+
+
+@pytest.mark.parametrize("recompute", [1, 2])
+def test_recomputed_layers_give_the_same_gradients(model, recompute):
+    calls, want = [], gradients(model)
+    model.recompute = recompute
+    for layer in model.layers:
+        layer.self_attn.register_forward_pre_hook(lambda *_, layer=layer: calls.append(model.layers.index(layer)))
+    got = gradients(model)
+    assert all(torch.equal(x, y) for a, b in zip(got, want) for x, y in zip(a, b))
+    assert sorted(calls) == sorted([0, 1, *range(recompute)])  # the first `recompute` layers ran twice
+    assert not any("forward" in vars(layer) for layer in model.layers)
+
+
+def test_sampling_recomputes_nothing(model, monkeypatch):
+    want = model.sample([[5, 6, 7]] * 3, 20, 1.0, torch.Generator().manual_seed(0))
+    scored = model.logprobs(ROWS)
+    model.recompute = 2
+    with torch.no_grad():
+        assert all(torch.equal(a, b) for a, b in zip(model.logprobs(ROWS), scored))
+    monkeypatch.setattr(backbone, "checkpoint", None)
+    assert model.sample([[5, 6, 7]] * 3, 20, 1.0, torch.Generator().manual_seed(0)) == want
+
+
+def test_nothing_is_recomputed_unless_memory_asks_for_it(model, monkeypatch):
+    assert model.recomputed_layers(10**9) == 0  # a CPU
+    width, feed_forward = 48, 96
+    assert 2 * 4 * (4 * feed_forward + 4 * width) < model._saved_bytes < 6 * 4 * (4 * feed_forward + 4 * width)
+    free = 100e9  # what a GPU would say
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 150e9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 2e9)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1e9)
+    model.device = torch.device("cuda")
+    tokens = [int(share * free / model._saved_bytes) for share in (0.1, 0.5, 3.0)]
+    assert [model.recomputed_layers(n) for n in tokens] == [0, 1, 2]
+    with torch.no_grad():
+        assert model.recomputed_layers(tokens[-1]) == 0
+    assert [layers_to_recompute(4, 10, 1, room) for room in (40, 39, 13, 4, 0)] == [0, 1, 3, 4, 4]
+
+
+def test_bfloat16_model_learns_through_the_whole_update(tokenizer):
+    """At the paper's learning rate a bfloat16 model follows the float32 one; the same data, 40 steps."""
+    models = [backbone.Backbone(tiny_qwen(tokenizer).to(dtype), tokenizer) for dtype in (torch.float32, torch.bfloat16)]
+    models[0].model.load_state_dict(models[1].model.state_dict())
+    start = [p.detach().clone() for p in models[0].model.parameters()]
+    for model in models:
+        optimizer = make_adamw(model.model.parameters(), 1e-6)
+        for _ in range(40):
+            optimizer.zero_grad()
+            (-torch.cat(model.logprobs(ROWS)).sum()).backward()
+            optimizer.step()
+    for before, want, p in zip(start, *(m.model.parameters() for m in models)):
+        moved, followed = (want - before).flatten(), (master(p, optimizer) - before).flatten()
+        assert torch.cosine_similarity(moved, followed, dim=0) > 0.9

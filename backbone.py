@@ -305,6 +305,11 @@ class Backbone(Chat):
             replies.append(Completion(list(prompt), tokens, logprobs, text, finished))
         return replies
 
+    def release(self):
+        """Give the memory of the sampler's cache back: before an update, and whenever somebody else needs it."""
+        if self.engine:
+            self.engine.release()
+
     def _decode_plain(self, prompts, max_new_tokens, temperature, generator):
         """The slow twin: one sequence at a time through the model's own cache. Any architecture; the tests' oracle."""
         results = []

@@ -8,6 +8,7 @@ Here, on the unmodified weights and modeling code:
     slots               one preallocated cache; a sequence that is finished gives its slot to a waiting prompt
     decode attention    a Triton kernel that reads each cached key and value once, for all query heads of its group, and
                         only as far as the sequence goes
+    fewer kernels       RMSNorm in one instead of seven, rotary embedding in two instead of ten
     CUDA graph          a whole step, sampling included, is recorded once and replayed: no launches from Python
     no looking          the host reads what was written every 16 tokens
     one prefill         for equal prompts (the rollouts of a scheme, the selections and the summaries of a task)
@@ -19,6 +20,8 @@ In comments: S slots, n of them in use, T the length of a slot, H query heads, G
 head dimension, V the vocabulary.
 """
 
+import contextlib
+import sys
 from collections import deque
 
 import torch
@@ -28,7 +31,8 @@ import triton.language as tl
 from transformers import AttentionInterface, DynamicCache
 
 BLOCK = 16  # tokens that are written between two looks at which sequences are finished
-KEEP = 2 << 30  # bytes: a bigger cache is given back after every call, for the update and the sandbox need the memory
+SMALL = 2 << 30  # bytes: a cache of this size is in nobody's way
+SPARE = 40 << 30  # bytes that stay free for the sandbox between calls; otherwise the cache is given back at once
 PREFILL = 32768  # most prompt tokens, padding included, in one forward on a GPU
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -98,6 +102,40 @@ def _join_kernel(sums_ptr, stats_ptr, out_ptr, G: tl.constexpr, D: tl.constexpr,
     sums = tl.load(sums_ptr + ((group * PARTS + part) * G + g)[:, None] * D + d[None, :], mask=(d < D)[None, :])
     out = tl.sum(sums * faded[:, None], axis=0) / tl.sum(weight * faded, axis=0)
     tl.store(out_ptr + (group * G + g) * D + d, out, mask=d < D)
+
+
+@triton.jit
+def _rotate_kernel(x_ptr, cos_ptr, sin_ptr, out_ptr, x_row, x_head, HALF: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rotary position embedding of x (n, heads, 1, 2 HALF), rounded as PyTorch would after each operator."""
+    row, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, BLOCK_D)
+    inside = d < HALF
+    x_ptr += row * x_row + head * x_head
+    cos_ptr += row * 2 * HALF
+    sin_ptr += row * 2 * HALF
+    out_ptr += (row * tl.num_programs(1) + head) * 2 * HALF
+    low, high = tl.load(x_ptr + d, mask=inside), tl.load(x_ptr + HALF + d, mask=inside)
+    for half in tl.static_range(2):  # x cos + (-high, low) sin
+        x, turned = (low, -high) if half == 0 else (high, low)
+        cos, sin = tl.load(cos_ptr + half * HALF + d, mask=inside), tl.load(sin_ptr + half * HALF + d, mask=inside)
+        straight = (x.to(tl.float32) * cos.to(tl.float32)).to(x.dtype).to(tl.float32)
+        across = (turned.to(tl.float32) * sin.to(tl.float32)).to(x.dtype).to(tl.float32)
+        tl.store(out_ptr + half * HALF + d, (straight + across).to(x.dtype), mask=inside)
+
+
+def rotate(query, key, cos, sin, *ignored, **also_ignored):
+    """Rotary position embedding of one token each, two launches instead of ten: apply_rotary_pos_emb of the modeling code.
+
+    query (n, H, 1, D), key (n, H / G, 1, D); cos, sin (n, 1, D) of their dtype. Returns the two, rotated.
+    """
+    rotated = []
+    for x in (query, key):
+        count, heads, _, dim = x.shape
+        out = torch.empty(count, heads, 1, dim, dtype=x.dtype, device=x.device)
+        _rotate_kernel[(count, heads)](x, cos, sin, out, x.stride(0), x.stride(1), dim // 2,
+                                       triton.next_power_of_2(dim // 2), num_warps=1)
+        rotated.append(out)
+    return tuple(rotated)
 
 
 def append(key, value, keys, values, position):
@@ -199,6 +237,43 @@ def fuse_norms(model) -> int:
     return count
 
 
+@contextlib.contextmanager
+def fused_rotation(model):
+    """Within, the model's layers rotate queries and keys by `rotate`, if a trial shows that this is what they do.
+
+    Only for steps of one token without gradients, and only while they are captured: a graph's replays need no Python.
+    """
+    modeling, name = sys.modules[type(model).__module__], "apply_rotary_pos_emb"
+    theirs = getattr(modeling, name, None)
+    if theirs and _same_rotation(theirs, model):
+        setattr(modeling, name, rotate)
+    try:
+        yield
+    finally:
+        if theirs:
+            setattr(modeling, name, theirs)
+
+
+def _same_rotation(theirs, model) -> bool:
+    heads, groups, dim = shape_of_cache(model)[:3]
+    with torch.random.fork_rng([model.device]):
+        query, key = (torch.randn(3, n, 1, dim, dtype=model.dtype, device=model.device) for n in (heads, groups))
+        cos, sin = (torch.randn(3, 1, dim, dtype=model.dtype, device=model.device) for _ in range(2))
+    try:
+        return all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(theirs(query, key, cos, sin),
+                                                                              rotate(query, key, cos, sin)))
+    except (TypeError, RuntimeError):  # other arguments or shapes: partial rotation, several axes
+        return False
+
+
+def shape_of_cache(model) -> tuple:
+    """(query heads, key/value heads, head dimension, layers) of a model."""
+    config = model.config.get_text_config()
+    heads = config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return heads, getattr(config, "num_key_value_heads", None) or heads, dim, config.num_hidden_layers
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The sequences that are being written
 
@@ -214,14 +289,11 @@ class Slots:
     is_compileable = False
 
     def __init__(self, model, rows, length, stop_ids):
-        config = model.config.get_text_config()
         self.model, self.rows, self.length, device = model, rows, length, model.device
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (rows, heads, length, dim)
-        layers = range(config.num_hidden_layers)
-        self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in layers]  # of (S, H / G, T, D)
-        self.values = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in layers]
+        _, heads, dim, layers = shape_of_cache(model)
+        shape = (rows, heads, length, dim)  # (S, H / G, T, D)
+        self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
         self.position = torch.zeros(rows, dtype=torch.long, device=device)  # where a sequence's next token goes
         self.token = torch.zeros(rows, dtype=torch.long, device=device)  # its last one
         self.logprob = torch.zeros(rows, device=device)
@@ -235,10 +307,8 @@ class Slots:
 
     @staticmethod
     def bytes_for_row(model, length) -> int:
-        config = model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return 2 * config.num_hidden_layers * heads * dim * length * model.dtype.itemsize
+        _, heads, dim, layers = shape_of_cache(model)
+        return 2 * layers * heads * dim * length * model.dtype.itemsize
 
     # ---- the cache, as the modeling code sees it
 
@@ -318,16 +388,17 @@ class Slots:
         key = (self.count, temperature)
         if key in self.graphs:
             return self.graphs[key].replay()
-        side = torch.cuda.Stream()  # a capture needs a warm-up off the default stream; this one is a real step
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._step(head, temperature, self.generator)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.generator)
-        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-        with torch.cuda.graph(graph, pool=pool):
-            self._step(head, temperature, self.generator)
+        with fused_rotation(self.model):
+            side = torch.cuda.Stream()  # a capture needs a warm-up off the default stream; this one is a real step
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                self._step(head, temperature, self.generator)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self.generator)
+            pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+            with torch.cuda.graph(graph, pool=pool):
+                self._step(head, temperature, self.generator)
         self.graphs[key] = graph
 
 
@@ -340,11 +411,12 @@ class Engine:
     def __init__(self, model, head, stop_ids):
         self.model, self.head, self.stop_ids = model, head, list(stop_ids)
         self.cuda = model.device.type == "cuda"
-        self.slots = None  # kept from call to call on a GPU, with its graphs, unless it is big
+        self.slots = None  # kept from call to call on a GPU, with its graphs, while there is memory
 
     def release(self):
-        """Give the cache's memory back, also to other processes."""
-        self.slots = None
+        """Give the cache's memory back, also to other processes, unless it is so small that its graphs are worth more."""
+        if self.slots is not None and self.slots.bytes_for_row(self.model, self.slots.length) * self.slots.rows > SMALL:
+            self.slots = None
         if self.cuda:
             torch.cuda.empty_cache()
 
@@ -391,7 +463,7 @@ class Engine:
                         break
             slots.done[:len(owner)] = torch.tensor([i is None for i in owner])
             owner = self._shrink(slots, owner, waiting)
-        if self.cuda and 2 * sum(keys.nbytes for keys in slots.keys) > KEEP:
+        if self.cuda and torch.cuda.mem_get_info()[0] < SPARE:
             self.release()
         return replies
 
@@ -402,6 +474,7 @@ class Engine:
         rows = triton.next_power_of_2(rows)
         length = -(-length // 512) * 512
         if self.slots is None or self.slots.rows < rows or self.slots.length < length:
+            self.slots = None
             self.release()
             room = 0.85 * torch.cuda.mem_get_info()[0] / Slots.bytes_for_row(self.model, length)
             if room < 1:

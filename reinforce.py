@@ -298,6 +298,7 @@ def update(model, optimizer, sequences, args) -> dict:
     stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": count,
              "rows_live": sum(map(len, live)), "tokens_live": 0}
     total = 0.0
+    model.release()  # the sampler's cache: activations need its memory
     for rows in micro_batches(live, args.update_tokens):
         # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of
         # later turns, but the model did not write it, so it earns no gradient.

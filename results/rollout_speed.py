@@ -7,6 +7,7 @@ Random weights of the true shapes, nothing is downloaded. Prints one JSON object
 """
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -72,7 +73,7 @@ def hugging_face(model, prompts, new) -> float:
 
 
 def agreement(model, prompts, new) -> dict:
-    """How far the sampler's log-probabilities are from the trainer's: the geometric mean ratio of each reply."""
+    """How far the sampler's log-probabilities are from the trainer's: the geometric mean ratio of each reply, less 1."""
     replies = model.sample(prompts, new, 1.0, torch.Generator(model.device).manual_seed(2))
     ratios = []
     with torch.no_grad():
@@ -81,7 +82,18 @@ def agreement(model, prompts, new) -> dict:
             for reply, new_logprobs in zip(part, model.logprobs([(r.prompt_ids, r.token_ids) for r in part])):
                 ratios.append((new_logprobs.cpu() - torch.tensor(reply.logprobs)).mean().exp().item())
     off = sorted(abs(ratio - 1) for ratio in ratios)
-    return {"within_0.001": sum(x <= 1e-3 for x in off) / len(off), "median_off": off[len(off) // 2], "most_off": off[-1]}
+    return {"replies": len(off), "tokens": sum(len(reply.token_ids) for reply in replies),
+            "within_0.001": sum(x <= 1e-3 for x in off) / len(off), "median": off[len(off) // 2], "largest": off[-1]}
+
+
+def trained_weights() -> dict:
+    """The same of checkpoints/tiny on real prompts, in the dtype it is used in and in bfloat16."""
+    record = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model = Backbone.load("checkpoints/tiny", "cuda", dtype)
+        prompts = [model.chat_ids(policy_messages(task, ())) for task in builtin_tasks() for _ in range(8)]
+        record[str(dtype)] = agreement(model, prompts, 600)
+    return {"shape": "checkpoints/tiny", "sampler_against_trainer": record}
 
 
 def profile(model, prompts) -> list:
@@ -113,6 +125,8 @@ def measure(shape, args) -> dict:
         record |= {name + "prefill_s": prefill, name + "total_s": total,
                    name + "tokens_per_s": batch * args.new / total,
                    name + "decode_tokens_per_s": batch * (args.new - 1) / (total - prefill)}
+    model.engine.slots = None
+    record["next_call_without_its_graph_s"] = seconds(lambda: model.sample(prompts, args.new, 1.0, generator))
     roof = batch * BANDWIDTH / bytes_of_a_step(model.model, batch, args.prompt + args.new / 2)
     record |= {"roofline_tokens_per_s": roof, "decode_share_of_roofline": record["decode_tokens_per_s"] / roof,
                "step_ms": 1000 * batch / record["decode_tokens_per_s"]}
@@ -120,7 +134,7 @@ def measure(shape, args) -> dict:
         for name in ("", "shared_"):
             record[name + "over_generate"] = record[name + "tokens_per_s"] / record["generate_tokens_per_s"]
     print(record, file=sys.stderr, flush=True)
-    record["sampler_against_trainer"] = agreement(model, prompts[:64], args.new)
+    record["sampler_against_trainer"] = {n: agreement(model, prompts[:64], n) for n in {args.new, args.long}}
     record["peak_GB"] = torch.cuda.max_memory_allocated() / 1e9
     if args.profile:
         for name, ms, count in profile(model, prompts):
@@ -158,10 +172,12 @@ def on_cpu(args) -> dict:
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--shapes", nargs="*", choices=list(SHAPES), default=["8b", "1.7b", "26m"])
+    parser.add_argument("--shapes", nargs="*", choices=[*SHAPES, "checkpoints/tiny"],
+                        default=["8b", "1.7b", "26m", "checkpoints/tiny"])
     parser.add_argument("--batch", type=int, default=64, help="B: sequences; four times as many of the small shapes")
     parser.add_argument("--prompt", type=int, default=1024, help="P: tokens of each prompt")
     parser.add_argument("--new", type=int, default=256, help="N: tokens of each reply")
+    parser.add_argument("--long", type=int, default=2048, help="tokens of long replies, for the log-probabilities only")
     parser.add_argument("--no-generate", action="store_true", help="the engine only")
     parser.add_argument("--profile", action="store_true", help="also print which kernels a step's time goes to")
     args = parser.parse_args()
@@ -170,8 +186,9 @@ def main():
         print(json.dumps(on_cpu(args) | versions, indent=1))
         return
     for shape in args.shapes:
-        record = measure(shape, args) | versions | {"device": torch.cuda.get_device_name()}
+        record = (measure(shape, args) if shape in SHAPES else trained_weights()) | versions | {"device": torch.cuda.get_device_name()}
         print(json.dumps(record, indent=1), flush=True)
+        gc.collect()  # the model and its engine know each other
         torch.cuda.empty_cache()
 
 

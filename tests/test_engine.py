@@ -17,7 +17,8 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 KERNELS = """
 import torch, torch.nn.functional as F
-from engine import append, attend
+from engine import append, attend, rotate
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 device, dtypes, shapes = %r
 torch.manual_seed(0)
 for dtype, bound in dtypes:
@@ -37,6 +38,9 @@ for dtype, bound in dtypes:
                                               enable_gqa=True).transpose(1, 2)
         got = attend(query, keys, values, position, D**-0.5)
         assert (got - want).abs().max() < bound, (dtype, n, H, (got - want).abs().max())
+        cos, sin = (torch.randn(n, 1, D, device=device, dtype=dtype) for _ in range(2))
+        for mine, theirs in zip(rotate(query, key, cos, sin), apply_rotary_pos_emb(query, key, cos, sin)):
+            assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6), (dtype, n, H, (mine - theirs).abs().max())
         assert (attend(query, keys, values, position.clamp(max=T - 2), D**-0.5) - want)[-1].abs().max() > bound
 print("all right")
 """
@@ -48,13 +52,14 @@ def run_kernels(device, dtypes, shapes, **environment):
     assert done.stdout.strip() == "all right", done.stderr[-2000:]
 
 
-def test_decode_attention_in_the_interpreter():
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the next one is the real thing")
+def test_kernels_in_the_interpreter():
     run_kernels("cpu", "[(torch.float32, 1e-5), (torch.float16, 4e-3)]", [(2, 4, 2, 16, 70), (1, 3, 1, 40, 33)],
                 TRITON_INTERPRET="1")
 
 
 @needs_gpu
-def test_decode_attention_on_a_gpu():
+def test_kernels_on_a_gpu():
     run_kernels("cuda", "[(torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)]",
                 [(3, 8, 2, 64, 200), (1, 4, 4, 16, 70), (2, 6, 2, 40, 130), (5, 16, 8, 128, 64), (64, 32, 8, 128, 1300)])
 
@@ -112,11 +117,18 @@ def test_sampled_logprobs_are_the_trainers(model):
             assert (new.cpu() - torch.tensor(reply.logprobs)).abs().max() < 1e-4
 
 
-def test_the_memory_is_given_back(model):
+def test_a_big_cache_is_given_back(model, monkeypatch):
     model.sample(PROMPTS, 20)
-    assert (model.engine.slots is not None) == model.engine.cuda  # a small cache is kept, with its graphs
-    model.engine.release()
+    assert (model.engine.slots is not None) == model.engine.cuda
+    model.release()
+    assert (model.engine.slots is not None) == model.engine.cuda  # a small one stays, with its graphs
+    monkeypatch.setattr("engine.SMALL", 0)
+    model.release()
     assert model.engine.slots is None
+    if model.engine.cuda:
+        monkeypatch.setattr("engine.SPARE", 1 << 60)  # more than there is: given back at the end of every call
+        model.sample(PROMPTS, 20)
+        assert model.engine.slots is None
 
 
 def generator_for(model, seed=7):

@@ -106,7 +106,10 @@ def _join_kernel(sums_ptr, stats_ptr, out_ptr, G: tl.constexpr, D: tl.constexpr,
 
 @triton.jit
 def _rotate_kernel(x_ptr, cos_ptr, sin_ptr, out_ptr, x_row, x_head, HALF: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rotary position embedding of x (n, heads, 1, 2 HALF), rounded as PyTorch would after each operator."""
+    """Rotary position embedding of x (n, heads, 1, 2 HALF), rounded as PyTorch would after each operator.
+
+    To be compiled without fused multiply-adds, which would leave one rounding out.
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
     inside = d < HALF
@@ -133,7 +136,7 @@ def rotate(query, key, cos, sin, *ignored, **also_ignored):
         count, heads, _, dim = x.shape
         out = torch.empty(count, heads, 1, dim, dtype=x.dtype, device=x.device)
         _rotate_kernel[(count, heads)](x, cos, sin, out, x.stride(0), x.stride(1), dim // 2,
-                                       triton.next_power_of_2(dim // 2), num_warps=1)
+                                       triton.next_power_of_2(dim // 2), num_warps=1, enable_fp_fusion=False)
         rotated.append(out)
     return tuple(rotated)
 

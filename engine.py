@@ -343,7 +343,7 @@ class Slots:
     # ---- coming and going
 
     def fill(self, rows, source, prefill):
-        """Copy prompt `source[i]` of a prefill (a DynamicCache) into sequence `rows[i]`."""
+        """Copy prompt `source[i]` of a prefill (a DynamicCache) into sequence `rows[i]`; both are tensors."""
         for layer, keys, values in zip(prefill.layers, self.keys, self.values):
             length = layer.keys.shape[2]
             keys[rows, :, :length] = layer.keys[source]
@@ -482,32 +482,31 @@ class Engine:
             room = 0.85 * torch.cuda.mem_get_info()[0] / Slots.bytes_for_row(self.model, length)
             if room < 1:
                 raise torch.cuda.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
-            while rows > room:
-                rows //= 2
-            self.slots = Slots(self.model, rows, length, self.stop_ids)
+            self.slots = Slots(self.model, min(rows, int(room)), length, self.stop_ids)
         self.slots.count = min(rows, self.slots.rows)
+        self.slots.done.fill_(True)  # what the last call has left must not go on: it could run over its slot's end
+        self.slots.position.zero_()
         return self.slots
 
     def _admit(self, slots, rows, prompts, temperature, generator):
         """Read `prompts` into slots `rows` and draw each one's first token. Equal prompts, neighbours, are read once."""
         unique = list(dict.fromkeys(map(tuple, prompts)))
         index = {prompt: i for i, prompt in enumerate(unique)}
-        source = torch.tensor([index[tuple(prompt)] for prompt in prompts])
-        rows = torch.tensor(rows)
+        source = [index[tuple(prompt)] for prompt in prompts]  # which unique prompt each row gets
         logits, start = [], 0
         while start < len(unique):  # sorted by length, so that a part wastes little padding
             end = start + 1
             while end < len(unique) and self._fits(end + 1 - start, len(unique[end])):
                 end += 1
             cache, part_logits = self._prefill(unique[start:end])
-            mine = ((source >= start) & (source < end)).nonzero()[:, 0]
-            slots.fill(rows[mine].to(slots.token.device), (source[mine] - start).to(slots.token.device), cache)
+            pairs = [(row, i - start) for row, i in zip(rows, source) if start <= i < end]
+            slots.fill(*torch.tensor(pairs, device=self.model.device).T, cache)
             logits.append(part_logits)
             start = end
-        rows = rows.to(slots.token.device)
-        slots.position[rows] = torch.tensor([len(prompt) for prompt in prompts], device=slots.token.device)
+        rows, source = (torch.tensor(numbers, device=self.model.device) for numbers in (rows, source))
+        slots.position[rows] = torch.tensor([len(prompt) for prompt in prompts], device=self.model.device)
         slots.done[rows] = False
-        slots.draw(torch.cat(logits)[source.to(slots.token.device)], rows, temperature, generator)
+        slots.draw(torch.cat(logits)[source], rows, temperature, generator)
 
     def _fits(self, count, width) -> bool:
         return count * width <= PREFILL if self.cuda else count <= 32

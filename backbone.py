@@ -152,7 +152,7 @@ LOGITS = 2**28  # logits that `logprobs` computes at a time: 1 GiB in float32, o
 
 
 class Float32Product(torch.autograd.Function):
-    """hidden (N, width) @ weight (V, width)^T in float32, of operands in bfloat16: as the tensor cores have added it up."""
+    """hidden (N, width) @ weight (V, width)^T in float32, of bfloat16 operands: as the tensor cores have added it up."""
 
     @staticmethod
     def forward(context, hidden, weight):

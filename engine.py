@@ -127,7 +127,7 @@ def _rotate_kernel(x_ptr, cos_ptr, sin_ptr, out_ptr, x_row, x_head, HALF: tl.con
 
 
 def rotate(query, key, cos, sin, *ignored, **also_ignored):
-    """Rotary position embedding of one token each, two launches instead of ten: apply_rotary_pos_emb of the modeling code.
+    """Rotary position embedding of one token each: the modeling code's apply_rotary_pos_emb in two launches for ten.
 
     query (n, H, 1, D), key (n, H / G, 1, D); cos, sin (n, 1, D) of their dtype. Returns the two, rotated.
     """
@@ -174,8 +174,8 @@ def causal_attention(module, query, key, value, attention_mask, scaling=None, dr
     """Attention for the unmodified modeling code, registered with transformers under the name "causal".
 
     query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prefill):
-    plain causal attention, right padding needs no mask. One query (decoding): `attention_mask` is what Slots.mask gives,
-    and the G query heads of a group share their keys and values as they lie in the cache.
+    plain causal attention, right padding needs no mask. One query (decoding): `attention_mask` is what Slots.mask
+    gives, and the G query heads of a group share their keys and values as they lie in the cache.
 
     Being unknown to transformers' mask functions, the name also keeps it from building masks of its own, whose
     data-dependent checks cannot be captured in a CUDA graph.
@@ -417,7 +417,7 @@ class Engine:
         self.slots = None  # kept from call to call on a GPU, with its graphs, while there is memory
 
     def release(self):
-        """Give the cache's memory back, also to other processes, unless it is so small that its graphs are worth more."""
+        """Give the cache's memory back, also to other processes; a small one stays, as its graphs are worth more."""
         if self.slots is not None and self.slots.bytes_for_row(self.model, self.slots.length) * self.slots.rows > SMALL:
             self.slots = None
         if self.cuda:
@@ -489,7 +489,7 @@ class Engine:
         return self.slots
 
     def _admit(self, slots, rows, prompts, temperature, generator):
-        """Read `prompts` into slots `rows` and draw each one's first token. Equal prompts, neighbours, are read once."""
+        """Read `prompts` into slots `rows`, equal ones (they are neighbours) once, and draw each one's first token."""
         unique = list(dict.fromkeys(map(tuple, prompts)))
         index = {prompt: i for i, prompt in enumerate(unique)}
         source = [index[tuple(prompt)] for prompt in prompts]  # which unique prompt each row gets

@@ -211,7 +211,7 @@ class _Renderer:
         self.texts += [host, body]
 
     def build(self, kind, steps, shape, layout="", prefix=None, final=None):
-        """A kernel over `steps`, or None if one of them cannot be translated. final: what to store if there are none."""
+        """A kernel over `steps`, or None if one of them cannot be translated. final: what to store if none."""
         kernel = Kernel(self.p, kind, kind, shape, layout)
         try:
             if prefix:

@@ -57,7 +57,7 @@ def seconds(function) -> float:
 
 
 def bytes_of_a_step(model, batch, context) -> float:
-    """What a step must read: every weight (of the embedding only a few rows, unless it is the head too) and the cache."""
+    """What a step must read: the cache and every weight (of an embedding that is not the head only a few rows)."""
     config = model.config
     weights = sum(p.nbytes for p in model.parameters())
     if not config.tie_word_embeddings:
@@ -73,7 +73,7 @@ def hugging_face(model, prompts, new) -> float:
 
 
 def agreement(model, prompts, new) -> dict:
-    """How far the sampler's log-probabilities are from the trainer's: the geometric mean ratio of each reply, less 1."""
+    """How far the sampler's log-probabilities are from the trainer's: each reply's geometric mean ratio, less 1."""
     replies = model.sample(prompts, new, 1.0, torch.Generator(model.device).manual_seed(2))
     ratios = []
     with torch.no_grad():
@@ -145,7 +145,8 @@ def measure(shape, args) -> dict:
 def on_cpu(args) -> dict:
     """checkpoints/tiny on real prompts, four rollouts of each: the engine against generate on the same batch."""
     model = Backbone.load("checkpoints/tiny")
-    prompts = [model.chat_ids(policy_messages(task, ())) for task in builtin_tasks()[:args.batch // 4] for _ in range(4)]
+    tasks = builtin_tasks()[:args.batch // 4]
+    prompts = [model.chat_ids(policy_messages(task, ())) for task in tasks for _ in range(4)]
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -186,7 +187,8 @@ def main():
         print(json.dumps(on_cpu(args) | versions, indent=1))
         return
     for shape in args.shapes:
-        record = (measure(shape, args) if shape in SHAPES else trained_weights()) | versions | {"device": torch.cuda.get_device_name()}
+        record = measure(shape, args) if shape in SHAPES else trained_weights()
+        record |= versions | {"device": torch.cuda.get_device_name()}
         print(json.dumps(record, indent=1), flush=True)
         gc.collect()  # the model and its engine know each other
         torch.cuda.empty_cache()

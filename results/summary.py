@@ -39,7 +39,8 @@ def main():
                      for a, b in zip(cuts, cuts[1:])]
             print(f"  {name:15}" + "".join(f"{mean:8.3f}" for mean in means))
         rejected = sum((Counter(line["rejected"]) for line in steps), Counter())
-        print(f"  proposals {sum(line['proposals'] for line in steps)}, passed {sum(line['passed'] for line in steps)}, "
+        proposals, passed = (sum(line[name] for line in steps) for name in ("proposals", "passed"))
+        print(f"  proposals {proposals}, passed {passed}, "
               f"rejected {dict(rejected.most_common())}; library {steps[-1]['library']}, skills that were learnt "
               f"selected {sum(line['selected_learnt'] for line in steps)} times")
         phases = {name: statistics.mean(line["seconds"].get(name, 0) for line in steps) for name in steps[0]["seconds"]}

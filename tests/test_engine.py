@@ -61,7 +61,7 @@ def test_kernels_in_the_interpreter():
 @needs_gpu
 def test_kernels_on_a_gpu():
     run_kernels("cuda", "[(torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)]",
-                [(3, 8, 2, 64, 200), (1, 4, 4, 16, 70), (2, 6, 2, 40, 130), (5, 16, 8, 128, 64), (64, 32, 8, 128, 1300)])
+                [(3, 8, 2, 64, 200), (1, 4, 4, 16, 70), (2, 6, 2, 40, 130), (64, 32, 8, 128, 1300)])
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_gpu)])

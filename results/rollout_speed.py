@@ -6,6 +6,10 @@
 Random weights of the true shapes, nothing is downloaded. Prints one JSON object for each shape.
 """
 
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in reinforce.py: before torch
+
 import argparse
 import gc
 import json

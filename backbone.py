@@ -152,7 +152,7 @@ LOGITS = 2**28  # logits that `logprobs` computes at a time: 1 GiB in float32, o
 
 
 class Float32Product(torch.autograd.Function):
-    """hidden (N, width) @ weight (V, width)^T in float32, of bfloat16 operands: as the tensor cores have added it up."""
+    """hidden (N, width) @ weight (V, width)^T in float32, of bfloat16 operands: what the tensor cores have added up."""
 
     @staticmethod
     def forward(context, hidden, weight):
@@ -247,6 +247,13 @@ class Backbone(Chat):
             print(f"backbone: {model.config.model_type} has attention of its own; sampling takes the plain path")
         if self.device.type == "cuda":
             fuse_norms(model)
+        with torch.no_grad():  # logprobs and the engine take the head apart from the rest
+            ids = torch.tensor([[1, 2, 3, 4]], device=self.device)
+            hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
+            want = model(input_ids=ids, use_cache=False).logits[0].float()
+            if hidden is None or (self._head(hidden[0]) - want).abs().max() > 0.02 * (1 + want.abs().max()):
+                raise ModelError(f"{model.config.model_type}: not supported; its logits are not what its head makes of "
+                                 "its hidden states")
 
     @classmethod
     def load(cls, path, device="cpu", dtype=None):
@@ -345,7 +352,7 @@ class Backbone(Chat):
         config = self.model.config.get_text_config()
         scale = getattr(config, "logits_scaling", None)  # Granite
         cap = getattr(config, "final_logit_softcapping", None)  # Gemma
-        logits = logits / scale if scale else logits
+        logits = logits / scale if scale else logits * getattr(config, "logit_scale", 1.0)  # Cohere
         return cap * torch.tanh(logits / cap) if cap else logits
 
     def logprobs(self, rows) -> list[torch.Tensor]:

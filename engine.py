@@ -1,8 +1,8 @@
 """The rollout engine: many replies at once, near the speed at which a GPU can read the weights and the cache.
 
 Writing a token reads every weight once, for all sequences together, and each sequence's own keys and values. On an H200
-that takes 6 ms for 64 sequences of the Qwen3-8B shape. Hugging Face's `generate` takes 120 ms: it launches some two
-thousand small kernels, one after the other, from Python, and copies the cache once for each query head that shares it.
+that takes 6 ms for 64 sequences of the Qwen3-8B shape. Hugging Face's `generate` takes 70 ms: it launches some two
+thousand small kernels, one after the other, from Python, and copies the cache in every step to append to it.
 Here, on the unmodified weights and modeling code:
 
     slots               one preallocated cache; a sequence that is finished gives its slot to a waiting prompt
@@ -11,10 +11,10 @@ Here, on the unmodified weights and modeling code:
     fewer kernels       RMSNorm in one instead of seven, rotary embedding in two instead of ten
     CUDA graph          a whole step, sampling included, is recorded once and replayed: no launches from Python
     no looking          the host reads what was written every 16 tokens
-    one prefill         for equal prompts (the rollouts of a scheme, the selections and the summaries of a task)
+    one prefill         for equal prompts that start together (the rollouts of a scheme, the selections of a task)
 
 On a CPU the same loop runs without graphs and Triton. Architectures whose layers are not all plain full attention
-(sliding windows, linear attention) do not come here: Backbone samples them through the model's own cache.
+(sliding windows, linear or latent attention) do not come here: Backbone samples them through the model's own cache.
 
 In comments: S slots, n of them in use, T the length of a slot, H query heads, G of them share a key/value head, D the
 head dimension, V the vocabulary.
@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from transformers import AttentionInterface, DynamicCache
+from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 
 BLOCK = 16  # tokens that are written between two looks at which sequences are finished
 SMALL = 2 << 30  # bytes: a cache of this size is in nobody's way
@@ -126,7 +126,7 @@ def _rotate_kernel(x_ptr, cos_ptr, sin_ptr, out_ptr, x_row, x_head, HALF: tl.con
         tl.store(out_ptr + half * HALF + d, (straight + across).to(x.dtype), mask=inside)
 
 
-def rotate(query, key, cos, sin, *ignored, **also_ignored):
+def rotate(query, key, cos, sin):
     """Rotary position embedding of one token each: the modeling code's apply_rotary_pos_emb in two launches for ten.
 
     query (n, H, 1, D), key (n, H / G, 1, D); cos, sin (n, 1, D) of their dtype. Returns the two, rotated.
@@ -208,12 +208,20 @@ AttentionInterface.register("causal", causal_attention)
 
 
 def attention_kind(config) -> str:
-    """ "causal" where every layer is plain full attention, else transformers' own "sdpa"."""
+    """ "causal" where every layer is plain full attention through transformers' interface; else None: it chooses.
+
+    Not plain: windows, capped scores, latent (MLA) or cross attention; and rotary embeddings whose frequencies depend
+    on the longest sequence of the batch, with which a sequence is not what it would be alone.
+    """
     config = config.get_text_config()
     plain = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    flags = ("attn_logit_softcapping", "sliding_window", "is_encoder_decoder")
-    special = any(getattr(config, name, None) for name in flags)
-    return "causal" if plain and (not special or not getattr(config, "use_sliding_window", True)) else "sdpa"
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    flags = ("attn_logit_softcapping", "is_encoder_decoder", "kv_lora_rank", "add_cross_attention")
+    rope = str(getattr(config, "rope_parameters", None))
+    special = window or any(getattr(config, name, None) for name in flags) or "dynamic" in rope or "longrope" in rope
+    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
+    able = kind is None or kind._can_set_attn_implementation()  # older modeling code has attention written out
+    return "causal" if plain and able and not special else None
 
 
 def fuse_norms(model) -> int:
@@ -248,8 +256,13 @@ def fused_rotation(model):
     """
     modeling, name = sys.modules[type(model).__module__], "apply_rotary_pos_emb"
     theirs = getattr(modeling, name, None)
+
+    def either(query, key, cos, sin, *others, **more):  # some rotate only a part of a head: cos is narrower then
+        whole = not others and not more and cos.shape == (len(query), 1, query.shape[3])
+        return (rotate if whole else theirs)(query, key, cos, sin, *others, **more)
+
     if theirs and _same_rotation(theirs, model):
-        setattr(modeling, name, rotate)
+        setattr(modeling, name, either)
     try:
         yield
     finally:
@@ -259,9 +272,12 @@ def fused_rotation(model):
 
 def _same_rotation(theirs, model) -> bool:
     heads, groups, dim = shape_of_cache(model)[:3]
-    with torch.random.fork_rng([model.device]):
-        query, key = (torch.randn(3, n, 1, dim, dtype=model.dtype, device=model.device) for n in (heads, groups))
-        cos, sin = (torch.randn(3, 1, dim, dtype=model.dtype, device=model.device) for _ in range(2))
+    chance = torch.Generator(model.device).manual_seed(0)
+
+    def some(*shape):
+        return torch.randn(shape, dtype=torch.float32, device=model.device, generator=chance).to(model.dtype)
+
+    query, key, cos, sin = some(3, heads, 1, dim), some(3, groups, 1, dim), some(3, 1, dim), some(3, 1, dim)
     try:
         return all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(theirs(query, key, cos, sin),
                                                                               rotate(query, key, cos, sin)))
@@ -300,6 +316,7 @@ class Slots:
         self.position = torch.zeros(rows, dtype=torch.long, device=device)  # where a sequence's next token goes
         self.token = torch.zeros(rows, dtype=torch.long, device=device)  # its last one
         self.logprob = torch.zeros(rows, device=device)
+        self.end = torch.zeros(rows, dtype=torch.long, device=device)  # the position that it must not reach
         self.done = torch.ones(rows, dtype=torch.bool, device=device)
         self.stops = torch.tensor(stop_ids, dtype=torch.long, device=device)
         self.count = rows  # n: the first so many slots are in use
@@ -344,6 +361,7 @@ class Slots:
 
     def fill(self, rows, source, prefill):
         """Copy prompt `source[i]` of a prefill (a DynamicCache) into sequence `rows[i]`; both are tensors."""
+        assert prefill.layers[0].keys.shape[1::2] == self.keys[0].shape[1::2], "this attention caches something else"
         for layer, keys, values in zip(prefill.layers, self.keys, self.values):
             length = layer.keys.shape[2]
             keys[rows, :, :length] = layer.keys[source]
@@ -352,7 +370,7 @@ class Slots:
     def keep(self, rows):
         """Move sequences `rows` (ascending) to the front and use no others."""
         count = len(rows)
-        for tensor in [*self.keys, *self.values, self.position, self.token, self.logprob, self.done]:
+        for tensor in [*self.keys, *self.values, self.position, self.end, self.token, self.logprob, self.done]:
             tensor[:count] = tensor[rows]
         self.count = count
 
@@ -377,7 +395,8 @@ class Slots:
                                        attention_mask=self.mask(), past_key_values=self, use_cache=True,
                                        ).last_hidden_state[:, 0]  # (n, width of the model)
         # A finished sequence goes on until somebody looks, but it attends to nothing any more.
-        self.position[used] = torch.where(self.done[used], 0, self.position[used] + 1)
+        later = self.position[used] + 1
+        self.position[used] = torch.where(self.done[used] | (later >= self.end[used]), 0, later)
         self.draw(head(hidden), used, temperature, generator)
 
     def step(self, head, temperature, generator):
@@ -430,13 +449,16 @@ class Engine:
         rows: most sequences at a time (default 64 on a CPU, 256 on a GPU, fewer where memory is short). A reply ends
         with a stop token, or without one after max_new_tokens.
         """
+        if not all(prompts):
+            raise ValueError("a prompt without tokens")
         if not prompts or max_new_tokens < 1:
             return [([], []) for _ in prompts]
         waiting = deque(sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i])))
         slots = self._make_slots(min(len(prompts), rows or (256 if self.cuda else 64)),
-                                 max(map(len, prompts)) + max_new_tokens + BLOCK)
-        if self.cuda and generator is not None:
-            slots.generator.manual_seed(torch.randint(2**62, (), device=generator.device, generator=generator).item())
+                                 max(map(len, prompts)) + max_new_tokens)
+        if self.cuda and temperature:  # a graph has a generator of its own; without one given, torch's seeds it
+            device = generator.device if generator is not None else "cpu"
+            slots.generator.manual_seed(torch.randint(2**62, (), generator=generator, device=device).item())
             generator = slots.generator
         replies = [([], []) for _ in prompts]
         owner = [None] * slots.count  # which prompt's reply each slot is writing
@@ -447,7 +469,8 @@ class Engine:
                 fresh = free[:len(waiting)]
                 for row in fresh:
                     owner[row] = waiting.popleft()
-                self._admit(slots, fresh, [prompts[owner[row]] for row in fresh], temperature, generator)
+                admitted = [prompts[owner[row]] for row in fresh]
+                self._admit(slots, fresh, admitted, max_new_tokens, temperature, generator)
             left = max(max_new_tokens - len(replies[i][0]) for i in owner if i is not None)
             written = [(slots.token.clone(), slots.logprob.clone())]
             for _ in range(min(BLOCK, left) - bool(fresh)):
@@ -466,6 +489,7 @@ class Engine:
                         break
             slots.done[:len(owner)] = torch.tensor([i is None for i in owner])
             owner = self._shrink(slots, owner, waiting)
+        del slots  # or its memory would outlive the release
         if self.cuda and torch.cuda.mem_get_info()[0] < SPARE:
             self.release()
         return replies
@@ -476,19 +500,23 @@ class Engine:
             return Slots(self.model, rows, -(-length // 128) * 128, self.stop_ids)
         rows = triton.next_power_of_2(rows)
         length = -(-length // 512) * 512
-        if self.slots is None or self.slots.rows < rows or self.slots.length < length:
+        if self.slots is None or self.slots.asked < rows or self.slots.length < length:
+            asked = max(rows, self.slots.asked if self.slots else 0)
+            length = max(length, self.slots.length if self.slots else 0)
             self.slots = None
             self.release()
-            room = 0.85 * torch.cuda.mem_get_info()[0] / Slots.bytes_for_row(self.model, length)
+            free = torch.cuda.mem_get_info()[0] - 3 * Slots.bytes_for_row(self.model, PREFILL)  # reading needs some too
+            room = int(0.85 * free / Slots.bytes_for_row(self.model, length))
             if room < 1:
                 raise torch.cuda.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
-            self.slots = Slots(self.model, min(rows, int(room)), length, self.stop_ids)
+            self.slots = Slots(self.model, min(asked, room), length, self.stop_ids)
+            self.slots.asked = asked  # where memory was short, asking again would not give more
         self.slots.count = min(rows, self.slots.rows)
         self.slots.done.fill_(True)  # what the last call has left must not go on: it could run over its slot's end
         self.slots.position.zero_()
         return self.slots
 
-    def _admit(self, slots, rows, prompts, temperature, generator):
+    def _admit(self, slots, rows, prompts, max_new_tokens, temperature, generator):
         """Read `prompts` into slots `rows`, equal ones (they are neighbours) once, and draw each one's first token."""
         unique = list(dict.fromkeys(map(tuple, prompts)))
         index = {prompt: i for i, prompt in enumerate(unique)}
@@ -505,6 +533,7 @@ class Engine:
             start = end
         rows, source = (torch.tensor(numbers, device=self.model.device) for numbers in (rows, source))
         slots.position[rows] = torch.tensor([len(prompt) for prompt in prompts], device=self.model.device)
+        slots.end[rows] = slots.position[rows] + max_new_tokens
         slots.done[rows] = False
         slots.draw(torch.cat(logits)[source], rows, temperature, generator)
 

@@ -324,7 +324,8 @@ def update(model, optimizer, sequences, args) -> dict:
         del scored, new, kept  # if all is masked there was no backward: its graph would live on beside the next one
     if stats["tokens_live"]:
         stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.model.parameters(), args.grad_clip).item()
-        optimizer.step()
+        if math.isfinite(stats["grad_norm"]):  # else the weights would be lost, all of them
+            optimizer.step()
         stats["loss"] = total.item()
     optimizer.zero_grad(set_to_none=True)  # sampling can use the memory
     return stats

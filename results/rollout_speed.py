@@ -101,7 +101,7 @@ def trained_weights() -> dict:
 
 
 def profile(model, prompts) -> list:
-    """Milliseconds of a step by kernel, from 16 replayed steps."""
+    """Milliseconds by kernel of one of 63 steps, with a 63rd of the prefill."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
         model.sample(prompts, 64)
     rows = [(event.key[:70], event.device_time_total / 1000 / 63, event.count) for event in record.key_averages()]
@@ -118,6 +118,7 @@ def measure(shape, args) -> dict:
         hugging_face(model, prompts[:2], 2)
         record["generate_tokens_per_s"] = batch * args.new / hugging_face(model, prompts, args.new)
         print(record, file=sys.stderr, flush=True)
+    torch.cuda.reset_peak_memory_stats()  # the engine's, not generate's
     model.set_attn_implementation("causal")
     model = Backbone(model, SimpleNamespace(eos_token_id=None, decode=lambda *args, **kwargs: ""))
     model.engine.stop_ids = []  # every reply has its full length

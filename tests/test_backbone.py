@@ -8,6 +8,7 @@ import torch
 import backbone
 from backbone import Backbone, ModelError, extract_code, extract_tool_call
 from conftest import make_task, tiny_qwen
+from engine import attention_kind
 from policy import next_messages, policy_messages
 from sandbox import Verdict
 
@@ -228,6 +229,40 @@ def test_bad_folders_are_told_in_one_line(model, tmp_path):
 def test_tools_reach_the_prompt(model):
     text = model.chat_text([{"role": "user", "content": "u"}], backbone.SELECT_TOOL)
     assert "select_skills" in text and text.endswith("<|im_start|>assistant\n")
+
+
+TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+        "intermediate_size": 64, "max_position_embeddings": 512, "initializer_range": 0.15}
+
+
+@pytest.mark.parametrize("name, fast, more", [
+    ("Llama", True, {}),
+    ("Llama", False, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
+    ("GPTNeoX", True, {"num_key_value_heads": 4}),  # rotates a part of each head
+    ("GPT2", True, {"num_key_value_heads": 4}),  # learnt positions
+    ("Cohere", True, {"logit_scale": 0.0625}),
+    ("Granite", True, {"logits_scaling": 4.0}),
+    ("Gemma2", False, {"head_dim": 8}),  # capped scores
+    ("CodeGen", False, {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4}),  # attention written out
+    ("DeepseekV3", False, {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+                           "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2}),
+])
+def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tokenizer):
+    import transformers
+
+    config = getattr(transformers, name + "Config")(vocab_size=len(tokenizer), **TINY | more)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, tokenizer.eos_token_id, tokenizer.pad_token_id
+    torch.manual_seed(0)
+    kind = getattr(transformers, name + ("LMHeadModel" if name == "GPT2" else "ForCausalLM"))
+    model = Backbone(kind._from_config(config, attn_implementation=attention_kind(config)).eval(), tokenizer)
+    assert (model.engine is not None) == fast
+    replies = model.sample(PROMPTS, 20, 1.0, torch.Generator().manual_seed(0))
+    for reply, new in zip(replies, model.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):
+        with torch.no_grad():  # the whole sequence at once, without a cache
+            whole = model.model(torch.tensor([reply.prompt_ids + reply.token_ids]), use_cache=False).logits[0]
+        want = whole.log_softmax(-1)[len(reply.prompt_ids) - 1:-1].gather(-1, torch.tensor(reply.token_ids)[:, None])
+        assert (want[:, 0] - torch.tensor(reply.logprobs)).abs().max() < 1e-4
+        assert (want[:, 0] - new).abs().max() < 1e-4
 
 
 def test_a_model_with_sliding_windows_takes_the_plain_path(tokenizer, capsys):

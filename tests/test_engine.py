@@ -16,8 +16,9 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 KERNELS = """
-import torch, torch.nn.functional as F
-from engine import append, attend, rotate
+import sys, torch, torch.nn.functional as F
+from engine import append, attend, fused_rotation, rotate
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 device, dtypes, shapes = %r
 torch.manual_seed(0)
@@ -28,6 +29,7 @@ for dtype, bound in dtypes:
         position = torch.randint(0, T, (n,), device=device)
         position[0], position[-1] = 0, T - 1
         key, value = (torch.randn(n, 1, groups, D, device=device, dtype=dtype).transpose(1, 2) for _ in range(2))
+        value[-1] += 30  # so that it shows if the last one is not read
         keys_too, values_too = keys.clone(), values.clone()
         keys_too[torch.arange(n), :, position] = key[:, :, 0]
         values_too[torch.arange(n), :, position] = value[:, :, 0]
@@ -42,6 +44,20 @@ for dtype, bound in dtypes:
         for mine, theirs in zip(rotate(query, key, cos, sin), apply_rotary_pos_emb(query, key, cos, sin)):
             assert torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6), (dtype, n, H, (mine - theirs).abs().max())
         assert (attend(query, keys, values, position.clamp(max=T - 2), D**-0.5) - want)[-1].abs().max() > bound
+
+# A model that rotates a quarter of each head: its cos and sin are narrower than a head.
+model = GPTNeoXForCausalLM(GPTNeoXConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1,
+                                         intermediate_size=64, vocab_size=50)).to(device)
+modeling = sys.modules[type(model).__module__]
+theirs = modeling.apply_rotary_pos_emb
+query, key = (torch.randn(3, 2, 1, 32, device=device) for _ in range(2))
+with fused_rotation(model):
+    assert modeling.apply_rotary_pos_emb is not theirs
+    for width in (8, 32):
+        cos, sin = (torch.randn(3, 1, width, device=device) for _ in range(2))
+        for mine, want in zip(modeling.apply_rotary_pos_emb(query, key, cos, sin), theirs(query, key, cos, sin)):
+            assert torch.allclose(mine, want, atol=1e-6), width
+assert modeling.apply_rotary_pos_emb is theirs
 print("all right")
 """
 
@@ -133,9 +149,10 @@ def test_a_big_cache_is_given_back(model, monkeypatch):
     model.release()
     assert model.engine.slots is None
     if model.engine.cuda:
+        before = torch.cuda.memory_reserved()
         monkeypatch.setattr("engine.SPARE", 1 << 60)  # more than there is: given back at the end of every call
-        model.sample(PROMPTS, 20)
-        assert model.engine.slots is None
+        model.engine.generate([[5] * 20000], 20, 0, None)  # a cache of 10 MB
+        assert model.engine.slots is None and torch.cuda.memory_reserved() <= before
 
 
 def generator_for(model, seed=7):

@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
-from engine import Engine, attention_kind, fuse_norms
+from engine import Engine, attention_kind, fuse_norms, padded
 
 hf_logging.disable_progress_bar()
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in ModelError
@@ -373,17 +373,13 @@ class Backbone(Chat):
             else:
                 home[i] = len(sequences)
                 sequences.append(whole)
-        width = max(map(len, sequences))  # L
-        ids = torch.zeros(len(sequences), width, dtype=torch.long)
-        for row, sequence in zip(ids, sequences):
-            row[:len(sequence)] = torch.tensor(sequence)
+        ids = padded(sequences)  # (B, L)
         # The logits at position p predict token p + 1. Only the replies' positions reach the vocabulary.
-        starts = [home[i] * width + len(prompt) - 1 for i, (prompt, _) in enumerate(rows)]
+        starts = [home[i] * ids.shape[1] + len(prompt) - 1 for i, (prompt, _) in enumerate(rows)]
         lengths = [len(reply) for _, reply in rows]
         positions = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths)])  # (N,) of all rows
         targets = torch.tensor([token for _, reply in rows for token in reply], dtype=torch.long)  # (N,)
         ids, positions, targets = (tensor.to(self.device) for tensor in (ids, positions, targets))
-        # Padding sits on the right, where a causal model cannot see it, so no mask is needed.
         with recomputed(self.layers[:self.recomputed_layers(ids.numel())]):  # the first: they are needed last
             out = self.model.base_model(input_ids=ids, use_cache=False)
         states = out.last_hidden_state.flatten(0, 1).index_select(0, positions)  # (N, width of the model)

@@ -427,6 +427,14 @@ class Slots:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+def padded(sequences) -> torch.Tensor:
+    """Token ids (B, L) of B sequences, padded on the right, where a causal model cannot see it: no mask is needed."""
+    ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
+    for row, sequence in zip(ids, sequences):
+        row[:len(sequence)] = torch.tensor(sequence)
+    return ids
+
+
 class Engine:
     """Replies to many prompts. `head` maps hidden states (..., width) to float32 logits (..., V)."""
 
@@ -542,12 +550,8 @@ class Engine:
 
     def _prefill(self, prompts):
         """Run unique prompts, right-padded; returns their cache and the logits after each one's last token, (U, V)."""
-        width = max(map(len, prompts))
-        ids = torch.zeros(len(prompts), width, dtype=torch.long)
-        for row, prompt in zip(ids, prompts):
-            row[:len(prompt)] = torch.tensor(prompt)
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.model.device)
-        out = self.model.base_model(input_ids=ids.to(self.model.device), use_cache=True,
+        out = self.model.base_model(input_ids=padded(prompts).to(self.model.device), use_cache=True,
                                     past_key_values=DynamicCache(config=self.model.config))
         hidden = out.last_hidden_state[torch.arange(len(prompts), device=self.model.device), last]
         return out.past_key_values, self.head(hidden)

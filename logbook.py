@@ -13,14 +13,20 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections import Counter
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
 from sandbox import feedback
 from skills import MODEL_FILE, write_atomically
 from summarizer import REASONS
+
+
+class UsageError(ValueError):
+    """A command line that cannot be followed. The message is one line, fit to be shown to the user."""
 
 
 def clock(run):
@@ -148,6 +154,44 @@ def save_checkpoint(run):
         folder.rename(old)
     new.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def open_folder(given, changeable) -> tuple[Path, dict | None]:
+    """(folder of the run, its saved state or None for a new run); fills the options `given` up from the latter.
+
+    changeable: options that may differ from the saved ones. Raises UsageError.
+    """
+    resume, named = given.pop("resume", False), given.pop("out", None)
+    if resume and named is None:
+        raise UsageError("--resume: say which run with --out")
+    out, saved = Path(named or time.strftime("runs/%Y%m%d-%H%M%S")), None
+    if resume:
+        folder, new, old = (out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+        if old.exists() and not folder.exists():
+            new.rename(folder)  # killed in mid-swap: the new one was complete
+        if (folder / "trainer.pt").is_file():
+            saved = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
+        elif (out / "config.json").is_file():  # killed before its first checkpoint: begin again
+            saved = {"step": None, "config": json.loads((out / "config.json").read_text())}
+        else:
+            raise UsageError(f"--resume: nothing to resume in {out}")
+        for name, value in given.items():
+            if value != saved["config"][name] and name not in changeable:
+                raise UsageError(f"--resume: {out} has --{name.replace('_', '-')} {saved['config'][name]}, not {value}")
+        given |= {name: value for name, value in saved["config"].items() if name not in given}
+    elif (out / "checkpoint").exists() or (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").stat().st_size:
+        raise UsageError(f"{out} already holds a run: continue it with --resume, or choose another --out")
+    given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
+    if given["device"] == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: no GPU is available here")
+    try:
+        write_atomically(out / ".writable", "")
+        (out / ".writable").unlink()
+        if not any(out.iterdir()):
+            out.rmdir()  # a run that is refused for another reason leaves nothing behind
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot write there ({error.strerror})") from None
+    return out, saved
 
 
 def draw_curves(metrics, path):

@@ -53,8 +53,8 @@ import selector
 import summarizer
 from adamw import make_adamw
 from backbone import Backbone, Completion, ModelError
-from logbook import (clock, draw_curves, finish_step, progress, read_metrics, record_rollouts, rollout_metrics, shapes,
-                     step_metrics)
+from logbook import (UsageError, clock, draw_curves, finish_step, open_folder, progress, read_metrics, record_rollouts,
+                     rollout_metrics, shapes, step_metrics)
 from sandbox import Sandbox
 from selector import Selection
 from skills import Skill, SkillLibrary, write_atomically
@@ -548,10 +548,6 @@ def evaluate_if_due(run, step) -> dict:
 # Starting and resuming
 
 
-class UsageError(ValueError):
-    """A command line that cannot be followed. The message is one line, fit to be shown to the user."""
-
-
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         raise UsageError(message)
@@ -596,44 +592,9 @@ def configure(given, parameters) -> argparse.Namespace:
     return argparse.Namespace(**config)
 
 
-def open_folder(given) -> tuple[Path, dict | None]:
-    """(folder of the run, its saved state or None for a new run); fills `given` up from the latter."""
-    resume, named = given.pop("resume", False), given.pop("out", None)
-    if resume and named is None:
-        raise UsageError("--resume: say which run with --out")
-    out, saved = Path(named or time.strftime("runs/%Y%m%d-%H%M%S")), None
-    if resume:
-        folder, new, old = (out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
-        if old.exists() and not folder.exists():
-            new.rename(folder)  # killed in mid-swap: the new one was complete
-        if (folder / "trainer.pt").is_file():
-            saved = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
-        elif (out / "config.json").is_file():  # killed before its first checkpoint: begin again
-            saved = {"step": None, "config": json.loads((out / "config.json").read_text())}
-        else:
-            raise UsageError(f"--resume: nothing to resume in {out}")
-        for name, value in given.items():
-            if value != saved["config"][name] and name not in CHANGEABLE:
-                raise UsageError(f"--resume: {out} has --{name.replace('_', '-')} {saved['config'][name]}, not {value}")
-        given |= {name: value for name, value in saved["config"].items() if name not in given}
-    elif (out / "checkpoint").exists() or (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").stat().st_size:
-        raise UsageError(f"{out} already holds a run: continue it with --resume, or choose another --out")
-    given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
-    if given["device"] == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: no GPU is available here")
-    try:
-        write_atomically(out / ".writable", "")
-        (out / ".writable").unlink()
-        if not any(out.iterdir()):
-            out.rmdir()  # a run that is refused for another reason leaves nothing behind
-    except OSError as error:
-        raise UsageError(f"--out {out}: cannot write there ({error.strerror})") from None
-    return out, saved
-
-
 def open_run(given) -> Run:
     """A new run, or with --resume the run of the folder as it was after its last complete step."""
-    out, saved = open_folder(given)
+    out, saved = open_folder(given, CHANGEABLE)
     fresh = saved is None or saved["step"] is None
     source = given.get("model", CONSTANTS["model"][0]) if fresh else out / "checkpoint"
     model = Backbone.load(source, given["device"])

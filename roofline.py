@@ -60,8 +60,6 @@ BANDWIDTH = 4.2e12 / GPU_BATCH_FACTOR / 1e3  # bytes per millisecond
 CACHE_SECTORS = int(50e6 / GPU_BATCH_FACTOR / 32)
 PEAK = {name: rate / GPU_BATCH_FACTOR / 1e3 for name, rate in {  # FLOPs per millisecond
     "fp32": 60e12, "tf32x3": 80e12, "tf32": 250e12, "half": 600e12, "convolution": 60e12}.items()}
-
-
 PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # Triton programs per millisecond, as measured with kernels of tiny programs
 
 

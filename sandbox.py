@@ -284,7 +284,8 @@ class Sandbox:
         That is every task's reference, and the candidates' processes: to come up takes them longer than a measurement.
         Only for the measured clock, and where references of several tasks may stand side by side.
         """
-        counts = Counter(task.source for task in tasks if task.source not in self.large)
+        tasks = [task for task in tasks if task.source not in self.large]
+        counts = Counter(task.source for task in tasks)
 
         def start(task, before):
             if before is not None:
@@ -302,7 +303,7 @@ class Sandbox:
                 self._rest(task.source, child)
 
         if self.settings["clock"] == "measured" and self.settings["tasks"] > 1 and len(counts) <= KEPT:
-            for task in {task.source: task for task in tasks if task.source in counts}.values():
+            for task in {task.source: task for task in tasks}.values():
                 thread = threading.Thread(target=start, args=(task, self.starting.get(task.source)), daemon=True)
                 self.starting[task.source] = thread
                 thread.start()

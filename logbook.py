@@ -1,4 +1,4 @@
-"""What a training run leaves behind: metrics, records of every reply, checkpoints, curves. Bookkeeping of reinforce.py.
+"""The folder of a training run: metrics, records of every reply, checkpoints, curves. Bookkeeping of reinforce.py.
 
     metrics.jsonl            one object a step; README.md says what each number means
     rollouts/step_N.jsonl    every prompt, reply, verdict, selection, proposal, and why a proposal was rejected

@@ -51,28 +51,37 @@ class Noise(TorchDispatchMode):
 class Host:
     """Serves the scorer's orders. Every method named like an order takes its fields and returns the answer."""
 
-    def __init__(self, settings, path, load, describe):
+    def __init__(self, settings, sock, path, load_module, describe):
+        self.sock, self.polite = sock, False
         self.device = torch.device(settings["device"])
         self.cuda = self.device.type == "cuda"
         self.synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
-        self.load, self.describe, self.stage, self.path, self.code = load, describe, "compile", str(path), ""
+        self.load_module, self.describe, self.path, self.code = load_module, describe, str(path), ""
+        self.stage = "compile"
         self.muted, self.clock, self.kept, self.graph = (), None, [], None
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
 
-    def build(self, code, name, arguments, seed, on_device, compile_it, limit):
-        """Execute the source and construct the model as the reference was: same seed, same device, same order."""
+    def wake(self):
+        return {}
+
+    def load(self, code, name, limit):
+        """Execute the source."""
         if limit is not None:  # bytes of GPU memory
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), self.device)
-        self.on_device, self.seed, self.code = on_device, seed, code
-        self.arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in arguments]
-        module = self.load("candidate", code, self.path)
-        self.model_class = getattr(module, name, None)
+        self.code = code
+        self.model_class = getattr(self.load_module("candidate", code, self.path), name, None)
         if not isinstance(self.model_class, type):
             raise NameError(f"the code defines no class {name}")
         self.watch_kernels()
+        return {}
+
+    def build(self, arguments, seed, on_device, compile_it):
+        """Construct the model as the reference was: same seed, same device, same order."""
+        self.on_device, self.seed = on_device, seed
+        self.arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in arguments]
         self.stage = "build"
         self.model = self.construct()
         self.stage = "forward"
@@ -90,12 +99,12 @@ class Host:
         return self.model_class(*self.arguments).to(self.device)
 
     def watch_kernels(self):
-        """Let launches of the candidate's own Triton kernels be timed and left out."""
+        """Let launches of the candidate's own Triton kernels be timed and left out, and their compilation apart."""
         try:
             from triton.runtime import jit
         except ImportError:
             return
-        launch = jit.JITFunction.run
+        launch, compile_kernel = jit.JITFunction.run, jit.JITFunction._do_compile
 
         def run(kernel, *args, **kwargs):
             if kernel.fn.__code__.co_filename != self.path or kwargs.get("warmup"):
@@ -107,7 +116,19 @@ class Host:
                 return self.clock.around(name, True, lambda: launch(kernel, *args, **kwargs))
             return launch(kernel, *args, **kwargs)
 
-        jit.JITFunction.run = run
+        def compile_apart(*args, **kwargs):
+            """Compiling takes a second, in which the scorer may give the GPU to others."""
+            if not self.polite:
+                return compile_kernel(*args, **kwargs)
+            self.synchronize()
+            send(self.sock, {"compiling": True})
+            try:
+                return compile_kernel(*args, **kwargs)
+            finally:
+                send(self.sock, {})
+                receive(self.sock)
+
+        jit.JITFunction.run, jit.JITFunction._do_compile = run, compile_apart
 
     def share(self, handles, inputs, outputs, slots, values):
         """Open the arenas: `slots` copies of the inputs, one of the outputs. values: the inputs that are no tensors."""
@@ -145,7 +166,7 @@ class Host:
         self.synchronize()
         return {"leaves": answer}
 
-    def forward(self, slot, seed, perturb, mute):
+    def forward(self, slot, seed, perturb, mute, polite):
         """One checked call; with `perturb` of a new model, whose parameters are moved as the reference's were."""
         model = self.model
         if perturb:
@@ -157,13 +178,13 @@ class Host:
         blocks = [torch.full_like(out, float("nan")) for _ in range(2) for out in self.outputs or []
                   if out.is_floating_point()]
         del blocks  # so that the memory which the allocator hands out next is not a former result, nor zero
-        self.muted = set(mute)
+        self.muted, self.polite = set(mute), polite
         torch.manual_seed(seed)
         try:
             with torch.no_grad(), Noise() if mute else torch.no_grad():
                 return self.hand_over(model(*self.inputs(slot)))
         finally:
-            self.muted = ()
+            self.muted, self.polite = (), False
 
     def capture(self, calls):
         """Turn the calls into one CUDA graph, which `go` replays from now on: the same kernels, without the host."""
@@ -229,7 +250,8 @@ class Host:
         events = [[max(a.elapsed_time(b) - pair, 1e-4), label, own] for a, b, label, own in marks]
         return {"events": events, "total": begin.elapsed_time(end) - 2 * pair * (len(marks) + 1)}
 
-    def serve(self, sock):
+    def serve(self):
+        sock = self.sock
         while True:
             order = receive(sock)
             name = order.pop("order")
@@ -242,6 +264,8 @@ class Host:
                 answer = getattr(self, name)(**order)
             except BaseException as error:  # SystemExit included: the verdict says what happened
                 text, line = self.describe(error, self.path, self.code)
+                if "nvmlInit" in text:  # PyTorch stumbles over its own report of what happened
+                    text = "OutOfMemoryError: more GPU memory than a candidate may take"
                 refused = re.search("Compilation|OutOfResources|PTXAS|Unsupported", type(error).__name__)
                 answer = {"failed": "compile" if refused else self.stage, "error": text, "line": line}
             if name == "go":

@@ -13,15 +13,17 @@ What a process in the role of a candidate is kept from, and where:
     everywhere            its own process group and scratch folder (removed with it), closed file descriptors, no
                           output streams, an environment without secrets; limits on CPU seconds, file size and open
                           files; descendants that leave the process group are found and killed
-    with a GPU            its resident memory is watched
+    with a GPU            its resident memory and the number of its processes are watched
     without a GPU         a limit on its address space; a system call filter: no new processes or programs, no
                           sockets, no access to other processes (x86-64 and arm64)
     as root, or where     without a GPU: process, network and IPC namespaces, and a file system that is read-only but
     user namespaces are   for a scratch folder in memory: it sees no other process and leaves nothing in /tmp or
-    permitted             /dev/shm; with a GPU only the network is cut (compilers must run, GPU memory be shared)
+    permitted             /dev/shm; with a GPU only the network is cut (compilers must run, GPU memory be shared),
+                          and what it leaves in those two is removed after it (only as root)
 Not prevented: reading files that this user can read, exhausting the GPU's memory, attacks on the kernel or the driver.
 """
 
+import contextlib
 import ctypes
 import gc
 import glob
@@ -284,7 +286,8 @@ def start(script, settings):
             "VIRTUAL_ENV", "CC", "CXX")
     environment = {name: os.environ[name] for name in keep if name in os.environ}
     environment.update(HOME=settings["scratch"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TRITON_DEFAULT_FP_FUSION="1",
-                       PYTORCH_NVML_BASED_CUDA_CHECK="1")  # the last: asking whether there is a GPU must not start CUDA
+                       PYTORCH_NVML_BASED_CUDA_CHECK="1",  # asking whether there is a GPU must not start CUDA
+                       CUDA_DEVICE_MAX_CONNECTIONS="2")  # on an H200 CUDA starts and ends in 0.26 s; with all 8 in 0.37
     with there, open(os.path.join(settings["scratch"], "warm.log"), "wb+") as log:
         process = subprocess.Popen(
             [sys.executable, script, "--warm-parent", str(there.fileno()), json.dumps(settings)], env=environment,
@@ -306,18 +309,32 @@ def warm_parent(control, settings, roles):
     settings["isolation"] = ways_to_isolate(settings["device"])
     gc.collect()
     gc.freeze()  # or the first collection in each fork would copy every page
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are reaped by the kernel
+    bell, rope = socket.socketpair()  # is rung when a child has ended
+    rope.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(rope.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's business; it closes the socket
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a killed keeper leaves behind comes here
     requests, for_scorers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.send(b"ready")
+    keepers = set()
     while True:
-        for sock in select.select([control, requests], [], [])[0]:
+        for sock in select.select([control, requests, bell], [], [])[0]:
+            if sock is bell:
+                bell.recv(4096)
+                bury(keepers, settings)
+                continue
             data, descriptors, _, _ = socket.recv_fds(sock, 256, 2)
             if not data:
-                shutil.rmtree(settings["scratch"], ignore_errors=True)
+                deadline = time.monotonic() + 5
+                while keepers and time.monotonic() < deadline:  # they clear up
+                    time.sleep(0.02)
+                    bury(keepers, settings)
+                remove(settings["scratch"])
                 return
-            role = data.decode()
-            if os.fork() == 0:
+            role, keeper_id = data.decode(), os.fork()
+            keepers.add(keeper_id)
+            if keeper_id == 0:
                 if sock is control or role != "scorer":
                     warm = for_scorers if role == "scorer" else None
                     keeper(socket.socket(fileno=descriptors[0]), role, roles[role], warm, settings)
@@ -337,18 +354,22 @@ MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 
 def keeper(sock, role, play, warm, settings):
     """Fork the process that plays the role; kill it when it ends or the peer hangs up, with all its descendants."""
+    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the process become children of this one
     hostile = role == "candidate"
-    scratch = tempfile.mkdtemp(dir=settings["scratch"])
+    scratch = tempfile.mkdtemp(prefix=f"tmp{os.getpid()}-", dir=settings["scratch"])
     if hostile and settings["isolation"] is not None:
         isolate(settings["device"], settings["isolation"])
     child = os.fork()
     if child == 0:
         try:
             os.setpgid(0, 0)
-            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if hostile and settings["device"] != "cpu":
+                with contextlib.suppress(OSError):  # only root may
+                    os.setgid(GROUPS + os.getppid())
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setgid, which would take it back
             confine(sock, role, warm, scratch, settings)
             play(sock, warm, settings)
         except (Gone, OSError, KeyboardInterrupt):
@@ -366,8 +387,9 @@ def keeper(sock, role, play, warm, settings):
     waiter.register(os.pidfd_open(child), select.POLLIN)
     if settings["device"] == "cpu" or not hostile:
         waiter.poll()
-    while not waiter.poll(200):  # with a GPU address space cannot be limited, so what is in memory is watched instead
-        if int(Path(f"/proc/{child}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") > settings["memory"]:
+    while not waiter.poll(50):  # with a GPU neither address space nor forks can be limited, so both are watched
+        resident = int(Path(f"/proc/{child}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        if resident > settings["memory"] or crowd(child) > CROWD:
             break
     try:
         os.killpg(child, signal.SIGKILL)
@@ -382,8 +404,73 @@ def keeper(sock, role, play, warm, settings):
             break
     for left in [*glob.glob(f"/dev/shm/torch_{child}_*"), *glob.glob(f"/dev/shm/cuda.shm.*.{child:x}.*")]:
         os.unlink(left)  # what PyTorch and the driver shared with others
-    shutil.rmtree(scratch, ignore_errors=True)
+    remove(scratch)
+    if hostile and settings["device"] != "cpu":
+        clear_away(os.getpid())
     sock.close()
+
+
+GROUPS = 1 << 30  # plus its keeper's process id: the group under which a candidate runs on a GPU
+
+
+def remove(folder):
+    """Remove a folder with all that is in it, as far as that is possible."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:  # somebody has nested a thousand folders
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
+
+
+def clear_away(keeper_id):
+    """Remove what a keeper's process has left where everybody may write."""
+    for place in ("/dev/shm", "/tmp"):
+        for entry in os.scandir(place) if os.path.isdir(place) else ():
+            with contextlib.suppress(OSError):
+                if entry.stat(follow_symlinks=False).st_gid == GROUPS + keeper_id:
+                    remove(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+
+
+def bury(keepers, settings):
+    """Reap what has ended. A candidate on a GPU can kill its keeper: then end its orphans, and clear up after them.
+
+    keepers: process ids of all keepers, and of those who clear up for them; the ended ones are taken out.
+    """
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] in keepers and os.WIFSIGNALED(ended[1]):
+                deputy = os.fork()
+                if deputy == 0:
+                    try:
+                        time.sleep(0.5)  # until the orphans are dead
+                        for folder in glob.glob(f"{settings['scratch']}/tmp{ended[0]}-*"):
+                            remove(folder)
+                        clear_away(ended[0])
+                    finally:
+                        os._exit(0)
+                keepers.add(deputy)
+            keepers.discard(ended[0])
+    children = {int(child) for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    for orphan in children - keepers:  # its end rings the bell again
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(orphan, signal.SIGKILL)
+
+
+CROWD = 64  # processes that a candidate may start on a GPU, compilers in the main
+
+
+def crowd(process):
+    """How many descendants a process has; not counted beyond CROWD."""
+    found, waiting = 0, [str(process)]
+    while waiting and found <= CROWD:
+        parent = waiting.pop()
+        for thread in glob.glob(f"/proc/{parent}/task/*/children"):
+            try:
+                children = Path(thread).read_text().split()
+            except OSError:
+                continue  # it has ended
+            found += len(children)
+            waiting += children
+    return found
 
 
 def isolate(device, user):

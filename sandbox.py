@@ -29,9 +29,9 @@ code of a CUDA extension can do there what it likes. tests/test_cheats.py holds 
 
 import argparse
 import ast
+import contextlib
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -39,10 +39,12 @@ import tempfile
 import threading
 import time
 from collections import Counter, OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
+import triton
 
 import host
 import jail
@@ -121,7 +123,7 @@ def candidate(sock, warm, settings):
     """Role of the process that holds a candidate's code. What it sends is checked, or replayed by others."""
     path = Path(tempfile.mkdtemp(dir=".")).absolute() / "candidate.py"
     if settings["clock"] == "measured":
-        host.Host(settings, path, load_module, describe).serve(sock)
+        host.Host(settings, sock, path, load_module, describe).serve()
         return
     job = receive(sock)
     stage = "compile"
@@ -192,7 +194,8 @@ def scorer(sock, warm, settings):
             else:
                 verdict.clock = settings["clock"]
                 send(sock, {"index": index, "verdict": asdict(verdict), "known": list(reference.known)})
-        for position, verdict in measured.judge([codes[index] for index in left]) if left else ():
+        judged = measured.judge([codes[index] for index in left]) if left else ()
+        for position, verdict in list(judged) if settings["shapes"] else judged:  # other shapes once all is quiet again
             generalise(verdict, codes[left[position]], job, warm, settings, shapes)
             send(sock, {"index": left[position], "verdict": asdict(verdict), "known": []})
 
@@ -215,9 +218,8 @@ def generalise(verdict, code, job, warm, settings, shapes):
         if measured is None:
             answer = roofline.judge(other, code, warm, {**settings, "trials": 1})
         else:
-            with stopwatch.turn(settings, alone=False):
-                answer, lane = measured.guarded(code, measured.prepare)
-            lane.close()
+            with contextlib.ExitStack() as stack:
+                answer, _ = measured.guarded(code, measured.prepare, stack)
         if not answer.correct:
             verdict.generalises, verdict.shape_error = False, f"with {change}: {answer.rejected or answer.error}"
             return
@@ -234,7 +236,7 @@ class Sandbox:
     device     "cpu" (modelled clock) or "cuda", "cuda:1", ... (measured)
     trials     correctness trials for each candidate, every one with fresh inputs
     seed       None draws a secret one; a number makes inputs reproducible, and with the modelled clock every verdict
-    timeout    seconds for one candidate, from its first process to its verdict (default: 60)
+    timeout    seconds for one candidate (default: 60); those that it waits for others on a GPU do not count
     memory     bytes of host memory for a candidate (default: 8 GiB of address space, with a GPU 32 GiB resident)
     workers    candidates in work at the same time; by default the number of CPU cores, on a GPU at most 16
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
@@ -272,6 +274,7 @@ class Sandbox:
         self.large = set()  # sources of tasks whose references are not kept
         self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
+        self.background = ThreadPoolExecutor(1)
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
 
     def score(self, task, codes):
@@ -304,9 +307,10 @@ class Sandbox:
 
         if self.settings["clock"] == "measured" and self.settings["tasks"] > 1 and len(counts) <= KEPT:
             for task in {task.source: task for task in tasks}.values():
-                thread = threading.Thread(target=start, args=(task, self.starting.get(task.source)), daemon=True)
-                self.starting[task.source] = thread
-                thread.start()
+                with self.lock:
+                    before = self.starting.get(task.source)
+                    self.starting[task.source] = threading.Thread(target=start, args=(task, before), daemon=True)
+                    self.starting[task.source].start()
 
     def score_pairs(self, pairs):
         """Verdicts for (task, code) pairs of any number of tasks, in their order; exactly one each.
@@ -363,10 +367,22 @@ class Sandbox:
                 self.verdicts.popitem(last=False)
         return verdicts
 
+    def submit(self, pairs):
+        """Have score_pairs judge in the background, one call after the other; returns a function that waits for it."""
+        return self.background.submit(self.score_pairs, pairs).result
+
+    def turn(self):
+        """A context within which the GPU may be used beside the sandbox: nothing is being timed then."""
+        if self.settings["clock"] == "measured":
+            return stopwatch.Turn(self.settings, alone=False)
+        return contextlib.nullcontext()
+
     def _join(self):
         """Wait for prepare's threads."""
         while self.starting:
-            self.starting.popitem()[1].join()
+            with self.lock:
+                _, thread = self.starting.popitem()
+            thread.join()
 
     def _rest(self, source, child):
         """Keep a scorer on a GPU for its task's next turn, as long as memory allows; else end it. self.lock is held."""
@@ -375,6 +391,8 @@ class Sandbox:
         if child.large:
             self.large.add(source)
             return child.close(wait=True)
+        if source in self.idle:  # two have been at work for it
+            return child.close()
         self.idle[source] = child
         most = 0 if self.settings["clock"] == "modelled" else KEPT
         while (crowded := len(self.idle) > 1 and self._crowded()) or len(self.idle) > most:
@@ -462,8 +480,9 @@ class Sandbox:
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""
         if self.control is not None:
+            self.background.shutdown(wait=False, cancel_futures=True)
             self._join()
-            self._end_idle()
+            self._end_idle(wait=True)
             self.control.close()
             self.control = None
             try:
@@ -471,7 +490,7 @@ class Sandbox:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-            shutil.rmtree(self.settings["scratch"], ignore_errors=True)
+            jail.remove(self.settings["scratch"])
 
     def __enter__(self):
         return self
@@ -548,8 +567,11 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--warm-parent"]:
         import torch._dynamo  # noqa: F401  (imported at the first dispatch mode: a second that no fork should pay)
 
+        settings = json.loads(sys.argv[3])
         lockstep.warm_up()
-        jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]),
+        if settings["device"] != "cpu":
+            triton.runtime.driver.active.utils  # built by a C compiler, which no fork should wait for; starts no CUDA
+        jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), settings,
                          {"scorer": scorer, "candidate": candidate, "reference": candidate, "replayer": replayer})
         os._exit(0)
     sys.exit(main())

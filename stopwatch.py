@@ -24,10 +24,12 @@ import fcntl
 import os
 import random
 import statistics
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, receive, views
 from roofline import Clock
@@ -58,23 +60,41 @@ class Lane:
         self.child, self.timeout = Child(warm, role), settings["timeout"]
         self.device, self.arena = torch.device(settings["device"]), None
         self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
+        self.turn = None  # the turn at the GPU that it shares with others, while it does
+        self.compiling = self.waiting = 0.0  # seconds
 
     def order(self, order, **fields):
         return self.checked(self.child.ask({"order": order, **fields}, self.until()))
+
+    def take_turn(self):
+        """Wait until the GPU may be used; raises TimeoutError. To wait for others is no fault of the candidate's."""
+        seconds = self.turn.take()
+        self.waiting += seconds
+        self.deadline += seconds
+        if time.monotonic() > self.deadline:
+            raise TimeoutError
 
     def until(self):
         return self.deadline or time.monotonic() + self.timeout
 
     def checked(self, answer):
-        if not isinstance(answer, dict):
+        if not isinstance(answer, dict) or any(isinstance(x, torch.Tensor) for x in tree_leaves(
+                [value for name, value in answer.items() if name != "leaves"])):
             raise Gone
         if "failed" in answer:
             raise Failed(answer)
         return answer
 
-    def build(self, code, name, arguments, seed, on_device, compile_it=False, limit=None):
-        return self.order("build", code=code, name=name, arguments=arguments, seed=seed, on_device=on_device,
-                          compile_it=compile_it, limit=limit)
+    def wake(self):
+        """Wait until the process is up. Nothing of a candidate has run yet, so it has a minute more than that."""
+        self.checked(self.child.ask({"order": "wake"}, time.monotonic() + self.timeout + 60))
+
+    def load(self, code, name, limit=None):
+        """Execute the source. Needs no GPU."""
+        self.order("load", code=code, name=name, limit=limit)
+
+    def build(self, arguments, seed, on_device, compile_it=False):
+        return self.order("build", arguments=arguments, seed=seed, on_device=on_device, compile_it=compile_it)
 
     def share(self, inputs, expected, slots, arenas):
         """Share memory for `slots` sets of inputs and one of outputs. Returns whether CUDA IPC is in use.
@@ -137,7 +157,7 @@ class Lane:
             elif self.slots is None:
                 leaves.append(entry["tensor"].to(self.device))
             else:
-                dtype, shape = TORCH_NAMES[entry["dtype"]], list(entry["shape"])
+                dtype, shape = TORCH_NAMES[entry["dtype"]], [abs(int(n)) for n in entry["shape"]]
                 agrees = self.wanted[i:i + 1] == [(dtype, shape)] and entry["device"] == self.device.type
                 leaves.append(self.outputs[i].clone() if agrees else torch.empty(shape, dtype=dtype, device="meta"))
         return leaves
@@ -156,8 +176,18 @@ class Lane:
             torch.cuda.synchronize()
 
     def forward(self, slot, seed, perturb=False, mute=()):
+        """One checked call. While it compiles a kernel, a shared turn at the GPU is given to others."""
         self.poison()
-        return self.results(self.order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute)))
+        answer = self.order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute),
+                            polite=self.turn is not None)
+        while self.turn is not None and "compiling" in answer:
+            self.turn.give()
+            began = time.monotonic()
+            self.checked(receive(self.child.sock, self.until()))  # it has compiled the kernel
+            self.compiling += time.monotonic() - began
+            self.take_turn()
+            answer = self.order("go on")
+        return self.results(answer)
 
     def go(self, calls, seed=0, repeat=1):
         """Seconds from the starting signal to the host's that the GPU has finished."""
@@ -191,13 +221,6 @@ class Lane:
         if self.arena is not None:
             self.arenas.append(self.arena)
             self.arena = None
-
-
-def close_all(lanes):
-    """End the processes of several lanes (None for none) at once: one takes the driver a fifth of a second."""
-    lanes = [lane for lane in lanes if lane is not None]
-    with ThreadPoolExecutor(max(1, len(lanes))) as pool:
-        list(pool.map(Lane.close, lanes))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -238,7 +261,8 @@ class Timing:
         n = len(ratios)
         low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free interval of a median
         spread = max((third - first) / middle for first, middle, third in map(statistics.quantiles, self.seconds))
-        disturbed = spread > 0.1 or statistics.mean(self.waited) > 0.1  # an evenly busy GPU scatters little, but waits
+        # An evenly busy GPU scatters little, but waits; so do a few batches while other processes start.
+        disturbed = spread > 0.1 or statistics.mean(self.waited) > 0.25
         return reference * 1e3, candidate * 1e3, low, disturbed
 
 
@@ -246,28 +270,99 @@ class Timing:
 # Judging, in the scorer's process
 
 
-@contextlib.contextmanager
-def turn(settings, alone, patience=120):
-    """Hold the GPU: scorers of several tasks check at the same time, but only one times, and then nobody checks.
+class Turn:
+    """A turn at the GPU, as a context or by `take` and `give`: many can share it to check or to write, one times alone.
 
-    A lock of the file system, which ends with its holder. After `patience` seconds it is not waited for any longer:
-    then a candidate has taken it, and what that disturbs is seen in the scatter of the times.
+    Locks of the file system, which end with their holder. Who comes next waits behind a gate: otherwise those that
+    share the GPU, as soon as they have finished, would begin anew before somebody who wants to be alone. After
+    `patience` seconds it is not waited for any longer: then a candidate has taken a lock, and what that disturbs is
+    seen in the scatter of the times.
+
+    Of the threads of one process only one at a time looks whether the GPU is free, and none while one of them times.
+    Those that wait to time follow each other, so that a candidate that hangs delays them once, not each of them.
     """
-    deadline = time.monotonic() + patience
-    with open(os.path.join(settings["scratch"], "gpu.lock"), "w") as file:
-        while time.monotonic() < deadline:
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-                break
-            time.sleep(0.001)
-        yield
+
+    entrance = threading.Lock()  # held by the thread that looks, and by this process while it has the GPU alone
+    timing, counting, timers = threading.Lock(), threading.Lock(), 0  # timers: threads that wait for `timing`
+    handed_on = None  # the lock of the file system that one timer leaves to the next, for at most CHAIN seconds
+    CHAIN, since = 5.0, 0.0  # since: when it was taken; 0 if that was given up
+
+    def __init__(self, settings, alone, patience=120):
+        self.alone, self.patience, self.file = alone, patience, None
+        self.lock, self.gate = (os.path.join(settings["scratch"], name) for name in ("gpu.lock", "gpu.gate"))
+
+    def take(self) -> float:
+        """Wait for the GPU; returns the seconds that this took."""
+        began = time.monotonic()
+        if self.alone:
+            with Turn.counting:
+                Turn.timers += 1
+            Turn.timing.acquire()
+            with Turn.counting:
+                Turn.timers -= 1
+            self.file, Turn.handed_on = Turn.handed_on, None
+        if self.file is None:
+            Turn.entrance.acquire()
+            try:
+                self.wait(time.monotonic() + self.patience)
+            except BaseException:  # the scratch folder is gone, say
+                self.file = None
+                Turn.entrance.release()
+                if self.alone:
+                    Turn.timing.release()
+                raise
+            if not self.alone:
+                Turn.entrance.release()
+        return time.monotonic() - began
+
+    def wait(self, deadline):
+        self.file = open(self.lock, "w")
+        with open(self.gate, "w") as gate:
+            for file, mode in ((gate, fcntl.LOCK_EX), (self.file, fcntl.LOCK_EX if self.alone else fcntl.LOCK_SH)):
+                while not (got := locked(file, mode)) and time.monotonic() < deadline:
+                    time.sleep(0.001)
+        if self.alone:
+            Turn.since = time.monotonic() if got else 0.0
+
+    def give(self):
+        """Let others have it; nothing happens if it has been given already."""
+        if self.file is None:
+            return
+        with Turn.counting:
+            hand_on = self.alone and Turn.timers > 0 and time.monotonic() - Turn.since < Turn.CHAIN
+        if hand_on:
+            Turn.handed_on = self.file
+        else:
+            self.file.close()
+        self.file = None
+        if self.alone:
+            if not hand_on:
+                Turn.entrance.release()
+            Turn.timing.release()
+
+    def __enter__(self):
+        self.take()
+        return self
+
+    def __exit__(self, *_):
+        self.give()
+
+
+def locked(file, mode) -> bool:
+    try:
+        fcntl.flock(file, mode | fcntl.LOCK_NB)
+        return True
+    except OSError:
+        return False
 
 
 class Measured:
     """The scorer's part of the measured clock for one task: a reference lane, and judging many candidates at a time.
 
-    All candidates of a wave are started, compiled and checked at once; then they are timed one after the other, so that
-    nothing else runs on the GPU meanwhile.
+    Up to `width` candidates are in work at a time, each in a thread of its own from its process's start to its end.
+    Processes start and kernels are compiled while others use the GPU; checks share it; who has passed is timed alone on
+    it. Starting and ending a CUDA process takes the driver a quarter of a second, one after the other, which bounds the
+    rate. What starts and compiles beside the timing delays one batch in ten by a tenth: the median does not see it.
     """
 
     def __init__(self, reference, warm, settings, lanes=None):
@@ -282,7 +377,8 @@ class Measured:
         self.input_bytes = sum(t.numel() * t.element_size() for t in self.first.inputs if isinstance(t, torch.Tensor))
         self.output_bytes = sum(t.numel() * t.element_size() for t in self.first.expected)
         self.large = self.input_bytes + self.output_bytes > 1 << 30  # then little else fits beside it
-        self.slots = max(1, min(32, (2 << 30) // max(self.input_bytes + self.output_bytes, 1)))
+        size = self.input_bytes + self.output_bytes
+        self.slots = max(1 if self.large else 2, min(32, (1 << 29) // max(size, 1)))
         self.width, self.limit, self.floor_ms, self.cold = settings["workers"], None, 0.0, None
         self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below
         if self.cuda:
@@ -290,16 +386,16 @@ class Measured:
             before = torch.cuda.memory_allocated()
             reference.run(self.first)
             peak = torch.cuda.max_memory_allocated() - before
-            # What a candidate may allocate, so that one that hoards does not starve those beside it.
+            # What a candidate may allocate, so that one that hoards does not starve those beside it. For a trial with
+            # perturbed parameters these exist in up to six copies (two models, the new values and what makes them).
             parameters = sum(t.numel() * t.element_size() for t in reference.state.values())
-            self.limit = 3 * (peak + parameters) + (self.slots + 2) * (self.input_bytes + self.output_bytes) + (2 << 30)
+            self.limit = 3 * peak + 6 * parameters + (self.slots + 2) * size + (1 << 30)
             self.width = max(1, min(self.width,
                                     int(torch.cuda.mem_get_info()[0] * 0.7 / settings["tasks"] / self.limit)))
             self.cold = torch.empty(256 << 20, dtype=torch.uint8, device=reference.device)  # more than any L2 cache
             if torch.cuda.get_device_capability() == (9, 0):  # Hopper
                 self.peak = 60e12 / 1e3
         self.arenas, self.calls = [], None
-        self.lane.timeout += 300 if settings["baseline"] == "compile" else 0
         self.start_reference(self.lane)
 
     def calibrate(self):
@@ -332,7 +428,10 @@ class Measured:
     def start_reference(self, lane):
         """Build the reference in a lane, and give it inputs to warm up on."""
         reference = self.reference
-        lane.build(reference.job["source"], "Model", reference.arguments, reference.parameter_seed, reference.on_device,
+        lane.timeout += 300 if self.settings["baseline"] == "compile" else 0
+        lane.wake()
+        lane.load(reference.job["source"], "Model")
+        lane.build(reference.arguments, reference.parameter_seed, reference.on_device,
                    compile_it=self.settings["baseline"] == "compile")
         lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
         for slot in range(self.slots):
@@ -362,37 +461,48 @@ class Measured:
         return time.perf_counter() - began > self.patience
 
     def judge(self, codes):
-        """Yields (index, Verdict) for every code, in waves."""
+        """Yields (index, Verdict) for every code, in the order in which they are done."""
         if self.calls is None:
-            with turn(self.settings, alone=True):
+            with Turn(self.settings, alone=True):
                 self.calibrate()
-        for start in range(0, len(codes), self.width):
-            wave = list(range(start, min(start + self.width, len(codes))))
-            with turn(self.settings, alone=False), ThreadPoolExecutor(len(wave)) as pool:
-                prepared = list(pool.map(lambda index: self.guarded(codes[index], self.prepare), wave))
-            close_all(lane for verdict, lane in prepared if not verdict.correct)
-            for index, (verdict, lane) in zip(wave, prepared):
+
+        def one(index):
+            with contextlib.ExitStack() as stack:
+                verdict, lane = self.guarded(codes[index], self.prepare, stack)
                 if verdict.correct:
                     stages = Stages(verdict)
-                    with turn(self.settings, alone=True):
+                    with Turn(self.settings, alone=True):
                         stages.end("wait")
-                        verdict, _ = self.guarded(codes[index], self.time, verdict, lane)
+                        self.guarded(codes[index], self.time, stack, verdict, lane)
                     stages.end("time")
-                yield index, verdict
-            close_all(lane for _, lane in prepared)
+                    verdict.seconds["time"] -= verdict.seconds.get("profile", 0.0)
+            return index, verdict
+
+        with ThreadPoolExecutor(min(self.width, len(codes))) as pool:
+            try:
+                for done in as_completed([pool.submit(one, index) for index in range(len(codes))]):
+                    yield done.result()
+            except BaseException:  # something is wrong with this process; the caller starts another
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def start_spare(self, count):
         """Let processes of up to `count` candidates come up: with a GPU that takes longer than a measurement."""
         while len(self.spare) < min(count, self.width):
             self.spare.append(Lane(self.warm, self.settings, "candidate"))
 
-    def guarded(self, code, work, *arguments):
-        """Run one stage of judging; whatever the candidate does to it becomes part of the verdict."""
-        verdict, lane = arguments if arguments else (Verdict(clock="measured"), None)
+    def guarded(self, code, work, stack, verdict=None, lane=None):
+        """Run one stage of judging; whatever the candidate does to it becomes part of the verdict.
+
+        stack: an ExitStack that ends the candidate's process. Without a verdict and a lane both are made.
+        """
+        verdict = verdict or Verdict(clock="measured")
+        patience = self.patience_for(code)
         try:
             if lane is None:
                 lane = self.spare.pop() if self.spare else Lane(self.warm, self.settings, "candidate")
-            patience = self.settings["timeout"] + (180 if "load_inline" in code else 0)  # nvcc takes its time
+                stack.callback(lane.close)
+                lane.wake()
             lane.deadline = time.monotonic() + patience
             work(code, verdict, lane)
         except Failed as error:
@@ -407,31 +517,45 @@ class Measured:
             verdict.speedup = verdict.speedup_low = None
         return verdict, lane
 
-    def start_candidate(self, code, lane):
+    def patience_for(self, code):
+        return self.settings["timeout"] + (180 if "load_inline" in code else 0)  # nvcc takes its time
+
+    def start_candidate(self, lane):
         reference = self.reference
-        built = lane.build(code, "ModelNew", reference.arguments, reference.parameter_seed, reference.on_device,
-                           limit=self.limit)
+        built = lane.build(reference.arguments, reference.parameter_seed, reference.on_device)
         lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
         return built
 
     def prepare(self, code, verdict, lane):
-        """Build the candidate in a process of its own and check it on every trial."""
-        reference, stages = self.reference, Stages(verdict)
-        built = self.start_candidate(code, lane)
-        same = built["state"] == {name: list(t.shape) for name, t in reference.state.items()}
+        """Build the candidate in a process of its own, and check it during a turn at the GPU that it shares."""
+        stages = Stages(verdict)
+        lane.load(code, "ModelNew", self.limit)
+        built = self.start_candidate(lane)
         stages.end("start")
+        lane.turn = Turn(self.settings, alone=False)
+        try:
+            lane.take_turn()
+            self.check(built, verdict, lane)
+        finally:
+            lane.turn.give()
+            lane.turn = None
+            stages.end("check")
+            verdict.seconds.update(compile=lane.compiling, wait=lane.waiting)
+            verdict.seconds["check"] -= lane.compiling + lane.waiting
+
+    def check(self, built, verdict, lane):
+        """Try the candidate on every trial; the first call compiles its kernels. built: what Lane.build said of it."""
+        reference = self.reference
+        same = built["state"] == {name: list(t.shape) for name, t in reference.state.items()}
         verdict.compiled = verdict.correct = verdict.correct_loose = True
         note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
         for index in range(self.settings["trials"]):
             trial = reference.trial(index, perturb=same and not built["loose"])
             lane.put(0, trial.inputs)
             leaves = lane.forward(0, trial.seed, perturb=bool(trial.state))
-            stages.end("check" if index else "compile")
             if set(lane.changed(0, trial.inputs)) - set(trial.changed):
                 verdict.correct, verdict.rejected = False, "changes its input tensors in place"
-            more = note_comparison(verdict, trial, leaves, note)
-            stages.end("check")
-            if not more or verdict.rejected:
+            if not note_comparison(verdict, trial, leaves, note) or verdict.rejected:
                 return
 
     def own_kernels(self, code, verdict, lane):
@@ -463,7 +587,9 @@ class Measured:
     def time(self, code, verdict, lane):
         """Time a correct candidate against the reference, checking the outputs of timed calls on the way."""
         if self.cuda:
+            stages = Stages(verdict)
             self.own_kernels(code, verdict, lane)
+            stages.end("profile")
             if not verdict.correct:
                 return
         for slot in self.calls:
@@ -471,18 +597,27 @@ class Measured:
         lane.finish()
         if not self.graphs:
             self.run_batches(verdict, lane, self.plain_lane)
-        elif not lane.capture(self.calls) or not self.run_batches(verdict, lane, self.lane):
-            # It cannot be captured, or not all of it: a CUDA extension that launches into the default stream, say.
-            verdict.correct, verdict.rejected = True, None
-            if self.plain_lane is None:
-                self.plain_lane = self.start_reference(Lane(self.warm, self.settings, "reference"))
-            again = Lane(self.warm, self.settings, "candidate")
-            try:
-                again.deadline = lane.deadline
-                self.start_candidate(code, again)
-                self.run_batches(verdict, again, self.plain_lane)
-            finally:
-                again.close()
+            return
+        eager = "load_inline" in code and "CurrentCUDAStream" not in code  # the default stream: no graph can hold it
+        if not eager and lane.capture(self.calls) and self.run_batches(verdict, lane, self.lane):
+            return
+        # It cannot be captured, or not all of it. A failed attempt can leave a process unusable, so it gets another.
+        verdict.correct, verdict.rejected = True, None
+        if self.plain_lane is None:
+            self.plain_lane = self.start_reference(Lane(self.warm, self.settings, "reference"))
+        lane.deadline = time.monotonic() + self.patience_for(code)
+        if eager:
+            self.run_batches(verdict, lane, self.plain_lane)
+            return
+        again = Lane(self.warm, self.settings, "candidate")
+        try:
+            again.wake()
+            again.deadline = time.monotonic() + self.patience_for(code)
+            again.load(code, "ModelNew", self.limit)
+            self.start_candidate(again)
+            self.run_batches(verdict, again, self.plain_lane)
+        finally:
+            again.close()
 
     def run_batches(self, verdict, lane, reference_lane):
         """Enter the times. False, and a rejection, if the results of timed calls are wrong."""

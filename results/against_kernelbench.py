@@ -27,6 +27,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kernelbench", required=True, metavar="DIR")
     parser.add_argument("--out", default="against_kernelbench.json")
+    parser.add_argument("--skip", nargs="*", default=[], metavar="LEVEL/ID",
+                        help="not these through KernelBench's evaluator (the inputs of 1/23 and 1/36 take it minutes)")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("no GPU here")
@@ -55,13 +57,17 @@ def main():
     from kernelbench.eval import eval_kernel_against_ref
     began = time.monotonic()
     for task, code, row in zip(tasks, codes, rows):
+        if task.name.split("_")[0].removeprefix("level") in args.skip:
+            continue
         start = time.monotonic()
-        result = eval_kernel_against_ref(task.source, code, num_correct_trials=5, num_perf_trials=100,
-                                         measure_performance=True, device=torch.device("cuda:0"))
-        row["kernelbench"] = {"seconds": time.monotonic() - start, "correct": result.correctness,
-                              "candidate_ms": result.runtime, "metadata": str(result.metadata)[:300]}
-        print(f"{task.name[:50]:50} KernelBench {row['kernelbench']['seconds']:6.1f} s  correct {result.correctness}  "
-              f"{result.runtime} ms", flush=True)
+        try:
+            result = eval_kernel_against_ref(task.source, code, num_correct_trials=5, num_perf_trials=100,
+                                             measure_performance=True, device=torch.device("cuda:0"))
+            found = {"correct": result.correctness, "candidate_ms": result.runtime}
+        except Exception as error:  # it casts integer inputs to float, for one
+            found = {"correct": None, "failure": f"{type(error).__name__}: {error}"[:200]}
+        row["kernelbench"] = {"seconds": time.monotonic() - start, **found}
+        print(f"{task.name[:50]:50} KernelBench {row['kernelbench']['seconds']:6.1f} s  {found}", flush=True)
     theirs = time.monotonic() - began
     Path(args.out).write_text(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__,
                                           "ours_seconds": ours, "kernelbench_seconds": theirs, "rows": rows}, indent=1))

@@ -118,6 +118,7 @@ def repeats(box):
     def variation(task, code, times, salt):
         verdicts = box.score(task, [f"{code}# {salt} {i}\n" for i in range(times)])
         speedups = [v.speedup for v in verdicts if v.speedup]
+        print(f"{task.name} {salt} {speedups}", flush=True)
         return {"task": task.name, "cv": statistics.stdev(speedups) / statistics.mean(speedups), "speedups": speedups,
                 "disturbed": sum(v.disturbed for v in verdicts), "candidate_ms": verdicts[0].candidate_ms}
 

@@ -130,7 +130,7 @@ def main():
     wrong, counts = collections.Counter(), collections.Counter(kinds)
     memory = torch.cuda.mem_get_info()[0] if options.device != "cpu" else 0
 
-    limit = 2 << 30 if options.device == "cpu" else None
+    limit = 2 << 30 if options.device == "cpu" else 8 << 30
     with Sandbox(options.device, trials=2, timeout=options.timeout, memory=limit) as box:
         def rate(tag):
             began = time.monotonic()
@@ -147,9 +147,11 @@ def main():
                     print(f"{kind}: {verdict}", flush=True)
             print(f"{min(start + 100, len(codes))} of {len(codes)}, {time.monotonic() - began:.0f} s", flush=True)
         seconds, after = time.monotonic() - began, rate("after")
-        time.sleep(1)
+        box._end_idle(wait=True)  # on a GPU the scorer stands by, with its reference
+        time.sleep(3)
         processes, files = left_over(box)
         processes = [line for line in processes if f" {os.getpid()} " not in line]  # the warm parent itself
+        print("\n".join((processes + files)[:20]))
     gone = not os.path.exists(box.settings["scratch"]) and not left_over(box)[0]
     scratch = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("soak_left")]
     lost = memory - torch.cuda.mem_get_info()[0] if options.device != "cpu" else 0

@@ -1,18 +1,24 @@
 """One verdict per candidate whatever it does, and the right one: honest kernels, mistakes, faults, the command line."""
 
+import fcntl
 import functools
+import glob
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+import jail
 import sandbox as sandbox_module
+import stopwatch
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task
 
@@ -347,3 +353,84 @@ def test_faults_in_timed_calls_cost_one_verdict_each():
     for verdict, says in zip(broken, faults.values(), strict=True):
         assert not verdict.correct and verdict.speedup is None and says in verdict.error, verdict
     assert last.compiled and last.error is None, last
+
+
+def test_a_turn_that_cannot_be_had_blocks_nobody(tmp_path):
+    for alone in (True, False, True):
+        with pytest.raises(FileNotFoundError):
+            stopwatch.Turn({"scratch": str(tmp_path / "gone")}, alone).take()
+    with stopwatch.Turn({"scratch": str(tmp_path)}, alone=True), pytest.raises(BlockingIOError):
+        with open(tmp_path / "gpu.lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+KEEPER_KILLER = """
+import json, os, socket, sys, time
+sys.path.insert(0, %r)
+import jail
+
+def play(sock, warm, settings):
+    for _ in range(1100):  # too deep for a recursive removal
+        os.mkdir("d")
+        os.chdir("d")
+    for name in ("/tmp", "/dev/shm"):
+        open(f"{name}/keeper_killer_%d", "w").close()
+    if os.fork() == 0:
+        os.setsid()
+    else:
+        os.kill(os.getppid(), 9)
+    time.sleep(60)
+
+jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]), {"candidate": play})
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mark a process's files by a group of its own")
+def test_who_kills_its_keeper_leaves_nothing(tmp_path):
+    """As with a GPU, where a candidate has no process namespace. None is needed: nothing here uses one."""
+    script, scratch = tmp_path / "parent.py", tmp_path / "scratch"
+    script.write_text(KEEPER_KILLER % (str(Path(jail.__file__).parent), os.getpid()))
+    scratch.mkdir()
+    control, process = jail.start(str(script), {"scratch": str(scratch), "device": "cuda", "timeout": 5.0,
+                                                "memory": 1 << 33})
+    try:
+        child = jail.Child(control, "candidate")
+        assert select.select([child.life], [], [], 20)[0]  # the keeper and the process are dead
+        child.close()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            below = subprocess.run(["ps", "-eo", "ppid"], capture_output=True, text=True).stdout.split()
+            files = glob.glob(f"/tmp/keeper_killer_{os.getpid()}") + glob.glob(f"/dev/shm/keeper_killer_{os.getpid()}")
+            if str(process.pid) not in below and not files:
+                break
+            time.sleep(0.1)
+        assert str(process.pid) not in below and not files and process.poll() is None
+    finally:
+        control.close()
+    assert process.wait(15) == 0
+
+
+def test_who_wants_the_gpu_alone_gets_it_from_those_who_share_it(tmp_path):
+    """Three threads take turn after turn without a pause; a fourth wants to be alone now and then."""
+    settings, inside, seen, over = {"scratch": str(tmp_path)}, [], [], threading.Event()
+
+    def share():
+        while not over.is_set():
+            with stopwatch.Turn(settings, alone=False):
+                inside.append(1)
+                time.sleep(0.005)
+                inside.pop()
+
+    threads = [threading.Thread(target=share) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    began = time.monotonic()
+    for _ in range(10):
+        with stopwatch.Turn(settings, alone=True):
+            seen += [len(inside), time.sleep(0.005) or len(inside)]
+    seconds = time.monotonic() - began
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert seen == [0] * 20 and seconds < 5  # without the gate it would wait for all three to be out by chance

@@ -156,9 +156,9 @@ def test_a_fault_costs_one_verdict(fault):
 
 CHEATS = {
     "does less after some calls": (("return out", "self.calls = getattr(self, 'calls', 0) + 1\n"
-                                    "        return out if self.calls < 12 else self.last"),
+                                    "        return out if self.calls < 8 else self.last"),
                                    ("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
-                                    "        if getattr(self, 'calls', 0) < 12: self.last = out")),
+                                    "        if getattr(self, 'calls', 0) < 8: self.last = out")),
     "caches by shape": (("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
                          "        if getattr(self, 'n', 0) > 5: return self.last\n"
                          "        self.n, self.last = getattr(self, 'n', 0) + 1, out"),),

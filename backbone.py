@@ -295,16 +295,20 @@ class Backbone(Chat):
     # ---- sampling
 
     @torch.no_grad()
-    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None) -> list[Completion]:
+    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None,
+               turn=contextlib.nullcontext) -> list[Completion]:
         """One reply per prompt (a list of token ids each), at most `batch_size` at a time (default: as engine.py says).
+
+        turn: gives a context; the GPU is only used within one, for a few tokens at a time (see Sandbox.turn).
 
         temperature 0 is greedy. Log-probabilities are those of temperature 1 whatever the temperature (PAPER: the
         ratio in the loss compares the same distribution before and after). Deterministic for a generator's state.
         """
         if self.engine:
-            sampled = self.engine.generate(prompts, max_new_tokens, temperature, generator, batch_size)
+            sampled = self.engine.generate(prompts, max_new_tokens, temperature, generator, batch_size, turn)
         else:
-            sampled = self._decode_plain(prompts, max_new_tokens, temperature, generator)
+            with turn():
+                sampled = self._decode_plain(prompts, max_new_tokens, temperature, generator)
         replies = []
         for prompt, (tokens, logprobs) in zip(prompts, sampled):
             finished = bool(tokens) and tokens[-1] in self.stop_ids

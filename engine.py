@@ -12,6 +12,8 @@ Here, on the unmodified weights and modeling code:
     CUDA graph          a whole step, sampling included, is recorded once and replayed: no launches from Python
     no looking          the host reads what was written every 16 tokens
     one prefill         for equal prompts that start together (the rollouts of a scheme, the selections of a task)
+    later turns         of a conversation read what is new only: a finished sequence's cache stays in its slot until
+                        another sequence needs it, the memory is given back, or the weights have changed
 
 On a CPU the same loop runs without graphs and Triton. Architectures whose layers are not all plain full attention
 (sliding windows, linear or latent attention) do not come here: Backbone samples them through the model's own cache.
@@ -20,7 +22,9 @@ In comments: S slots, n of them in use, T the length of a slot, H query heads, G
 head dimension, V the vocabulary.
 """
 
+import bisect
 import contextlib
+import functools
 import sys
 from collections import deque
 
@@ -31,7 +35,7 @@ import triton.language as tl
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
 
 BLOCK = 16  # tokens that are written between two looks at which sequences are finished
-SMALL = 2 << 30  # bytes: a cache of this size is in nobody's way
+SMALL = 1 / 16  # of the GPU's memory: a cache of this size is in nobody's way
 SPARE = 40 << 30  # bytes that stay free for the sandbox between calls; otherwise the cache is given back at once
 PREFILL = 32768  # most prompt tokens, padding included, in one forward on a GPU
 
@@ -174,8 +178,9 @@ def causal_attention(module, query, key, value, attention_mask, scaling=None, dr
     """Attention for the unmodified modeling code, registered with transformers under the name "causal".
 
     query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prefill):
-    plain causal attention, right padding needs no mask. One query (decoding): `attention_mask` is what Slots.mask
-    gives, and the G query heads of a group share their keys and values as they lie in the cache.
+    plain causal attention, right padding needs no mask; or with booleans `attention_mask`, (B, 1, L, T), where a cache
+    is extended. One query (decoding): `attention_mask` is what Slots.mask gives, and the G query heads of a group share
+    their keys and values as they lie in the cache.
 
     Being unknown to transformers' mask functions, the name also keeps it from building masks of its own, whose
     data-dependent checks cannot be captured in a CUDA graph.
@@ -196,7 +201,10 @@ def causal_attention(module, query, key, value, attention_mask, scaling=None, dr
                 parts.append(F.scaled_dot_product_attention(query[rows], key[rows, :, :end], value[rows, :, :end],
                                                             attention_mask[rows, :, :, :end], scale=scaling))
         return torch.cat(parts).reshape(batch, 1, heads, value.shape[3]), None
-    if query.is_cuda and query.dtype != torch.float32:  # flash attention shares heads by itself
+    if attention_mask is not None:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+        out = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
+    elif query.is_cuda and query.dtype != torch.float32:  # flash attention shares heads by itself
         out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
     else:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -293,6 +301,12 @@ def shape_of_cache(model) -> tuple:
     return heads, getattr(config, "num_key_value_heads", None) or heads, dim, config.num_hidden_layers
 
 
+@functools.cache
+def side_stream():
+    """One stream for all captures: cuBLAS keeps 32 MiB for each that it has seen."""
+    return torch.cuda.Stream()
+
+
 # ----------------------------------------------------------------------------------------------------------------------
 # The sequences that are being written
 
@@ -313,7 +327,8 @@ class Slots:
         shape = (rows, heads, length, dim)  # (S, H / G, T, D)
         self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
-        self.position = torch.zeros(rows, dtype=torch.long, device=device)  # where a sequence's next token goes
+        self.position = torch.zeros(rows, dtype=torch.long, device=device)  # of a sequence's next token, 0 when done
+        self.place = torch.full_like(self.position, length - 1)  # where that is cached: a finished one's in the last
         self.token = torch.zeros(rows, dtype=torch.long, device=device)  # its last one
         self.logprob = torch.zeros(rows, device=device)
         self.end = torch.zeros(rows, dtype=torch.long, device=device)  # the position that it must not reach
@@ -324,6 +339,9 @@ class Slots:
         self.graphs = {}  # {(n, temperature): CUDA graph of a step}
         # A graph draws from the generator that it was captured with, so this one lives as long as the graphs.
         self.generator = torch.Generator(device)
+        self.text = [[]] * rows  # the tokens whose keys and values lie in each slot, where a finished reply left them
+        self.used = [0] * rows  # in which call a slot was used last
+        self.reading = None  # (rows, places, window) while `read` is at work
 
     @staticmethod
     def bytes_for_row(model, length) -> int:
@@ -333,14 +351,20 @@ class Slots:
     # ---- the cache, as the modeling code sees it
 
     def update(self, key, value, layer_index, *args, **kwargs):
-        """Called by every attention layer with this step's key and value, (n, H / G, 1, D)."""
+        """Called by every attention layer with this step's key and value, (n, H / G, 1, D), or what `read` reads."""
+        if self.reading is not None:
+            rows, places, window = self.reading  # (R,), (R, L)
+            keys, values = self.keys[layer_index], self.values[layer_index]
+            keys[rows[:, None], :, places] = key.transpose(1, 2)
+            values[rows[:, None], :, places] = value.transpose(1, 2)
+            return keys[rows, :, :window], values[rows, :, :window]
         keys, values = self.keys[layer_index][:self.count], self.values[layer_index][:self.count]
-        position = self.position[:self.count]
+        place = self.place[:self.count]
         if key.is_cuda:
-            append(key, value, keys, values, position)
+            append(key, value, keys, values, place)
             return keys, values
         heads, dim = keys.shape[1], keys.shape[3]
-        lines = torch.arange(self.count * heads) * self.length + position.repeat_interleave(heads)
+        lines = torch.arange(self.count * heads) * self.length + place.repeat_interleave(heads)
         keys.view(-1, dim)[lines] = key.reshape(-1, dim)
         values.view(-1, dim)[lines] = value.reshape(-1, dim)
         return keys[:, :, :self.window], values[:, :, :self.window]
@@ -367,12 +391,65 @@ class Slots:
             keys[rows, :, :length] = layer.keys[source]
             values[rows, :, :length] = layer.values[source]
 
-    def keep(self, rows):
-        """Move sequences `rows` (ascending) to the front and use no others."""
-        count = len(rows)
-        for tensor in [*self.keys, *self.values, self.position, self.end, self.token, self.logprob, self.done]:
-            tensor[:count] = tensor[rows]
-        self.count = count
+    def adopt(self, other):
+        """Take over the texts of other slots, which are no longer than these."""
+        count = min(self.rows, other.rows)
+        for mine, theirs in zip([*self.keys, *self.values], [*other.keys, *other.values]):
+            mine[:count, :, :other.length] = theirs[:count]
+        self.text[:count], self.used[:count] = other.text[:count], other.used[:count]
+
+    def arrange(self, first, writing=False):
+        """Move slots `first` to the front, in this order, and use no others; texts in others stay behind them.
+
+        writing: their sequences are unfinished.
+        """
+        self.count = len(first)
+        order = [*first, *sorted(set(range(self.rows)) - set(first))]
+        moved = [i for i, row in enumerate(order) if row != i and (self.text[row] or writing and i < self.count)]
+        text, self.text = [self.text[row] for row in order], [[]] * self.rows  # none, should something fail half way
+        if moved:
+            to = torch.tensor(moved, device=self.token.device)
+            source = torch.tensor([order[i] for i in moved], device=self.token.device)
+            for tensor in [*self.keys, *self.values, self.position, self.place, self.end, self.token, self.logprob,
+                           self.done]:
+                tensor[to] = tensor[source]
+        self.text, self.used = text, [self.used[row] for row in order]
+
+    def find(self, prompts, indices) -> dict:
+        """{index of a prompt: slot with the most part of it}, for those prompts whose beginning lies in a slot."""
+        texts = sorted((text, row) for row, text in enumerate(self.text) if text)
+        found = {}
+        for i in indices:
+            prompt = prompts[i]
+            at = bisect.bisect(texts, (prompt, 0)) - 1  # what begins like the prompt stands right before it
+            while at >= 0 and texts[at][0] == prompt[:len(texts[at][0])]:
+                text, row = texts[at]
+                if 2 * len(text) >= len(prompt) and row not in found.values():
+                    found[i] = row
+                    break
+                at -= 1
+        return found
+
+    def read(self, rows, prompts):
+        """Read what is new in the prompts whose beginnings lie in slots `rows`; hidden states (R, width) at their ends.
+        """
+        starts = [min(len(self.text[row]), len(prompt) - 1) for row, prompt in zip(rows, prompts)]
+        new = [prompt[start:] for start, prompt in zip(starts, prompts)]
+        ids = padded([*new, [0, 0]])[:-1]  # (R, L), L at least 2: one query would be taken for a step
+        positions = torch.tensor(starts)[:, None] + torch.arange(ids.shape[1])
+        lengths, window = torch.tensor([len(tokens) for tokens in new]), max(map(len, prompts))
+        places = torch.where(torch.arange(ids.shape[1]) < lengths[:, None], positions, self.length - 1)
+        positions = positions.clamp(max=window - 1)  # of padding: a model may know no others
+        mask = torch.arange(window) <= positions[:, None, :, None]  # (R, 1, L, window)
+        ids, positions, places, mask, rows, last = (
+            tensor.to(self.token.device) for tensor in (ids, positions, places, mask, torch.tensor(rows), lengths - 1))
+        self.reading = rows, places, window
+        try:
+            out = self.model.base_model(input_ids=ids, position_ids=positions, attention_mask=mask,
+                                        past_key_values=self, use_cache=True)
+        finally:
+            self.reading = None
+        return out.last_hidden_state[torch.arange(len(last), device=last.device), last]
 
     # ---- one token of each
 
@@ -394,9 +471,11 @@ class Slots:
         hidden = self.model.base_model(input_ids=self.token[used, None], position_ids=self.position[used, None],
                                        attention_mask=self.mask(), past_key_values=self, use_cache=True,
                                        ).last_hidden_state[:, 0]  # (n, width of the model)
-        # A finished sequence goes on until somebody looks, but it attends to nothing any more.
+        # A finished sequence goes on until somebody looks, but it attends to nothing and leaves its cache alone.
         later = self.position[used] + 1
-        self.position[used] = torch.where(self.done[used] | (later >= self.end[used]), 0, later)
+        self.done[used] |= later >= self.end[used]
+        self.position[used] = torch.where(self.done[used], 0, later)
+        self.place[used] = torch.where(self.done[used], self.length - 1, later)
         self.draw(head(hidden), used, temperature, generator)
 
     def step(self, head, temperature, generator):
@@ -411,7 +490,7 @@ class Slots:
         if key in self.graphs:
             return self.graphs[key].replay()
         with fused_rotation(self.model):
-            side = torch.cuda.Stream()  # a capture needs a warm-up off the default stream; this one is a real step
+            side = side_stream()  # a capture needs a warm-up off the default stream; this one is a real step
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 self._step(head, temperature, self.generator)
@@ -419,7 +498,7 @@ class Slots:
             graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self.generator)
             pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-            with torch.cuda.graph(graph, pool=pool):
+            with torch.cuda.graph(graph, pool=pool, stream=side):
                 self._step(head, temperature, self.generator)
         self.graphs[key] = graph
 
@@ -441,91 +520,173 @@ class Engine:
     def __init__(self, model, head, stop_ids):
         self.model, self.head, self.stop_ids = model, head, list(stop_ids)
         self.cuda = model.device.type == "cuda"
-        self.slots = None  # kept from call to call on a GPU, with its graphs, while there is memory
+        self.keeps = self.cuda  # slots, from call to call, with their graphs and texts, while there is memory
+        self.slots, self.calls, self.version = None, 0, None  # version: of the weights that the texts were read with
 
     def release(self):
-        """Give the cache's memory back, also to other processes; a small one stays, as its graphs are worth more."""
-        if self.slots is not None and self.slots.bytes_for_row(self.model, self.slots.length) * self.slots.rows > SMALL:
-            self.slots = None
+        """Give the cache's memory back, also to other processes; a small one stays, as its graphs are worth more.
+
+        To be called before the weights change: what is cached was made with the old ones.
+        """
+        if self.slots is not None:
+            self.slots.text = [[]] * self.slots.rows
+        self._give_back()
+
+    def _give_back(self):
+        slots = self.slots
+        if slots is not None:
+            size = slots.bytes_for_row(self.model, slots.length) * slots.rows
+            if not self.cuda or slots.rows < slots.asked or size > SMALL * torch.cuda.mem_get_info()[1]:
+                self.slots = slots = None
         if self.cuda:
             torch.cuda.empty_cache()
 
     @torch.no_grad()
-    def generate(self, prompts, max_new_tokens, temperature, generator, rows=None) -> list:
+    def generate(self, prompts, max_new_tokens, temperature, generator, rows=None, turn=contextlib.nullcontext) -> list:
         """[(token ids, their log-probabilities at temperature 1), ...] for prompts, lists of token ids.
 
         rows: most sequences at a time (default 64 on a CPU, 256 on a GPU, fewer where memory is short). A reply ends
-        with a stop token, or without one after max_new_tokens.
+        with a stop token, or without one after max_new_tokens. turn: as of Backbone.sample.
         """
         if not all(prompts):
             raise ValueError("a prompt without tokens")
         if not prompts or max_new_tokens < 1:
             return [([], []) for _ in prompts]
         waiting = deque(sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i])))
-        slots = self._make_slots(min(len(prompts), rows or (256 if self.cuda else 64)),
-                                 max(map(len, prompts)) + max_new_tokens)
+        with turn():
+            slots = self._make_slots(min(len(prompts), rows or (256 if self.cuda else 64)),
+                                     max(map(len, prompts)) + max_new_tokens + 1, turn is not contextlib.nullcontext)
+            known = self._bring(slots, prompts, waiting)
+            self._synchronize()
         if self.cuda and temperature:  # a graph has a generator of its own; without one given, torch's seeds it
             device = generator.device if generator is not None else "cpu"
             slots.generator.manual_seed(torch.randint(2**62, (), generator=generator, device=device).item())
             generator = slots.generator
         replies = [([], []) for _ in prompts]
-        owner = [None] * slots.count  # which prompt's reply each slot is writing
+        owner = [*known, *[None] * (slots.count - len(known))]  # which prompt's reply each slot is writing
+        fresh, first = list(range(len(known))), True  # fresh: slots whose sequences begin now
         while waiting or any(i is not None for i in owner):
-            free = [row for row, i in enumerate(owner) if i is None]
-            fresh = []
-            if waiting and len(free) >= len(owner) / 4:  # a prefill for every single one would cost more than it gains
-                fresh = free[:len(waiting)]
-                for row in fresh:
-                    owner[row] = waiting.popleft()
-                admitted = [prompts[owner[row]] for row in fresh]
-                self._admit(slots, fresh, admitted, max_new_tokens, temperature, generator)
-            left = max(max_new_tokens - len(replies[i][0]) for i in owner if i is not None)
-            written = [(slots.token.clone(), slots.logprob.clone())]
-            for _ in range(min(BLOCK, left) - bool(fresh)):
-                slots.step(self.head, temperature, generator)
-                written.append((slots.token.clone(), slots.logprob.clone()))
-            tokens, logprobs = (torch.stack(column)[:, :slots.count].T.tolist() for column in zip(*written))
-            for row, i in enumerate(owner):
-                if i is None:
-                    continue
-                # What an older sequence begins with is what it ended with before.
-                for token, logprob in list(zip(tokens[row], logprobs[row]))[row not in fresh:]:
-                    replies[i][0].append(token)
-                    replies[i][1].append(logprob)
-                    if token in self.stop_ids or len(replies[i][0]) == max_new_tokens:
-                        owner[row] = None
-                        break
-            slots.done[:len(owner)] = torch.tensor([i is None for i in owner])
-            owner = self._shrink(slots, owner, waiting)
-        del slots  # or its memory would outlive the release
+            with turn():
+                free = [row for row, i in enumerate(owner) if i is None]
+                if waiting and (first or len(free) >= len(owner) / 4):  # to read each one by itself would cost more
+                    fresh += free[:len(waiting)]
+                    for row in free[:len(waiting)]:
+                        owner[row], slots.text[row] = waiting.popleft(), []
+                if fresh:
+                    admitted = [prompts[owner[row]] for row in fresh]
+                    self._admit(slots, fresh, admitted, max_new_tokens, temperature, generator)
+                left = max(max_new_tokens - len(replies[i][0]) for i in owner if i is not None)
+                written = [(slots.token.clone(), slots.logprob.clone())]
+                for _ in range(min(BLOCK, left) - bool(fresh)):
+                    slots.step(self.head, temperature, generator)
+                    written.append((slots.token.clone(), slots.logprob.clone()))
+                tokens, logprobs = (torch.stack(column)[:, :slots.count].T.tolist() for column in zip(*written))
+                for row, i in enumerate(owner):
+                    if i is None:
+                        continue
+                    # What an older sequence begins with is what it ended with before.
+                    for token, logprob in list(zip(tokens[row], logprobs[row]))[row not in fresh:]:
+                        replies[i][0].append(token)
+                        replies[i][1].append(logprob)
+                        if token in self.stop_ids or len(replies[i][0]) == max_new_tokens:
+                            owner[row] = None
+                            slots.text[row] = [*prompts[i], *replies[i][0][:-1]] if self.keeps else []
+                            break
+                fresh, first = [], False
+                slots.done[:len(owner)] = torch.tensor([i is None for i in owner])
+                owner = self._shrink(slots, owner, waiting)
+                self._synchronize()
+        del slots  # or its memory would outlive what follows
         if self.cuda and torch.cuda.mem_get_info()[0] < SPARE:
-            self.release()
+            torch.cuda.empty_cache()
+            if torch.cuda.mem_get_info()[0] < SPARE:
+                self._give_back()
         return replies
 
-    def _make_slots(self, rows, length) -> Slots:
-        """Slots for so many sequences of so many tokens, or for as many as there is memory for."""
-        if not self.cuda:
+    def _synchronize(self):
+        """At the end of a turn nothing of it may still be waiting for the GPU."""
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def _make_slots(self, rows, length, beside) -> Slots:
+        """Slots for so many sequences of so many tokens, or for as many as there is memory for.
+
+        beside: is the sandbox at work meanwhile? Then it gets SPARE, or at least half of what is free. Where slots are
+        kept there are twice as many, if memory is plenty: the rollouts of a step are written in two halves, one after
+        the other, and the texts of both are wanted again.
+        """
+        if not self.keeps:
             return Slots(self.model, rows, -(-length // 128) * 128, self.stop_ids)
-        rows = triton.next_power_of_2(rows)
-        length = -(-length // 512) * 512
-        if self.slots is None or self.slots.asked < rows or self.slots.length < length:
-            asked = max(rows, self.slots.asked if self.slots else 0)
-            length = max(length, self.slots.length if self.slots else 0)
+        rows, length, old = triton.next_power_of_2(rows), -(-length // 512) * 512, self.slots
+        short = old is not None and old.rows < rows and self._room(old.length, beside)[0] > old.rows / 2  # no longer
+        if old is None or old.asked < rows or old.length < length or short:
+            asked, length = max(rows, old.asked if old else 0), max(length, old.length if old else 0)
             self.slots = None
-            self.release()
-            free = torch.cuda.mem_get_info()[0] - 3 * Slots.bytes_for_row(self.model, PREFILL)  # reading needs some too
-            room = int(0.85 * free / Slots.bytes_for_row(self.model, length))
+            room, spare = self._room(length, beside)
+            if old is not None and room < asked:
+                old = None  # its texts are given up
+                room, spare = self._room(length, beside)
             if room < 1:
                 raise torch.cuda.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
-            self.slots = Slots(self.model, min(asked, room), length, self.stop_ids)
+            self.slots = Slots(self.model, min(2 * asked if 2 * asked < spare else asked, room), length, self.stop_ids)
             self.slots.asked = asked  # where memory was short, asking again would not give more
+            if old is not None:
+                self.slots.adopt(old)
+        version = sum(p._version for p in self.model.parameters())
+        if self.version != version:  # the texts were read with other weights (a fused optimiser's are not seen here)
+            self.version, self.slots.text = version, [[]] * self.slots.rows
         self.slots.count = min(rows, self.slots.rows)
-        self.slots.done.fill_(True)  # what the last call has left must not go on: it could run over its slot's end
+        self.slots.done.fill_(True)  # what the last call has left must not go on
         self.slots.position.zero_()
+        self.slots.place.fill_(self.slots.length - 1)
         return self.slots
 
+    def _room(self, length, beside) -> tuple:
+        """For how many more sequences of `length` there is memory: at most, and such that SPARE is left."""
+        if not self.cuda:
+            return 1 << 20, 1 << 20
+        torch.cuda.empty_cache()
+        each = Slots.bytes_for_row(self.model, length)
+        free = torch.cuda.mem_get_info()[0] - 3 * Slots.bytes_for_row(self.model, PREFILL)  # reading needs some too
+        most, spare = int(0.85 * free / each), int((free - SPARE) / each)
+        return (min(most, max(spare, most // 2)) if beside else most), spare
+
+    def _bring(self, slots, prompts, waiting) -> list:
+        """Bring slots with beginnings of prompts to the front, then those unused for longest; returns the prompts that
+        begin in the first slots, and takes them out of `waiting`."""
+        if not self.keeps:
+            return []
+        self.calls += 1
+        found = dict(list(slots.find(prompts, waiting).items())[:slots.count])
+        others = set(range(slots.rows)) - set(found.values())
+        others = sorted(others, key=lambda row: (bool(slots.text[row]), slots.used[row]))
+        slots.arrange([*found.values(), *others[:slots.count - len(found)]])
+        slots.used[:slots.count] = [self.calls] * slots.count
+        left = [i for i in waiting if i not in found]
+        waiting.clear()
+        waiting.extend(left)
+        return list(found)
+
     def _admit(self, slots, rows, prompts, max_new_tokens, temperature, generator):
-        """Read `prompts` into slots `rows`, equal ones (they are neighbours) once, and draw each one's first token."""
+        """Read `prompts` into slots `rows` and draw each one's first token."""
+        later = [k for k, row in enumerate(rows) if slots.text[row]]  # these go on where a text ends
+        whole = [k for k, row in enumerate(rows) if not slots.text[row]]
+        logits = []
+        for chosen, read in ((whole, self._read_whole), (later, self._read_on)):
+            if chosen:
+                logits += read(slots, [rows[k] for k in chosen], [prompts[k] for k in chosen])
+        for row in rows:
+            slots.text[row] = []
+        rows, prompts = [rows[k] for k in whole + later], [prompts[k] for k in whole + later]
+        rows = torch.tensor(rows, device=self.model.device)
+        slots.position[rows] = torch.tensor([len(prompt) for prompt in prompts], device=self.model.device)
+        slots.place[rows] = slots.position[rows]
+        slots.end[rows] = slots.position[rows] + max_new_tokens
+        slots.done[rows] = False
+        slots.draw(torch.cat(logits), rows, temperature, generator)
+
+    def _read_whole(self, slots, rows, prompts) -> list:
+        """Read prompts from their beginnings, equal ones (they are neighbours) once; their logits (..., V) in parts."""
         unique = list(dict.fromkeys(map(tuple, prompts)))
         index = {prompt: i for i, prompt in enumerate(unique)}
         source = [index[tuple(prompt)] for prompt in prompts]  # which unique prompt each row gets
@@ -539,11 +700,18 @@ class Engine:
             slots.fill(*torch.tensor(pairs, device=self.model.device).T, cache)
             logits.append(part_logits)
             start = end
-        rows, source = (torch.tensor(numbers, device=self.model.device) for numbers in (rows, source))
-        slots.position[rows] = torch.tensor([len(prompt) for prompt in prompts], device=self.model.device)
-        slots.end[rows] = slots.position[rows] + max_new_tokens
-        slots.done[rows] = False
-        slots.draw(torch.cat(logits)[source], rows, temperature, generator)
+        return [torch.cat(logits)[torch.tensor(source, device=self.model.device)]]
+
+    def _read_on(self, slots, rows, prompts) -> list:
+        """Read what is new in prompts whose beginnings lie in `rows`; their logits (..., V) in parts."""
+        logits, start = [], 0
+        while start < len(rows):
+            end = start + 1
+            while end < len(rows) and self._fits(end + 1 - start, max(map(len, prompts[start:end + 1]))):
+                end += 1
+            logits.append(self.head(slots.read(rows[start:end], prompts[start:end])))
+            start = end
+        return logits
 
     def _fits(self, count, width) -> bool:
         return count * width <= PREFILL if self.cuda else count <= 32
@@ -568,5 +736,5 @@ class Engine:
         if self.cuda:  # a power of two, finished ones among them
             count = triton.next_power_of_2(len(alive))
             alive = sorted(alive + [row for row, i in enumerate(owner) if i is None][:count - len(alive)])
-        slots.keep(torch.tensor(alive, device=slots.token.device))
+        slots.arrange(alive, writing=True)
         return [owner[row] for row in alive]

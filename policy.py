@@ -6,6 +6,7 @@ each turn's reward and advantage.
 """
 
 import sys
+from collections import deque
 from dataclasses import dataclass, field
 
 import backbone
@@ -59,10 +60,27 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
 
     All T turns are used, also after a correct one: a later turn may be faster. A rollout whose next prompt would be
     longer than `max_prompt_tokens` ends there; a first prompt that is too long gives one turn that says so.
-    temperature 0 is greedy. `sandbox` needs `prepare`, `score_pairs` and `device`.
+    temperature 0 is greedy. `sandbox` needs `prepare`, `submit`, `turn` and `device`.
+
+    On a GPU the tasks are played in two halves: while the sandbox judges the kernels of one, the model writes those of
+    the other.
     """
     trajectories = [Trajectory(task, tuple(skills)) for task, skills in jobs]
-    messages = [policy_messages(task, skills) for task, skills in jobs]
+    sources = list(dict.fromkeys(task.source for task, _ in jobs))
+    first = set(sources[:len(sources) // 2] if sandbox.device != "cpu" else ())
+    halves = [[t for t in trajectories if (t.task.source in first) == chosen] for chosen in (True, False)]
+    plays = deque(_play(model, sandbox, half, turns, max_new_tokens, max_prompt_tokens, temperature, generator)
+                  for half in halves if half)
+    while plays:
+        play = plays.popleft()
+        if next(play, None) is not None:  # has written a turn, whose kernels the sandbox now has; else it is over
+            plays.append(play)
+    return trajectories
+
+
+def _play(model, sandbox, trajectories, turns, max_new_tokens, max_prompt_tokens, temperature, generator):
+    """Play some trajectories. A generator that stops, once a turn, where there is nothing to do but to wait."""
+    messages = [policy_messages(trajectory.task, trajectory.skills) for trajectory in trajectories]
     prompts = [model.chat_ids(history) for history in messages]
     limit = max_prompt_tokens or float("inf")
     alive = []
@@ -74,9 +92,12 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
             trajectory.turns.append(Turn(Completion(prompts[i], [], [], "", False), None, _unscored(sandbox, error)))
     for turn in range(turns):
         sandbox.prepare([trajectories[i].task for i in alive])
-        replies = model.sample([prompts[i] for i in alive], max_new_tokens, temperature, generator)
+        replies = model.sample([prompts[i] for i in alive], max_new_tokens, temperature, generator, turn=sandbox.turn)
         codes = [backbone.extract_code(reply.text) for reply in replies]
-        scored = iter(score_pairs(sandbox, [(trajectories[i].task, code) for i, code in zip(alive, codes) if code]))
+        pairs = [(trajectories[i].task, code) for i, code in zip(alive, codes) if code]
+        wait = sandbox.submit(pairs)
+        yield wait
+        scored = iter(score_pairs(sandbox, pairs, wait))
         still = []
         for i, reply, code in zip(alive, replies, codes):
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
@@ -88,20 +109,22 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
                 prompts[i] = model.next_ids(reply, messages[i])
                 still += [i] if len(prompts[i]) <= limit else []
         alive = still
-    return trajectories
 
 
-def score_pairs(sandbox, pairs) -> list[Verdict]:
-    """Verdicts for (task, code) pairs, in their order. A task whose reference fails costs its own candidates only."""
+def score_pairs(sandbox, pairs, wait=None) -> list[Verdict]:
+    """Verdicts for (task, code) pairs, in their order. A task whose reference fails costs its own candidates only.
+
+    wait: what sandbox.submit has returned for these pairs, if they have been handed in already.
+    """
     try:
-        return sandbox.score_pairs(pairs)
+        return (wait or sandbox.submit(pairs))()
     except TaskError:
         pass  # one of the tasks; ask for each alone
     verdicts, unusable = [], {}
     for task, code in pairs:
         try:
             if task.source not in unusable:
-                verdicts += sandbox.score_pairs([(task, code)])
+                verdicts += sandbox.submit([(task, code)])()
                 continue
         except TaskError as error:
             unusable[task.source] = str(error)

@@ -373,7 +373,7 @@ class Run:
 
 
 class TimedSandbox:
-    """The sandbox as policy.rollout uses it, with its time booked apart from the model's."""
+    """The sandbox as policy.rollout uses it; the time that the model waits for it is booked apart from the model's."""
 
     def __init__(self, sandbox, seconds):
         self.sandbox, self.device, self.seconds = sandbox, sandbox.device, seconds
@@ -381,12 +381,20 @@ class TimedSandbox:
     def prepare(self, tasks):
         self.sandbox.prepare(tasks)
 
-    def score_pairs(self, pairs):
-        start = time.monotonic()
-        try:
-            return self.sandbox.score_pairs(pairs)
-        finally:
-            self.seconds["sandbox"] += time.monotonic() - start
+    def turn(self):
+        return self.sandbox.turn()
+
+    def submit(self, pairs):
+        wait = self.sandbox.submit(pairs)
+
+        def timed():
+            start = time.monotonic()
+            try:
+                return wait()
+            finally:
+                self.seconds["sandbox"] += time.monotonic() - start
+
+        return timed
 
 
 def train(run, stream):

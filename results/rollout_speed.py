@@ -130,6 +130,12 @@ def measure(shape, args) -> dict:
         record |= {name + "prefill_s": prefill, name + "total_s": total,
                    name + "tokens_per_s": batch * args.new / total,
                    name + "decode_tokens_per_s": batch * (args.new - 1) / (total - prefill)}
+    for _ in range(2):  # the second time the slots are long enough
+        replies = model.sample(prompts, args.new, 1.0, generator)
+        later = [reply.prompt_ids + reply.token_ids + prompts[0][:100] for reply in replies]
+        record["later_turn_prefill_s"] = seconds(lambda: model.sample(later, 1, 1.0, generator))
+    model.engine.slots.text = [[]] * model.engine.slots.rows
+    record["later_turn_prefill_from_its_beginning_s"] = seconds(lambda: model.sample(later, 1, 1.0, generator))
     model.engine.slots = None
     record["next_call_without_its_graph_s"] = seconds(lambda: model.sample(prompts, args.new, 1.0, generator))
     roof = batch * BANDWIDTH / bytes_of_a_step(model.model, batch, args.prompt + args.new / 2)

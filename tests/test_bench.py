@@ -1,6 +1,7 @@
 """bench.py: what counts as a win, that a run can be interrupted, and that bad input is refused in one line."""
 
 import argparse
+import functools
 import json
 import math
 
@@ -139,7 +140,7 @@ class Scripted:
     def next_ids(self, completion, messages, tool=None):
         return self.chat_ids(messages, tool)
 
-    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None):
+    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None, turn=None):
         self.calls.append((len(prompts), temperature, max_new_tokens))
         texts = [self.script(*self.seen[prompt[0]], generator) for prompt in prompts]
         return [Completion(prompt, [1], [0.0], text, True) for prompt, text in zip(prompts, texts)]
@@ -164,6 +165,11 @@ class Scorer:
 
     def prepare(self, tasks):
         pass
+
+    turn = None
+
+    def submit(self, pairs):
+        return functools.partial(self.score_pairs, pairs)
 
     def score_pairs(self, pairs):
         self.lives -= 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from backbone import Backbone
-from engine import BLOCK, Engine
+from engine import BLOCK, Engine, Slots
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
 
@@ -153,6 +153,49 @@ def test_a_big_cache_is_given_back(model, monkeypatch):
         monkeypatch.setattr("engine.SPARE", 1 << 60)  # more than there is: given back at the end of every call
         model.engine.generate([[5] * 20000], 20, 0, None)  # a cache of 10 MB
         assert model.engine.slots is None and torch.cuda.memory_reserved() <= before
+
+
+def test_a_kept_slot_that_changes_hands_forgets_its_text(model, plain, monkeypatch):
+    monkeypatch.setattr(model.engine, "slots", None)
+    monkeypatch.setattr(model.engine, "keeps", True)
+    for _ in range(2):
+        for (tokens, _), (want, _) in zip(model.engine.generate(PROMPTS, 60, 0, None, 3), plain):
+            assert tokens == want
+
+
+def test_a_later_turn_reads_only_what_is_new(model, monkeypatch):
+    """Two batches take turns, as the halves of a step's tasks do; their histories outgrow the first slots."""
+    model.release()
+    monkeypatch.setattr(model.engine, "slots", None)
+    monkeypatch.setattr(model.engine, "keeps", True)
+    read, whole = [], []
+    reads, prefill = Slots.read, Engine._prefill
+    monkeypatch.setattr(Slots, "read", lambda slots, rows, prompts: (
+        read.extend(len(prompt) - len(slots.text[row]) for row, prompt in zip(rows, prompts)),
+        reads(slots, rows, prompts))[1])
+    monkeypatch.setattr(Engine, "_prefill", lambda self, prompts: (whole.extend(map(len, prompts)),
+                                                                   prefill(self, prompts))[1])
+    batches = [[prompt * 12 for prompt in PROMPTS[:5]], [prompt * 11 for prompt in PROMPTS]]
+    for turn in range(3):
+        for batch in batches:
+            read.clear(), whole.clear()
+            replies = model.engine.generate(batch, 30, 0, None)
+            if turn:
+                assert len(read) == len(batch) and max(read) <= 21 and not whole
+            else:
+                assert not read and whole
+            batch[:] = [prompt + tokens + [11 + turn] * 20 for prompt, (tokens, _) in zip(batch, replies)]
+            if turn == 2:
+                batch.pop(1)  # a rollout has ended
+    last = [model.engine.generate(batch, 30, 0, None) for batch in batches]
+    with torch.no_grad():
+        next(model.model.parameters()).add_(0)  # an update
+    read.clear()
+    again = [model.engine.generate(batch, 30, 0, None) for batch in batches]
+    assert not read
+    for one, two in zip(last[0] + last[1], again[0] + again[1]):
+        assert one[0] == two[0]
+        assert torch.allclose(torch.tensor(one[1]), torch.tensor(two[1]), atol=1e-4)
 
 
 def generator_for(model, seed=7):

@@ -171,6 +171,24 @@ def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
     assert "more than" in never.turns[0].verdict.error and not never.turns[0].verdict.correct
 
 
+def test_on_a_gpu_half_of_the_tasks_is_written_while_the_other_half_is_judged(scripted):
+    events = []
+
+    class Slow(FakeSandbox):
+        def submit(self, pairs):
+            events.append(("handed in", {task.name for task, _ in pairs}))
+            return lambda: events.append(("waited for", {task.name for task, _ in pairs})) or self.score_pairs(pairs)
+
+    scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
+    jobs = [(make_task(i), ()) for i in range(3) for _ in range(2)]
+    done = rollout(scripted, Slow("cuda"), jobs, 2, 400)
+    assert [trajectory.task.name for trajectory in done] == ["task0", "task0", "task1", "task1", "task2", "task2"]
+    assert all([turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0] for trajectory in done)
+    one, two = {"task0"}, {"task1", "task2"}
+    assert events == [("handed in", one), ("handed in", two), ("waited for", one), ("handed in", one),
+                      ("waited for", two), ("handed in", two), ("waited for", one), ("waited for", two)]
+
+
 def test_greedy_rollouts_need_no_generator_and_repeat(model):
     torch.manual_seed(1)
     one = rollout(model, FakeSandbox(), [(make_task(), ())] * 2, 2, 12, temperature=0)

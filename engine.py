@@ -690,28 +690,27 @@ class Engine:
         unique = list(dict.fromkeys(map(tuple, prompts)))
         index = {prompt: i for i, prompt in enumerate(unique)}
         source = [index[tuple(prompt)] for prompt in prompts]  # which unique prompt each row gets
-        logits, start = [], 0
-        while start < len(unique):  # sorted by length, so that a part wastes little padding
-            end = start + 1
-            while end < len(unique) and self._fits(end + 1 - start, len(unique[end])):
-                end += 1
-            cache, part_logits = self._prefill(unique[start:end])
-            pairs = [(row, i - start) for row, i in zip(rows, source) if start <= i < end]
+        logits = []
+        for part in self._parts(unique):
+            cache, part_logits = self._prefill(unique[part])
+            pairs = [(row, i - part.start) for row, i in zip(rows, source) if part.start <= i < part.stop]
             slots.fill(*torch.tensor(pairs, device=self.model.device).T, cache)
             logits.append(part_logits)
-            start = end
         return [torch.cat(logits)[torch.tensor(source, device=self.model.device)]]
 
     def _read_on(self, slots, rows, prompts) -> list:
         """Read what is new in prompts whose beginnings lie in `rows`; their logits (..., V) in parts."""
-        logits, start = [], 0
-        while start < len(rows):
+        return [self.head(slots.read(rows[part], prompts[part])) for part in self._parts(prompts)]
+
+    def _parts(self, prompts):
+        """Slices of so many prompts as one forward can take; they are sorted by length, which wastes little padding."""
+        start = 0
+        while start < len(prompts):
             end = start + 1
-            while end < len(rows) and self._fits(end + 1 - start, max(map(len, prompts[start:end + 1]))):
+            while end < len(prompts) and self._fits(end + 1 - start, max(map(len, prompts[start:end + 1]))):
                 end += 1
-            logits.append(self.head(slots.read(rows[start:end], prompts[start:end])))
+            yield slice(start, end)
             start = end
-        return logits
 
     def _fits(self, count, width) -> bool:
         return count * width <= PREFILL if self.cuda else count <= 32

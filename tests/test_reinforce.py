@@ -544,7 +544,7 @@ def test_a_step_survives_every_candidate(world, monkeypatch):
         factor = re.search(r"relu\(x\) \* (\d)", prompt)[1]
         return [next(replies).replace("RELU", f"```python\n{RELU.replace('FACTOR', factor)}```")]
 
-    enter(monkeypatch.setattr, everything, functools.partial(Sandbox, timeout=6.0))
+    enter(monkeypatch.setattr, everything, functools.partial(Sandbox, timeout=4.0))
     out = world("run", "--steps", "1", "--batch", "5", "--n", "1", "--turns", "2", "--no-skills", "--k", "0")
     verdicts = [turn["verdict"] for line in records(out, 1, "policy") for turn in line["turns"]]
     assert len(verdicts) == 10 and all(v["correct"] or v["error"] or v["rejected"] for v in verdicts)

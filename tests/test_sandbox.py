@@ -267,7 +267,7 @@ def command(*arguments):
     return subprocess.run(line, capture_output=True, text=True)
 
 
-def test_command_line(tmp_path, monkeypatch, capsys):
+def test_command_line(tmp_path):
     task, good = tmp_path / "task.py", tmp_path / "good.py"
     task.write_text(TASK.source)
     good.write_text(HONEST)
@@ -277,10 +277,6 @@ def test_command_line(tmp_path, monkeypatch, capsys):
     assert list(answer) == ["compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms",
                             "rejected", "error"]
     assert answer["correct"] and answer["clock"] == "modelled" and answer["speedup"] > 1
-
-    good.write_text("print('{}')\nexit(0)")
-    monkeypatch.setattr(sys, "argv", ["sandbox.py", str(task), str(good), "--json", "--device", "cpu"])
-    assert sandbox_module.main() == 0 and json.loads(capsys.readouterr().out)["correct"] is False
 
 
 @pytest.mark.parametrize("arguments, message", [

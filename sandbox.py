@@ -399,8 +399,11 @@ class Sandbox:
             self.idle.popitem(last=False)[1].close(wait=crowded)
 
     def _end_idle(self, wait=False):
-        while self.idle:
-            self.idle.popitem()[1].close(wait)
+        children = [self.idle.popitem()[1] for _ in range(len(self.idle))]
+        for child in children:
+            child.sock.close()  # all end at once
+        for child in children:
+            child.close(wait)
 
     def _crowded(self):
         free, total = torch.cuda.mem_get_info(self.device) if self.device != "cpu" else (1, 1)

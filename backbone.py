@@ -26,7 +26,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
-from engine import Engine, attention_kind, fuse_norms, padded
+from attention import attention_kind, fuse_norms
+from engine import Engine, padded
 
 hf_logging.disable_progress_bar()
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in ModelError

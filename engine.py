@@ -6,9 +6,7 @@ thousand small kernels, one after the other, from Python, and copies the cache i
 Here, on the unmodified weights and modeling code:
 
     slots               one preallocated cache; a sequence that is finished gives its slot to a waiting prompt
-    decode attention    a Triton kernel that reads each cached key and value once, for all query heads of its group, and
-                        only as far as the sequence goes
-    fewer kernels       RMSNorm in one instead of seven, rotary embedding in two instead of ten
+    fewer kernels       for attention to the cache, norms and rotary embedding (attention.py)
     CUDA graph          a whole step, sampling included, is recorded once and replayed: no launches from Python
     no looking          the host reads what was written every 16 tokens
     one prefill         for equal prompts that start together (the rollouts of a scheme, the selections of a task)
@@ -25,14 +23,14 @@ head dimension, V the vocabulary.
 import bisect
 import contextlib
 import functools
-import sys
 from collections import deque
 
 import torch
 import torch.nn.functional as F
 import triton
-import triton.language as tl
-from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
+
+from attention import append, fused_rotation, shape_of_cache
 
 BLOCK = 16  # tokens that are written between two looks at which sequences are finished
 SMALL = 1 / 16  # of the GPU's memory: a cache of this size is in nobody's way
@@ -40,275 +38,13 @@ SPARE = 40 << 30  # bytes that stay free for the sandbox between calls; otherwis
 PREFILL = 32768  # most prompt tokens, padding included, in one forward on a GPU
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Attention of one new token to a sequence's cache
-
-
-@triton.jit
-def _append_kernel(key_ptr, value_ptr, keys_ptr, values_ptr, position_ptr, key_row, key_head, value_row, value_head,
-                   cache_row, cache_head, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Write one token's key and value, (n, heads, 1, D), to keys and values, (n, heads, T, D), at position (n,)."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    d = tl.arange(0, BLOCK_D)
-    slot = row.to(tl.int64) * cache_row + head * cache_head + tl.load(position_ptr + row) * D + d
-    tl.store(keys_ptr + slot, tl.load(key_ptr + row * key_row + head * key_head + d, mask=d < D), mask=d < D)
-    tl.store(values_ptr + slot, tl.load(value_ptr + row * value_row + head * value_head + d, mask=d < D), mask=d < D)
-
-
-@triton.jit
-def _attend_kernel(query_ptr, keys_ptr, values_ptr, position_ptr, sums_ptr, stats_ptr, scale, query_row, query_head,
-                   cache_row, cache_head, G: tl.constexpr, D: tl.constexpr, BLOCK_G: tl.constexpr,
-                   BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, PARTS: tl.constexpr):
-    """One part of one sequence's cache, for all G query heads of one key/value head: softmax as far as it goes.
-
-    sums (n, heads, PARTS, G, D): of the values, weighted by exp(score - maximum); stats (n, heads, PARTS, 2, G): the
-    maximum, and the sum of the weights.
-    """
-    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = (tl.load(position_ptr + row) + 1).to(tl.int32)
-    share = tl.cdiv(tl.cdiv(length, PARTS), BLOCK_T) * BLOCK_T
-    start = part * share
-    end = tl.minimum(start + share, length)
-    g, d, t = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_T)
-    query = tl.load(query_ptr + row * query_row + (head * G + g)[:, None] * query_head + d[None, :],
-                    mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)  # (G, D)
-    cache = row.to(tl.int64) * cache_row + head * cache_head
-    maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    weight = tl.zeros([BLOCK_G], tl.float32)
-    total = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for first in range(start, end, BLOCK_T):
-        inside = first + t < end
-        where = cache + (first + t)[:, None] * D + d[None, :]  # (T, D)
-        key = tl.load(keys_ptr + where, mask=inside[:, None] & (d < D)[None, :], other=0.0)
-        value = tl.load(values_ptr + where, mask=inside[:, None] & (d < D)[None, :], other=0.0)
-        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale  # (G, T)
-        score = tl.where(inside[None, :], score, float("-inf"))
-        higher = tl.maximum(maximum, tl.max(score, axis=1))
-        faded = tl.exp(maximum - higher)
-        weights = tl.exp(score - higher[:, None])
-        weight = weight * faded + tl.sum(weights, axis=1)
-        total = total * faded[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        maximum = higher
-    out = (row * tl.num_programs(1) + head) * PARTS + part
-    tl.store(sums_ptr + (out * G + g)[:, None] * D + d[None, :], total, mask=(g < G)[:, None] & (d < D)[None, :])
-    tl.store(stats_ptr + out * 2 * G + g, maximum, mask=g < G)
-    tl.store(stats_ptr + out * 2 * G + G + g, weight, mask=g < G)
-
-
-@triton.jit
-def _join_kernel(sums_ptr, stats_ptr, out_ptr, G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-                 PARTS: tl.constexpr):
-    """Join the parts of one query head: out (n, 1, H, D), the attention's result."""
-    group, g = tl.program_id(0), tl.program_id(1)  # group: which sequence and which key/value head
-    d, part = tl.arange(0, BLOCK_D), tl.arange(0, PARTS)
-    maximum = tl.load(stats_ptr + (group * PARTS + part) * 2 * G + g)
-    weight = tl.load(stats_ptr + (group * PARTS + part) * 2 * G + G + g)
-    faded = tl.exp(maximum - tl.max(maximum, axis=0))  # 0 for parts beyond the sequence's end: their maximum is -inf
-    sums = tl.load(sums_ptr + ((group * PARTS + part) * G + g)[:, None] * D + d[None, :], mask=(d < D)[None, :])
-    out = tl.sum(sums * faded[:, None], axis=0) / tl.sum(weight * faded, axis=0)
-    tl.store(out_ptr + (group * G + g) * D + d, out, mask=d < D)
-
-
-@triton.jit
-def _rotate_kernel(x_ptr, cos_ptr, sin_ptr, out_ptr, x_row, x_head, HALF: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rotary position embedding of x (n, heads, 1, 2 HALF), rounded as PyTorch would after each operator.
-
-    To be compiled without fused multiply-adds, which would leave one rounding out.
-    """
-    row, head = tl.program_id(0), tl.program_id(1)
-    d = tl.arange(0, BLOCK_D)
-    inside = d < HALF
-    x_ptr += row * x_row + head * x_head
-    cos_ptr += row * 2 * HALF
-    sin_ptr += row * 2 * HALF
-    out_ptr += (row * tl.num_programs(1) + head) * 2 * HALF
-    low, high = tl.load(x_ptr + d, mask=inside), tl.load(x_ptr + HALF + d, mask=inside)
-    for half in tl.static_range(2):  # x cos + (-high, low) sin
-        x, turned = (low, -high) if half == 0 else (high, low)
-        cos, sin = tl.load(cos_ptr + half * HALF + d, mask=inside), tl.load(sin_ptr + half * HALF + d, mask=inside)
-        straight = (x.to(tl.float32) * cos.to(tl.float32)).to(x.dtype).to(tl.float32)
-        across = (turned.to(tl.float32) * sin.to(tl.float32)).to(x.dtype).to(tl.float32)
-        tl.store(out_ptr + half * HALF + d, (straight + across).to(x.dtype), mask=inside)
-
-
-def rotate(query, key, cos, sin):
-    """Rotary position embedding of one token each: the modeling code's apply_rotary_pos_emb in two launches for ten.
-
-    query (n, H, 1, D), key (n, H / G, 1, D); cos, sin (n, 1, D) of their dtype. Returns the two, rotated.
-    """
-    rotated = []
-    for x in (query, key):
-        count, heads, _, dim = x.shape
-        out = torch.empty(count, heads, 1, dim, dtype=x.dtype, device=x.device)
-        _rotate_kernel[(count, heads)](x, cos, sin, out, x.stride(0), x.stride(1), dim // 2,
-                                       triton.next_power_of_2(dim // 2), num_warps=1, enable_fp_fusion=False)
-        rotated.append(out)
-    return tuple(rotated)
-
-
-def append(key, value, keys, values, position):
-    """Write one token's key and value, (n, heads, 1, D), into the cache, (n, heads, T, D), at position (n,)."""
-    count, heads, _, dim = key.shape
-    _append_kernel[(count, heads)](key, value, keys, values, position, key.stride(0), key.stride(1), value.stride(0),
-                                   value.stride(1), keys.stride(0), keys.stride(1), dim, triton.next_power_of_2(dim))
-
-
-def attend(query, keys, values, position, scale):
-    """softmax(query keys^T scale) values over the cache's slots 0 to position[i], each read once. Returns (n, 1, H, D).
-
-    query (n, H, 1, D); keys, values (n, H / G, T, D); position (n,). The cache of a sequence is cut into parts that
-    run side by side, so that few sequences fill the GPU as well as many do.
-    """
-    count, heads, _, dim = query.shape
-    groups = keys.shape[1]
-    share = heads // groups
-    parts = min(16, max(1, triton.next_power_of_2(2048 // (count * groups))))  # about 16 programs on each processor
-    sums = torch.empty(count, groups, parts, share, dim, dtype=torch.float32, device=query.device)
-    stats = torch.empty(count, groups, parts, 2, share, dtype=torch.float32, device=query.device)
-    out = torch.empty(count, 1, heads, dim, dtype=query.dtype, device=query.device)
-    width = max(16, triton.next_power_of_2(dim))
-    _attend_kernel[(count, groups, parts)](
-        query, keys, values, position, sums, stats, scale, query.stride(0), query.stride(1), keys.stride(0),
-        keys.stride(1), share, dim, max(16, triton.next_power_of_2(share)), width,
-        64 if query.dtype != torch.float32 else 32, parts, num_warps=4)
-    _join_kernel[(count * groups, share)](sums, stats, out, share, dim, width, parts, num_warps=2)
-    return out
-
-
-def causal_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
-    """Attention for the unmodified modeling code, registered with transformers under the name "causal".
-
-    query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prefill):
-    plain causal attention, right padding needs no mask; or with booleans `attention_mask`, (B, 1, L, T), where a cache
-    is extended. One query (decoding): `attention_mask` is what Slots.mask gives, and the G query heads of a group share
-    their keys and values as they lie in the cache.
-
-    Being unknown to transformers' mask functions, the name also keeps it from building masks of its own, whose
-    data-dependent checks cannot be captured in a CUDA graph.
-    """
-    batch, heads, length, dim = query.shape
-    groups = heads // key.shape[1]
-    if length == 1:
-        if attention_mask is not None and attention_mask.dtype != torch.bool:  # positions, on a GPU
-            return attend(query, key, value, attention_mask, dim**-0.5 if scaling is None else scaling), None
-        query = query.reshape(batch, heads // groups, groups, dim)  # G queries of one head
-        if attention_mask is None:
-            parts = [F.scaled_dot_product_attention(query, key, value, scale=scaling)]
-        else:  # neighbours are of similar length, so a few at a time read little that lies beyond their ends
-            parts = []
-            for part in torch.arange(batch).split(16):
-                rows = slice(part[0], part[-1] + 1)
-                end = int(attention_mask[rows].sum(-1).max())
-                parts.append(F.scaled_dot_product_attention(query[rows], key[rows, :, :end], value[rows, :, :end],
-                                                            attention_mask[rows, :, :, :end], scale=scaling))
-        return torch.cat(parts).reshape(batch, 1, heads, value.shape[3]), None
-    if attention_mask is not None:
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
-    elif query.is_cuda and query.dtype != torch.float32:  # flash attention shares heads by itself
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
-    else:
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
-    return out.transpose(1, 2), None
-
-
-AttentionInterface.register("causal", causal_attention)
-
-
-def attention_kind(config) -> str:
-    """ "causal" where every layer is plain full attention through transformers' interface; else None: it chooses.
-
-    Not plain: windows, capped scores, latent (MLA) or cross attention; and rotary embeddings whose frequencies depend
-    on the longest sequence of the batch, with which a sequence is not what it would be alone.
-    """
-    config = config.get_text_config()
-    plain = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    flags = ("attn_logit_softcapping", "is_encoder_decoder", "kv_lora_rank", "add_cross_attention")
-    rope = str(getattr(config, "rope_parameters", None))
-    special = window or any(getattr(config, name, None) for name in flags) or "dynamic" in rope or "longrope" in rope
-    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    able = kind is None or kind._can_set_attn_implementation()  # older modeling code has attention written out
-    return "causal" if plain and able and not special else None
-
-
-def fuse_norms(model) -> int:
-    """Let every RMSNorm of a model on a GPU run as one kernel instead of seven, in sampling and training alike.
-
-    A module is one if its class is called so and a trial gives the same values; returns how many there are. In bf16 the
-    fused kernel rounds once, after the multiplication by the weight, where the modeling code rounds twice.
-    """
-    count = 0
-    for module in model.modules():
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if not type(module).__name__.endswith("RMSNorm") or eps is None or getattr(module, "weight", None) is None:
-            continue
-
-        def fused(x, module=module, eps=eps):
-            return F.rms_norm(x, module.weight.shape, module.weight, eps)
-
-        with torch.no_grad():
-            trial = torch.linspace(-3, 4, module.weight.numel(), device=module.weight.device, dtype=module.weight.dtype)
-            same = torch.allclose(module(trial).float(), fused(trial).float(), rtol=0.02, atol=0.02)
-        if same:
-            module.forward = fused
-            count += 1
-    return count
-
-
-@contextlib.contextmanager
-def fused_rotation(model):
-    """Within, the model's layers rotate queries and keys by `rotate`, if a trial shows that this is what they do.
-
-    Only for steps of one token without gradients, and only while they are captured: a graph's replays need no Python.
-    """
-    modeling, name = sys.modules[type(model).__module__], "apply_rotary_pos_emb"
-    theirs = getattr(modeling, name, None)
-
-    def either(query, key, cos, sin, *others, **more):  # some rotate only a part of a head: cos is narrower then
-        whole = not others and not more and cos.shape == (len(query), 1, query.shape[3])
-        return (rotate if whole else theirs)(query, key, cos, sin, *others, **more)
-
-    if theirs and _same_rotation(theirs, model):
-        setattr(modeling, name, either)
-    try:
-        yield
-    finally:
-        if theirs:
-            setattr(modeling, name, theirs)
-
-
-def _same_rotation(theirs, model) -> bool:
-    heads, groups, dim = shape_of_cache(model)[:3]
-    chance = torch.Generator(model.device).manual_seed(0)
-
-    def some(*shape):
-        return torch.randn(shape, dtype=torch.float32, device=model.device, generator=chance).to(model.dtype)
-
-    query, key, cos, sin = some(3, heads, 1, dim), some(3, groups, 1, dim), some(3, 1, dim), some(3, 1, dim)
-    try:
-        return all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(theirs(query, key, cos, sin),
-                                                                              rotate(query, key, cos, sin)))
-    except (TypeError, RuntimeError):  # other arguments or shapes: partial rotation, several axes
-        return False
-
-
-def shape_of_cache(model) -> tuple:
-    """(query heads, key/value heads, head dimension, layers) of a model."""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, getattr(config, "num_key_value_heads", None) or heads, dim, config.num_hidden_layers
+# The sequences that are being written
 
 
 @functools.cache
 def side_stream():
     """One stream for all captures: cuBLAS keeps 32 MiB for each that it has seen."""
     return torch.cuda.Stream()
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# The sequences that are being written
 
 
 class Slots:

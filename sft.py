@@ -31,8 +31,8 @@ import torch.nn.functional as F
 import backbone
 import teacher
 from adamw import make_adamw
+from attention import attention_kind
 from backbone import Backbone, Chat, Completion, ModelError
-from engine import attention_kind
 from examples import SEED_LIBRARY, Example, Writer, diversity_filter, write_examples
 from policy import policy_messages
 from sandbox import Sandbox

@@ -17,7 +17,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 KERNELS = """
 import sys, torch, torch.nn.functional as F
-from engine import append, attend, fused_rotation, rotate
+from attention import append, attend, fused_rotation, rotate
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 device, dtypes, shapes = %r

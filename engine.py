@@ -64,7 +64,6 @@ class Slots:
         self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
         self.position = torch.zeros(rows, dtype=torch.long, device=device)  # of a sequence's next token, 0 when done
-        self.place = torch.full_like(self.position, length - 1)  # where that is cached: a finished one's in the last
         self.token = torch.zeros(rows, dtype=torch.long, device=device)  # its last one
         self.logprob = torch.zeros(rows, device=device)
         self.end = torch.zeros(rows, dtype=torch.long, device=device)  # the position that it must not reach
@@ -95,12 +94,11 @@ class Slots:
             values[rows[:, None], :, places] = value.transpose(1, 2)
             return keys[rows, :, :window], values[rows, :, :window]
         keys, values = self.keys[layer_index][:self.count], self.values[layer_index][:self.count]
-        place = self.place[:self.count]
         if key.is_cuda:
-            append(key, value, keys, values, place)
+            append(key, value, keys, values, self.places)
             return keys, values
         heads, dim = keys.shape[1], keys.shape[3]
-        lines = torch.arange(self.count * heads) * self.length + place.repeat_interleave(heads)
+        lines = torch.arange(self.count * heads) * self.length + self.places.repeat_interleave(heads)
         keys.view(-1, dim)[lines] = key.reshape(-1, dim)
         values.view(-1, dim)[lines] = value.reshape(-1, dim)
         return keys[:, :, :self.window], values[:, :, :self.window]
@@ -146,8 +144,7 @@ class Slots:
         if moved:
             to = torch.tensor(moved, device=self.token.device)
             source = torch.tensor([order[i] for i in moved], device=self.token.device)
-            for tensor in [*self.keys, *self.values, self.position, self.place, self.end, self.token, self.logprob,
-                           self.done]:
+            for tensor in [*self.keys, *self.values, self.position, self.end, self.token, self.logprob, self.done]:
                 tensor[to] = tensor[source]
         self.text, self.used = text, [self.used[row] for row in order]
 
@@ -204,14 +201,14 @@ class Slots:
 
     def _step(self, head, temperature, generator):
         used = slice(self.count)
+        # A finished sequence goes on until somebody looks, but it attends to nothing and leaves its cache alone.
+        self.places = torch.where(self.done[used], self.length - 1, self.position[used])  # where this token is cached
         hidden = self.model.base_model(input_ids=self.token[used, None], position_ids=self.position[used, None],
                                        attention_mask=self.mask(), past_key_values=self, use_cache=True,
                                        ).last_hidden_state[:, 0]  # (n, width of the model)
-        # A finished sequence goes on until somebody looks, but it attends to nothing and leaves its cache alone.
         later = self.position[used] + 1
         self.done[used] |= later >= self.end[used]
         self.position[used] = torch.where(self.done[used], 0, later)
-        self.place[used] = torch.where(self.done[used], self.length - 1, later)
         self.draw(head(hidden), used, temperature, generator)
 
     def step(self, head, temperature, generator):
@@ -374,7 +371,6 @@ class Engine:
         self.slots.count = min(rows, self.slots.rows)
         self.slots.done.fill_(True)  # what the last call has left must not go on
         self.slots.position.zero_()
-        self.slots.place.fill_(self.slots.length - 1)
         return self.slots
 
     def _room(self, length, beside) -> tuple:
@@ -416,7 +412,6 @@ class Engine:
         rows, prompts = [rows[k] for k in whole + later], [prompts[k] for k in whole + later]
         rows = torch.tensor(rows, device=self.model.device)
         slots.position[rows] = torch.tensor([len(prompt) for prompt in prompts], device=self.model.device)
-        slots.place[rows] = slots.position[rows]
         slots.end[rows] = slots.position[rows] + max_new_tokens
         slots.done[rows] = False
         slots.draw(torch.cat(logits), rows, temperature, generator)

@@ -14,14 +14,16 @@ One step costs
     launch overhead + max(bytes / bandwidth, FLOPs / peak, programs / rate of programs)
 
 on a device that is one 256th of an H200 (problems on the CPU are 256 times smaller than on the GPU, see tasks.py, and
-the launch overhead keeps its full price, so that launches, bytes and FLOPs keep the proportions they have on the card).
+a launch keeps its full price, that of a kernel in a CUDA graph, as the measured clock times it: so launches, bytes and
+FLOPs keep the proportions they have on the card).
 
 Modelled
     ATen operators     the kernels that CUDA really launches for them: views are free; a convolution pays its bias as a
                        second pass; batch and group norm read once for the statistics and once more to normalise;
                        logsumexp, mse_loss and the like are several kernels; everything else is one kernel that reads
-                       its inputs and writes its outputs. Convolutions are charged 4 times as much as that, scans 3
-                       times, layer norm 2.2 times: that is how long they take on an H200, at these problems' sizes.
+                       its inputs and writes its outputs. Many of PyTorch's kernels take longer than that, and by how
+                       much was measured on an H200, operator by operator, at these problems' sizes: see `slowdown`,
+                       `product` and the factors in `operator_kernels`.
     Triton kernels     the 32-byte sectors that are really loaded and stored, lane by lane (masked lanes are free), as a
                        cache of the card's (scaled) L2 size would fetch them: a broadcast parameter is paid once, a
                        second sweep over a tensor only if the tensor has left the cache. FLOPs: 2MNK for tl.dot at the
@@ -55,17 +57,17 @@ from trials import (Stages, Verdict, compare, identical, note_comparison, reachi
                     set_roofline)
 
 # The device: an H200 (measured copy bandwidth and fp32 rate) divided by the factor by which CPU problems are smaller.
-LAUNCH_MS = 0.005
+LAUNCH_MS = 0.002
 BANDWIDTH = 4.2e12 / GPU_BATCH_FACTOR / 1e3  # bytes per millisecond
 CACHE_SECTORS = int(50e6 / GPU_BATCH_FACTOR / 32)
 PEAK = {name: rate / GPU_BATCH_FACTOR / 1e3 for name, rate in {  # FLOPs per millisecond
-    "fp32": 60e12, "tf32x3": 80e12, "tf32": 250e12, "half": 600e12, "convolution": 60e12}.items()}
+    "fp32": 60e12, "tf32x3": 80e12, "tf32": 250e12, "half": 600e12}.items()}
 PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # Triton programs per millisecond, as measured with kernels of tiny programs
 
 
-def milliseconds(moved, flops=0, rate="fp32"):
-    """The roofline price of one kernel that moves `moved` bytes."""
-    return LAUNCH_MS + max(moved / BANDWIDTH, flops / PEAK[rate])
+def milliseconds(moved, flops=0):
+    """The roofline price of one fp32 kernel that moves `moved` bytes."""
+    return LAUNCH_MS + max(moved / BANDWIDTH, flops / PEAK["fp32"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -79,6 +81,8 @@ GATHERS = {"embedding", "index_select", "gather", "index", "take"}  # read as mu
 REFUSED = {"from_file", "set_", "resize_", "_resize_output_"}  # in a program: they reach outside of its tensors
 CPU_ONLY = ("mkldnn", "fbgemm", "nnpack", "quantized", "slow_conv")  # what no GPU has cannot be priced for one
 LOSSES = {"mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "soft_margin_loss"}
+REDUCTIONS = {"sum", "mean", "prod", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "var", "std",
+              "var_mean", "std_mean", "norm", "linalg_vector_norm", "logsumexp"}
 
 
 def size_of(tensor):
@@ -92,8 +96,45 @@ def tensors_in(tree):
     return [leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor)]
 
 
+# PyTorch's own kernels take longer than their bytes and FLOPs. By how much was measured on an H200, operator by operator,
+# at the sizes of synthesised problems that nothing else here is measured on. A price is bytes and FLOPs at full rate, so
+# what takes longer counts as more bytes.
+
+
+def slowdown(name, func, args, sources, results):
+    """How many times longer than its bytes take an element-wise kernel or a reduction runs."""
+    x, result = sources[0], results[0]
+    if name in REDUCTIONS and result.numel() < x.numel():
+        dims = next((arg for arg in args[2 if name == "linalg_vector_norm" else 1:] if isinstance(arg, (int, list))),
+                    None)
+        dims = range(x.dim()) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
+        index = 1.6 if len(results) > 1 or name in ("argmax", "argmin") else 1.0  # where the extreme value is
+        if result.numel() == 1:
+            return 1.6 * index
+        rows = any(dim % x.dim() == x.dim() - 1 for dim in dims)  # of consecutive elements: short ones are slow
+        return (1 + 13 / (x.numel() / result.numel()) ** 0.5 if rows else 1.2) * index
+    if torch.Tag.pointwise in func.tags and any(
+            (source.shape, source.stride()) != (result.shape, result.stride()) for source in sources):
+        return 1.5  # broadcasting and strides: every element's address is computed, and nothing vectorised
+    return 1.0
+
+
+def product(moved, flops):
+    """(bytes, FLOPs) of a matrix product: at these sizes cuBLAS hardly overlaps loading and multiplying."""
+    return 1.2 * (moved + flops / PEAK["fp32"] * BANDWIDTH), flops
+
+
+def convolution(moved, flops, weight, groups, transposed):
+    """(bytes, FLOPs) of a convolution: cuDNN multiplies tiles of 8 input by 32 output channels, filled or not."""
+    outer, inner = weight.shape[:2]
+    inputs, outputs = (outer, inner) if transposed else (inner, outer)
+    tiles = 1.0 if groups > 1 else (-(-inputs // 8) * 8 / inputs) * (-(-outputs // 32) * 32 / outputs)
+    time = 2.5 * moved + 1.25 * flops * tiles / PEAK["fp32"] * BANDWIDTH
+    return time * (1.5 if transposed else 1.0), flops
+
+
 def operator_kernels(func, args, kwargs, out):
-    """The CUDA kernels of one ATen call, as [(bytes, FLOPs, kind of FLOPs)]; empty for views and other free calls."""
+    """The CUDA kernels of one ATen call, as [(bytes, FLOPs)]; empty for views and other free calls."""
     name = func._schema.name.split("::")[1]
     sources = tensors_in([args, {key: value for key, value in kwargs.items() if key != "out"}])
     results = tensors_in([out, kwargs.get("out")])
@@ -111,25 +152,27 @@ def operator_kernels(func, args, kwargs, out):
     elements = max([t.numel() for t in sources + results], default=0)
 
     def kernels(*passes):
-        return [(work + (0, "fp32")[len(work) - 1:])[:3] for work in passes]
+        return [(work + (0,))[:2] for work in passes]
 
+    slow = slowdown(name, func, args, sources, results) if sources and results else 1.0
     if name in ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot", "_addmm_activation"):
-        return kernels((read + written, 2 * result.numel() * sources[-2].shape[-1]))
+        return kernels(product(read + written, 2 * result.numel() * sources[-2].shape[-1]))
     if name == "addbmm":
-        return kernels((read + written, 2 * sources[-2].numel() * sources[-1].shape[-1]))
+        return kernels(product(read + written, 2 * sources[-2].numel() * sources[-1].shape[-1]))
     if "conv" in name and len(sources) > 1:
-        weight, transposed = sources[1], len(args) > 6 and args[6] is True
+        weight, transposed, groups = sources[1], len(args) > 6 and args[6] is True, args[8] if len(args) > 8 else 1
         outputs = sources[0] if transposed else result  # a transposed convolution does its multiplications per input
-        bias = kernels((2 * written,)) if len(sources) > 2 else []
-        return kernels((4 * (read + written), 2 * outputs.numel() * weight[0].numel(), "convolution")) + bias
+        bias = kernels((1.5 * 2 * written,)) if len(sources) > 2 else []
+        flops = 2 * outputs.numel() * weight[0].numel()
+        return kernels(convolution(read + written, flops, weight, groups, transposed)) + bias
     if name in ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"):
         if name != "_native_batch_norm_legit_no_training" and (args[5] if name == "native_batch_norm" else True):
-            return kernels((x,), (x + size_of(result),))
+            return kernels((3 * x,), (3 * (x + size_of(result)),))
         return kernels((x + size_of(result),))
     if name == "native_group_norm":
-        return kernels((x,), (0,), (x + size_of(result),))
+        return kernels((2.2 * x,), (0,), (2.2 * (x + size_of(result)),))
     if name == "logsumexp":  # amax, subtract, exp, sum and four launches on small tensors
-        return kernels((x,), (2 * x,), (2 * x,), (x,), (0,), (0,), (0,), (0,))
+        return kernels((slow * x,), (1.5 * 2 * x,), (2 * x,), (slow * x,), (0,), (0,), (0,), (0,))
     if name in LOSSES and result.numel() == 1 and elements > 1:
         return kernels((read + x,), (x,))
     if name == "binary_cross_entropy_with_logits":
@@ -142,10 +185,12 @@ def operator_kernels(func, args, kwargs, out):
         return kernels((x,), (x,), (x + written,))
     if name == "log_sigmoid_forward":
         return kernels((read + size_of(result), elements))
-    if name == "native_layer_norm":
-        return kernels((2.2 * (read + size_of(result)), elements))
+    if name == "native_layer_norm":  # every row costs something, however short it is
+        return kernels((1.2 * (read + size_of(result)) + 5000 * elements // math.prod(args[1]), elements))
     if name in ("cumsum", "cumprod", "logcumsumexp"):
-        return kernels((3 * (read + written), elements))
+        return kernels((2.3 * (read + written), elements))
+    if "_pool" in name:
+        return kernels(((10 if "pool3d" in name else 2.3) * (read + written), elements))
     if name.startswith("_scaled_dot_product"):
         query, key = sources[:2]
         heads = math.prod(query.shape[:-2])
@@ -154,7 +199,7 @@ def operator_kernels(func, args, kwargs, out):
         weights, steps = sum(map(size_of, sources[1:5])), max(sources[0].shape[0], 1)
         flops = 2 * sources[0].shape[1] * sum(t.numel() for t in sources[1:3])
         return kernels((x + weights, flops), *[(weights, flops), (0,)] * steps)
-    return kernels((read + written, elements))
+    return kernels((slow * (read + written), elements))
 
 
 class Clock(TorchDispatchMode):
@@ -166,8 +211,8 @@ class Clock(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for moved, flops, rate in operator_kernels(func, args, kwargs or {}, out):
-            self.events.append([milliseconds(moved, flops, rate), func._schema.name.split("::")[1], False])
+        for moved, flops in operator_kernels(func, args, kwargs or {}, out):
+            self.events.append([milliseconds(moved, flops), func._schema.name.split("::")[1], False])
             self.flops += flops
         return out
 

@@ -270,7 +270,7 @@ def pick(x, out, BLOCK: tl.constexpr):
 
 
 def kernels_of(call):
-    """[(bytes, FLOPs, kind)] of every ATen call that `call` makes."""
+    """[(bytes, FLOPs)] of every ATen call that `call` makes."""
     found = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -284,25 +284,58 @@ def kernels_of(call):
     return found
 
 
+def bytes_of(call):
+    return [moved for moved, _ in kernels_of(call)]
+
+
 def test_operators_cost_what_cuda_launches_for_them():
-    x, image = torch.randn(128, 64), torch.randn(2, 8, 16, 16)
+    x, y, image = torch.randn(128, 64), torch.randn(128, 64), torch.randn(2, 8, 16, 16)
     size = x.numel() * 4
     assert kernels_of(lambda: x.view(-1).t().detach()[1:]) == []
     assert kernels_of(lambda: x.contiguous()) == []
-    assert [k[0] for k in kernels_of(lambda: x.t().contiguous())] == [2 * size]
-    assert [k[0] for k in kernels_of(lambda: x + x[0])] == [2 * size + 256]
-    assert [k[0] for k in kernels_of(lambda: x.expand(3, 128, 64).sum())] == [size + 4]
+    assert bytes_of(lambda: torch.relu(x)) == bytes_of(lambda: x * 2.0) == [2 * size]
+    assert bytes_of(lambda: x + y) == [3 * size]
     assert len(kernels_of(lambda: torch.softmax(x, 1))) == 1
     assert len(kernels_of(lambda: torch.nn.functional.layer_norm(x, (64,)))) == 1
     assert len(kernels_of(lambda: torch.nn.functional.group_norm(image, 2))) == 3
     assert len(kernels_of(lambda: torch.nn.functional.mse_loss(x, x + 1))) == 3
     assert len(kernels_of(lambda: torch.logsumexp(x, 1))) == 8
-    assert [k[0] for k in kernels_of(lambda: x.cumsum(1))] == [3 * 2 * size]  # what is slower than its bytes
-    assert [k[0] for k in kernels_of(lambda: torch.nn.functional.layer_norm(x, (64,)))] == [2.2 * 2 * size]
     linear, convolution = torch.nn.Linear(64, 32), torch.nn.Conv2d(8, 4, 3)
-    assert kernels_of(lambda: linear(x))[0][1] == 2 * 128 * 64 * 32 and len(kernels_of(lambda: linear(x))) == 1
-    out = 2 * 4 * 14 * 14
-    assert [k[1:] for k in kernels_of(lambda: convolution(image))] == [(2 * out * 8 * 9, "convolution"), (0, "fp32")]
-    once = (image.numel() + 4 * 8 * 9 + out) * 4
-    assert 4 * once <= kernels_of(lambda: convolution(image))[0][0] <= 4 * (once + 16)
-    assert kernels_of(lambda: convolution(image))[1][0] == 2 * out * 4  # the bias is a pass of its own
+    assert [flops for _, flops in kernels_of(lambda: linear(x))] == [2 * 128 * 64 * 32]
+    out = 2 * 4 * 14 * 14  # and the bias is a pass of its own
+    assert [flops for _, flops in kernels_of(lambda: convolution(image))] == [2 * out * 8 * 9, 0]
+    assert bytes_of(lambda: convolution(image))[1] == 1.5 * 2 * out * 4
+
+
+def test_what_torch_is_slow_at_costs_more_than_its_bytes():
+    x = torch.randn(128, 64)
+    size = x.numel() * 4
+    assert bytes_of(lambda: x.t().contiguous()) == [1.5 * 2 * size]
+    assert bytes_of(lambda: x + x[0]) == [1.5 * (2 * size + 64 * 4)]
+    assert bytes_of(lambda: x.sum(1)) == bytes_of(lambda: x.mean((-1,), keepdim=True)) == \
+        [pytest.approx((1 + 13 / 8) * (size + 128 * 4))]
+    assert bytes_of(lambda: torch.linalg.vector_norm(x, 2, 1)) == bytes_of(lambda: x.amax(1)) == bytes_of(
+        lambda: x.sum(1))
+    assert bytes_of(lambda: x.sum(0)) == [1.2 * (size + 64 * 4)]
+    assert bytes_of(lambda: x.max(0)) == [pytest.approx(1.2 * 1.6 * (size + 64 * (4 + 8)))]
+    assert bytes_of(lambda: x.sum()) == [1.6 * (size + 4)]
+    assert bytes_of(lambda: x.expand(3, 128, 64).sum()) == [1.6 * (size + 4)]
+    assert bytes_of(lambda: x.cumsum(1)) == [2.3 * 2 * size]
+    assert bytes_of(lambda: torch.nn.functional.layer_norm(x, (64,))) == [1.2 * 2 * size + 5000 * 128]
+    per_flop = roofline.BANDWIDTH / roofline.PEAK["fp32"]
+    flops = 2 * 128 * 64 * 32
+    assert bytes_of(lambda: x @ torch.ones(64, 32))[-1:] == [
+        1.2 * (size + (64 * 32 + 128 * 32) * 4 + flops * per_flop)]
+
+    def convolution(inputs, outputs, kind=torch.nn.Conv1d, groups=1):
+        layer, image = kind(inputs, outputs, 1, bias=False, groups=groups), torch.randn(2, inputs, 128)
+        return bytes_of(lambda: layer(image))[0]
+
+    def price(inputs, outputs, flops):
+        return pytest.approx(2.5 * 4 * (2 * 128 * (inputs + outputs) + inputs * outputs) + 1.25 * flops * per_flop)
+
+    tile = 2 * 2 * 128 * 8 * 32  # FLOPs
+    assert convolution(8, 32) == price(8, 32, tile) and convolution(16, 32) == price(16, 32, 2 * tile)
+    assert convolution(3, 4) == price(3, 4, tile)  # filled or not
+    assert convolution(8, 32, torch.nn.ConvTranspose1d) == pytest.approx(1.5 * convolution(8, 32))
+    assert convolution(8, 32, groups=8) < convolution(8, 32)

@@ -95,8 +95,8 @@ def verdict(sandbox, code, task=TASK):
 def test_an_honest_kernel_is_correct_and_faster_for_saving_launches(sandbox):
     v = verdict(sandbox, HONEST)
     assert v.compiled and v.correct and v.correct_loose and v.rejected is None and v.error is None
-    # The reference launches three kernels (addmm, silu, mul), the candidate two; each costs at least 5 us.
-    assert v.reference_ms > 0.015 and 0.010 < v.candidate_ms < v.reference_ms
+    # The reference launches three kernels (addmm, silu, mul), the candidate two; each costs at least 2 us.
+    assert v.reference_ms > 0.006 and 0.004 < v.candidate_ms < v.reference_ms
     assert v.speedup == pytest.approx(v.reference_ms / v.candidate_ms) and v.speedup_low == v.speedup
     assert {(entry.name, entry.own) for entry in v.profile} == {("silu_scale", True), ("addmm", False)}
     own = next(entry.share for entry in v.profile if entry.own)

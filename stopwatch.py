@@ -22,11 +22,12 @@ threads of a C++ extension) is not stopped by this file; sandbox.static_check re
 import contextlib
 import fcntl
 import os
+import queue
 import random
 import statistics
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -273,72 +274,44 @@ class Timing:
 class Turn:
     """A turn at the GPU, as a context or by `take` and `give`: many can share it to check or to write, one times alone.
 
-    Locks of the file system, which end with their holder. Who comes next waits behind a gate: otherwise those that
+    A lock of the file system, which ends with its holder. Who comes next waits behind a gate: otherwise those that
     share the GPU, as soon as they have finished, would begin anew before somebody who wants to be alone. After
-    `patience` seconds it is not waited for any longer: then a candidate has taken a lock, and what that disturbs is
+    `patience` seconds it is not waited for any longer: then a candidate has taken the lock, and what that disturbs is
     seen in the scatter of the times.
 
-    Of the threads of one process only one at a time looks whether the GPU is free, and none while one of them times.
-    Those that wait to time follow each other, so that a candidate that hangs delays them once, not each of them.
+    Of the threads of one process only one at a time looks whether the GPU is free, and none while this process has it
+    alone: they would disturb the thread that times.
     """
 
-    entrance = threading.Lock()  # held by the thread that looks, and by this process while it has the GPU alone
-    timing, counting, timers = threading.Lock(), threading.Lock(), 0  # timers: threads that wait for `timing`
-    handed_on = None  # the lock of the file system that one timer leaves to the next, for at most CHAIN seconds
-    CHAIN, since = 5.0, 0.0  # since: when it was taken; 0 if that was given up
+    entrance = threading.Lock()
 
     def __init__(self, settings, alone, patience=120):
         self.alone, self.patience, self.file = alone, patience, None
         self.lock, self.gate = (os.path.join(settings["scratch"], name) for name in ("gpu.lock", "gpu.gate"))
 
     def take(self) -> float:
-        """Wait for the GPU; returns the seconds that this took."""
-        began = time.monotonic()
-        if self.alone:
-            with Turn.counting:
-                Turn.timers += 1
-            Turn.timing.acquire()
-            with Turn.counting:
-                Turn.timers -= 1
-            self.file, Turn.handed_on = Turn.handed_on, None
-        if self.file is None:
-            Turn.entrance.acquire()
-            try:
-                self.wait(time.monotonic() + self.patience)
-            except BaseException:  # the scratch folder is gone, say
-                self.file = None
-                Turn.entrance.release()
-                if self.alone:
-                    Turn.timing.release()
-                raise
-            if not self.alone:
+        """Wait for the GPU; returns the seconds that this took. Raises OSError when the scratch folder is gone."""
+        began, had = time.monotonic(), False
+        Turn.entrance.acquire()
+        try:
+            with open(self.gate, "w") as gate:
+                self.file = open(self.lock, "w")
+                for file, mode in ((gate, fcntl.LOCK_EX), (self.file, fcntl.LOCK_EX if self.alone else fcntl.LOCK_SH)):
+                    while not locked(file, mode) and time.monotonic() < began + self.patience:
+                        time.sleep(0.001)
+            had = True
+        finally:
+            if not had or not self.alone:
                 Turn.entrance.release()
         return time.monotonic() - began
 
-    def wait(self, deadline):
-        self.file = open(self.lock, "w")
-        with open(self.gate, "w") as gate:
-            for file, mode in ((gate, fcntl.LOCK_EX), (self.file, fcntl.LOCK_EX if self.alone else fcntl.LOCK_SH)):
-                while not (got := locked(file, mode)) and time.monotonic() < deadline:
-                    time.sleep(0.001)
-        if self.alone:
-            Turn.since = time.monotonic() if got else 0.0
-
     def give(self):
         """Let others have it; nothing happens if it has been given already."""
-        if self.file is None:
-            return
-        with Turn.counting:
-            hand_on = self.alone and Turn.timers > 0 and time.monotonic() - Turn.since < Turn.CHAIN
-        if hand_on:
-            Turn.handed_on = self.file
-        else:
+        if self.file is not None:
             self.file.close()
-        self.file = None
-        if self.alone:
-            if not hand_on:
+            self.file = None
+            if self.alone:
                 Turn.entrance.release()
-            Turn.timing.release()
 
     def __enter__(self):
         self.take()
@@ -360,8 +333,8 @@ class Measured:
     """The scorer's part of the measured clock for one task: a reference lane, and judging many candidates at a time.
 
     Up to `width` candidates are in work at a time, each in a thread of its own from its process's start to its end.
-    Processes start and kernels are compiled while others use the GPU; checks share it; who has passed is timed alone on
-    it. Starting and ending a CUDA process takes the driver a quarter of a second, one after the other, which bounds the
+    Processes start and kernels are compiled while others use the GPU; checks share it; all who have passed by then are
+    timed alone on it, one after the other. Starting and ending a CUDA process takes the driver a quarter of a second, one after the other, which bounds the
     rate. What starts and compiles beside the timing delays one batch in ten by a tenth: the median does not see it.
     """
 
@@ -466,25 +439,37 @@ class Measured:
             with Turn(self.settings, alone=True):
                 self.calibrate()
 
+        news = queue.SimpleQueue()  # from the candidates' threads: what is to be timed, and what is done
+
         def one(index):
             with contextlib.ExitStack() as stack:
                 verdict, lane = self.guarded(codes[index], self.prepare, stack)
                 if verdict.correct:
-                    stages = Stages(verdict)
-                    with Turn(self.settings, alone=True):
-                        stages.end("wait")
-                        self.guarded(codes[index], self.time, stack, verdict, lane)
-                    stages.end("time")
-                    verdict.seconds["time"] -= verdict.seconds.get("profile", 0.0)
+                    timed = threading.Event()
+                    news.put((codes[index], verdict, lane, stack, Stages(verdict), timed))
+                    timed.wait()
             return index, verdict
 
-        with ThreadPoolExecutor(min(self.width, len(codes))) as pool:
-            try:
-                for done in as_completed([pool.submit(one, index) for index in range(len(codes))]):
-                    yield done.result()
-            except BaseException:  # something is wrong with this process; the caller starts another
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        pool, left = ThreadPoolExecutor(min(self.width, len(codes))), len(codes)
+        for index in range(len(codes)):
+            pool.submit(one, index).add_done_callback(news.put)
+        while left:
+            found = [news.get()]
+            while not news.empty():
+                found.append(news.get())
+            done = [entry for entry in found if isinstance(entry, Future)]
+            passed = [entry for entry in found if not isinstance(entry, Future)]
+            if passed:
+                with Turn(self.settings, alone=True):
+                    for code, verdict, lane, stack, stages, timed in passed:
+                        stages.end("wait")
+                        self.guarded(code, self.time, stack, verdict, lane)
+                        stages.end("time")
+                        verdict.seconds["time"] -= verdict.seconds.get("profile", 0.0)
+                        timed.set()
+            left -= len(done)
+            yield from (future.result() for future in done)
+        pool.shutdown()
 
     def start_spare(self, count):
         """Let processes of up to `count` candidates come up: with a GPU that takes longer than a measurement."""
@@ -500,9 +485,11 @@ class Measured:
         patience = self.patience_for(code)
         try:
             if lane is None:
+                stages = Stages(verdict)
                 lane = self.spare.pop() if self.spare else Lane(self.warm, self.settings, "candidate")
                 stack.callback(lane.close)
                 lane.wake()
+                stages.end("start")
             lane.deadline = time.monotonic() + patience
             work(code, verdict, lane)
         except Failed as error:

@@ -140,12 +140,12 @@ def main():
 
         rate("warm")
         before, began = rate("before"), time.monotonic()
-        for start in range(0, len(codes), 100):
-            for kind, verdict in zip(kinds[start:start + 100], box.score(TASK, codes[start:start + 100])):
+        for start in range(0, len(codes), 500):
+            for kind, verdict in zip(kinds[start:start + 500], box.score(TASK, codes[start:start + 500])):
                 if verdict.correct != (kind == "honest") or not (verdict.correct or verdict.error or verdict.rejected):
                     wrong[kind] += 1
                     print(f"{kind}: {verdict}", flush=True)
-            print(f"{min(start + 100, len(codes))} of {len(codes)}, {time.monotonic() - began:.0f} s", flush=True)
+            print(f"{min(start + 500, len(codes))} of {len(codes)}, {time.monotonic() - began:.0f} s", flush=True)
         seconds, after = time.monotonic() - began, rate("after")
         box._end_idle(wait=True)  # on a GPU the scorer stands by, with its reference
         time.sleep(3)

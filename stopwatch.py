@@ -24,6 +24,7 @@ import fcntl
 import os
 import queue
 import random
+import select
 import statistics
 import threading
 import time
@@ -32,12 +33,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch.utils._pytree import tree_leaves
 
-from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, receive, views
+from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
 from roofline import Clock
 from trials import (Stages, Trial, Verdict, compare, note_comparison, reaching, set_failure, set_profile,
                     set_roofline)
 
 BATCH = 0.002  # seconds of work between two readings of the clock, which are good to some 5 microseconds
+HANGS = 1.0  # seconds after which a candidate that leaves the GPU idle is no longer waited for by others
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
 
 
@@ -61,19 +63,31 @@ class Lane:
         self.child, self.timeout = Child(warm, role), settings["timeout"]
         self.device, self.arena = torch.device(settings["device"]), None
         self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
-        self.turn = None  # the turn at the GPU that it shares with others, while it does
+        self.turn, self.gpu_busy = None, None  # the turn at the GPU that it shares with others, and how to see who works
         self.compiling = self.waiting = 0.0  # seconds
 
     def order(self, order, **fields):
         return self.checked(self.child.ask({"order": order, **fields}, self.until()))
 
     def take_turn(self):
-        """Wait until the GPU may be used; raises TimeoutError. To wait for others is no fault of the candidate's."""
+        """Wait until the GPU may be used, unless it may; raises TimeoutError. Waiting is no fault of the candidate's."""
         seconds = self.turn.take()
         self.waiting += seconds
         self.deadline += seconds
         if time.monotonic() > self.deadline:
             raise TimeoutError
+
+    def shared_order(self, order, **fields):
+        """An order that needs the GPU. While no answer comes, but the GPU is idle, a shared turn is given to others."""
+        send(self.child.sock, {"order": order, **fields})
+        while self.turn is not None and not select.select([self.child.sock], [], [], HANGS)[0]:
+            if time.monotonic() > self.until() or not self.gpu_busy():
+                self.turn.give()
+                break
+        answer = self.checked(receive(self.child.sock, self.until()))
+        if self.turn is not None:
+            self.take_turn()
+        return answer
 
     def until(self):
         return self.deadline or time.monotonic() + self.timeout
@@ -179,15 +193,15 @@ class Lane:
     def forward(self, slot, seed, perturb=False, mute=()):
         """One checked call. While it compiles a kernel, a shared turn at the GPU is given to others."""
         self.poison()
-        answer = self.order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute),
-                            polite=self.turn is not None)
+        answer = self.shared_order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute),
+                                   polite=self.turn is not None)
         while self.turn is not None and "compiling" in answer:
             self.turn.give()
             began = time.monotonic()
             self.checked(receive(self.child.sock, self.until()))  # it has compiled the kernel
             self.compiling += time.monotonic() - began
             self.take_turn()
-            answer = self.order("go on")
+            answer = self.shared_order("go on")
         return self.results(answer)
 
     def go(self, calls, seed=0, repeat=1):
@@ -290,8 +304,10 @@ class Turn:
         self.lock, self.gate = (os.path.join(settings["scratch"], name) for name in ("gpu.lock", "gpu.gate"))
 
     def take(self) -> float:
-        """Wait for the GPU; returns the seconds that this took. Raises OSError when the scratch folder is gone."""
+        """Wait for the GPU, unless it is had; returns the seconds that took. Raises OSError without a scratch folder."""
         began, had = time.monotonic(), False
+        if self.file is not None:
+            return 0.0
         Turn.entrance.acquire()
         try:
             with open(self.gate, "w") as gate:
@@ -354,6 +370,7 @@ class Measured:
         self.slots = max(1 if self.large else 2, min(32, (1 << 29) // max(size, 1)))
         self.width, self.limit, self.floor_ms, self.cold = settings["workers"], None, 0.0, None
         self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below
+        self.patience = 0.01  # seconds for clear_cache; see calibrate
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -519,7 +536,7 @@ class Measured:
         lane.load(code, "ModelNew", self.limit)
         built = self.start_candidate(lane)
         stages.end("start")
-        lane.turn = Turn(self.settings, alone=False)
+        lane.turn, lane.gpu_busy = Turn(self.settings, alone=False), self.clear_cache
         try:
             lane.take_turn()
             self.check(built, verdict, lane)

@@ -351,6 +351,15 @@ def test_faults_in_timed_calls_cost_one_verdict_each():
     assert last.compiled and last.error is None, last
 
 
+def test_a_candidate_that_hangs_or_dawdles_does_not_keep_others_from_being_timed():
+    pause = "        if not hasattr(self, 'n'):\n            self.n = 1\n            time.sleep({})\n        return"
+    hanging, slow = (PLAIN_NEW.replace("        return", pause.format(seconds)) for seconds in (99, 2))
+    with on_cpu(timeout=6.0, workers=3) as box:
+        hung, dawdled, timed = box.score(PLAIN, [hanging, slow, PLAIN_NEW])
+    assert hung.error == "no result within 6 s" and dawdled.correct and timed.correct, (hung, dawdled, timed)
+    assert timed.seconds["wait"] < 3 and dawdled.seconds["check"] > 2
+
+
 def test_a_turn_that_cannot_be_had_blocks_nobody(tmp_path):
     for alone in (True, False, True):
         with pytest.raises(FileNotFoundError):

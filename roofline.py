@@ -96,9 +96,9 @@ def tensors_in(tree):
     return [leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor)]
 
 
-# PyTorch's own kernels take longer than their bytes and FLOPs. By how much was measured on an H200, operator by operator,
-# at the sizes of synthesised problems that nothing else here is measured on. A price is bytes and FLOPs at full rate, so
-# what takes longer counts as more bytes.
+# PyTorch's own kernels take longer than their bytes and FLOPs. By how much was measured on an H200, operator by
+# operator, at the sizes of synthesised problems that no other figure is measured on (results/operators.py). A price is
+# bytes and FLOPs at full rate, so what takes longer counts as more bytes.
 
 
 def slowdown(name, func, args, sources, results):

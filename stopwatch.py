@@ -63,14 +63,15 @@ class Lane:
         self.child, self.timeout = Child(warm, role), settings["timeout"]
         self.device, self.arena = torch.device(settings["device"]), None
         self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
-        self.turn, self.gpu_busy = None, None  # the turn at the GPU that it shares with others, and how to see who works
+        self.turn = None  # the turn at the GPU that it shares with others, while it does
+        self.gpu_busy = None  # with a turn: a function that says whether anybody computes
         self.compiling = self.waiting = 0.0  # seconds
 
     def order(self, order, **fields):
         return self.checked(self.child.ask({"order": order, **fields}, self.until()))
 
     def take_turn(self):
-        """Wait until the GPU may be used, unless it may; raises TimeoutError. Waiting is no fault of the candidate's."""
+        """Wait until the GPU may be used, if it may not; raises TimeoutError. To wait is no fault of the candidate's."""
         seconds = self.turn.take()
         self.waiting += seconds
         self.deadline += seconds
@@ -304,7 +305,7 @@ class Turn:
         self.lock, self.gate = (os.path.join(settings["scratch"], name) for name in ("gpu.lock", "gpu.gate"))
 
     def take(self) -> float:
-        """Wait for the GPU, unless it is had; returns the seconds that took. Raises OSError without a scratch folder."""
+        """Wait for the GPU, if it is not had; returns the seconds. Raises OSError when the scratch folder is gone."""
         began, had = time.monotonic(), False
         if self.file is not None:
             return 0.0
@@ -349,9 +350,10 @@ class Measured:
     """The scorer's part of the measured clock for one task: a reference lane, and judging many candidates at a time.
 
     Up to `width` candidates are in work at a time, each in a thread of its own from its process's start to its end.
-    Processes start and kernels are compiled while others use the GPU; checks share it; all who have passed by then are
-    timed alone on it, one after the other. Starting and ending a CUDA process takes the driver a quarter of a second, one after the other, which bounds the
-    rate. What starts and compiles beside the timing delays one batch in ten by a tenth: the median does not see it.
+    Processes start and kernels are compiled while others use the GPU; checks share it; one thread times all who have
+    passed by then, alone on it. Starting and ending a CUDA process takes the driver a quarter of a second, one after
+    the other, which bounds the rate. What starts and compiles beside the timing delays one batch in ten by a tenth: the
+    median does not see it.
     """
 
     def __init__(self, reference, warm, settings, lanes=None):

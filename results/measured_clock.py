@@ -1,6 +1,7 @@
 """What the measured clock is worth: speed, agreement with the modelled clock, repeatability. Needs a GPU; 10 minutes.
 
     python results/measured_clock.py [--parts batch agreement repeats] [--out measured_clock.json] [--synthesised 100]
+    python results/measured_clock.py --remodel measured_clock.json          (after a change of the prices; needs no GPU)
 
 batch       48 kernels of one task, as one step of training scores them: seconds each, and where they go
 agreement   the teacher's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's
@@ -13,6 +14,7 @@ repeats     the teacher's kernels for 20 built-in problems of levels 2 and 3, sc
 
 import argparse
 import bisect
+import functools
 import json
 import statistics
 import subprocess
@@ -81,27 +83,33 @@ def batch(box):
             "mean_seconds": {name: statistics.mean(v.seconds.get(name, 0.0) for v in verdicts) for name in names}}
 
 
-def agreement(box, synthesised):
+def on_gpu(box, pairs):
+    """The measured side of `agreement`: one dict for each (task, code), at the batch sizes usual on a GPU."""
+    large = {t.name: t for t in builtin_tasks(device="cuda")}
+    big = [large.get(t.name) or Task(t.name, t.level, scale_batch(t.source, GPU_BATCH_FACTOR), t.family) for t,
+           _ in pairs]
+    verdicts = box.score_pairs([(task, code) for task, (_, code) in zip(big, pairs)])
+    return [{"measured": v.speedup, "reference_ms": v.reference_ms, "candidate_ms": v.candidate_ms,
+             "disturbed": v.disturbed, "failure": v.error or v.rejected} for v in verdicts]
+
+
+def agreement(synthesised, measure):
+    """measure: a function like `on_gpu` of [(task, code)]."""
     tasks = builtin_tasks()
     stream = training_tasks(77)
     while len(tasks) < synthesised + 41:
         tasks.append(next(stream))
-    large = {t.name: t for t in builtin_tasks(device="cuda")}
     pairs = list(solved(tasks))
-    big = [large.get(t.name) or Task(t.name, t.level, scale_batch(t.source, GPU_BATCH_FACTOR), t.family) for t,
-           _ in pairs]
     with Sandbox("cpu", trials=1) as model:
         modelled = model.score_pairs(pairs)
-    measured = box.score_pairs([(task, code) for task, (_, code) in zip(big, pairs)])
     rows, families = [], {}
-    for (task, _), a, b in zip(pairs, modelled, measured):
+    for (task, _), verdict, row in zip(pairs, modelled, measure(pairs), strict=True):
         family = task.family or task.name.split("/")[0]
-        rows.append({"task": task.name, "family": family, "modelled": a.speedup, "measured": b.speedup,
-                     "reference_ms": b.reference_ms, "candidate_ms": b.candidate_ms, "disturbed": b.disturbed,
-                     "modelled_reference_ms": a.reference_ms, "modelled_candidate_ms": a.candidate_ms,
-                     "failure": a.error or a.rejected or b.error or b.rejected})
-        if a.speedup and b.speedup:
-            families.setdefault(family, []).append((a.speedup, b.speedup))
+        rows.append({"task": task.name, "family": family, "modelled": verdict.speedup, **row,
+                     "modelled_reference_ms": verdict.reference_ms, "modelled_candidate_ms": verdict.candidate_ms,
+                     "failure": verdict.error or verdict.rejected or row["failure"]})
+        if verdict.speedup and row["measured"]:
+            families.setdefault(family, []).append((verdict.speedup, row["measured"]))
     everything = [pair for found in families.values() for pair in found]
     synthetic = [pair for name, found in families.items() if not name.startswith("level") for pair in found]
     bound = [pair for name in ("pointwise", "reduction", "row", "loss") for pair in families.get(name, [])]
@@ -110,6 +118,16 @@ def agreement(box, synthesised):
     return {"all": [len(everything), spearman(everything)], "synthesised": [len(synthetic), spearman(synthetic)],
             "memory_bound": [len(bound), spearman(bound)],
             "families": correlation, "measured_over_modelled_ms": times, "rows": rows}
+
+
+def remodel(path, synthesised):
+    """Work out the modelled side of a file's agreement again."""
+    found = json.loads(Path(path).read_text())
+    kept = {row["task"]: {name: row[name] for name in ("measured", "reference_ms", "candidate_ms", "disturbed",
+                                                       "failure")} for row in found["agreement"]["rows"]}
+    found["agreement"] = agreement(synthesised, lambda pairs: [kept[task.name] for task, _ in pairs])
+    Path(path).write_text(json.dumps(found, indent=1))
+    return found["agreement"]
 
 
 def repeats(box):
@@ -146,7 +164,14 @@ def main():
                         default=["batch", "agreement", "repeats"])
     parser.add_argument("--out", default="measured_clock.json")
     parser.add_argument("--synthesised", type=int, default=100)
+    parser.add_argument("--remodel", metavar="FILE", help="only work out the modelled side of FILE's agreement again")
     args = parser.parse_args()
+
+    def show(name, value):
+        print(name, json.dumps({k: v for k, v in value.items() if k not in ("rows", "quiet", "busy")}), flush=True)
+
+    if args.remodel:
+        return show("agreement", remodel(args.remodel, args.synthesised))
     if not torch.cuda.is_available():
         sys.exit("no GPU here")
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
@@ -154,11 +179,11 @@ def main():
     def keep(name, value):
         found[name] = value
         Path(args.out).write_text(json.dumps(found, indent=1))
-        print(name, json.dumps({k: v for k, v in value.items() if k not in ("rows", "quiet", "busy")})[:600],
-              flush=True)
+        show(name, value)
 
     began = time.monotonic()
-    parts = {"batch": batch, "agreement": lambda box: agreement(box, args.synthesised), "repeats": repeats}
+    parts = {"batch": batch, "repeats": repeats,
+             "agreement": lambda box: agreement(args.synthesised, functools.partial(on_gpu, box))}
     with Sandbox("cuda", trials=3, seed=0, tasks=4) as box:
         for name in args.parts:
             keep(name, parts[name](box))

@@ -15,6 +15,9 @@ cannot be captured, is timed as it runs, host and all; then so is the reference.
     handing the output over is timed as well, so that work left for later shows up as a slow hand-over;
     the shared memory holds inputs and outputs of this host only: no expected value is ever in its reach.
 
+A candidate that dawdles in a check is not waited for, and may compute while another one is timed: both sides of that
+one are slowed, and its verdict says `disturbed`.
+
 What it rests on: the host's own Python and CUDA runtime. A candidate that rewrites either from within (ctypes, native
 threads of a C++ extension) is not stopped by this file; sandbox.static_check refuses the ways there that it can see.
 """
@@ -28,6 +31,7 @@ import select
 import statistics
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
@@ -40,6 +44,7 @@ from trials import (Stages, Trial, Verdict, compare, note_comparison, reaching, 
 
 BATCH = 0.002  # seconds of work between two readings of the clock, which are good to some 5 microseconds
 HANGS = 1.0  # seconds after which a candidate that leaves the GPU idle is no longer waited for by others
+SERIES = 5.0  # seconds for which one scorer may time candidates before others have their turn
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
 
 
@@ -71,7 +76,7 @@ class Lane:
         return self.checked(self.child.ask({"order": order, **fields}, self.until()))
 
     def take_turn(self):
-        """Wait until the GPU may be used, if it may not; raises TimeoutError. To wait is no fault of the candidate's."""
+        """Take the turn again if it was given away; raises TimeoutError. To wait for others is no fault of its own."""
         seconds = self.turn.take()
         self.waiting += seconds
         self.deadline += seconds
@@ -79,14 +84,17 @@ class Lane:
             raise TimeoutError
 
     def shared_order(self, order, **fields):
-        """An order that needs the GPU. While no answer comes, but the GPU is idle, a shared turn is given to others."""
+        """An order that needs the GPU. With a shared turn at it: if no answer comes, but the GPU is idle, the candidate
+        hangs or dawdles, and the turn is given to others until it answers."""
+        if self.turn is None:
+            return self.order(order, **fields)
         send(self.child.sock, {"order": order, **fields})
-        while self.turn is not None and not select.select([self.child.sock], [], [], HANGS)[0]:
+        while not select.select([self.child.sock], [], [], HANGS)[0]:
             if time.monotonic() > self.until() or not self.gpu_busy():
                 self.turn.give()
                 break
         answer = self.checked(receive(self.child.sock, self.until()))
-        if self.turn is not None:
+        if "compiling" not in answer:
             self.take_turn()
         return answer
 
@@ -289,10 +297,10 @@ class Timing:
 class Turn:
     """A turn at the GPU, as a context or by `take` and `give`: many can share it to check or to write, one times alone.
 
-    A lock of the file system, which ends with its holder. Who comes next waits behind a gate: otherwise those that
-    share the GPU, as soon as they have finished, would begin anew before somebody who wants to be alone. After
-    `patience` seconds it is not waited for any longer: then a candidate has taken the lock, and what that disturbs is
-    seen in the scatter of the times.
+    Locks of the file system, which end with their holder. Who comes next waits behind a gate, which is a lock as well:
+    otherwise those that share the GPU, as soon as they have finished, would begin anew before somebody who wants to be
+    alone. After `patience` seconds nobody waits any longer: then a candidate has taken a lock, and what that disturbs
+    is seen in the scatter of the times.
 
     Of the threads of one process only one at a time looks whether the GPU is free, and none while this process has it
     alone: they would disturb the thread that times.
@@ -306,21 +314,25 @@ class Turn:
 
     def take(self) -> float:
         """Wait for the GPU, if it is not had; returns the seconds. Raises OSError when the scratch folder is gone."""
-        began, had = time.monotonic(), False
-        if self.file is not None:
-            return 0.0
-        Turn.entrance.acquire()
-        try:
-            with open(self.gate, "w") as gate:
-                self.file = open(self.lock, "w")
-                for file, mode in ((gate, fcntl.LOCK_EX), (self.file, fcntl.LOCK_EX if self.alone else fcntl.LOCK_SH)):
-                    while not locked(file, mode) and time.monotonic() < began + self.patience:
-                        time.sleep(0.001)
-            had = True
-        finally:
-            if not had or not self.alone:
+        began = time.monotonic()
+        if self.file is None:
+            Turn.entrance.acquire()
+            try:
+                self.wait(time.monotonic() + self.patience)
+            except BaseException:
+                self.file = None
+                Turn.entrance.release()
+                raise
+            if not self.alone:
                 Turn.entrance.release()
         return time.monotonic() - began
+
+    def wait(self, deadline):
+        with open(self.gate, "w") as gate:
+            self.file = open(self.lock, "w")
+            for file, mode in ((gate, fcntl.LOCK_EX), (self.file, fcntl.LOCK_EX if self.alone else fcntl.LOCK_SH)):
+                while not locked(file, mode) and time.monotonic() < deadline:
+                    time.sleep(0.001)
 
     def give(self):
         """Let others have it; nothing happens if it has been given already."""
@@ -453,7 +465,7 @@ class Measured:
         return time.perf_counter() - began > self.patience
 
     def judge(self, codes):
-        """Yields (index, Verdict) for every code, in the order in which they are done."""
+        """Yields (index, Verdict) for every code, roughly in the order in which they are done."""
         if self.calls is None:
             with Turn(self.settings, alone=True):
                 self.calibrate()
@@ -469,25 +481,29 @@ class Measured:
                     timed.wait()
             return index, verdict
 
-        pool, left = ThreadPoolExecutor(min(self.width, len(codes))), len(codes)
+        pool, left, passed = ThreadPoolExecutor(min(self.width, len(codes))), len(codes), deque()
         for index in range(len(codes)):
             pool.submit(one, index).add_done_callback(news.put)
         while left:
-            found = [news.get()]
+            found = [] if passed else [news.get()]
             while not news.empty():
                 found.append(news.get())
-            done = [entry for entry in found if isinstance(entry, Future)]
-            passed = [entry for entry in found if not isinstance(entry, Future)]
+            for entry in found:
+                if isinstance(entry, Future):
+                    left -= 1
+                    yield entry.result()
+                else:
+                    passed.append(entry)
             if passed:
                 with Turn(self.settings, alone=True):
-                    for code, verdict, lane, stack, stages, timed in passed:
+                    end = time.monotonic() + SERIES
+                    while passed and time.monotonic() < end:
+                        code, verdict, lane, stack, stages, timed = passed.popleft()
                         stages.end("wait")
                         self.guarded(code, self.time, stack, verdict, lane)
                         stages.end("time")
                         verdict.seconds["time"] -= verdict.seconds.get("profile", 0.0)
                         timed.set()
-            left -= len(done)
-            yield from (future.result() for future in done)
         pool.shutdown()
 
     def start_spare(self, count):
@@ -538,7 +554,8 @@ class Measured:
         lane.load(code, "ModelNew", self.limit)
         built = self.start_candidate(lane)
         stages.end("start")
-        lane.turn, lane.gpu_busy = Turn(self.settings, alone=False), self.clear_cache
+        lane.turn = Turn(self.settings, alone=False)
+        lane.gpu_busy = self.clear_cache  # its time shows it; that it writes costs those who check nothing
         try:
             lane.take_turn()
             self.check(built, verdict, lane)

@@ -338,4 +338,43 @@ def test_what_torch_is_slow_at_costs_more_than_its_bytes():
     assert convolution(8, 32) == price(8, 32, tile) and convolution(16, 32) == price(16, 32, 2 * tile)
     assert convolution(3, 4) == price(3, 4, tile)  # filled or not
     assert convolution(8, 32, torch.nn.ConvTranspose1d) == pytest.approx(1.5 * convolution(8, 32))
-    assert convolution(8, 32, groups=8) < convolution(8, 32)
+
+
+def price_of(call):
+    return sum(roofline.milliseconds(*kernel) for kernel in kernels_of(call))
+
+
+def test_the_same_work_is_not_cheaper_under_another_name():
+    x, one = torch.randn(4096, 64), torch.randn(8, 1, 34, 34)
+    norms, sums = torch.nn.functional, price_of(lambda: x.sum(1))
+    layer = price_of(lambda: norms.layer_norm(x, (64,)))
+    assert price_of(lambda: norms.group_norm(x, 1)) > 0.98 * layer
+    assert price_of(lambda: norms.instance_norm(x[None])) > 0.98 * layer
+    for respelled in (lambda: x.unsqueeze(-1).sum(1), lambda: x.t().sum(0), lambda: x.nansum(1)):
+        assert price_of(respelled) == pytest.approx(sums)
+    assert price_of(lambda: torch.ops.aten.norm.ScalarOpt_dim(x, 2, [1])) == price_of(lambda: x.norm(dim=1))
+    image, statistics = torch.randn(8, 32, 20, 20), [torch.zeros(32), torch.ones(32)]
+    trained, fixed = (price_of(lambda: norms.batch_norm(image, *statistics, training=which)) for which in (True, False))
+    assert trained > 2 * fixed
+    assert price_of(lambda: torch.ops.aten._batch_norm_with_update(image, None, None, *statistics, 0.1, 1e-5)) == trained
+    assert price_of(lambda: torch.ops.aten._native_batch_norm_legit(
+        image, None, None, *statistics, False, 0.1, 1e-5)) == fixed
+    weight = torch.randn(8, 1, 3, 3)
+    assert price_of(lambda: norms.conv2d(one.expand(-1, 2, -1, -1), weight, groups=2)) >= \
+        price_of(lambda: norms.conv2d(one, weight))
+    matrix = torch.randn(64, 64)
+    assert price_of(lambda: matrix.copy_(x[:64].t())) >= price_of(lambda: x[:64].t().contiguous())
+    assert price_of(lambda: torch._foreach_add([x], [x[0]])) >= price_of(lambda: x + x[0])
+    assert price_of(lambda: torch.relu(x[:, None].transpose(0, 1))) == price_of(lambda: torch.relu(x))
+
+
+def test_work_without_a_price_is_refused_unless_it_is_asked_for(box):
+    product = "torch.ops.aten._trilinear({}, torch.eye(64), torch.ones(1), [1], [0], [0, 1], [2])"
+    task = problem("torch.relu(x @ torch.eye(64))", "torch.randn(128, 64)")
+    kernel = by_elements("tl.maximum(v, 0.0)")
+    assert "apply" in kernel
+    cheat = kernel.replace("def forward(self, x):\n", "def forward(self, x):\n        x = " + product.format("x") + "\n")
+    assert cheat != kernel
+    assert "no modelled price" in box.score(task, [cheat])[0].rejected
+    same = problem("torch.relu(" + product.format("x") + ")", "torch.randn(128, 64)")
+    assert box.score(same, [cheat])[0].correct

@@ -356,9 +356,9 @@ def test_the_same_work_is_not_cheaper_under_another_name():
     image, statistics = torch.randn(8, 32, 20, 20), [torch.zeros(32), torch.ones(32)]
     trained, fixed = (price_of(lambda: norms.batch_norm(image, *statistics, training=which)) for which in (True, False))
     assert trained > 2 * fixed
-    assert price_of(lambda: torch.ops.aten._batch_norm_with_update(image, None, None, *statistics, 0.1, 1e-5)) == trained
-    assert price_of(lambda: torch.ops.aten._native_batch_norm_legit(
-        image, None, None, *statistics, False, 0.1, 1e-5)) == fixed
+    aten, given = torch.ops.aten, (image, None, None, *statistics)
+    assert price_of(lambda: aten._batch_norm_with_update(*given, 0.1, 1e-5)) == trained
+    assert price_of(lambda: aten._native_batch_norm_legit(*given, False, 0.1, 1e-5)) == fixed
     weight = torch.randn(8, 1, 3, 3)
     assert price_of(lambda: norms.conv2d(one.expand(-1, 2, -1, -1), weight, groups=2)) >= \
         price_of(lambda: norms.conv2d(one, weight))
@@ -372,9 +372,9 @@ def test_work_without_a_price_is_refused_unless_it_is_asked_for(box):
     product = "torch.ops.aten._trilinear({}, torch.eye(64), torch.ones(1), [1], [0], [0, 1], [2])"
     task = problem("torch.relu(x @ torch.eye(64))", "torch.randn(128, 64)")
     kernel = by_elements("tl.maximum(v, 0.0)")
-    assert "apply" in kernel
-    cheat = kernel.replace("def forward(self, x):\n", "def forward(self, x):\n        x = " + product.format("x") + "\n")
-    assert cheat != kernel
+    head = "def forward(self, x):\n"
+    assert head in kernel
+    cheat = kernel.replace(head, f"{head}        x = {product.format('x')}\n")
     assert "no modelled price" in box.score(task, [cheat])[0].rejected
     same = problem("torch.relu(" + product.format("x") + ")", "torch.randn(128, 64)")
     assert box.score(same, [cheat])[0].correct

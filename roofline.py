@@ -109,6 +109,8 @@ def tensors_in(tree):
 
 def slowdown(name, func, args, sources, results):
     """How many times longer than its bytes take a reduction or an element-wise kernel runs."""
+    if not sources or not results:
+        return 1.0
     x, result = sources[0], results[0]
     if name in REDUCTIONS and result.numel() < x.numel():
         dims = next((arg for arg in args[2 if "norm" in name else 1:] if isinstance(arg, (int, list))), None)
@@ -134,7 +136,7 @@ def product(moved, flops):
 def convolution(moved, flops, weight, groups, transposed):
     """(bytes, FLOPs) of a convolution: cuDNN multiplies tiles of 8 input by 32 output channels, filled or not.
 
-    Many groups do not cost more than one that is not filled, but no fewer either: or a group would be split to save.
+    At least one group's tiles are charged in full: otherwise a convolution would be cheaper split into groups.
     """
     outer, inner = weight.shape[:2]
     inputs, outputs = (outer // groups, inner) if transposed else (inner, outer // groups)
@@ -181,7 +183,6 @@ def operator_kernels(func, args, kwargs, out):
     def kernels(*passes):
         return [(work + (0,))[:2] for work in passes]
 
-    slow = slowdown(name, func, args, sources, results) if sources and results else 1.0
     if name in ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot", "_addmm_activation"):
         return kernels(product(read + written, 2 * result.numel() * sources[-2].shape[-1]))
     if name == "addbmm":
@@ -201,6 +202,7 @@ def operator_kernels(func, args, kwargs, out):
     if name == "native_group_norm":
         return kernels((0,), *two_passes(x, size_of(result), args[3] * args[6], 2.2))
     if name == "logsumexp":  # amax, subtract, exp, sum and four launches on small tensors
+        slow = slowdown(name, func, args, sources, results)
         return kernels((slow * x,), (1.5 * 2 * x,), (2 * x,), (slow * x,), (0,), (0,), (0,), (0,))
     if name in LOSSES and result.numel() == 1 and elements > 1:
         return kernels((read + x,), (x,))
@@ -228,7 +230,7 @@ def operator_kernels(func, args, kwargs, out):
         weights, steps = sum(map(size_of, sources[1:5])), max(sources[0].shape[0], 1)
         flops = 2 * sources[0].shape[1] * sum(t.numel() for t in sources[1:3])
         return kernels((x + weights, flops), *[(weights, flops), (0,)] * steps)
-    return kernels((slow * (read + written), elements))
+    return kernels((slowdown(name, func, args, sources, results) * (read + written), elements))
 
 
 class Clock(TorchDispatchMode):

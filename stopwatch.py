@@ -477,7 +477,7 @@ class Measured:
                 verdict, lane = self.guarded(codes[index], self.prepare, stack)
                 if verdict.correct:
                     timed = threading.Event()
-                    news.put((codes[index], verdict, lane, stack, Stages(verdict), timed))
+                    news.put((codes[index], verdict, lane, Stages(verdict), timed))
                     timed.wait()
             return index, verdict
 
@@ -498,9 +498,9 @@ class Measured:
                 with Turn(self.settings, alone=True):
                     end = time.monotonic() + SERIES
                     while passed and time.monotonic() < end:
-                        code, verdict, lane, stack, stages, timed = passed.popleft()
+                        code, verdict, lane, stages, timed = passed.popleft()
                         stages.end("wait")
-                        self.guarded(code, self.time, stack, verdict, lane)
+                        self.guarded(code, self.time, None, verdict, lane)
                         stages.end("time")
                         verdict.seconds["time"] -= verdict.seconds.get("profile", 0.0)
                         timed.set()
@@ -514,7 +514,7 @@ class Measured:
     def guarded(self, code, work, stack, verdict=None, lane=None):
         """Run one stage of judging; whatever the candidate does to it becomes part of the verdict.
 
-        stack: an ExitStack that ends the candidate's process. Without a verdict and a lane both are made.
+        Without a verdict and a lane both are made, and `stack`, an ExitStack, will end the candidate's process.
         """
         verdict = verdict or Verdict(clock="measured")
         patience = self.patience_for(code)

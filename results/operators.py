@@ -18,33 +18,31 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from host import EventClock  # noqa: E402
-from roofline import milliseconds, operator_kernels  # noqa: E402
+from roofline import Clock, slowdown, tensors_in  # noqa: E402
 from synthesizer import synthesize, training_tasks  # noqa: E402
 from tasks import GPU_BATCH_FACTOR, scale_batch  # noqa: E402
 
 SEED = 78
 
 
-class Modelled(TorchDispatchMode):
-    """While active, collects [operator, milliseconds] of every ATen call that is not free."""
+class Calls(Clock):
+    """A modelled clock that also collects [operator, milliseconds] of every ATen call that is not free."""
 
     def __init__(self):
         super().__init__()
         self.calls = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        kernels = operator_kernels(func, args, kwargs or {}, out)
-        if kernels:
-            tensors = [leaf for leaf in args if isinstance(leaf, torch.Tensor)]
-            plain = isinstance(out, torch.Tensor) and all(
-                (t.shape, t.stride()) == (out.shape, out.stride()) for t in tensors)
-            pointwise = torch.Tag.pointwise in func.tags
-            name = func._schema.name.split("::")[1] + (" (broadcast or strided)" if pointwise and not plain else "")
-            self.calls.append([name, sum(milliseconds(*kernel) for kernel in kernels)])
+        before = len(self.events)
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.events[before:]:
+            name = func._schema.name.split("::")[1]
+            factor = slowdown(name, func, args, tensors_in(args), tensors_in(out))
+            slow = torch.Tag.pointwise in func.tags and factor > 1
+            self.calls.append([name + (" (broadcast or strided)" if slow else ""),
+                               sum(event[0] for event in self.events[before:])])
         return out
 
 
@@ -90,7 +88,7 @@ def compare(found):
     """{operator: [measured / modelled]}, of calls that are modelled to take 10 microseconds or more."""
     ratios = defaultdict(list)
     for name, calls in found.items():
-        clock, waiting = Modelled(), iter(calls)
+        clock, waiting = Calls(), iter(calls)
         model, inputs = reference(synthesize(int(name.split("/")[1]), clutter=True).source, "cpu")
         with clock:
             model(*inputs)

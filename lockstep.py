@@ -31,6 +31,16 @@ from triton.runtime.interpreter import TensorHandle
 
 FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
 
+# What one element of an operation costs: how many fp32 FLOPs at full rate an H200 does in that time. What is not named
+# costs 1. Measured by results/instructions.py.
+COST = {np.exp: 15, np.exp2: 15, np.log: 50, np.log2: 50, np.sqrt: 15, np.sin: 70, np.cos: 70, np.divide: 14,
+        np.fmod: 30, np.floor: 10, np.ceil: 10}
+INTEGER_DIVISION, UNIFORM_DIVISION, ERF, LIBDEVICE = 30, 2, 60, 50
+# The same for a FLOP of tl.dot whose right operand lies in memory with neighbours along K, and with neighbours along N
+# (which the tensor cores take as they are only if they have 16 bits).
+DOT_COST = {"fp32": (2.9, 1.4), "tf32x3": (0.8, 1.1), "tf32": (0.24, 0.9), "half": (0.1, 0.1)}
+UNALIGNED_DOT = 1.7, 3.7  # at least, where rows of the left or the right operand are not whole multiples of 16 elements
+
 
 class KernelError(Exception):
     """A kernel that a GPU would refuse. `line`: the candidate's, where known; `stage`: compile or launch."""
@@ -213,17 +223,20 @@ class Memory:
 
     With `counting`, accesses are logged and `settle` charges them to the bill: the 32-byte sectors that a cache of
     `cache_sectors` would have fetched, if the programs had run in order. `fetched` counts sectors so far; each sector
-    remembers when it was last touched, and one not touched for a cache's worth of fetches is paid again.
+    remembers when it was last touched, and one not touched for a cache's worth of fetches is paid again. The addresses
+    in `parameters` are those of storages that the cache keeps; their bytes are charged `parameters_share` of the price.
+    `work` is what the arithmetic costs, in fp32 FLOPs; `multiplies` says whether tl.dot is part of it.
     """
 
     SECTOR = 5  # log2 of the bytes in which memory is fetched
 
-    def __init__(self, storages, cache_sectors=0, counting=False):
+    def __init__(self, storages, cache_sectors=0, counting=False, parameters=(), parameters_share=1.0):
         self.storages = sorted({s.data_ptr(): s for s in storages if s.nbytes()}.values(), key=lambda s: s.data_ptr())
         self.starts = np.array([s.data_ptr() for s in self.storages], dtype=np.uint64)
         self.views, self.written, self.undo = {}, set(), []
         self.cache_sectors, self.counting = cache_sectors, counting
-        self.log, self.touched, self.fetched, self.bytes, self.flops = [], {}, 0, 0, {}
+        self.shares = [parameters_share if s.data_ptr() in parameters else 1.0 for s in self.storages]
+        self.log, self.touched, self.fetched, self.bytes, self.work, self.multiplies = [], {}, 0, 0, 0, False
 
     def locate(self, pointers, active, size, store):
         """(storage number, element indices with 0 for inactive lanes). Raises KernelError outside of every tensor."""
@@ -271,6 +284,7 @@ class Memory:
     def before(self, number, dtype, index):
         """Note what is about to be overwritten."""
         self.written.add(self.storages[number].data_ptr())
+        self.shares[number] = 1.0
         view = self.view(number, dtype)
         self.undo.append((view, index, view[index]))
 
@@ -282,9 +296,9 @@ class Memory:
     def commit(self):
         self.undo, self.log = [], []
 
-    def arithmetic(self, count, rate="fp32"):
+    def arithmetic(self, work):
         if self.counting:
-            self.flops[rate] = self.flops.get(rate, 0) + count
+            self.work += work
 
     def settle(self, programs):
         """Charge what the log holds, program by program: each finds in the cache what those before it left there."""
@@ -299,9 +313,10 @@ class Memory:
                     self.touched[number] = np.full(count, -self.cache_sectors - 1, dtype=np.int64)
                 last = self.touched[number]
                 missed = int((self.fetched - last[row] > self.cache_sectors).sum())
-                self.fetched += missed
-                last[row] = self.fetched
-                self.bytes += missed << self.SECTOR
+                share = self.shares[number]
+                self.fetched += missed if share == 1.0 else 0
+                last[row] = self.fetched if share == 1.0 else np.iinfo(last.dtype).max
+                self.bytes += share * (missed << self.SECTOR)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -343,6 +358,7 @@ class Lockstep(stock.InterpreterBuilder):
     """Triton's interpreter with a leading dimension for programs. Only what depends on shapes needs another body."""
 
     memory, programs = None, None  # of the launch that runs; programs: three arrays of program ids
+    divided = None, None, None  # the operands and the result of the last integer division
 
     # --- where a program is
     def create_get_program_id(self, axis):
@@ -370,7 +386,8 @@ class Lockstep(stock.InterpreterBuilder):
         return TensorHandle(arg.data.reshape(len(arg.data), *shape), arg.dtype.scalar)
 
     def create_trans(self, arg, perm):
-        return TensorHandle(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype.scalar)
+        steps = {"steps": arg.attr["steps"][::-1]} if "steps" in arg.attr else {}
+        return TensorHandle(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype.scalar, steps)
 
     def pair(self, a, b):
         rows = max(len(a.data), len(b.data))
@@ -413,7 +430,12 @@ class Lockstep(stock.InterpreterBuilder):
             fill = np.zeros((), dtype=numpy_type(kind))
         else:
             addresses, active, fill = self.lanes(pointers, mask, other)
-        return TensorHandle(self.memory.load(addresses, active, fill, numpy_type(kind)), kind)
+        handle = TensorHandle(self.memory.load(addresses, active, fill, numpy_type(kind)), kind)
+        if addresses.ndim == 3:  # a tile, which may go into tl.dot: how it lies in memory, and how many rows it has
+            corner, below, beside = (int(addresses[0, i, j]) for i, j in ((0, 0), (-1, 0), (0, -1)))
+            steps = [(end - corner) / max(size - 1, 1) for end, size in zip((below, beside), addresses.shape[1:])]
+            handle.attr = {"steps": steps, "filled": 1.0 if active is None else active.any(axis=2).mean()}
+        return handle
 
     def create_masked_store(self, pointers, value, mask, *rest, **options):
         kind = numpy_type(pointers.get_element_ty())
@@ -446,12 +468,13 @@ class Lockstep(stock.InterpreterBuilder):
     # --- arithmetic
     def binary_op(self, a, b, op):
         out = super().binary_op(a, b, op)
-        self.memory.arithmetic(out.data.size)
+        uniform = op is np.divide and not any(b.data.strides[1:])  # all lanes multiply by one reciprocal
+        self.memory.arithmetic(out.data.size * (UNIFORM_DIVISION if uniform else COST.get(op, 1)))
         return out
 
     def unary_op(self, a, op):
         out = super().unary_op(a, op)
-        self.memory.arithmetic(out.data.size)
+        self.memory.arithmetic(out.data.size * COST.get(op, 1))
         return out
 
     def ternary_op(self, a, b, c, op):
@@ -459,8 +482,20 @@ class Lockstep(stock.InterpreterBuilder):
         self.memory.arithmetic(out.data.size)
         return out
 
+    def create_idiv(self, a, b):
+        before, by, out = self.divided
+        if a is not before or not np.array_equal(b.data, by.data):  # the compiler does not do twice what it has done
+            out = super().create_idiv(a, b)
+            self.memory.arithmetic(out.data.size * INTEGER_DIVISION)
+            self.divided = a, b, out
+        return out
+
+    def create_rsqrt(self, x):
+        self.memory.arithmetic(x.data.size * COST[np.sqrt])
+        return super().create_rsqrt(x)
+
     def create_erf(self, x):
-        self.memory.arithmetic(x.data.size)
+        self.memory.arithmetic(x.data.size * ERF)
         return TensorHandle(torch.erf(torch.from_numpy(np.ascontiguousarray(x.data))).numpy(), x.dtype.scalar)
 
     def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
@@ -475,8 +510,20 @@ class Lockstep(stock.InterpreterBuilder):
         elif a.dtype.primitive_bitwidth == 8 and a.dtype.is_floating():
             left, right = (stock._convert_float(x.data, x.dtype, tl.float16, None).view(np.float16) for x in (a, b))
         out = np.matmul(left, right, dtype=d.data.dtype) + d.data
-        self.memory.arithmetic(2 * out.size * left.shape[-1], rate)
+        # Rows that a mask leaves out are free: problems here have few rows, and at a GPU's batch sizes tiles are full.
+        flops = 2 * out.size * left.shape[-1] * a.attr.get("filled", 1.0)
+        self.memory.arithmetic(flops * max(self.cost_of_dot(a, b, rate)))
+        self.memory.multiplies = True
         return TensorHandle(out, d.dtype.scalar)
+
+    def cost_of_dot(self, a, b, rate):
+        """What may hold a product up, in fp32 FLOPs for each of its FLOPs."""
+        sizes = [x.data.dtype.itemsize for x in (a, b)]
+        steps = b.attr.get("steps", (0, sizes[1]))  # of what has been computed: as if neighbours lay along N
+        yield DOT_COST[rate][int(steps[0] != sizes[1])]
+        for x, size, least in zip((a, b), sizes, UNALIGNED_DOT):
+            if max(x.attr.get("steps", [0])) % (16 * size):
+                yield least
 
     # --- reductions and scans: `combine` works on whole blocks as well as on scalars
     def reduce(self, inputs, axis, combine, keep_dims=False, **_):
@@ -575,7 +622,7 @@ class Interpreter:
             module.reduce, module.associative_scan = self.builder.reduce, self.builder.scan
         tl.tensor.__index__ = lambda tensor: int(uniform(tensor))
         tl.tensor.__bool__ = lambda tensor: bool(uniform(tensor)) if not tensor.type.is_block() else True
-        tl.tensor.T = property(lambda x: self.builder.tensor(np.swapaxes(x.handle.data, -1, -2), x.dtype))
+        tl.tensor.T = property(lambda x: stock.interpreter_semantic.permute(x, (1, 0)))
         for name, dims in (("TensorDescHandle", None), ("BlockPointerHandle", "boundary_check")):
             if hasattr(stock, name):  # the second is gone since triton 3.7
                 getattr(stock, name).materialize_pointers = block_pointers if dims else descriptor_pointers
@@ -602,7 +649,7 @@ class Interpreter:
                 values = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) if isinstance(a, tl.tensor) else
                           torch.tensor(float(getattr(a, "value", a))) for a in args]
                 out = function(*values).numpy()
-                self.builder.memory.arithmetic(out.size)
+                self.builder.memory.arithmetic(out.size * LIBDEVICE)
                 return self.builder.tensor(out, tl.int1 if out.dtype == bool else shaped.dtype)
             return call
 

@@ -15,7 +15,8 @@ One step costs
 
 on a device that is one 256th of an H200 (problems on the CPU are 256 times smaller than on the GPU, see tasks.py, and
 a launch keeps its full price, that of a kernel in a CUDA graph, as the measured clock times it: so launches, bytes and
-FLOPs keep the proportions they have on the card).
+FLOPs keep the proportions they have on the card). Parameters are not smaller here, so their bytes cost a 256th. With
+tl.dot, bytes and FLOPs add up: its few large programs hardly overlap loading and multiplying.
 
 Modelled
     ATen operators     the kernels that CUDA really launches for them: views are free; a convolution pays its bias as a
@@ -26,12 +27,14 @@ Modelled
                        `product` and the factors in `operator_kernels`.
     Triton kernels     the 32-byte sectors that are really loaded and stored, lane by lane (masked lanes are free), as a
                        cache of the card's (scaled) L2 size would fetch them: a broadcast parameter is paid once, a
-                       second sweep over a tensor only if the tensor has left the cache. FLOPs: 2MNK for tl.dot at the
-                       rate of its input precision, one for each element of any other arithmetic. Programs: to start
-                       and end one takes the card 0.6 ns, so that a program for every short row is slow.
-Not modelled: occupancy, latency, bank conflicts, the tail of a grid that is too small for the card, the cost of special
-functions and atomics beyond their bytes, the host, several streams. Kernels that are slow for these reasons look better
-here than they are. results/README.md compares modelled with measured times.
+                       second sweep over a tensor only if the tensor has left the cache. FLOPs: what the card takes for
+                       each element of an operation, 15 for an exp, 30 for an integer division (lockstep.COST); 2MNK
+                       for tl.dot, at a rate that depends on its input precision, on which dimension of its right
+                       operand has its neighbours in memory, and on whether rows are whole multiples of 16 elements.
+                       Programs: to start and end one takes the card 0.6 ns, so that one for every short row is slow.
+Not modelled: occupancy, latency, bank conflicts, the tail of a grid that is too small for the card, atomics beyond
+their bytes, the host, several streams. Kernels that are slow for these reasons look better here than they are.
+results/README.md compares modelled with measured times.
 
 Replaying is as strict as a GPU: every kernel must first compile for one, an access outside every tensor is an error,
 and memory from `torch.empty` is poisoned (lockstep.py is the interpreter).
@@ -60,15 +63,14 @@ from trials import (Stages, Verdict, compare, identical, note_comparison, reachi
 # The device: an H200 (measured copy bandwidth and fp32 rate) divided by the factor by which CPU problems are smaller.
 LAUNCH_MS = 0.002
 BANDWIDTH = 4.2e12 / GPU_BATCH_FACTOR / 1e3  # bytes per millisecond
-CACHE_SECTORS = int(50e6 / GPU_BATCH_FACTOR / 32)
-PEAK = {name: rate / GPU_BATCH_FACTOR / 1e3 for name, rate in {  # FLOPs per millisecond
-    "fp32": 60e12, "tf32x3": 80e12, "tf32": 250e12, "half": 600e12}.items()}
+CACHE_SECTORS = int(4 * 50e6 / GPU_BATCH_FACTOR / 32)  # four times its share: neighbours on a GPU load things together
+PEAK = 60e12 / GPU_BATCH_FACTOR / 1e3  # fp32 FLOPs per millisecond
 PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # Triton programs per millisecond, as measured with kernels of tiny programs
 
 
 def milliseconds(moved, flops=0):
     """The roofline price of one fp32 kernel that moves `moved` bytes."""
-    return LAUNCH_MS + max(moved / BANDWIDTH, flops / PEAK["fp32"])
+    return LAUNCH_MS + max(moved / BANDWIDTH, flops / PEAK)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -91,11 +93,16 @@ UNPRICED = re.compile(r"_*(linalg_(?!vector_norm)|fft|trilinear|euclidean_dist|[
                       r"lu_|triangular_solve|lstm|gru|rnn|thnn|fused_dropout|ctc_loss)")
 
 
-def size_of(tensor):
-    """Bytes of memory behind a tensor; dimensions that are expanded (stride 0) count once."""
+def size_of(tensor, parameters=()):
+    """Bytes of memory behind a tensor; dimensions that are expanded (stride 0) count once.
+
+    parameters: addresses of storages that have the same size on a GPU, where all others are GPU_BATCH_FACTOR times
+    larger; so their bytes count that much less.
+    """
     if tensor.numel() == 0:
         return 0
-    return math.prod(n for n, stride in zip(tensor.shape, tensor.stride()) if stride) * tensor.element_size()
+    size = math.prod(n for n, stride in zip(tensor.shape, tensor.stride()) if stride) * tensor.element_size()
+    return size / GPU_BATCH_FACTOR if tensor.untyped_storage().data_ptr() in parameters else size
 
 
 def tensors_in(tree):
@@ -130,7 +137,7 @@ def slowdown(name, func, args, sources, results):
 
 def product(moved, flops):
     """(bytes, FLOPs) of a matrix product: at these sizes cuBLAS hardly overlaps loading and multiplying."""
-    return 1.2 * (moved + flops / PEAK["fp32"] * BANDWIDTH), flops
+    return 1.3 * (moved + flops / PEAK * BANDWIDTH), flops
 
 
 def convolution(moved, flops, weight, groups, transposed):
@@ -141,7 +148,7 @@ def convolution(moved, flops, weight, groups, transposed):
     outer, inner = weight.shape[:2]
     inputs, outputs = (outer // groups, inner) if transposed else (inner, outer // groups)
     tiles = (-(-inputs // 8) * 8 / inputs) * (-(-outputs // 32) * 32 / outputs)
-    time = 2.5 * moved + 1.25 * max(flops, flops / groups * tiles) / PEAK["fp32"] * BANDWIDTH
+    time = 2.5 * moved + 1.25 * max(flops, flops / groups * tiles) / PEAK * BANDWIDTH
     return time * (1.5 if transposed else 1.0), flops
 
 
@@ -162,8 +169,11 @@ def in_training(func, args, kwargs):
     return given.get("training", not func._schema.name.endswith(("no_training", "no_update")))
 
 
-def operator_kernels(func, args, kwargs, out):
-    """The CUDA kernels of one ATen call, as [(bytes, FLOPs)]; empty for views and other free calls."""
+def operator_kernels(func, args, kwargs, out, parameters=()):
+    """The CUDA kernels of one ATen call, as [(bytes, FLOPs)]; empty for views and other free calls.
+
+    parameters: see `size_of`.
+    """
     name = func._schema.name.split("::")[1]
     sources = tensors_in([args, {key: value for key, value in kwargs.items() if key != "out"}])
     results = tensors_in([out, kwargs.get("out")])
@@ -174,9 +184,10 @@ def operator_kernels(func, args, kwargs, out):
     if name in WRITE_ONLY:
         sources = sources[1:]
     written = sum({id(t): size_of(t) for t in results}.values())
-    read = min(written, size_of(sources[0])) + sum(map(size_of, sources[1:])) if name in GATHERS else \
-        sum({id(t): size_of(t) for t in sources}.values())
-    x = size_of(sources[0]) if sources else 0
+    sizes = [size_of(t, parameters) for t in sources]
+    read = min(written, sizes[0]) + sum(sizes[1:]) if name in GATHERS else \
+        sum({id(t): size for t, size in zip(sources, sizes)}.values())
+    x = sizes[0] if sources else 0
     result = results[0] if results else None
     elements = max([t.numel() for t in sources + results], default=0)
 
@@ -227,22 +238,25 @@ def operator_kernels(func, args, kwargs, out):
         heads = math.prod(query.shape[:-2])
         return kernels((read + size_of(result), 4 * heads * query.shape[-2] * key.shape[-2] * query.shape[-1]))
     if name == "mkldnn_rnn_layer":  # cuDNN: one matmul for all inputs, then two kernels for each time step
-        weights, steps = sum(map(size_of, sources[1:5])), max(sources[0].shape[0], 1)
+        weights, steps = sum(sizes[1:5]), max(sources[0].shape[0], 1)
         flops = 2 * sources[0].shape[1] * sum(t.numel() for t in sources[1:3])
         return kernels((x + weights, flops), *[(weights, flops), (0,)] * steps)
     return kernels((slowdown(name, func, args, sources, results) * (read + written), elements))
 
 
 class Clock(TorchDispatchMode):
-    """While active, prices every ATen call: `events` collects [milliseconds, label, own kernel?], `flops` the rest."""
+    """While active, prices every ATen call: `events` collects [milliseconds, label, own kernel?], `flops` the rest.
 
-    def __init__(self):
+    parameters: see `size_of`.
+    """
+
+    def __init__(self, parameters=()):
         super().__init__()
-        self.events, self.flops = [], 0
+        self.events, self.flops, self.parameters = [], 0, parameters
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        for moved, flops in operator_kernels(func, args, kwargs or {}, out):
+        for moved, flops in operator_kernels(func, args, kwargs or {}, out, self.parameters):
             self.events.append([milliseconds(moved, flops), func._schema.name.split("::")[1], False])
             self.flops += flops
         return out
@@ -451,11 +465,12 @@ class Replay:
             self.storages[reference[0]] = tensor.untyped_storage()
         for number, data in {**self.constants, **(constants or {})}.items():
             self.storages[int(number)] = data.clone().untyped_storage()
+        self.parameters = {self.storages[int(number)].data_ptr() for number in self.constants}
         events, flow = [], []  # flow: (event indices, storages read, storages written) of every step
         torch.manual_seed(seed)
         with torch.no_grad():
             for step in self.program["steps"]:
-                clock = Clock()
+                clock = Clock(self.parameters)
                 if step[0] == "operator":
                     reads, writes = self.operator(step, clock if price else None)
                 elif step[0] == "launch" and step[1] in mute:
@@ -465,6 +480,7 @@ class Replay:
                 else:
                     clock.events.append([milliseconds(0), "upload", False])
                     reads, writes = set(), set()
+                self.parameters -= writes  # what is written may be as large as the batch
                 flow.append((range(len(events), len(events) + len(clock.events)), reads, writes))
                 events += clock.events
             output = read_value(self.program["output"], self.tensor)
@@ -513,19 +529,20 @@ class Replay:
         """What uninitialised memory holds: NaN (finite noise while kernels are muted): it cannot pass for a result."""
         for tensor in tensors:
             if tensor.is_floating_point():
-                tensor.normal_() if self.mute else tensor.fill_(float("nan"))
+                # (no task's inputs are drawn in this way: from the same seed, normal noise could be the input itself)
+                tensor.exponential_() if self.mute else tensor.fill_(float("nan"))
             else:
                 tensor.fill_(0 if self.mute or tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max // 3)
 
     def launch(self, step, clock, price):
         _, name, grid, _, _ = step
         arguments = self.arguments(step, self.tensor)
-        memory = lockstep.Memory(self.storages.values(), CACHE_SECTORS, price)
+        memory = lockstep.Memory(self.storages.values(), CACHE_SECTORS, price, self.parameters, 1 / GPU_BATCH_FACTOR)
         self.interpreter.launch(name, grid, arguments, memory)
         if price:
-            work = sum(count / PEAK[rate] for rate, count in memory.flops.items())
-            least = max(memory.bytes / BANDWIDTH, work, math.prod(grid) / PROGRAMS)
-            clock.events.append([LAUNCH_MS + least, name, True])
+            moving, working = memory.bytes / BANDWIDTH, memory.work / PEAK
+            busy = moving + working if memory.multiplies else max(moving, working)
+            clock.events.append([LAUNCH_MS + max(busy, math.prod(grid) / PROGRAMS), name, True])
         return {t.untyped_storage().data_ptr() for t in tensors_in(list(arguments.values()))}, memory.written
 
 
@@ -598,14 +615,14 @@ def judge(reference, code, warm, settings):
             if not own:
                 verdict.correct, verdict.rejected = False, "the results of its kernels do not reach the output"
         set_profile(verdict, events, own)
-        clock = Clock()
+        clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in reference.tensors()})
         reference.run(first, around=clock)
         unpriced = {label for _, label, mine in events if not mine and UNPRICED.match(label)}
         if unpriced := sorted(unpriced - {label for _, label, _ in clock.events}):
             verdict.correct, verdict.rejected = False, f"calls aten.{unpriced[0]}, for which there is no modelled price"
             return verdict
         verdict.reference_ms, verdict.candidate_ms = (sum(event[0] for event in e) for e in (clock.events, events))
-        set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK["fp32"])
+        set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK)
         if verdict.correct:
             verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
         stages.end("check")

@@ -35,11 +35,12 @@ FILE = "<candidate>"  # the name under which a candidate's kernels are compiled;
 # costs 1. Measured by results/instructions.py.
 COST = {np.exp: 15, np.exp2: 15, np.log: 50, np.log2: 50, np.sqrt: 15, np.sin: 70, np.cos: 70, np.divide: 14,
         np.fmod: 30, np.floor: 10, np.ceil: 10}
-INTEGER_DIVISION, UNIFORM_DIVISION, ERF, LIBDEVICE = 30, 2, 60, 50
+INTEGER_DIVISION, UNIFORM_DIVISION, ERF, LIBDEVICE, POW = 30, 2, 60, 50, 250
 # The same for a FLOP of tl.dot whose right operand lies in memory with neighbours along K, and with neighbours along N
 # (which the tensor cores take as they are only if they have 16 bits).
-DOT_COST = {"fp32": (2.9, 1.4), "tf32x3": (0.8, 1.1), "tf32": (0.24, 0.9), "half": (0.1, 0.1)}
-UNALIGNED_DOT = 1.7, 3.7  # at least, where rows of the left or the right operand are not whole multiples of 16 elements
+DOT_COST = {"fp32": (2.8, 1.4), "tf32x3": (0.8, 1.1), "tf32": (0.22, 0.8), "half": (0.13, 0.13)}
+# At least that where the rows of the left or of the right operand are not whole multiples of 16 elements.
+UNALIGNED_DOT = {"fp32": (1.7, 1.5), "tf32x3": (1.7, 3.7), "tf32": (0.65, 0.43), "half": (0.4, 0.24)}
 
 
 class KernelError(Exception):
@@ -521,7 +522,7 @@ class Lockstep(stock.InterpreterBuilder):
         sizes = [x.data.dtype.itemsize for x in (a, b)]
         steps = b.attr.get("steps", (0, sizes[1]))  # of what has been computed: as if neighbours lay along N
         yield DOT_COST[rate][int(steps[0] != sizes[1])]
-        for x, size, least in zip((a, b), sizes, UNALIGNED_DOT):
+        for x, size, least in zip((a, b), sizes, UNALIGNED_DOT[rate]):
             if max(x.attr.get("steps", [0])) % (16 * size):
                 yield least
 
@@ -643,13 +644,13 @@ class Interpreter:
                    "rcp_rn": torch.reciprocal, "div_rn": torch.div, "sqrt_rn": torch.sqrt,
                    "normcdf": torch.special.ndtr, "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3)}
 
-        def wrap(function):
+        def wrap(function, cost):
             def call(*args, **_):
                 shaped = next(a for a in args if isinstance(a, tl.tensor))
                 values = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) if isinstance(a, tl.tensor) else
                           torch.tensor(float(getattr(a, "value", a))) for a in args]
                 out = function(*values).numpy()
-                self.builder.memory.arithmetic(out.size * LIBDEVICE)
+                self.builder.memory.arithmetic(out.size * cost)
                 return self.builder.tensor(out, tl.int1 if out.dtype == bool else shaped.dtype)
             return call
 
@@ -657,7 +658,7 @@ class Interpreter:
             for name in [name for name in vars(module) if not name.startswith("_")]:
                 function = special.get(name) or getattr(torch, name, None) or getattr(torch.special, name, None)
                 if inspect.isfunction(getattr(module, name)) and callable(function):
-                    setattr(module, name, wrap(function))
+                    setattr(module, name, wrap(function, POW if "pow" in name else LIBDEVICE))
 
     def launch(self, name, grid, arguments, memory):
         """Run one launch on `memory`. Raises KernelError (stage "launch") with the candidate's line."""

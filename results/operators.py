@@ -1,14 +1,16 @@
-"""How long PyTorch's operators take on a GPU beside what the modelled clock says: the source of roofline.py's factors.
+"""How long PyTorch's operators and Triton kernels take on a GPU beside what the modelled clock says of them.
 
-    python results/operators.py --measure operators.json        (needs a GPU; half a minute)
+    python results/operators.py --measure operators.json        (needs a GPU; two minutes)
     python results/operators.py results/measured_clock/operators.json
 
-The references of synthesised problems (`training_tasks(78)`, which no other figure is measured on) run at the batch
-sizes usual on a GPU, every ATen call between two events, launches queued behind a pause, the median of five. The
-second command works out what the modelled clock says of the same calls and prints measured / modelled.
+The source of roofline.py's factors. The references of synthesised problems (`training_tasks(78)`, which no other figure
+is measured on) and the teacher's fullest kernels for them run at the batch sizes usual on a GPU, every ATen call and
+launch between two events, queued behind a pause, the median of five. The second command works out what the modelled
+clock says of the same calls and prints measured / modelled.
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
@@ -18,9 +20,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch  # noqa: E402
+from triton.runtime import jit  # noqa: E402
 
+import teacher  # noqa: E402
 from host import EventClock  # noqa: E402
+from instructions import compile_all, load  # noqa: E402
 from roofline import Clock, slowdown, tensors_in  # noqa: E402
+from sandbox import Sandbox  # noqa: E402
 from synthesizer import synthesize, training_tasks  # noqa: E402
 from tasks import GPU_BATCH_FACTOR, scale_batch  # noqa: E402
 
@@ -30,8 +36,8 @@ SEED = 78
 class Calls(Clock):
     """A modelled clock that also collects [operator, milliseconds] of every ATen call that is not free."""
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, parameters):
+        super().__init__(parameters)
         self.calls = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -46,6 +52,18 @@ class Calls(Clock):
         return out
 
 
+def problem(name):
+    """The synthesised problem of that name."""
+    return synthesize(int(name.split("/")[1]), clutter=True)
+
+
+def solution(task):
+    """The teacher's fullest code for a task, or None."""
+    program = teacher.read(task)
+    found = program and teacher.render(program, teacher.ALL)
+    return found.code if found and "@triton.jit" in found.code else None
+
+
 def reference(source, device):
     """(model, inputs) of a problem."""
     torch.manual_seed(0)
@@ -55,41 +73,77 @@ def reference(source, device):
         return module["Model"](*module["get_init_inputs"]()).to(device), module["get_inputs"]()
 
 
-def measured(source):
-    """[[operator, milliseconds]] of one forward on a GPU."""
-    model, inputs = reference(source, "cuda")
+def candidate(name):
+    """(model, inputs) of the teacher's code for a problem, on a GPU."""
+    source, module = scale_batch(problem(name).source, GPU_BATCH_FACTOR), {}
+    exec(compile(source, "reference", "exec"), module)
+    with torch.device("cuda"):
+        return load(solution(problem(name))).ModelNew(*module["get_init_inputs"]()).cuda(), module["get_inputs"]()
+
+
+def compiled(name):
+    """A call of the teacher's code, for `compile_all`."""
+    model, inputs = candidate(name)
+    return torch.no_grad()(lambda: model(*inputs))
+
+
+@contextlib.contextmanager
+def watching(clock):
+    """Launches of Triton kernels go through `clock`."""
+    launch = jit.JITFunction.run
+    jit.JITFunction.run = lambda kernel, *args, **options: launch(kernel, *args, **options) if options.get("warmup") \
+        else clock.around(kernel.fn.__name__, True, lambda: launch(kernel, *args, **options))
+    try:
+        with clock:
+            yield
+    finally:
+        jit.JITFunction.run = launch
+
+
+def measured(model, inputs):
+    """[[operator or kernel, milliseconds, own kernel?]] of one forward on a GPU."""
     runs = []
     model(*inputs)
     for _ in range(5):
         clock = EventClock()
         torch.cuda._sleep(20_000_000)  # clock cycles, in which the host queues everything
         clock.around("nothing", False, lambda: None)
-        with clock:
+        with watching(clock):
             model(*inputs)
         torch.cuda.synchronize()
         (a, b, _, _), *marks = clock.marks
-        runs.append([(label, max(start.elapsed_time(end) - a.elapsed_time(b), 1e-4)) for start, end, label, _ in marks])
-    return [[calls[0][0], statistics.median(ms for _, ms in calls)] for calls in zip(*runs)]
+        pair = a.elapsed_time(b)
+        runs.append([(label, max(start.elapsed_time(end) - pair, 1e-4), own) for start, end, label, own in marks])
+    torch.cuda.empty_cache()
+    return [[calls[0][0], statistics.median(ms for _, ms, _ in calls), calls[0][2]] for calls in zip(*runs)]
 
 
 def measure(count):
-    """{name of a problem: measured(its reference)}."""
-    found = {}
+    """{"operators": {problem: [[operator, ms]]}, "kernels": {problem: [[kernel, ms]]}}."""
+    names = []
     for task in training_tasks(SEED):
-        if task.family in ("convolution", "network", "diagonal") and len(found) % 3:
-            continue
-        found[task.name] = measured(scale_batch(task.source, GPU_BATCH_FACTOR))
-        torch.cuda.empty_cache()
-        if len(found) == count:
-            return found
+        if task.family not in ("convolution", "network", "diagonal") or len(names) % 3 == 0:
+            names.append(task.name)
+        if len(names) == count:
+            break
+    found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "operators": {}, "kernels": {}}
+    solvable = [name for name in names if problem(name).family != "diagonal" and solution(problem(name))]
+    compile_all([(compiled, name) for name in solvable])
+    for name in names:
+        source = scale_batch(problem(name).source, GPU_BATCH_FACTOR)
+        found["operators"][name] = [[label, ms] for label, ms, _ in measured(*reference(source, "cuda"))]
+    for name in solvable:
+        found["kernels"][name] = [[label, ms] for label, ms, own in measured(*candidate(name)) if own]
+    return found
 
 
-def compare(found):
+def compare_operators(found):
     """{operator: [measured / modelled]}, of calls that are modelled to take 10 microseconds or more."""
     ratios = defaultdict(list)
     for name, calls in found.items():
-        clock, waiting = Calls(), iter(calls)
-        model, inputs = reference(synthesize(int(name.split("/")[1]), clutter=True).source, "cpu")
+        model, inputs = reference(problem(name).source, "cpu")
+        clock = Calls({t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]})
+        waiting = iter(calls)
         with clock:
             model(*inputs)
         for operator, ms in clock.calls:  # calls that are free here may have been timed there
@@ -98,6 +152,21 @@ def compare(found):
                 break
             if ms >= 0.01:
                 ratios[operator].append(got / ms)
+    return ratios
+
+
+def compare_kernels(found):
+    """{kind of kernel: [measured / modelled]}, of those that take 6 microseconds or more."""
+    ratios = defaultdict(list)
+    with Sandbox("cpu", trials=1) as box:
+        verdicts = box.score_pairs([(problem(name), solution(problem(name))) for name in found])
+    for calls, verdict in zip(found.values(), verdicts):
+        modelled = {entry.name: entry.share * verdict.candidate_ms for entry in verdict.profile if entry.own}
+        for kernel in modelled:
+            ms = sum(time for label, time in calls if label == kernel)
+            if ms >= 0.006:
+                ratios[kernel.rstrip("0123456789").split("_")[0].rstrip("0123456789") + " kernel"].append(
+                    ms / modelled[kernel])
     return ratios
 
 
@@ -113,12 +182,13 @@ def main():
     if args.measure:
         Path(args.file).write_text(json.dumps(measure(args.count)))
         return
-    ratios = compare(json.loads(Path(args.file).read_text()))
-    print(f"{'operator':34} calls   measured / modelled: median, 10 %, 90 %")
-    for name, values in sorted(ratios.items(), key=lambda item: -len(item[1])):
-        values.sort()
-        print(f"{name:34} {len(values):5}   {statistics.median(values):19.2f} {values[len(values) // 10]:8.2f}"
-              f" {values[-1 - len(values) // 10]:5.2f}")
+    found = json.loads(Path(args.file).read_text())
+    print(f"{'operator or kernel':34} calls   measured / modelled: median, 10 %, 90 %")
+    for ratios in (compare_operators(found["operators"]), compare_kernels(found["kernels"])):
+        for name, values in sorted(ratios.items(), key=lambda item: -len(item[1])):
+            values.sort()
+            print(f"{name:34} {len(values):5}   {statistics.median(values):19.2f} {values[len(values) // 10]:8.2f}"
+                  f" {values[-1 - len(values) // 10]:5.2f}")
 
 
 if __name__ == "__main__":

@@ -132,6 +132,12 @@ def test_mistakes_are_named(sandbox, old, new, compiled, says):
     assert not v.correct and v.speedup is None and v.compiled == compiled and says in v.error, v
 
 
+def test_a_kernel_that_only_copies_is_no_decoy(sandbox):
+    copy = Task("copy", 0, TASK.source.replace("torch.nn.functional.silu(x + self.bias) * self.factor", "x.clone()"))
+    v = verdict(sandbox, changed(("x * tl.sigmoid(x) * factor", "tl.load(x_ptr + offsets, mask=mask)")), copy)
+    assert v.correct and v.coverage > 0.9, v
+
+
 def test_torch_passed_off_as_a_kernel_is_rejected(sandbox):
     assert verdict(sandbox, TORCH).rejected == "launches no kernel of its own"
 

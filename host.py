@@ -44,7 +44,7 @@ class Noise(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if "empty" in func._schema.name:
-            out.exponential_() if out.is_floating_point() else out.zero_()  # no task's inputs are drawn like that
+            out.exponential_() if out.is_floating_point() else out.zero_()  # normal noise might be the input itself
         return out
 
 

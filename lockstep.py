@@ -32,15 +32,18 @@ from triton.runtime.interpreter import TensorHandle
 FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
 
 # What one element of an operation costs: how many fp32 FLOPs at full rate an H200 does in that time. What is not named
-# costs 1. Measured by results/instructions.py.
+# costs 1. Measured by results/instructions.py (which says 10 for exp and sqrt, as results/README.md explains).
 COST = {np.exp: 15, np.exp2: 15, np.log: 50, np.log2: 50, np.sqrt: 15, np.sin: 70, np.cos: 70, np.divide: 14,
         np.fmod: 30, np.floor: 10, np.ceil: 10}
-INTEGER_DIVISION, UNIFORM_DIVISION, ERF, LIBDEVICE, POW = 30, 2, 60, 50, 250
-# The same for a FLOP of tl.dot whose right operand lies in memory with neighbours along K, and with neighbours along N
+INTEGER_DIVISION, UNIFORM_DIVISION, PRECISE_DIVISION, FMA, ERF = 30, 2, 30, 2, 60
+LIBDEVICE = {"sin": 70, "cos": 70, "erf": ERF, "log": 50, "exp": 15, "sqrt": 15, "rsqrt": 15, "tanh": 40, "pow": 250,
+             "fast_powf": 250}  # others: 60
+# The same for a FLOP of tl.dot, by what its right operand is like in memory: neighbours along K, neighbours along N
 # (which the tensor cores take as they are only if they have 16 bits).
-DOT_COST = {"fp32": (2.8, 1.4), "tf32x3": (0.8, 1.1), "tf32": (0.22, 0.8), "half": (0.13, 0.13)}
-# At least that where the rows of the left or of the right operand are not whole multiples of 16 elements.
-UNALIGNED_DOT = {"fp32": (1.7, 1.5), "tf32x3": (1.7, 3.7), "tf32": (0.65, 0.43), "half": (0.4, 0.24)}
+DOT_COST = {"fp32": (2.8, 1.4), "tf32x3": (0.8, 1.1), "tf32": (0.22, 0.8), "half": (0.13, 0.13), "fp64": (2, 2)}
+# No less than this where rows of the (left, right) operand are not whole multiples of 16 elements.
+UNALIGNED_DOT = {"fp32": (1.7, 1.5), "tf32x3": (1.7, 3.7), "tf32": (0.65, 0.43), "half": (0.4, 0.24), "fp64": (2, 2)}
+OUTER_PRODUCT = 5  # an element of column times row: with the addition that follows, no cheaper than tl.dot in fp32
 
 
 class KernelError(Exception):
@@ -224,9 +227,10 @@ class Memory:
 
     With `counting`, accesses are logged and `settle` charges them to the bill: the 32-byte sectors that a cache of
     `cache_sectors` would have fetched, if the programs had run in order. `fetched` counts sectors so far; each sector
-    remembers when it was last touched, and one not touched for a cache's worth of fetches is paid again. The addresses
-    in `parameters` are those of storages that the cache keeps; their bytes are charged `parameters_share` of the price.
-    `work` is what the arithmetic costs, in fp32 FLOPs; `multiplies` says whether tl.dot is part of it.
+    remembers when it was last touched, and one not touched for a cache's worth of fetches is paid again. `parameters`
+    are addresses of storages that are no smaller here than on a GPU: they cost `parameters_share` of the price, and
+    once fetched they stay at hand without taking room in the cache, until something is stored in them. `work` is what
+    the arithmetic costs, in fp32 FLOPs; `multiplies` says whether tl.dot is part of it.
     """
 
     SECTOR = 5  # log2 of the bytes in which memory is fetched
@@ -237,7 +241,8 @@ class Memory:
         self.views, self.written, self.undo = {}, set(), []
         self.cache_sectors, self.counting = cache_sectors, counting
         self.shares = [parameters_share if s.data_ptr() in parameters else 1.0 for s in self.storages]
-        self.log, self.touched, self.fetched, self.bytes, self.work, self.multiplies = [], {}, 0, 0, 0, False
+        self.log, self.touched, self.fetched, self.bytes = [], {}, 0, 0
+        self.work, self.settled_work, self.multiplies = 0, 0, False
 
     def locate(self, pointers, active, size, store):
         """(storage number, element indices with 0 for inactive lanes). Raises KernelError outside of every tensor."""
@@ -285,17 +290,20 @@ class Memory:
     def before(self, number, dtype, index):
         """Note what is about to be overwritten."""
         self.written.add(self.storages[number].data_ptr())
-        self.shares[number] = 1.0
+        if self.shares[number] != 1.0:
+            self.shares[number] = 1.0
+            self.touched.pop(number, None)
         view = self.view(number, dtype)
         self.undo.append((view, index, view[index]))
 
     def roll_back(self):
         for view, index, values in reversed(self.undo):
             view[index] = values
+        self.work = self.settled_work
         self.commit()
 
     def commit(self):
-        self.undo, self.log = [], []
+        self.undo, self.log, self.settled_work = [], [], self.work
 
     def arithmetic(self, work):
         if self.counting:
@@ -384,10 +392,10 @@ class Lockstep(stock.InterpreterBuilder):
         return TensorHandle(np.expand_dims(arg.data, axis + 1 if axis >= 0 else axis), arg.dtype.scalar)
 
     def create_reshape(self, arg, shape, allow_reorder):
-        return TensorHandle(arg.data.reshape(len(arg.data), *shape), arg.dtype.scalar)
+        return self.paid(TensorHandle(arg.data.reshape(len(arg.data), *shape), arg.dtype.scalar), 0, arg)
 
     def create_trans(self, arg, perm):
-        steps = {"steps": arg.attr["steps"][::-1]} if "steps" in arg.attr else {}
+        steps = {"steps": [arg.attr["steps"][axis] for axis in perm]} if "steps" in arg.attr else {}
         return TensorHandle(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype.scalar, steps)
 
     def pair(self, a, b):
@@ -432,10 +440,14 @@ class Lockstep(stock.InterpreterBuilder):
         else:
             addresses, active, fill = self.lanes(pointers, mask, other)
         handle = TensorHandle(self.memory.load(addresses, active, fill, numpy_type(kind)), kind)
-        if addresses.ndim == 3:  # a tile, which may go into tl.dot: how it lies in memory, and how many rows it has
-            corner, below, beside = (int(addresses[0, i, j]) for i, j in ((0, 0), (-1, 0), (0, -1)))
-            steps = [(end - corner) / max(size - 1, 1) for end, size in zip((below, beside), addresses.shape[1:])]
-            handle.attr = {"steps": steps, "filled": 1.0 if active is None else active.any(axis=2).mean()}
+        if addresses.ndim == 3:  # a tile, which may go into tl.dot
+            size, (rows, columns), corner = numpy_type(kind).itemsize, addresses.shape[1:], int(addresses[0, 0, 0])
+            below, beside = int(addresses[0, min(1, rows - 1), 0]), int(addresses[0, 0, min(1, columns - 1)])
+            handle.attr["steps"] = [abs(below - corner) // size, abs(beside - corner) // size]  # in elements
+            if active is not None and not np.any(fill):  # how much of it is left without a masked tail of rows
+                used = active.any(axis=2)
+                last = rows - np.argmax(used[:, ::-1], axis=1)
+                handle.attr["filled"] = np.where(used.any(axis=1), last, 0).mean() / rows
         return handle
 
     def create_masked_store(self, pointers, value, mask, *rest, **options):
@@ -467,37 +479,58 @@ class Lockstep(stock.InterpreterBuilder):
             TensorHandle(values, value.dtype), sem, scope))
 
     # --- arithmetic
-    def binary_op(self, a, b, op):
-        out = super().binary_op(a, b, op)
-        uniform = op is np.divide and not any(b.data.strides[1:])  # all lanes multiply by one reciprocal
-        self.memory.arithmetic(out.data.size * (UNIFORM_DIVISION if uniform else COST.get(op, 1)))
+    def paid(self, out, cost, *sources):
+        """Charge for `out`, and let it remember how the tiles that it was computed from lie in memory."""
+        shared = out.data.ndim > 1 and len(out.data) == 1 and cost > 1  # the same for all programs: each computes it
+        self.memory.arithmetic(out.data.size * cost * (len(self.programs[0]) if shared else 1))
+        steps = [x.attr["steps"] for x in sources if "steps" in x.attr and x.data.shape[1:] == out.data.shape[1:]]
+        if steps:
+            out.attr["steps"] = [max(step) for step in zip(*steps)]
         return out
+
+    def binary_op(self, a, b, op):
+        cost = COST.get(op, 1)
+        if op is np.divide and not any(b.data.strides[1:]):  # by one value, broadcast: times its reciprocal
+            cost = UNIFORM_DIVISION
+        elif op is np.multiply and is_outer(a.data, b.data):
+            cost = OUTER_PRODUCT
+        return self.paid(super().binary_op(a, b, op), cost, a, b)
+
+    def create_precise_divf(self, a, b):
+        return self.paid(stock.InterpreterBuilder.binary_op(self, a, b, np.divide), PRECISE_DIVISION, a, b)
 
     def unary_op(self, a, op):
-        out = super().unary_op(a, op)
-        self.memory.arithmetic(out.data.size * COST.get(op, 1))
-        return out
+        return self.paid(super().unary_op(a, op), COST.get(op, 1), a)
 
     def ternary_op(self, a, b, c, op):
-        out = super().ternary_op(a, b, c, op)
-        self.memory.arithmetic(out.data.size)
-        return out
+        return self.paid(super().ternary_op(a, b, c, op), 1, a, b, c)
+
+    def create_fma(self, a, b, c):
+        cost = OUTER_PRODUCT + 1 if is_outer(a.data, b.data) else FMA
+        return self.paid(super().create_fma(a, b, c), cost, a, b, c)
+
+    def cast_impl(self, a, kind):
+        return self.paid(super().cast_impl(a, kind), 0, a)
+
+    def create_fp_to_fp(self, a, kind, rounding):
+        return self.paid(super().create_fp_to_fp(a, kind, rounding), 0, a)
 
     def create_idiv(self, a, b):
         before, by, out = self.divided
         if a is not before or not np.array_equal(b.data, by.data):  # the compiler does not do twice what it has done
-            out = super().create_idiv(a, b)
-            self.memory.arithmetic(out.data.size * INTEGER_DIVISION)
+            out = self.paid(super().create_idiv(a, b), INTEGER_DIVISION)
             self.divided = a, b, out
         return out
 
     def create_rsqrt(self, x):
-        self.memory.arithmetic(x.data.size * COST[np.sqrt])
-        return super().create_rsqrt(x)
+        return self.paid(super().create_rsqrt(x), COST[np.sqrt], x)
 
     def create_erf(self, x):
-        self.memory.arithmetic(x.data.size * ERF)
-        return TensorHandle(torch.erf(torch.from_numpy(np.ascontiguousarray(x.data))).numpy(), x.dtype.scalar)
+        values = torch.erf(torch.from_numpy(np.ascontiguousarray(x.data))).numpy()
+        return self.paid(TensorHandle(values, x.dtype.scalar), ERF, x)
+
+    def create_dot_scaled(self, *operands):
+        raise KernelError("tl.dot_scaled is not supported here")
 
     def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
         left, right, rate = a.data, b.data, "half"
@@ -506,25 +539,25 @@ class Lockstep(stock.InterpreterBuilder):
             rate = {"ieee": "fp32", "tf32x3": "tf32x3"}.get(kind, "tf32")
             if rate == "tf32":
                 left, right = round_to_tf32(left), round_to_tf32(right)
+        elif a.dtype.scalar == tl.float64:
+            rate = "fp64"
         elif a.dtype.scalar == tl.bfloat16:  # kept as the upper half of the bits of an fp32
             left, right = ((x.astype(np.uint32) << 16).view(np.float32) for x in (left, right))
         elif a.dtype.primitive_bitwidth == 8 and a.dtype.is_floating():
             left, right = (stock._convert_float(x.data, x.dtype, tl.float16, None).view(np.float16) for x in (a, b))
         out = np.matmul(left, right, dtype=d.data.dtype) + d.data
-        # Rows that a mask leaves out are free: problems here have few rows, and at a GPU's batch sizes tiles are full.
-        flops = 2 * out.size * left.shape[-1] * a.attr.get("filled", 1.0)
-        self.memory.arithmetic(flops * max(self.cost_of_dot(a, b, rate)))
         self.memory.multiplies = True
-        return TensorHandle(out, d.dtype.scalar)
+        # Masked rows at a tile's end are free: problems here have few rows, and at a GPU's batch sizes tiles are full.
+        flops = 2 * left.shape[-1] * a.attr.get("filled", 1.0)  # for each element of the result
+        return self.paid(TensorHandle(out, d.dtype.scalar), flops * self.cost_of_dot(a, b, rate))
 
     def cost_of_dot(self, a, b, rate):
-        """What may hold a product up, in fp32 FLOPs for each of its FLOPs."""
-        sizes = [x.data.dtype.itemsize for x in (a, b)]
-        steps = b.attr.get("steps", (0, sizes[1]))  # of what has been computed: as if neighbours lay along N
-        yield DOT_COST[rate][int(steps[0] != sizes[1])]
-        for x, size, least in zip((a, b), sizes, UNALIGNED_DOT[rate]):
-            if max(x.attr.get("steps", [0])) % (16 * size):
-                yield least
+        """fp32 FLOPs for each FLOP of a product: the most of what holds it up."""
+        (along_k, along_n), (left, right) = DOT_COST[rate], UNALIGNED_DOT[rate]
+        if "steps" not in b.attr:  # nothing is known of how it lies
+            return max(along_k, along_n, right)
+        unaligned = [any(step > 1 and step % 16 for step in x.attr.get("steps", ())) for x in (a, b)]
+        return max(along_k if b.attr["steps"][0] == 1 else along_n, left * unaligned[0], right * unaligned[1])
 
     # --- reductions and scans: `combine` works on whole blocks as well as on scalars
     def reduce(self, inputs, axis, combine, keep_dims=False, **_):
@@ -644,21 +677,22 @@ class Interpreter:
                    "rcp_rn": torch.reciprocal, "div_rn": torch.div, "sqrt_rn": torch.sqrt,
                    "normcdf": torch.special.ndtr, "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3)}
 
-        def wrap(function, cost):
+        def wrap(name, function):
             def call(*args, **_):
                 shaped = next(a for a in args if isinstance(a, tl.tensor))
                 values = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) if isinstance(a, tl.tensor) else
                           torch.tensor(float(getattr(a, "value", a))) for a in args]
                 out = function(*values).numpy()
-                self.builder.memory.arithmetic(out.size * cost)
-                return self.builder.tensor(out, tl.int1 if out.dtype == bool else shaped.dtype)
+                out = self.builder.tensor(out, tl.int1 if out.dtype == bool else shaped.dtype)
+                self.builder.paid(out.handle, LIBDEVICE.get(name, 60))
+                return out
             return call
 
         for module in (libdevice, cuda_libdevice):
             for name in [name for name in vars(module) if not name.startswith("_")]:
                 function = special.get(name) or getattr(torch, name, None) or getattr(torch.special, name, None)
                 if inspect.isfunction(getattr(module, name)) and callable(function):
-                    setattr(module, name, wrap(function, POW if "pow" in name else LIBDEVICE))
+                    setattr(module, name, wrap(name, function))
 
     def launch(self, name, grid, arguments, memory):
         """Run one launch on `memory`. Raises KernelError (stage "launch") with the candidate's line."""
@@ -701,6 +735,12 @@ def uniform(tensor):
     if data.size > 1 and not (data == data[0]).all():
         raise Diverged
     return data[0]
+
+
+def is_outer(a, b):
+    """Is a * b, of blocks of floats, that of a column and a row? numpy broadcasts with a stride of 0."""
+    columns, rows = ({axis for axis in range(1, x.ndim) if x.strides[axis] == 0 and x.shape[axis] > 1} for x in (a, b))
+    return a.dtype.kind == "f" and bool(columns - rows and rows - columns)
 
 
 def descriptor_pointers(self, offsets):

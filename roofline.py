@@ -12,11 +12,11 @@ priced like any other.
 One step costs
 
     launch overhead + max(bytes / bandwidth, FLOPs / peak, programs / rate of programs)
+                      (bytes / bandwidth + FLOPs / peak for a kernel with tl.dot, which hardly overlaps them)
 
 on a device that is one 256th of an H200 (problems on the CPU are 256 times smaller than on the GPU, see tasks.py, and
 a launch keeps its full price, that of a kernel in a CUDA graph, as the measured clock times it: so launches, bytes and
-FLOPs keep the proportions they have on the card). Parameters are not smaller here, so their bytes cost a 256th. With
-tl.dot, bytes and FLOPs add up: its few large programs hardly overlap loading and multiplying.
+FLOPs keep the proportions they have on the card). Parameters are not smaller here, so their bytes cost a 256th.
 
 Modelled
     ATen operators     the kernels that CUDA really launches for them: views are free; a convolution pays its bias as a
@@ -32,9 +32,10 @@ Modelled
                        for tl.dot, at a rate that depends on its input precision, on which dimension of its right
                        operand has its neighbours in memory, and on whether rows are whole multiples of 16 elements.
                        Programs: to start and end one takes the card 0.6 ns, so that one for every short row is slow.
-Not modelled: occupancy, latency, bank conflicts, the tail of a grid that is too small for the card, atomics beyond
-their bytes, the host, several streams. Kernels that are slow for these reasons look better here than they are.
-results/README.md compares modelled with measured times.
+Not modelled: occupancy, latency, bank conflicts, the tail of a grid that is too small for the card, small tiles of
+tl.dot, parameters that are read again and again, atomics beyond their bytes, the host, several streams.
+Kernels that are slow for these reasons look better here than they are; those that divide by a constant, which the
+compiler turns into a multiplication, look worse. results/README.md compares modelled with measured times.
 
 Replaying is as strict as a GPU: every kernel must first compile for one, an access outside every tensor is an error,
 and memory from `torch.empty` is poisoned (lockstep.py is the interpreter).
@@ -451,12 +452,12 @@ class Replay:
             raise KernelError(f"{step[1]} is launched without its argument {missing[0]}", stage="launch")
         return arguments
 
-    def run(self, inputs, seed, constants=None, price=False, mute=()):
+    def run(self, inputs, seed, constants=None, price=False, mute=(), parameters=()):
         """One forward. Returns (output tree, events, live): live marks the events whose results reach the output.
 
         inputs: tensors in the order of the recording. With `price`, events are [milliseconds, label, own]. Kernels
         named in `mute` are skipped, and memory starts as finite noise: an output that is still right never needed
-        them.
+        them. parameters: the numbers of the constants that are priced as such.
         """
         self.storages, self.mute = {}, mute
         for reference, tensor in zip(self.program["inputs"], inputs, strict=True):
@@ -465,7 +466,7 @@ class Replay:
             self.storages[reference[0]] = tensor.untyped_storage()
         for number, data in {**self.constants, **(constants or {})}.items():
             self.storages[int(number)] = data.clone().untyped_storage()
-        self.parameters = {self.storages[int(number)].data_ptr() for number in self.constants}
+        self.parameters = {self.storages[int(number)].data_ptr() for number in parameters}
         events, flow = [], []  # flow: (event indices, storages read, storages written) of every step
         torch.manual_seed(seed)
         with torch.no_grad():
@@ -508,6 +509,8 @@ class Replay:
             kwargs["device"] = torch.device("cpu")
         if base in REFUSED or base != "mkldnn_rnn_layer" and base.lstrip("_").startswith(CPU_ONLY):
             raise RuntimeError(f"aten.{base} is not supported here")
+        if func._schema.is_mutable and not func._schema.returns:  # what it writes would be nobody's result
+            raise RuntimeError(f"aten.{base} in place is not supported here")
         if clock is None:
             out = func(*args, **kwargs)
         else:
@@ -522,14 +525,16 @@ class Replay:
         if base in FREE:
             self.poison(results)
         reads = {t.untyped_storage().data_ptr() for t in tensors_in([args, kwargs])}
-        writes = {t.untyped_storage().data_ptr() for t in results}
+        changed = [value for argument, value in zip(func._schema.arguments, args)
+                   if argument.alias_info is not None and argument.alias_info.is_write]
+        writes = {t.untyped_storage().data_ptr() for t in tensors_in([results, changed])}
         return reads, writes
 
     def poison(self, tensors):
         """What uninitialised memory holds: NaN (finite noise while kernels are muted): it cannot pass for a result."""
         for tensor in tensors:
             if tensor.is_floating_point():
-                # (no task's inputs are drawn in this way: from the same seed, normal noise could be the input itself)
+                # (not normal_(): drawn from the same seed as an input, that could be the input itself)
                 tensor.exponential_() if self.mute else tensor.fill_(float("nan"))
             else:
                 tensor.fill_(0 if self.mute or tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max // 3)
@@ -584,11 +589,17 @@ def judge(reference, code, warm, settings):
         note = "" if len(matched) == len(reference.state) else \
             "; its parameters differ from the reference's (create them in the same order, with the same shapes)"
 
+        # Other constants are priced like parameters if they are no larger than the task's own, else like activations.
+        others = {number for number in constants if number not in matched.values()}
+        room = 4096 + sum(size_of(tensor) for tensor in reference.state.values())
+        kept = set(matched.values()) | (others if sum(constants[n].numel() for n in others) <= room else set())
+
         def run(trial, price=False, mute=()):
             state = {matched[name]: value.contiguous().view(-1).view(torch.uint8)
                      for name, value in trial.state.items() if name in matched}
             return children[1].ask({"inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)],
-                                    "seed": trial.seed, "state": state, "price": price, "mute": list(mute)}, deadline)
+                                    "seed": trial.seed, "state": state, "price": price, "mute": list(mute),
+                                    "parameters": sorted(kept)}, deadline)
 
         verdict.correct = verdict.correct_loose = True
         for index in range(settings["trials"]):

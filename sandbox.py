@@ -151,7 +151,8 @@ def replayer(sock, warm, settings):
         while True:
             run = receive(sock)
             before = [tensor.clone() for tensor in run["inputs"]]
-            output, events, live = replay.run(run["inputs"], run["seed"], run["state"], run["price"], set(run["mute"]))
+            output, events, live = replay.run(run["inputs"], run["seed"], run["state"], run["price"], set(run["mute"]),
+                                              run["parameters"])
             changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
             send(sock, {"output": output, "events": events, "live": live, "changed": changed})
     except lockstep.KernelError as error:

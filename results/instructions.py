@@ -60,8 +60,8 @@ def kernel(x_ptr, w_ptr, out_ptr, m, n, k, BM: tl.constexpr, BN: tl.constexpr, B
     tl.store(out_ptr + rows[:, None] * n + cols[None, :], acc, mask=mask)
 '''
 WEIGHT = {"K": "cols[None, :] * k + i[:, None]", "N": "i[:, None] * n + cols[None, :]"}  # where the neighbours lie
-SHAPES = {"aligned": (16384, 1024, 256), "rows of the right operand unaligned": (16384, 1000, 256),
-          "rows of the left operand unaligned": (16384, 1024, 250)}  # M, N, K
+SHAPES = {"N = 1024, K = 256": (16384, 1024, 256), "N = 1000, K = 256": (16384, 1000, 256),
+          "N = 1024, K = 250": (16384, 1024, 250)}  # rows of N or K elements: 1000 and 250 are no multiples of 16
 PRODUCTS = [(precision, order, shape) for precision in ("ieee", "tf32x3", "tf32", "half") for order in "KN"
             for shape in SHAPES]
 FOLDER = Path(tempfile.gettempdir()) / "instructions"

@@ -1,4 +1,6 @@
-"""Kernels run in lockstep give what torch gives, and cost what their memory traffic costs."""
+"""Kernels run in lockstep give what torch gives, and cost what their memory traffic and arithmetic cost."""
+
+import re
 
 import pytest
 import torch
@@ -297,12 +299,15 @@ TURNED = "tl.load(y + n[:, None] * K + i[None, :], mask=(i[None, :] < K) & (n[:,
 
 
 def test_a_product_costs_by_how_its_operands_lie_in_memory(box):
-    def cost(load, M=64, N=64, K=64, BM=64):
+    def cost(load, M=64, N=64, K=64, BM=64, left=None):
         """fp32 FLOPs for each FLOP of the tiles, beyond what loading and storing takes."""
-        turned = load is not ALONG_N
+        turned = ALONG_N not in load
         task = problem("x @ y.t()" if turned else "x @ y",
                        f"torch.randn({M}, {K}), torch.randn({[N, K] if turned else [K, N]})")
-        code = solution(DOT.replace("LOAD", load), f"""
+        kernel = DOT.replace("LOAD", load)
+        if left is not None:
+            kernel = re.sub("a = tl.load.*", f"a = {left}", kernel)
+        code = solution(kernel, f"""
 out = torch.empty({M}, {N})
 product[(triton.cdiv({M}, {BM}), triton.cdiv({N}, 64))](x, y, out, {M}, {N}, {K}, BM={BM}, B=64)
 return out""", "x, y")
@@ -313,9 +318,55 @@ return out""", "x, y")
     assert cost(ALONG_K) == pytest.approx(0.8, rel=0.15)
     assert cost(TURNED.replace("tl.load", "tl.trans(tl.load") + ")") == pytest.approx(cost(ALONG_K), rel=0.01)
     assert cost(f"({TURNED}).T") == pytest.approx(cost(ALONG_K), rel=0.01)
-    assert cost(ALONG_N) == pytest.approx(1.1, rel=0.15) and cost(ALONG_K + " * 1.0") > 1.05 * cost(ALONG_K)
+    assert cost(ALONG_N) == pytest.approx(1.1, rel=0.15)
     assert cost(ALONG_N, N=72) == pytest.approx(3.7, rel=0.1) and cost(ALONG_N, K=72) == pytest.approx(1.7, rel=0.15)
-    assert cost(ALONG_K, BM=128) == pytest.approx(cost(ALONG_K), rel=0.15)  # rows that are masked are free
+    for same in ("{} * 1.0", "tl.permute({}, (0, 1))", "tl.reshape({}, (64, 64))", "{}.to(tl.float64).to(tl.float32)"):
+        assert cost(same.format(ALONG_N), N=72) > 0.99 * cost(ALONG_N, N=72)
+        assert cost(same.format(ALONG_K)) == pytest.approx(cost(ALONG_K), rel=0.05)
+    assert cost(ALONG_K, BM=128) == pytest.approx(cost(ALONG_K), rel=0.15)  # rows masked at the end are free,
+    tile = "tl.load(x + m[:, None] * K + i[None, :], mask=(m[:, None] < M) & (i[None, :] < K), other=0.0)"
+    all_masked = tile.replace("(m[:, None] < M)", "(m[:, None] < 0)").replace("other=0.0", f"other={tile}")
+    some_masked = tile.replace("(m[:, None] < M)", "(m[:, None] != 7)").replace("other=0.0", f"other={tile}")
+    for full in (all_masked, some_masked):  # but not if something else is put in their place
+        assert cost(ALONG_K, left=full) > 0.99 * cost(ALONG_K)
+
+
+def test_a_product_is_no_cheaper_by_another_road(box):
+    task = problem("x @ y", "torch.randn(64, 64), torch.randn(64, 64)")
+
+    def price(line):
+        kernel = DOT.replace("LOAD", ALONG_N).replace('total += tl.dot(a, b, input_precision="tf32x3")', line)
+        launch = "out = torch.empty(64, 64)\nproduct[(2, 2)](x, y, out, 64, 64, 64, BM=32, B=32)\nreturn out"
+        code = solution(kernel, launch, "x, y")
+        return milliseconds(box, task, code, "product")
+
+    ieee = price('total += tl.dot(a, b, input_precision="ieee")')
+    assert price("total += tl.sum(a[:, :, None] * b[None, :, :], axis=1)") > ieee
+    assert price("total += tl.sum(tl.fma(a[:, :, None], b[None, :, :], 0.0), axis=1)") > ieee
+    assert price("total += tl.dot(a.to(tl.float64), b.to(tl.float64)).to(tl.float32)") > ieee
+
+
+def test_arithmetic_is_no_cheaper_by_another_road(box):
+    def price(result):
+        code = by_elements("v").replace("    tl.store", f"    for _ in range(100):\n        v = {result}\n    tl.store")
+        return milliseconds(box, problem("x.clone()", "torch.randn(256, 64)"), code, "apply")
+
+    assert price("tl.fma(v, 1.0, 0.0)") >= price("v * 1.0 + 0.0")
+    task = problem("x * torch.sin(torch.sin(torch.sin(y)))", "torch.randn(1024, 64), torch.randn(64)")
+    kernel = """
+@triton.jit
+def scale(x, y, out, BLOCK: tl.constexpr):
+    r = tl.arange(0, BLOCK)
+    u = tl.load(y + r)
+    for _ in range(3):
+        u = SINE(u)
+    o = tl.program_id(0) * BLOCK + r
+    tl.store(out + o, tl.load(x + o) * u)
+"""
+    for sine in ("tl.sin", "libdevice.sin"):  # of what all programs share, in each of them
+        code = solution(kernel.replace("SINE", sine),
+                        "out = torch.empty_like(x)\nscale[(1024,)](x, y, out, BLOCK=64)\nreturn out", "x, y")
+        assert flops(milliseconds(box, task, code, "scale")) > 0.99 * 1024 * 64 * 3 * 70
 
 
 def test_parameters_cost_what_they_would_among_larger_tensors(box):
@@ -347,6 +398,12 @@ def get_init_inputs():
     assert verdict.reference_ms == pytest.approx(
         roofline.milliseconds((2 + 1 / 256) * size * 2 ** 20), rel=0.01)
 
+    # other constants are priced like that only up to the size of the task's own
+    table = code.replace("torch.nn.Parameter(torch.randn(256, 64))", "torch.zeros(512, 64)[:256]")
+    assert table != code
+    moved = megabytes(milliseconds(box, problem("x.clone()"), table, "apply"))
+    assert moved == pytest.approx(3 * size, rel=0.01)
+
     # a parameter that results are written to may be as large as the batch: no hiding place for them
     doubled = by_elements("v * 2.0").replace("torch.empty_like(x)", "self.buffer").replace(
         start, head + "        self.buffer = torch.nn.Parameter(torch.randn(256, 64))\n\n").replace(
@@ -355,6 +412,14 @@ def get_init_inputs():
     verdict = box.score(problem("x * 2.0"), [doubled])[0]
     assert verdict.correct and verdict.candidate_ms == pytest.approx(
         2 * roofline.milliseconds(2 * size * 2 ** 20), rel=0.01)
+    hidden = doubled.replace("        apply[", "        torch._foreach_copy_([out], [x])\n        apply[")
+    assert "not supported" in box.score(problem("x * 2.0"), [hidden])[0].error
+    early = doubled.replace("    v = tl.load", """    if tl.program_id(0) == 0:
+        for i in range(0, n, BLOCK):
+            tl.load(out + i + tl.arange(0, BLOCK))
+    v = tl.load""")  # all of it is touched before most of it is written
+    verdict = box.score(problem("x * 2.0"), [early])[0]
+    assert verdict.correct and verdict.candidate_ms > 0.99 * 2 * roofline.milliseconds(2 * size * 2 ** 20)
 
 
 def test_strided_access_pays_whole_sectors(box):

@@ -39,7 +39,7 @@ INTEGER_DIVISION, UNIFORM_DIVISION, PRECISE_DIVISION, FMA, ERF = 30, 2, 30, 2, 6
 LIBDEVICE = {"sin": 70, "cos": 70, "erf": ERF, "log": 50, "exp": 15, "sqrt": 15, "rsqrt": 15, "tanh": 40, "pow": 250,
              "fast_powf": 250}  # others: 60
 # The same for a FLOP of tl.dot, by what its right operand is like in memory: neighbours along K, neighbours along N
-# (which the tensor cores take as they are only if they have 16 bits).
+# (which the tensor cores take as they are only if they have 16 bits). fp64 is a guess.
 DOT_COST = {"fp32": (2.8, 1.4), "tf32x3": (0.8, 1.1), "tf32": (0.22, 0.8), "half": (0.13, 0.13), "fp64": (2, 2)}
 # No less than this where rows of the (left, right) operand are not whole multiples of 16 elements.
 UNALIGNED_DOT = {"fp32": (1.7, 1.5), "tf32x3": (1.7, 3.7), "tf32": (0.65, 0.43), "half": (0.4, 0.24), "fp64": (2, 2)}
@@ -481,7 +481,8 @@ class Lockstep(stock.InterpreterBuilder):
     # --- arithmetic
     def paid(self, out, cost, *sources):
         """Charge for `out`, and let it remember how the tiles that it was computed from lie in memory."""
-        shared = out.data.ndim > 1 and len(out.data) == 1 and cost > 1  # the same for all programs: each computes it
+        # What all programs share is computed by each of them (which for indices and masks is not worth counting).
+        shared = out.data.ndim > 1 and len(out.data) == 1 and cost > 1
         self.memory.arithmetic(out.data.size * cost * (len(self.programs[0]) if shared else 1))
         steps = [x.attr["steps"] for x in sources if "steps" in x.attr and x.data.shape[1:] == out.data.shape[1:]]
         if steps:

@@ -55,8 +55,9 @@ from torch.utils._pytree import tree_iter, tree_leaves
 from triton.runtime import autotuner, jit
 
 import lockstep
+import ptx
 from jail import TORCH_NAMES, Child, Gone, decode, encode, strided
-from lockstep import KernelError
+from ptx import KernelError
 from tasks import GPU_BATCH_FACTOR
 from trials import (Stages, Verdict, compare, identical, note_comparison, reaching, set_failure, set_profile,
                     set_roofline)
@@ -426,7 +427,7 @@ class Replay:
         """known: keys of kernels that need not be compiled again, because they have been."""
         self.program, self.constants = program, constants
         names = {name: read_value(value, None) for name, value in program["names"].items()}
-        self.kernels, texts = lockstep.build(code, names)
+        self.kernels, texts = ptx.build(code, names)
         self.compiled = set()  # what has been compiled here
         for step in program["steps"]:
             if step[0] == "launch":
@@ -439,8 +440,8 @@ class Replay:
                     self.compiled.add(key)
                     arguments = self.arguments(
                         step, lambda reference: torch.empty(0, dtype=TORCH_NAMES[reference[1]], device="meta"))
-                    lockstep.compile_kernel(self.kernels[step[1]], arguments,
-                                            {k: read_value(v, None) for k, v in step[4].items()})
+                    ptx.compile_kernel(self.kernels[step[1]], arguments,
+                                       {k: read_value(v, None) for k, v in step[4].items()})
         self.interpreter = lockstep.Interpreter(self.kernels)
 
     def arguments(self, step, tensor):

@@ -48,7 +48,7 @@ import triton
 
 import host
 import jail
-import lockstep
+import ptx
 import roofline
 import stopwatch
 from jail import Child, Gone, receive, send
@@ -155,7 +155,7 @@ def replayer(sock, warm, settings):
                                               run["parameters"])
             changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
             send(sock, {"output": output, "events": events, "live": live, "changed": changed})
-    except lockstep.KernelError as error:
+    except ptx.KernelError as error:
         send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
     except Exception as error:
         send(sock, {"failed": stage, "error": describe(error, "")[0], "line": None})
@@ -572,7 +572,7 @@ if __name__ == "__main__":
         import torch._dynamo  # noqa: F401  (imported at the first dispatch mode: a second that no fork should pay)
 
         settings = json.loads(sys.argv[3])
-        lockstep.warm_up()
+        ptx.warm_up()
         if settings["device"] != "cpu":
             triton.runtime.driver.active.utils  # built by a C compiler, which no fork should wait for; starts no CUDA
         jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), settings,

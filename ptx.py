@@ -1,0 +1,191 @@
+"""Triton kernels where there is no GPU, first half: taken from a candidate's text, compiled for a real target.
+
+    kernels, texts = build(code, constants)       only @triton.jit functions, and only Triton's own language inside them
+    compile_kernel(kernel, arguments, options)    to PTX for sm_90 (needs no GPU): refuses what a GPU would refuse
+
+lockstep.py runs what `build` returns.
+"""
+
+import ast
+import inspect
+import linecache
+import re
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime import jit
+
+FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
+
+
+class KernelError(Exception):
+    """A kernel that a GPU would refuse. `line`: the candidate's, where known; `stage`: compile or launch."""
+
+    def __init__(self, message, line=None, stage="compile"):
+        super().__init__(message)
+        self.line, self.stage = line, stage
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From the candidate's text: only Triton's own language, nothing else of Python
+
+SYNTAX = (ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If,
+          ast.Expr, ast.Return, ast.Pass, ast.Break, ast.Continue, ast.Assert, ast.operator, ast.unaryop, ast.boolop,
+          ast.cmpop, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.keyword, ast.IfExp, ast.Attribute,
+          ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Name, ast.Constant, ast.JoinedStr, ast.FormattedValue,
+          ast.Starred, ast.expr_context)
+BUILTINS = {name: getattr(__import__("builtins"), name) for name in (
+    "range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum", "str")}
+MEMBERS = {name for cls in (tl.tensor, tl.dtype, tl.block_type, getattr(tl, "tensor_descriptor", tl.tensor))
+           for name in dir(cls) if not name.startswith("_")} | {"value", "type", "dtype", "shape", "element_ty"}
+HOST_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself
+
+
+def is_kernel(node):
+    """Is this AST node a function under @triton.jit (or @jit), whatever other decorators it carries?"""
+    return isinstance(node, ast.FunctionDef) and any(
+        ast.unparse(getattr(decorator, "func", decorator)).split(".")[-1] == "jit" for decorator in node.decorator_list)
+
+
+def check_kernel(node, scope):
+    """Raise KernelError unless the function uses only what Triton's language has.
+
+    Interpreting runs a kernel's body as Python, so this is the border: no imports, no names but Triton's, the kernels
+    and the constants in `scope`, no attribute that is not a member of Triton's tensors and types.
+    """
+    local = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)} | {
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+    def refuse(child, what):
+        raise KernelError(f"{what} is not available inside a Triton kernel", getattr(child, "lineno", node.lineno))
+
+    def resolve(child):
+        """The object that a dotted name rooted in a module stands for, or None when it is not rooted in one."""
+        if isinstance(child, ast.Name):
+            return None if child.id in local else scope.get(child.id)
+        owner = resolve(child.value) if isinstance(child, ast.Attribute) else None
+        if not inspect.ismodule(owner):
+            return None
+        found = getattr(owner, child.attr, None)
+        home = getattr(found, "__name__", "") if inspect.ismodule(found) else getattr(found, "__module__", "") or ""
+        if owner is triton and not inspect.ismodule(found):
+            allowed = child.attr in HOST_HELPERS
+        else:
+            allowed = home.startswith("triton.language") or isinstance(found, (tl.dtype, jit.JITFunction))
+        if not allowed or child.attr.startswith("_"):
+            refuse(child, ast.unparse(child))
+        return found
+
+    for child in ast.walk(node):
+        if not isinstance(child, SYNTAX) or child is not node and isinstance(child, ast.FunctionDef):
+            refuse(child, type(child).__name__)
+        if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load) and child.id not in local:
+            if child.id not in scope and child.id not in BUILTINS:
+                raise KernelError(f"NameError: {child.id} is not defined for the kernel", child.lineno)
+        if isinstance(child, ast.Attribute) and resolve(child) is None:
+            if inspect.ismodule(resolve(child.value)) or child.attr not in MEMBERS:
+                refuse(child, ast.unparse(child))
+
+
+def build(code, constants):
+    """The @triton.jit functions at the top level of a candidate's source, and nothing else of it.
+
+    Returns {name: JITFunction} and {name: the text of all that the kernel is made of, without comments and places}.
+    `constants` are the values of global names that kernels may use. Raises KernelError for a kernel that reaches
+    outside Triton's language.
+    """
+    body = ast.parse(code).body
+    scope = {"triton": triton, "tl": tl, **constants, "__name__": "kernels"}
+    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) and all(
+        re.match(r"triton(\.language|$)", getattr(node, "module", None) or alias.name) for alias in node.names)]
+    exec(compile(ast.Module(imports, []), "<imports>", "exec"), scope)
+    kernels = [node for node in body if is_kernel(node)]
+    scope.update({node.name: True for node in kernels})
+    for node in kernels:
+        first = node.decorator_list[0]
+        node.decorator_list = []
+        check_kernel(node, scope)
+        # Triton finds a function's text by the line of its first decorator, so one stays, and stays there.
+        node.decorator_list = [ast.copy_location(ast.Name("__jit__", ast.Load()), first)]
+    scope.update(__jit__=triton.jit, __builtins__=dict(BUILTINS))
+    linecache.cache[FILE] = (len(code), None, [line + "\n" for line in code.split("\n")], FILE)
+    exec(compile(ast.fix_missing_locations(ast.Module(kernels, [])), FILE, "exec"), scope)
+    nodes, texts = {node.name: node for node in kernels}, {}
+    for name in nodes:
+        parts, found = [name], {name}
+        for part in parts:  # grows by what each part calls
+            used = {n.id for n in ast.walk(nodes[part]) if isinstance(n, ast.Name)} - found if part in nodes else set()
+            found |= used
+            parts += sorted(used)
+        texts[name] = "\n".join(ast.unparse(nodes[part]) if part in nodes else f"{part} = {constants[part]!r}"
+                                for part in parts if part in nodes or part in constants)
+    return {name: scope[name] for name in nodes}, texts
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compiling for a real target
+
+
+def definition_line(kernel):
+    """The line of `def` in the candidate's source (decorators come before it)."""
+    lines, first = linecache.cache[FILE][2], kernel.fn.__code__.co_firstlineno
+    return next(i for i in range(first, len(lines) + 1) if lines[i - 1].lstrip().startswith("def "))
+
+
+def compile_kernel(kernel, arguments, options):
+    """Compile one specialisation to PTX for sm_90. Raises KernelError with the compiler's message.
+
+    arguments: {parameter: value}, tensors for pointers (of any device, also meta); options: num_warps and the like.
+    """
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import ASTSource, make_backend
+
+    first, signature, constants = kernel.fn.__code__.co_firstlineno, {}, {}
+    for parameter in kernel.params:
+        value = arguments[parameter.name]
+        runtime = isinstance(value, (torch.Tensor, int, float)) and not (isinstance(value, int) and value == 1)
+        if parameter.is_constexpr or not runtime:  # Triton specialises on None and on 1, as on a constexpr
+            signature[parameter.name], constants[parameter.name] = "constexpr", value
+        else:
+            signature[parameter.name] = jit.mangle_type(value)
+    target = GPUTarget("cuda", 90, 32)
+    backend = make_backend(target)
+    try:
+        unknown = sorted(set(options) - set(backend.parse_options({}).__dict__))
+        if unknown:
+            raise KernelError(f"{kernel.fn.__name__} has no argument or launch option {unknown[0]}", first)
+        source = ASTSource(kernel, signature, constexprs=constants)
+        settings = backend.parse_options(options)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        stages, metadata = {}, {"hash": "", "target": target, **settings.__dict__}
+        backend.add_stages(stages, settings, source.language)
+        module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
+                                backend.get_module_map(), context)
+        for stage, lower in stages.items():
+            if stage == "cubin":  # made by ptxas, which has little left to refuse
+                break
+            module = lower(module, metadata)
+    except KernelError:
+        raise
+    except Exception as error:
+        while error.__cause__ is not None and hasattr(error.__cause__, "node"):
+            error = error.__cause__  # an error inside a called function is wrapped in its caller's
+        text = getattr(error, "error_message", None) or str(error).strip().split("\n")[-1] or type(error).__name__
+        node, line = getattr(error, "node", None), None
+        if node is not None:
+            head = (getattr(error, "src", None) or "").split("\n")[0]
+            starts = [i for i, text_line in enumerate(linecache.cache[FILE][2]) if head and head in text_line]
+            line = (starts[0] + 1 if starts else definition_line(kernel)) + node.lineno - 1
+        raise KernelError(f"{type(error).__name__}: {text}", line) from None
+    if metadata.get("shared", 0) > 227 * 1024:
+        raise KernelError(f"out of resource: shared memory, required {metadata['shared']} bytes, limit 232448", first)
+
+
+def warm_up():
+    """Compile something, so that forks of this process find the compiler's libraries loaded (0.1 s)."""
+    kernel = build("@triton.jit\ndef copy(x, y):\n    tl.store(y, tl.load(x))", {})[0]["copy"]
+    compile_kernel(kernel, {"x": torch.empty(0), "y": torch.empty(0)}, {})

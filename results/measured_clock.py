@@ -112,11 +112,12 @@ def agreement(synthesised, measure):
             families.setdefault(family, []).append((verdict.speedup, row["measured"]))
     everything = [pair for found in families.values() for pair in found]
     synthetic = [pair for name, found in families.items() if not name.startswith("level") for pair in found]
-    bound = [pair for name in ("pointwise", "reduction", "row", "loss") for pair in families.get(name, [])]
+    bound, fused = ([pair for name in names for pair in families.get(name, [])] for names in (
+        ("pointwise", "reduction", "row", "loss"), ("row", "linear", "convolution", "network")))
     correlation = {name: [len(found), spearman(found)] for name, found in sorted(families.items())}
     times = {name: [mean_ratio(rows, name, side) for side in ("reference_ms", "candidate_ms")] for name in correlation}
     return {"all": [len(everything), spearman(everything)], "synthesised": [len(synthetic), spearman(synthetic)],
-            "memory_bound": [len(bound), spearman(bound)],
+            "memory_bound": [len(bound), spearman(bound)], "fusions": [len(fused), spearman(fused)],
             "families": correlation, "measured_over_modelled_ms": times, "rows": rows}
 
 

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch  # noqa: E402
 from triton.runtime import jit  # noqa: E402
 
-import teacher  # noqa: E402
 from host import EventClock  # noqa: E402
 from instructions import compile_all, load  # noqa: E402
+from measured_clock import solved  # noqa: E402
 from roofline import Clock, slowdown, tensors_in  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
 from synthesizer import synthesize, training_tasks  # noqa: E402
@@ -57,13 +57,6 @@ def problem(name):
     return synthesize(int(name.split("/")[1]), clutter=True)
 
 
-def solution(task):
-    """The teacher's fullest code for a task, or None."""
-    program = teacher.read(task)
-    found = program and teacher.render(program, teacher.ALL)
-    return found.code if found and "@triton.jit" in found.code else None
-
-
 def reference(source, device):
     """(model, inputs) of a problem."""
     torch.manual_seed(0)
@@ -75,10 +68,10 @@ def reference(source, device):
 
 def candidate(name):
     """(model, inputs) of the teacher's code for a problem, on a GPU."""
-    source, module = scale_batch(problem(name).source, GPU_BATCH_FACTOR), {}
-    exec(compile(source, "reference", "exec"), module)
+    [(task, code)], module = solved([problem(name)]), {}
+    exec(compile(scale_batch(task.source, GPU_BATCH_FACTOR), "reference", "exec"), module)
     with torch.device("cuda"):
-        return load(solution(problem(name))).ModelNew(*module["get_init_inputs"]()).cuda(), module["get_inputs"]()
+        return load(code).ModelNew(*module["get_init_inputs"]()).cuda(), module["get_inputs"]()
 
 
 def compiled(name):
@@ -127,7 +120,8 @@ def measure(count):
         if len(names) == count:
             break
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "operators": {}, "kernels": {}}
-    solvable = [name for name in names if problem(name).family != "diagonal" and solution(problem(name))]
+    solvable = [task.name for task, code in solved(map(problem, names))
+                if task.family != "diagonal" and "@triton.jit" in code]
     compile_all([(compiled, name) for name in solvable])
     for name in names:
         source = scale_batch(problem(name).source, GPU_BATCH_FACTOR)
@@ -159,7 +153,7 @@ def compare_kernels(found):
     """{kind of kernel: [measured / modelled]}, of those that take 6 microseconds or more."""
     ratios = defaultdict(list)
     with Sandbox("cpu", trials=1) as box:
-        verdicts = box.score_pairs([(problem(name), solution(problem(name))) for name in found])
+        verdicts = box.score_pairs(list(solved(map(problem, found))))
     for calls, verdict in zip(found.values(), verdicts):
         modelled = {entry.name: entry.share * verdict.candidate_ms for entry in verdict.profile if entry.own}
         for kernel in modelled:

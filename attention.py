@@ -152,41 +152,51 @@ def attend(query, keys, values, position, scale):
     return out
 
 
+def attend_on_cpu(query, keys, values, bias, scale):
+    """The same in PyTorch, for sequences that begin with `keys.prompts` (engine.Prompts.parts) and go on in the cache.
+
+    bias (n, 1, 1, W): 0 for what lies in the cache of a sequence, else -infinity. A prompt is read once for all that
+    share it. Each part's softmax is known up to its sum; flash attention returns that sum's logarithm, by which the
+    parts are weighted in the end.
+    """
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the public function keeps the logarithm back
+    count, heads, _, dim = query.shape
+    groups, width = keys.shape[1], bias.shape[3]
+    query = query.reshape(count, groups, heads // groups, dim)  # G queries of one head
+    out, logsum = flash(query, keys[:, :, :width], values[:, :, :width], attn_mask=bias, scale=scale)
+    for rows, bias, prompt_keys, prompt_values in keys.prompts:  # rows (U, R): the slots of each prompt
+        shape = (*rows.shape[:1], groups, rows.shape[1], heads // groups)  # (U, H / G, R, G)
+        together = query[rows].transpose(1, 2).reshape(shape[0], groups, -1, dim)
+        more, more_logsum = flash(together, prompt_keys, prompt_values, attn_mask=bias, scale=scale)
+        more, more_logsum = more.view(*shape, dim).transpose(1, 2), more_logsum.view(shape).transpose(1, 2)
+        share = torch.sigmoid(more_logsum - logsum[rows])[..., None]
+        out[rows] = torch.lerp(out[rows], more, share.to(out.dtype))
+    return out.reshape(count, 1, heads, dim)
+
+
 def causal_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
     """Attention for the unmodified modeling code, registered with transformers under the name "causal".
 
     query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prefill):
     plain causal attention, right padding needs no mask; or with booleans `attention_mask`, (B, 1, L, T), where a cache
-    is extended. One query (decoding): `attention_mask` is what Slots.mask gives, and the G query heads of a group share
-    their keys and values as they lie in the cache.
+    is extended. One query (decoding): `attention_mask` is what Slots passes, on a GPU (B, 1, 1, 1), where each
+    sequence's cache ends, on a CPU the bias of attend_on_cpu; without one it attends to all.
 
     Being unknown to transformers' mask functions, the name also keeps it from building masks of its own, whose
     data-dependent checks cannot be captured in a CUDA graph.
     """
     batch, heads, length, dim = query.shape
     groups = heads // key.shape[1]
-    if length == 1:
-        if attention_mask is not None and attention_mask.dtype != torch.bool:  # positions, on a GPU
-            return attend(query, key, value, attention_mask, dim**-0.5 if scaling is None else scaling), None
-        query = query.reshape(batch, heads // groups, groups, dim)  # G queries of one head
-        if attention_mask is None:
-            parts = [F.scaled_dot_product_attention(query, key, value, scale=scaling)]
-        else:  # neighbours are of similar length, so a few at a time read little that lies beyond their ends
-            parts = []
-            for part in torch.arange(batch).split(16):
-                rows = slice(part[0], part[-1] + 1)
-                end = int(attention_mask[rows].sum(-1).max())
-                parts.append(F.scaled_dot_product_attention(query[rows], key[rows, :, :end], value[rows, :, :end],
-                                                            attention_mask[rows, :, :, :end], scale=scaling))
-        return torch.cat(parts).reshape(batch, 1, heads, value.shape[3]), None
-    if attention_mask is not None:
-        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
-    elif query.is_cuda and query.dtype != torch.float32:  # flash attention shares heads by itself
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=groups > 1)
+    if attention_mask is not None and attention_mask.dtype != torch.bool:
+        scale = dim**-0.5 if scaling is None else scaling
+        return (attend if query.is_cuda else attend_on_cpu)(query, key, value, attention_mask, scale), None
+    if query.is_cuda and query.dtype != torch.float32 and attention_mask is None:  # flash attention shares heads itself
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=length > 1, scale=scaling,
+                                             enable_gqa=groups > 1)
     else:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+        causal = attention_mask is None and length > 1
+        out = F.scaled_dot_product_attention(query, key, value, attention_mask, is_causal=causal, scale=scaling)
     return out.transpose(1, 2), None
 
 

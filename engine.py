@@ -13,8 +13,11 @@ Here, on the unmodified weights and modeling code:
     later turns         of a conversation read what is new only: a finished sequence's cache stays in its slot until
                         another sequence needs it, the memory is given back, or the weights have changed
 
-On a CPU the same loop runs without graphs and Triton. Architectures whose layers are not all plain full attention
-(sliding windows, linear or latent attention) do not come here: Backbone samples them through the model's own cache.
+On a CPU the same loop runs without graphs and Triton. There a prompt stays where it was read, and each step reads it
+once for all replies that it gets; a slot holds the reply alone.
+
+Architectures whose layers are not all plain full attention (sliding windows, linear or latent attention) do not come
+here: Backbone samples them through the model's own cache.
 
 In comments: S slots, n of them in use, T the length of a slot, H query heads, G of them share a key/value head, D the
 head dimension, V the vocabulary.
@@ -47,6 +50,42 @@ def side_stream():
     return torch.cuda.Stream()
 
 
+class Prompts:
+    """Prompts that were read together: their keys and values, and which slots hold a reply to each.
+
+    keys, values: of each layer (U, H / G, P, D), for U prompts of at most P tokens.
+    """
+
+    def __init__(self, cache, lengths, rows):
+        """cache: a DynamicCache; lengths (U,): tokens of each; rows: for each a list of slots."""
+        self.keys, self.values = ([getattr(layer, name) for layer in cache.layers] for name in ("keys", "values"))
+        self.lengths, self.rows = lengths, rows
+        self.move({row: row for some in rows for row in some})
+
+    def move(self, to):
+        """Slot `row` has become `to[row]`; those that are not in `to` hold other replies now, or none."""
+        self.rows = [[to[row] for row in some if row in to] for some in self.rows]
+        used = [i for i, some in enumerate(self.rows) if some]
+        if len(used) < len(self.rows):
+            self.rows, self.lengths = [self.rows[i] for i in used], self.lengths[used]
+            self.keys, self.values = ([tensor[used] for tensor in column] for column in (self.keys, self.values))
+        most = max(map(len, self.rows), default=0)
+        slots = torch.tensor([some + some[:1] * (most - len(some)) for some in self.rows])  # (U, replies at most)
+        bias = bias_beyond(self.lengths, self.keys[0].shape[2], self.keys[0].dtype)
+        self.parts = [[] for _ in self.keys]  # of each layer, what attention.attend_on_cpu needs
+        for start in range(0, len(self.rows), 16):  # neighbours are of similar length
+            part = slice(start, start + 16)
+            end = int(self.lengths[part].max())
+            for parts, keys, values in zip(self.parts, self.keys, self.values):
+                parts.append((slots[part], bias[part, :, :, :end], keys[part, :, :end], values[part, :, :end]))
+
+
+def bias_beyond(lengths, width, dtype) -> torch.Tensor:
+    """(n, 1, 1, width): what to add to attention's scores, 0 for the first `lengths` (n,) of them, else -infinity."""
+    beyond = torch.arange(width) >= lengths[:, None, None, None]
+    return torch.zeros(beyond.shape, dtype=dtype).masked_fill(beyond, float("-inf"))
+
+
 class Slots:
     """S sequences with their caches, and the step that writes one token of each.
 
@@ -57,7 +96,8 @@ class Slots:
 
     is_compileable = False
 
-    def __init__(self, model, rows, length, stop_ids):
+    def __init__(self, model, rows, length, stop_ids, lean=False):
+        """lean: a slot holds only what is written, and `prompts` what it was an answer to (on a CPU)."""
         self.model, self.rows, self.length, device = model, rows, length, model.device
         _, heads, dim, layers = shape_of_cache(model)
         shape = (rows, heads, length, dim)  # (S, H / G, T, D)
@@ -70,7 +110,8 @@ class Slots:
         self.done = torch.ones(rows, dtype=torch.bool, device=device)
         self.stops = torch.tensor(stop_ids, dtype=torch.long, device=device)
         self.count = rows  # n: the first so many slots are in use
-        self.window = length  # slots that anything attends to; a CPU skips the rest, a captured graph keeps its shape
+        self.prompts = [] if lean else None  # [Prompts] that sequences in the slots begin with
+        self.start = torch.zeros(rows, dtype=torch.long, device=device)  # the position of the first token in a slot
         self.graphs = {}  # {(n, temperature): CUDA graph of a step}
         # A graph draws from the generator that it was captured with, so this one lives as long as the graphs.
         self.generator = torch.Generator(device)
@@ -101,29 +142,34 @@ class Slots:
         lines = torch.arange(self.count * heads) * self.length + self.places.repeat_interleave(heads)
         keys.view(-1, dim)[lines] = key.reshape(-1, dim)
         values.view(-1, dim)[lines] = value.reshape(-1, dim)
-        return keys[:, :, :self.window], values[:, :, :self.window]
+        keys.prompts = [part for prompts in self.prompts or [] for part in prompts.parts[layer_index]]
+        return keys, values  # which the modeling code hands on to causal_attention as they are
 
     def get_seq_length(self, layer_index=0):
         return 0  # positions are always passed explicitly
 
-    def mask(self):
-        """What each sequence may attend to, the token being written included.
-
-        On a CPU (n, 1, 1, window) of booleans; on a GPU, where attention stops at a sequence's end by itself, the
-        position of that end, (n, 1, 1, 1).
-        """
-        position = self.position[:self.count, None, None, None]
-        return position if position.is_cuda else torch.arange(self.window) <= position
-
     # ---- coming and going
 
-    def fill(self, rows, source, prefill):
-        """Copy prompt `source[i]` of a prefill (a DynamicCache) into sequence `rows[i]`; both are tensors."""
+    def fill(self, rows, source, prefill, lengths):
+        """Let sequence `rows[i]` begin with prompt `source[i]` of a prefill, a DynamicCache of prompts of `lengths`."""
         assert prefill.layers[0].keys.shape[1::2] == self.keys[0].shape[1::2], "this attention caches something else"
+        if self.prompts is not None:
+            self._move_prompts({row: row for row in range(self.rows) if row not in rows})
+            replies = [[row for row, i in zip(rows, source) if i == prompt] for prompt in range(len(lengths))]
+            lengths = torch.tensor(lengths)
+            self.prompts.append(Prompts(prefill, lengths, replies))
+            self.start[rows] = lengths[source]
+            return
+        rows, source = (torch.tensor(column, device=self.token.device) for column in (rows, source))
         for layer, keys, values in zip(prefill.layers, self.keys, self.values):
             length = layer.keys.shape[2]
             keys[rows, :, :length] = layer.keys[source]
             values[rows, :, :length] = layer.values[source]
+
+    def _move_prompts(self, to):
+        for prompts in self.prompts or []:
+            prompts.move(to)
+        self.prompts = self.prompts and [prompts for prompts in self.prompts if prompts.rows]
 
     def adopt(self, other):
         """Take over the texts of other slots, which are no longer than these."""
@@ -144,8 +190,10 @@ class Slots:
         if moved:
             to = torch.tensor(moved, device=self.token.device)
             source = torch.tensor([order[i] for i in moved], device=self.token.device)
-            for tensor in [*self.keys, *self.values, self.position, self.end, self.token, self.logprob, self.done]:
+            for tensor in [*self.keys, *self.values, self.position, self.start, self.end, self.token, self.logprob,
+                           self.done]:
                 tensor[to] = tensor[source]
+        self._move_prompts({row: i for i, row in enumerate(first)})
         self.text, self.used = text, [self.used[row] for row in order]
 
     def find(self, prompts, indices) -> dict:
@@ -201,10 +249,16 @@ class Slots:
 
     def _step(self, head, temperature, generator):
         used = slice(self.count)
+        inside = self.position[used]  # where in its slot each sequence's token lies, the last that it attends to
+        if self.token.is_cuda:
+            mask = inside[:, None, None, None]
+        else:
+            inside = (inside - self.start[used]).clamp(min=0)
+            mask = bias_beyond(inside + 1, int(inside.max()) + 1, self.model.dtype)
         # A finished sequence goes on until somebody looks, but it attends to nothing and leaves its cache alone.
-        self.places = torch.where(self.done[used], self.length - 1, self.position[used])  # where this token is cached
+        self.places = torch.where(self.done[used], self.length - 1, inside)
         hidden = self.model.base_model(input_ids=self.token[used, None], position_ids=self.position[used, None],
-                                       attention_mask=self.mask(), past_key_values=self, use_cache=True,
+                                       attention_mask=mask, past_key_values=self, use_cache=True,
                                        ).last_hidden_state[:, 0]  # (n, width of the model)
         later = self.position[used] + 1
         self.done[used] |= later >= self.end[used]
@@ -217,7 +271,6 @@ class Slots:
         A model of a few million parameters is bound by launches, not by memory; the graph removes them all.
         """
         if self.token.device.type != "cuda":
-            self.window = int(self.position[:self.count].max()) + 1
             return self._step(head, temperature, generator)
         key = (self.count, temperature)
         if key in self.graphs:
@@ -287,8 +340,9 @@ class Engine:
             return [([], []) for _ in prompts]
         waiting = deque(sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i])))
         with turn():
+            longest = max(map(len, prompts)) if self.keeps else 0  # else the slots hold replies only
             slots = self._make_slots(min(len(prompts), rows or (256 if self.cuda else 64)),
-                                     max(map(len, prompts)) + max_new_tokens + 1, turn is not contextlib.nullcontext)
+                                     longest + max_new_tokens + 1, turn is not contextlib.nullcontext)
             known = self._bring(slots, prompts, waiting)
             self._synchronize()
         if self.cuda and temperature:  # a graph has a generator of its own; without one given, torch's seeds it
@@ -349,7 +403,7 @@ class Engine:
         the other, and the texts of both are wanted again.
         """
         if not self.keeps:
-            return Slots(self.model, rows, -(-length // 128) * 128, self.stop_ids)
+            return Slots(self.model, rows, -(-length // 128) * 128, self.stop_ids, lean=True)
         rows, length, old = triton.next_power_of_2(rows), -(-length // 512) * 512, self.slots
         short = old is not None and old.rows < rows and self._room(old.length, beside)[0] > old.rows / 2  # no longer
         if old is None or old.asked < rows or old.length < length or short:
@@ -425,7 +479,7 @@ class Engine:
         for part in self._parts(unique):
             cache, part_logits = self._prefill(unique[part])
             pairs = [(row, i - part.start) for row, i in zip(rows, source) if part.start <= i < part.stop]
-            slots.fill(*torch.tensor(pairs, device=self.model.device).T, cache)
+            slots.fill(*map(list, zip(*pairs)), cache, list(map(len, unique[part])))
             logits.append(part_logits)
         return [torch.cat(logits)[torch.tensor(source, device=self.model.device)]]
 

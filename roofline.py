@@ -634,7 +634,7 @@ def judge(reference, code, warm, settings):
             verdict.correct, verdict.rejected = False, f"calls aten.{unpriced[0]}, for which there is no modelled price"
             return verdict
         verdict.reference_ms, verdict.candidate_ms = (sum(event[0] for event in e) for e in (clock.events, events))
-        set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK)
+        set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK, GPU_BATCH_FACTOR)
         if verdict.correct:
             verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
         stages.end("check")

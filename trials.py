@@ -393,14 +393,17 @@ def set_profile(verdict, events, own):
     verdict.coverage = sum(entry.share for entry in verdict.profile if entry.own and entry.name in own)
 
 
-def set_roofline(verdict, reference, flops, bandwidth, peak):
+def set_roofline(verdict, reference, flops, bandwidth, peak, scale=1):
     """Enter how much of the device the candidate uses, counting only what the task cannot do without.
 
-    bandwidth: bytes per millisecond; flops: of the reference's forward; peak: FLOPs per millisecond, or None.
+    bandwidth: bytes per millisecond; flops: of the reference's forward; peak: FLOPs per millisecond, or None; scale: by
+    how much less a parameter's byte counts.
     """
+    def size(tree):
+        return sum(t.numel() * t.element_size() for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
+
     first = reference.trial(0)
-    needed = sum(t.numel() * t.element_size() for t in tree_leaves([first.inputs, first.expected, reference.state])
-                 if isinstance(t, torch.Tensor))
+    needed = size([first.inputs, first.expected]) + size(reference.state) / scale
     milliseconds = max(verdict.candidate_ms, 1e-9)
     verdict.bandwidth = needed / milliseconds / bandwidth
     verdict.arithmetic = flops / milliseconds / peak if peak else None

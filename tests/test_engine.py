@@ -127,6 +127,25 @@ def test_finished_sequences_are_replaced_before_the_others_end(model, monkeypatc
     assert all(1 <= length <= 40 for length in ended)
 
 
+def test_a_prompt_is_held_once_for_all_its_replies(model, plain, monkeypatch):
+    """On a CPU. Eight slots, of which some change hands: in each step every prompt at work is there once, and no other.
+    """
+    if model.engine.keeps:
+        pytest.skip("the slots of a GPU hold whole sequences")
+    prompts, step, seen = PROMPTS[:3] * 4, Slots.step, []
+
+    def watched(slots, *rest):
+        rows = [row for shared in slots.prompts for some in shared.rows for row in some]
+        seen.append((sum(len(shared.rows) for shared in slots.prompts), sorted(rows) == list(range(slots.count))))
+        assert all(len(shared.rows) == len(shared.lengths) == len(shared.keys[0]) for shared in slots.prompts)
+        step(slots, *rest)
+
+    monkeypatch.setattr(Slots, "step", watched)
+    replies = model.engine.generate(prompts, 60, 0, None, 8)
+    assert [tokens for tokens, _ in replies] == [plain[i % 3][0] for i in range(12)]
+    assert all(whole and 1 <= count <= 4 for count, whole in seen), seen  # twice while one is read for later replies
+
+
 def test_sampling_is_a_function_of_the_generator(model):
     first = model.engine.generate(PROMPTS, 30, 1.0, generator_for(model), 4)
     assert first == model.engine.generate(PROMPTS, 30, 1.0, generator_for(model), 4)

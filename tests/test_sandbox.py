@@ -105,6 +105,21 @@ def test_an_honest_kernel_is_correct_and_faster_for_saving_launches(sandbox):
     assert 0 < v.bandwidth < 1 and 0 < v.arithmetic < 1 and len(feedback(v).split()) <= 80
 
 
+def test_parameters_are_not_bytes_that_a_kernel_saves(sandbox):
+    """On a GPU the batch is 256 times larger and the parameters are not; the share of the bandwidth is one of that."""
+    task = Task("scale", 0, TASK.source.replace("nn.Linear(features, features)", "nn.Parameter(torch.randn(features))")
+                .replace("self.linear(x)", "x * self.linear").replace("return [32", "return [65536")
+                .replace("torch.randn(rows, 32)", "torch.randn(1, 65536)"))
+    assert task.source.count("65536") == 2 and "x * self.linear" in task.source
+    code = changed(("nn.Linear(features, features)", "nn.Parameter(torch.randn(features))"),
+                   ("        x = self.linear(x)\n", ""), ("(x, out, self.factor", "(x, self.linear, out, self.factor"),
+                   ("(x_ptr, out_ptr", "(x_ptr, w_ptr, out_ptr"),
+                   ("tl.load(x_ptr + offsets, mask=mask)",
+                    "tl.load(x_ptr + offsets, mask=mask) * tl.load(w_ptr + offsets, mask=mask)"))
+    v = verdict(sandbox, code, task)
+    assert v.correct and 0.8 < v.bandwidth < 1, v
+
+
 def test_a_seed_makes_verdicts_reproducible(sandbox):
     with Sandbox("cpu", trials=2, seed=1, workers=1) as other:
         assert verdict(other, HONEST) == verdict(sandbox, HONEST)

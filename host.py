@@ -3,7 +3,10 @@
 It serves the orders of stopwatch.py over a socket. Inputs and outputs lie in GPU memory that both can see.
 """
 
+import gc
 import re
+import sys
+import time
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,17 +54,19 @@ class Noise(TorchDispatchMode):
 class Host:
     """Serves the scorer's orders. Every method named like an order takes its fields and returns the answer."""
 
-    def __init__(self, settings, sock, path, load_module, describe):
+    def __init__(self, settings, sock, folder, load_module, describe):
         self.sock, self.polite = sock, False
         self.device = torch.device(settings["device"])
         self.cuda = self.device.type == "cuda"
         self.synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
-        self.load_module, self.describe, self.path, self.code = load_module, describe, str(path), ""
-        self.stage = "compile"
-        self.muted, self.clock, self.kept, self.graph = (), None, [], None
+        self.load_module, self.describe = load_module, describe
+        self.folder, self.path, self.code, self.loaded = folder, "", "", 0
+        self.stage, self.muted, self.clock = "compile", (), None
+        self.kept, self.graph, self.stream = [], None, None
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
+        self.watch_kernels()
 
     def wake(self):
         return {}
@@ -71,12 +76,24 @@ class Host:
         if limit is not None:  # bytes of GPU memory
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), self.device)
-        self.code = code
+        self.stage, self.code, self.loaded = "compile", code, self.loaded + 1
+        self.path = str(self.folder / f"candidate{self.loaded}.py")  # Python caches the lines of files by their names
         self.model_class = getattr(self.load_module("candidate", code, self.path), name, None)
         if not isinstance(self.model_class, type):
             raise NameError(f"the code defines no class {name}")
-        self.watch_kernels()
         return {}
+
+    def forget(self):
+        """Leave nothing of a model; the answer says whether another one can have this process."""
+        self.model = self.model_class = self.arguments = self.graph = None
+        self.kept = []
+        sys.modules.pop("candidate", None)
+        gc.collect()
+        self.synchronize()
+        if self.cuda:
+            torch._C._cuda_clearCublasWorkspaces()  # they count as allocated
+            torch.cuda.empty_cache()
+        return {"seconds": time.process_time(), "bytes": torch.cuda.memory_allocated() if self.cuda else 0}
 
     def build(self, arguments, seed, on_device, compile_it):
         """Construct the model as the reference was: same seed, same device, same order."""
@@ -190,7 +207,7 @@ class Host:
         """Turn the calls into one CUDA graph, which `go` replays from now on: the same kernels, without the host."""
         try:
             torch.cuda.empty_cache()  # a graph has a pool of memory of its own
-            stream = torch.cuda.Stream()
+            stream = self.stream = self.stream or torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.no_grad(), torch.cuda.stream(stream):
                 self.model(*self.inputs(calls[0]))  # libraries set themselves up for the stream

@@ -30,6 +30,7 @@ code of a CUDA extension can do there what it likes. tests/test_cheats.py holds 
 import argparse
 import ast
 import contextlib
+import gc
 import json
 import os
 import socket
@@ -52,10 +53,12 @@ import ptx
 import roofline
 import stopwatch
 from jail import Child, Gone, receive, send
+from plain import is_plain
 from tasks import TaskError, load_task
 from trials import KernelTime, Reference, Verdict, describe, identical, load_module, numbered, other_shapes
 
 KEPT = 16  # references that stand side by side on a GPU, memory permitting
+HOARD = 4 << 30  # bytes of GPU memory with which a scorer does not take on another task
 BORDER = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected", "error")
 
 
@@ -121,10 +124,11 @@ def static_check(code):
 
 def candidate(sock, warm, settings):
     """Role of the process that holds a candidate's code. What it sends is checked, or replayed by others."""
-    path = Path(tempfile.mkdtemp(dir=".")).absolute() / "candidate.py"
+    folder = Path(tempfile.mkdtemp(dir=".")).absolute()
     if settings["clock"] == "measured":
-        host.Host(settings, sock, path, load_module, describe).serve()
+        host.Host(settings, sock, folder, load_module, describe).serve()
         return
+    path = folder / "candidate.py"
     job = receive(sock)
     stage = "compile"
     try:
@@ -166,39 +170,51 @@ def replayer(sock, warm, settings):
 
 
 def scorer(sock, warm, settings):
-    """Role of the process that holds one task's reference and judges its candidates."""
-    job = receive(sock)
-    try:
-        lanes = measured = None
-        if settings["clock"] == "measured":
-            lanes = [stopwatch.Lane(warm, settings, role) for role in ("reference", "candidate")]
-        reference = Reference(job, settings)
-        if lanes is not None:
-            measured = stopwatch.Measured(reference, warm, settings, lanes)
-    except TaskError as error:
-        send(sock, {"unusable": str(error)})
-        return
-    send(sock, {"unusable": None, "large": measured is not None and measured.large})
-    shapes = []  # see generalise
+    """Role of the process that holds one task's reference and judges its candidates, then perhaps another task's."""
+    job, lanes, arenas = receive(sock), [], []
     while True:
-        order = receive(sock)
-        codes, left = order["codes"], []
-        if "spare" in order:
-            measured.start_spare(order["spare"])
-        for index, code in enumerate(codes):
-            verdict = static_check(code)
-            if verdict is None and measured is None:
-                verdict = roofline.judge(reference, code, warm, settings)
-                generalise(verdict, code, job, warm, settings, shapes)
-            if verdict is None:
-                left.append(index)
-            else:
-                verdict.clock = settings["clock"]
-                send(sock, {"index": index, "verdict": asdict(verdict), "known": list(reference.known)})
-        judged = measured.judge([codes[index] for index in left]) if left else ()
-        for position, verdict in list(judged) if settings["shapes"] else judged:  # other shapes once all is quiet again
-            generalise(verdict, codes[left[position]], job, warm, settings, shapes)
-            send(sock, {"index": left[position], "verdict": asdict(verdict), "known": []})
+        try:
+            measured = None
+            if settings["clock"] == "measured":  # starting CUDA takes its time: meanwhile the reference is built
+                lanes = lanes or [stopwatch.Lane(warm, settings, role) for role in ("reference", "candidate")]
+            reference = Reference(job, settings)
+            if settings["clock"] == "measured":
+                measured = stopwatch.Measured(reference, warm, settings, lanes, arenas)
+        except TaskError as error:
+            send(sock, {"unusable": str(error)})
+            return
+        send(sock, {"unusable": None, "large": measured is not None and measured.large})
+        shapes = []  # see generalise
+        while "codes" in (order := receive(sock)):
+            judge(order, sock, job, reference, measured, warm, settings, shapes)
+        job, lanes = order, measured.hand_on()
+        del reference, measured, shapes
+        gc.collect()
+        if settings["device"] != "cpu":
+            torch.cuda.empty_cache()
+            if torch.cuda.memory_reserved() > HOARD:  # shared memory that could not be given back
+                return
+
+
+def judge(order, sock, job, reference, measured, warm, settings, shapes):
+    """Send a verdict for every candidate of an order. shapes: kept between calls, see generalise."""
+    codes, left = order["codes"], []
+    if "spare" in order:
+        measured.start_spare(order["spare"])
+    for index, code in enumerate(codes):
+        verdict = static_check(code)
+        if verdict is None and measured is None:
+            verdict = roofline.judge(reference, code, warm, settings)
+            generalise(verdict, code, job, warm, settings, shapes)
+        if verdict is None:
+            left.append(index)
+        else:
+            verdict.clock = settings["clock"]
+            send(sock, {"index": index, "verdict": asdict(verdict), "known": list(reference.known)})
+    judged = measured.judge([codes[index] for index in left]) if left else ()
+    for position, verdict in list(judged) if settings["shapes"] else judged:  # other shapes once all is quiet again
+        generalise(verdict, codes[left[position]], job, warm, settings, shapes)
+        send(sock, {"index": left[position], "verdict": asdict(verdict), "known": []})
 
 
 def generalise(verdict, code, job, warm, settings, shapes):
@@ -272,6 +288,7 @@ class Sandbox:
                          "workers": self.workers, "tasks": tasks,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
         self.idle = OrderedDict()  # source -> scorer whose reference stands, of the measured clock; see _rest
+        self.scorers = []  # of the measured clock, some of them ended
         self.large = set()  # sources of tasks whose references are not kept
         self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
@@ -298,7 +315,7 @@ class Sandbox:
                 child = self.idle.pop(task.source, None)
             try:
                 child = child or self._start_scorer(task)
-                send(child.sock, {"codes": [], "spare": min(counts[task.source], self.workers // len(counts))})
+                send(child.sock, {"codes": [], "spare": min(counts[task.source], max(1, stopwatch.LANES // len(counts)))})
             except TaskError:
                 return  # said again when the first candidate comes
             except OSError:
@@ -447,15 +464,18 @@ class Sandbox:
 
     def _start_scorer(self, task):
         job = {"name": task.name, "source": task.source, "seed": self.seed, "known": list(self.known)}
-        for last in (False, True):
+        for attempt in ("hire", "first", "last"):
             child, control = None, self.control
             try:
-                child = Child(control, "scorer")
+                child = self._free_scorer(task) if attempt == "hire" else Child(control, "scorer")
+                if child is None:
+                    continue
                 answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
                 if not answer["unusable"]:
                     child.large = answer["large"]
-                    if child.large:
-                        with self.lock:
+                    with self.lock:
+                        self.scorers = [other for other in self.scorers if other.life is not None] + [child]
+                        if child.large:
                             self._end_idle(wait=True)
                     return child
                 why = answer["unusable"]
@@ -464,22 +484,38 @@ class Sandbox:
                 why = f"{task.name}: the reference cannot be judged against ({why})"
             if child is not None:
                 child.close()
+            if attempt == "hire":
+                continue
             with self.lock:
                 if self.control is not control:  # another thread has been here
                     continue
                 try:
                     self.process.wait(0.2)
                 except subprocess.TimeoutExpired:  # the warm parent lives, so it is the task that cannot be used
-                    if last or not self.idle:
+                    if attempt == "last" or not self.idle:
                         raise TaskError(why) from None
                     self._end_idle(wait=True)  # unless others hold the GPU's memory
                     continue
-                if not last:  # somebody has killed the warm parent, and with it all its processes
+                if attempt == "first":  # somebody has killed the warm parent, and with it all its processes
                     self._end_idle()
                     self.control.close()
                     os.makedirs(self.settings["scratch"], exist_ok=True)
                     self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
         raise TaskError(why)
+
+    def _free_scorer(self, task):
+        """The scorer that has been idle for longest, if KEPT stand and it can go on with another task; else None.
+
+        It runs the tasks' code, so neither may leave anything behind (plain.py).
+        """
+        with self.lock:
+            standing = sum(child.life is not None for child in self.scorers)
+            fits = standing >= KEPT and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
+            source = next(filter(is_plain, self.idle), None) if fits and is_plain(task.source) else None
+            child = self.idle.pop(source, None)
+            if child is not None:
+                self.scorers.remove(child)
+            return child
 
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""

@@ -38,6 +38,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
+from plain import is_plain
 from roofline import Clock
 from trials import (Stages, Trial, Verdict, compare, note_comparison, reaching, set_failure, set_profile,
                     set_roofline)
@@ -45,6 +46,8 @@ from trials import (Stages, Trial, Verdict, compare, note_comparison, reaching, 
 BATCH = 0.002  # seconds of work between two readings of the clock, which are good to some 5 microseconds
 HANGS = 1.0  # seconds after which a candidate that leaves the GPU idle is no longer waited for by others
 SERIES = 5.0  # seconds for which one scorer may time candidates before others have their turn
+LANES = 6  # plain candidates in work at a time: enough that one is always ready to be timed
+MODELS = 50  # that one process hosts at most, one after the other
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
 
 
@@ -65,12 +68,15 @@ class Lane:
     """One hosted model as the scorer sees it. Raises Failed, TimeoutError, or jail.Gone when the process has died."""
 
     def __init__(self, warm, settings, role):
-        self.child, self.timeout = Child(warm, role), settings["timeout"]
-        self.device, self.arena = torch.device(settings["device"]), None
+        self.start = lambda: Child(warm, role)
+        self.child, self.timeout = self.start(), settings["timeout"]
+        self.device, self.arena, self.wanted = torch.device(settings["device"]), None, None
         self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
         self.turn = None  # the turn at the GPU that it shares with others, while it does
         self.gpu_busy = None  # with a turn: a function that says whether anybody computes
         self.compiling = self.waiting = 0.0  # seconds
+        self.captured = False  # has the model been recorded as a CUDA graph?
+        self.loaded, self.sound = 0, True  # how many models it has had; False: nobody knows what state it is in
 
     def order(self, order, **fields):
         return self.checked(self.child.ask({"order": order, **fields}, self.until()))
@@ -115,6 +121,7 @@ class Lane:
 
     def load(self, code, name, limit=None):
         """Execute the source. Needs no GPU."""
+        self.loaded += 1
         self.order("load", code=code, name=name, limit=limit)
 
     def build(self, arguments, seed, on_device, compile_it=False):
@@ -123,23 +130,25 @@ class Lane:
     def share(self, inputs, expected, slots, arenas):
         """Share memory for `slots` sets of inputs and one of outputs. Returns whether CUDA IPC is in use.
 
-        arenas: a list of unused (pool, inputs' bytes, outputs' bytes) to take from and to give back to on close. They
-        are kept because PyTorch never frees memory that it shared with a process which was then killed.
+        arenas: a list of unused (pool, inputs' bytes, outputs' bytes) to take from and to give back to. They are kept
+        because PyTorch never frees memory that it shared with a process which was then killed.
         """
-        self.wanted = [(leaf.dtype, list(leaf.shape)) for leaf in expected]
         values = [[isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x] for x in inputs]
         places, size = plan([x for x in inputs if isinstance(x, torch.Tensor)])
         out_places, out_size = plan(expected)
         self.slots, handles = None, None
         if self.device.type == "cuda":
-            try:
-                self.arena = arenas.pop()
-            except IndexError:
+            sizes = [max(total, SMALLEST) for total in (max(size, ALIGN) * slots, out_size)]
+            self.arenas = arenas
+            self.give_arena()
+            fitting = (i for i, (_, *raws) in enumerate(arenas) if all(r.numel() >= n for r, n in zip(raws, sizes)))
+            if (found := next(fitting, None)) is not None:
+                self.arena = arenas.pop(found)
+            else:
                 pool = torch.cuda.MemPool()  # of its own, because what lies beside it in memory is shared, too
                 with torch.cuda.use_mem_pool(pool):
-                    self.arena = (pool, *(torch.empty(max(total, SMALLEST), dtype=torch.uint8, device=self.device)
-                                          for total in (max(size, ALIGN) * slots, out_size)))
-            self.arenas, raws = arenas, self.arena[1:]
+                    self.arena = (pool, *(torch.empty(n, dtype=torch.uint8, device=self.device) for n in sizes))
+            raws = self.arena[1:]
             handles = [export(raw) for raw in raws]
             if None in handles:
                 handles = None
@@ -154,6 +163,7 @@ class Lane:
                 raise
             self.slots = None
             self.order("share", handles=None, inputs=places, outputs=out_places, slots=slots, values=values)
+        self.wanted = [(leaf.dtype, list(leaf.shape)) for leaf in expected]
         return self.slots is not None
 
     def put(self, slot, inputs):
@@ -229,7 +239,9 @@ class Lane:
         return min(seconds)
 
     def capture(self, calls):
-        return self.order("capture", calls=calls)["captured"]
+        """Have the calls recorded as a CUDA graph. Returns whether that worked; if not, the process may be unusable."""
+        self.captured = self.shared_order("capture", calls=calls)["captured"] is True
+        return self.captured
 
     def collect(self, call):
         """(leaves of the call's output, seconds that handing them over took)."""
@@ -239,12 +251,34 @@ class Lane:
         seconds = time.perf_counter() - began
         return self.results(answer), seconds
 
+    def forget(self) -> bool:
+        """Have the process forget its model. Returns whether it is as good as new for the next one."""
+        if not self.sound or self.loaded >= MODELS:
+            return False
+        self.deadline, self.compiling, self.waiting, self.captured = time.monotonic() + HANGS, 0.0, 0.0, False
+        try:
+            left = self.order("forget")
+            return left["seconds"] < self.timeout and left["bytes"] < SMALLEST  # of twice as many seconds, see jail.py
+        except (Failed, Gone, OSError, KeyError, TypeError):  # TimeoutError is an OSError
+            return False
+        finally:
+            self.deadline = None
+
     def close(self):
         """End the process, and only then let others use the memory that it could write to."""
         self.child.close(wait=True)
+        self.give_arena()
+
+    def give_arena(self):
         if self.arena is not None:
             self.arenas.append(self.arena)
             self.arena = None
+
+    def restart(self):
+        """Go on with a new process."""
+        self.close()
+        self.child, self.wanted, self.captured, self.loaded, self.sound = self.start(), None, False, 0, True
+        self.wake()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -368,8 +402,8 @@ class Measured:
     median does not see it.
     """
 
-    def __init__(self, reference, warm, settings, lanes=None):
-        """lanes: a reference's and a candidate's, started while the reference was being built (CUDA takes its time)."""
+    def __init__(self, reference, warm, settings, lanes=(), arenas=None):
+        """lanes: a reference's, then candidates', started while the reference was being built, or another task's."""
         self.reference, self.warm, self.settings = reference, warm, settings
         self.lane, *self.spare = lanes or (Lane(warm, settings, "reference"),)
         self.cuda = reference.device.type == "cuda"
@@ -383,6 +417,7 @@ class Measured:
         size = self.input_bytes + self.output_bytes
         self.slots = max(1 if self.large else 2, min(32, (1 << 29) // max(size, 1)))
         self.width, self.limit, self.floor_ms, self.cold = settings["workers"], None, 0.0, None
+        self.plain = threading.Semaphore(max(2, LANES // settings["tasks"]))
         self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below
         self.patience = 0.01  # seconds for clear_cache; see calibrate
         if self.cuda:
@@ -399,8 +434,18 @@ class Measured:
             self.cold = torch.empty(256 << 20, dtype=torch.uint8, device=reference.device)  # more than any L2 cache
             if torch.cuda.get_device_capability() == (9, 0):  # Hopper
                 self.peak = 60e12 / 1e3
-        self.arenas, self.calls = [], None
+        self.arenas, self.calls, self.plain_lane = [] if arenas is None else arenas, None, None
         self.start_reference(self.lane)
+
+    def hand_on(self) -> list:
+        """The lanes for the next task: a reference's, then candidates', which have forgotten theirs."""
+        if self.plain_lane not in (None, self.lane):
+            self.plain_lane.close()
+        if not self.lane.forget():
+            self.lane.restart()
+        for lane in self.spare:
+            lane.wanted = None
+        return [self.lane, *self.spare]
 
     def calibrate(self):
         """Measure the device, decide how many calls make a batch, and capture the reference's."""
@@ -426,8 +471,8 @@ class Measured:
         if self.graphs:
             self.plain_lane = None  # made when a candidate comes along that cannot be captured
         elif self.cuda and strict:
-            self.lane.close()
-            self.lane = self.plain_lane = self.start_reference(Lane(self.warm, self.settings, "reference"))
+            self.lane.restart()
+            self.start_reference(self.lane)
 
     def start_reference(self, lane):
         """Build the reference in a lane, and give it inputs to warm up on."""
@@ -474,6 +519,8 @@ class Measured:
 
         def one(index):
             with contextlib.ExitStack() as stack:
+                if is_plain(codes[index]):
+                    stack.enter_context(self.plain)
                 verdict, lane = self.guarded(codes[index], self.prepare, stack)
                 if verdict.correct:
                     timed = threading.Event()
@@ -508,7 +555,7 @@ class Measured:
 
     def start_spare(self, count):
         """Let processes of up to `count` candidates come up: with a GPU that takes longer than a measurement."""
-        while len(self.spare) < min(count, self.width):
+        while len(self.spare) < min(count, LANES, self.width):
             self.spare.append(Lane(self.warm, self.settings, "candidate"))
 
     def guarded(self, code, work, stack, verdict=None, lane=None):
@@ -522,22 +569,32 @@ class Measured:
             if lane is None:
                 stages = Stages(verdict)
                 lane = self.spare.pop() if self.spare else Lane(self.warm, self.settings, "candidate")
-                stack.callback(lane.close)
+                stack.callback(self.dismiss, lane, code)
                 lane.wake()
                 stages.end("start")
             lane.deadline = time.monotonic() + patience
             work(code, verdict, lane)
         except Failed as error:
             set_failure(verdict, code, error.stage, error, error.line)
-        except TimeoutError:
-            set_failure(verdict, code, "forward", f"no result within {patience:g} s", None)
-        except (Gone, OSError):
-            set_failure(verdict, code, "forward", "the process ended without a result (crash, exit or GPU error)", None)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-            set_failure(verdict, code, "forward", "the process answered with nonsense", None)
+        except (Gone, OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            why = "the process answered with nonsense"
+            if isinstance(error, TimeoutError):
+                why = f"no result within {patience:g} s"
+            elif isinstance(error, (Gone, OSError)):
+                why = "the process ended without a result (crash, exit or GPU error)"
+            set_failure(verdict, code, "forward", why, None)
+            if lane is not None:
+                lane.sound = False
         if not verdict.correct:
             verdict.speedup = verdict.speedup_low = None
         return verdict, lane
+
+    def dismiss(self, lane, code):
+        """End a candidate's process, or keep it for the next one if this one cannot have left anything in it."""
+        if is_plain(code) and lane.forget():
+            self.spare.append(lane)
+        else:
+            lane.close()
 
     def patience_for(self, code):
         return self.settings["timeout"] + (180 if "load_inline" in code else 0)  # nvcc takes its time
@@ -545,11 +602,12 @@ class Measured:
     def start_candidate(self, lane):
         reference = self.reference
         built = lane.build(reference.arguments, reference.parameter_seed, reference.on_device)
-        lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
+        if lane.wanted is None:  # else it has had another candidate
+            lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
         return built
 
     def prepare(self, code, verdict, lane):
-        """Build the candidate in a process of its own, and check it during a turn at the GPU that it shares."""
+        """Build the candidate in its process, check and record it during a turn at the GPU that it shares."""
         stages = Stages(verdict)
         lane.load(code, "ModelNew", self.limit)
         built = self.start_candidate(lane)
@@ -559,6 +617,8 @@ class Measured:
         try:
             lane.take_turn()
             self.check(built, verdict, lane)
+            if verdict.correct and self.calls:  # else it will not be timed
+                self.record(code, lane)
         finally:
             lane.turn.give()
             lane.turn = None
@@ -580,6 +640,27 @@ class Measured:
                 verdict.correct, verdict.rejected = False, "changes its input tensors in place"
             if not note_comparison(verdict, trial, leaves, note) or verdict.rejected:
                 return
+
+    def record(self, code, lane):
+        """Have a candidate recorded as a CUDA graph, if it can be."""
+        self.warm_up(lane)
+        eager = "load_inline" in code and "CurrentCUDAStream" not in code  # the default stream: no graph can hold it
+        if self.graphs and not eager and not lane.capture(self.calls):
+            lane.turn.give()
+            self.start_again(code, lane)
+
+    def warm_up(self, lane):
+        for slot in self.calls:
+            lane.put(slot, self.reference.draw("warm", slot))
+        lane.finish()
+
+    def start_again(self, code, lane):
+        """In a new process, to be timed as it is."""
+        lane.restart()
+        lane.deadline = time.monotonic() + self.patience_for(code)
+        lane.load(code, "ModelNew", self.limit)
+        self.start_candidate(lane)
+        self.warm_up(lane)
 
     def own_kernels(self, code, verdict, lane):
         """Enter profile and coverage; reject a candidate without a kernel that matters."""
@@ -615,32 +696,16 @@ class Measured:
             stages.end("profile")
             if not verdict.correct:
                 return
-        for slot in self.calls:
-            lane.put(slot, self.reference.draw("warm", slot))
-        lane.finish()
-        if not self.graphs:
-            self.run_batches(verdict, lane, self.plain_lane)
-            return
-        eager = "load_inline" in code and "CurrentCUDAStream" not in code  # the default stream: no graph can hold it
-        if not eager and lane.capture(self.calls) and self.run_batches(verdict, lane, self.lane):
-            return
-        # It cannot be captured, or not all of it. A failed attempt can leave a process unusable, so it gets another.
-        verdict.correct, verdict.rejected = True, None
+        lane.put(0, self.reference.draw("warm", 0))
+        if lane.captured:
+            if self.run_batches(verdict, lane, self.lane):
+                return
+            verdict.correct, verdict.rejected = True, None  # not all of it is in the graph
+            self.start_again(code, lane)
         if self.plain_lane is None:
             self.plain_lane = self.start_reference(Lane(self.warm, self.settings, "reference"))
         lane.deadline = time.monotonic() + self.patience_for(code)
-        if eager:
-            self.run_batches(verdict, lane, self.plain_lane)
-            return
-        again = Lane(self.warm, self.settings, "candidate")
-        try:
-            again.wake()
-            again.deadline = time.monotonic() + self.patience_for(code)
-            again.load(code, "ModelNew", self.limit)
-            self.start_candidate(again)
-            self.run_batches(verdict, again, self.plain_lane)
-        finally:
-            again.close()
+        self.run_batches(verdict, lane, self.plain_lane)
 
     def run_batches(self, verdict, lane, reference_lane):
         """Enter the times. False, and a rejection, if the results of timed calls are wrong."""

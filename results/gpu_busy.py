@@ -2,8 +2,8 @@
 
     python results/gpu_busy.py COMMAND ...
 
-Prints the mean of nvidia-smi's utilization, which is the share of time in which any kernel of any process was running,
-over the command's run and over each tenth of it.
+Prints what the command prints, with the mean of nvidia-smi's utilization since its last line before each: the share of
+time in which any kernel of any process was running.
 """
 
 import statistics
@@ -15,19 +15,21 @@ import threading
 def main():
     if len(sys.argv) < 2:
         sys.exit(__doc__)
-    samples, query = [], ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "200"]
+    samples, query = [], ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-lms", "100"]
     try:
         monitor = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
     except OSError as error:
         sys.exit(f"no nvidia-smi here ({error})")
     threading.Thread(target=lambda: samples.extend(int(line) for line in monitor.stdout), daemon=True).start()
-    status = subprocess.run(sys.argv[1:]).returncode
+    command = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, text=True)
+    seen = 0
+    for line in command.stdout:
+        since, seen = samples[seen:], len(samples)
+        print(f"{statistics.mean(since or [0]):3.0f} % of {len(since)} | {line}", end="", flush=True)
+    status = command.wait()
     monitor.terminate()
     monitor.wait()
-    size = max(1, len(samples) // 10)
-    parts = [f"{statistics.mean(samples[i:i + size]):.0f}" for i in range(0, len(samples), size)]
-    print(f"the GPU was busy {statistics.mean(samples or [0]):.1f} % of the time, {len(samples)} samples; by tenths: "
-          + " ".join(parts))
+    print(f"the GPU was busy {statistics.mean(samples or [0]):.1f} % of the time, {len(samples)} samples")
     sys.exit(status)
 
 

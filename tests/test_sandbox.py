@@ -19,6 +19,7 @@ import torch
 import jail
 import sandbox as sandbox_module
 import stopwatch
+from plain import is_plain
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task
 
@@ -350,7 +351,7 @@ def test_a_large_reference_is_not_kept_and_not_prepared_again(monkeypatch):
 
 
 FORGED = ("for fd in filter(os.path.exists, map('/proc/self/fd/{}'.format, os.listdir('/proc/self/fd'))):\n"
-          "                if 'socket' in os.readlink(fd): os.write(int(fd.split('/')[-1]), b'!')")  # says: finished
+          "                if 'socket' in os.readlink(fd): os.write(int(fd.split('/')[-1]), b'!' * 40)")  # says: done
 
 
 def test_faults_in_timed_calls_cost_one_verdict_each():
@@ -373,6 +374,50 @@ def test_a_candidate_that_hangs_or_dawdles_does_not_keep_others_from_being_timed
         hung, dawdled, timed = box.score(PLAIN, [hanging, slow, PLAIN_NEW])
     assert hung.error == "no result within 6 s" and dawdled.correct and timed.correct, (hung, dawdled, timed)
     assert timed.seconds["wait"] < 3 and dawdled.seconds["check"] > 2
+
+
+def descendants(process):
+    """Process ids of all that has been started by `process`, directly or not."""
+    found = {int(child) for path in glob.glob(f"/proc/{process}/task/*/children") for child in
+             Path(path).read_text().split()}
+    return found.union(*map(descendants, found))
+
+
+def test_a_process_is_kept_for_the_next_candidate_if_the_last_can_have_left_nothing_in_it():
+    plain = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n")
+    patch = plain.replace("import torch\n", "import torch\ntorch.set_default_dtype(torch.float64)\n")
+    assert is_plain(plain) and "set_default_dtype" in patch and not is_plain(patch)
+    with on_cpu(workers=1) as box:
+        before = [(box.score(PLAIN, [plain + end])[0], descendants(box.process.pid)) for end in ("", "x = 1", "y = 2")]
+        wrong = box.score(PLAIN, [plain.replace("return ", "return 2 * ")])[0], descendants(box.process.pid)
+        after = box.score(PLAIN, [patch])[0], descendants(box.process.pid)
+        last = box.score(PLAIN, [plain + "# last\n"])[0]
+    assert all(verdict.correct and processes == before[0][1] for verdict, processes in before), before
+    assert "wrong values" in wrong[0].error and wrong[1] == before[0][1]
+    assert after[1] < before[0][1] and len(before[0][1] - after[1]) == 2  # the process and its keeper
+    assert last.correct, last
+
+
+def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in_it(monkeypatch):
+    monkeypatch.setattr(sandbox_module, "KEPT", 1)
+    tasks = [Task(f"task {i}", 0, PLAIN_NEW.replace("import os, time, torch\n", "import torch\n")
+                  .replace("ModelNew", "Model").replace("x * 2.0", f"x * {i}.0").replace("64, 64", f"{i}, 64"))
+             for i in (3, 4, 5, 6)]
+    unplain = Task("unplain", 0, tasks[0].source.replace("import torch\n", "import torch, os\n"))
+    seen = []
+    with on_cpu(workers=1) as box:
+        for task in (*tasks[:3], unplain, tasks[3]):
+            verdicts = box.score(task, [task.source.replace("Model(", "ModelNew("), PLAIN_NEW])
+            assert [verdict.correct for verdict in verdicts] == [True, False], verdicts
+            seen.append({process for process in descendants(box.process.pid)
+                         if "sandbox.py" in Path(f"/proc/{process}/cmdline").read_text()})
+        broken = Task("broken", 0, tasks[1].source.replace("torch.randn", "torch.rendn"))
+        with pytest.raises(TaskError, match="rendn"):
+            box.score(broken, [PLAIN_NEW])
+        assert box.score(tasks[1], [tasks[1].source.replace("Model(", "ModelNew(")])[0].correct
+    first, second, third, other, last = seen
+    assert len(first & second & third) >= 4, seen  # the scorer and the reference's process, each with its keeper
+    assert len(other - third) >= 4 and len(last - other) >= 4, seen
 
 
 def test_a_turn_that_cannot_be_had_blocks_nobody(tmp_path):

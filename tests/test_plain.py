@@ -1,0 +1,132 @@
+"""What may share a process with others: the teacher's kernels may; whatever could leave something behind may not."""
+
+import pytest
+
+from plain import is_plain
+from tasks import builtin_tasks
+from teacher import applicable, read, render
+
+SOURCE = '''
+import math
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+
+SIZE = 1024
+
+@triton.autotune(configs=[triton.Config({"BLOCK": size}, num_warps=4) for size in (256, 1024)], key=["n"])
+@triton.jit
+def scale(x_ptr, out_ptr, factor, n, BLOCK: tl.constexpr):
+    idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + idx, mask=idx < n).to(tl.float32)
+    tl.store(out_ptr + idx, tl.math.exp(x) * factor, mask=idx < n)
+
+def launch(x: torch.Tensor, factor):
+    out = torch.empty_like(x)
+    scale[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, factor, x.numel())
+    return out
+
+class Block(nn.Module):
+    def __init__(self, features):
+        super(Block, self).__init__()
+        self.linear = nn.Linear(features, features)
+        self.register_buffer("count", torch.zeros(1))
+
+    def helper(self, x):
+        return F.linear(x, self.linear.weight, self.linear.bias)
+
+    def forward(self, x):
+        if x.dtype not in (torch.float32, torch.float16):
+            raise ValueError(f"a {x.dtype}")
+        return self.helper(x.contiguous()) * math.pi + self.count
+
+class ModelNew(nn.Module):
+    def __init__(self, features, factor=1.0):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(features) for _ in range(2)])
+        self.weight = nn.Parameter(torch.randn(features))
+        nn.init.uniform_(self.weight)
+        self.factor = factor
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        parts = x.chunk(2, dim=-1)
+        parts[0][..., 0] = 1.0
+        with torch.no_grad():
+            return launch(torch.cat(parts, dim=-1), self.factor)  # HERE
+'''
+
+
+def test_kernels_of_many_kinds_are_plain():
+    assert is_plain(SOURCE)
+    for task in builtin_tasks():
+        program = read(task)
+        for techniques in (set(), applicable(program)) if program else ():
+            solution = render(program, techniques)
+            assert solution is None or is_plain(solution.code), solution.code
+
+
+def test_slips_of_the_pen_are_plain():
+    """They raise an error and no more; most of a small model's failures are of this kind."""
+    for old, new in (("self.factor)", "self.faktor)"), ("x.numel(),", "y.numel(),"), ("launch(torch", "lunch(torch")):
+        assert old in SOURCE and is_plain(SOURCE.replace(old, new))
+
+
+STATEMENTS = [  # each at the end of ModelNew.forward
+    "torch.backends.cudnn.benchmark = True", "torch.set_float32_matmul_precision('high')", "torch.manual_seed(1)",
+    "nn.Linear.forward = launch", "Block.forward = launch", "x.grad = x", "F.relu = launch", "tl.load = 1",
+    "setattr(nn.Linear, 'forward', launch)", "getattr(torch, 'manual' + '_seed')(1)", "vars(torch)", "globals()",
+    "open('/tmp/x', 'w')", "eval('1')", "exec('1')", "__import__('os')", "type(self)", "object()", "torch.ops.aten.add",
+    "torch.cuda.empty_cache()", "torch.compile(self)", "torch.library.define('a::b', '()')", "torch.load('x')",
+    "self.__class__.forward = launch", "self.blocks.__dict__", "nn.Module.__init__(self)", "self._modules.clear()",
+    "self.register_forward_hook(launch)", "self.compile()", "self.share_memory()", "x.register_hook(launch)",
+    "x.untyped_storage()", "x.apply_(launch)", "x.numpy()", "'{0.__class__}'.format(x)", "f'{x.__class__}'",
+    "tl.core", "tl.math", "math", "torch", "module = torch", "tl.core.builtins", "tl.math.core", "F.torch",
+    "nn.modules", "F.boolean_dispatch(1)", "tl.inline_asm_elementwise('', '', [], tl.int32, True, 1)",
+    "scale.fn", "scale.cache",
+    "global SIZE", "del nn.Linear", "import os", "import torch.utils", "from torch import hub", "import sys as math",
+    "from os import path", "from torch.nn import *", "try:\n                pass\n            except: pass",
+    "self = nn.Linear", "self, y = nn.Linear, 1", "y = [self for self in (nn.Linear,)]", "(self := nn.Linear)",
+    "for self in (nn.Linear,): self.forward = launch", "y = lambda self: self", "def change(self): self.forward = 1",
+    "def open(): pass", "range = 1", "torch = nn", "y = lambda print: 1", "class Other:\n                pass\n"
+    "                def f(self): self.x = 1", "yield x", "with open('x') as f: pass", "nn.DataParallel(self)",
+    "y = ModelNew.forward", "self.helper.__func__", "y = super().__getattribute__", "breakpoint()", "input()",
+]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_what_could_leave_something_behind_is_not_plain(statement):
+    line = "            return launch(torch.cat(parts, dim=-1), self.factor)  # HERE\n"
+    assert line in SOURCE
+    code = SOURCE.replace(line, f"            {statement}\n" + line)
+    compile(code, "a candidate", "exec", dont_inherit=True) if statement != "from torch.nn import *" else None
+    assert not is_plain(code)
+
+
+CLASSES = {
+    "a method by a name that tensors have": ("def helper(self, x):", "def view(self, x):"),
+    "a method by another name": ("    def forward(self, x):\n        if",
+                                 "    other = helper\n\n    def forward(self, x):\n        if"),
+    "the bare name of a method": ("def launch(", "def helper(self):\n    pass\n\ndef launch("),
+    "a method whose first argument is another": ("def helper(self, x):", "def helper(x, self):"),
+    "an implicit class method": ("def helper(self, x):", "def __init_subclass__(self):"),
+    "an object that outlives itself": ("def helper(self, x):", "def __del__(self):"),
+    "a class method": ("    def helper(self, x):", "    @classmethod\n    def helper(self, x):"),
+    "a static method": ("    def helper(self, x):", "    @staticmethod\n    def helper(self, x):"),
+    "a metaclass": ("class Block(nn.Module)", "class Block(nn.Module, metaclass=launch)"),
+    "a decorated class": ("class Block(nn.Module)", "@launch\nclass Block(nn.Module)"),
+    "a built-in name in one scope, used in another": ("def launch(x:", "def other(open):\n    pass\n\ndef launch(x:"),
+    "a module under a name of Python's": ("import math", "import math as open"),
+    "two modules under one name": ("import math", "import math\nimport torch as math"),
+    "a decorator of something else": ("@triton.jit", "@triton.runtime.jit.JITFunction"),
+    "no syntax": ("class Block", "class class Block"),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_model_is_all_that_self_can_be(name):
+    old, new = CLASSES[name]
+    assert old in SOURCE and not is_plain(SOURCE.replace(old, new))

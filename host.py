@@ -216,6 +216,7 @@ class Host:
             with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
                 self.kept = [self.model(*self.inputs(slot)) for slot in calls]
             self.graph = graph
+            torch.cuda.empty_cache()
         except Exception:  # it waits for the GPU, or uses a stream of its own: the host is restarted and times it as is
             self.kept = []
         return {"captured": self.graph is not None}

@@ -180,6 +180,7 @@ def scorer(sock, warm, settings):
             reference = Reference(job, settings)
             if settings["clock"] == "measured":
                 measured = stopwatch.Measured(reference, warm, settings, lanes, arenas)
+                measured.spare_memory()
         except TaskError as error:
             send(sock, {"unusable": str(error)})
             return
@@ -187,12 +188,14 @@ def scorer(sock, warm, settings):
         shapes = []  # see generalise
         while "codes" in (order := receive(sock)):
             judge(order, sock, job, reference, measured, warm, settings, shapes)
+            if measured is not None:
+                measured.spare_memory()
         job, lanes = order, measured.hand_on()
         del reference, measured, shapes
         gc.collect()
         if settings["device"] != "cpu":
             torch.cuda.empty_cache()
-            if torch.cuda.memory_reserved() > HOARD:  # shared memory that could not be given back
+            if torch.cuda.memory_reserved() > HOARD:  # memory that was shared is not given back
                 return
 
 
@@ -425,7 +428,7 @@ class Sandbox:
 
     def _crowded(self):
         free, total = torch.cuda.mem_get_info(self.device) if self.device != "cpu" else (1, 1)
-        return free < total / 2
+        return free < total / 4
 
     def _judge(self, child, task, codes):
         """Verdicts through a scorer, started where there is none. Returns (scorer or None, {code: verdict})."""
@@ -467,15 +470,16 @@ class Sandbox:
         for attempt in ("hire", "first", "last"):
             child, control = None, self.control
             try:
-                child = self._free_scorer(task) if attempt == "hire" else Child(control, "scorer")
-                if child is None:
-                    continue
+                with self.lock:
+                    child = self._free_scorer(task) if attempt == "hire" else Child(control, "scorer")
+                    if child is None:
+                        continue
+                    self.scorers = [one for one in self.scorers if one.life is not None and one is not child] + [child]
                 answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
                 if not answer["unusable"]:
                     child.large = answer["large"]
-                    with self.lock:
-                        self.scorers = [other for other in self.scorers if other.life is not None] + [child]
-                        if child.large:
+                    if child.large:
+                        with self.lock:
                             self._end_idle(wait=True)
                     return child
                 why = answer["unusable"]
@@ -504,18 +508,14 @@ class Sandbox:
         raise TaskError(why)
 
     def _free_scorer(self, task):
-        """The scorer that has been idle for longest, if KEPT stand and it can go on with another task; else None.
+        """The scorer that has been idle for longest, if there is no room for one more and it can go on; else None.
 
-        It runs the tasks' code, so neither may leave anything behind (plain.py).
+        It runs the tasks' code, so neither may leave anything behind (plain.py). self.lock is held.
         """
-        with self.lock:
-            standing = sum(child.life is not None for child in self.scorers)
-            fits = standing >= KEPT and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
-            source = next(filter(is_plain, self.idle), None) if fits and is_plain(task.source) else None
-            child = self.idle.pop(source, None)
-            if child is not None:
-                self.scorers.remove(child)
-            return child
+        standing = sum(child.life is not None for child in self.scorers)
+        full = standing >= KEPT or self.idle and self._crowded()
+        able = is_plain(task.source) and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
+        return self.idle.pop(next(filter(is_plain, self.idle), None), None) if full and able else None
 
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""

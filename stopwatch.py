@@ -407,7 +407,7 @@ class Measured:
         self.reference, self.warm, self.settings = reference, warm, settings
         self.lane, *self.spare = lanes or (Lane(warm, settings, "reference"),)
         self.cuda = reference.device.type == "cuda"
-        self.first = reference.trial(0)
+        self.first, self.again = reference.trial(0), reference.trial(1, perturb=False)
         clock = Clock()
         reference.run(self.first, around=clock)
         self.flops = clock.flops
@@ -436,6 +436,11 @@ class Measured:
                 self.peak = 60e12 / 1e3
         self.arenas, self.calls, self.plain_lane = [] if arenas is None else arenas, None, None
         self.start_reference(self.lane)
+
+    def spare_memory(self):
+        """Give back what PyTorch keeps for later in this process: others are at work beside it."""
+        if self.cuda:
+            torch.cuda.empty_cache()
 
     def hand_on(self) -> list:
         """The lanes for the next task: a reference's, then candidates', which have forgotten theirs."""
@@ -662,6 +667,13 @@ class Measured:
         self.start_candidate(lane)
         self.warm_up(lane)
 
+    def check_once_more(self, verdict, lane):
+        """A graph knows nothing of what the code would do later: call the code again, on other inputs than at first."""
+        lane.put(0, self.again.inputs)
+        leaves = lane.forward(0, self.again.seed)
+        if verdict.correct and compare(self.again, leaves, 1e-4):
+            verdict.correct, verdict.rejected = False, "its later calls give other results than its first ones"
+
     def own_kernels(self, code, verdict, lane):
         """Enter profile and coverage; reject a candidate without a kernel that matters."""
         lane.put(0, self.first.inputs)
@@ -699,6 +711,7 @@ class Measured:
         lane.put(0, self.reference.draw("warm", 0))
         if lane.captured:
             if self.run_batches(verdict, lane, self.lane):
+                self.check_once_more(verdict, lane)
                 return
             verdict.correct, verdict.rejected = True, None  # not all of it is in the graph
             self.start_again(code, lane)

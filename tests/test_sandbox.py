@@ -420,6 +420,22 @@ def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in
     assert len(other - third) >= 4 and len(last - other) >= 4, seen
 
 
+def test_scorers_that_are_asked_for_at_the_same_time_are_not_more_than_may_stand(monkeypatch):
+    """As at the beginning of a training step: as many tasks as before, and none of them known."""
+    monkeypatch.setattr(sandbox_module, "KEPT", 3)
+    source = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n").replace("ModelNew", "Model")
+    tasks = [Task(f"task {i}", 0, source.replace("x * 2.0", f"x * {i}.0")) for i in range(3, 12)]
+    seen = []
+    with on_cpu(tasks=3, workers=3) as box:
+        for three in (tasks[:3], tasks[3:6], tasks[6:]):
+            box.prepare(three)
+            verdicts = box.score_pairs([(task, task.source.replace("Model(", "ModelNew(")) for task in three])
+            assert all(verdict.correct for verdict in verdicts), verdicts
+            seen.append({child.life for child in box.scorers})
+            assert set(box.idle) == {task.source for task in three} and len(box.scorers) == 3
+    assert seen[0] == seen[1] == seen[2]
+
+
 def test_a_turn_that_cannot_be_had_blocks_nobody(tmp_path):
     for alone in (True, False, True):
         with pytest.raises(FileNotFoundError):

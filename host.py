@@ -3,6 +3,7 @@
 It serves the orders of stopwatch.py over a socket. Inputs and outputs lie in GPU memory that both can see.
 """
 
+import copy
 import gc
 import re
 import sys
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jail import ALIGN, attach, receive, send, views, watch
+from plain import state, unchanged
 from roofline import FREE
 from trials import perturb_state
 
@@ -62,11 +64,12 @@ class Host:
         self.load_module, self.describe = load_module, describe
         self.folder, self.path, self.code, self.loaded = folder, "", "", 0
         self.stage, self.muted, self.clock = "compile", (), None
-        self.kept, self.graph, self.stream = [], None, None
+        self.kept, self.graph, self.stream, self.shared = [], None, None, None
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
         self.watch_kernels()
+        self.before = state()
 
     def wake(self):
         return {}
@@ -88,18 +91,22 @@ class Host:
         self.model = self.model_class = self.arguments = self.graph = None
         self.kept = []
         sys.modules.pop("candidate", None)
+        for name in [name for name in self.registry if name.startswith("candidate:")]:
+            del self.registry[name]  # Triton's list of all kernels, which would keep their modules
         gc.collect()
         self.synchronize()
         if self.cuda:
             torch._C._cuda_clearCublasWorkspaces()  # they count as allocated
             torch.cuda.empty_cache()
-        return {"seconds": time.process_time(), "bytes": torch.cuda.memory_allocated() if self.cuda else 0}
+        return {"seconds": time.process_time(), "bytes": torch.cuda.memory_allocated() if self.cuda else 0,
+                "unchanged": unchanged(self.before)}
 
     def build(self, arguments, seed, on_device, compile_it):
         """Construct the model as the reference was: same seed, same device, same order."""
         self.on_device, self.seed = on_device, seed
         self.arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in arguments]
         self.stage = "build"
+        self.lay_out()
         self.model = self.construct()
         self.stage = "forward"
         state = {key: list(t.shape) for key, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
@@ -120,7 +127,9 @@ class Host:
         try:
             from triton.runtime import jit
         except ImportError:
+            self.registry = {}
             return
+        self.registry = getattr(jit, "_triton_jit_function_registry", {})
         launch, compile_kernel = jit.JITFunction.run, jit.JITFunction._do_compile
 
         def run(kernel, *args, **kwargs):
@@ -149,15 +158,22 @@ class Host:
 
     def share(self, handles, inputs, outputs, slots, values):
         """Open the arenas: `slots` copies of the inputs, one of the outputs. values: the inputs that are no tensors."""
-        self.values = values
+        self.tensors, self.outputs, self.shared = [None] * slots, None, (None, values)
         if handles is not None:
             raw_in, raw_out = map(attach, handles)
             size = raw_in.numel() // slots // ALIGN * ALIGN
-            self.tensors = [views(raw_in[i * size:(i + 1) * size], inputs) for i in range(slots)]
+            self.shared = [(raw_in[i * size:(i + 1) * size], inputs) for i in range(slots)], values
             self.outputs = views(raw_out, outputs)
-        else:
-            self.tensors, self.outputs = [None] * slots, None
+        self.lay_out()
         return {}
+
+    def lay_out(self):
+        """New objects for the inputs: a model may have changed the shape of a tensor, or the items of a list."""
+        if self.shared is not None:
+            places, values = self.shared
+            self.values = copy.deepcopy(values)
+            if places is not None:
+                self.tensors = [views(*place) for place in places]
 
     def put(self, slot, tensors):
         self.tensors[slot] = [tensor.to(self.device) for tensor in tensors]
@@ -262,8 +278,8 @@ class Host:
                 end.record()
                 self.synchronize()
         finally:
-            (a, b, _, _), *marks = self.clock.marks
-            self.clock = None
+            clock, self.clock = self.clock, None
+        (a, b, _, _), *marks = clock.marks
         pair = a.elapsed_time(b)
         events = [[max(a.elapsed_time(b) - pair, 1e-4), label, own] for a, b, label, own in marks]
         return {"events": events, "total": begin.elapsed_time(end) - 2 * pair * (len(marks) + 1)}

@@ -2,42 +2,49 @@
 
 To start and end a CUDA process takes the driver a quarter of a second, and it does so for one at a time: more than
 everything else that a small kernel's verdict takes. So a process whose candidate has left nothing behind is given to
-the next one of the same task. That it has left nothing is not tested but read off the source: a source is *plain* if
-all that it can reach are its own objects, PyTorch's operators and layers, and Triton. That is a small language, without
-getattr, files, `global`, names that begin with an underscore, and assignments to attributes of anything but `self`.
-What the teacher writes lies within; everything else runs in a process of its own.
+the next one of the same task. That it has left nothing is read off the source, which is *plain* if it keeps to a small
+language:
+
+    a module              imports, constants, functions, Triton kernels, classes derived from nn.Module; nothing nested
+    a class               methods; `self.name = ...` is the only way to set an attribute, of the model and nothing else:
+                          classes and layers can only be called, never named otherwise, so that no method ever runs
+                          with anything but a model in the place of `self`
+    what can be named     PyTorch's operators, layers and dtypes, `math`, a few of Python's functions, and within
+                          kernels Triton's language; no getattr, no files, nothing that begins with an underscore
+
+What the teacher writes lies within, and most of what a policy gets wrong, too; everything else runs in a process of its
+own. `unchanged` looks in addition whether anything is different after a candidate from what it was before.
 
 A plain kernel that writes beyond its tensors writes into memory that is given back before the next candidate comes, or
-that the next one's inputs overwrite; one that crashes or hangs takes its process with it.
+that the next one's inputs overwrite; one that crashes or hangs takes its process with it. A kernel that computes
+addresses out of numbers could do more: like native code, it is not stopped (sandbox.py).
 """
 
 import ast
 import builtins
 import functools
 import math
+import re
 
 import torch
 import torch.nn as nn
+import triton
 import triton.language as tl
 from torch.overrides import get_overridable_functions
 
-NODES = (
-    ast.Module, ast.Import, ast.ImportFrom, ast.alias, ast.FunctionDef, ast.arguments, ast.arg, ast.Lambda,
-    ast.ClassDef, ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.With,
-    ast.withitem, ast.Raise, ast.Assert, ast.Expr, ast.Pass, ast.Break, ast.Continue, ast.BoolOp, ast.NamedExpr,
-    ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
-    ast.comprehension, ast.Compare, ast.Call, ast.keyword, ast.FormattedValue, ast.JoinedStr, ast.Constant,
-    ast.Attribute, ast.Subscript, ast.Starred, ast.Name, ast.List, ast.Tuple, ast.Slice, ast.expr_context, ast.boolop,
-    ast.operator, ast.unaryop, ast.cmpop)
-BUILTINS = {"abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "isinstance", "len", "list", "max", "min",
-            "print", "range", "reversed", "round", "set", "slice", "sorted", "str", "sum", "super", "tuple", "zip",
-            "AssertionError", "NotImplementedError", "RuntimeError", "TypeError", "ValueError"}
 MODULES = {"math", "torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "triton", "triton.language",
            "triton.language.math"}
-TORCH = {"Size", "Tensor", "arange", "device", "empty", "empty_strided", "eye", "finfo", "full", "linspace", "no_grad",
-         "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros"}
+BUILTINS = {"abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "len", "list", "max", "min", "range",
+            "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip", "AssertionError",
+            "NotImplementedError", "RuntimeError", "TypeError", "ValueError"}
+TORCH = {"arange", "device", "empty", "empty_strided", "eye", "finfo", "full", "linspace", "ones", "rand", "randint",
+         "randn", "randperm", "tensor", "zeros"}
 FUNCTIONAL = {"hardsigmoid", "hardswish", "logsigmoid", "sigmoid", "tanh", "threshold"}
-TRITON = {"Config", "autotune", "cdiv", "heuristics", "jit", "next_power_of_2"}
+NO_LAYERS = {"DataParallel", "ParameterDict", "ParameterList"}  # threads; items that are attributes
+# Among PyTorch's overridable functions, what reaches beyond the tensors that it is given, or might.
+BARRED = {"apply_", "autocast", "backward", "map2_", "map_", "module_load", "numpy", "pin_memory", "record_stream",
+          "register_hook", "register_post_accumulate_grad_hook", "set_", "share_memory_", "storage", "storage_type",
+          "untyped_storage"}
 # Attributes of tensors, layers and Python's containers, beside the operators that are methods of a tensor and what
 # layers declare to be their constants.
 ATTRIBUTES = {
@@ -48,10 +55,15 @@ for layer in vars(nn).values():
     ATTRIBUTES.update(getattr(layer, "__constants__", ()))
 LAYER = {"add_module", "buffers", "children", "modules", "named_parameters", "parameters", "register_buffer",
          "register_parameter"}  # methods of nn.Module that act on `self` alone
-# Among PyTorch's overridable functions, what reaches beyond the tensors that it is given, or might.
-BARRED = {"apply_", "autocast", "backward", "map2_", "map_", "module_load", "numpy", "pin_memory", "record_stream",
-          "register_hook", "register_post_accumulate_grad_hook", "set_", "share_memory_", "storage", "storage_type",
-          "untyped_storage"}
+ANNOTATIONS = {"bool", "float", "int", "list", "str", "tuple", "torch.Tensor", "triton.language.constexpr"}
+DECORATORS = {"triton.autotune": {"configs", "key"}, "triton.jit": set(),
+              "triton.Config": {"kwargs", "num_ctas", "num_stages", "num_warps"}}  # with the keywords that they take
+NODES = (  # beside those with a rule of their own
+    ast.Return, ast.Assign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Raise, ast.Assert, ast.Expr, ast.Pass,
+    ast.Break, ast.Continue, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Dict, ast.Set, ast.ListComp,
+    ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.comprehension, ast.Compare, ast.FormattedValue, ast.JoinedStr,
+    ast.Constant, ast.Subscript, ast.Starred, ast.List, ast.Tuple, ast.Slice, ast.expr_context, ast.boolop,
+    ast.operator, ast.unaryop, ast.cmpop)
 
 
 @functools.cache
@@ -62,90 +74,235 @@ def operators() -> tuple:
                  for part in (torch, nn.functional, torch.Tensor))
 
 
-def reachable(path) -> bool:
-    """May a plain source use this dotted name, such as torch.nn.Linear?"""
-    module, _, name = path.rpartition(".")
-    if module == "torch":
-        return name in TORCH or name in operators()[0] or isinstance(getattr(torch, name, None), torch.dtype)
-    if module == "torch.nn":
-        layer = getattr(nn, name, None)
-        return isinstance(layer, type) and issubclass(layer, (nn.Module, nn.Parameter)) and name != "DataParallel"
-    if module == "torch.nn.functional":
-        return name in FUNCTIONAL or name in operators()[1]
-    if module == "torch.nn.init":
-        return name.endswith("_") and not name.startswith("_")
-    if module in ("triton.language", "triton.language.math"):
-        return name in tl.__all__ and name not in ("extra", "inline_asm_elementwise", "math", "target_info")
-    return name in TRITON if module == "triton" else module == "math" and name in dir(math)
-
-
 @functools.lru_cache(1024)
 def is_plain(code) -> bool:
     """Can this source, when it runs, change nothing but objects of its own? No, if it does not parse."""
     try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        Source(code).check()
+        return True
+    except (NotPlain, SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    nodes = list(ast.walk(tree))
-    modules = modules_in(nodes)
-    if modules is None or not all(isinstance(node, NODES) for node in nodes):
-        return False
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    methods = [node for part in classes for node in part.body if isinstance(node, ast.FunctionDef)]
-    bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
-    bound |= {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node not in methods}
-    arguments = [node.arg for node in nodes if isinstance(node, ast.arg)]
-    fields = {node.attr for node in nodes if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)}
-    fields |= {node.args[0].value for node in nodes if isinstance(node, ast.Call) and node.args
-               and ast.unparse(node.func) in ("self.register_buffer", "self.register_parameter")
-               and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)}
-    named = {method.name for method in methods}
-    known = ATTRIBUTES | operators()[2]
-    # `self` is the model: the first argument of methods and nothing else. Were a method to be had by another name, or
-    # by one that any object may have, it could be called with something else in the place of `self`.
-    first = [method.args.args[0].arg for method in methods if method.args.args and not method.decorator_list]
-    if first != ["self"] * len(methods) or arguments.count("self") != len(methods) or "self" in bound:
-        return False
-    bound |= set(arguments)
-    if named & (known | LAYER | bound | {node.id for node in nodes if isinstance(node, ast.Name)}) or any(
-            part.keywords or part.decorator_list for part in classes):
-        return False
-    # Names mean what they say, in whatever scope: nothing is called like a module, or like anything that Python has.
-    own = bound | fields | named
-    if bound & {*modules, *dir(builtins)} or any(name.startswith("_") for name in own - {"_", "__init__"}):
-        return False
-    return fits(tree, modules, known, known | LAYER | fields | named)
 
 
-def modules_in(nodes) -> dict | None:
-    """{name in the source: module} of what is imported, or None if that is anything but MODULES."""
-    modules = {}
-    for node in nodes:
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            for alias in node.names:
-                path = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
-                name = alias.asname or alias.name
-                if path not in MODULES or "." in name or modules.setdefault(name, path) != path:
-                    return None
-    return modules
+class NotPlain(Exception):
+    """It leaves the small language."""
 
 
-def fits(node, modules, known, own) -> bool:
-    """Does this part of a source keep to plain names and attributes? known: of any object; own: of `self`.
+def require(condition):
+    if not condition:
+        raise NotPlain
 
-    A name that nothing has, a slip of the pen, only raises an error.
-    """
-    if isinstance(node, ast.Name):
-        taken = node.id in modules or hasattr(builtins, node.id) or node.id.startswith("_") and node.id != "_"
-        return node.id in BUILTINS or not taken
-    if isinstance(node, ast.Attribute):
-        root, _, rest = ast.unparse(node).partition(".")
+
+class Source:
+    """A source text and what its names stand for. Every method raises NotPlain where the text leaves the language."""
+
+    def __init__(self, code):
+        self.code, self.tree = code, ast.parse(code)
+        self.nodes = list(ast.walk(self.tree))
+        self.functions = [node for node in self.tree.body if isinstance(node, ast.FunctionDef)]
+        self.classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
+        self.methods = [node for part in self.classes for node in part.body if isinstance(node, ast.FunctionDef)]
+        self.class_names = {node.name for node in self.classes}
+        self.modules = {}  # {name in the source: module}
+        self.fields = {node.attr for node in self.nodes if isinstance(node, ast.Attribute)
+                       and not isinstance(node.ctx, ast.Load)}
+        self.fields |= {node.args[0].value for node in self.nodes if isinstance(node, ast.Call) and node.args
+                        and ast.unparse(node.func) in ("self.register_buffer", "self.register_parameter")
+                        and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)}
+        self.known = ATTRIBUTES | operators()[2]
+        self.own = self.known | LAYER | self.fields | {method.name for method in self.methods}
+
+    def check(self):
+        self.check_text()
+        for node in self.nodes:
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                self.check_import(node)
+        self.check_names()
+        for node in self.tree.body:
+            if isinstance(node, ast.ClassDef):
+                self.check_class(node)
+            elif isinstance(node, ast.FunctionDef):
+                self.check_function(node)
+            elif not isinstance(node, (ast.Import, ast.ImportFrom)):
+                require(isinstance(node, (ast.Assign, ast.AnnAssign, ast.Expr)))
+                self.check_part(node)
+
+    def check_text(self):
+        """Triton takes a kernel's text from the file, from the first line that looks like a `def`: no other may."""
+        rows = re.split("\r\n|\r|\n", self.code)
+        require("\f" not in self.code and not any("coding" in row for row in rows[:2]))  # or it is decoded otherwise
+        starts = {number for number, row in enumerate(rows, 1) if re.match(r"\s*def\b", row)}
+        require(starts == {node.lineno for node in self.nodes if isinstance(node, ast.FunctionDef)})
+        require(all(re.match(r"\s*def\s+\w+\s*\(", rows[number - 1]) for number in starts))
+
+    def check_import(self, node):
+        for alias in node.names:
+            path = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+            name = alias.asname or alias.name
+            require(path in MODULES and not getattr(node, "level", 0))
+            require("." not in name and self.modules.setdefault(name, path) == path)
+
+    def check_names(self):
+        """Every name means the same wherever it stands, and `self` is the first argument of methods and nothing else.
+        """
+        stored = [node.id for node in self.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+        arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
+        functions = [node.name for node in self.functions]
+        first = [method.args.args[0].arg for method in self.methods if method.args.args]
+        require(first == ["self"] * len(self.methods) and arguments.count("self") == len(first))
+        bound = {*stored, *arguments, *functions}
+        require("self" not in {*stored, *functions} and len(self.class_names) == len(self.classes))
+        require(not (bound | self.class_names | set(self.modules)) & set(dir(builtins)))
+        require(not bound & self.class_names and not (bound | self.class_names) & set(self.modules))
+        named = {method.name for method in self.methods}
+        used = {node.id for node in self.nodes if isinstance(node, ast.Name)}
+        require(not named & (self.known | LAYER | bound | used | (set(dir(nn.Module)) - {"__init__", "forward"})))
+        require(not self.fields & set(dir(nn.Module)) - {"training"})
+        hidden = (bound | self.fields | named | self.class_names) - {"_", "__init__"}
+        require(not any(name.startswith("_") for name in hidden))
+
+    def check_class(self, node):
+        require(not node.decorator_list and not node.keywords)
+        require([self.path(base) for base in node.bases] == ["torch.nn.Module"])
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef):
+                require(not part.decorator_list)
+                self.check_function(part, node.name)
+            else:
+                text = isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
+                require(text or isinstance(part, ast.Pass))
+
+    def check_function(self, node, class_name=None):
+        """A kernel, if it has decorators: then `triton.jit`, before it perhaps `triton.autotune`."""
+        require(not node.args.posonlyargs)
+        for decorator in node.decorator_list:
+            self.check_decorator(decorator)
+        require(not node.decorator_list or self.path(node.decorator_list[-1]) == "triton.jit")
+        require(node.returns is None or self.is_annotation(node.returns))
+        self.check_arguments(node.args)
+        starts = ("super().__init__()", f"super({class_name}, self).__init__()") if class_name else ()
+        for part in node.body:
+            if not (isinstance(part, ast.Expr) and ast.unparse(part) in starts):
+                self.check_part(part, kernel=bool(node.decorator_list))
+
+    def check_decorator(self, node):
+        call, path = isinstance(node, ast.Call), self.path(node.func if isinstance(node, ast.Call) else node)
+        require(path in ("triton.jit", "triton.autotune") and call == (path == "triton.autotune"))
+        for part in [*node.args, *(keyword.value for keyword in node.keywords)] if call else ():
+            self.check_part(part, decorator=True)
+        require({keyword.arg for keyword in node.keywords} <= DECORATORS[path] if call else True)
+
+    def check_arguments(self, node):
+        for argument in [*node.args, *node.kwonlyargs, node.vararg, node.kwarg]:
+            require(argument is None or argument.annotation is None or self.is_annotation(argument.annotation))
+        for default in [*node.defaults, *node.kw_defaults]:
+            if default is not None:
+                self.check_part(default)
+
+    def is_annotation(self, node) -> bool:
+        return isinstance(node, ast.Constant) or (self.path(node) or ast.unparse(node)) in ANNOTATIONS
+
+    def path(self, node) -> str:
+        """The full dotted name of something in a module, such as torch.nn.Linear, or an empty string."""
+        inner = node
+        while isinstance(inner, ast.Attribute):
+            inner = inner.value
+        if inner is node or not isinstance(inner, ast.Name) or inner.id not in self.modules:
+            return ""
+        return self.modules[inner.id] + ast.unparse(node).removeprefix(inner.id)
+
+    def check_part(self, node, kernel=False, decorator=False, called=False):
+        """A statement or an expression. kernel: of a Triton kernel; called: it is what a call calls."""
+        inner = functools.partial(self.check_part, kernel=kernel, decorator=decorator)
+        if isinstance(node, ast.Name):
+            require(not node.id.startswith("_") or node.id == "_")
+            require(node.id not in self.modules and (called or node.id not in self.class_names))
+            # A name that nothing has, a slip of the pen, only raises an error.
+            require(node.id in BUILTINS or not hasattr(builtins, node.id))
+        elif isinstance(node, ast.Attribute):
+            self.check_attribute(node, inner, kernel, decorator, called)
+        elif isinstance(node, ast.Call):
+            inner(node.func, called=True)
+            config = self.path(node.func) == "triton.Config"
+            for keyword in node.keywords:
+                require(keyword.arg and not keyword.arg.startswith("_"))
+                require(not config or keyword.arg in DECORATORS["triton.Config"])
+            require(not config or len(node.args) <= 1)
+            for part in [*node.args, *(keyword.value for keyword in node.keywords)]:
+                inner(part)
+        elif isinstance(node, ast.Lambda):
+            require(not node.args.posonlyargs)
+            self.check_arguments(node.args)
+            inner(node.body)
+        elif isinstance(node, ast.AnnAssign):
+            require(isinstance(node.target, ast.Name) and self.is_annotation(node.annotation))
+            if node.value is not None:
+                inner(node.value)
+        elif isinstance(node, ast.With):
+            require(all(ast.unparse(item) == f"{ast.unparse(item.context_expr.func)}()" for item in node.items
+                        if isinstance(item.context_expr, ast.Call)))
+            require(all(isinstance(item.context_expr, ast.Call) and self.path(item.context_expr.func) == "torch.no_grad"
+                        for item in node.items))
+            for part in node.body:
+                inner(part)
+        else:
+            require(isinstance(node, NODES))
+            for part in ast.iter_child_nodes(node):
+                inner(part)
+
+    def check_attribute(self, node, inner, kernel, decorator, called):
         load = isinstance(node.ctx, ast.Load)
-        if load and root in modules and reachable(f"{modules[root]}.{rest}"):
-            return True
-        if load and node.attr == "__init__":  # super().__init__()
-            return isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "super"
+        if load and self.reachable(self.path(node), kernel, decorator, called):
+            return
         if isinstance(node.value, ast.Name) and node.value.id == "self":
-            return node.attr in own or not (node.attr.startswith("_") or hasattr(nn.Module, node.attr))
-        return load and node.attr in known and fits(node.value, modules, known, own)
-    return all(fits(child, modules, known, own) for child in ast.iter_child_nodes(node))
+            require(node.attr in self.own or not node.attr.startswith("_") and not hasattr(nn.Module, node.attr))
+        else:
+            require(load and node.attr in self.known)
+            inner(node.value)
+
+    def reachable(self, path, kernel, decorator, called) -> bool:
+        """May this dotted name be used here?"""
+        module, _, name = path.rpartition(".")
+        if name.startswith("_"):
+            return False
+        if module == "torch":
+            return name in TORCH or name in operators()[0] or isinstance(getattr(torch, name, None), torch.dtype)
+        if module == "torch.nn":
+            layer = getattr(nn, name, None)
+            able = isinstance(layer, type) and issubclass(layer, (nn.Module, nn.Parameter)) and name not in NO_LAYERS
+            return able and called
+        if module == "torch.nn.functional":
+            return name in FUNCTIONAL or name in operators()[1]
+        if module == "torch.nn.init":
+            return name.endswith("_") and called
+        if module in ("triton.language", "triton.language.math"):
+            able = name in tl.__all__ and name not in ("extra", "inline_asm_elementwise", "math", "target_info")
+            return able and (kernel or isinstance(getattr(tl, name), tl.dtype) or name == "constexpr" and called)
+        if module == "triton":
+            return name in ("cdiv", "next_power_of_2") or name == "Config" and decorator and called
+        return module == "math" and name in dir(math)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A second look, at the process itself
+
+
+def state() -> dict:
+    """What a candidate could have changed: settings, functions of modules, everything about classes."""
+    found = {("settings", 0): (torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_enabled("cuda"),
+                               torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark,
+                               torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled())}
+    modules = [builtins, math, torch, nn.functional, nn.init, triton, tl, tl.math]
+    classes = [torch.Tensor, triton.runtime.jit.JITFunction, triton.runtime.Autotuner, tl.tensor]
+    classes += [layer for layer in vars(nn).values() if isinstance(layer, type)]
+    for where in modules:
+        found |= {(where.__name__, name): id(value) for name, value in list(vars(where).items()) if callable(value)}
+    for where in classes:
+        found[where.__name__, None] = {name: id(value) for name, value in vars(where).items()}
+    return found
+
+
+def unchanged(before) -> bool:
+    """Is everything as it was? Something new in a module, which may have been imported on the way, is no change."""
+    after = state()
+    return all(after.get(key) == value for key, value in before.items())

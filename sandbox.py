@@ -4,8 +4,10 @@
 
 Who holds what. The caller (the RL trainer) runs no code of a task or a candidate. It talks to a *scorer*, one process
 for each task at a time, which owns the reference model, the inputs, the expected outputs, the comparison and the
-clock. The candidate's source is executed in a process of its own, from which nothing is believed: not a time, not a
-boolean, not an exit code, not its output stream. jail.py says how these processes are started, confined and ended.
+clock. The candidate's source is executed in another process, from which nothing is believed: not a time, not a boolean,
+not an exit code, not its output stream. jail.py says how these processes are started, confined and ended. Without a GPU
+each candidate has one of its own; with one those share it, one after the other, whose sources can leave nothing behind
+(plain.py).
 
     Sandbox (trainer) --- scorer (one task: reference, inputs, comparison, clock)
                              |

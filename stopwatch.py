@@ -1,8 +1,9 @@
 """The measured clock: running a model in a process that is not trusted, and timing it from outside.
 
-A *host* process (host.py) holds one model (a candidate's, or the reference's: both are driven through this same path).
-The scorer speaks to it through a *lane*: a socket for orders, and GPU memory that both can see (CUDA IPC) for inputs
-and outputs. Where IPC is not available tensors travel over the socket instead; the timed part is the same.
+A *host* process (host.py) holds one model at a time, a candidate's or the reference's: both are driven through this
+same path. After a plain candidate it serves the next one, after any other it ends (plain.py). The scorer speaks to it
+through a *lane*: a socket for orders, and GPU memory that both can see (CUDA IPC) for inputs and outputs. Where IPC is
+not available tensors travel over the socket instead; the timed part is the same.
 
 What is timed is a batch of calls on distinct inputs, recorded as a CUDA graph: the same kernels as eager PyTorch's,
 back to back, without the gaps that a slow host leaves between launches. Before the clock starts the host has taken the
@@ -66,6 +67,8 @@ class Failed(Exception):
 
 class Lane:
     """One hosted model as the scorer sees it. Raises Failed, TimeoutError, or jail.Gone when the process has died."""
+
+    choosing = threading.Lock()  # among unused arenas
 
     def __init__(self, warm, settings, role):
         self.start = lambda: Child(warm, role)
@@ -141,10 +144,12 @@ class Lane:
             sizes = [max(total, SMALLEST) for total in (max(size, ALIGN) * slots, out_size)]
             self.arenas = arenas
             self.give_arena()
-            fitting = (i for i, (_, *raws) in enumerate(arenas) if all(r.numel() >= n for r, n in zip(raws, sizes)))
-            if (found := next(fitting, None)) is not None:
-                self.arena = arenas.pop(found)
-            else:
+            with Lane.choosing:
+                fit = [arena for arena in arenas if all(r.numel() >= n for r, n in zip(arena[1:], sizes))]
+                if fit:
+                    self.arena = fit[0]
+                    arenas[:] = [arena for arena in arenas if arena is not fit[0]]
+            if self.arena is None:
                 pool = torch.cuda.MemPool()  # of its own, because what lies beside it in memory is shared, too
                 with torch.cuda.use_mem_pool(pool):
                     self.arena = (pool, *(torch.empty(n, dtype=torch.uint8, device=self.device) for n in sizes))
@@ -258,7 +263,8 @@ class Lane:
         self.deadline, self.compiling, self.waiting, self.captured = time.monotonic() + HANGS, 0.0, 0.0, False
         try:
             left = self.order("forget")
-            return left["seconds"] < self.timeout and left["bytes"] < SMALLEST  # of twice as many seconds, see jail.py
+            well = left["unchanged"] is True and left["bytes"] < SMALLEST
+            return well and left["seconds"] < self.timeout  # of twice as many, see jail.py
         except (Failed, Gone, OSError, KeyError, TypeError):  # TimeoutError is an OSError
             return False
         finally:
@@ -271,7 +277,8 @@ class Lane:
 
     def give_arena(self):
         if self.arena is not None:
-            self.arenas.append(self.arena)
+            with Lane.choosing:
+                self.arenas.append(self.arena)
             self.arena = None
 
     def restart(self):
@@ -395,11 +402,11 @@ def locked(file, mode) -> bool:
 class Measured:
     """The scorer's part of the measured clock for one task: a reference lane, and judging many candidates at a time.
 
-    Up to `width` candidates are in work at a time, each in a thread of its own from its process's start to its end.
-    Processes start and kernels are compiled while others use the GPU; checks share it; one thread times all who have
-    passed by then, alone on it. Starting and ending a CUDA process takes the driver a quarter of a second, one after
-    the other, which bounds the rate. What starts and compiles beside the timing delays one batch in ten by a tenth: the
-    median does not see it.
+    Up to `width` candidates are in work at a time, each in a thread of its own, plain ones in up to LANES processes.
+    Processes start and kernels are compiled while others use the GPU; to be checked and recorded candidates share it;
+    one thread times all who have passed by then, alone on it, which bounds the rate. Where each needs a process of its
+    own, the driver does: it starts and ends CUDA processes one after the other, a quarter of a second each. What starts
+    and compiles beside the timing delays one batch in ten by a tenth: the median does not see it.
     """
 
     def __init__(self, reference, warm, settings, lanes=(), arenas=None):
@@ -407,7 +414,7 @@ class Measured:
         self.reference, self.warm, self.settings = reference, warm, settings
         self.lane, *self.spare = lanes or (Lane(warm, settings, "reference"),)
         self.cuda = reference.device.type == "cuda"
-        self.first, self.again = reference.trial(0), reference.trial(1, perturb=False)
+        self.first = reference.trial(0)
         clock = Clock()
         reference.run(self.first, around=clock)
         self.flops = clock.flops
@@ -415,6 +422,7 @@ class Measured:
         self.output_bytes = sum(t.numel() * t.element_size() for t in self.first.expected)
         self.large = self.input_bytes + self.output_bytes > 1 << 30  # then little else fits beside it
         size = self.input_bytes + self.output_bytes
+        reference.trial(1, perturb=False)  # which keeps it for check_once_more, unless it is large
         self.slots = max(1 if self.large else 2, min(32, (1 << 29) // max(size, 1)))
         self.width, self.limit, self.floor_ms, self.cold = settings["workers"], None, 0.0, None
         self.plain = threading.Semaphore(max(2, LANES // settings["tasks"]))
@@ -573,7 +581,7 @@ class Measured:
         try:
             if lane is None:
                 stages = Stages(verdict)
-                lane = self.spare.pop() if self.spare else Lane(self.warm, self.settings, "candidate")
+                lane = self.take_spare() or Lane(self.warm, self.settings, "candidate")
                 stack.callback(self.dismiss, lane, code)
                 lane.wake()
                 stages.end("start")
@@ -593,6 +601,19 @@ class Measured:
         if not verdict.correct:
             verdict.speedup = verdict.speedup_low = None
         return verdict, lane
+
+    def take_spare(self):
+        """A lane that is up, or None. If one has ended while nobody looked, that is not the next candidate's fault."""
+        while True:
+            try:
+                lane = self.spare.pop()
+            except IndexError:
+                return None
+            try:
+                lane.wake()
+                return lane
+            except (Gone, OSError):
+                lane.close()
 
     def dismiss(self, lane, code):
         """End a candidate's process, or keep it for the next one if this one cannot have left anything in it."""
@@ -669,9 +690,10 @@ class Measured:
 
     def check_once_more(self, verdict, lane):
         """A graph knows nothing of what the code would do later: call the code again, on other inputs than at first."""
-        lane.put(0, self.again.inputs)
-        leaves = lane.forward(0, self.again.seed)
-        if verdict.correct and compare(self.again, leaves, 1e-4):
+        trial = self.reference.trial(1, perturb=False)
+        lane.put(0, trial.inputs)
+        leaves = lane.forward(0, trial.seed)
+        if verdict.correct and compare(trial, leaves, 1e-4):
             verdict.correct, verdict.rejected = False, "its later calls give other results than its first ones"
 
     def own_kernels(self, code, verdict, lane):

@@ -1,8 +1,10 @@
 """What may share a process with others: the teacher's kernels may; whatever could leave something behind may not."""
 
 import pytest
+import torch
+import torch.nn as nn
 
-from plain import is_plain
+from plain import is_plain, state, unchanged
 from tasks import builtin_tasks
 from teacher import applicable, read, render
 
@@ -104,6 +106,102 @@ def test_what_could_leave_something_behind_is_not_plain(statement):
     code = SOURCE.replace(line, f"            {statement}\n" + line)
     compile(code, "a candidate", "exec", dont_inherit=True) if statement != "from torch.nn import *" else None
     assert not is_plain(code)
+
+
+HEAD = """import math
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+def zero(layer, x):
+    return x * 0
+
+class Patch(nn.Module):
+    def __init__(self, value):
+        self.value = value
+
+class Other(nn.Module):
+    pass
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return x
+"""
+ATTACKS = {  # appended to HEAD; each of them once brought a method to run with another `self`, or worse
+    "a positional-only argument before self": "class A(nn.Module):\n    def set(me, /, self, value):\n"
+                                              "        self.value = value\n",
+    "super with two arguments": "super(Other, Other).__init__(nn.Linear, zero)",
+    "super in a nested function": "class A(nn.Module):\n    def __init__(self):\n        def inner(c):\n"
+                                  "            return super().__init__\n        inner(Other)(nn.Linear, zero)\n",
+    "super in a lambda": "class A(nn.Module):\n    def __init__(self):\n        take = lambda c: super().__init__\n",
+    "super as a value": "class A(nn.Module):\n    def __init__(self):\n        take = super\n",
+    "a nested class": "if True:\n    class N(nn.Module):\n        def of(self, c):\n            return c\n",
+    "a class derived from super": "class S(super):\n    def of(self, a):\n        self.value = a\n",
+    "a class derived from an object": "class V(Patch(1)):\n    def of(self, a):\n        self.value = a\n",
+    "a class derived from one of the source": "class V(Patch):\n    pass\n",
+    "a class derived from a tensor": "class V(torch.Tensor):\n    pass\n",
+    "a class with a constant": "class V(nn.Module):\n    size = zero\n",
+    "a class as a value": "kind = Patch",
+    "a class as an argument": "zero(Patch, 1)",
+    "a layer as a value": "zero(nn.Linear, 1)",
+    "triton.heuristics": "triton.heuristics({})(Patch)[None](1)",
+    "triton.autotune by hand": "triton.autotune([triton.Config({})], [])(Patch)[None](1)",
+    "triton.jit by hand": "triton.jit(zero)",
+    "a hook in a Config": "@triton.autotune(configs=[triton.Config({}, pre_hook=zero)], key=[])\n@triton.jit\n"
+                          "def kernel(x):\n    pass\n",
+    "a decorator below jit": "@triton.jit\n@zero\ndef kernel(x):\n    pass\n",
+    "Triton's language outside of a kernel": "tl.program_id(1, zero)",
+    "an argument of Triton's own": "@triton.jit\ndef kernel(x):\n    tl.program_id(0, _semantic=x)\n",
+    "unpacked keywords": "zero(**{'layer': 1, 'x': 1})",
+    "a module under a name of Python's": "import torch as list\nvalue = list\n",
+    "a loader": "value = math.__loader__",
+    "a relative import": "from .torch import nn as relative",
+    "a context entered twice": "g = torch.no_grad()\nwith g:\n    with g:\n        pass\n",
+    "a context that is kept": "with torch.no_grad() as g:\n    pass\n",
+    "a store that never happens": "class A(nn.Module):\n    def of(self):\n        if False:\n"
+                                  "            self.compile = 1\n        self.compile()\n",
+    "a buffer that never is": "class A(nn.Module):\n    def of(self):\n        if False:\n"
+                              "            self.register_buffer('compile', None)\n        self.compile()\n",
+    "items that are attributes": "nn.ParameterDict()['__annotations__']",
+    "print to an object": "print('x', file=zero)",
+    "a text that Triton reads in another way": '@triton.jit\ndef \\\nkernel(x):\n    """\ndef kernel(x):\n    evil()\n'
+                                               '"""\n',
+    "a def within a string": '@triton.jit\ndef kernel(x):\n    """\n    def kernel(x): pass"""\n',
+    "a form feed": "x = 1\f",
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_known_attacks_are_not_plain(name):
+    assert is_plain(HEAD)
+    code = HEAD + ATTACKS[name]
+    compile(code, name, "exec", dont_inherit=True)
+    assert not is_plain(code)
+
+
+@pytest.mark.parametrize("cookie", ["utf-7", "unicode_escape", "raw_unicode_escape"])
+def test_a_source_that_would_be_decoded_in_another_way_is_not_plain(cookie):
+    assert not is_plain(f"# coding: {cookie}\n" + HEAD) and not is_plain(f"\n# -*- coding: {cookie} -*-\n" + HEAD)
+
+
+@pytest.mark.parametrize("tail", [" + 1" * 900, ".view(1)" * 900, " + (1" * 80 + ")" * 80])
+def test_a_deep_source_is_judged_in_some_way(tail):
+    assert is_plain(HEAD) and is_plain(HEAD.replace("return x\n", f"return x{tail}\n")) in (True, False)
+
+
+def test_the_second_look_sees_what_has_changed(monkeypatch):
+    before = state()
+    assert unchanged(before)
+    changes = [(nn.Linear, "forward", len), (nn.ReLU, "novelty", 1), (torch, "relu", len), (torch.Tensor, "view", len),
+               (nn.functional, "gelu", len), (torch.backends.cudnn, "benchmark", True)]
+    for where, name, value in changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, value, raising=False)
+            assert not unchanged(before), (where, name)
+        assert unchanged(before)
+    with torch.no_grad():
+        assert not unchanged(before)
 
 
 CLASSES = {

@@ -11,17 +11,21 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+import triton
 
+import host
 import jail
 import sandbox as sandbox_module
 import stopwatch
 from plain import is_plain
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task
+from trials import describe, load_module
 
 ROOT = Path(__file__).parent.parent
 
@@ -434,6 +438,32 @@ def test_scorers_that_are_asked_for_at_the_same_time_are_not_more_than_may_stand
             seen.append({child.life for child in box.scorers})
             assert set(box.idle) == {task.source for task in three} and len(box.scorers) == 3
     assert seen[0] == seen[1] == seen[2]
+
+
+def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkeypatch):
+    """In a process that they share, over memory that lives as long as that: on a GPU by CUDA IPC, here as it is."""
+    for name in ("run", "_do_compile"):  # a host watches kernels for good; afterwards the test's process does not
+        monkeypatch.setattr(triton.runtime.jit.JITFunction, name, getattr(triton.runtime.jit.JITFunction, name))
+    monkeypatch.setattr(host, "attach", lambda raw: raw)
+    one = host.Host({"device": "cpu"}, None, tmp_path, load_module, describe)
+    x, sizes = torch.arange(6.0).view(2, 3), [2.0]
+    places, size = jail.plan([x])
+    arena, out = torch.zeros(max(size, jail.ALIGN), dtype=torch.uint8), torch.zeros(jail.ALIGN, dtype=torch.uint8)
+    code = ("import torch\nimport torch.nn as nn\nTABLE = torch.ones(3)\nclass ModelNew(nn.Module):\n"
+            "    def forward(self, x, sizes):\n        y = x * sizes[0] * TABLE\n        CHANGE\n        return y\n")
+    seen = []
+    for change in ("pass", "x.t_()", "x.unsqueeze_(0)", "x.resize_(1)", "x.requires_grad_()", "sizes[0] = 0.0",
+                   "sizes.append(1)", "pass"):
+        assert is_plain(code.replace("CHANGE", change))
+        one.load(code.replace("CHANGE", change), "ModelNew", None)
+        seen.append(weakref.ref(sys.modules["candidate"].TABLE))
+        one.build([], 0, False, False)
+        if change == "pass" and len(seen) == 1:
+            one.share((arena, out), places, places, 1, [[True, None], [False, sizes]])
+        jail.views(arena, places)[0].copy_(x)
+        one.forward(0, 0, False, (), False)
+        assert torch.equal(jail.views(out, places)[0], 2 * x), change
+        assert one.forget()["unchanged"] and seen[-1]() is None, change
 
 
 def test_a_turn_that_cannot_be_had_blocks_nobody(tmp_path):

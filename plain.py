@@ -25,6 +25,7 @@ import builtins
 import functools
 import math
 import re
+import types
 
 import torch
 import torch.nn as nn
@@ -40,11 +41,12 @@ BUILTINS = {"abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "l
 TORCH = {"arange", "device", "empty", "empty_strided", "eye", "finfo", "full", "linspace", "ones", "rand", "randint",
          "randn", "randperm", "tensor", "zeros"}
 FUNCTIONAL = {"hardsigmoid", "hardswish", "logsigmoid", "sigmoid", "tanh", "threshold"}
-NO_LAYERS = {"DataParallel", "ParameterDict", "ParameterList"}  # threads; items that are attributes
+NO_LAYERS = {"DataParallel", "ModuleDict", "ParameterDict", "ParameterList"}  # threads; items that are attributes
 # Among PyTorch's overridable functions, what reaches beyond the tensors that it is given, or might.
 BARRED = {"apply_", "autocast", "backward", "map2_", "map_", "module_load", "numpy", "pin_memory", "record_stream",
           "register_hook", "register_post_accumulate_grad_hook", "set_", "share_memory_", "storage", "storage_type",
-          "untyped_storage"}
+          "untyped_storage", "const_data_ptr", "data_ptr"}
+BARRED_KINDS = ("_", "fbgemm_", "miopen_", "quantized_")
 # Attributes of tensors, layers and Python's containers, beside the operators that are methods of a tensor and what
 # layers declare to be their constants.
 ATTRIBUTES = {
@@ -55,9 +57,14 @@ for layer in vars(nn).values():
     ATTRIBUTES.update(getattr(layer, "__constants__", ()))
 LAYER = {"add_module", "buffers", "children", "modules", "named_parameters", "parameters", "register_buffer",
          "register_parameter"}  # methods of nn.Module that act on `self` alone
+NAMING = {"add_module", "register_buffer", "register_parameter"}  # of these, the ones that set an attribute
+# In a kernel Triton calls what it meets while it compiles, so there only these, its own language and other kernels.
+KERNEL_BUILTINS = {"abs", "float", "int", "len", "max", "min", "range"}
+KERNEL_ATTRIBUTES = {"T", "broadcast_to", "cast", "dtype", "element_ty", "expand_dims", "max", "min", "permute",
+                     "reshape", "shape", "sum", "to", "trans", "view"}
+OPTIONS = {"num_ctas", "num_stages", "num_warps"}  # of a launch
+SHADOWS = {"JITCallable", "JITFunction", "backend", "constexpr", "dtype", "specialize_impl"}  # names of Triton's own
 ANNOTATIONS = {"bool", "float", "int", "list", "str", "tuple", "torch.Tensor", "triton.language.constexpr"}
-DECORATORS = {"triton.autotune": {"configs", "key"}, "triton.jit": set(),
-              "triton.Config": {"kwargs", "num_ctas", "num_stages", "num_warps"}}  # with the keywords that they take
 NODES = (  # beside those with a rule of their own
     ast.Return, ast.Assign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Raise, ast.Assert, ast.Expr, ast.Pass,
     ast.Break, ast.Continue, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Dict, ast.Set, ast.ListComp,
@@ -70,7 +77,7 @@ NODES = (  # beside those with a rule of their own
 def operators() -> tuple:
     """Names of what computes with tensors, and does nothing else: (of torch, of its functional module, methods)."""
     table = get_overridable_functions()
-    return tuple({f.__name__ for f in table[part] if not f.__name__.startswith("_")} - BARRED
+    return tuple({f.__name__ for f in table[part] if not f.__name__.startswith(BARRED_KINDS)} - BARRED
                  for part in (torch, nn.functional, torch.Tensor))
 
 
@@ -107,8 +114,12 @@ class Source:
         self.fields = {node.attr for node in self.nodes if isinstance(node, ast.Attribute)
                        and not isinstance(node.ctx, ast.Load)}
         self.fields |= {node.args[0].value for node in self.nodes if isinstance(node, ast.Call) and node.args
-                        and ast.unparse(node.func) in ("self.register_buffer", "self.register_parameter")
+                        and isinstance(node.func, ast.Attribute) and node.func.attr in NAMING
                         and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)}
+        kernels = [node for node in self.functions if node.decorator_list]
+        self.kernels = {node.name for node in kernels}
+        self.parameters = {argument.arg for node in kernels for argument in ast.walk(node.args)
+                           if isinstance(argument, ast.arg)}
         self.known = ATTRIBUTES | operators()[2]
         self.own = self.known | LAYER | self.fields | {method.name for method in self.methods}
 
@@ -140,7 +151,7 @@ class Source:
             path = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
             name = alias.asname or alias.name
             require(path in MODULES and not getattr(node, "level", 0))
-            require("." not in name and self.modules.setdefault(name, path) == path)
+            require("." not in name and not name.startswith("_") and self.modules.setdefault(name, path) == path)
 
     def check_names(self):
         """Every name means the same wherever it stands, and `self` is the first argument of methods and nothing else.
@@ -151,7 +162,9 @@ class Source:
         first = [method.args.args[0].arg for method in self.methods if method.args.args]
         require(first == ["self"] * len(self.methods) and arguments.count("self") == len(first))
         bound = {*stored, *arguments, *functions}
-        require("self" not in {*stored, *functions} and len(self.class_names) == len(self.classes))
+        require("self" not in {*stored, *functions, *self.class_names, *self.modules})
+        require(len(self.class_names) == len(self.classes) and not {*stored, *arguments} & self.kernels)
+        require(not any(name in SHADOWS or hasattr(ast, name) for name in self.class_names | self.parameters))
         require(not (bound | self.class_names | set(self.modules)) & set(dir(builtins)))
         require(not bound & self.class_names and not (bound | self.class_names) & set(self.modules))
         named = {method.name for method in self.methods}
@@ -187,10 +200,17 @@ class Source:
 
     def check_decorator(self, node):
         call, path = isinstance(node, ast.Call), self.path(node.func if isinstance(node, ast.Call) else node)
-        require(path in ("triton.jit", "triton.autotune") and call == (path == "triton.autotune"))
-        for part in [*node.args, *(keyword.value for keyword in node.keywords)] if call else ():
-            self.check_part(part, decorator=True)
-        require({keyword.arg for keyword in node.keywords} <= DECORATORS[path] if call else True)
+        require(path == ("triton.autotune" if call else "triton.jit"))
+        if call:
+            require(len(node.args) <= 2 and {keyword.arg for keyword in node.keywords} <= {"configs", "key"})
+            for part in [*node.args, *(keyword.value for keyword in node.keywords)]:
+                self.check_part(part, decorator=True)
+
+    def check_config(self, node):
+        """triton.Config({parameter of a kernel: value, ...}, num_warps=...)"""
+        require(len(node.args) == 1 and isinstance(node.args[0], ast.Dict))
+        require(all(isinstance(key, ast.Constant) and key.value in self.parameters for key in node.args[0].keys))
+        require({keyword.arg for keyword in node.keywords} <= OPTIONS)
 
     def check_arguments(self, node):
         for argument in [*node.args, *node.kwonlyargs, node.vararg, node.kwarg]:
@@ -216,20 +236,14 @@ class Source:
         inner = functools.partial(self.check_part, kernel=kernel, decorator=decorator)
         if isinstance(node, ast.Name):
             require(not node.id.startswith("_") or node.id == "_")
-            require(node.id not in self.modules and (called or node.id not in self.class_names))
+            require(node.id not in self.modules and (called or node.id not in self.class_names | self.kernels))
+            require(not called or node.id in KERNEL_BUILTINS | self.kernels if kernel else node.id not in self.kernels)
             # A name that nothing has, a slip of the pen, only raises an error.
             require(node.id in BUILTINS or not hasattr(builtins, node.id))
         elif isinstance(node, ast.Attribute):
             self.check_attribute(node, inner, kernel, decorator, called)
         elif isinstance(node, ast.Call):
-            inner(node.func, called=True)
-            config = self.path(node.func) == "triton.Config"
-            for keyword in node.keywords:
-                require(keyword.arg and not keyword.arg.startswith("_"))
-                require(not config or keyword.arg in DECORATORS["triton.Config"])
-            require(not config or len(node.args) <= 1)
-            for part in [*node.args, *(keyword.value for keyword in node.keywords)]:
-                inner(part)
+            self.check_call(node, inner, kernel)
         elif isinstance(node, ast.Lambda):
             require(not node.args.posonlyargs)
             self.check_arguments(node.args)
@@ -250,14 +264,39 @@ class Source:
             for part in ast.iter_child_nodes(node):
                 inner(part)
 
+    def check_call(self, node, inner, kernel):
+        path, parts = self.path(node.func), [*node.args, *(keyword.value for keyword in node.keywords)]
+        named = {keyword.arg for keyword in node.keywords}
+        require(all(name and not name.startswith("_") for name in named))
+        if path == "triton.Config":
+            self.check_config(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in NAMING:
+            name = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+            require(isinstance(name, str) and not name.startswith("_"))
+        if isinstance(node.func, ast.Subscript):  # a launch, kernel[grid](...), and nothing else
+            require(not kernel and isinstance(node.func.value, ast.Name) and node.func.value.id in self.kernels)
+            require(named <= self.parameters | OPTIONS)
+            inner(node.func.slice)
+        else:
+            require(not kernel or isinstance(node.func, (ast.Name, ast.Attribute)))
+            inner(node.func, called=True)
+        if path in ("triton.language.reduce", "triton.language.associative_scan"):
+            combine = node.args[2:3] + [keyword.value for keyword in node.keywords if keyword.arg == "combine_fn"]
+            require(len(combine) == 1 and isinstance(combine[0], ast.Name) and combine[0].id in self.kernels)
+            parts.remove(combine[0])
+        for part in parts:
+            require(not kernel or not isinstance(part, ast.Starred))
+            inner(part)
+
     def check_attribute(self, node, inner, kernel, decorator, called):
         load = isinstance(node.ctx, ast.Load)
         if load and self.reachable(self.path(node), kernel, decorator, called):
             return
         if isinstance(node.value, ast.Name) and node.value.id == "self":
             require(node.attr in self.own or not node.attr.startswith("_") and not hasattr(nn.Module, node.attr))
+            require(called or node.attr not in NAMING)
         else:
-            require(load and node.attr in self.known)
+            require(load and node.attr in (KERNEL_ATTRIBUTES if kernel else self.known))
             inner(node.value)
 
     def reachable(self, path, kernel, decorator, called) -> bool:
@@ -276,8 +315,11 @@ class Source:
         if module == "torch.nn.init":
             return name.endswith("_") and called
         if module in ("triton.language", "triton.language.math"):
-            able = name in tl.__all__ and name not in ("extra", "inline_asm_elementwise", "math", "target_info")
-            return able and (kernel or isinstance(getattr(tl, name), tl.dtype) or name == "constexpr" and called)
+            value = getattr(tl, name, None) if name in tl.__all__ else None
+            if isinstance(value, tl.dtype) or name == "constexpr" and called:
+                return True
+            able = callable(value) and not isinstance(value, type) and called and kernel
+            return able and name not in ("inline_asm_elementwise", "map_elementwise")
         if module == "triton":
             return name in ("cdiv", "next_power_of_2") or name == "Config" and decorator and called
         return module == "math" and name in dir(math)
@@ -288,7 +330,7 @@ class Source:
 
 
 def state() -> dict:
-    """What a candidate could have changed: settings, functions of modules, everything about classes."""
+    """What a candidate could have changed: settings, what modules hold, everything about classes."""
     found = {("settings", 0): (torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_enabled("cuda"),
                                torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark,
                                torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled())}
@@ -296,9 +338,11 @@ def state() -> dict:
     classes = [torch.Tensor, triton.runtime.jit.JITFunction, triton.runtime.Autotuner, tl.tensor]
     classes += [layer for layer in vars(nn).values() if isinstance(layer, type)]
     for where in modules:
-        found |= {(where.__name__, name): id(value) for name, value in list(vars(where).items()) if callable(value)}
+        found |= {(where.__name__, name): id(value) for name, value in list(vars(where).items())
+                  if not isinstance(value, types.ModuleType) and not name.startswith("_")}
     for where in classes:
-        found[where.__name__, None] = {name: id(value) for name, value in vars(where).items()}
+        found[where.__name__, None] = {name: id(value) for name, value in vars(where).items()
+                                       if name != "__annotations__"}
     return found
 
 

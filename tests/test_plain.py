@@ -169,6 +169,26 @@ ATTACKS = {  # appended to HEAD; each of them once brought a method to run with 
                                                '"""\n',
     "a def within a string": '@triton.jit\ndef kernel(x):\n    """\n    def kernel(x): pass"""\n',
     "a form feed": "x = 1\f",
+    "a module by the name of self": "import torch as self\nself.float32 = self.float16\n",
+    "a class by the name of self": "class self(nn.Module):\n    pass\nself.add_module(Other(), 'x', 1)\n",
+    "other built-ins": "import torch as __builtins__\ndef f():\n    set_default_dtype(torch.float64)\n",
+    "a buffer by any name": "class A(nn.Module):\n    def of(self, name):\n        self.register_buffer(name, None)\n",
+    "a module by a hidden name": "class A(nn.Module):\n    def of(self):\n        self.add_module('__wrapped__', 1)\n",
+    "registration for later": "class A(nn.Module):\n    def of(self):\n        return self.register_buffer\n",
+    "a node of a syntax tree": "class Call(nn.Module):\n    pass\n",
+    "a kernel that calls its argument": "@triton.jit\ndef kernel(x, f: tl.constexpr):\n    f(x)\n",
+    "a kernel that calls a function": "@triton.jit\ndef kernel(x):\n    zero(x, x)\n",
+    "a kernel that calls a class": "@triton.jit\ndef kernel(x):\n    Patch(1)\n",
+    "a kernel that reads any attribute": "@triton.jit\ndef kernel(x):\n    y = x.value\n",
+    "a reduction by an object": "@triton.jit\ndef kernel(x):\n    tl.reduce(x, 0, x)\n",
+    "a shifted reduction": "@triton.jit\ndef kernel(x):\n    tl.reduce(*x, kernel)\n",
+    "a tensor made by hand": "@triton.jit\ndef kernel(x):\n    tl.tensor(x, x)\n",
+    "autotune's other arguments": "@triton.autotune([], [], None, zero)\n@triton.jit\ndef kernel(x):\n    pass\n",
+    "an option in a Config": "@triton.autotune([triton.Config({'ptx_options': 'x'})], [])\n@triton.jit\n"
+                             "def kernel(x):\n    pass\n",
+    "an option of a launch": "@triton.jit\ndef kernel(x):\n    pass\nkernel[(1,)](1, ir_override='x')\n",
+    "a launch for later": "@triton.jit\ndef kernel(x):\n    pass\nlater = kernel[(1,)]\n",
+    "a kernel as an argument": "@triton.jit\ndef kernel(x):\n    pass\nzero(kernel, 1)\n",
 }
 
 
@@ -194,7 +214,8 @@ def test_the_second_look_sees_what_has_changed(monkeypatch):
     before = state()
     assert unchanged(before)
     changes = [(nn.Linear, "forward", len), (nn.ReLU, "novelty", 1), (torch, "relu", len), (torch.Tensor, "view", len),
-               (nn.functional, "gelu", len), (torch.backends.cudnn, "benchmark", True)]
+               (nn.functional, "gelu", len), (torch, "float32", torch.float16),
+               (torch.backends.cudnn, "benchmark", True)]
     for where, name, value in changes:
         with monkeypatch.context() as patch:
             patch.setattr(where, name, value, raising=False)

@@ -1,6 +1,6 @@
 """The process that runs a model under the measured clock: a candidate's, which is not trusted, or the reference's.
 
-It serves the orders of stopwatch.py over a socket. Inputs and outputs lie in GPU memory that both can see.
+It serves the orders of lane.py over a socket. Inputs and outputs lie in GPU memory that both can see.
 """
 
 import copy

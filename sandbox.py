@@ -55,6 +55,7 @@ import ptx
 import roofline
 import stopwatch
 from jail import Child, Gone, receive, send
+from lane import Lane
 from plain import is_plain
 from tasks import TaskError, load_task
 from trials import KernelTime, Reference, Verdict, describe, identical, load_module, numbered, other_shapes
@@ -178,7 +179,7 @@ def scorer(sock, warm, settings):
         try:
             measured = None
             if settings["clock"] == "measured":  # starting CUDA takes its time: meanwhile the reference is built
-                lanes = lanes or [stopwatch.Lane(warm, settings, role) for role in ("reference", "candidate")]
+                lanes = lanes or [Lane(warm, settings, role) for role in ("reference", "candidate")]
             reference = Reference(job, settings)
             if settings["clock"] == "measured":
                 measured = stopwatch.Measured(reference, warm, settings, lanes, arenas)
@@ -320,7 +321,8 @@ class Sandbox:
                 child = self.idle.pop(task.source, None)
             try:
                 child = child or self._start_scorer(task)
-                send(child.sock, {"codes": [], "spare": min(counts[task.source], max(1, stopwatch.LANES // len(counts)))})
+                spare = min(counts[task.source], max(1, stopwatch.LANES // len(counts)))
+                send(child.sock, {"codes": [], "spare": spare})
             except TaskError:
                 return  # said again when the first candidate comes
             except OSError:

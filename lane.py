@@ -1,0 +1,250 @@
+"""The scorer's side of a host process (host.py): orders, shared memory, and what becomes of a process that fails.
+
+Orders go over a socket. Inputs and outputs lie in GPU memory that both processes see (CUDA IPC); where that is not
+available, tensors travel over the socket instead. After a plain candidate a lane is kept for the next one (plain.py).
+"""
+
+import select
+import threading
+import time
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
+
+HANGS = 1.0  # seconds after which a candidate that leaves the GPU idle is no longer waited for by others
+MODELS = 50  # that one process hosts at most, one after the other
+SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
+
+
+class Failed(Exception):
+    """The hosted model failed: `stage` is compile, build or forward; `line` is the candidate's line, where known."""
+
+    def __init__(self, answer):
+        super().__init__(str(answer.get("error"))[:400])
+        line = answer.get("line")
+        self.stage, self.line = answer.get("failed"), line if isinstance(line, int) else None
+
+
+class Lane:
+    """One hosted model as the scorer sees it. Raises Failed, TimeoutError, or jail.Gone when the process has died."""
+
+    choosing = threading.Lock()  # among unused arenas
+
+    def __init__(self, warm, settings, role):
+        self.start = lambda: Child(warm, role)
+        self.child, self.timeout = self.start(), settings["timeout"]
+        self.device, self.arena, self.wanted = torch.device(settings["device"]), None, None
+        self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
+        self.turn = None  # the turn at the GPU that it shares with others, while it does
+        self.gpu_busy = None  # with a turn: a function that says whether anybody computes
+        self.compiling = self.waiting = 0.0  # seconds
+        self.captured = False  # has the model been recorded as a CUDA graph?
+        self.loaded, self.sound = 0, True  # how many models it has had; False: nobody knows what state it is in
+
+    def order(self, order, **fields):
+        return self.checked(self.child.ask({"order": order, **fields}, self.until()))
+
+    def take_turn(self):
+        """Take the turn again if it was given away; raises TimeoutError. To wait for others is no fault of its own."""
+        seconds = self.turn.take()
+        self.waiting += seconds
+        self.deadline += seconds
+        if time.monotonic() > self.deadline:
+            raise TimeoutError
+
+    def shared_order(self, order, **fields):
+        """An order that needs the GPU. With a shared turn at it: if no answer comes, but the GPU is idle, the candidate
+        hangs or dawdles, and the turn is given to others until it answers."""
+        if self.turn is None:
+            return self.order(order, **fields)
+        send(self.child.sock, {"order": order, **fields})
+        while not select.select([self.child.sock], [], [], HANGS)[0]:
+            if time.monotonic() > self.until() or not self.gpu_busy():
+                self.turn.give()
+                break
+        answer = self.checked(receive(self.child.sock, self.until()))
+        if "compiling" not in answer:
+            self.take_turn()
+        return answer
+
+    def until(self):
+        return self.deadline or time.monotonic() + self.timeout
+
+    def checked(self, answer):
+        if not isinstance(answer, dict) or any(isinstance(x, torch.Tensor) for x in tree_leaves(
+                [value for name, value in answer.items() if name != "leaves"])):
+            raise Gone
+        if "failed" in answer:
+            raise Failed(answer)
+        return answer
+
+    def wake(self):
+        """Wait until the process is up. Nothing of a candidate has run yet, so it has a minute more than that."""
+        self.checked(self.child.ask({"order": "wake"}, time.monotonic() + self.timeout + 60))
+
+    def load(self, code, name, limit=None):
+        """Execute the source. Needs no GPU."""
+        self.loaded += 1
+        self.order("load", code=code, name=name, limit=limit)
+
+    def build(self, arguments, seed, on_device, compile_it=False):
+        return self.order("build", arguments=arguments, seed=seed, on_device=on_device, compile_it=compile_it)
+
+    def share(self, inputs, expected, slots, arenas):
+        """Share memory for `slots` sets of inputs and one of outputs. Returns whether CUDA IPC is in use.
+
+        arenas: a list of unused (pool, inputs' bytes, outputs' bytes) to take from and to give back to. They are kept
+        because PyTorch never frees memory that it shared with a process which was then killed.
+        """
+        values = [[isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x] for x in inputs]
+        places, size = plan([x for x in inputs if isinstance(x, torch.Tensor)])
+        out_places, out_size = plan(expected)
+        self.slots, handles = None, None
+        if self.device.type == "cuda":
+            sizes = [max(total, SMALLEST) for total in (max(size, ALIGN) * slots, out_size)]
+            self.arenas = arenas
+            self.give_arena()
+            with Lane.choosing:
+                fit = [arena for arena in arenas if all(r.numel() >= n for r, n in zip(arena[1:], sizes))]
+                if fit:
+                    self.arena = fit[0]
+                    arenas[:] = [arena for arena in arenas if arena is not fit[0]]
+            if self.arena is None:
+                pool = torch.cuda.MemPool()  # of its own, because what lies beside it in memory is shared, too
+                with torch.cuda.use_mem_pool(pool):
+                    self.arena = (pool, *(torch.empty(n, dtype=torch.uint8, device=self.device) for n in sizes))
+            raws = self.arena[1:]
+            handles = [export(raw) for raw in raws]
+            if None in handles:
+                handles = None
+        if handles is not None:
+            step = raws[0].numel() // slots // ALIGN * ALIGN
+            self.slots = [views(raws[0][i * step:(i + 1) * step], places) for i in range(slots)]
+            self.outputs = views(raws[1], out_places)
+        try:
+            self.order("share", handles=handles, inputs=places, outputs=out_places, slots=slots, values=values)
+        except Failed:
+            if handles is None:
+                raise
+            self.slots = None
+            self.order("share", handles=None, inputs=places, outputs=out_places, slots=slots, values=values)
+        self.wanted = [(leaf.dtype, list(leaf.shape)) for leaf in expected]
+        return self.slots is not None
+
+    def put(self, slot, inputs):
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        if self.slots is None:
+            self.order("put", slot=slot, tensors=tensors)
+        else:
+            for place, tensor in zip(self.slots[slot], tensors, strict=True):
+                place.copy_(tensor)
+
+    def changed(self, slot, inputs):
+        """Indices of inputs that are no longer what was put (unknown without shared memory: none)."""
+        if self.slots is None:
+            return []
+        tensors = [(i, x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        return [i for (i, x), place in zip(tensors, self.slots[slot])
+                if not torch.equal(dense(x), dense(place))]
+
+    def results(self, answer):
+        """The leaves of an output: private copies of tensors, or the name of a type where one is no tensor."""
+        leaves = []
+        for i, entry in enumerate(answer["leaves"]):
+            if "type" in entry:
+                leaves.append(str(entry["type"]))
+            elif self.slots is None:
+                leaves.append(entry["tensor"].to(self.device))
+            else:
+                dtype, shape = TORCH_NAMES[entry["dtype"]], [abs(int(n)) for n in entry["shape"]]
+                agrees = self.wanted[i:i + 1] == [(dtype, shape)] and entry["device"] == self.device.type
+                leaves.append(self.outputs[i].clone() if agrees else torch.empty(shape, dtype=dtype, device="meta"))
+        return leaves
+
+    def poison(self):
+        """Fill the output arena with NaN (an absurd number for integers): nothing in it can pass for a result."""
+        for out in self.outputs if self.slots is not None else []:
+            if out.is_floating_point():
+                out.fill_(float("nan"))
+            elif out.dtype != torch.bool:
+                out.fill_(torch.iinfo(out.dtype).max // 3)
+        self.finish()
+
+    def finish(self):
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def forward(self, slot, seed, perturb=False, mute=()):
+        """One checked call. While it compiles a kernel, a shared turn at the GPU is given to others."""
+        self.poison()
+        answer = self.shared_order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute),
+                                   polite=self.turn is not None)
+        while self.turn is not None and "compiling" in answer:
+            self.turn.give()
+            began = time.monotonic()
+            self.checked(receive(self.child.sock, self.until()))  # it has compiled the kernel
+            self.compiling += time.monotonic() - began
+            self.take_turn()
+            answer = self.shared_order("go on")
+        return self.results(answer)
+
+    def go(self, calls, seed=0, repeat=1):
+        """Seconds from the starting signal to the host's that the GPU has finished."""
+        self.order("go", calls=calls, seed=seed, repeat=repeat)  # its answer: ready
+        seconds = self.child.start_and_stop(self.until())
+        self.checked(receive(self.child.sock, self.until()))
+        return seconds
+
+    def quickest(self, calls):
+        """Seconds of the quickest of three batches; their results are dropped."""
+        seconds = []
+        for _ in range(3):
+            seconds.append(self.go(calls))
+            self.order("drop")
+        return min(seconds)
+
+    def capture(self, calls):
+        """Have the calls recorded as a CUDA graph. Returns whether that worked; if not, the process may be unusable."""
+        self.captured = self.shared_order("capture", calls=calls)["captured"] is True
+        return self.captured
+
+    def collect(self, call):
+        """(leaves of the call's output, seconds that handing them over took)."""
+        self.poison()
+        began = time.perf_counter()
+        answer = self.order("collect", call=call)
+        seconds = time.perf_counter() - began
+        return self.results(answer), seconds
+
+    def forget(self) -> bool:
+        """Have the process forget its model. Returns whether it is as good as new for the next one."""
+        if not self.sound or self.loaded >= MODELS:
+            return False
+        self.deadline, self.compiling, self.waiting, self.captured = time.monotonic() + HANGS, 0.0, 0.0, False
+        try:
+            left = self.order("forget")
+            well = left["unchanged"] is True and left["bytes"] < SMALLEST
+            return well and left["seconds"] < self.timeout  # of twice as many, see jail.py
+        except (Failed, Gone, OSError, KeyError, TypeError):  # TimeoutError is an OSError
+            return False
+        finally:
+            self.deadline = None
+
+    def close(self):
+        """End the process, and only then let others use the memory that it could write to."""
+        self.child.close(wait=True)
+        self.give_arena()
+
+    def give_arena(self):
+        if self.arena is not None:
+            with Lane.choosing:
+                self.arenas.append(self.arena)
+            self.arena = None
+
+    def restart(self):
+        """Go on with a new process."""
+        self.close()
+        self.child, self.wanted, self.captured, self.loaded, self.sound = self.start(), None, False, 0, True
+        self.wake()

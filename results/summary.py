@@ -1,4 +1,4 @@
-"""What happened in training runs: parts of a run side by side, proposals, repaired kernels, seconds of a step.
+"""What happened in training runs: parts of a run side by side, proposals, repaired kernels, seconds, plain kernels.
 
     python results/summary.py [--parts 4] runs/seed0 runs/seed1 ...
 
@@ -8,8 +8,14 @@ Reads metrics.jsonl of each run and, where they are, its rollouts/. Evaluation b
 import argparse
 import json
 import statistics
+import sys
 from collections import Counter
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from backbone import extract_code  # noqa: E402
+from plain import is_plain  # noqa: E402
 
 SHARES = ("correct", "correct_first", "fast_1", "fast_1.2", "coverage", "reward_best")
 
@@ -25,12 +31,21 @@ def repaired(paths) -> tuple[int, int]:
     return sum(second for first, second in pairs if not first), sum(not first for first, _ in pairs)
 
 
+def codes(paths) -> set:
+    """The distinct kernels that the policy has written."""
+    replies = (turn["reply"] for path in paths for line in lines(path) if line["role"] == "policy"
+               for turn in line["turns"])
+    return {code for code in map(extract_code, replies) if code}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", type=int, default=1, help="equal parts of a run to be shown side by side")
     parser.add_argument("runs", nargs="+")
     args = parser.parse_args()
+    written = set()
     for run in map(Path, args.runs):
+        written |= codes(run.glob("rollouts/*.jsonl"))
         steps = [line for line in lines(run / "metrics.jsonl") if line["step"] > 0]
         print(f"{run}: {len(steps)} steps")
         cuts = [round(i * len(steps) / args.parts) for i in range(args.parts + 1)]
@@ -52,6 +67,7 @@ def main():
             if paths:
                 right, broken = repaired(paths)
                 print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one")
+    print(f"{len(written)} distinct kernels, {sum(map(is_plain, written))} of them plain (plain.py)")
 
 
 if __name__ == "__main__":

@@ -164,10 +164,10 @@ def attend_on_cpu(query, keys, values, bias, scale):
     groups, width = keys.shape[1], bias.shape[3]
     query = query.reshape(count, groups, heads // groups, dim)  # G queries of one head
     out, logsum = flash(query, keys[:, :, :width], values[:, :, :width], attn_mask=bias, scale=scale)
-    for rows, bias, prompt_keys, prompt_values in keys.prompts:  # rows (U, R): the slots of each prompt
-        shape = (*rows.shape[:1], groups, rows.shape[1], heads // groups)  # (U, H / G, R, G)
-        together = query[rows].transpose(1, 2).reshape(shape[0], groups, -1, dim)
-        more, more_logsum = flash(together, prompt_keys, prompt_values, attn_mask=bias, scale=scale)
+    for rows, prompt_bias, prompt_keys, prompt_values in keys.prompts:  # rows (U, R): the slots of each prompt
+        shape = (len(rows), groups, rows.shape[1], heads // groups)  # (U, H / G, R, G)
+        together = query[rows].transpose(1, 2).reshape(len(rows), groups, -1, dim)
+        more, more_logsum = flash(together, prompt_keys, prompt_values, attn_mask=prompt_bias, scale=scale)
         more, more_logsum = more.view(*shape, dim).transpose(1, 2), more_logsum.view(shape).transpose(1, 2)
         share = torch.sigmoid(more_logsum - logsum[rows])[..., None]
         out[rows] = torch.lerp(out[rows], more, share.to(out.dtype))

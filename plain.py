@@ -55,9 +55,8 @@ ATTRIBUTES = {
     "to", "training", "values", "weight"}
 for layer in vars(nn).values():
     ATTRIBUTES.update(getattr(layer, "__constants__", ()))
-LAYER = {"add_module", "buffers", "children", "modules", "named_parameters", "parameters", "register_buffer",
-         "register_parameter"}  # methods of nn.Module that act on `self` alone
-NAMING = {"add_module", "register_buffer", "register_parameter"}  # of these, the ones that set an attribute
+NAMING = {"add_module", "register_buffer", "register_parameter"}  # methods of nn.Module that set an attribute
+LAYER = NAMING | {"buffers", "children", "modules", "named_parameters", "parameters"}  # that act on `self` alone
 # In a kernel Triton calls what it meets while it compiles, so there only these, its own language and other kernels.
 KERNEL_BUILTINS = {"abs", "float", "int", "len", "max", "min", "range"}
 KERNEL_ATTRIBUTES = {"T", "broadcast_to", "cast", "dtype", "element_ty", "expand_dims", "max", "min", "permute",
@@ -253,10 +252,10 @@ class Source:
             if node.value is not None:
                 inner(node.value)
         elif isinstance(node, ast.With):
-            require(all(ast.unparse(item) == f"{ast.unparse(item.context_expr.func)}()" for item in node.items
-                        if isinstance(item.context_expr, ast.Call)))
-            require(all(isinstance(item.context_expr, ast.Call) and self.path(item.context_expr.func) == "torch.no_grad"
-                        for item in node.items))
+            for item in node.items:  # `with torch.no_grad():`, which cannot be entered twice
+                call = item.context_expr
+                require(isinstance(call, ast.Call) and self.path(call.func) == "torch.no_grad")
+                require(not call.args and not call.keywords and item.optional_vars is None)
             for part in node.body:
                 inner(part)
         else:

@@ -39,7 +39,7 @@ from jail import Gone
 from lane import Failed, Lane
 from plain import is_plain
 from roofline import Clock
-from trials import (Stages, Trial, Verdict, compare, note_comparison, reaching, set_failure, set_profile,
+from trials import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, reaching, set_failure, set_profile,
                     set_roofline)
 
 BATCH = 0.002  # seconds of work between two readings of the clock, which are good to some 5 microseconds
@@ -176,25 +176,24 @@ class Measured:
         clock = Clock()
         reference.run(self.first, around=clock)
         self.flops = clock.flops
-        self.input_bytes = sum(t.numel() * t.element_size() for t in self.first.inputs if isinstance(t, torch.Tensor))
-        self.output_bytes = sum(t.numel() * t.element_size() for t in self.first.expected)
-        self.large = self.input_bytes + self.output_bytes > 1 << 30  # then little else fits beside it
-        size = self.input_bytes + self.output_bytes
-        reference.trial(1, perturb=False)  # which keeps it for check_once_more, unless it is large
+        self.output_bytes = bytes_in(self.first.expected)
+        size = bytes_in(self.first.inputs) + self.output_bytes
+        self.large = size > 1 << 30  # then little else fits beside it
         self.slots = max(1 if self.large else 2, min(32, (1 << 29) // max(size, 1)))
         self.width, self.limit, self.floor_ms, self.cold = settings["workers"], None, 0.0, None
         self.plain = threading.Semaphore(max(2, LANES // settings["tasks"]))
         self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below
         self.patience = 0.01  # seconds for clear_cache; see calibrate
         if self.cuda:
+            if not self.large:
+                reference.trial(1, perturb=False)  # kept for check_once_more
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             reference.run(self.first)
             peak = torch.cuda.max_memory_allocated() - before
             # What a candidate may allocate, so that one that hoards does not starve those beside it. For a trial with
             # perturbed parameters these exist in up to six copies (two models, the new values and what makes them).
-            parameters = sum(t.numel() * t.element_size() for t in reference.state.values())
-            self.limit = 3 * peak + 6 * parameters + (self.slots + 2) * size + (1 << 30)
+            self.limit = 3 * peak + 6 * bytes_in(reference.state) + (self.slots + 2) * size + (1 << 30)
             self.width = max(1, min(self.width,
                                     int(torch.cuda.mem_get_info()[0] * 0.7 / settings["tasks"] / self.limit)))
             self.cold = torch.empty(256 << 20, dtype=torch.uint8, device=reference.device)  # more than any L2 cache
@@ -254,9 +253,7 @@ class Measured:
         lane.build(reference.arguments, reference.parameter_seed, reference.on_device,
                    compile_it=self.settings["baseline"] == "compile")
         lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
-        for slot in range(self.slots):
-            lane.put(slot, reference.draw("warm", slot))
-        lane.finish()
+        self.warm_up(lane, range(self.slots))
         return lane
 
     def seconds(self, work):
@@ -383,8 +380,9 @@ class Measured:
     def patience_for(self, code):
         return self.settings["timeout"] + (180 if "load_inline" in code else 0)  # nvcc takes its time
 
-    def start_candidate(self, lane):
+    def start_candidate(self, code, lane):
         reference = self.reference
+        lane.load(code, "ModelNew", self.limit)
         built = lane.build(reference.arguments, reference.parameter_seed, reference.on_device)
         if lane.wanted is None:  # else it has had another candidate
             lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
@@ -393,8 +391,7 @@ class Measured:
     def prepare(self, code, verdict, lane):
         """Build the candidate in its process, check and record it during a turn at the GPU that it shares."""
         stages = Stages(verdict)
-        lane.load(code, "ModelNew", self.limit)
-        built = self.start_candidate(lane)
+        built = self.start_candidate(code, lane)
         stages.end("start")
         lane.turn = Turn(self.settings, alone=False)
         lane.gpu_busy = self.clear_cache  # its time shows it; that it writes costs those who check nothing
@@ -427,14 +424,14 @@ class Measured:
 
     def record(self, code, lane):
         """Have a candidate recorded as a CUDA graph, if it can be."""
-        self.warm_up(lane)
+        self.warm_up(lane, self.calls)
         eager = "load_inline" in code and "CurrentCUDAStream" not in code  # the default stream: no graph can hold it
         if self.graphs and not eager and not lane.capture(self.calls):
             lane.turn.give()
             self.start_again(code, lane)
 
-    def warm_up(self, lane):
-        for slot in self.calls:
+    def warm_up(self, lane, slots):
+        for slot in slots:
             lane.put(slot, self.reference.draw("warm", slot))
         lane.finish()
 
@@ -442,9 +439,8 @@ class Measured:
         """In a new process, to be timed as it is."""
         lane.restart()
         lane.deadline = time.monotonic() + self.patience_for(code)
-        lane.load(code, "ModelNew", self.limit)
-        self.start_candidate(lane)
-        self.warm_up(lane)
+        self.start_candidate(code, lane)
+        self.warm_up(lane, self.calls)
 
     def check_once_more(self, verdict, lane):
         """A graph knows nothing of what the code would do later: call the code again, on other inputs than at first."""

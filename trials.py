@@ -126,6 +126,11 @@ def identical(a, b):
     return torch.equal(a.contiguous().view(-1).view(words), b.contiguous().view(-1).view(words))
 
 
+def bytes_in(tree) -> int:
+    """Bytes of the elements of all tensors in nested lists and dicts."""
+    return sum(t.numel() * t.element_size() for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
+
+
 def vary(inputs, kind):
     """Inputs of another distribution that stay in the domain of the first: zeros stay zero, ranges are not left.
 
@@ -236,9 +241,7 @@ class Reference:
                 if all(not t.is_floating_point() or bool(t.isfinite().all()) for t in trial.expected):
                     break
             trial.allowed = self.tolerance(trial)
-            size = sum(t.numel() * t.element_size() for t in tree_leaves([trial.inputs, trial.expected])
-                       if isinstance(t, torch.Tensor))
-            if size < 1 << 29:
+            if bytes_in([trial.inputs, trial.expected]) < 1 << 29:
                 self.kept[index, perturb] = trial
             elif self.device.type == "cuda":
                 torch.cuda.empty_cache()  # the hosts need the room
@@ -399,11 +402,8 @@ def set_roofline(verdict, reference, flops, bandwidth, peak, scale=1):
     bandwidth: bytes per millisecond; flops: of the reference's forward; peak: FLOPs per millisecond, or None; scale: by
     how much less a parameter's byte counts.
     """
-    def size(tree):
-        return sum(t.numel() * t.element_size() for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
-
     first = reference.trial(0)
-    needed = size([first.inputs, first.expected]) + size(reference.state) / scale
+    needed = bytes_in([first.inputs, first.expected]) + bytes_in(reference.state) / scale
     milliseconds = max(verdict.candidate_ms, 1e-9)
     verdict.bandwidth = needed / milliseconds / bandwidth
     verdict.arithmetic = flops / milliseconds / peak if peak else None

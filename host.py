@@ -79,7 +79,7 @@ class Host:
         if limit is not None:  # bytes of GPU memory
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), self.device)
-        self.stage, self.code, self.loaded = "compile", code, self.loaded + 1
+        self.stage, self.code, self.loaded, self.queueing = "compile", code, self.loaded + 1, 0.0
         self.path = str(self.folder / f"candidate{self.loaded}.py")  # Python caches the lines of files by their names
         self.model_class = getattr(self.load_module("candidate", code, self.path), name, None)
         if not isinstance(self.model_class, type):
@@ -149,7 +149,10 @@ class Host:
             self.synchronize()
             send(self.sock, {"compiling": True})
             try:
-                return compile_kernel(*args, **kwargs)
+                kernel = compile_kernel(*args, **kwargs)
+                if kernel is not None:
+                    kernel.run  # loads it, and has a C compiler build what launches it
+                return kernel
             finally:
                 send(self.sock, {})
                 receive(self.sock)
@@ -263,19 +266,24 @@ class Host:
         return {}
 
     def profile(self):
-        """[[milliseconds, label, own]] of one forward on the GPU alone: launches are queued behind a pause."""
+        """[[milliseconds, label, own]] of one forward on the GPU alone: launches are queued behind a pause.
+
+        The first time there is none: that is for finding out how long queueing takes.
+        """
         if not self.cuda:
             return {"events": []}
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self.clock = EventClock()
         try:
             with torch.no_grad():
-                torch.cuda._sleep(20_000_000)  # clock cycles: about 10 ms, in which the host queues everything
+                began = time.perf_counter()
+                torch.cuda._sleep(int(4e9 * self.queueing) + 1)  # clock cycles: twice as long as it took the last time
                 begin.record()
                 self.clock.around("nothing", False, lambda: None)  # what a pair of events costs
                 with self.clock:
                     self.model(*self.inputs(0))
                 end.record()
+                self.queueing = time.perf_counter() - began
                 self.synchronize()
         finally:
             clock, self.clock = self.clock, None

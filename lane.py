@@ -1,9 +1,12 @@
-"""The scorer's side of a host process (host.py): orders, shared memory, and what becomes of a process that fails.
+"""The scorer's side of a host process (host.py): orders, shared memory, turns at the GPU, and what becomes of failures.
 
 Orders go over a socket. Inputs and outputs lie in GPU memory that both processes see (CUDA IPC); where that is not
 available, tensors travel over the socket instead. After a plain candidate a lane is kept for the next one (plain.py).
 """
 
+import contextlib
+import fcntl
+import os
 import select
 import threading
 import time
@@ -13,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
 
+BATCH = 0.002  # seconds of work between two readings of the clock, which are good to some 5 microseconds
 HANGS = 1.0  # seconds after which a candidate that leaves the GPU idle is no longer waited for by others
 MODELS = 50  # that one process hosts at most, one after the other
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
@@ -27,6 +31,66 @@ class Failed(Exception):
         self.stage, self.line = answer.get("failed"), line if isinstance(line, int) else None
 
 
+class Turn:
+    """A turn at the GPU, as a context or by `take` and `give`: many can share it to check or to write, one times alone.
+
+    Locks of the file system, which end with their holder. Who wants the GPU alone comes first, and those who do come
+    one after the other: each keeps a gate shut, from when it asks until it gives its turn, through which the others
+    must pass. They are never kept out for long, since between two turns alone everybody has a shared one. After
+    `patience` seconds nobody waits any longer: then a candidate has taken a lock, and what that disturbs is seen in the
+    scatter of the times.
+
+    While this process has the GPU alone, no other thread of it looks whether it is free: that would disturb the timing.
+    """
+
+    quiet = threading.Lock()
+
+    def __init__(self, settings, alone, patience=120):
+        self.alone, self.patience, self.had = alone, patience, False
+        self.paths = [os.path.join(settings["scratch"], name) for name in ("gpu.gate", "gpu.lock")]
+
+    def take(self) -> float:
+        """Wait for the GPU, if it is not had; returns the seconds. Raises OSError when the scratch folder is gone."""
+        began = time.monotonic()
+        if not self.had:
+            with contextlib.ExitStack() as files:
+                gate, lock = (files.enter_context(open(path, "w")) for path in self.paths)
+                waits = [(gate, fcntl.LOCK_SH), (lock, fcntl.LOCK_EX)]
+                for file, mode in waits if self.alone else [(gate, fcntl.LOCK_EX), (lock, fcntl.LOCK_SH)]:
+                    while not locked(file, mode) and time.monotonic() - began < self.patience:
+                        time.sleep(0.0003)
+                if self.alone:
+                    Turn.quiet.acquire()
+                else:
+                    gate.close()
+                self.had, self.files = True, files.pop_all()
+        return time.monotonic() - began
+
+    def give(self):
+        """Let others have it; nothing happens if it has been given already."""
+        if self.had:
+            self.had = False
+            self.files.close()
+            if self.alone:
+                Turn.quiet.release()
+
+    def __enter__(self):
+        self.take()
+        return self
+
+    def __exit__(self, *_):
+        self.give()
+
+
+def locked(file, mode) -> bool:
+    with Turn.quiet:
+        try:
+            fcntl.flock(file, mode | fcntl.LOCK_NB)
+            return True
+        except OSError:
+            return False
+
+
 class Lane:
     """One hosted model as the scorer sees it. Raises Failed, TimeoutError, or jail.Gone when the process has died."""
 
@@ -37,32 +101,45 @@ class Lane:
         self.child, self.timeout = self.start(), settings["timeout"]
         self.device, self.arena, self.wanted = torch.device(settings["device"]), None, None
         self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
-        self.turn = None  # the turn at the GPU that it shares with others, while it does
-        self.gpu_busy = None  # with a turn: a function that says whether anybody computes
+        self.shared, self.alone = (Turn(settings, alone) for alone in (False, True))  # a candidate's
+        self.gpu_busy = None  # with a shared turn: a function that says whether anybody computes
         self.compiling = self.waiting = 0.0  # seconds
         self.captured = False  # has the model been recorded as a CUDA graph?
+        self.repeat = self.empty = None  # see repetitions and overhead
         self.loaded, self.sound = 0, True  # how many models it has had; False: nobody knows what state it is in
 
     def order(self, order, **fields):
         return self.checked(self.child.ask({"order": order, **fields}, self.until()))
 
-    def take_turn(self):
-        """Take the turn again if it was given away; raises TimeoutError. To wait for others is no fault of its own."""
-        seconds = self.turn.take()
+    def take_turn(self, alone=False):
+        """Have a turn at the GPU, instead of one of the other kind; raises TimeoutError. To wait is no fault of its own.
+        """
+        turn, other = (self.alone, self.shared) if alone else (self.shared, self.alone)
+        other.give()
+        seconds = turn.take()
         self.waiting += seconds
         self.deadline += seconds
         if time.monotonic() > self.deadline:
             raise TimeoutError
 
+    def let_others(self):
+        """Let those who want the GPU alone have it, if there are any."""
+        self.shared.give()
+        self.take_turn()
+
+    def give_turn(self):
+        self.shared.give()
+        self.alone.give()
+
     def shared_order(self, order, **fields):
         """An order that needs the GPU. With a shared turn at it: if no answer comes, but the GPU is idle, the candidate
         hangs or dawdles, and the turn is given to others until it answers."""
-        if self.turn is None:
+        if not self.shared.had:
             return self.order(order, **fields)
         send(self.child.sock, {"order": order, **fields})
         while not select.select([self.child.sock], [], [], HANGS)[0]:
             if time.monotonic() > self.until() or not self.gpu_busy():
-                self.turn.give()
+                self.shared.give()
                 break
         answer = self.checked(receive(self.child.sock, self.until()))
         if "compiling" not in answer:
@@ -179,10 +256,10 @@ class Lane:
     def forward(self, slot, seed, perturb=False, mute=()):
         """One checked call. While it compiles a kernel, a shared turn at the GPU is given to others."""
         self.poison()
-        answer = self.shared_order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute),
-                                   polite=self.turn is not None)
-        while self.turn is not None and "compiling" in answer:
-            self.turn.give()
+        polite = self.shared.had
+        answer = self.shared_order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute), polite=polite)
+        while polite and "compiling" in answer:
+            self.shared.give()
             began = time.monotonic()
             self.checked(receive(self.child.sock, self.until()))  # it has compiled the kernel
             self.compiling += time.monotonic() - began
@@ -197,17 +274,34 @@ class Lane:
         self.checked(receive(self.child.sock, self.until()))
         return seconds
 
+    def drop(self):
+        """Drop the results of timed calls; those of a graph stay in their place."""
+        if not self.captured:
+            self.order("drop")
+
     def quickest(self, calls):
         """Seconds of the quickest of three batches; their results are dropped."""
         seconds = []
         for _ in range(3):
             seconds.append(self.go(calls))
-            self.order("drop")
+            self.drop()
         return min(seconds)
+
+    def overhead(self):
+        """Seconds that a batch without calls takes. Asked of the reference only: a candidate might dawdle."""
+        if self.empty is None:
+            self.empty = min(self.go([], repeat=0) for _ in range(9))
+        return self.empty
+
+    def repetitions(self, calls):
+        """How many times a batch of the captured calls must be repeated to take BATCH seconds."""
+        if self.repeat is None:
+            self.repeat = max(1, min(256, round(BATCH / self.quickest(calls))))
+        return self.repeat
 
     def capture(self, calls):
         """Have the calls recorded as a CUDA graph. Returns whether that worked; if not, the process may be unusable."""
-        self.captured = self.shared_order("capture", calls=calls)["captured"] is True
+        self.captured, self.repeat = self.shared_order("capture", calls=calls)["captured"] is True, None
         return self.captured
 
     def collect(self, call):
@@ -247,4 +341,5 @@ class Lane:
         """Go on with a new process."""
         self.close()
         self.child, self.wanted, self.captured, self.loaded, self.sound = self.start(), None, False, 0, True
+        self.empty = None
         self.wake()

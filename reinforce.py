@@ -654,7 +654,7 @@ def main(argv=None) -> int:
               f"x ({args.k} + 1) schemes x {args.n} rollouts x {args.turns} turns = {kernels} kernels.", flush=True)
         with contextlib.ExitStack() as stack:
             # A known seed makes modelled verdicts, and so a resumed run, exact; measured ones never are.
-            sandbox = stack.enter_context(Sandbox(args.device, trials=args.trials, tasks=4, measure=0.05,
+            sandbox = stack.enter_context(Sandbox(args.device, trials=args.trials, tasks=8,
                                                   seed=args.seed if args.device == "cpu" else None))
             run.sandbox = TimedSandbox(sandbox, run.seconds)
             if args.recipe == "cuda-agent" and args.device == "cuda":

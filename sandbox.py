@@ -55,7 +55,7 @@ import ptx
 import roofline
 import stopwatch
 from jail import Child, Gone, receive, send
-from lane import Lane
+from lane import Lane, Turn
 from plain import is_plain
 from tasks import TaskError, load_task
 from trials import KernelTime, Reference, Verdict, describe, identical, load_module, numbered, other_shapes
@@ -207,6 +207,7 @@ def judge(order, sock, job, reference, measured, warm, settings, shapes):
     codes, left = order["codes"], []
     if "spare" in order:
         measured.start_spare(order["spare"])
+        measured.calibrate()
     for index, code in enumerate(codes):
         verdict = static_check(code)
         if verdict is None and measured is None:
@@ -273,7 +274,7 @@ class Sandbox:
     """
 
     def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=None, workers=None, protocol="strict",
-                 baseline="eager", shapes=0, measure=0.1, require_kernel=True, remember=True, clock=None, tasks=1):
+                 baseline="eager", shapes=0, measure=0.05, require_kernel=True, remember=True, clock=None, tasks=1):
         if str(device).split(":")[0] not in ("cpu", "cuda"):
             raise ValueError(f"device {device}: choose cpu or cuda")
         if device != "cpu" and not torch.cuda.is_available():
@@ -298,7 +299,8 @@ class Sandbox:
         self.large = set()  # sources of tasks whose references are not kept
         self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
-        self.background = ThreadPoolExecutor(1)
+        self.at_work = threading.Semaphore(self.workers if clock == "modelled" else tasks)  # candidates, or tasks
+        self.background = ThreadPoolExecutor(2)  # while the last kernels of one call are compiled, another may begin
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
 
     def score(self, task, codes):
@@ -368,7 +370,8 @@ class Sandbox:
                             child = self.idle.pop(current, None)
                         count = 1 if modelled else len(waiting[current])
                         codes = [waiting[current].pop(0) for _ in range(count)]
-                    child, verdicts = self._judge(child, tasks[current], codes)
+                    with self.at_work:
+                        child, verdicts = self._judge(child, tasks[current], codes)
                     fresh.update({(current, code): verdict for code, verdict in verdicts.items()})
             except Exception as error:
                 problems.append(error)
@@ -393,21 +396,23 @@ class Sandbox:
         return verdicts
 
     def submit(self, pairs):
-        """Have score_pairs judge in the background, one call after the other; returns a function that waits for it."""
+        """Have score_pairs judge in the background, two calls at a time; returns a function that waits for it."""
         return self.background.submit(self.score_pairs, pairs).result
 
     def turn(self):
         """A context within which the GPU may be used beside the sandbox: nothing is being timed then."""
         if self.settings["clock"] == "measured":
-            return stopwatch.Turn(self.settings, alone=False)
+            return Turn(self.settings, alone=False)
         return contextlib.nullcontext()
 
     def _join(self):
         """Wait for prepare's threads."""
-        while self.starting:
-            with self.lock:
-                _, thread = self.starting.popitem()
+        with self.lock:
+            threads = list(self.starting.values())
+        for thread in threads:
             thread.join()
+        with self.lock:
+            self.starting = {source: thread for source, thread in self.starting.items() if thread.is_alive()}
 
     def _rest(self, source, child):
         """Keep a scorer on a GPU for its task's next turn, as long as memory allows; else end it. self.lock is held."""

@@ -23,27 +23,23 @@ threads of a C++ extension) is not stopped by this file; sandbox.static_check re
 """
 
 import contextlib
-import fcntl
+import functools
 import os
-import queue
 import random
 import statistics
 import threading
 import time
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
 from jail import Gone
-from lane import Failed, Lane
+from lane import BATCH, Failed, Lane, Turn
 from plain import is_plain
 from roofline import Clock
 from trials import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, reaching, set_failure, set_profile,
                     set_roofline)
 
-BATCH = 0.002  # seconds of work between two readings of the clock, which are good to some 5 microseconds
-SERIES = 5.0  # seconds for which one scorer may time candidates before others have their turn
 LANES = 6  # plain candidates in work at a time: enough that one is always ready to be timed
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -61,16 +57,19 @@ class Timing:
         """graphs: have the calls been captured? Then a batch repeats them until it is long enough to be timed well."""
         self.lanes, self.calls, self.clear_cache = (reference, candidate), calls, clear_cache
         self.seconds, self.handing, self.waited = ([], []), ([], []), []
-        self.overhead = [statistics.median(lane.go([], repeat=0) for _ in range(9)) for lane in self.lanes]
-        self.repeat = [max(1, min(256, round(BATCH / lane.quickest(calls)))) if graphs else 1 for lane in self.lanes]
+        self.spent = 0.0  # seconds
+        self.overhead = reference.overhead()
+        self.repeat = [lane.repetitions(calls) if graphs else 1 for lane in self.lanes]
 
     def batch(self, index, seed):
         """Time one batch on both; the inputs must have been put. Leaves the results with the hosts."""
+        began = time.monotonic()
         for which in (0, 1) if index % 2 else (1, 0):
             self.waited.append(self.clear_cache())
-            seconds = self.lanes[which].go(self.calls, seed, self.repeat[which]) - self.overhead[which]
+            seconds = self.lanes[which].go(self.calls, seed, self.repeat[which]) - self.overhead
             if index >= 0:  # before that, it was for warming up
                 self.seconds[which].append(max(seconds, 1e-7) / len(self.calls) / self.repeat[which])
+        self.spent += time.monotonic() - began
 
     def late(self):
         """Did handing a result over take so much longer than the reference's that it must have been computed then?"""
@@ -93,78 +92,45 @@ class Timing:
 # Judging, in the scorer's process
 
 
-class Turn:
-    """A turn at the GPU, as a context or by `take` and `give`: many can share it to check or to write, one times alone.
+@functools.cache
+def blank(device):
+    """256 MiB, one for each process: overwriting it leaves nothing else in any L2 cache."""
+    return torch.empty(256 << 20, dtype=torch.uint8, device=device)
 
-    Locks of the file system, which end with their holder. Who comes next waits behind a gate, which is a lock as well:
-    otherwise those that share the GPU, as soon as they have finished, would begin anew before somebody who wants to be
-    alone. After `patience` seconds nobody waits any longer: then a candidate has taken a lock, and what that disturbs
-    is seen in the scatter of the times.
 
-    Of the threads of one process only one at a time looks whether the GPU is free, and none while this process has it
-    alone: they would disturb the thread that times.
+@functools.cache
+def memory_speed(device):
+    """(bytes per millisecond of a copy, seconds to fill `blank`, seconds in which clear_cache is done when undisturbed).
     """
-
-    entrance = threading.Lock()
-
-    def __init__(self, settings, alone, patience=120):
-        self.alone, self.patience, self.file = alone, patience, None
-        self.lock, self.gate = (os.path.join(settings["scratch"], name) for name in ("gpu.lock", "gpu.gate"))
-
-    def take(self) -> float:
-        """Wait for the GPU, if it is not had; returns the seconds. Raises OSError when the scratch folder is gone."""
-        began = time.monotonic()
-        if self.file is None:
-            Turn.entrance.acquire()
-            try:
-                self.wait(time.monotonic() + self.patience)
-            except BaseException:
-                self.file = None
-                Turn.entrance.release()
-                raise
-            if not self.alone:
-                Turn.entrance.release()
-        return time.monotonic() - began
-
-    def wait(self, deadline):
-        with open(self.gate, "w") as gate:
-            self.file = open(self.lock, "w")
-            for file, mode in ((gate, fcntl.LOCK_EX), (self.file, fcntl.LOCK_EX if self.alone else fcntl.LOCK_SH)):
-                while not locked(file, mode) and time.monotonic() < deadline:
-                    time.sleep(0.001)
-
-    def give(self):
-        """Let others have it; nothing happens if it has been given already."""
-        if self.file is not None:
-            self.file.close()
-            self.file = None
-            if self.alone:
-                Turn.entrance.release()
-
-    def __enter__(self):
-        self.take()
-        return self
-
-    def __exit__(self, *_):
-        self.give()
+    cold = blank(device)
+    half = cold.numel() // 2
+    fill, copy = seconds(lambda: cold.zero_()), seconds(lambda: cold[:half].copy_(cold[half:]))
+    facts = torch.cuda.get_device_properties(device)
+    clock, bits = getattr(facts, "memory_clock_rate", 0), getattr(facts, "memory_bus_width", 0)  # kHz, wires
+    nominal = cold.numel() / (clock * 1e3 * 2 * bits / 8) if clock and bits else fill
+    return 2 * half / copy / 1e3, fill, 2 * nominal + 1e-4  # on a GPU that two processes share a turn takes milliseconds
 
 
-def locked(file, mode) -> bool:
-    try:
-        fcntl.flock(file, mode | fcntl.LOCK_NB)
-        return True
-    except OSError:
-        return False
+def seconds(work):
+    """Seconds of one call on the GPU, the mean of ten."""
+    work()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(10):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / 10
 
 
 class Measured:
     """The scorer's part of the measured clock for one task: a reference lane, and judging many candidates at a time.
 
     Up to `width` candidates are in work at a time, each in a thread of its own, plain ones in up to LANES processes.
-    Processes start and kernels are compiled while others use the GPU; to be checked and recorded candidates share it;
-    one thread times all who have passed by then, alone on it, which bounds the rate. Where each needs a process of its
-    own, the driver does: it starts and ends CUDA processes one after the other, a quarter of a second each. What starts
-    and compiles beside the timing delays one batch in ten by a tenth: the median does not see it.
+    Processes start and kernels are compiled while others use the GPU; to be checked and recorded, and to compare what
+    timed calls gave, candidates share it. Batches are timed alone on it, one candidate's of a task after the other's,
+    those of several tasks in turn. What starts and compiles beside that delays one batch in ten by a tenth: the median
+    does not see it. Where each candidate needs a process of its own, the driver bounds the rate: it starts and ends
+    CUDA processes one after the other, a quarter of a second each.
     """
 
     def __init__(self, reference, warm, settings, lanes=(), arenas=None):
@@ -180,10 +146,10 @@ class Measured:
         size = bytes_in(self.first.inputs) + self.output_bytes
         self.large = size > 1 << 30  # then little else fits beside it
         self.slots = max(1 if self.large else 2, min(32, (1 << 29) // max(size, 1)))
-        self.width, self.limit, self.floor_ms, self.cold = settings["workers"], None, 0.0, None
-        self.plain = threading.Semaphore(max(2, LANES // settings["tasks"]))
+        self.width, self.limit, self.floor_ms = settings["workers"], None, 0.0
+        self.plain, self.timing = threading.Semaphore(max(2, LANES // settings["tasks"])), threading.Lock()
         self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below
-        self.patience = 0.01  # seconds for clear_cache; see calibrate
+        self.patience = 0.01  # seconds for clear_cache; see memory_speed
         if self.cuda:
             if not self.large:
                 reference.trial(1, perturb=False)  # kept for check_once_more
@@ -196,7 +162,6 @@ class Measured:
             self.limit = 3 * peak + 6 * bytes_in(reference.state) + (self.slots + 2) * size + (1 << 30)
             self.width = max(1, min(self.width,
                                     int(torch.cuda.mem_get_info()[0] * 0.7 / settings["tasks"] / self.limit)))
-            self.cold = torch.empty(256 << 20, dtype=torch.uint8, device=reference.device)  # more than any L2 cache
             if torch.cuda.get_device_capability() == (9, 0):  # Hopper
                 self.peak = 60e12 / 1e3
         self.arenas, self.calls, self.plain_lane = [] if arenas is None else arenas, None, None
@@ -218,31 +183,32 @@ class Measured:
         return [self.lane, *self.spare]
 
     def calibrate(self):
-        """Measure the device, decide how many calls make a batch, and capture the reference's."""
+        """Decide how many calls make a batch, and capture the reference's. Once for each task, or again: no change."""
+        if self.calls is not None:
+            return
         strict = self.settings["protocol"] == "strict"
-        if self.cuda:
-            half = self.cold.numel() // 2
-            fill = self.seconds(lambda: self.cold.zero_())
-            device = torch.cuda.get_device_properties()
-            clock, bits = getattr(device, "memory_clock_rate", 0), getattr(device, "memory_bus_width", 0)  # kHz, wires
-            nominal = self.cold.numel() / (clock * 1e3 * 2 * bits / 8) if clock and bits else fill
-            self.patience = 2 * nominal + 1e-4  # seconds; on a GPU that two processes share a turn takes milliseconds
-            self.bandwidth = 2 * half / self.seconds(lambda: self.cold[:half].copy_(self.cold[half:])) / 1e3
-            if self.output_bytes > self.cold.numel():  # what no cache absorbs is written at memory speed
-                self.floor_ms = fill * 1e3 * self.output_bytes / self.cold.numel() * 0.6
         several = list(range(min(self.slots, 5)))
-        empty = self.lane.quickest([])
-        one = max(self.lane.quickest(several) - empty, 1e-6) / len(several)
+        with Turn(self.settings, alone=False):
+            self.lane.quickest(several)  # the first time takes long
+        with Turn(self.settings, alone=True):
+            if self.cuda:
+                self.bandwidth, fill, self.patience = memory_speed(self.reference.device)
+                large = self.output_bytes / blank(self.reference.device).numel()
+                if large > 1:  # what no cache absorbs is written at memory speed
+                    self.floor_ms = fill * 1e3 * large * 0.6
+            one = max(self.lane.quickest(several) - self.lane.overhead(), 1e-6) / len(several)
         self.calls = list(range(max(1, min(self.slots, int(BATCH / one)))))
-        # As a CUDA graph the same kernels run back to back, however slow the host is at launching them, and no Python
-        # of the candidate runs between them. The customary protocol times calls as they are, with the host's share.
-        self.graphs = self.cuda and strict and self.lane.capture(self.calls)
-        self.plain_lane = self.lane
-        if self.graphs:
-            self.plain_lane = None  # made when a candidate comes along that cannot be captured
-        elif self.cuda and strict:
-            self.lane.restart()
-            self.start_reference(self.lane)
+        with Turn(self.settings, alone=False):
+            # As a CUDA graph the same kernels run back to back, however slow the host is at launching them, and no
+            # Python of the candidate runs between them. The customary protocol times calls as they are, with the
+            # host's share.
+            self.graphs = self.cuda and strict and self.lane.capture(self.calls)
+            self.plain_lane = self.lane
+            if self.graphs:
+                self.plain_lane = None  # made when a candidate comes along that cannot be captured
+            elif self.cuda and strict:
+                self.lane.restart()
+                self.start_reference(self.lane)
 
     def start_reference(self, lane):
         """Build the reference in a lane, and give it inputs to warm up on."""
@@ -256,70 +222,41 @@ class Measured:
         self.warm_up(lane, range(self.slots))
         return lane
 
-    def seconds(self, work):
-        """Seconds of one call on the GPU, the mean of ten."""
-        work()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(10):
-            work()
-        torch.cuda.synchronize()
-        return (time.perf_counter() - began) / 10
-
     def clear_cache(self) -> bool:
         """Overwrite the L2 cache. Returns whether that took far longer than writing so much memory takes."""
-        if self.cold is None:
+        if not self.cuda:
             return False
-        self.cold[:1].zero_()  # takes the GPU over from the hosts
+        cold = blank(self.reference.device)
+        cold[:1].zero_()  # takes the GPU over from the hosts
         torch.cuda.synchronize()
         began = time.perf_counter()
-        self.cold.zero_()
+        cold.zero_()
         torch.cuda.synchronize()
         return time.perf_counter() - began > self.patience
 
     def judge(self, codes):
-        """Yields (index, Verdict) for every code, roughly in the order in which they are done."""
-        if self.calls is None:
-            with Turn(self.settings, alone=True):
-                self.calibrate()
-
-        news = queue.SimpleQueue()  # from the candidates' threads: what is to be timed, and what is done
+        """Yields (index, Verdict) for every code, in the order in which they are done."""
+        self.calibrate()
 
         def one(index):
+            code = codes[index]
             with contextlib.ExitStack() as stack:
-                if is_plain(codes[index]):
+                if is_plain(code):
                     stack.enter_context(self.plain)
-                verdict, lane = self.guarded(codes[index], self.prepare, stack)
+                verdict, lane = self.guarded(code, self.prepare, stack)
                 if verdict.correct:
-                    timed = threading.Event()
-                    news.put((codes[index], verdict, lane, Stages(verdict), timed))
-                    timed.wait()
+                    began = time.monotonic()
+                    with self.timing:  # the reference has one lane
+                        lane.waiting += time.monotonic() - began
+                        stages = Stages(verdict, lane)
+                        self.guarded(code, self.time, None, verdict, lane)
+                    stages.end("time")
+                    verdict.seconds["time"] -= verdict.seconds.get("profile", 0.0)
             return index, verdict
 
-        pool, left, passed = ThreadPoolExecutor(min(self.width, len(codes))), len(codes), deque()
-        for index in range(len(codes)):
-            pool.submit(one, index).add_done_callback(news.put)
-        while left:
-            found = [] if passed else [news.get()]
-            while not news.empty():
-                found.append(news.get())
-            for entry in found:
-                if isinstance(entry, Future):
-                    left -= 1
-                    yield entry.result()
-                else:
-                    passed.append(entry)
-            if passed:
-                with Turn(self.settings, alone=True):
-                    end = time.monotonic() + SERIES
-                    while passed and time.monotonic() < end:
-                        code, verdict, lane, stages, timed = passed.popleft()
-                        stages.end("wait")
-                        self.guarded(code, self.time, None, verdict, lane)
-                        stages.end("time")
-                        verdict.seconds["time"] -= verdict.seconds.get("profile", 0.0)
-                        timed.set()
-        pool.shutdown()
+        with ThreadPoolExecutor(min(self.width, len(codes))) as pool:
+            for done in as_completed([pool.submit(one, index) for index in range(len(codes))]):
+                yield done.result()
 
     def start_spare(self, count):
         """Let processes of up to `count` candidates come up: with a GPU that takes longer than a measurement."""
@@ -339,6 +276,7 @@ class Measured:
                 lane = self.take_spare() or Lane(self.warm, self.settings, "candidate")
                 stack.callback(self.dismiss, lane, code)
                 lane.wake()
+                lane.gpu_busy = self.clear_cache  # its time shows it; that it writes costs those who check nothing
                 stages.end("start")
             lane.deadline = time.monotonic() + patience
             work(code, verdict, lane)
@@ -353,6 +291,10 @@ class Measured:
             set_failure(verdict, code, "forward", why, None)
             if lane is not None:
                 lane.sound = False
+        finally:
+            if lane is not None:
+                lane.give_turn()
+                verdict.seconds.update(compile=lane.compiling, wait=lane.waiting)
         if not verdict.correct:
             verdict.speedup = verdict.speedup_low = None
         return verdict, lane
@@ -390,22 +332,16 @@ class Measured:
 
     def prepare(self, code, verdict, lane):
         """Build the candidate in its process, check and record it during a turn at the GPU that it shares."""
-        stages = Stages(verdict)
+        stages = Stages(verdict, lane)
         built = self.start_candidate(code, lane)
         stages.end("start")
-        lane.turn = Turn(self.settings, alone=False)
-        lane.gpu_busy = self.clear_cache  # its time shows it; that it writes costs those who check nothing
         try:
             lane.take_turn()
             self.check(built, verdict, lane)
             if verdict.correct and self.calls:  # else it will not be timed
                 self.record(code, lane)
         finally:
-            lane.turn.give()
-            lane.turn = None
             stages.end("check")
-            verdict.seconds.update(compile=lane.compiling, wait=lane.waiting)
-            verdict.seconds["check"] -= lane.compiling + lane.waiting
 
     def check(self, built, verdict, lane):
         """Try the candidate on every trial; the first call compiles its kernels. built: what Lane.build said of it."""
@@ -415,6 +351,7 @@ class Measured:
         note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
         for index in range(self.settings["trials"]):
             trial = reference.trial(index, perturb=same and not built["loose"])
+            lane.let_others()
             lane.put(0, trial.inputs)
             leaves = lane.forward(0, trial.seed, perturb=bool(trial.state))
             if set(lane.changed(0, trial.inputs)) - set(trial.changed):
@@ -424,10 +361,10 @@ class Measured:
 
     def record(self, code, lane):
         """Have a candidate recorded as a CUDA graph, if it can be."""
+        lane.let_others()
         self.warm_up(lane, self.calls)
         eager = "load_inline" in code and "CurrentCUDAStream" not in code  # the default stream: no graph can hold it
         if self.graphs and not eager and not lane.capture(self.calls):
-            lane.turn.give()
             self.start_again(code, lane)
 
     def warm_up(self, lane, slots):
@@ -437,8 +374,10 @@ class Measured:
 
     def start_again(self, code, lane):
         """In a new process, to be timed as it is."""
+        lane.give_turn()
         lane.restart()
         lane.deadline = time.monotonic() + self.patience_for(code)
+        lane.take_turn()
         self.start_candidate(code, lane)
         self.warm_up(lane, self.calls)
 
@@ -452,9 +391,12 @@ class Measured:
 
     def own_kernels(self, code, verdict, lane):
         """Enter profile and coverage; reject a candidate without a kernel that matters."""
+        lane.take_turn()
         lane.put(0, self.first.inputs)
         lane.finish()
-        runs = [lane.order("profile") for _ in range(3)]
+        lane.take_turn(alone=True)
+        _, *runs = [lane.order("profile") for _ in range(4)]
+        lane.take_turn()
         answer = sorted(runs, key=lambda run: run["total"])[1]
         events = [[float(ms), str(label), bool(own)] for ms, label, own in answer["events"]]
         rest = answer["total"] - sum(ms for ms, _, _ in events)
@@ -479,11 +421,12 @@ class Measured:
     def time(self, code, verdict, lane):
         """Time a correct candidate against the reference, checking the outputs of timed calls on the way."""
         if self.cuda:
-            stages = Stages(verdict)
+            stages = Stages(verdict, lane)
             self.own_kernels(code, verdict, lane)
             stages.end("profile")
             if not verdict.correct:
                 return
+        lane.take_turn()
         lane.put(0, self.reference.draw("warm", 0))
         if lane.captured:
             if self.run_batches(verdict, lane, self.lane):
@@ -499,21 +442,26 @@ class Measured:
     def run_batches(self, verdict, lane, reference_lane):
         """Enter the times. False, and a rejection, if the results of timed calls are wrong."""
         chance, graphs = random.Random(os.urandom(8)), reference_lane is self.lane and self.graphs
-        timing = Timing(reference_lane, lane, self.calls, graphs, self.clear_cache)
-        began, index = time.monotonic(), -1
-        while index < 10 or index < 300 and time.monotonic() - began < self.settings["measure"]:
+        lane.take_turn(alone=True)
+        timing, index = Timing(reference_lane, lane, self.calls, graphs, self.clear_cache), -1
+        while index < 10 or index < 300 and timing.spent < self.settings["measure"]:
+            lane.take_turn()
             seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
             for slot in [call] if graphs else self.calls:  # a graph cannot remember what it has seen
                 inputs = self.reference.draw("timed", seed, slot)
                 reference_lane.put(slot, inputs)
                 lane.put(slot, inputs)
             lane.finish()
+            lane.take_turn(alone=True)
             timing.batch(index, seed)
+            if graphs:  # else handing over is timed as well
+                lane.take_turn()
             (expected, mine), (got, theirs) = reference_lane.collect(call), lane.collect(call)
             timing.handing[0].append(mine)
             timing.handing[1].append(theirs)
+            lane.take_turn()
             for one in (reference_lane, lane):
-                one.order("drop")
+                one.drop()
             if compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4):
                 verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
                 return False

@@ -359,13 +359,17 @@ def other_shapes(source, count, seed):
 
 
 class Stages:
-    """Enters what each stage of judging took, in seconds."""
+    """Enters what each stage of judging took, in seconds, without what its lane has waited and compiled meanwhile."""
 
-    def __init__(self, verdict):
-        self.verdict, self.last = verdict, time.monotonic()
+    def __init__(self, verdict, lane=None):
+        self.verdict, self.lane = verdict, lane
+        self.last = self.now()
+
+    def now(self):
+        return time.monotonic() - (self.lane.compiling + self.lane.waiting if self.lane else 0.0)
 
     def end(self, name):
-        now = time.monotonic()
+        now = self.now()
         self.verdict.seconds[name] = self.verdict.seconds.get(name, 0.0) + now - self.last
         self.last = now
 

@@ -22,7 +22,7 @@ import triton
 import host
 import jail
 import sandbox as sandbox_module
-import stopwatch
+from lane import Turn
 from plain import is_plain
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task
@@ -472,11 +472,34 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkey
         assert one.forget()["unchanged"] and seen[-1]() is None, change
 
 
+def test_who_wants_the_gpu_alone_comes_first_and_one_after_the_other(tmp_path):
+    """Somebody has a shared turn; then come two who want it alone and, in between, two who want to share it."""
+    settings, order, at_once = {"scratch": str(tmp_path)}, [], []
+
+    def want(alone):
+        with Turn(settings, alone):
+            order.append(alone)
+            at_once.append(alone)
+            time.sleep(0.02)
+            order.append(len(at_once) if alone else 0)
+            at_once.pop()
+
+    threads = [threading.Thread(target=want, args=(alone,)) for alone in (True, False, True, False)]
+    with Turn(settings, alone=False):
+        for thread in threads:
+            thread.start()
+            time.sleep(0.05)
+        assert order == []
+    for thread in threads:
+        thread.join()
+    assert order[:4] == [True, 1, True, 1] and order[4:6] == [False, False]
+
+
 def test_a_turn_that_cannot_be_had_blocks_nobody(tmp_path):
     for alone in (True, False, True):
         with pytest.raises(FileNotFoundError):
-            stopwatch.Turn({"scratch": str(tmp_path / "gone")}, alone).take()
-    with stopwatch.Turn({"scratch": str(tmp_path)}, alone=True), pytest.raises(BlockingIOError):
+            Turn({"scratch": str(tmp_path / "gone")}, alone).take()
+    with Turn({"scratch": str(tmp_path)}, alone=True), pytest.raises(BlockingIOError):
         with open(tmp_path / "gpu.lock") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -533,7 +556,7 @@ def test_who_wants_the_gpu_alone_gets_it_from_those_who_share_it(tmp_path):
 
     def share():
         while not over.is_set():
-            with stopwatch.Turn(settings, alone=False):
+            with Turn(settings, alone=False):
                 inside.append(1)
                 time.sleep(0.005)
                 inside.pop()
@@ -544,7 +567,7 @@ def test_who_wants_the_gpu_alone_gets_it_from_those_who_share_it(tmp_path):
     time.sleep(0.05)
     began = time.monotonic()
     for _ in range(10):
-        with stopwatch.Turn(settings, alone=True):
+        with Turn(settings, alone=True):
             seen += [len(inside), time.sleep(0.005) or len(inside)]
     seconds = time.monotonic() - began
     over.set()

@@ -143,15 +143,14 @@ class Host:
             return launch(kernel, *args, **kwargs)
 
         def compile_apart(*args, **kwargs):
-            """Compiling takes a second, in which the scorer may give the GPU to others."""
+            """Compiling takes up to a second, in which the scorer may give the GPU to others."""
             if not self.polite:
                 return compile_kernel(*args, **kwargs)
             self.synchronize()
             send(self.sock, {"compiling": True})
             try:
                 kernel = compile_kernel(*args, **kwargs)
-                if kernel is not None:
-                    kernel.run  # loads it, and has a C compiler build what launches it
+                getattr(kernel, "run", None)  # loads it, and has a C compiler build what launches it
                 return kernel
             finally:
                 send(self.sock, {})

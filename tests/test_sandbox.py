@@ -22,9 +22,10 @@ import triton
 import host
 import jail
 import sandbox as sandbox_module
-from lane import Turn
+from lane import Lane, Turn
 from plain import is_plain
 from sandbox import Sandbox, TaskError, feedback
+from stopwatch import Timing
 from tasks import Task
 from trials import describe, load_module
 
@@ -470,6 +471,25 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkey
         one.forward(0, 0, False, (), False)
         assert torch.equal(jail.views(out, places)[0], 2 * x), change
         assert one.forget()["unchanged"] and seen[-1]() is None, change
+
+
+def test_a_candidate_that_dawdles_when_there_is_nothing_to_do_gains_nothing():
+    """Only the reference is asked what a batch without calls takes: that is subtracted from both sides' times."""
+
+    class Clocked(Lane):
+        def __init__(self, call, nothing):
+            self.captured, self.repeat, self.empty = True, None, None
+            self.call, self.nothing = call, nothing
+
+        def go(self, calls, seed=0, repeat=1):
+            return self.nothing + self.call * len(calls) * repeat
+
+    timing = Timing(Clocked(1e-4, 3e-5), Clocked(5e-5, 2e-3), [0, 1], True, lambda: False)
+    for index in range(-1, 10):
+        timing.batch(index, seed=0)
+    reference, candidate, low, disturbed = timing.summary()
+    assert reference == pytest.approx(0.1, rel=1e-3) and len(timing.seconds[1]) == 10
+    assert candidate > 0.05 and low < 2 and not disturbed
 
 
 def test_who_wants_the_gpu_alone_comes_first_and_one_after_the_other(tmp_path):

@@ -377,8 +377,8 @@ class Measured:
         lane.give_turn()
         lane.restart()
         lane.deadline = time.monotonic() + self.patience_for(code)
-        lane.take_turn()
         self.start_candidate(code, lane)
+        lane.take_turn()
         self.warm_up(lane, self.calls)
 
     def check_once_more(self, verdict, lane):
@@ -435,6 +435,7 @@ class Measured:
             verdict.correct, verdict.rejected = True, None  # not all of it is in the graph
             self.start_again(code, lane)
         if self.plain_lane is None:
+            lane.give_turn()
             self.plain_lane = self.start_reference(Lane(self.warm, self.settings, "reference"))
         lane.deadline = time.monotonic() + self.patience_for(code)
         self.run_batches(verdict, lane, self.plain_lane)

@@ -6,6 +6,7 @@ available, tensors travel over the socket instead. After a plain candidate a lan
 
 import contextlib
 import fcntl
+import math
 import os
 import select
 import threading
@@ -36,16 +37,17 @@ class Turn:
 
     Locks of the file system, which end with their holder. Who wants the GPU alone comes first, and those who do come
     one after the other: each keeps a gate shut, from when it asks until it gives its turn, through which the others
-    must pass. They are never kept out for long, since between two turns alone everybody has a shared one. After
-    `patience` seconds nobody waits any longer: then a candidate has taken a lock, and what that disturbs is seen in the
-    scatter of the times.
+    must pass. The others' turn comes since nobody has two turns alone without a shared one in between. Who has waited
+    for `patience` seconds goes on without: then a candidate has taken a lock. From then on the process waits for a
+    second at most, until the locks can be had again; what that disturbs is seen in the scatter of the times.
 
     While this process has the GPU alone, no other thread of it looks whether it is free: that would disturb the timing.
     """
 
     quiet = threading.Lock()
+    hopeless = False  # has a thread of this process waited in vain?
 
-    def __init__(self, settings, alone, patience=120):
+    def __init__(self, settings, alone, patience=120.0):
         self.alone, self.patience, self.had = alone, patience, False
         self.paths = [os.path.join(settings["scratch"], name) for name in ("gpu.gate", "gpu.lock")]
 
@@ -53,12 +55,11 @@ class Turn:
         """Wait for the GPU, if it is not had; returns the seconds. Raises OSError when the scratch folder is gone."""
         began = time.monotonic()
         if not self.had:
+            end = began + (min(self.patience, 1.0) if Turn.hopeless else self.patience)
+            modes = (fcntl.LOCK_SH, fcntl.LOCK_EX) if self.alone else (fcntl.LOCK_EX, fcntl.LOCK_SH)
             with contextlib.ExitStack() as files:
                 gate, lock = (files.enter_context(open(path, "w")) for path in self.paths)
-                waits = [(gate, fcntl.LOCK_SH), (lock, fcntl.LOCK_EX)]
-                for file, mode in waits if self.alone else [(gate, fcntl.LOCK_EX), (lock, fcntl.LOCK_SH)]:
-                    while not locked(file, mode) and time.monotonic() - began < self.patience:
-                        time.sleep(0.0003)
+                Turn.hopeless = not all([locked(gate, modes[0], end), locked(lock, modes[1], end)])
                 if self.alone:
                     Turn.quiet.acquire()
                 else:
@@ -82,13 +83,15 @@ class Turn:
         self.give()
 
 
-def locked(file, mode) -> bool:
-    with Turn.quiet:
-        try:
+def locked(file, mode, end) -> bool:
+    """Wait for a lock until `end`; returns whether it is had."""
+    while True:
+        with Turn.quiet, contextlib.suppress(OSError):
             fcntl.flock(file, mode | fcntl.LOCK_NB)
             return True
-        except OSError:
+        if time.monotonic() > end:
             return False
+        time.sleep(0.0003)
 
 
 class Lane:
@@ -236,8 +239,11 @@ class Lane:
                 leaves.append(entry["tensor"].to(self.device))
             else:
                 dtype, shape = TORCH_NAMES[entry["dtype"]], [abs(int(n)) for n in entry["shape"]]
+                if math.prod(shape) >> 63:
+                    raise ValueError("no tensor is so large")
                 agrees = self.wanted[i:i + 1] == [(dtype, shape)] and entry["device"] == self.device.type
-                leaves.append(self.outputs[i].clone() if agrees else torch.empty(shape, dtype=dtype, device="meta"))
+                wrong = torch.empty((), dtype=dtype, device="meta").expand(shape)  # takes no memory, whatever the shape
+                leaves.append(self.outputs[i].clone() if agrees else wrong)
         return leaves
 
     def poison(self):

@@ -71,7 +71,7 @@ BORDER = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms",
 
 ATTACKS = {  # modules that a kernel has no use for, but an attack on the process that runs it has
     "ctypes", "cffi", "gc", "inspect", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess",
-    "socket", "signal", "importlib", "builtins"}
+    "socket", "signal", "fcntl", "importlib", "builtins"}
 INSIDES = {"__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "_getframe", "f_back",
            "f_globals", "f_locals", "tb_frame", "settrace", "setprofile"}
 COMPILERS = {"torch.compile", "torch.jit", "torch._dynamo", "torch._inductor"}
@@ -348,10 +348,12 @@ class Sandbox:
         keys = [(task.source, code) for task, code in pairs]
         tasks = {task.source: task for task, _ in pairs}
         waiting = OrderedDict()  # source -> codes still to be judged
+        with self.lock:
+            verdicts = {key: self.verdicts[key] for key in keys if key in self.verdicts}
         for source, code in keys:
-            if (source, code) not in self.verdicts and code not in waiting.setdefault(source, []):
+            if (source, code) not in verdicts and code not in waiting.setdefault(source, []):
                 waiting[source].append(code)
-        fresh, problems, busy = {}, [], {source: 0 for source in waiting}
+        problems, busy = [], {source: 0 for source in waiting}
         modelled = self.settings["clock"] == "modelled"
 
         def work():
@@ -371,8 +373,8 @@ class Sandbox:
                         count = 1 if modelled else len(waiting[current])
                         codes = [waiting[current].pop(0) for _ in range(count)]
                     with self.at_work:
-                        child, verdicts = self._judge(child, tasks[current], codes)
-                    fresh.update({(current, code): verdict for code, verdict in verdicts.items()})
+                        child, judged = self._judge(child, tasks[current], codes)
+                    verdicts.update({(current, code): verdict for code, verdict in judged.items()})
             except Exception as error:
                 problems.append(error)
             finally:
@@ -388,12 +390,12 @@ class Sandbox:
             thread.join()
         if problems:
             raise problems[0]
-        verdicts = [fresh[key] if key in fresh else self.verdicts[key] for key in keys]
         if self.remember:
-            self.verdicts.update(fresh)
-            while len(self.verdicts) > 10000:
-                self.verdicts.popitem(last=False)
-        return verdicts
+            with self.lock:
+                self.verdicts.update(verdicts)
+                while len(self.verdicts) > 10000:
+                    self.verdicts.popitem(last=False)
+        return [verdicts[key] for key in keys]
 
     def submit(self, pairs):
         """Have score_pairs judge in the background, two calls at a time; returns a function that waits for it."""

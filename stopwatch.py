@@ -198,17 +198,16 @@ class Measured:
                     self.floor_ms = fill * 1e3 * large * 0.6
             one = max(self.lane.quickest(several) - self.lane.overhead(), 1e-6) / len(several)
         self.calls = list(range(max(1, min(self.slots, int(BATCH / one)))))
+        # As a CUDA graph the same kernels run back to back, however slow the host is at launching them, and no Python
+        # of the candidate runs between them. The customary protocol times calls as they are, with the host's share.
         with Turn(self.settings, alone=False):
-            # As a CUDA graph the same kernels run back to back, however slow the host is at launching them, and no
-            # Python of the candidate runs between them. The customary protocol times calls as they are, with the
-            # host's share.
             self.graphs = self.cuda and strict and self.lane.capture(self.calls)
-            self.plain_lane = self.lane
-            if self.graphs:
-                self.plain_lane = None  # made when a candidate comes along that cannot be captured
-            elif self.cuda and strict:
-                self.lane.restart()
-                self.start_reference(self.lane)
+        self.plain_lane = self.lane
+        if self.graphs:
+            self.plain_lane = None  # made when a candidate comes along that cannot be captured
+        elif self.cuda and strict:
+            self.lane.restart()
+            self.start_reference(self.lane)
 
     def start_reference(self, lane):
         """Build the reference in a lane, and give it inputs to warm up on."""
@@ -254,9 +253,12 @@ class Measured:
                     verdict.seconds["time"] -= verdict.seconds.get("profile", 0.0)
             return index, verdict
 
-        with ThreadPoolExecutor(min(self.width, len(codes))) as pool:
+        pool = ThreadPoolExecutor(min(self.width, len(codes)))
+        try:
             for done in as_completed([pool.submit(one, index) for index in range(len(codes))]):
                 yield done.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def start_spare(self, count):
         """Let processes of up to `count` candidates come up: with a GPU that takes longer than a measurement."""
@@ -336,7 +338,6 @@ class Measured:
         built = self.start_candidate(code, lane)
         stages.end("start")
         try:
-            lane.take_turn()
             self.check(built, verdict, lane)
             if verdict.correct and self.calls:  # else it will not be timed
                 self.record(code, lane)
@@ -350,8 +351,8 @@ class Measured:
         verdict.compiled = verdict.correct = verdict.correct_loose = True
         note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
         for index in range(self.settings["trials"]):
-            trial = reference.trial(index, perturb=same and not built["loose"])
             lane.let_others()
+            trial = reference.trial(index, perturb=same and not built["loose"])
             lane.put(0, trial.inputs)
             leaves = lane.forward(0, trial.seed, perturb=bool(trial.state))
             if set(lane.changed(0, trial.inputs)) - set(trial.changed):
@@ -443,6 +444,7 @@ class Measured:
     def run_batches(self, verdict, lane, reference_lane):
         """Enter the times. False, and a rejection, if the results of timed calls are wrong."""
         chance, graphs = random.Random(os.urandom(8)), reference_lane is self.lane and self.graphs
+        reference_lane.drop()  # the last candidate may have failed before its results were fetched
         lane.take_turn(alone=True)
         timing, index = Timing(reference_lane, lane, self.calls, graphs, self.clear_cache), -1
         while index < 10 or index < 300 and timing.spent < self.settings["measure"]:

@@ -565,6 +565,15 @@ return out''')
     fails_here(box, hidden)
 
 
+def test_locking_everybody_else_out_of_the_gpu(box):
+    code = forward('''
+import fcntl
+gate = open('../gpu.gate', 'w')  # see lane.Turn
+fcntl.flock(gate, fcntl.LOCK_SH)
+return torch.sigmoid(x + self.bias) * 2.0''')
+    fails_here(box, code, says="imports fcntl")
+
+
 def test_a_lazy_result(box, naively):
     code = forward('''
 class Lazy(torch.Tensor):

@@ -276,7 +276,7 @@ class Host:
         try:
             with torch.no_grad():
                 began = time.perf_counter()
-                pause = min(2 * self.queueing, 0.05)  # seconds; it took half as long the last time
+                pause = min(2 * self.queueing, 0.05)  # seconds; queueing took half of that the last time
                 torch.cuda._sleep(int(2e9 * pause) + 1)  # clock cycles
                 begin.record()
                 self.clock.around("nothing", False, lambda: None)  # what a pair of events costs

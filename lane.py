@@ -100,13 +100,17 @@ class Lane:
     choosing = threading.Lock()  # among unused arenas
 
     def __init__(self, warm, settings, role):
-        self.start = lambda: Child(warm, role)
-        self.child, self.timeout = self.start(), settings["timeout"]
-        self.device, self.arena, self.wanted = torch.device(settings["device"]), None, None
+        self.start, self.timeout = lambda: Child(warm, role), settings["timeout"]
+        self.device, self.arena = torch.device(settings["device"]), None
         self.deadline = None  # of the candidate as a whole; None for the reference: each order has its own
         self.shared, self.alone = (Turn(settings, alone) for alone in (False, True))  # a candidate's
         self.gpu_busy = None  # with a shared turn: a function that says whether anybody computes
         self.compiling = self.waiting = 0.0  # seconds
+        self.begin()
+
+    def begin(self):
+        """Start a process, of which nothing is known yet."""
+        self.child, self.wanted = self.start(), None
         self.captured = False  # has the model been recorded as a CUDA graph?
         self.repeat = self.empty = None  # see repetitions and overhead
         self.loaded, self.sound = 0, True  # how many models it has had; False: nobody knows what state it is in
@@ -346,6 +350,5 @@ class Lane:
     def restart(self):
         """Go on with a new process."""
         self.close()
-        self.child, self.wanted, self.captured, self.loaded, self.sound = self.start(), None, False, 0, True
-        self.empty = None
+        self.begin()
         self.wake()

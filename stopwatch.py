@@ -247,10 +247,7 @@ class Measured:
                     began = time.monotonic()
                     with self.timing:  # the reference has one lane
                         lane.waiting += time.monotonic() - began
-                        stages = Stages(verdict, lane)
                         self.guarded(code, self.time, None, verdict, lane)
-                    stages.end("time")
-                    verdict.seconds["time"] -= verdict.seconds.get("profile", 0.0)
             return index, verdict
 
         pool = ThreadPoolExecutor(min(self.width, len(codes)))
@@ -421,25 +418,28 @@ class Measured:
 
     def time(self, code, verdict, lane):
         """Time a correct candidate against the reference, checking the outputs of timed calls on the way."""
-        if self.cuda:
-            stages = Stages(verdict, lane)
-            self.own_kernels(code, verdict, lane)
-            stages.end("profile")
-            if not verdict.correct:
-                return
-        lane.take_turn()
-        lane.put(0, self.reference.draw("warm", 0))
-        if lane.captured:
-            if self.run_batches(verdict, lane, self.lane):
-                self.check_once_more(verdict, lane)
-                return
-            verdict.correct, verdict.rejected = True, None  # not all of it is in the graph
-            self.start_again(code, lane)
-        if self.plain_lane is None:
-            lane.give_turn()
-            self.plain_lane = self.start_reference(Lane(self.warm, self.settings, "reference"))
-        lane.deadline = time.monotonic() + self.patience_for(code)
-        self.run_batches(verdict, lane, self.plain_lane)
+        stages = Stages(verdict, lane)
+        try:
+            if self.cuda:
+                self.own_kernels(code, verdict, lane)
+                stages.end("profile")
+                if not verdict.correct:
+                    return
+            lane.take_turn()
+            lane.put(0, self.reference.draw("warm", 0))
+            if lane.captured:
+                if self.run_batches(verdict, lane, self.lane):
+                    self.check_once_more(verdict, lane)
+                    return
+                verdict.correct, verdict.rejected = True, None  # not all of it is in the graph
+                self.start_again(code, lane)
+            if self.plain_lane is None:
+                lane.give_turn()
+                self.plain_lane = self.start_reference(Lane(self.warm, self.settings, "reference"))
+            lane.deadline = time.monotonic() + self.patience_for(code)
+            self.run_batches(verdict, lane, self.plain_lane)
+        finally:
+            stages.end("time")
 
     def run_batches(self, verdict, lane, reference_lane):
         """Enter the times. False, and a rejection, if the results of timed calls are wrong."""

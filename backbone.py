@@ -27,7 +27,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
 from attention import attention_kind, fuse_norms
-from engine import Engine, padded
+from engine import Engine, at_once, padded
 
 hf_logging.disable_progress_bar()
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in ModelError
@@ -295,52 +295,65 @@ class Backbone(Chat):
 
     # ---- sampling
 
-    @torch.no_grad()
-    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None,
-               turn=contextlib.nullcontext) -> list[Completion]:
+    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None) -> list[Completion]:
         """One reply per prompt (a list of token ids each), at most `batch_size` at a time (default: as engine.py says).
-
-        turn: gives a context; the GPU is only used within one, for a few tokens at a time (see Sandbox.turn).
 
         temperature 0 is greedy. Log-probabilities are those of temperature 1 whatever the temperature (PAPER: the
         ratio in the loss compares the same distribution before and after). Deterministic for a generator's state.
         """
-        if self.engine:
-            sampled = self.engine.generate(prompts, max_new_tokens, temperature, generator, batch_size, turn)
-        else:
-            with turn():
-                sampled = self._decode_plain(prompts, max_new_tokens, temperature, generator)
-        replies = []
-        for prompt, (tokens, logprobs) in zip(prompts, sampled):
+        replies = dict(self.stream(at_once(prompts), max_new_tokens, temperature, generator, batch_size))
+        return [replies[i] for i in range(len(prompts))]
+
+    def stream(self, source, max_new_tokens, temperature=1.0, generator=None, batch_size=None,
+               turn=contextlib.nullcontext):
+        """Yields (key, Completion) of every reply as soon as it has ended, while others may still be written.
+
+        source(wait): what has come to be answered since it was last asked, [(key, prompt), ...], or None when no more
+        will come; with `wait` there is nothing else to do, and it returns only when something has come.
+        turn: gives a context; the GPU is only used within one, for a few tokens at a time (see Sandbox.turn).
+        """
+        prompts = {}
+
+        def noted(wait):
+            new = source(wait)
+            prompts.update(new or ())
+            return new
+
+        stream = self.engine.stream if self.engine else self._stream_plain
+        for key, tokens, logprobs in stream(noted, max_new_tokens, temperature, generator, batch_size, turn):
             finished = bool(tokens) and tokens[-1] in self.stop_ids
             text = self.tokenizer.decode(tokens[:-1] if finished else tokens, skip_special_tokens=False)
-            replies.append(Completion(list(prompt), tokens, logprobs, text, finished))
-        return replies
+            yield key, Completion(list(prompts.pop(key)), tokens, logprobs, text, finished)
 
     def release(self):
         """Give the memory of the sampler's cache back: before an update, and whenever somebody else needs it."""
         if self.engine:
             self.engine.release()
 
-    def _decode_plain(self, prompts, max_new_tokens, temperature, generator):
-        """The slow twin: one sequence at a time through the model's own cache. Any architecture; the tests' oracle."""
-        results = []
-        for prompt in prompts:
-            ids, cache = torch.tensor([prompt], device=self.device), None
-            tokens, logprobs = [], []
-            while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in self.stop_ids):
-                out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-                cache = out.past_key_values
-                dist = F.log_softmax(out.logits[:, -1].float(), dim=-1)
-                if temperature == 0:
-                    choice = dist.argmax(-1)
-                else:
-                    choice = torch.multinomial((dist / temperature).softmax(-1), 1, generator=generator)[:, 0]
-                tokens.append(choice.item())
-                logprobs.append(dist[0, choice].item())
-                ids = choice[:, None]
-            results.append((tokens, logprobs))
-        return results
+    def _stream_plain(self, source, max_new_tokens, temperature, generator, rows, turn):
+        """The slow twin of Engine.stream: one sequence at a time through the model's own cache. Any architecture."""
+        while (new := source(True)) is not None:
+            for key, prompt in new:
+                with turn():
+                    tokens, logprobs = self._decode_plain(prompt, max_new_tokens, temperature, generator)
+                yield key, tokens, logprobs
+
+    @torch.no_grad()
+    def _decode_plain(self, prompt, max_new_tokens, temperature, generator):
+        """(token ids, their log-probabilities) of a reply."""
+        ids, cache, tokens, logprobs = torch.tensor([prompt], device=self.device), None, [], []
+        while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in self.stop_ids):
+            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            dist = F.log_softmax(out.logits[:, -1].float(), dim=-1)
+            if temperature == 0:
+                choice = dist.argmax(-1)
+            else:
+                choice = torch.multinomial((dist / temperature).softmax(-1), 1, generator=generator)[:, 0]
+            tokens.append(choice.item())
+            logprobs.append(dist[0, choice].item())
+            ids = choice[:, None]
+        return tokens, logprobs
 
     # ---- rescoring
 

@@ -8,7 +8,7 @@ Here, on the unmodified weights and modeling code:
     slots               one preallocated cache; a sequence that is finished gives its slot to a waiting prompt
     fewer kernels       for attention to the cache, norms and rotary embedding (attention.py)
     CUDA graph          a whole step, sampling included, is recorded once and replayed: no launches from Python
-    no looking          the host reads what was written every 16 tokens
+    no looking          the host reads what was written every 16 tokens; then prompts that have come meanwhile may join
     one prefill         for equal prompts that start together (the rollouts of a scheme, the selections of a task)
     later turns         of a conversation read what is new only: a finished sequence's cache stays in its slot until
                         another sequence needs it, the memory is given back, or the weights have changed
@@ -23,10 +23,9 @@ In comments: S slots, n of them in use, T the length of a slot, H query heads, G
 head dimension, V the vocabulary.
 """
 
-import bisect
 import contextlib
 import functools
-from collections import deque
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +41,16 @@ PREFILL = 32768  # most prompt tokens, padding included, in one forward on a GPU
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The sequences that are being written
+
+
+@dataclass(eq=False)
+class Reply:
+    """What is being written to one prompt."""
+
+    key: object  # the caller's name for it
+    prompt: list[int]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of the tokens, at temperature 1
 
 
 @functools.cache
@@ -178,37 +187,36 @@ class Slots:
             mine[:count, :, :other.length] = theirs[:count]
         self.text[:count], self.used[:count] = other.text[:count], other.used[:count]
 
-    def arrange(self, first, writing=False):
+    def arrange(self, first, alive=()):
         """Move slots `first` to the front, in this order, and use no others; texts in others stay behind them.
 
-        writing: their sequences are unfinished.
+        alive: those in which a reply is being written.
         """
         self.count = len(first)
         order = [*first, *sorted(set(range(self.rows)) - set(first))]
-        moved = [i for i, row in enumerate(order) if row != i and (self.text[row] or writing and i < self.count)]
+        moved = [i for i, row in enumerate(order) if row != i and (self.text[row] or row in alive)]
         text, self.text = [self.text[row] for row in order], [[]] * self.rows  # none, should something fail half way
         if moved:
             to = torch.tensor(moved, device=self.token.device)
             source = torch.tensor([order[i] for i in moved], device=self.token.device)
-            for tensor in [*self.keys, *self.values, self.position, self.start, self.end, self.token, self.logprob,
-                           self.done]:
+            for tensor in [*self.keys, *self.values, self.position, self.start, self.end, self.token, self.logprob]:
                 tensor[to] = tensor[source]
         self._move_prompts({row: i for i, row in enumerate(first)})
         self.text, self.used = text, [self.used[row] for row in order]
+        self.done[:len(first)] = torch.tensor([row not in alive for row in first])
 
-    def find(self, prompts, indices) -> dict:
+    def find(self, prompts) -> dict:
         """{index of a prompt: slot with the most part of it}, for those prompts whose beginning lies in a slot."""
-        texts = sorted((text, row) for row, text in enumerate(self.text) if text)
+        texts = sorted(((len(text), text, row) for row, text in enumerate(self.text) if text), key=lambda it: -it[0])
         found = {}
-        for i in indices:
-            prompt = prompts[i]
-            at = bisect.bisect(texts, (prompt, 0)) - 1  # what begins like the prompt stands right before it
-            while at >= 0 and texts[at][0] == prompt[:len(texts[at][0])]:
-                text, row = texts[at]
-                if 2 * len(text) >= len(prompt) and row not in found.values():
+        for i, prompt in enumerate(prompts):
+            for length, text, row in texts:
+                if 2 * length < len(prompt):
+                    break
+                if length <= len(prompt) and prompt[length - 1] == text[-1] and prompt[:length] == text and (
+                        row not in found.values()):
                     found[i] = row
                     break
-                at -= 1
         return found
 
     def read(self, rows, prompts):
@@ -300,6 +308,12 @@ def padded(sequences) -> torch.Tensor:
     return ids
 
 
+def at_once(prompts):
+    """A source for Engine.stream: all of these prompts, by their indices, and no more."""
+    coming = [list(enumerate(prompts))] if prompts else []
+    return lambda wait: coming.pop() if coming else None
+
+
 class Engine:
     """Replies to many prompts. `head` maps hidden states (..., width) to float32 logits (..., V)."""
 
@@ -328,83 +342,93 @@ class Engine:
             torch.cuda.empty_cache()
 
     @torch.no_grad()
-    def generate(self, prompts, max_new_tokens, temperature, generator, rows=None, turn=contextlib.nullcontext) -> list:
-        """[(token ids, their log-probabilities at temperature 1), ...] for prompts, lists of token ids.
+    def stream(self, source, max_new_tokens, temperature, generator, rows=None, turn=contextlib.nullcontext):
+        """Yields (key, token ids, their log-probabilities at temperature 1) of every reply, as soon as it has ended.
 
+        source(wait): what has come to be answered since it was last asked, [(key, prompt as token ids), ...], or None
+        when no more will come. wait: nothing is left to be written, so it returns only when something has come.
         rows: most sequences at a time (default 64 on a CPU, 256 on a GPU, fewer where memory is short). A reply ends
         with a stop token, or without one after max_new_tokens. turn: as of Backbone.sample.
         """
-        if not all(prompts):
-            raise ValueError("a prompt without tokens")
-        if not prompts or max_new_tokens < 1:
-            return [([], []) for _ in prompts]
-        waiting = deque(sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), prompts[i])))
-        with turn():
-            longest = max(map(len, prompts)) if self.keeps else 0  # else the slots hold replies only
-            slots = self._make_slots(min(len(prompts), rows or (256 if self.cuda else 64)),
-                                     longest + max_new_tokens + 1, turn is not contextlib.nullcontext)
-            known = self._bring(slots, prompts, waiting)
-            self._synchronize()
-        if self.cuda and temperature:  # a graph has a generator of its own; without one given, torch's seeds it
-            device = generator.device if generator is not None else "cpu"
-            slots.generator.manual_seed(torch.randint(2**62, (), generator=generator, device=device).item())
-            generator = slots.generator
-        replies = [([], []) for _ in prompts]
-        owner = [*known, *[None] * (slots.count - len(known))]  # which prompt's reply each slot is writing
-        fresh, first = list(range(len(known))), True  # fresh: slots whose sequences begin now
-        while waiting or any(i is not None for i in owner):
+        limit = rows or (256 if self.cuda else 64)
+        waiting, owner, slots, coming = [], [], None, True  # owner: the Reply that each slot is writing, or None
+        while True:
+            idle = not any(owner) and not waiting
+            if coming:
+                if idle:
+                    slots = None  # or its memory would outlive what follows
+                    self._spare_memory()
+                new = source(idle)
+                coming = new is not None
+                waiting += [Reply(key, prompt) for key, prompt in new or []]
+                waiting.sort(key=lambda reply: (len(reply.prompt), reply.prompt))
+                if not all(reply.prompt for reply in waiting):
+                    raise ValueError("a prompt without tokens")
+                if max_new_tokens < 1:
+                    yield from ((reply.key, [], []) for reply in waiting)
+                    waiting = []
+            elif idle:
+                break
+            if not any(owner) and not waiting:
+                continue
             with turn():
-                free = [row for row, i in enumerate(owner) if i is None]
-                if waiting and (first or len(free) >= len(owner) / 4):  # to read each one by itself would cost more
-                    fresh += free[:len(waiting)]
-                    for row in free[:len(waiting)]:
-                        owner[row], slots.text[row] = waiting.popleft(), []
+                if not any(owner):
+                    slots = self._make_slots(waiting, limit, max_new_tokens, turn is not contextlib.nullcontext)
+                    owner, draws = [None] * slots.count, generator
+                    if self.cuda and temperature:  # a graph has a generator of its own, which the one given seeds
+                        device = generator.device if generator is not None else "cpu"
+                        seed = torch.randint(2**62, (), generator=generator, device=device).item()
+                        draws = slots.generator.manual_seed(seed)
+                owner, fresh = self._seat(slots, owner, waiting, limit, max_new_tokens)
                 if fresh:
-                    admitted = [prompts[owner[row]] for row in fresh]
-                    self._admit(slots, fresh, admitted, max_new_tokens, temperature, generator)
-                left = max(max_new_tokens - len(replies[i][0]) for i in owner if i is not None)
+                    prompts = [owner[row].prompt for row in fresh]
+                    self._admit(slots, fresh, prompts, max_new_tokens, temperature, draws)
+                left = max(max_new_tokens - len(reply.tokens) for reply in owner if reply)
                 written = [(slots.token.clone(), slots.logprob.clone())]
                 for _ in range(min(BLOCK, left) - bool(fresh)):
-                    slots.step(self.head, temperature, generator)
+                    slots.step(self.head, temperature, draws)
                     written.append((slots.token.clone(), slots.logprob.clone()))
                 tokens, logprobs = (torch.stack(column)[:, :slots.count].T.tolist() for column in zip(*written))
-                for row, i in enumerate(owner):
-                    if i is None:
-                        continue
-                    # What an older sequence begins with is what it ended with before.
-                    for token, logprob in list(zip(tokens[row], logprobs[row]))[row not in fresh:]:
-                        replies[i][0].append(token)
-                        replies[i][1].append(logprob)
-                        if token in self.stop_ids or len(replies[i][0]) == max_new_tokens:
-                            owner[row] = None
-                            slots.text[row] = [*prompts[i], *replies[i][0][:-1]] if self.keeps else []
-                            break
-                fresh, first = [], False
-                slots.done[:len(owner)] = torch.tensor([i is None for i in owner])
-                owner = self._shrink(slots, owner, waiting)
                 self._synchronize()
-        del slots  # or its memory would outlive what follows
+            ended = []
+            for row, reply in enumerate(owner):
+                # What an older sequence begins with is what it ended with before.
+                for token, logprob in list(zip(tokens[row], logprobs[row]))[row not in fresh:] if reply else ():
+                    reply.tokens.append(token)
+                    reply.logprobs.append(logprob)
+                    if token in self.stop_ids or len(reply.tokens) == max_new_tokens:
+                        ended.append(reply)
+                        owner[row] = None
+                        slots.text[row] = [*reply.prompt, *reply.tokens[:-1]] if self.keeps else []
+                        break
+            yield from ((reply.key, reply.tokens, reply.logprobs) for reply in ended)
+        del slots
+        self._spare_memory()
+
+    def _spare_memory(self):
+        """Give the cache back, should the sandbox need its memory."""
         if self.cuda and torch.cuda.mem_get_info()[0] < SPARE:
             torch.cuda.empty_cache()
             if torch.cuda.mem_get_info()[0] < SPARE:
                 self._give_back()
-        return replies
 
     def _synchronize(self):
         """At the end of a turn nothing of it may still be waiting for the GPU."""
         if self.cuda:
             torch.cuda.synchronize()
 
-    def _make_slots(self, rows, length, beside) -> Slots:
-        """Slots for so many sequences of so many tokens, or for as many as there is memory for.
+    def _make_slots(self, waiting, limit, max_new_tokens, beside) -> Slots:
+        """Slots for what is waiting, at most `limit` at a time, or as many as there is memory for; none is in use.
 
         beside: is the sandbox at work meanwhile? Then it gets SPARE, or at least half of what is free. Where slots are
-        kept there are twice as many, if memory is plenty: the rollouts of a step are written in two halves, one after
-        the other, and the texts of both are wanted again.
+        kept there is one for each that waits, if memory is plenty, so that its later turns can go on in it, and they
+        are as long as those of earlier calls, if the cache is small.
         """
+        rows, length = min(len(waiting), limit), max_new_tokens + 1
         if not self.keeps:
             return Slots(self.model, rows, -(-length // 128) * 128, self.stop_ids, lean=True)
-        rows, length, old = triton.next_power_of_2(rows), -(-length // 512) * 512, self.slots
+        rows, old = triton.next_power_of_2(rows), self.slots
+        length = -(-(length + max(len(reply.prompt) for reply in waiting)) // 512) * 512
         short = old is not None and old.rows < rows and self._room(old.length, beside)[0] > old.rows / 2  # no longer
         if old is None or old.asked < rows or old.length < length or short:
             asked, length = max(rows, old.asked if old else 0), max(length, old.length if old else 0)
@@ -415,7 +439,8 @@ class Engine:
                 room, spare = self._room(length, beside)
             if room < 1:
                 raise torch.cuda.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
-            self.slots = Slots(self.model, min(2 * asked if 2 * asked < spare else asked, room), length, self.stop_ids)
+            every = triton.next_power_of_2(len(waiting))
+            self.slots = Slots(self.model, min(max(asked, every if every < spare else 0), room), length, self.stop_ids)
             self.slots.asked = asked  # where memory was short, asking again would not give more
             if old is not None:
                 self.slots.adopt(old)
@@ -437,21 +462,53 @@ class Engine:
         most, spare = int(0.85 * free / each), int((free - SPARE) / each)
         return (min(most, max(spare, most // 2)) if beside else most), spare
 
-    def _bring(self, slots, prompts, waiting) -> list:
-        """Bring slots with beginnings of prompts to the front, then those unused for longest; returns the prompts that
-        begin in the first slots, and takes them out of `waiting`."""
-        if not self.keeps:
-            return []
+    def _seat(self, slots, owner, waiting, limit, max_new_tokens) -> tuple:
+        """Give slots to waiting replies, and stop computing those of finished ones where it pays.
+
+        Returns the new owners of the slots, and which of them begin now; takes these out of `waiting`. A prompt whose
+        beginning lies in a slot gets that one, others those unused for longest.
+        """
+        alive = [row for row, reply in enumerate(owner) if reply]
+        most = min(limit, slots.rows)
+        free = most - len(alive)
+        begin = waiting[:free] if not alive or free >= most / 4 else []  # to read each one by itself would cost more
+        if self.keeps and alive and any(len(reply.prompt) + max_new_tokens >= slots.length for reply in waiting):
+            begin = []  # one that does not fit waits until longer slots can be made, and nobody overtakes it
+        del waiting[:len(begin)]
+        found = slots.find([reply.prompt for reply in begin]) if self.keeps else {}
+        others = sorted(set(range(slots.rows)) - set(alive) - set(found.values()),
+                        key=lambda row: (bool(slots.text[row]), slots.used[row], row))
+        unused = iter(others)
+        rows = [found[i] if i in found else next(unused) for i in range(len(begin))]
+        # On a CPU every row costs. On a GPU the weights' reading does, which one row pays for as well as 64 do, and
+        # every other number of rows needs a graph of its own.
+        busy, count = [*alive, *rows], len(owner)
+        if self.cuda and not count / 4 < len(busy) <= count:
+            count = min(triton.next_power_of_2(len(busy)), slots.rows)
+        elif not self.cuda and (len(busy) > count or not waiting and len(busy) <= 0.8 * count):
+            count = len(busy)
+        first = list(range(count))
+        if count < len(owner):
+            idle = sorted(set(range(len(owner))) - set(busy))
+            first = sorted(busy + idle[:count - len(busy)])
+        else:  # those in use stay where they are
+            outside, inside = [row for row in busy if row >= count], set(busy)
+            for place, row in zip([row for row in first if row not in inside], outside):
+                first[place] = row
+        if begin or count != len(owner):
+            slots.arrange(first, set(alive))
+        else:
+            slots.done[:count] = torch.tensor([reply is None for reply in owner])
+        place, new = {row: i for i, row in enumerate(first)}, [None] * count
+        for row, reply in zip(busy, [*(owner[row] for row in alive), *begin]):
+            new[place[row]] = reply
+        fresh = [place[row] for row in rows]
         self.calls += 1
-        found = dict(list(slots.find(prompts, waiting).items())[:slots.count])
-        others = set(range(slots.rows)) - set(found.values())
-        others = sorted(others, key=lambda row: (bool(slots.text[row]), slots.used[row]))
-        slots.arrange([*found.values(), *others[:slots.count - len(found)]])
-        slots.used[:slots.count] = [self.calls] * slots.count
-        left = [i for i in waiting if i not in found]
-        waiting.clear()
-        waiting.extend(left)
-        return list(found)
+        for i, row in enumerate(fresh):
+            slots.used[row] = self.calls
+            if i not in found:
+                slots.text[row] = []
+        return new, fresh
 
     def _admit(self, slots, rows, prompts, max_new_tokens, temperature, generator):
         """Read `prompts` into slots `rows` and draw each one's first token."""
@@ -507,18 +564,3 @@ class Engine:
                                     past_key_values=DynamicCache(config=self.model.config))
         hidden = out.last_hidden_state[torch.arange(len(prompts), device=self.model.device), last]
         return out.past_key_values, self.head(hidden)
-
-    def _shrink(self, slots, owner, waiting) -> list:
-        """Stop computing finished sequences where it pays; returns the new owners of the slots.
-
-        On a CPU every row costs. On a GPU the weights' reading does, which one row pays for as well as 64 do, and every
-        other number of rows needs a graph of its own.
-        """
-        alive = [row for row, i in enumerate(owner) if i is not None]
-        if waiting or not alive or len(alive) > (len(owner) / 4 if self.cuda else 0.8 * len(owner)):
-            return owner
-        if self.cuda:  # a power of two, finished ones among them
-            count = triton.next_power_of_2(len(alive))
-            alive = sorted(alive + [row for row, i in enumerate(owner) if i is None][:count - len(alive)])
-        slots.arrange(alive, writing=True)
-        return [owner[row] for row in alive]

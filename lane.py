@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
 
-BATCH = 0.002  # seconds of work between two readings of the clock, which are good to some 5 microseconds
+BATCH = 0.004  # seconds of work between two readings of the clock, which are good to some 5 microseconds
 HANGS = 1.0  # seconds after which a candidate that leaves the GPU idle is no longer waited for by others
 MODELS = 50  # that one process hosts at most, one after the other
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares

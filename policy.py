@@ -1,12 +1,11 @@
 """The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper section 3, 'Roll out').
 
-`rollout` plays many (task, skills) jobs at once, turn by turn: all of them sample, the sandbox scores all their
-kernels, and its answers open the next turn. It knows nothing of retrieval, storage or advantages: reinforce.py fills in
-each turn's reward and advantage.
+`rollout` plays many (task, skills) jobs at once: the model writes, the sandbox scores a task's kernels once all of its
+rollouts have one, and its answers open their next turn. It knows nothing of retrieval, storage or advantages:
+reinforce.py fills in each turn's reward and advantage.
 """
 
 import sys
-from collections import deque
 from dataclasses import dataclass, field
 
 import backbone
@@ -60,71 +59,110 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
 
     All T turns are used, also after a correct one: a later turn may be faster. A rollout whose next prompt would be
     longer than `max_prompt_tokens` ends there; a first prompt that is too long gives one turn that says so.
-    temperature 0 is greedy. `sandbox` needs `prepare`, `submit`, `turn` and `device`.
+    temperature 0 is greedy. `sandbox` needs `prepare`, `submit`, `wait`, `turn` and `device`.
 
-    On a GPU the tasks are played in two halves: while the sandbox judges the kernels of one, the model writes those of
-    the other.
+    On a GPU the rollouts of each task go through their turns independently of the other tasks': while the sandbox
+    judges the kernels of some, the model writes those of others. On a CPU both need the same cores.
     """
     trajectories = [Trajectory(task, tuple(skills)) for task, skills in jobs]
-    sources = list(dict.fromkeys(task.source for task, _ in jobs))
-    first = set(sources[:len(sources) // 2] if sandbox.device != "cpu" else ())
-    halves = [[t for t in trajectories if (t.task.source in first) == chosen] for chosen in (True, False)]
-    plays = deque(_play(model, sandbox, half, turns, max_new_tokens, max_prompt_tokens, temperature, generator)
-                  for half in halves if half)
-    while plays:
-        play = plays.popleft()
-        if next(play, None) is not None:  # has written a turn, whose kernels the sandbox now has; else it is over
-            plays.append(play)
+    groups = {}  # those that go through their turns together
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.task.source if sandbox.device != "cpu" else "all", []).append(trajectory)
+    plays = [Play(model, sandbox, group, turns, max_prompt_tokens) for group in groups.values()]
+    judged, waiting, going = list(plays), {}, len(plays)  # waiting: {future verdicts: the Play that they belong to}
+
+    def coming(wait):
+        """The prompts of turns that can begin now; None when all turns are over (see Backbone.stream)."""
+        nonlocal going
+        prompts = []
+        while going:
+            while judged:
+                new = judged.pop(0).prompts_of_next_turn()
+                prompts += new
+                going -= not new
+            for future in sandbox.wait(waiting, block=wait and not prompts):
+                play = waiting.pop(future)
+                play.hear(future)
+                judged.append(play)
+            if not judged:
+                break
+        return prompts or ([] if going else None)
+
+    stream = model.stream(coming, max_new_tokens, temperature, generator, turn=sandbox.turn)
+    for (play, i), reply in stream:
+        play.replies[i] = reply
+        if len(play.replies) == len(play.alive):
+            waiting[sandbox.submit(play.pairs())] = play
     return trajectories
 
 
-def _play(model, sandbox, trajectories, turns, max_new_tokens, max_prompt_tokens, temperature, generator):
-    """Play some trajectories. A generator that stops, once a turn, where there is nothing to do but to wait."""
-    messages = [policy_messages(trajectory.task, trajectory.skills) for trajectory in trajectories]
-    prompts = [model.chat_ids(history) for history in messages]
-    limit = max_prompt_tokens or float("inf")
-    alive = []
-    for i, trajectory in enumerate(trajectories):
-        if len(prompts[i]) <= limit:
-            alive.append(i)
-        else:
-            error = f"the prompt has {len(prompts[i])} tokens, more than {max_prompt_tokens}"
-            trajectory.turns.append(Turn(Completion(prompts[i], [], [], "", False), None, _unscored(sandbox, error)))
-    for turn in range(turns):
-        sandbox.prepare([trajectories[i].task for i in alive])
-        replies = model.sample([prompts[i] for i in alive], max_new_tokens, temperature, generator, turn=sandbox.turn)
-        codes = [backbone.extract_code(reply.text) for reply in replies]
-        pairs = [(trajectories[i].task, code) for i, code in zip(alive, codes) if code]
-        wait = sandbox.submit(pairs)
-        yield wait
-        scored = iter(score_pairs(sandbox, pairs, wait))
+class Play:
+    """Some rollouts that go through their turns together."""
+
+    def __init__(self, model, sandbox, trajectories, turns, limit):
+        """limit: most tokens of a prompt, or None."""
+        self.model, self.sandbox, self.trajectories, self.turns = model, sandbox, trajectories, turns
+        self.limit, self.turn = limit or float("inf"), 0
+        self.messages = [policy_messages(trajectory.task, trajectory.skills) for trajectory in trajectories]
+        self.prompts = [model.chat_ids(history) for history in self.messages]
+        self.replies, self.alive = {}, []  # of this turn, by rollout; rollouts that take part in it
+        for i, prompt in enumerate(self.prompts):
+            if len(prompt) <= self.limit:
+                self.alive.append(i)
+            else:
+                error = f"the prompt has {len(prompt)} tokens, more than {limit}"
+                trajectories[i].turns.append(Turn(Completion(prompt, [], [], "", False), None,
+                                                  _unscored(sandbox, error)))
+
+    def prompts_of_next_turn(self) -> list:
+        """[((self, number of the rollout), prompt), ...], none when the last turn is over."""
+        if self.turn == self.turns:
+            return []
+        self.turn += 1
+        self.sandbox.prepare([self.trajectories[i].task for i in self.alive])
+        return [((self, i), self.prompts[i]) for i in self.alive]
+
+    def pairs(self) -> list:
+        """(task, code) of every reply that holds a kernel."""
+        self.codes = {i: backbone.extract_code(self.replies[i].text) for i in self.alive}
+        return [(self.trajectories[i].task, code) for i, code in self.codes.items() if code]
+
+    def hear(self, future):
+        """Take the sandbox's verdicts on `pairs` and end the turn."""
+        scored = iter(score_pairs(self.sandbox, self.pairs(), future))
         still = []
-        for i, reply, code in zip(alive, replies, codes):
+        for i in self.alive:
+            reply, code = self.replies[i], self.codes[i]
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             error = "the reply has no code block that defines ModelNew" + cut
-            verdict = next(scored) if code else _unscored(sandbox, error)
-            trajectories[i].turns.append(Turn(reply, code, verdict))
-            messages[i] = next_messages(messages[i], reply.text, verdict)
-            if turn + 1 < turns:
-                prompts[i] = model.next_ids(reply, messages[i])
-                still += [i] if len(prompts[i]) <= limit else []
-        alive = still
+            verdict = next(scored) if code else _unscored(self.sandbox, error)
+            self.trajectories[i].turns.append(Turn(reply, code, verdict))
+            self.messages[i] = next_messages(self.messages[i], reply.text, verdict)
+            if self.turn < self.turns:
+                self.prompts[i] = self.model.next_ids(reply, self.messages[i])
+                still += [i] if len(self.prompts[i]) <= self.limit else []
+        self.alive, self.replies = still, {}
 
 
-def score_pairs(sandbox, pairs, wait=None) -> list[Verdict]:
+def score_pairs(sandbox, pairs, future=None) -> list[Verdict]:
     """Verdicts for (task, code) pairs, in their order. A task whose reference fails costs its own candidates only.
 
-    wait: what sandbox.submit has returned for these pairs, if they have been handed in already.
+    future: what sandbox.submit has returned for these pairs, if they have been handed in already.
     """
+    def score(pairs, future=None):
+        future = future or sandbox.submit(pairs)
+        sandbox.wait([future])
+        return future.result()
+
     try:
-        return (wait or sandbox.submit(pairs))()
+        return score(pairs, future)
     except TaskError:
         pass  # one of the tasks; ask for each alone
     verdicts, unusable = [], {}
     for task, code in pairs:
         try:
             if task.source not in unusable:
-                verdicts += sandbox.submit([(task, code)])()
+                verdicts += score([(task, code)])
                 continue
         except TaskError as error:
             unusable[task.source] = str(error)

@@ -385,16 +385,14 @@ class TimedSandbox:
         return self.sandbox.turn()
 
     def submit(self, pairs):
-        wait = self.sandbox.submit(pairs)
+        return self.sandbox.submit(pairs)
 
-        def timed():
-            start = time.monotonic()
-            try:
-                return wait()
-            finally:
-                self.seconds["sandbox"] += time.monotonic() - start
-
-        return timed
+    def wait(self, futures, block=True):
+        start = time.monotonic()
+        try:
+            return self.sandbox.wait(futures, block)
+        finally:
+            self.seconds["sandbox"] += time.monotonic() - start
 
 
 def train(run, stream):

@@ -42,7 +42,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict
 from pathlib import Path
 
@@ -266,7 +266,7 @@ class Sandbox:
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
     baseline   "eager", or "compile" to measure against torch.compile of the reference
     shapes     check a correct candidate on so many randomly rescaled shapes of the task, too (Verdict.generalises)
-    measure    seconds of timing for each candidate with the measured clock; at least 10 batches of calls on each side
+    measure    seconds of timing for each candidate with the measured clock; at least 6 batches of calls on each side
     require_kernel  reject a candidate without a kernel of its own
     remember   keep verdicts, so that an identical candidate of a task is scored once in the life of the sandbox
     clock      "modelled" or "measured", where it should not follow from the device
@@ -300,7 +300,7 @@ class Sandbox:
         self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
         self.at_work = threading.Semaphore(self.workers if clock == "modelled" else tasks)  # candidates, or tasks
-        self.background = ThreadPoolExecutor(2)  # while the last kernels of one call are compiled, another may begin
+        self.background = ThreadPoolExecutor(max(2, tasks))
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
 
     def score(self, task, codes):
@@ -323,7 +323,7 @@ class Sandbox:
                 child = self.idle.pop(task.source, None)
             try:
                 child = child or self._start_scorer(task)
-                spare = min(counts[task.source], max(1, stopwatch.LANES // len(counts)))
+                spare = min(counts[task.source], stopwatch.lanes_of_a_task(self.settings))
                 send(child.sock, {"codes": [], "spare": spare})
             except TaskError:
                 return  # said again when the first candidate comes
@@ -344,7 +344,7 @@ class Sandbox:
 
         Raises TaskError when one of the tasks cannot be used.
         """
-        self._join()
+        self._join(pairs)
         keys = [(task.source, code) for task, code in pairs]
         tasks = {task.source: task for task, _ in pairs}
         waiting = OrderedDict()  # source -> codes still to be judged
@@ -397,9 +397,13 @@ class Sandbox:
                     self.verdicts.popitem(last=False)
         return [verdicts[key] for key in keys]
 
-    def submit(self, pairs):
-        """Have score_pairs judge in the background, two calls at a time; returns a function that waits for it."""
-        return self.background.submit(self.score_pairs, pairs).result
+    def submit(self, pairs) -> Future:
+        """Have score_pairs judge in the background; several calls can be under way, of the tasks of one or of many."""
+        return self.background.submit(self.score_pairs, pairs)
+
+    def wait(self, futures, block=True) -> set:
+        """Those of `futures` that are done; with `block` at least one, if there are any."""
+        return wait(futures, None if block else 0, FIRST_COMPLETED).done
 
     def turn(self):
         """A context within which the GPU may be used beside the sandbox: nothing is being timed then."""
@@ -407,10 +411,11 @@ class Sandbox:
             return Turn(self.settings, alone=False)
         return contextlib.nullcontext()
 
-    def _join(self):
-        """Wait for prepare's threads."""
+    def _join(self, pairs=None):
+        """Wait for prepare's threads, those of these pairs' tasks or all."""
         with self.lock:
-            threads = list(self.starting.values())
+            sources = set(self.starting) if pairs is None else {task.source for task, _ in pairs}
+            threads = [thread for source, thread in self.starting.items() if source in sources]
         for thread in threads:
             thread.join()
         with self.lock:

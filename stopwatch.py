@@ -40,7 +40,13 @@ from roofline import Clock
 from trials import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, reaching, set_failure, set_profile,
                     set_roofline)
 
+BATCHES = 6  # at least, on each side: the least number for a 95 % interval of a median
 LANES = 6  # plain candidates in work at a time: enough that one is always ready to be timed
+
+
+def lanes_of_a_task(settings) -> int:
+    return max(2, LANES // settings["tasks"])
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Timing two lanes against each other
@@ -147,7 +153,7 @@ class Measured:
         self.large = size > 1 << 30  # then little else fits beside it
         self.slots = max(1 if self.large else 2, min(32, (1 << 29) // max(size, 1)))
         self.width, self.limit, self.floor_ms = settings["workers"], None, 0.0
-        self.plain, self.timing = threading.Semaphore(max(2, LANES // settings["tasks"])), threading.Lock()
+        self.plain, self.timing = threading.Semaphore(lanes_of_a_task(settings)), threading.Lock()
         self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below
         self.patience = 0.01  # seconds for clear_cache; see memory_speed
         if self.cuda:
@@ -259,7 +265,7 @@ class Measured:
 
     def start_spare(self, count):
         """Let processes of up to `count` candidates come up: with a GPU that takes longer than a measurement."""
-        while len(self.spare) < min(count, LANES, self.width):
+        while len(self.spare) < min(count, self.width):
             self.spare.append(Lane(self.warm, self.settings, "candidate"))
 
     def guarded(self, code, work, stack, verdict=None, lane=None):
@@ -447,7 +453,7 @@ class Measured:
         reference_lane.drop()  # the last candidate may have failed before its results were fetched
         lane.take_turn(alone=True)
         timing, index = Timing(reference_lane, lane, self.calls, graphs, self.clear_cache), -1
-        while index < 10 or index < 300 and timing.spent < self.settings["measure"]:
+        while index < BATCHES or index < 300 and timing.spent < self.settings["measure"]:
             lane.take_turn()
             seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
             for slot in [call] if graphs else self.calls:  # a graph cannot remember what it has seen

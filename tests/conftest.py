@@ -2,10 +2,10 @@
 replies are scripted, and a sandbox that reads its verdict out of the code."""
 
 import contextlib
-import functools
 import json
 import re
 import sys
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -121,9 +121,13 @@ class Scripted(Backbone):
     asked = None  # (role, prompt text) of every prompt so far
 
     @torch.no_grad()
-    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None, turn=None):
-        completions, options = [], {}  # prompt -> (replies, their ids, their log-probabilities)
-        for prompt in prompts:
+    def stream(self, source, max_new_tokens, temperature=1.0, generator=None, batch_size=None, turn=None):
+        while (new := source(True)) is not None:
+            yield from self.answers(new, max_new_tokens, temperature, generator)
+
+    def answers(self, asked, max_new_tokens, temperature, generator):
+        options = {}  # prompt -> (replies, their ids, their log-probabilities)
+        for key, prompt in asked:
             text = self.tokenizer.decode(prompt)
             self.asked = (self.asked or []) + [(role_of(text), text)]
             if text not in options:
@@ -137,10 +141,17 @@ class Scripted(Backbone):
             else:
                 chosen = torch.multinomial((2 * likely).softmax(0), 1, generator=generator).item()
             finished = ids[chosen][-1] == self.tokenizer.eos_token_id
-            completions.append(
-                Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
-            )
-        return completions
+            yield key, Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
+
+
+def at_once(work, *arguments) -> Future:
+    """What an executor would return, once it is done."""
+    future = Future()
+    try:
+        future.set_result(work(*arguments))
+    except BaseException as error:
+        future.set_exception(error)
+    return future
 
 
 class FakeSandbox:
@@ -156,7 +167,10 @@ class FakeSandbox:
         return contextlib.nullcontext()
 
     def submit(self, pairs):
-        return functools.partial(self.score_pairs, pairs)
+        return at_once(self.score_pairs, pairs)
+
+    def wait(self, futures, block=True):
+        return wait(futures, None if block else 0, FIRST_COMPLETED).done
 
     def score_pairs(self, pairs):
         self.scored += pairs

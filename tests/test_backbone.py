@@ -113,7 +113,7 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31]]
 
 def test_fast_path_equals_the_plain_path_greedily(model):
     fast = model.sample(PROMPTS, 40, temperature=0)
-    plain = model._decode_plain(PROMPTS, 40, 0, None)
+    plain = [model._decode_plain(prompt, 40, 0, None) for prompt in PROMPTS]
     for completion, (tokens, logprobs) in zip(fast, plain):
         assert completion.token_ids == tokens
         assert completion.logprobs == pytest.approx(logprobs, abs=1e-5)

@@ -1,7 +1,6 @@
 """bench.py: what counts as a win, that a run can be interrupted, and that bad input is refused in one line."""
 
 import argparse
-import functools
 import json
 import math
 
@@ -11,6 +10,7 @@ import torch
 import bench
 from backbone import SELECT_TOOL, Completion
 from bench import Attempt, BenchError, Sample
+from conftest import FakeSandbox, at_once
 from sandbox import KernelTime, Verdict
 from skills import Skill, SkillLibrary
 from tasks import Task, builtin_tasks
@@ -140,10 +140,15 @@ class Scripted:
     def next_ids(self, completion, messages, tool=None):
         return self.chat_ids(messages, tool)
 
-    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None, turn=None):
-        self.calls.append((len(prompts), temperature, max_new_tokens))
-        texts = [self.script(*self.seen[prompt[0]], generator) for prompt in prompts]
-        return [Completion(prompt, [1], [0.0], text, True) for prompt, text in zip(prompts, texts)]
+    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None):
+        coming = [list(enumerate(prompts)), None]
+        return [reply for _, reply in self.stream(lambda wait: coming.pop(0), max_new_tokens, temperature, generator)]
+
+    def stream(self, source, max_new_tokens, temperature=1.0, generator=None, turn=None):
+        while (new := source(True)) is not None:
+            self.calls.append((len(new), temperature, max_new_tokens))
+            for key, prompt in new:
+                yield key, Completion(prompt, [1], [0.0], self.script(*self.seen[prompt[0]], generator), True)
 
 
 def by_chance(messages, tool, generator):
@@ -169,7 +174,9 @@ class Scorer:
     turn = None
 
     def submit(self, pairs):
-        return functools.partial(self.score_pairs, pairs)
+        return at_once(self.score_pairs, pairs)
+
+    wait = FakeSandbox.wait
 
     def score_pairs(self, pairs):
         self.lives -= 1

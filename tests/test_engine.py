@@ -1,6 +1,7 @@
 """The rollout engine against its slow twin, and the decode attention against PyTorch's."""
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from backbone import Backbone
-from engine import BLOCK, Engine, Slots
+from engine import BLOCK, Engine, Slots, at_once
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
 
@@ -88,12 +89,12 @@ def model(request, model_folder):
 @pytest.fixture(scope="module")
 def plain(model):
     """What the model's own cache gives greedily for PROMPTS, 60 tokens."""
-    return model._decode_plain(PROMPTS, 60, 0, None)
+    return [model._decode_plain(prompt, 60, 0, None) for prompt in PROMPTS]
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4, 8, 64])
 def test_slots_that_change_hands_give_what_the_plain_path_gives(model, plain, rows):
-    for (tokens, logprobs), (want, want_logprobs) in zip(model.engine.generate(PROMPTS, 60, 0, None, rows), plain):
+    for (tokens, logprobs), (want, want_logprobs) in zip(generate(model, PROMPTS, 60, 0, None, rows), plain):
         assert tokens == want
         assert logprobs == pytest.approx(want_logprobs, abs=1e-5)
 
@@ -101,19 +102,19 @@ def test_slots_that_change_hands_give_what_the_plain_path_gives(model, plain, ro
 def test_calls_do_not_see_what_earlier_ones_have_left(model, plain):
     """One after the other, in slots that are kept on a GPU: more sequences, fewer, and some that shrink on the way."""
     for count, limit in ((8, 60), (1, 60), (5, 20), (8, 60), (3, 60)):
-        for (tokens, _), (want, _) in zip(model.engine.generate(PROMPTS[:count], limit, 0, None, 64), plain):
+        for (tokens, _), (want, _) in zip(generate(model, PROMPTS[:count], limit, 0, None, 64), plain):
             assert tokens == want[:limit]
 
 
 @pytest.mark.parametrize("limit", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
 def test_every_limit_is_kept(model, plain, limit):
-    for (tokens, _), (want, _) in zip(model.engine.generate(PROMPTS, limit, 0, None, 4), plain):
+    for (tokens, _), (want, _) in zip(generate(model, PROMPTS, limit, 0, None, 4), plain):
         assert tokens == want[:limit]
 
 
 def test_nothing_to_write(model):
-    assert model.engine.generate([], 10, 1.0, None) == []
-    assert model.engine.generate([[5], [6]], 0, 1.0, None) == [([], []), ([], [])]
+    assert generate(model, [], 10, 1.0, None) == []
+    assert generate(model, [[5], [6]], 0, 1.0, None) == [([], []), ([], [])]
 
 
 def test_finished_sequences_are_replaced_before_the_others_end(model, monkeypatch):
@@ -122,7 +123,7 @@ def test_finished_sequences_are_replaced_before_the_others_end(model, monkeypatc
     admit = Engine._admit
     monkeypatch.setattr(Engine, "_admit", lambda self, slots, rows, *rest: (admitted.append(list(rows)),
                                                                              admit(self, slots, rows, *rest)))
-    ended = [len(tokens) for tokens, _ in model.engine.generate(PROMPTS, 40, 1.0, generator_for(model), 4)]
+    ended = [len(tokens) for tokens, _ in generate(model, PROMPTS, 40, 1.0, generator_for(model), 4)]
     assert admitted[0] == [0, 1, 2, 3] and sum(map(len, admitted)) == len(PROMPTS)
     assert all(1 <= length <= 40 for length in ended)
 
@@ -141,15 +142,15 @@ def test_a_prompt_is_held_once_for_all_its_replies(model, plain, monkeypatch):
         step(slots, *rest)
 
     monkeypatch.setattr(Slots, "step", watched)
-    replies = model.engine.generate(prompts, 60, 0, None, 8)
+    replies = generate(model, prompts, 60, 0, None, 8)
     assert [tokens for tokens, _ in replies] == [plain[i % 3][0] for i in range(12)]
     assert all(whole and 1 <= count <= 4 for count, whole in seen), seen  # twice while one is read for later replies
 
 
 def test_sampling_is_a_function_of_the_generator(model):
-    first = model.engine.generate(PROMPTS, 30, 1.0, generator_for(model), 4)
-    assert first == model.engine.generate(PROMPTS, 30, 1.0, generator_for(model), 4)
-    assert first != model.engine.generate(PROMPTS, 30, 1.0, generator_for(model, 8), 4)
+    first = generate(model, PROMPTS, 30, 1.0, generator_for(model), 4)
+    assert first == generate(model, PROMPTS, 30, 1.0, generator_for(model), 4)
+    assert first != generate(model, PROMPTS, 30, 1.0, generator_for(model, 8), 4)
 
 
 def test_sampled_logprobs_are_the_trainers(model):
@@ -170,7 +171,7 @@ def test_a_big_cache_is_given_back(model, monkeypatch):
     if model.engine.cuda:
         before = torch.cuda.memory_reserved()
         monkeypatch.setattr("engine.SPARE", 1 << 60)  # more than there is: given back at the end of every call
-        model.engine.generate([[5] * 20000], 20, 0, None)  # a cache of 10 MB
+        generate(model, [[5] * 20000], 20, 0, None)  # a cache of 10 MB
         assert model.engine.slots is None and torch.cuda.memory_reserved() <= before
 
 
@@ -178,13 +179,52 @@ def test_a_kept_slot_that_changes_hands_forgets_its_text(model, plain, monkeypat
     monkeypatch.setattr(model.engine, "slots", None)
     monkeypatch.setattr(model.engine, "keeps", True)
     for _ in range(2):
-        for (tokens, _), (want, _) in zip(model.engine.generate(PROMPTS, 60, 0, None, 3), plain):
+        for (tokens, _), (want, _) in zip(generate(model, PROMPTS, 60, 0, None, 3), plain):
             assert tokens == want
 
 
+class Conversations:
+    """A source of prompts for the engine: the next turn of a conversation comes a while after its last reply."""
+
+    def __init__(self, model, prompts, turns, seed):
+        self.model, self.turns, self.chance = model, turns, random.Random(seed)
+        self.coming = [(i, 0, prompt) for i, prompt in enumerate(prompts)]  # (conversation, turn, prompt)
+        self.prompts, self.talks, self.left = {}, [[] for _ in prompts], len(prompts) * turns
+
+    def source(self, wait):
+        if not self.left:
+            return None
+        now = [one for one in self.coming if one[1] == 0 or self.chance.random() < 0.4] or self.coming[:wait]
+        self.coming = [one for one in self.coming if one not in now]
+        self.prompts.update({(i, turn): prompt for i, turn, prompt in now})
+        return [((i, turn), prompt) for i, turn, prompt in now]
+
+    def hold(self, *rest):
+        for (i, turn), tokens, logprobs in self.model.engine.stream(self.source, *rest):
+            prompt = self.prompts[i, turn]
+            self.talks[i].append((prompt, tokens, logprobs))
+            self.left -= 1
+            if turn + 1 < self.turns:
+                self.coming.append((i, turn + 1, prompt + tokens + [11 + turn] * 20))
+        return self.talks
+
+
+@pytest.mark.parametrize("rows, keeps", [(64, True), (3, True), (64, None), (3, None)])
+def test_conversations_at_their_own_pace(model, rows, keeps, monkeypatch):
+    """Their histories outgrow the first slots, of which there may be too few; every reply is the plain path's."""
+    monkeypatch.setattr(model.engine, "slots", None)
+    monkeypatch.setattr(model.engine, "keeps", model.engine.keeps if keeps is None else keeps)
+    prompts = [prompt * 12 for prompt in PROMPTS[:5]] + [prompt * 11 for prompt in PROMPTS]
+    talks = Conversations(model, prompts, 3, seed=rows).hold(30, 0, None, rows)
+    assert [len(talk) for talk in talks] == [3] * len(prompts)
+    for talk in talks:
+        for prompt, tokens, logprobs in talk:
+            want, want_logprobs = model._decode_plain(prompt, 30, 0, None)
+            assert tokens == want
+            assert logprobs == pytest.approx(want_logprobs, abs=1e-4)
+
+
 def test_a_later_turn_reads_only_what_is_new(model, monkeypatch):
-    """Two batches take turns, as the halves of a step's tasks do; their histories outgrow the first slots."""
-    model.release()
     monkeypatch.setattr(model.engine, "slots", None)
     monkeypatch.setattr(model.engine, "keeps", True)
     read, whole = [], []
@@ -194,28 +234,26 @@ def test_a_later_turn_reads_only_what_is_new(model, monkeypatch):
         reads(slots, rows, prompts))[1])
     monkeypatch.setattr(Engine, "_prefill", lambda self, prompts: (whole.extend(map(len, prompts)),
                                                                    prefill(self, prompts))[1])
-    batches = [[prompt * 12 for prompt in PROMPTS[:5]], [prompt * 11 for prompt in PROMPTS]]
-    for turn in range(3):
-        for batch in batches:
-            read.clear(), whole.clear()
-            replies = model.engine.generate(batch, 30, 0, None)
-            if turn:
-                assert len(read) == len(batch) and max(read) <= 21 and not whole
-            else:
-                assert not read and whole
-            batch[:] = [prompt + tokens + [11 + turn] * 20 for prompt, (tokens, _) in zip(batch, replies)]
-            if turn == 2:
-                batch.pop(1)  # a rollout has ended
-    last = [model.engine.generate(batch, 30, 0, None) for batch in batches]
-    with torch.no_grad():
-        next(model.model.parameters()).add_(0)  # an update
-    read.clear()
-    again = [model.engine.generate(batch, 30, 0, None) for batch in batches]
-    assert not read
-    for one, two in zip(last[0] + last[1], again[0] + again[1]):
-        assert one[0] == two[0]
-        assert torch.allclose(torch.tensor(one[1]), torch.tensor(two[1]), atol=1e-4)
+    prompts = [prompt * 12 for prompt in PROMPTS[:5]] + [prompt * 11 for prompt in PROMPTS]
+    talks = Conversations(model, prompts, 3, seed=1).hold(30, 0, None)
+    assert len(read) == 2 * len(prompts) and max(read) <= 21 and len(whole) == len({tuple(p) for p in prompts})
+    for updated in (False, True):
+        later = [prompt + tokens + [15] * 5 for prompt, tokens, _ in (talk[-1] for talk in talks)]
+        if updated:
+            with torch.no_grad():
+                next(model.model.parameters()).add_(0)
+        read.clear()
+        replies = generate(model, later, 30, 0, None)
+        assert len(read) == (0 if updated else len(later))
+        for talk, prompt, (tokens, logprobs) in zip(talks, later, replies):
+            assert tokens == model._decode_plain(prompt, 30, 0, None)[0]
+            talk.append((prompt, tokens, logprobs))
 
 
 def generator_for(model, seed=7):
     return torch.Generator(model.device).manual_seed(seed)
+
+
+def generate(model, prompts, *rest):
+    replies = {i: (tokens, logprobs) for i, tokens, logprobs in model.engine.stream(at_once(prompts), *rest)}
+    return [replies[i] for i in range(len(prompts))]

@@ -1,6 +1,7 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
 
 import json
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -171,22 +172,37 @@ def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
     assert "more than" in never.turns[0].verdict.error and not never.turns[0].verdict.correct
 
 
-def test_on_a_gpu_half_of_the_tasks_is_written_while_the_other_half_is_judged(scripted):
+def test_on_a_gpu_tasks_go_through_their_turns_independently(scripted):
+    """The sandbox judges the kernels of task2 first, whatever else it has, those of task0 last."""
     events = []
 
-    class Slow(FakeSandbox):
+    class Partial(FakeSandbox):
         def submit(self, pairs):
-            events.append(("handed in", {task.name for task, _ in pairs}))
-            return lambda: events.append(("waited for", {task.name for task, _ in pairs})) or self.score_pairs(pairs)
+            events.append(("handed in", pairs[0][0].name))
+            assert {task.name for task, _ in pairs} == {pairs[0][0].name} and len(pairs) == 2
+            future = Future()
+            future.pairs = pairs
+            return future
+
+        def wait(self, futures, block=True):
+            if not block or all(future.done() for future in futures):
+                return super().wait(futures, block)
+            future = max(futures, key=lambda future: future.pairs[0][0].name)
+            events.append(("judged", future.pairs[0][0].name))
+            future.set_result(self.score_pairs(future.pairs))
+            return {future}
+
+        def prepare(self, tasks):
+            events.append(("prepared", tasks[0].name))
 
     scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
     jobs = [(make_task(i), ()) for i in range(3) for _ in range(2)]
-    done = rollout(scripted, Slow("cuda"), jobs, 2, 400)
+    done = rollout(scripted, Partial("cuda"), jobs, 2, 400)
     assert [trajectory.task.name for trajectory in done] == ["task0", "task0", "task1", "task1", "task2", "task2"]
     assert all([turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0] for trajectory in done)
-    one, two = {"task0"}, {"task1", "task2"}
-    assert events == [("handed in", one), ("handed in", two), ("waited for", one), ("handed in", one),
-                      ("waited for", two), ("handed in", two), ("waited for", one), ("waited for", two)]
+    names = ["task0", "task1", "task2"]
+    assert events == [("prepared", name) for name in names] + [("handed in", name) for name in names] + [
+        (what, name) for name in reversed(names) for what in ("judged", "prepared", "handed in", "judged")]
 
 
 def test_greedy_rollouts_need_no_generator_and_repeat(model):

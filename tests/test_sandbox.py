@@ -381,9 +381,9 @@ def test_a_verdict_that_is_forgotten_while_a_call_waits_is_given_all_the_same():
         box.verdicts[PLAIN.source, "known"] = Verdict(error="known")
         box.verdicts.update({("", str(i)): Verdict() for i in range(9999)})
         first = box.submit([(PLAIN, "known"), (PLAIN, slow)])
-        assert box.submit([(other, other.source.replace("Model(", "ModelNew("))])()[0].compiled
+        assert box.submit([(other, other.source.replace("Model(", "ModelNew("))]).result()[0].compiled
         assert (PLAIN.source, "known") not in box.verdicts  # the second call is done before the first
-        assert [verdict.error for verdict in first()] == ["known", None]
+        assert [verdict.error for verdict in first.result()] == ["known", None]
 
 
 def test_a_candidate_that_hangs_or_dawdles_does_not_keep_others_from_being_timed():

@@ -488,9 +488,8 @@ class Engine:
         elif not self.cuda and (len(busy) > count or not waiting and len(busy) <= 0.8 * count):
             count = len(busy)
         first = list(range(count))
-        if count < len(owner):
-            idle = sorted(set(range(len(owner))) - set(busy))
-            first = sorted(busy + idle[:count - len(busy)])
+        if count < len(owner) and not self.cuda:
+            first = sorted(busy)
         else:  # those in use stay where they are
             outside, inside = [row for row in busy if row >= count], set(busy)
             for place, row in zip([row for row in first if row not in inside], outside):

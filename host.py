@@ -246,7 +246,7 @@ class Host:
         self.synchronize()
 
     def go(self, calls, repeat):
-        """The timed order: run the calls, keep their results, return when the GPU is done."""
+        """The timed order: run the calls, keep their results, end when the GPU is done."""
         if self.graph is not None:
             for _ in range(repeat):
                 self.graph.replay()
@@ -302,14 +302,20 @@ class Host:
                 send(sock, {})
                 watch(sock, 0.1)  # awake: waking up would take as long as a kernel
                 sock.recv(1)
-            try:
-                answer = getattr(self, name)(**order)
-            except BaseException as error:  # SystemExit included: the verdict says what happened
-                text, line = self.describe(error, self.path, self.code)
-                if "nvmlInit" in text:  # PyTorch stumbles over its own report of what happened
-                    text = "OutOfMemoryError: more GPU memory than a candidate may take"
-                refused = re.search("Compilation|OutOfResources|PTXAS|Unsupported", type(error).__name__)
-                answer = {"failed": "compile" if refused else self.stage, "error": text, "line": line}
+                call = order.pop("call")
+            answer = self.obey(name, order)
             if name == "go":
                 sock.send(b"!")
+                if call is not None and not answer:
+                    answer = self.obey("collect", {"call": call})
             send(sock, answer)
+
+    def obey(self, name, order):
+        try:
+            return getattr(self, name)(**order)
+        except BaseException as error:  # SystemExit included: the verdict says what happened
+            text, line = self.describe(error, self.path, self.code)
+            if "nvmlInit" in text:  # PyTorch stumbles over its own report of what happened
+                text = "OutOfMemoryError: more GPU memory than a candidate may take"
+            refused = re.search("Compilation|OutOfResources|PTXAS|Unsupported", type(error).__name__)
+            return {"failed": "compile" if refused else self.stage, "error": text, "line": line}

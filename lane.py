@@ -187,7 +187,7 @@ class Lane:
         out_places, out_size = plan(expected)
         self.slots, handles = None, None
         if self.device.type == "cuda":
-            sizes = [max(total, SMALLEST) for total in (max(size, ALIGN) * slots, out_size)]
+            sizes = [1 << (max(total, SMALLEST) - 1).bit_length() for total in (max(size, ALIGN) * slots, out_size)]
             self.arenas = arenas
             self.give_arena()
             with Lane.choosing:
@@ -230,8 +230,8 @@ class Lane:
         if self.slots is None:
             return []
         tensors = [(i, x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        return [i for (i, x), place in zip(tensors, self.slots[slot])
-                if not torch.equal(dense(x), dense(place))]
+        differ = [(dense(x) != dense(place)).any() for (_, x), place in zip(tensors, self.slots[slot])]
+        return [i for (i, _), yes in zip(tensors, torch.stack(differ).tolist() if differ else ()) if yes]
 
     def results(self, answer):
         """The leaves of an output: private copies of tensors, or the name of a type where one is no tensor."""
@@ -257,7 +257,6 @@ class Lane:
                 out.fill_(float("nan"))
             elif out.dtype != torch.bool:
                 out.fill_(torch.iinfo(out.dtype).max // 3)
-        self.finish()
 
     def finish(self):
         if self.device.type == "cuda":
@@ -266,6 +265,7 @@ class Lane:
     def forward(self, slot, seed, perturb=False, mute=()):
         """One checked call. While it compiles a kernel, a shared turn at the GPU is given to others."""
         self.poison()
+        self.finish()
         polite = self.shared.had
         answer = self.shared_order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute), polite=polite)
         while polite and "compiling" in answer:
@@ -277,12 +277,14 @@ class Lane:
             answer = self.shared_order("go on")
         return self.results(answer)
 
-    def go(self, calls, seed=0, repeat=1):
-        """Seconds from the starting signal to the host's that the GPU has finished."""
-        self.order("go", calls=calls, seed=seed, repeat=repeat)  # its answer: ready
+    def go(self, calls, seed=0, repeat=1, call=None):
+        """(seconds from the starting signal to the host's that the GPU has finished, what it answered after that).
+
+        call: which call's output is to be handed over then, see `results`.
+        """
+        self.order("go", calls=calls, seed=seed, repeat=repeat, call=call)  # its answer: ready
         seconds = self.child.start_and_stop(self.until())
-        self.checked(receive(self.child.sock, self.until()))
-        return seconds
+        return seconds, self.checked(receive(self.child.sock, self.until()))
 
     def drop(self):
         """Drop the results of timed calls; those of a graph stay in their place."""
@@ -293,14 +295,14 @@ class Lane:
         """Seconds of the quickest of three batches; their results are dropped."""
         seconds = []
         for _ in range(3):
-            seconds.append(self.go(calls))
+            seconds.append(self.go(calls)[0])
             self.drop()
         return min(seconds)
 
     def overhead(self):
         """Seconds that a batch without calls takes. Asked of the reference only: a candidate might dawdle."""
         if self.empty is None:
-            self.empty = min(self.go([], repeat=0) for _ in range(9))
+            self.empty = min(self.go([], repeat=0)[0] for _ in range(9))
         return self.empty
 
     def repetitions(self, calls):
@@ -315,12 +317,10 @@ class Lane:
         return self.captured
 
     def collect(self, call):
-        """(leaves of the call's output, seconds that handing them over took)."""
-        self.poison()
+        """(seconds that handing over the call's output takes, the answer); the outputs must have been poisoned."""
         began = time.perf_counter()
         answer = self.order("collect", call=call)
-        seconds = time.perf_counter() - began
-        return self.results(answer), seconds
+        return time.perf_counter() - began, answer
 
     def forget(self) -> bool:
         """Have the process forget its model. Returns whether it is as good as new for the next one."""

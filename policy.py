@@ -104,7 +104,11 @@ class Play:
         self.model, self.sandbox, self.trajectories, self.turns = model, sandbox, trajectories, turns
         self.limit, self.turn = limit or float("inf"), 0
         self.messages = [policy_messages(trajectory.task, trajectory.skills) for trajectory in trajectories]
-        self.prompts = [model.chat_ids(history) for history in self.messages]
+        first = {}  # rollouts of a scheme begin with the same prompt
+        for trajectory, history in zip(trajectories, self.messages):
+            if (trajectory.task, trajectory.skills) not in first:
+                first[trajectory.task, trajectory.skills] = model.chat_ids(history)
+        self.prompts = [first[trajectory.task, trajectory.skills] for trajectory in trajectories]
         self.replies, self.alive = {}, []  # of this turn, by rollout; rollouts that take part in it
         for i, prompt in enumerate(self.prompts):
             if len(prompt) <= self.limit:

@@ -61,7 +61,7 @@ from tasks import TaskError, load_task
 from trials import KernelTime, Reference, Verdict, describe, identical, load_module, numbered, other_shapes
 
 KEPT = 16  # references that stand side by side on a GPU, memory permitting
-HOARD = 4 << 30  # bytes of GPU memory with which a scorer does not take on another task
+HOARD = 6 << 30  # bytes of GPU memory with which a scorer does not take on another task
 BORDER = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected", "error")
 
 
@@ -187,7 +187,8 @@ def scorer(sock, warm, settings):
         except TaskError as error:
             send(sock, {"unusable": str(error)})
             return
-        send(sock, {"unusable": None, "large": measured is not None and measured.large})
+        send(sock, {"unusable": None, "large": measured is not None and measured.large,
+                    "weight": (measured and measured.limit) or 0})
         shapes = []  # see generalise
         while "codes" in (order := receive(sock)):
             judge(order, sock, job, reference, measured, warm, settings, shapes)
@@ -297,6 +298,7 @@ class Sandbox:
         self.idle = OrderedDict()  # source -> scorer whose reference stands, of the measured clock; see _rest
         self.scorers = []  # of the measured clock, some of them ended
         self.large = set()  # sources of tasks whose references are not kept
+        self.round = 0  # see prepare
         self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
         self.at_work = threading.Semaphore(self.workers if clock == "modelled" else tasks)  # candidates, or tasks
@@ -311,16 +313,17 @@ class Sandbox:
         """While candidates of these tasks are being written, one for each entry, start what judging them will take.
 
         That is every task's reference, and the candidates' processes: to come up takes them longer than a measurement.
-        Only for the measured clock, and where references of several tasks may stand side by side.
+        Only for the measured clock, and where references of several tasks may stand side by side. Several tasks are
+        taken to be a new round: the scorers of earlier ones' tasks can be had for them.
         """
         tasks = [task for task in tasks if task.source not in self.large]
         counts = Counter(task.source for task in tasks)
 
-        def start(task, before):
+        def start(task, before, child):
             if before is not None:
                 before.join()
             with self.lock:
-                child = self.idle.pop(task.source, None)
+                child = child or self.idle.pop(task.source, None)
             try:
                 child = child or self._start_scorer(task)
                 spare = min(counts[task.source], stopwatch.lanes_of_a_task(self.settings))
@@ -333,11 +336,13 @@ class Sandbox:
                 self._rest(task.source, child)
 
         if self.settings["clock"] == "measured" and self.settings["tasks"] > 1 and len(counts) <= KEPT:
-            for task in {task.source: task for task in tasks}.values():
-                with self.lock:
-                    before = self.starting.get(task.source)
-                    self.starting[task.source] = threading.Thread(target=start, args=(task, before), daemon=True)
-                    self.starting[task.source].start()
+            with self.lock:
+                self.round += len(counts) > 1
+                standing = {source: self.idle.pop(source, None) for source in counts}
+                for source, task in {task.source: task for task in tasks}.items():
+                    work = task, self.starting.get(source), standing[source]
+                    self.starting[source] = threading.Thread(target=start, args=work, daemon=True)
+                    self.starting[source].start()
 
     def score_pairs(self, pairs):
         """Verdicts for (task, code) pairs of any number of tasks, in their order; exactly one each.
@@ -430,10 +435,12 @@ class Sandbox:
             return child.close(wait=True)
         if source in self.idle:  # two have been at work for it
             return child.close()
-        self.idle[source] = child
+        self.idle[source], child.round = child, self.round
         most = 0 if self.settings["clock"] == "modelled" else KEPT
         while (crowded := len(self.idle) > 1 and self._crowded()) or len(self.idle) > most:
-            self.idle.popitem(last=False)[1].close(wait=crowded)
+            oldest = next(iter(self.idle))
+            source = max(self.idle, key=lambda source: self.idle[source].weight) if crowded else oldest
+            self.idle.pop(source).close(wait=crowded)
 
     def _end_idle(self, wait=False):
         children = [self.idle.popitem()[1] for _ in range(len(self.idle))]
@@ -444,7 +451,7 @@ class Sandbox:
 
     def _crowded(self):
         free, total = torch.cuda.mem_get_info(self.device) if self.device != "cpu" else (1, 1)
-        return free < total / 4
+        return free < total / 8
 
     def _judge(self, child, task, codes):
         """Verdicts through a scorer, started where there is none. Returns (scorer or None, {code: verdict})."""
@@ -493,7 +500,7 @@ class Sandbox:
                     self.scorers = [one for one in self.scorers if one.life is not None and one is not child] + [child]
                 answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
                 if not answer["unusable"]:
-                    child.large = answer["large"]
+                    child.large, child.weight = answer["large"], answer["weight"]
                     if child.large:
                         with self.lock:
                             self._end_idle(wait=True)
@@ -524,14 +531,17 @@ class Sandbox:
         raise TaskError(why)
 
     def _free_scorer(self, task):
-        """The scorer that has been idle for longest, if there is no room for one more and it can go on; else None.
+        """The scorer that has been idle for longest, if it can go on with another task; else None.
 
-        It runs the tasks' code, so neither may leave anything behind (plain.py). self.lock is held.
+        Its task must be of an earlier round (see prepare), unless there is no room for one more scorer. It runs the
+        tasks' code, so neither may leave anything behind (plain.py). self.lock is held.
         """
         standing = sum(child.life is not None for child in self.scorers)
         full = standing >= KEPT or self.idle and self._crowded()
         able = is_plain(task.source) and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
-        return self.idle.pop(next(filter(is_plain, self.idle), None), None) if full and able else None
+        free = [source for source, child in self.idle.items() if able and is_plain(source)
+                and (full or child.round < self.round)]
+        return self.idle.pop(free[0]) if free else None
 
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""

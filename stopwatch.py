@@ -11,8 +11,8 @@ cannot be captured, is timed as it runs, host and all; then so is the reference.
 
     a captured graph is a fixed program: what it works on is written afterwards, and no Python of the candidate runs;
     the scorer reads its own clock: from the starting signal until the host's that the GPU has finished;
-    which call's output is checked is decided afterwards. Without a graph, all inputs are fresh for every batch, and
-    handing the output over is timed as well, so that work left for later shows up as a slow hand-over;
+    an output of every batch is checked, on inputs that are new. Without a graph all inputs are new, which call's it is
+    is decided afterwards, and handing it over is timed, so that work left for later shows up as a slow hand-over;
     the shared memory holds inputs and outputs of this host only: no expected value is ever in its reach.
 
 A candidate that dawdles in a check is not waited for, and may compute while another one is timed: both sides of that
@@ -61,21 +61,27 @@ class Timing:
 
     def __init__(self, reference, candidate, calls, graphs, clear_cache):
         """graphs: have the calls been captured? Then a batch repeats them until it is long enough to be timed well."""
-        self.lanes, self.calls, self.clear_cache = (reference, candidate), calls, clear_cache
+        self.lanes, self.calls, self.graphs, self.clear_cache = (reference, candidate), calls, graphs, clear_cache
         self.seconds, self.handing, self.waited = ([], []), ([], []), []
         self.spent = 0.0  # seconds
         self.overhead = reference.overhead()
         self.repeat = [lane.repetitions(calls) if graphs else 1 for lane in self.lanes]
 
-    def batch(self, index, seed):
-        """Time one batch on both; the inputs must have been put. Leaves the results with the hosts."""
-        began = time.monotonic()
+    def batch(self, index, seed, call):
+        """Time one batch on both; the inputs must have been put. Returns both hosts' answers with the call's output."""
+        began, answers = time.monotonic(), [None, None]
         for which in (0, 1) if index % 2 else (1, 0):
             self.waited.append(self.clear_cache())
-            seconds = self.lanes[which].go(self.calls, seed, self.repeat[which]) - self.overhead
+            seconds, answers[which] = self.lanes[which].go(self.calls, seed, self.repeat[which],
+                                                           call if self.graphs else None)
             if index >= 0:  # before that, it was for warming up
-                self.seconds[which].append(max(seconds, 1e-7) / len(self.calls) / self.repeat[which])
+                self.seconds[which].append(max(seconds - self.overhead, 1e-7) / len(self.calls) / self.repeat[which])
         self.spent += time.monotonic() - began
+        if not self.graphs:
+            for which, lane in enumerate(self.lanes):
+                seconds, answers[which] = lane.collect(call)
+                self.handing[which].append(seconds)
+        return answers
 
     def late(self):
         """Did handing a result over take so much longer than the reference's that it must have been computed then?"""
@@ -151,7 +157,7 @@ class Measured:
         self.output_bytes = bytes_in(self.first.expected)
         size = bytes_in(self.first.inputs) + self.output_bytes
         self.large = size > 1 << 30  # then little else fits beside it
-        self.slots = max(1 if self.large else 2, min(32, (1 << 29) // max(size, 1)))
+        self.slots = max(1 if self.large else 2, min(32, (1 << 28) // max(size, 1)))
         self.width, self.limit, self.floor_ms = settings["workers"], None, 0.0
         self.plain, self.timing = threading.Semaphore(lanes_of_a_task(settings)), threading.Lock()
         self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below
@@ -460,17 +466,15 @@ class Measured:
                 inputs = self.reference.draw("timed", seed, slot)
                 reference_lane.put(slot, inputs)
                 lane.put(slot, inputs)
+            reference_lane.poison()
+            lane.poison()
             lane.finish()
             lane.take_turn(alone=True)
-            timing.batch(index, seed)
-            if graphs:  # else handing over is timed as well
-                lane.take_turn()
-            (expected, mine), (got, theirs) = reference_lane.collect(call), lane.collect(call)
-            timing.handing[0].append(mine)
-            timing.handing[1].append(theirs)
+            answers = timing.batch(index, seed, call)
             lane.take_turn()
-            for one in (reference_lane, lane):
-                one.drop()
+            expected, got = reference_lane.results(answers[0]), lane.results(answers[1])
+            reference_lane.drop()
+            lane.drop()
             if compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4):
                 verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
                 return False

@@ -444,9 +444,10 @@ def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in
     assert len(other - third) >= 4 and len(last - other) >= 4, seen
 
 
-def test_scorers_that_are_asked_for_at_the_same_time_are_not_more_than_may_stand(monkeypatch):
-    """As at the beginning of a training step: as many tasks as before, and none of them known."""
-    monkeypatch.setattr(sandbox_module, "KEPT", 3)
+@pytest.mark.parametrize("kept", [3, 16])
+def test_scorers_go_on_with_the_next_rounds_tasks(kept, monkeypatch):
+    """As at the beginning of a training step: as many tasks as before, and none of them known. KEPT may stand."""
+    monkeypatch.setattr(sandbox_module, "KEPT", kept)
     source = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n").replace("ModelNew", "Model")
     tasks = [Task(f"task {i}", 0, source.replace("x * 2.0", f"x * {i}.0")) for i in range(3, 12)]
     seen = []
@@ -494,12 +495,12 @@ def test_a_candidate_that_dawdles_when_there_is_nothing_to_do_gains_nothing():
             self.captured, self.repeat, self.empty = True, None, None
             self.call, self.nothing = call, nothing
 
-        def go(self, calls, seed=0, repeat=1):
-            return self.nothing + self.call * len(calls) * repeat
+        def go(self, calls, seed=0, repeat=1, call=None):
+            return self.nothing + self.call * len(calls) * repeat, {"call": call}
 
     timing = Timing(Clocked(1e-4, 3e-5), Clocked(5e-5, 2e-3), [0, 1], True, lambda: False)
     for index in range(-1, 10):
-        timing.batch(index, seed=0)
+        assert timing.batch(index, seed=0, call=1) == [{"call": 1}, {"call": 1}]
     reference, candidate, low, disturbed = timing.summary()
     assert reference == pytest.approx(0.1, rel=1e-3) and len(timing.seconds[1]) == 10
     assert candidate > 0.05 and low < 2 and not disturbed

@@ -34,7 +34,8 @@ from transformers import DynamicCache
 
 from attention import append, fused_rotation, shape_of_cache
 
-BLOCK = 16  # tokens that are written between two looks at which sequences are finished
+BLOCK = 16  # tokens that are written between two looks at which sequences are finished, at most
+POLITE = 4  # tokens after which somebody who waits to have the GPU alone gets it
 SMALL = 1 / 16  # of the GPU's memory: a cache of this size is in nobody's way
 SPARE = 40 << 30  # bytes that stay free for the sandbox between calls; otherwise the cache is given back at once
 PREFILL = 32768  # most prompt tokens, padding included, in one forward on a GPU
@@ -371,7 +372,7 @@ class Engine:
                 break
             if not any(owner) and not waiting:
                 continue
-            with turn():
+            with turn() as mine:
                 if not any(owner):
                     slots = self._make_slots(waiting, limit, max_new_tokens, turn is not contextlib.nullcontext)
                     owner, draws = [None] * slots.count, generator
@@ -385,7 +386,11 @@ class Engine:
                     self._admit(slots, fresh, prompts, max_new_tokens, temperature, draws)
                 left = max(max_new_tokens - len(reply.tokens) for reply in owner if reply)
                 written = [(slots.token.clone(), slots.logprob.clone())]
-                for _ in range(min(BLOCK, left) - bool(fresh)):
+                for step in range(min(BLOCK, left) - bool(fresh)):
+                    if mine is not None and step and step % POLITE == 0:
+                        self._synchronize()
+                        if mine.wanted():
+                            break
                     slots.step(self.head, temperature, draws)
                     written.append((slots.token.clone(), slots.logprob.clone()))
                 tokens, logprobs = (torch.stack(column)[:, :slots.count].T.tolist() for column in zip(*written))
@@ -481,10 +486,12 @@ class Engine:
         unused = iter(others)
         rows = [found[i] if i in found else next(unused) for i in range(len(begin))]
         # On a CPU every row costs. On a GPU the weights' reading does, which one row pays for as well as 64 do, and
-        # every other number of rows needs a graph of its own.
+        # every other number of rows needs a graph of its own. (In float32 cuBLAS multiplies 8 or 16 rows more slowly
+        # than 32.)
         busy, count = [*alive, *rows], len(owner)
         if self.cuda and not count / 4 < len(busy) <= count:
-            count = min(triton.next_power_of_2(len(busy)), slots.rows)
+            count = triton.next_power_of_2(len(busy))
+            count = min(32 if 4 < count < 32 else count, slots.rows)
         elif not self.cuda and (len(busy) > count or not waiting and len(busy) <= 0.8 * count):
             count = len(busy)
         first = list(range(count))

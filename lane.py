@@ -67,6 +67,15 @@ class Turn:
                 self.had, self.files = True, files.pop_all()
         return time.monotonic() - began
 
+    def wanted(self) -> bool:
+        """Does anybody wait to have the GPU alone?"""
+        try:
+            with open(self.paths[0], "w") as gate:
+                fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+
     def give(self):
         """Let others have it; nothing happens if it has been given already."""
         if self.had:

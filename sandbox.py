@@ -267,7 +267,8 @@ class Sandbox:
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
     baseline   "eager", or "compile" to measure against torch.compile of the reference
     shapes     check a correct candidate on so many randomly rescaled shapes of the task, too (Verdict.generalises)
-    measure    seconds of timing for each candidate with the measured clock; at least 6 batches of calls on each side
+    measure    seconds of timing for each candidate with the measured clock, up to four times as long where something
+               disturbs it; at least 6 batches of calls on each side
     require_kernel  reject a candidate without a kernel of its own
     remember   keep verdicts, so that an identical candidate of a task is scored once in the life of the sandbox
     clock      "modelled" or "measured", where it should not follow from the device
@@ -411,7 +412,10 @@ class Sandbox:
         return wait(futures, None if block else 0, FIRST_COMPLETED).done
 
     def turn(self):
-        """A context within which the GPU may be used beside the sandbox: nothing is being timed then."""
+        """A context within which the GPU may be used beside the sandbox: nothing is being timed then.
+
+        Its value is None, or says whether anybody waits for the context's end: lane.Turn.wanted().
+        """
         if self.settings["clock"] == "measured":
             return Turn(self.settings, alone=False)
         return contextlib.nullcontext()

@@ -83,6 +83,13 @@ class Timing:
                 self.handing[which].append(seconds)
         return answers
 
+    def enough(self, measure) -> bool:
+        """Have there been BATCHES of them, for `measure` seconds, or four times as long if something disturbs them?"""
+        count = len(self.seconds[0])
+        if count < BATCHES or self.spent < measure and count < 300:
+            return False
+        return self.spent > 4 * measure or count >= 300 or not self.summary()[3]
+
     def late(self):
         """Did handing a result over take so much longer than the reference's that it must have been computed then?"""
         mine, theirs = map(statistics.median, self.handing)
@@ -459,7 +466,7 @@ class Measured:
         reference_lane.drop()  # the last candidate may have failed before its results were fetched
         lane.take_turn(alone=True)
         timing, index = Timing(reference_lane, lane, self.calls, graphs, self.clear_cache), -1
-        while index < BATCHES or index < 300 and timing.spent < self.settings["measure"]:
+        while not timing.enough(self.settings["measure"]):
             lane.take_turn()
             seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
             for slot in [call] if graphs else self.calls:  # a graph cannot remember what it has seen

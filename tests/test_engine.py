@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backbone import Backbone
-from engine import BLOCK, Engine, Slots, at_once
+from engine import BLOCK, POLITE, Engine, Slots, at_once
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
 
@@ -145,6 +145,33 @@ def test_a_prompt_is_held_once_for_all_its_replies(model, plain, monkeypatch):
     replies = generate(model, prompts, 60, 0, None, 8)
     assert [tokens for tokens, _ in replies] == [plain[i % 3][0] for i in range(12)]
     assert all(whole and 1 <= count <= 4 for count, whole in seen), seen  # twice while one is read for later replies
+
+
+def test_a_turn_ends_early_where_somebody_waits_for_its_end(model, plain):
+    held = []
+
+    class Turn:
+        def __enter__(self):
+            held.append(0)
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def wanted(self):
+            return len(held) % 2 == 0  # at the end of every second turn
+
+    step = Slots.step
+
+    def counted(*arguments):
+        held[-1] += 1
+        step(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slots, "step", counted)
+        replies = generate(model, PROMPTS, 60, 0, None, 8, Turn)
+    assert [tokens for tokens, _ in replies] == [tokens for tokens, _ in plain]
+    assert set(held[1:-1:2]) == {POLITE} and set(held[2:-1:2]) == {BLOCK}
 
 
 def test_sampling_is_a_function_of_the_generator(model):

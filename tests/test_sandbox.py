@@ -487,23 +487,66 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkey
         assert one.forget()["unchanged"] and seen[-1]() is None, change
 
 
+class Clocked(Lane):
+    """A lane whose model takes `call` seconds a call, and `nothing` for a batch without calls."""
+
+    def __init__(self, call, nothing):
+        self.captured, self.repeat, self.empty = True, None, None
+        self.call, self.nothing = call, nothing
+
+    def go(self, calls, seed=0, repeat=1, call=None):
+        return self.nothing + self.call * len(calls) * repeat, {"call": call}
+
+
 def test_a_candidate_that_dawdles_when_there_is_nothing_to_do_gains_nothing():
     """Only the reference is asked what a batch without calls takes: that is subtracted from both sides' times."""
-
-    class Clocked(Lane):
-        def __init__(self, call, nothing):
-            self.captured, self.repeat, self.empty = True, None, None
-            self.call, self.nothing = call, nothing
-
-        def go(self, calls, seed=0, repeat=1, call=None):
-            return self.nothing + self.call * len(calls) * repeat, {"call": call}
-
     timing = Timing(Clocked(1e-4, 3e-5), Clocked(5e-5, 2e-3), [0, 1], True, lambda: False)
     for index in range(-1, 10):
         assert timing.batch(index, seed=0, call=1) == [{"call": 1}, {"call": 1}]
     reference, candidate, low, disturbed = timing.summary()
     assert reference == pytest.approx(0.1, rel=1e-3) and len(timing.seconds[1]) == 10
     assert candidate > 0.05 and low < 2 and not disturbed
+
+
+def test_what_is_disturbed_for_a_while_is_timed_for_longer():
+    def timed(slow):
+        """slow(batch): is the candidate slowed down in this batch? Returns the number of batches and the summary."""
+        reference, candidate, batch = Clocked(1e-4, 0.0), Clocked(5e-5, 0.0), -1
+        timing = Timing(reference, candidate, [0, 1], True, lambda: time.sleep(0.002))
+        while not timing.enough(0.03):
+            candidate.call = 1e-4 if slow(batch) else 5e-5
+            timing.batch(batch, seed=0, call=0)
+            batch += 1
+        return batch, timing.summary()
+
+    few, (_, candidate, _, disturbed) = timed(lambda batch: False)
+    assert 6 <= few < 10 and candidate == pytest.approx(0.05) and not disturbed
+    some, (_, candidate, _, disturbed) = timed(lambda batch: batch in (1, 2, 4, 5))
+    assert few < some < 30 and candidate == pytest.approx(0.05) and not disturbed
+    many, (*_, disturbed) = timed(lambda batch: batch % 2)
+    assert some < many < 40 and disturbed
+
+
+def test_who_has_a_turn_can_ask_whether_somebody_waits_for_its_end(tmp_path):
+    settings, seen = {"scratch": str(tmp_path)}, []
+
+    def time_alone():
+        with Turn(settings, alone=True):
+            seen.append("alone")
+
+    with Turn(settings, alone=False) as mine:
+        assert not mine.wanted()
+        with Turn(settings, alone=False):
+            assert not mine.wanted()
+        thread = threading.Thread(target=time_alone)
+        thread.start()
+        end = time.monotonic() + 10
+        while not mine.wanted() and time.monotonic() < end:
+            time.sleep(0.001)
+        assert mine.wanted() and not seen
+    thread.join()
+    with Turn(settings, alone=False) as mine:
+        assert seen and not mine.wanted()
 
 
 def test_who_wants_the_gpu_alone_comes_first_and_one_after_the_other(tmp_path):

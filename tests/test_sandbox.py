@@ -512,7 +512,7 @@ def test_what_is_disturbed_for_a_while_is_timed_for_longer():
     def timed(slow):
         """slow(batch): is the candidate slowed down in this batch? Returns the number of batches and the summary."""
         reference, candidate, batch = Clocked(1e-4, 0.0), Clocked(5e-5, 0.0), -1
-        timing = Timing(reference, candidate, [0, 1], True, lambda: time.sleep(0.002))
+        timing = Timing(reference, candidate, [0, 1], True, lambda: bool(time.sleep(0.002)))
         while not timing.enough(0.03):
             candidate.call = 1e-4 if slow(batch) else 5e-5
             timing.batch(batch, seed=0, call=0)

@@ -219,7 +219,8 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path):
     """Roll out every sample that is not in `done`, appending to `path` batch by batch; returns all of them.
 
     library None injects no skills; `compiled` is a sandbox with torch.compile as its reference, or None. The random
-    numbers of a batch depend on the seed and its tasks alone, so an interrupted run ends with what it would have given.
+    numbers of a batch depend on the seed and its tasks alone, so an interrupted run ends with what it would have given
+    (without a GPU, where nothing depends on when verdicts come).
     """
     samples = {task.name: [] for task in tasks}
     size = max(1, options.batch // options.samples)  # tasks in a batch

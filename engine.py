@@ -126,7 +126,7 @@ class Slots:
         # A graph draws from the generator that it was captured with, so this one lives as long as the graphs.
         self.generator = torch.Generator(device)
         self.text = [[]] * rows  # the tokens whose keys and values lie in each slot, where a finished reply left them
-        self.used = [0] * rows  # in which call a slot was used last
+        self.used = [0] * rows  # when a slot was given away last, see Engine._seat
         self.reading = None  # (rows, places, window) while `read` is at work
 
     @staticmethod
@@ -193,8 +193,9 @@ class Slots:
 
         alive: those in which a reply is being written.
         """
-        self.count = len(first)
-        order = [*first, *sorted(set(range(self.rows)) - set(first))]
+        self.count, chosen = len(first), set(first)
+        away = iter([row for row in range(self.count) if row not in chosen])  # they change places with who comes
+        order = [*first, *(next(away) if row in chosen else row for row in range(self.count, self.rows))]
         moved = [i for i, row in enumerate(order) if row != i and (self.text[row] or row in alive)]
         text, self.text = [self.text[row] for row in order], [[]] * self.rows  # none, should something fail half way
         if moved:
@@ -322,7 +323,8 @@ class Engine:
         self.model, self.head, self.stop_ids = model, head, list(stop_ids)
         self.cuda = model.device.type == "cuda"
         self.keeps = self.cuda  # slots, from call to call, with their graphs and texts, while there is memory
-        self.slots, self.calls, self.version = None, 0, None  # version: of the weights that the texts were read with
+        self.slots, self.version = None, None  # version: of the weights that the texts were read with
+        self.seatings, self.writing = 0, None  # how often slots have been given away; the stream that uses them
 
     def release(self):
         """Give the cache's memory back, also to other processes; a small one stays, as its graphs are worth more.
@@ -349,10 +351,11 @@ class Engine:
         source(wait): what has come to be answered since it was last asked, [(key, prompt as token ids), ...], or None
         when no more will come. wait: nothing is left to be written, so it returns only when something has come.
         rows: most sequences at a time (default 64 on a CPU, 256 on a GPU, fewer where memory is short). A reply ends
-        with a stop token, or without one after max_new_tokens. turn: as of Backbone.sample.
+        with a stop token, or without one after max_new_tokens. turn: as of Backbone.stream. One stream at a time.
         """
         limit = rows or (256 if self.cuda else 64)
         waiting, owner, slots, coming = [], [], None, True  # owner: the Reply that each slot is writing, or None
+        me = self.writing = object()
         while True:
             idle = not any(owner) and not waiting
             if coming:
@@ -372,8 +375,10 @@ class Engine:
                 break
             if not any(owner) and not waiting:
                 continue
+            if self.writing is not me:
+                raise RuntimeError("another stream has begun since: the slots are its own now")
             with turn() as mine:
-                if not any(owner):
+                if not any(owner) and (self.keeps or slots is None or slots.rows < min(limit, len(waiting))):
                     slots = self._make_slots(waiting, limit, max_new_tokens, turn is not contextlib.nullcontext)
                     owner, draws = [None] * slots.count, generator
                     if self.cuda and temperature:  # a graph has a generator of its own, which the one given seeds
@@ -452,10 +457,16 @@ class Engine:
         version = sum(p._version for p in self.model.parameters())
         if self.version != version:  # the texts were read with other weights (a fused optimiser's are not seen here)
             self.version, self.slots.text = version, [[]] * self.slots.rows
-        self.slots.count = min(rows, self.slots.rows)
+        self.slots.count = self._count(rows, self.slots)
         self.slots.done.fill_(True)  # what the last call has left must not go on
         self.slots.position.zero_()
         return self.slots
+
+    @staticmethod
+    def _count(sequences, slots) -> int:
+        """How many rows to compute for so many sequences on a GPU."""
+        count = triton.next_power_of_2(sequences)
+        return min(32 if count in (8, 16) else count, slots.rows)  # in float32 cuBLAS takes longer for 8 or 16 than 32
 
     def _room(self, length, beside) -> tuple:
         """For how many more sequences of `length` there is memory: at most, and such that SPARE is left."""
@@ -476,22 +487,23 @@ class Engine:
         alive = [row for row, reply in enumerate(owner) if reply]
         most = min(limit, slots.rows)
         free = most - len(alive)
-        begin = waiting[:free] if not alive or free >= most / 4 else []  # to read each one by itself would cost more
-        if self.keeps and alive and any(len(reply.prompt) + max_new_tokens >= slots.length for reply in waiting):
-            begin = []  # one that does not fit waits until longer slots can be made, and nobody overtakes it
-        del waiting[:len(begin)]
+        begin = waiting[:free]
+        if alive and free < most / 4 and not (self.keeps and len(waiting) <= free):
+            begin = []  # to read each one by itself would cost more
+        if alive and self.keeps and (slots.asked < min(limit, len(alive) + len(waiting)) / 2 or any(
+                len(reply.prompt) + max_new_tokens >= slots.length for reply in waiting)):
+            begin = []  # what has begun is ended, then more or longer slots are made; nobody overtakes who waits for it
+        left = waiting[len(begin):]
         found = slots.find([reply.prompt for reply in begin]) if self.keeps else {}
         others = sorted(set(range(slots.rows)) - set(alive) - set(found.values()),
-                        key=lambda row: (bool(slots.text[row]), slots.used[row], row))
+                        key=lambda row: (bool(slots.text[row]), slots.used[row], row) if self.keeps else row)
         unused = iter(others)
         rows = [found[i] if i in found else next(unused) for i in range(len(begin))]
         # On a CPU every row costs. On a GPU the weights' reading does, which one row pays for as well as 64 do, and
-        # every other number of rows needs a graph of its own. (In float32 cuBLAS multiplies 8 or 16 rows more slowly
-        # than 32.)
+        # every other number of rows needs a graph of its own.
         busy, count = [*alive, *rows], len(owner)
         if self.cuda and not count / 4 < len(busy) <= count:
-            count = triton.next_power_of_2(len(busy))
-            count = min(32 if 4 < count < 32 else count, slots.rows)
+            count = self._count(len(busy), slots)
         elif not self.cuda and (len(busy) > count or not waiting and len(busy) <= 0.8 * count):
             count = len(busy)
         first = list(range(count))
@@ -509,11 +521,12 @@ class Engine:
         for row, reply in zip(busy, [*(owner[row] for row in alive), *begin]):
             new[place[row]] = reply
         fresh = [place[row] for row in rows]
-        self.calls += 1
+        self.seatings += 1
         for i, row in enumerate(fresh):
-            slots.used[row] = self.calls
+            slots.used[row] = self.seatings
             if i not in found:
                 slots.text[row] = []
+        waiting[:] = left
         return new, fresh
 
     def _admit(self, slots, rows, prompts, max_new_tokens, temperature, generator):

@@ -68,7 +68,9 @@ class Turn:
         return time.monotonic() - began
 
     def wanted(self) -> bool:
-        """Does anybody wait to have the GPU alone?"""
+        """Does anybody wait to have the GPU alone? No, if a candidate keeps the lock."""
+        if Turn.hopeless:
+            return False
         try:
             with open(self.paths[0], "w") as gate:
                 fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,7 +198,8 @@ class Lane:
         out_places, out_size = plan(expected)
         self.slots, handles = None, None
         if self.device.type == "cuda":
-            sizes = [1 << (max(total, SMALLEST) - 1).bit_length() for total in (max(size, ALIGN) * slots, out_size)]
+            sizes = [max(total, SMALLEST) for total in (max(size, ALIGN) * slots, out_size)]
+            sizes = [1 << (n - 1).bit_length() if n < 1 << 30 else n for n in sizes]  # so that the next task's may fit
             self.arenas = arenas
             self.give_arena()
             with Lane.choosing:

@@ -90,9 +90,8 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
 
     stream = model.stream(coming, max_new_tokens, temperature, generator, turn=sandbox.turn)
     for (play, i), reply in stream:
-        play.replies[i] = reply
-        if len(play.replies) == len(play.alive):
-            waiting[sandbox.submit(play.pairs())] = play
+        if play.take(i, reply):
+            waiting[sandbox.submit(play.pairs)] = play
     return trajectories
 
 
@@ -126,17 +125,22 @@ class Play:
         self.sandbox.prepare([self.trajectories[i].task for i in self.alive])
         return [((self, i), self.prompts[i]) for i in self.alive]
 
-    def pairs(self) -> list:
-        """(task, code) of every reply that holds a kernel."""
-        self.codes = {i: backbone.extract_code(self.replies[i].text) for i in self.alive}
-        return [(self.trajectories[i].task, code) for i, code in self.codes.items() if code]
+    def take(self, i, reply) -> bool:
+        """Take a reply. Returns whether it was the turn's last; then `pairs` are (task, code) of those with a kernel.
+        """
+        self.replies[i] = reply
+        if len(self.replies) < len(self.alive):
+            return False
+        self.codes = [backbone.extract_code(self.replies[i].text) for i in self.alive]
+        self.pairs = [(self.trajectories[i].task, code) for i, code in zip(self.alive, self.codes) if code]
+        return True
 
     def hear(self, future):
         """Take the sandbox's verdicts on `pairs` and end the turn."""
-        scored = iter(score_pairs(self.sandbox, self.pairs(), future))
+        scored = iter(score_pairs(self.sandbox, self.pairs, future))
         still = []
-        for i in self.alive:
-            reply, code = self.replies[i], self.codes[i]
+        for i, code in zip(self.alive, self.codes):
+            reply = self.replies[i]
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             error = "the reply has no code block that defines ModelNew" + cut
             verdict = next(scored) if code else _unscored(self.sandbox, error)

@@ -23,9 +23,10 @@ What it stops, on both: wrong answers of every kind, whatever hides them (fresh 
 distributions, with perturbed parameters; a tolerance in proportion to the output); torch passed off as a kernel; decoy
 kernels; hangs, crashes, floods, hoarding; reading, patching or forging what is in its own process.
 Without a GPU nothing that the candidate's Python does can reach the verdict: only the recorded program is judged.
-With a GPU that program is a CUDA graph, but it lives in the candidate's process, so three things rest on rules that a
+With a GPU that program is a CUDA graph, but it lives in the candidate's process, so four things rest on rules that a
 deliberate attack could break: the list in `offence`; that the GPU is done when the candidate's CUDA runtime says so
-(cross-checked by reading results); and the shares in profile and coverage, which are measured in its process. Native
+(cross-checked by reading results); that its kernels do not look for inputs that they have seen before, which the
+repetitions of a timed batch are; and the shares in profile and coverage, which are measured in its process. Native
 code of a CUDA extension can do there what it likes. tests/test_cheats.py holds one test for every cheat.
 """
 
@@ -339,8 +340,13 @@ class Sandbox:
         if self.settings["clock"] == "measured" and self.settings["tasks"] > 1 and len(counts) <= KEPT:
             with self.lock:
                 self.round += len(counts) > 1
+                others = {source for source, child in self.idle.items() if child.round == self.round}
+                others |= {source for source, thread in self.starting.items() if thread.is_alive()}
                 standing = {source: self.idle.pop(source, None) for source in counts}
                 for source, task in {task.source: task for task in tasks}.items():
+                    if standing[source] is None and len(others | {source}) > KEPT:
+                        continue  # its turn comes when candidates of others have been judged
+                    others.add(source)
                     work = task, self.starting.get(source), standing[source]
                     self.starting[source] = threading.Thread(target=start, args=work, daemon=True)
                     self.starting[source].start()
@@ -496,6 +502,8 @@ class Sandbox:
         job = {"name": task.name, "source": task.source, "seed": self.seed, "known": list(self.known)}
         for attempt in ("hire", "first", "last"):
             child, control = None, self.control
+            if control is None:
+                raise TaskError("the sandbox is closed")
             try:
                 with self.lock:
                     child = self._free_scorer(task) if attempt == "hire" else Child(control, "scorer")

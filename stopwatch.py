@@ -11,14 +11,15 @@ cannot be captured, is timed as it runs, host and all; then so is the reference.
 
     a captured graph is a fixed program: what it works on is written afterwards, and no Python of the candidate runs;
     the scorer reads its own clock: from the starting signal until the host's that the GPU has finished;
-    an output of every batch is checked, on inputs that are new. Without a graph all inputs are new, which call's it is
-    is decided afterwards, and handing it over is timed, so that work left for later shows up as a slow hand-over;
+    an output of every batch is checked, on inputs that are new. Without a graph all inputs are new, the host is told
+    afterwards whose output it is, and handing it over is timed, so that work left for later shows up;
     the shared memory holds inputs and outputs of this host only: no expected value is ever in its reach.
 
 A candidate that dawdles in a check is not waited for, and may compute while another one is timed: both sides of that
 one are slowed, and its verdict says `disturbed`.
 
-What it rests on: the host's own Python and CUDA runtime. A candidate that rewrites either from within (ctypes, native
+What it rests on: the host's own Python and CUDA runtime; and that a captured kernel computes its result anew, although
+it could keep a copy of its inputs and notice that they are the same in the batch's next repetition. A candidate that rewrites either from within (ctypes, native
 threads of a C++ extension) is not stopped by this file; sandbox.static_check refuses the ways there that it can see.
 """
 
@@ -55,7 +56,8 @@ def lanes_of_a_task(settings) -> int:
 class Timing:
     """Batches of calls, reference and candidate in turn, each from the same state of the cache.
 
-    seconds: for (reference, candidate), a list over batches of seconds per call; handing: of seconds for `collect`;
+    seconds: for (reference, candidate), a list over batches of seconds per call; handing, without graphs: of seconds
+    that handing over a result took;
     waited: for every clearing of the cache, whether it took so long that something else must have had the GPU.
     """
 
@@ -469,7 +471,7 @@ class Measured:
         while not timing.enough(self.settings["measure"]):
             lane.take_turn()
             seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
-            for slot in [call] if graphs else self.calls:  # a graph cannot remember what it has seen
+            for slot in [call] if graphs else self.calls:
                 inputs = self.reference.draw("timed", seed, slot)
                 reference_lane.put(slot, inputs)
                 lane.put(slot, inputs)

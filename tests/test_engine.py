@@ -277,6 +277,25 @@ def test_a_later_turn_reads_only_what_is_new(model, monkeypatch):
             talk.append((prompt, tokens, logprobs))
 
 
+def test_another_stream_in_the_middle_of_one_is_refused(model):
+    stream = model.engine.stream(at_once(PROMPTS), 60, 1.0, generator_for(model), 4)
+    next(stream)
+    other = generate(model, PROMPTS, 20, 0, None)
+    with pytest.raises(RuntimeError, match="another stream"):
+        list(stream)
+    assert other == generate(model, PROMPTS, 20, 0, None)
+
+
+def test_slots_made_for_the_few_that_came_first_are_replaced(model, monkeypatch):
+    """One prompt, and as soon as that is being written many more."""
+    widths, step = [], Slots.step
+    monkeypatch.setattr(model.engine, "slots", None)
+    monkeypatch.setattr(Slots, "step", lambda slots, *rest: (widths.append(slots.count), step(slots, *rest)))
+    coming = [[("first", PROMPTS[0])], [(i, PROMPTS[i % 8]) for i in range(40)]]
+    replies = list(model.engine.stream(lambda wait: coming.pop(0) if coming else None, 60, 1.0, generator_for(model)))
+    assert len(replies) == 41 and widths[0] == 1 and max(widths) >= 40
+
+
 def generator_for(model, seed=7):
     return torch.Generator(model.device).manual_seed(seed)
 

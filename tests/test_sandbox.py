@@ -461,6 +461,17 @@ def test_scorers_go_on_with_the_next_rounds_tasks(kept, monkeypatch):
     assert seen[0] == seen[1] == seen[2]
 
 
+def test_no_more_references_are_prepared_than_may_stand(monkeypatch):
+    """When more tasks than that are rolled out, each of which asks for its own."""
+    monkeypatch.setattr(sandbox_module, "KEPT", 2)
+    with on_cpu(tasks=2) as box:
+        for i in range(3, 8):
+            box.prepare([Task(f"task {i}", 0, PLAIN.source.replace("2.0", f"{i}.0"))] * 4)
+        assert len(box.starting) == 2
+        box._join()
+        assert len(box.idle) == 2
+
+
 def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkeypatch):
     """In a process that they share, over memory that lives as long as that: on a GPU by CUDA IPC, here as it is."""
     for name in ("run", "_do_compile"):  # a host watches kernels for good; afterwards the test's process does not

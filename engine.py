@@ -457,13 +457,13 @@ class Engine:
         version = sum(p._version for p in self.model.parameters())
         if self.version != version:  # the texts were read with other weights (a fused optimiser's are not seen here)
             self.version, self.slots.text = version, [[]] * self.slots.rows
-        self.slots.count = self._count(rows, self.slots)
+        self.slots.count = self._rows_for(rows, self.slots)
         self.slots.done.fill_(True)  # what the last call has left must not go on
         self.slots.position.zero_()
         return self.slots
 
     @staticmethod
-    def _count(sequences, slots) -> int:
+    def _rows_for(sequences, slots) -> int:
         """How many rows to compute for so many sequences on a GPU."""
         count = triton.next_power_of_2(sequences)
         return min(32 if count in (8, 16) else count, slots.rows)  # in float32 cuBLAS takes longer for 8 or 16 than 32
@@ -485,32 +485,18 @@ class Engine:
         beginning lies in a slot gets that one, others those unused for longest.
         """
         alive = [row for row, reply in enumerate(owner) if reply]
-        most = min(limit, slots.rows)
-        free = most - len(alive)
-        begin = waiting[:free]
-        if alive and free < most / 4 and not (self.keeps and len(waiting) <= free):
-            begin = []  # to read each one by itself would cost more
-        if alive and self.keeps and (slots.asked < min(limit, len(alive) + len(waiting)) / 2 or any(
-                len(reply.prompt) + max_new_tokens >= slots.length for reply in waiting)):
-            begin = []  # what has begun is ended, then more or longer slots are made; nobody overtakes who waits for it
-        left = waiting[len(begin):]
+        begin = waiting[:self._how_many_begin(slots, len(alive), waiting, limit, max_new_tokens)]
         found = slots.find([reply.prompt for reply in begin]) if self.keeps else {}
         others = sorted(set(range(slots.rows)) - set(alive) - set(found.values()),
                         key=lambda row: (bool(slots.text[row]), slots.used[row], row) if self.keeps else row)
         unused = iter(others)
         rows = [found[i] if i in found else next(unused) for i in range(len(begin))]
-        # On a CPU every row costs. On a GPU the weights' reading does, which one row pays for as well as 64 do, and
-        # every other number of rows needs a graph of its own.
-        busy, count = [*alive, *rows], len(owner)
-        if self.cuda and not count / 4 < len(busy) <= count:
-            count = self._count(len(busy), slots)
-        elif not self.cuda and (len(busy) > count or not waiting and len(busy) <= 0.8 * count):
-            count = len(busy)
-        first = list(range(count))
+        busy = [*alive, *rows]
+        count = self._how_many_to_compute(slots, len(busy), len(owner), waiting)
         if count < len(owner) and not self.cuda:
             first = sorted(busy)
-        else:  # those in use stay where they are
-            outside, inside = [row for row in busy if row >= count], set(busy)
+        else:  # those in use stay where they are, if that is among the first
+            first, inside, outside = list(range(count)), set(busy), [row for row in busy if row >= count]
             for place, row in zip([row for row in first if row not in inside], outside):
                 first[place] = row
         if begin or count != len(owner):
@@ -526,8 +512,30 @@ class Engine:
             slots.used[row] = self.seatings
             if i not in found:
                 slots.text[row] = []
-        waiting[:] = left
+        del waiting[:len(begin)]
         return new, fresh
+
+    def _how_many_begin(self, slots, alive, waiting, limit, max_new_tokens) -> int:
+        """How many of the waiting replies begin now, beside `alive` ones that are being written."""
+        most = min(limit, slots.rows)
+        free = most - alive
+        if alive and self.keeps:
+            few = slots.asked < min(limit, alive + len(waiting)) / 2  # the slots were made for those that came first
+            if few or any(len(reply.prompt) + max_new_tokens >= slots.length for reply in waiting):
+                return 0  # what has begun is ended, then more or longer slots are made; nobody overtakes who waits
+        if alive and free < most / 4 and not (self.keeps and len(waiting) <= free):
+            return 0  # to read each one by itself would cost more
+        return free
+
+    def _how_many_to_compute(self, slots, busy, count, waiting) -> int:
+        """How many slots to compute, now that it is `count` and `busy` are in use.
+
+        On a CPU every row costs. On a GPU the weights' reading does, which one row pays for as well as 64 do, and every
+        other number of rows needs a graph of its own.
+        """
+        if self.cuda:
+            return count if count / 4 < busy <= count else self._rows_for(busy, slots)
+        return busy if busy > count or not waiting and busy <= 0.8 * count else count
 
     def _admit(self, slots, rows, prompts, max_new_tokens, temperature, generator):
         """Read `prompts` into slots `rows` and draw each one's first token."""

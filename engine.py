@@ -516,16 +516,16 @@ class Engine:
         return new, fresh
 
     def _how_many_begin(self, slots, alive, waiting, limit, max_new_tokens) -> int:
-        """How many of the waiting replies begin now, beside `alive` ones that are being written."""
+        """How many of the waiting replies begin now, the shortest first, beside `alive` ones that are being written."""
         most = min(limit, slots.rows)
-        free = most - alive
+        free, fit = most - alive, len(waiting)
         if alive and self.keeps:
-            few = slots.asked < min(limit, alive + len(waiting)) / 2  # the slots were made for those that came first
-            if few or any(len(reply.prompt) + max_new_tokens >= slots.length for reply in waiting):
-                return 0  # what has begun is ended, then more or longer slots are made; nobody overtakes who waits
-        if alive and free < most / 4 and not (self.keeps and len(waiting) <= free):
+            fit = sum(len(reply.prompt) + max_new_tokens < slots.length for reply in waiting)
+            if 2 * fit < len(waiting) or slots.asked < min(limit, alive + len(waiting)) / 2:
+                return 0  # the slots are too short, or made for few: what has begun is ended, then others are made
+        if alive and free < most / 4 and not (self.keeps and fit <= free):
             return 0  # to read each one by itself would cost more
-        return free
+        return min(free, fit)
 
     def _how_many_to_compute(self, slots, busy, count, waiting) -> int:
         """How many slots to compute, now that it is `count` and `busy` are in use.

@@ -296,6 +296,21 @@ def test_slots_made_for_the_few_that_came_first_are_replaced(model, monkeypatch)
     assert len(replies) == 41 and widths[0] == 1 and max(widths) >= 40
 
 
+def test_prompts_that_fit_go_before_a_few_that_are_too_long_for_the_slots(model, plain, monkeypatch):
+    monkeypatch.setattr(model.engine, "slots", None)
+    monkeypatch.setattr(model.engine, "keeps", True)
+    long = [9, 8, 7] * 200  # the slots are made for 512 tokens
+    coming = [[(0, PROMPTS[0])], [("long", long), *((i, PROMPTS[i]) for i in range(1, 8))]]
+    lengths, step = [], Slots.step
+    monkeypatch.setattr(Slots, "step", lambda slots, *rest: (lengths.append((slots.length, slots.count)),
+                                                             step(slots, *rest)))
+    replies = {key: tokens for key, tokens, _ in model.engine.stream(
+        lambda wait: coming.pop(0) if coming else None, 60, 0, None, 2)}
+    assert [replies[i] for i in range(8)] == [tokens for tokens, _ in plain]
+    assert replies["long"] == model._decode_plain(long, 60, 0, None)[0]
+    assert lengths[0][0] == 512 and lengths[-1] == (1024, 1)  # the long one comes last, alone
+
+
 def generator_for(model, seed=7):
     return torch.Generator(model.device).manual_seed(seed)
 

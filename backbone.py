@@ -27,7 +27,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
 from attention import attention_kind, fuse_norms
-from engine import Engine, at_once, padded
+from engine import Engine, Reply, at_once, padded
 
 hf_logging.disable_progress_bar()
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in ModelError
@@ -312,18 +312,12 @@ class Backbone(Chat):
         will come; with `wait` there is nothing else to do, and it returns only when something has come.
         turn: gives a context; the GPU is only used within one, for a few tokens at a time (see Sandbox.turn).
         """
-        prompts = {}
-
-        def noted(wait):
-            new = source(wait)
-            prompts.update(new or ())
-            return new
-
         stream = self.engine.stream if self.engine else self._stream_plain
-        for key, tokens, logprobs in stream(noted, max_new_tokens, temperature, generator, batch_size, turn):
+        for reply in stream(source, max_new_tokens, temperature, generator, batch_size, turn):
+            tokens = reply.tokens
             finished = bool(tokens) and tokens[-1] in self.stop_ids
             text = self.tokenizer.decode(tokens[:-1] if finished else tokens, skip_special_tokens=False)
-            yield key, Completion(list(prompts.pop(key)), tokens, logprobs, text, finished)
+            yield reply.key, Completion(list(reply.prompt), tokens, reply.logprobs, text, finished)
 
     def release(self):
         """Give the memory of the sampler's cache back: before an update, and whenever somebody else needs it."""
@@ -335,8 +329,8 @@ class Backbone(Chat):
         while (new := source(True)) is not None:
             for key, prompt in new:
                 with turn():
-                    tokens, logprobs = self._decode_plain(prompt, max_new_tokens, temperature, generator)
-                yield key, tokens, logprobs
+                    written = self._decode_plain(prompt, max_new_tokens, temperature, generator)
+                yield Reply(key, prompt, *written)
 
     @torch.no_grad()
     def _decode_plain(self, prompt, max_new_tokens, temperature, generator):

@@ -46,7 +46,7 @@ PREFILL = 32768  # most prompt tokens, padding included, in one forward on a GPU
 
 @dataclass(eq=False)
 class Reply:
-    """What is being written to one prompt."""
+    """What is written to one prompt."""
 
     key: object  # the caller's name for it
     prompt: list[int]
@@ -193,6 +193,9 @@ class Slots:
 
         alive: those in which a reply is being written.
         """
+        self.done[:len(first)] = torch.tensor([row not in alive for row in first])
+        if first == list(range(self.count)):
+            return
         self.count, chosen = len(first), set(first)
         away = iter([row for row in range(self.count) if row not in chosen])  # they change places with who comes
         order = [*first, *(next(away) if row in chosen else row for row in range(self.count, self.rows))]
@@ -205,7 +208,6 @@ class Slots:
                 tensor[to] = tensor[source]
         self._move_prompts({row: i for i, row in enumerate(first)})
         self.text, self.used = text, [self.used[row] for row in order]
-        self.done[:len(first)] = torch.tensor([row not in alive for row in first])
 
     def find(self, prompts) -> dict:
         """{index of a prompt: slot with the most part of it}, for those prompts whose beginning lies in a slot."""
@@ -346,7 +348,7 @@ class Engine:
 
     @torch.no_grad()
     def stream(self, source, max_new_tokens, temperature, generator, rows=None, turn=contextlib.nullcontext):
-        """Yields (key, token ids, their log-probabilities at temperature 1) of every reply, as soon as it has ended.
+        """Yields every Reply as soon as it has ended.
 
         source(wait): what has come to be answered since it was last asked, [(key, prompt as token ids), ...], or None
         when no more will come. wait: nothing is left to be written, so it returns only when something has come.
@@ -369,7 +371,7 @@ class Engine:
                 if not all(reply.prompt for reply in waiting):
                     raise ValueError("a prompt without tokens")
                 if max_new_tokens < 1:
-                    yield from ((reply.key, [], []) for reply in waiting)
+                    yield from waiting
                     waiting = []
             elif idle:
                 break
@@ -411,7 +413,7 @@ class Engine:
                         owner[row] = None
                         slots.text[row] = [*reply.prompt, *reply.tokens[:-1]] if self.keeps else []
                         break
-            yield from ((reply.key, reply.tokens, reply.logprobs) for reply in ended)
+            yield from ended
         del slots
         self._spare_memory()
 
@@ -492,17 +494,14 @@ class Engine:
         unused = iter(others)
         rows = [found[i] if i in found else next(unused) for i in range(len(begin))]
         busy = [*alive, *rows]
-        count = self._how_many_to_compute(slots, len(busy), len(owner), waiting)
-        if count < len(owner) and not self.cuda:
+        count = self._how_many_to_compute(slots, len(busy), waiting)
+        if count < slots.count and not self.cuda:
             first = sorted(busy)
         else:  # those in use stay where they are, if that is among the first
             first, inside, outside = list(range(count)), set(busy), [row for row in busy if row >= count]
             for place, row in zip([row for row in first if row not in inside], outside):
                 first[place] = row
-        if begin or count != len(owner):
-            slots.arrange(first, set(alive))
-        else:
-            slots.done[:count] = torch.tensor([reply is None for reply in owner])
+        slots.arrange(first, set(alive))
         place, new = {row: i for i, row in enumerate(first)}, [None] * count
         for row, reply in zip(busy, [*(owner[row] for row in alive), *begin]):
             new[place[row]] = reply
@@ -527,12 +526,13 @@ class Engine:
             return 0  # to read each one by itself would cost more
         return min(free, fit)
 
-    def _how_many_to_compute(self, slots, busy, count, waiting) -> int:
-        """How many slots to compute, now that it is `count` and `busy` are in use.
+    def _how_many_to_compute(self, slots, busy, waiting) -> int:
+        """How many slots to compute, now that `busy` are in use.
 
         On a CPU every row costs. On a GPU the weights' reading does, which one row pays for as well as 64 do, and every
         other number of rows needs a graph of its own.
         """
+        count = slots.count
         if self.cuda:
             return count if count / 4 < busy <= count else self._rows_for(busy, slots)
         return busy if busy > count or not waiting and busy <= 0.8 * count else count

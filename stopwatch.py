@@ -42,10 +42,11 @@ from trials import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, 
                     set_roofline)
 
 BATCHES = 6  # at least, on each side: the least number for a 95 % interval of a median
-LANES = 6  # plain candidates in work at a time: enough that one is always ready to be timed
+LANES = 6  # plain candidates in work at a time, of all tasks: enough that one is always ready to be timed
 
 
 def lanes_of_a_task(settings) -> int:
+    """Processes for a task's plain candidates."""
     return max(2, LANES // settings["tasks"])
 
 
@@ -69,14 +70,17 @@ class Timing:
         self.overhead = reference.overhead()
         self.repeat = [lane.repetitions(calls) if graphs else 1 for lane in self.lanes]
 
-    def batch(self, index, seed, call):
-        """Time one batch on both; the inputs must have been put. Returns both hosts' answers with the call's output."""
-        began, answers = time.monotonic(), [None, None]
-        for which in (0, 1) if index % 2 else (1, 0):
+    def batch(self, seed, call):
+        """Time one batch on both; the inputs must have been put. Returns both hosts' answers with the call's output.
+
+        The first is for warming up, and does not count.
+        """
+        began, answers, earlier = time.monotonic(), [None, None], len(self.waited) // 2
+        for which in (1, 0) if earlier % 2 else (0, 1):
             self.waited.append(self.clear_cache())
             seconds, answers[which] = self.lanes[which].go(self.calls, seed, self.repeat[which],
                                                            call if self.graphs else None)
-            if index >= 0:  # before that, it was for warming up
+            if earlier:
                 self.seconds[which].append(max(seconds - self.overhead, 1e-7) / len(self.calls) / self.repeat[which])
         self.spent += time.monotonic() - began
         if not self.graphs:
@@ -88,9 +92,9 @@ class Timing:
     def enough(self, measure) -> bool:
         """Have there been BATCHES of them, for `measure` seconds, or four times as long if something disturbs them?"""
         count = len(self.seconds[0])
-        if count < BATCHES or self.spent < measure and count < 300:
-            return False
-        return self.spent > 4 * measure or count >= 300 or not self.summary()[3]
+        if count < BATCHES or count >= 300:
+            return count >= 300
+        return self.spent >= measure * (4 if self.summary()[3] else 1)
 
     def late(self):
         """Did handing a result over take so much longer than the reference's that it must have been computed then?"""
@@ -146,7 +150,7 @@ def seconds(work):
 class Measured:
     """The scorer's part of the measured clock for one task: a reference lane, and judging many candidates at a time.
 
-    Up to `width` candidates are in work at a time, each in a thread of its own, plain ones in up to LANES processes.
+    Up to `width` candidates are in work at a time, each in a thread of its own, plain ones in a few processes.
     Processes start and kernels are compiled while others use the GPU; to be checked and recorded, and to compare what
     timed calls gave, candidates share it. Batches are timed alone on it, one candidate's of a task after the other's,
     those of several tasks in turn. What starts and compiles beside that delays one batch in ten by a tenth: the median
@@ -467,7 +471,7 @@ class Measured:
         chance, graphs = random.Random(os.urandom(8)), reference_lane is self.lane and self.graphs
         reference_lane.drop()  # the last candidate may have failed before its results were fetched
         lane.take_turn(alone=True)
-        timing, index = Timing(reference_lane, lane, self.calls, graphs, self.clear_cache), -1
+        timing = Timing(reference_lane, lane, self.calls, graphs, self.clear_cache)
         while not timing.enough(self.settings["measure"]):
             lane.take_turn()
             seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
@@ -479,7 +483,7 @@ class Measured:
             lane.poison()
             lane.finish()
             lane.take_turn(alone=True)
-            answers = timing.batch(index, seed, call)
+            answers = timing.batch(seed, call)
             lane.take_turn()
             expected, got = reference_lane.results(answers[0]), lane.results(answers[1])
             reference_lane.drop()
@@ -487,7 +491,6 @@ class Measured:
             if compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4):
                 verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
                 return False
-            index += 1
         verdict.reference_ms, verdict.candidate_ms, low, verdict.disturbed = timing.summary()
         if not graphs and timing.late():
             verdict.correct, verdict.rejected = False, "its results are computed after the clock has stopped"

@@ -5,7 +5,7 @@ import contextlib
 import json
 import re
 import sys
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -17,7 +17,7 @@ torch.set_num_threads(1)  # these models are so small that a second thread only 
 
 import backbone
 from backbone import Backbone, Completion
-from sandbox import KernelTime, Verdict, feedback
+from sandbox import KernelTime, Sandbox, Verdict, feedback
 from tasks import Task
 
 TEMPLATE = """{%- for m in messages -%}
@@ -144,7 +144,7 @@ class Scripted(Backbone):
             yield key, Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
 
 
-def at_once(work, *arguments) -> Future:
+def completed(work, *arguments) -> Future:
     """What an executor would return, once it is done."""
     future = Future()
     try:
@@ -167,10 +167,9 @@ class FakeSandbox:
         return contextlib.nullcontext()
 
     def submit(self, pairs):
-        return at_once(self.score_pairs, pairs)
+        return completed(self.score_pairs, pairs)
 
-    def wait(self, futures, block=True):
-        return wait(futures, None if block else 0, FIRST_COMPLETED).done
+    wait = Sandbox.wait
 
     def score_pairs(self, pairs):
         self.scored += pairs

@@ -10,7 +10,7 @@ import torch
 import bench
 from backbone import SELECT_TOOL, Completion
 from bench import Attempt, BenchError, Sample
-from conftest import FakeSandbox, at_once
+from conftest import FakeSandbox, completed
 from sandbox import KernelTime, Verdict
 from skills import Skill, SkillLibrary
 from tasks import Task, builtin_tasks
@@ -174,7 +174,7 @@ class Scorer:
     turn = None
 
     def submit(self, pairs):
-        return at_once(self.score_pairs, pairs)
+        return completed(self.score_pairs, pairs)
 
     wait = FakeSandbox.wait
 

@@ -227,12 +227,13 @@ class Conversations:
         return [((i, turn), prompt) for i, turn, prompt in now]
 
     def hold(self, *rest):
-        for (i, turn), tokens, logprobs in self.model.engine.stream(self.source, *rest):
-            prompt = self.prompts[i, turn]
-            self.talks[i].append((prompt, tokens, logprobs))
+        for reply in self.model.engine.stream(self.source, *rest):
+            i, turn = reply.key
+            assert reply.prompt == self.prompts[i, turn]
+            self.talks[i].append((reply.prompt, reply.tokens, reply.logprobs))
             self.left -= 1
             if turn + 1 < self.turns:
-                self.coming.append((i, turn + 1, prompt + tokens + [11 + turn] * 20))
+                self.coming.append((i, turn + 1, reply.prompt + reply.tokens + [11 + turn] * 20))
         return self.talks
 
 
@@ -304,7 +305,7 @@ def test_prompts_that_fit_go_before_a_few_that_are_too_long_for_the_slots(model,
     lengths, step = [], Slots.step
     monkeypatch.setattr(Slots, "step", lambda slots, *rest: (lengths.append((slots.length, slots.count)),
                                                              step(slots, *rest)))
-    replies = {key: tokens for key, tokens, _ in model.engine.stream(
+    replies = {reply.key: reply.tokens for reply in model.engine.stream(
         lambda wait: coming.pop(0) if coming else None, 60, 0, None, 2)}
     assert [replies[i] for i in range(8)] == [tokens for tokens, _ in plain]
     assert replies["long"] == model._decode_plain(long, 60, 0, None)[0]
@@ -316,5 +317,5 @@ def generator_for(model, seed=7):
 
 
 def generate(model, prompts, *rest):
-    replies = {i: (tokens, logprobs) for i, tokens, logprobs in model.engine.stream(at_once(prompts), *rest)}
+    replies = {reply.key: (reply.tokens, reply.logprobs) for reply in model.engine.stream(at_once(prompts), *rest)}
     return [replies[i] for i in range(len(prompts))]

@@ -159,10 +159,15 @@ class Host:
         jit.JITFunction.run, jit.JITFunction._do_compile = run, compile_apart
 
     def share(self, handles, inputs, outputs, slots, values):
-        """Open the arenas: `slots` copies of the inputs, one of the outputs. values: the inputs that are no tensors."""
+        """Open the arenas: `slots` copies of the inputs, one of the outputs, and what `clear_cache` overwrites.
+
+        values: the inputs that are no tensors.
+        """
         self.tensors, self.outputs, self.shared = [None] * slots, None, (None, values)
-        if handles is not None:
-            raw_in, raw_out = map(attach, handles)
+        if handles is None:
+            self.cold = torch.empty(256 << 20 if self.cuda else 1, dtype=torch.uint8, device=self.device)
+        else:
+            raw_in, raw_out, self.cold = map(attach, handles)
             size = raw_in.numel() // slots // ALIGN * ALIGN
             self.shared = [(raw_in[i * size:(i + 1) * size], inputs) for i in range(slots)], values
             self.outputs = views(raw_out, outputs)
@@ -239,14 +244,20 @@ class Host:
             self.kept = []
         return {"captured": self.graph is not None}
 
-    def ready(self, seed):
-        """Take the GPU over: switching processes takes longer than many a kernel."""
-        torch.manual_seed(seed)
-        torch.zeros(1, device=self.device)
+    def clear_cache(self) -> float:
+        """Take the GPU over from other processes, which takes longer than many a kernel, and overwrite its cache.
+
+        Returns the seconds of the latter.
+        """
+        self.cold[:1].zero_()
         self.synchronize()
+        began = time.perf_counter()
+        self.cold.zero_()
+        self.synchronize()
+        return time.perf_counter() - began
 
     def go(self, calls, repeat):
-        """The timed order: run the calls, keep their results, end when the GPU is done."""
+        """What is timed: run the calls, keep their results, end when the GPU is done."""
         if self.graph is not None:
             for _ in range(repeat):
                 self.graph.replay()
@@ -297,18 +308,27 @@ class Host:
         while True:
             order = receive(sock)
             name = order.pop("order")
-            if name == "go":  # the clock runs from the signal that comes now to the one that is given at the end
-                self.ready(order.pop("seed"))
+            if name == "tell":
                 send(sock, {})
-                watch(sock, 0.1)  # awake: waking up would take as long as a kernel
-                sock.recv(1)
-                call = order.pop("call")
-            answer = self.obey(name, order)
-            if name == "go":
-                sock.send(b"!")
-                if call is not None and not answer:
-                    answer = self.obey("collect", {"call": call})
-            send(sock, answer)
+                self.be_timed(**order)
+            else:
+                send(sock, self.obey(name, order))
+
+    def be_timed(self, calls, seed, repeat, call):
+        """Wait for the signal to get ready, and for the one to begin: the clock runs from it to the signal at the end.
+        """
+        torch.manual_seed(seed)
+        if self.sock.recv(1) != b"!":  # it is called off
+            return
+        clearing = self.clear_cache()
+        self.sock.send(b"!")
+        watch(self.sock, 0.1)  # awake: waking up would take as long as a kernel
+        self.sock.recv(1)
+        answer = self.obey("go", {"calls": calls, "repeat": repeat})
+        self.sock.send(b"!")
+        if call is not None and not answer:
+            answer = self.obey("collect", {"call": call})
+        send(self.sock, {**answer, "clearing": clearing})
 
     def obey(self, name, order):
         try:

@@ -6,6 +6,7 @@ available, tensors travel over the socket instead. After a plain candidate a lan
 
 import contextlib
 import fcntl
+import functools
 import math
 import os
 import select
@@ -20,6 +21,7 @@ from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, receive, 
 BATCH = 0.004  # seconds of work between two readings of the clock, which are good to some 5 microseconds
 HANGS = 1.0  # seconds after which a candidate that leaves the GPU idle is no longer waited for by others
 MODELS = 50  # that one process hosts at most, one after the other
+SHARED, EXCLUSIVE = fcntl.LOCK_SH, fcntl.LOCK_EX
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
 
 
@@ -33,7 +35,7 @@ class Failed(Exception):
 
 
 class Turn:
-    """A turn at the GPU, as a context or by `take` and `give`: many can share it to check or to write, one times alone.
+    """A turn at the GPU, as a context or by `take` and `give`: many can share it to check, one times alone.
 
     Locks of the file system, which end with their holder. Who wants the GPU alone comes first, and those who do come
     one after the other: each keeps a gate shut, from when it asks until it gives its turn, through which the others
@@ -49,34 +51,27 @@ class Turn:
 
     def __init__(self, settings, alone, patience=120.0):
         self.alone, self.patience, self.had = alone, patience, False
-        self.paths = [os.path.join(settings["scratch"], name) for name in ("gpu.gate", "gpu.lock")]
+        self.paths = [os.path.join(settings["scratch"], name) for name in ("gpu.gate", "gpu.lock", "gpu.pen")]
 
     def take(self) -> float:
         """Wait for the GPU, if it is not had; returns the seconds. Raises OSError when the scratch folder is gone."""
         began = time.monotonic()
         if not self.had:
             end = began + (min(self.patience, 1.0) if Turn.hopeless else self.patience)
-            modes = (fcntl.LOCK_SH, fcntl.LOCK_EX) if self.alone else (fcntl.LOCK_EX, fcntl.LOCK_SH)
             with contextlib.ExitStack() as files:
-                gate, lock = (files.enter_context(open(path, "w")) for path in self.paths)
-                Turn.hopeless = not all([locked(gate, modes[0], end), locked(lock, modes[1], end)])
+                Turn.hopeless = not self.enter(*[files.enter_context(open(path, "w")) for path in self.paths], end)
                 if self.alone:
                     Turn.quiet.acquire()
-                else:
-                    gate.close()
                 self.had, self.files = True, files.pop_all()
         return time.monotonic() - began
 
-    def wanted(self) -> bool:
-        """Does anybody wait to have the GPU alone? No, if a candidate keeps the lock."""
-        if Turn.hopeless:
-            return False
-        try:
-            with open(self.paths[0], "w") as gate:
-                fcntl.flock(gate, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return False
-        except BlockingIOError:
-            return True
+    def enter(self, gate, lock, pen, end) -> bool:
+        """Wait for the locks until `end`; returns whether they are had."""
+        if self.alone:
+            return all([until(end, locked, *which) for which in ((gate, SHARED), (lock, EXCLUSIVE), (pen, EXCLUSIVE))])
+        both = all([until(end, locked, *which) for which in ((gate, EXCLUSIVE), (lock, SHARED))])
+        fcntl.flock(gate, fcntl.LOCK_UN)
+        return both
 
     def give(self):
         """Let others have it; nothing happens if it has been given already."""
@@ -94,15 +89,71 @@ class Turn:
         self.give()
 
 
-def locked(file, mode, end) -> bool:
-    """Wait for a lock until `end`; returns whether it is had."""
+class WritingTurn(Turn):
+    """The model's turn, which it can end within a few tokens, and does as soon as it is `wanted`.
+
+    So it need not end, and may even begin, while somebody who wants the GPU alone still waits for those who check: what
+    they are at can take much longer, with the GPU idle. It holds the pen, a lock of its own.
+    """
+
+    def __init__(self, settings):
+        super().__init__(settings, alone=False)
+
+    def enter(self, gate, lock, pen, end) -> bool:
+        def may_begin():
+            try:
+                # Nobody wants the GPU alone, or somebody does who has not got it, because others check.
+                return (locked(gate, EXCLUSIVE) or not locked(lock, EXCLUSIVE) and locked(lock, SHARED)) and (
+                    locked(pen, SHARED))
+            finally:
+                for file in (gate, lock):
+                    fcntl.flock(file, fcntl.LOCK_UN)
+
+        return until(end, may_begin)
+
+    def wanted(self) -> bool:
+        """Does only this turn keep somebody from having the GPU alone? No, if a candidate keeps the locks."""
+        if Turn.hopeless:
+            return False
+        with open(self.paths[1], "w") as lock:
+            return not locked(lock, SHARED)
+
+
+def locked(file, mode) -> bool:
+    """Take a lock, if it can be had now."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, mode | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def until(end, attempt, *arguments) -> bool:
+    """Try until it works or time.monotonic() passes `end`; returns whether it has."""
     while True:
-        with Turn.quiet, contextlib.suppress(OSError):
-            fcntl.flock(file, mode | fcntl.LOCK_NB)
-            return True
+        with Turn.quiet:
+            if attempt(*arguments):
+                return True
         if time.monotonic() > end:
             return False
         time.sleep(0.0003)
+
+
+def memory_apart(device, sizes) -> tuple:
+    """(pool, a byte tensor of each size): with a pool of its own, because what lies beside it in memory is shared, too.
+    """
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        return pool, *(torch.empty(size, dtype=torch.uint8, device=device) for size in sizes)
+
+
+@functools.cache
+def blank_apart(device):
+    return memory_apart(device, [256 << 20])
+
+
+def blank(device) -> torch.Tensor:
+    """256 MiB, one for a scorer and all its hosts: overwriting it leaves nothing else in any L2 cache."""
+    return blank_apart(device)[1]
 
 
 class Lane:
@@ -124,9 +175,13 @@ class Lane:
         self.child, self.wanted = self.start(), None
         self.captured = False  # has the model been recorded as a CUDA graph?
         self.repeat = self.empty = None  # see repetitions and overhead
+        self.told = False  # does it wait for the signal to begin what is timed?
         self.loaded, self.sound = 0, True  # how many models it has had; False: nobody knows what state it is in
 
     def order(self, order, **fields):
+        if self.told:  # what it was to be timed against has failed
+            self.told = False
+            self.child.sock.send(b"-")
         return self.checked(self.child.ask({"order": order, **fields}, self.until()))
 
     def take_turn(self, alone=False):
@@ -207,12 +262,9 @@ class Lane:
                 if fit:
                     self.arena = fit[0]
                     arenas[:] = [arena for arena in arenas if arena is not fit[0]]
-            if self.arena is None:
-                pool = torch.cuda.MemPool()  # of its own, because what lies beside it in memory is shared, too
-                with torch.cuda.use_mem_pool(pool):
-                    self.arena = (pool, *(torch.empty(n, dtype=torch.uint8, device=self.device) for n in sizes))
+            self.arena = self.arena or memory_apart(self.device, sizes)
             raws = self.arena[1:]
-            handles = [export(raw) for raw in raws]
+            handles = [export(raw) for raw in (*raws, blank(self.device))]
             if None in handles:
                 handles = None
         if handles is not None:
@@ -289,12 +341,18 @@ class Lane:
             answer = self.shared_order("go on")
         return self.results(answer)
 
-    def go(self, calls, seed=0, repeat=1, call=None):
+    def tell(self, calls, seed=0, repeat=1, call=None):
+        """Say what `go` will time: the calls, `repeat` times. call: whose output is to be handed over, see `results`."""
+        self.order("tell", calls=calls, seed=seed, repeat=repeat, call=call)
+        self.told = True
+
+    def go(self):
         """(seconds from the starting signal to the host's that the GPU has finished, what it answered after that).
 
-        call: which call's output is to be handed over then, see `results`.
+        Before, at a first signal, it takes the GPU over and clears the cache.
         """
-        self.order("go", calls=calls, seed=seed, repeat=repeat, call=call)  # its answer: ready
+        self.told = False
+        self.child.start_and_stop(self.until())
         seconds = self.child.start_and_stop(self.until())
         return seconds, self.checked(receive(self.child.sock, self.until()))
 
@@ -307,14 +365,19 @@ class Lane:
         """Seconds of the quickest of three batches; their results are dropped."""
         seconds = []
         for _ in range(3):
-            seconds.append(self.go(calls)[0])
+            self.tell(calls)
+            seconds.append(self.go()[0])
             self.drop()
         return min(seconds)
 
     def overhead(self):
         """Seconds that a batch without calls takes. Asked of the reference only: a candidate might dawdle."""
         if self.empty is None:
-            self.empty = min(self.go([], repeat=0)[0] for _ in range(9))
+            seconds = []
+            for _ in range(9):
+                self.tell([], repeat=0)
+                seconds.append(self.go()[0])
+            self.empty = min(seconds)
         return self.empty
 
     def repetitions(self, calls):

@@ -56,7 +56,7 @@ import ptx
 import roofline
 import stopwatch
 from jail import Child, Gone, receive, send
-from lane import Lane, Turn
+from lane import Lane, WritingTurn
 from plain import is_plain
 from tasks import TaskError, load_task
 from trials import KernelTime, Reference, Verdict, describe, identical, load_module, numbered, other_shapes
@@ -303,6 +303,7 @@ class Sandbox:
         self.round = 0  # see prepare
         self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
+        self.looked, self.crowded = 0.0, False  # see _crowded
         self.at_work = threading.Semaphore(self.workers if clock == "modelled" else tasks)  # candidates, or tasks
         self.background = ThreadPoolExecutor(max(2, tasks))
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
@@ -420,10 +421,10 @@ class Sandbox:
     def turn(self):
         """A context within which the GPU may be used beside the sandbox: nothing is being timed then.
 
-        Its value is None, or says whether anybody waits for the context's end: lane.Turn.wanted().
+        Its value is None, or says whether anybody waits for the context's end: lane.WritingTurn.wanted().
         """
         if self.settings["clock"] == "measured":
-            return Turn(self.settings, alone=False)
+            return WritingTurn(self.settings)
         return contextlib.nullcontext()
 
     def _join(self, pairs=None):
@@ -451,6 +452,7 @@ class Sandbox:
             oldest = next(iter(self.idle))
             source = max(self.idle, key=lambda source: self.idle[source].weight) if crowded else oldest
             self.idle.pop(source).close(wait=crowded)
+            self.looked = 0.0
 
     def _end_idle(self, wait=False):
         children = [self.idle.popitem()[1] for _ in range(len(self.idle))]
@@ -460,8 +462,11 @@ class Sandbox:
             child.close(wait)
 
     def _crowded(self):
-        free, total = torch.cuda.mem_get_info(self.device) if self.device != "cpu" else (1, 1)
-        return free < total / 8
+        """Is less than an eighth of the GPU's memory free? While others allocate the driver takes its time to say."""
+        if self.device != "cpu" and time.monotonic() > self.looked + 0.1:
+            free, total = torch.cuda.mem_get_info(self.device)
+            self.looked, self.crowded = time.monotonic(), free < total / 8
+        return self.crowded
 
     def _judge(self, child, task, codes):
         """Verdicts through a scorer, started where there is none. Returns (scorer or None, {code: verdict})."""

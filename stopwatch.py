@@ -6,8 +6,9 @@ through a *lane* (lane.py): a socket for orders, and GPU memory that both can se
 
 What is timed is a batch of calls on distinct inputs, recorded as a CUDA graph: the same kernels as eager PyTorch's,
 back to back, without the gaps that a slow host leaves between launches. Before the clock starts the host has taken the
-GPU over from the other processes and is awake: neither takes a constant time. (The customary protocol, and a model that
-cannot be captured, is timed as it runs, host and all; then so is the reference.) What makes the time hard to forge:
+GPU over from the other processes, which takes no constant time, has cleared its cache and is awake. (The customary
+protocol, and a model that cannot be captured, is timed as it runs, host and all; then so is the reference.) What makes
+the time hard to forge:
 
     a captured graph is a fixed program: what it works on is written afterwards, and no Python of the candidate runs;
     the scorer reads its own clock: from the starting signal until the host's that the GPU has finished;
@@ -19,8 +20,9 @@ A candidate that dawdles in a check is not waited for, and may compute while ano
 one are slowed, and its verdict says `disturbed`.
 
 What it rests on: the host's own Python and CUDA runtime; and that a captured kernel computes its result anew, although
-it could keep a copy of its inputs and notice that they are the same in the batch's next repetition. A candidate that rewrites either from within (ctypes, native
-threads of a C++ extension) is not stopped by this file; sandbox.static_check refuses the ways there that it can see.
+it could keep a copy of its inputs and notice that they are the same in the batch's next repetition. A candidate that
+rewrites the former from within (ctypes, native threads of a C++ extension) is not stopped by this file;
+sandbox.static_check refuses the ways there that it can see.
 """
 
 import contextlib
@@ -35,7 +37,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import torch
 
 from jail import Gone
-from lane import BATCH, Failed, Lane, Turn
+from lane import BATCH, Failed, Lane, Turn, blank
 from plain import is_plain
 from roofline import Clock
 from trials import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, reaching, set_failure, set_profile,
@@ -59,29 +61,35 @@ class Timing:
 
     seconds: for (reference, candidate), a list over batches of seconds per call; handing, without graphs: of seconds
     that handing over a result took;
-    waited: for every clearing of the cache, whether it took so long that something else must have had the GPU.
+    waited: for every batch, whether clearing the cache took so long that something else must have had the GPU.
     """
 
-    def __init__(self, reference, candidate, calls, graphs, clear_cache):
-        """graphs: have the calls been captured? Then a batch repeats them until it is long enough to be timed well."""
-        self.lanes, self.calls, self.graphs, self.clear_cache = (reference, candidate), calls, graphs, clear_cache
+    def __init__(self, reference, candidate, calls, graphs, patience):
+        """graphs: have the calls been captured? Then a batch repeats them until it is long enough to be timed well.
+        patience: seconds in which the cache is cleared when undisturbed.
+        """
+        self.lanes, self.calls, self.graphs, self.patience = (reference, candidate), calls, graphs, patience
         self.seconds, self.handing, self.waited = ([], []), ([], []), []
         self.spent = 0.0  # seconds
         self.overhead = reference.overhead()
         self.repeat = [lane.repetitions(calls) if graphs else 1 for lane in self.lanes]
 
-    def batch(self, seed, call):
+    def tell(self, seed, call):
+        """Say what the next batch is; to be done before it, without the GPU."""
+        for lane, repeat in zip(self.lanes, self.repeat):
+            lane.tell(self.calls, seed, repeat, call if self.graphs else None)
+
+    def batch(self, call):
         """Time one batch on both; the inputs must have been put. Returns both hosts' answers with the call's output.
 
         The first is for warming up, and does not count.
         """
-        began, answers, earlier = time.monotonic(), [None, None], len(self.waited) // 2
+        began, answers, earlier = time.monotonic(), [None, None], len(self.waited)
         for which in (1, 0) if earlier % 2 else (0, 1):
-            self.waited.append(self.clear_cache())
-            seconds, answers[which] = self.lanes[which].go(self.calls, seed, self.repeat[which],
-                                                           call if self.graphs else None)
+            seconds, answers[which] = self.lanes[which].go()
             if earlier:
                 self.seconds[which].append(max(seconds - self.overhead, 1e-7) / len(self.calls) / self.repeat[which])
+        self.waited.append(answers[0]["clearing"] > self.patience)  # the candidate's is not believed
         self.spent += time.monotonic() - began
         if not self.graphs:
             for which, lane in enumerate(self.lanes):
@@ -115,12 +123,6 @@ class Timing:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Judging, in the scorer's process
-
-
-@functools.cache
-def blank(device):
-    """256 MiB, one for each process: overwriting it leaves nothing else in any L2 cache."""
-    return torch.empty(256 << 20, dtype=torch.uint8, device=device)
 
 
 @functools.cache
@@ -471,7 +473,7 @@ class Measured:
         chance, graphs = random.Random(os.urandom(8)), reference_lane is self.lane and self.graphs
         reference_lane.drop()  # the last candidate may have failed before its results were fetched
         lane.take_turn(alone=True)
-        timing = Timing(reference_lane, lane, self.calls, graphs, self.clear_cache)
+        timing = Timing(reference_lane, lane, self.calls, graphs, self.patience)
         while not timing.enough(self.settings["measure"]):
             lane.take_turn()
             seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
@@ -481,9 +483,10 @@ class Measured:
                 lane.put(slot, inputs)
             reference_lane.poison()
             lane.poison()
+            timing.tell(seed, call)
             lane.finish()
             lane.take_turn(alone=True)
-            answers = timing.batch(seed, call)
+            answers = timing.batch(call)
             lane.take_turn()
             expected, got = reference_lane.results(answers[0]), lane.results(answers[1])
             reference_lane.drop()

@@ -22,7 +22,7 @@ import triton
 import host
 import jail
 import sandbox as sandbox_module
-from lane import Lane, Turn
+from lane import Lane, Turn, WritingTurn
 from plain import is_plain
 from sandbox import Sandbox, TaskError, feedback
 from stopwatch import Timing
@@ -491,7 +491,7 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkey
         seen.append(weakref.ref(sys.modules["candidate"].TABLE))
         one.build([], 0, False, False)
         if change == "pass" and len(seen) == 1:
-            one.share((arena, out), places, places, 1, [[True, None], [False, sizes]])
+            one.share((arena, out, out), places, places, 1, [[True, None], [False, sizes]])
         jail.views(arena, places)[0].copy_(x)
         one.forward(0, 0, False, (), False)
         assert torch.equal(jail.views(out, places)[0], 2 * x), change
@@ -499,21 +499,29 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkey
 
 
 class Clocked(Lane):
-    """A lane whose model takes `call` seconds a call, and `nothing` for a batch without calls."""
+    """A lane whose model takes `call` seconds a call, and `nothing` for a batch without calls.
 
-    def __init__(self, call, nothing):
+    To be timed once takes it `pause` seconds, and to clear the cache `clearing`.
+    """
+
+    def __init__(self, call, nothing, pause=0.0, clearing=0.0):
         self.captured, self.repeat, self.empty = True, None, None
-        self.call, self.nothing = call, nothing
+        self.call, self.nothing, self.pause, self.clearing = call, nothing, pause, clearing
 
-    def go(self, calls, seed=0, repeat=1, call=None):
-        return self.nothing + self.call * len(calls) * repeat, {"call": call}
+    def tell(self, calls, seed=0, repeat=1, call=None):
+        self.seconds, self.answer = self.nothing + self.call * len(calls) * repeat, {"call": call}
+
+    def go(self):
+        time.sleep(self.pause)
+        return self.seconds, self.answer | {"clearing": self.clearing}
 
 
 def test_a_candidate_that_dawdles_when_there_is_nothing_to_do_gains_nothing():
     """Only the reference is asked what a batch without calls takes: that is subtracted from both sides' times."""
-    timing = Timing(Clocked(1e-4, 3e-5), Clocked(5e-5, 2e-3), [0, 1], True, lambda: False)
+    timing = Timing(Clocked(1e-4, 3e-5), Clocked(5e-5, 2e-3, clearing=1.0), [0, 1], True, patience=0.01)
     for _ in range(11):
-        assert timing.batch(seed=0, call=1) == [{"call": 1}, {"call": 1}]
+        timing.tell(seed=0, call=1)
+        assert [answer["call"] for answer in timing.batch(call=1)] == [1, 1]
     reference, candidate, low, disturbed = timing.summary()
     assert reference == pytest.approx(0.1, rel=1e-3) and len(timing.seconds[1]) == 10
     assert candidate > 0.05 and low < 2 and not disturbed
@@ -522,11 +530,12 @@ def test_a_candidate_that_dawdles_when_there_is_nothing_to_do_gains_nothing():
 def test_what_is_disturbed_for_a_while_is_timed_for_longer():
     def timed(slow):
         """slow(batch): is the candidate slowed down in this batch? Returns the number of batches and the summary."""
-        reference, candidate, batch = Clocked(1e-4, 0.0), Clocked(5e-5, 0.0), -1
-        timing = Timing(reference, candidate, [0, 1], True, lambda: bool(time.sleep(0.002)))
+        reference, candidate, batch = Clocked(1e-4, 0.0, pause=0.002), Clocked(5e-5, 0.0, pause=0.002), -1
+        timing = Timing(reference, candidate, [0, 1], True, patience=0.01)
         while not timing.enough(0.03):
             candidate.call = 1e-4 if slow(batch) else 5e-5
-            timing.batch(seed=0, call=0)
+            timing.tell(seed=0, call=0)
+            timing.batch(call=0)
             batch += 1
         return batch, timing.summary()
 
@@ -538,26 +547,92 @@ def test_what_is_disturbed_for_a_while_is_timed_for_longer():
     assert some < many < 40 and disturbed
 
 
-def test_who_has_a_turn_can_ask_whether_somebody_waits_for_its_end(tmp_path):
+def test_who_needs_long_to_clear_the_cache_is_not_alone():
+    timing = Timing(Clocked(1e-4, 0.0, clearing=0.02), Clocked(5e-5, 0.0), [0, 1], True, patience=0.01)
+    for _ in range(7):
+        timing.tell(seed=0, call=1)
+        timing.batch(call=1)
+    assert timing.summary()[3]
+
+
+def test_a_host_that_was_told_of_a_batch_can_be_given_another_order():
+    """As when the candidate fails that it was to be timed against."""
+    with Sandbox(clock="measured") as sandbox:
+        lane = Lane(sandbox.control, sandbox.settings, "reference")
+        try:
+            lane.wake()
+            lane.load(TASK.source, "Model")
+            lane.share([torch.ones(2)], [torch.ones(2)], 1, [])
+            lane.tell([0])
+            lane.load(TASK.source, "Model")
+            lane.tell([], repeat=0)
+            seconds, answer = lane.go()
+            assert 0 < seconds < 5 and answer["clearing"] >= 0 and not lane.told
+            lane.load(TASK.source, "Model")
+        finally:
+            lane.close()
+
+
+def soon(condition) -> bool:
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    return condition()
+
+
+def test_who_writes_can_ask_whether_somebody_waits_for_it_alone(tmp_path):
+    """Somebody wants the GPU alone: as long as a third checks, the writer may go on, and even begin again."""
     settings, seen = {"scratch": str(tmp_path)}, []
 
     def time_alone():
         with Turn(settings, alone=True):
             seen.append("alone")
+            time.sleep(0.2)
 
-    with Turn(settings, alone=False) as mine:
-        assert not mine.wanted()
-        with Turn(settings, alone=False):
-            assert not mine.wanted()
-        thread = threading.Thread(target=time_alone)
+    checking, thread = Turn(settings, alone=False), threading.Thread(target=time_alone)
+    with WritingTurn(settings) as writing:
+        checking.take()
+        assert not writing.wanted()
         thread.start()
-        end = time.monotonic() + 10
-        while not mine.wanted() and time.monotonic() < end:
-            time.sleep(0.001)
-        assert mine.wanted() and not seen
-    thread.join()
-    with Turn(settings, alone=False) as mine:
-        assert seen and not mine.wanted()
+        assert soon(lambda: is_locked(tmp_path / "gpu.gate"))
+        time.sleep(0.05)
+        assert not writing.wanted()
+    with WritingTurn(settings) as writing:
+        assert not writing.wanted() and not seen
+        checking.give()
+        assert soon(writing.wanted)
+        time.sleep(0.05)
+        assert not seen
+    with WritingTurn(settings) as writing:
+        assert seen and not thread.join(0.05) and not thread.is_alive() and not writing.wanted()
+
+
+def test_who_writes_does_not_come_between_those_who_want_the_gpu_alone(tmp_path):
+    settings, order = {"scratch": str(tmp_path)}, []
+
+    def want(turn, name):
+        with turn:
+            order.append(name)
+            time.sleep(0.05)
+
+    threads = [threading.Thread(target=want, args=(Turn(settings, alone=True), "alone")) for _ in range(3)]
+    threads.insert(1, threading.Thread(target=want, args=(WritingTurn(settings), "writing")))
+    with Turn(settings, alone=True):
+        for thread in threads:
+            thread.start()
+            time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert order == ["alone"] * 3 + ["writing"]
+
+
+def is_locked(path) -> bool:
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_who_wants_the_gpu_alone_comes_first_and_one_after_the_other(tmp_path):
@@ -602,9 +677,8 @@ def test_a_turn_that_cannot_be_had_blocks_nobody(tmp_path):
     for alone in (True, False, True):
         with pytest.raises(FileNotFoundError):
             Turn({"scratch": str(tmp_path / "gone")}, alone).take()
-    with Turn({"scratch": str(tmp_path)}, alone=True), pytest.raises(BlockingIOError):
-        with open(tmp_path / "gpu.lock") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    with Turn({"scratch": str(tmp_path)}, alone=True):
+        assert all(is_locked(tmp_path / name) for name in ("gpu.gate", "gpu.lock", "gpu.pen"))
 
 
 KEEPER_KILLER = """

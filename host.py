@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from jail import ALIGN, attach, receive, send, views, watch
+from jail import ALIGN, attach, receive, send, spare_memory, views, watch
 from plain import state, unchanged
 from roofline import FREE
 from trials import perturb_state
@@ -229,7 +229,7 @@ class Host:
     def capture(self, calls):
         """Turn the calls into one CUDA graph, which `go` replays from now on: the same kernels, without the host."""
         try:
-            torch.cuda.empty_cache()  # a graph has a pool of memory of its own
+            spare_memory()  # a graph has a pool of its own
             stream = self.stream = self.stream or torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.no_grad(), torch.cuda.stream(stream):
@@ -239,7 +239,7 @@ class Host:
             with torch.no_grad(), torch.cuda.graph(graph, stream=stream):
                 self.kept = [self.model(*self.inputs(slot)) for slot in calls]
             self.graph = graph
-            torch.cuda.empty_cache()
+            spare_memory()
         except Exception:  # it waits for the GPU, or uses a stream of its own: the host is restarted and times it as is
             self.kept = []
         return {"captured": self.graph is not None}

@@ -235,7 +235,19 @@ class Child:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Memory that two processes see
+# Memory of a GPU that many processes use
+
+LEFT = 512 << 20  # bytes that PyTorch may keep for later in each of them
+
+
+def spare_memory():
+    """Have PyTorch give back what it keeps for later in this process, if that is much: others need it.
+
+    Not else, as to free and to allocate memory makes the processes of a GPU wait for each other.
+    """
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LEFT:
+        torch.cuda.empty_cache()
+
 
 ALIGN = 512  # bytes; what cudaMalloc guarantees, so that shared tensors are as well aligned as a model's own
 

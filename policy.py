@@ -1,10 +1,11 @@
 """The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper section 3, 'Roll out').
 
-`rollout` plays many (task, skills) jobs at once: the model writes, the sandbox scores a task's kernels once all of its
-rollouts have one, and its answers open their next turn. It knows nothing of retrieval, storage or advantages:
+`rollout` plays many (task, skills) jobs at once: the model writes, the sandbox scores a task's kernels as they come, and
+once all of its rollouts have their answers these open the next turn. It knows nothing of retrieval, storage or advantages:
 reinforce.py fills in each turn's reward and advantage.
 """
 
+import functools
 import sys
 from dataclasses import dataclass, field
 
@@ -61,37 +62,40 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
     longer than `max_prompt_tokens` ends there; a first prompt that is too long gives one turn that says so.
     temperature 0 is greedy. `sandbox` needs `prepare`, `submit`, `wait`, `turn` and `device`.
 
-    On a GPU the rollouts of each task go through their turns independently of the other tasks': while the sandbox
-    judges the kernels of some, the model writes those of others. On a CPU both need the same cores.
+    On a GPU the rollouts of each task go through their turns independently of the other tasks', and the sandbox judges
+    kernels while the model writes others. On a CPU both need the same cores.
     """
     trajectories = [Trajectory(task, tuple(skills)) for task, skills in jobs]
     groups = {}  # those that go through their turns together
     for trajectory in trajectories:
         groups.setdefault(trajectory.task.source if sandbox.device != "cpu" else "all", []).append(trajectory)
     plays = [Play(model, sandbox, group, turns, max_prompt_tokens) for group in groups.values()]
-    judged, waiting, going = list(plays), {}, len(plays)  # waiting: {future verdicts: the Play that they belong to}
+    ready, waiting, going = list(plays), [], len(plays)  # to begin a turn; for verdicts; how many have turns left
 
     def coming(wait):
         """The prompts of turns that can begin now; None when all turns are over (see Backbone.stream)."""
         nonlocal going
         prompts = []
         while going:
-            while judged:
-                new = judged.pop(0).prompts_of_next_turn()
+            for play in ready:
+                new = play.prompts_of_next_turn()
                 prompts += new
                 going -= not new
-            for future in sandbox.wait(waiting, block=wait and not prompts):
-                play = waiting.pop(future)
-                play.hear(future)
-                judged.append(play)
-            if not judged:
+            unjudged = [future for play in waiting for future in play.futures.values() if not future.done()]
+            ready[:] = [play for play in waiting if play.is_judged()]
+            waiting[:] = [play for play in waiting if play not in ready]
+            for play in ready:
+                play.hear()
+            if not ready and (prompts or not wait or not going):
                 break
+            if not ready:
+                sandbox.wait(unjudged)
         return prompts or ([] if going else None)
 
     stream = model.stream(coming, max_new_tokens, temperature, generator, turn=sandbox.turn)
     for (play, i), reply in stream:
         if play.take(i, reply):
-            waiting[sandbox.submit(play.pairs)] = play
+            waiting.append(play)
     return trajectories
 
 
@@ -108,7 +112,8 @@ class Play:
             if (trajectory.task, trajectory.skills) not in first:
                 first[trajectory.task, trajectory.skills] = model.chat_ids(history)
         self.prompts = [first[trajectory.task, trajectory.skills] for trajectory in trajectories]
-        self.replies, self.alive = {}, []  # of this turn, by rollout; rollouts that take part in it
+        self.replies, self.codes, self.futures = {}, {}, {}  # of this turn, by rollout
+        self.alive = []  # rollouts that take part in it
         for i, prompt in enumerate(self.prompts):
             if len(prompt) <= self.limit:
                 self.alive.append(i)
@@ -126,57 +131,55 @@ class Play:
         return [((self, i), self.prompts[i]) for i in self.alive]
 
     def take(self, i, reply) -> bool:
-        """Take a reply. Returns whether it was the turn's last; then `pairs` are (task, code) of those with a kernel.
-        """
-        self.replies[i] = reply
-        if len(self.replies) < len(self.alive):
-            return False
-        self.codes = [backbone.extract_code(self.replies[i].text) for i in self.alive]
-        self.pairs = [(self.trajectories[i].task, code) for i, code in zip(self.alive, self.codes) if code]
-        return True
+        """Take a reply and have the sandbox judge its kernel. Returns whether it was the turn's last."""
+        self.replies[i], self.codes[i] = reply, backbone.extract_code(reply.text)
+        last = len(self.replies) == len(self.alive)
+        if self.sandbox.device != "cpu" or last:
+            new = [i for i in self.replies if self.codes[i] and i not in self.futures]
+            pairs = [(self.trajectories[i].task, self.codes[i]) for i in new]
+            self.futures.update(zip(new, self.sandbox.submit(pairs)))
+        return last
 
-    def hear(self, future):
-        """Take the sandbox's verdicts on `pairs` and end the turn."""
-        scored = iter(score_pairs(self.sandbox, self.pairs, future))
+    def is_judged(self) -> bool:
+        """Are all verdicts there on what has been handed in?"""
+        return all(future.done() for future in self.futures.values())
+
+    def hear(self):
+        """Take the sandbox's verdicts and end the turn."""
         still = []
-        for i, code in zip(self.alive, self.codes):
-            reply = self.replies[i]
+        for i in self.alive:
+            reply, trajectory = self.replies[i], self.trajectories[i]
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             error = "the reply has no code block that defines ModelNew" + cut
-            verdict = next(scored) if code else _unscored(self.sandbox, error)
-            self.trajectories[i].turns.append(Turn(reply, code, verdict))
+            verdict = verdict_of(self.futures[i], self.sandbox) if self.codes[i] else _unscored(self.sandbox, error)
+            trajectory.turns.append(Turn(reply, self.codes[i], verdict))
             self.messages[i] = next_messages(self.messages[i], reply.text, verdict)
             if self.turn < self.turns:
                 self.prompts[i] = self.model.next_ids(reply, self.messages[i])
                 still += [i] if len(self.prompts[i]) <= self.limit else []
-        self.alive, self.replies = still, {}
+        self.alive, self.replies, self.codes, self.futures = still, {}, {}, {}
 
 
-def score_pairs(sandbox, pairs, future=None) -> list[Verdict]:
-    """Verdicts for (task, code) pairs, in their order. A task whose reference fails costs its own candidates only.
-
-    future: what sandbox.submit has returned for these pairs, if they have been handed in already.
-    """
-    def score(pairs, future=None):
-        future = future or sandbox.submit(pairs)
+def score_pairs(sandbox, pairs) -> list[Verdict]:
+    """Verdicts for (task, code) pairs, in their order. A task whose reference fails costs its own candidates only."""
+    futures = sandbox.submit(pairs)
+    for future in futures:
         sandbox.wait([future])
-        return future.result()
+    return [verdict_of(future, sandbox) for future in futures]
 
+
+def verdict_of(future, sandbox) -> Verdict:
+    """What the sandbox found; if the task cannot be used, that, which is also said once."""
     try:
-        return score(pairs, future)
-    except TaskError:
-        pass  # one of the tasks; ask for each alone
-    verdicts, unusable = [], {}
-    for task, code in pairs:
-        try:
-            if task.source not in unusable:
-                verdicts += score([(task, code)])
-                continue
-        except TaskError as error:
-            unusable[task.source] = str(error)
-            print(f"unusable task: {error}", file=sys.stderr)
-        verdicts.append(_unscored(sandbox, f"unusable task: {unusable[task.source]}"))
-    return verdicts
+        return future.result()
+    except TaskError as error:
+        _say(f"unusable task: {error}")
+        return _unscored(sandbox, f"unusable task: {error}")
+
+
+@functools.cache
+def _say(text):
+    print(text, file=sys.stderr)
 
 
 def _unscored(sandbox, error) -> Verdict:

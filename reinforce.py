@@ -387,12 +387,10 @@ class TimedSandbox:
     def submit(self, pairs):
         return self.sandbox.submit(pairs)
 
-    def wait(self, futures, block=True):
+    def wait(self, futures):
         start = time.monotonic()
-        try:
-            return self.sandbox.wait(futures, block)
-        finally:
-            self.seconds["sandbox"] += time.monotonic() - start
+        self.sandbox.wait(futures)
+        self.seconds["sandbox"] += time.monotonic() - start
 
 
 def train(run, stream):

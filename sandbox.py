@@ -43,7 +43,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, OrderedDict
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import asdict
 from pathlib import Path
 
@@ -55,7 +55,7 @@ import jail
 import ptx
 import roofline
 import stopwatch
-from jail import Child, Gone, receive, send
+from jail import Child, Gone, receive, send, spare_memory
 from lane import Lane, WritingTurn
 from plain import is_plain
 from tasks import TaskError, load_task
@@ -184,7 +184,7 @@ def scorer(sock, warm, settings):
             reference = Reference(job, settings)
             if settings["clock"] == "measured":
                 measured = stopwatch.Measured(reference, warm, settings, lanes, arenas)
-                measured.spare_memory()
+                spare_memory()
         except TaskError as error:
             send(sock, {"unusable": str(error)})
             return
@@ -193,15 +193,13 @@ def scorer(sock, warm, settings):
         shapes = []  # see generalise
         while "codes" in (order := receive(sock)):
             judge(order, sock, job, reference, measured, warm, settings, shapes)
-            if measured is not None:
-                measured.spare_memory()
+            spare_memory()
         job, lanes = order, measured.hand_on()
         del reference, measured, shapes
         gc.collect()
-        if settings["device"] != "cpu":
-            torch.cuda.empty_cache()
-            if torch.cuda.memory_reserved() > HOARD:  # memory that was shared is not given back
-                return
+        spare_memory()
+        if torch.cuda.memory_reserved() > HOARD:  # memory that was shared is not given back
+            return
 
 
 def judge(order, sock, job, reference, measured, warm, settings, shapes):
@@ -304,8 +302,11 @@ class Sandbox:
         self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
         self.looked, self.crowded = 0.0, False  # see _crowded
-        self.at_work = threading.Semaphore(self.workers if clock == "modelled" else tasks)  # candidates, or tasks
-        self.background = ThreadPoolExecutor(max(2, tasks))
+        self.modelled = clock == "modelled"
+        self.futures = {}  # (source, code) -> Future of all that has no verdict yet
+        self.waiting = {}  # source -> [(task, code)] that nobody has begun with
+        self.at_work = Counter()  # source -> threads of _work that judge its candidates
+        self.most_at_work = self.workers if self.modelled else tasks
         self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
 
     def score(self, task, codes):
@@ -338,14 +339,14 @@ class Sandbox:
             with self.lock:
                 self._rest(task.source, child)
 
-        if self.settings["clock"] == "measured" and self.settings["tasks"] > 1 and len(counts) <= KEPT:
+        if not self.modelled and self.settings["tasks"] > 1 and len(counts) <= KEPT:
             with self.lock:
                 self.round += len(counts) > 1
                 others = {source for source, child in self.idle.items() if child.round == self.round}
                 others |= {source for source, thread in self.starting.items() if thread.is_alive()}
                 standing = {source: self.idle.pop(source, None) for source in counts}
                 for source, task in {task.source: task for task in tasks}.items():
-                    if standing[source] is None and len(others | {source}) > KEPT:
+                    if standing[source] is None and (self.at_work[source] or len(others | {source}) > KEPT):
                         continue  # its turn comes when candidates of others have been judged
                     others.add(source)
                     work = task, self.starting.get(source), standing[source]
@@ -357,85 +358,93 @@ class Sandbox:
 
         Raises TaskError when one of the tasks cannot be used.
         """
-        self._join(pairs)
-        keys = [(task.source, code) for task, code in pairs]
-        tasks = {task.source: task for task, _ in pairs}
-        waiting = OrderedDict()  # source -> codes still to be judged
+        return [future.result() for future in self.submit(pairs)]
+
+    def submit(self, pairs) -> list[Future]:
+        """Have pairs judged in the background. Their verdicts, in their order; TaskError when a task cannot be used.
+
+        What is already known is not judged again, nor what is being judged or waits for it: those share a Future.
+        """
+        futures = []
         with self.lock:
-            verdicts = {key: self.verdicts[key] for key in keys if key in self.verdicts}
-        for source, code in keys:
-            if (source, code) not in verdicts and code not in waiting.setdefault(source, []):
-                waiting[source].append(code)
-        problems, busy = [], {source: 0 for source in waiting}
-        modelled = self.settings["clock"] == "modelled"
+            for task, code in pairs:
+                key = task.source, code
+                future = self.futures.get(key) or Future()
+                if key not in self.futures and key in self.verdicts:
+                    future.set_result(self.verdicts[key])
+                elif key not in self.futures:
+                    self.futures[key] = future
+                    self.waiting.setdefault(task.source, []).append((task, code))
+                futures.append(future)
+            more = sum(map(len, self.waiting.values())) if self.modelled else len(self.waiting)
+            for _ in range(min(more, self.most_at_work - self.at_work.total())):
+                self.at_work[None] += 1
+                threading.Thread(target=self._work, daemon=True).start()
+        return futures
 
-        def work():
-            child, current = None, None
-            try:
-                while not problems:
-                    with self.lock:  # stay with the task whose reference stands; else help where fewest are at work
-                        left = [source for source in waiting if waiting[source]]
-                        if not left:
-                            return
-                        if current not in left:
-                            self._rest(current, child)
-                            busy[current] = busy.get(current, 0) - 1
-                            current = min(left, key=lambda source: busy[source])
-                            busy[current] += 1
-                            child = self.idle.pop(current, None)
-                        count = 1 if modelled else len(waiting[current])
-                        codes = [waiting[current].pop(0) for _ in range(count)]
-                    with self.at_work:
-                        child, judged = self._judge(child, tasks[current], codes)
-                    verdicts.update({(current, code): verdict for code, verdict in judged.items()})
-            except Exception as error:
-                problems.append(error)
-            finally:
-                with self.lock:
+    def _work(self):
+        """Judge what waits, until nothing does."""
+        child, current, judged = None, None, []  # judged: [(code, its verdict or an exception)] of the current task
+        while True:
+            with self.lock:  # stay with the task whose reference stands; else help where fewest are at work
+                futures = [self.futures.pop((current, code)) for code, _ in judged]
+                self._remember(current, judged)
+                left = [source for source in self.waiting if self.modelled or source == current
+                        or not self.at_work[source]]
+                if current not in left:
                     self._rest(current, child)
+                    self.at_work[current] -= 1
+                    child, current = None, min(left, key=lambda source: self.at_work[source], default=None)
+                    self.at_work[current] += bool(left)
+                waiting = self.waiting.pop(current, [])
+                count = 1 if self.modelled else len(waiting)
+                if waiting[count:]:
+                    self.waiting[current] = waiting[count:]
+            for future, (_, result) in zip(futures, judged):  # only now, as the scorer must be at rest to be prepared
+                (future.set_exception if isinstance(result, Exception) else future.set_result)(result)
+            if not left:
+                return
+            codes = [code for _, code in waiting[:count]]
+            try:
+                if child is None:
+                    self._join(current)
+                    with self.lock:
+                        child = self.idle.pop(current, None)
+                child, verdicts = self._judge(child, waiting[0][0], codes)
+                judged = [(code, verdicts[code]) for code in codes]
+            except Exception as error:
+                if child is not None:
+                    child.close()
+                child, judged = None, [(code, error) for code in codes]
 
-        total = sum(map(len, waiting.values()))
-        count = min(self.workers, total) if modelled else min(self.settings["tasks"], len(waiting))
-        threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if problems:
-            raise problems[0]
+    def _remember(self, source, judged):
+        """self.lock is held."""
         if self.remember:
-            with self.lock:
-                self.verdicts.update(verdicts)
-                while len(self.verdicts) > 10000:
-                    self.verdicts.popitem(last=False)
-        return [verdicts[key] for key in keys]
+            self.verdicts.update({(source, code): result for code, result in judged if isinstance(result, Verdict)})
+            while len(self.verdicts) > 10000:
+                self.verdicts.popitem(last=False)
 
-    def submit(self, pairs) -> Future:
-        """Have score_pairs judge in the background; several calls can be under way, of the tasks of one or of many."""
-        return self.background.submit(self.score_pairs, pairs)
-
-    def wait(self, futures, block=True) -> set:
-        """Those of `futures` that are done; with `block` at least one, if there are any."""
-        return wait(futures, None if block else 0, FIRST_COMPLETED).done
+    def wait(self, futures):
+        """Wait until one of `futures` is done."""
+        wait(futures, return_when=FIRST_COMPLETED)
 
     def turn(self):
         """A context within which the GPU may be used beside the sandbox: nothing is being timed then.
 
         Its value is None, or says whether anybody waits for the context's end: lane.WritingTurn.wanted().
         """
-        if self.settings["clock"] == "measured":
+        if not self.modelled:
             return WritingTurn(self.settings)
         return contextlib.nullcontext()
 
-    def _join(self, pairs=None):
-        """Wait for prepare's threads, those of these pairs' tasks or all."""
+    def _join(self, source=None):
+        """Wait for prepare's thread for a task, or for all of them."""
         with self.lock:
-            sources = set(self.starting) if pairs is None else {task.source for task, _ in pairs}
-            threads = [thread for source, thread in self.starting.items() if source in sources]
+            threads = [thread for one, thread in self.starting.items() if source in (None, one)]
         for thread in threads:
             thread.join()
         with self.lock:
-            self.starting = {source: thread for source, thread in self.starting.items() if thread.is_alive()}
+            self.starting = {one: thread for one, thread in self.starting.items() if thread.is_alive()}
 
     def _rest(self, source, child):
         """Keep a scorer on a GPU for its task's next turn, as long as memory allows; else end it. self.lock is held."""
@@ -447,7 +456,7 @@ class Sandbox:
         if source in self.idle:  # two have been at work for it
             return child.close()
         self.idle[source], child.round = child, self.round
-        most = 0 if self.settings["clock"] == "modelled" else KEPT
+        most = 0 if self.modelled else KEPT
         while (crowded := len(self.idle) > 1 and self._crowded()) or len(self.idle) > most:
             oldest = next(iter(self.idle))
             source = max(self.idle, key=lambda source: self.idle[source].weight) if crowded else oldest
@@ -563,11 +572,10 @@ class Sandbox:
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""
         if self.control is not None:
-            self.background.shutdown(wait=False, cancel_futures=True)
+            control, self.control = self.control, None  # what waits fails from now on
             self._join()
             self._end_idle(wait=True)
-            self.control.close()
-            self.control = None
+            control.close()
             try:
                 self.process.wait(10)
             except subprocess.TimeoutExpired:

@@ -194,11 +194,6 @@ class Measured:
         self.arenas, self.calls, self.plain_lane = [] if arenas is None else arenas, None, None
         self.start_reference(self.lane)
 
-    def spare_memory(self):
-        """Give back what PyTorch keeps for later in this process: others are at work beside it."""
-        if self.cuda:
-            torch.cuda.empty_cache()
-
     def hand_on(self) -> list:
         """The lanes for the next task: a reference's, then candidates', which have forgotten theirs."""
         if self.plain_lane not in (None, self.lane):

@@ -18,7 +18,7 @@ torch.set_num_threads(1)  # these models are so small that a second thread only 
 import backbone
 from backbone import Backbone, Completion
 from sandbox import KernelTime, Sandbox, Verdict, feedback
-from tasks import Task
+from tasks import Task, TaskError
 
 TEMPLATE = """{%- for m in messages -%}
 <|im_start|>{{ m.role }}
@@ -144,12 +144,12 @@ class Scripted(Backbone):
             yield key, Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
 
 
-def completed(work, *arguments) -> Future:
-    """What an executor would return, once it is done."""
+def completed(judge, *arguments) -> Future:
+    """What Sandbox.submit returns for a pair, once that is judged; it may be a TaskError."""
     future = Future()
     try:
-        future.set_result(work(*arguments))
-    except BaseException as error:
+        future.set_result(judge(*arguments))
+    except TaskError as error:
         future.set_exception(error)
     return future
 
@@ -167,15 +167,13 @@ class FakeSandbox:
         return contextlib.nullcontext()
 
     def submit(self, pairs):
-        return completed(self.score_pairs, pairs)
+        self.scored += pairs
+        return [completed(self.verdict, task, code) for task, code in pairs]
 
     wait = Sandbox.wait
+    score_pairs = Sandbox.score_pairs
 
-    def score_pairs(self, pairs):
-        self.scored += pairs
-        return [self.verdict(code) for _, code in pairs]
-
-    def verdict(self, code):
+    def verdict(self, task, code):
         claim = re.search(r"# speedup ([\d.]+) coverage ([\d.]+)", code)
         if not claim:
             return Verdict(compiled=True, error="wrong values")

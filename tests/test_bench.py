@@ -174,17 +174,17 @@ class Scorer:
     turn = None
 
     def submit(self, pairs):
-        return completed(self.score_pairs, pairs)
-
-    wait = FakeSandbox.wait
-
-    def score_pairs(self, pairs):
         self.lives -= 1
         if self.lives < 0:
             raise KeyboardInterrupt
-        return [Verdict(True, True, speed, 0.5, "modelled", 1.0, 1 / speed, correct_loose=True, speedup_low=speed,
-                        profile=[KernelTime("k", 0.5, True)])
-                for speed in (float(code.split("=")[1]) * self.factor for _, code in pairs)]
+        return [completed(self.verdict, code) for _, code in pairs]
+
+    wait = FakeSandbox.wait
+
+    def verdict(self, code):
+        speed = float(code.split("=")[1]) * self.factor
+        return Verdict(True, True, speed, 0.5, "modelled", 1.0, 1 / speed, correct_loose=True, speedup_low=speed,
+                       profile=[KernelTime("k", 0.5, True)])
 
 
 def options(**more):

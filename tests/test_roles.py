@@ -178,19 +178,18 @@ def test_on_a_gpu_tasks_go_through_their_turns_independently(scripted):
 
     class Partial(FakeSandbox):
         def submit(self, pairs):
-            events.append(("handed in", pairs[0][0].name))
-            assert {task.name for task, _ in pairs} == {pairs[0][0].name} and len(pairs) == 2
+            [(task, code)] = pairs
+            events.append(("handed in", task.name))
             future = Future()
-            future.pairs = pairs
-            return future
+            future.task, future.code = task, code
+            return [future]
 
-        def wait(self, futures, block=True):
-            if not block or all(future.done() for future in futures):
-                return super().wait(futures, block)
-            future = max(futures, key=lambda future: future.pairs[0][0].name)
-            events.append(("judged", future.pairs[0][0].name))
-            future.set_result(self.score_pairs(future.pairs))
-            return {future}
+        def wait(self, futures):
+            last = max(future.task.name for future in futures)
+            events.append(("judged", last))
+            for future in futures:
+                if future.task.name == last:
+                    future.set_result(self.verdict(future.task, future.code))
 
         def prepare(self, tasks):
             events.append(("prepared", tasks[0].name))
@@ -201,8 +200,33 @@ def test_on_a_gpu_tasks_go_through_their_turns_independently(scripted):
     assert [trajectory.task.name for trajectory in done] == ["task0", "task0", "task1", "task1", "task2", "task2"]
     assert all([turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0] for trajectory in done)
     names = ["task0", "task1", "task2"]
-    assert events == [("prepared", name) for name in names] + [("handed in", name) for name in names] + [
-        (what, name) for name in reversed(names) for what in ("judged", "prepared", "handed in", "judged")]
+    assert events == [("prepared", name) for name in names] + [("handed in", name) for name in names for _ in "12"] + [
+        (what, name) for name in reversed(names)
+        for what in ("judged", "prepared", "handed in", "handed in", "judged")]
+
+
+def test_on_a_gpu_a_kernel_is_judged_while_others_of_its_task_are_being_written(scripted):
+    written, judged = [], []
+
+    class Eager(FakeSandbox):
+        def verdict(self, task, code):
+            judged.append(len(written))
+            return super().verdict(task, code)
+
+    stream = scripted.stream
+
+    def noted(*arguments, **options):
+        for key, reply in stream(*arguments, **options):
+            written.append(reply)
+            yield key, reply
+
+    scripted.script, scripted.stream = lambda role, prompt: [kernel(1.0)], noted
+    jobs = [(make_task(), ())] * 3
+    for device, when in (("cuda", [1, 2, 3, 4, 5, 6]), ("cpu", [3, 3, 3, 6, 6, 6])):
+        assert all(len(one.turns) == 2 for one in rollout(scripted, Eager(device), jobs, 2, 400))
+        assert judged == when
+        written.clear()
+        judged.clear()
 
 
 def test_greedy_rollouts_need_no_generator_and_repeat(model):
@@ -217,10 +241,10 @@ def test_greedy_rollouts_need_no_generator_and_repeat(model):
 
 def test_an_unusable_task_costs_only_its_own_candidates(capsys):
     class Picky(FakeSandbox):
-        def score_pairs(self, pairs):
-            if any(task.name == "task1" for task, _ in pairs):
+        def verdict(self, task, code):
+            if task.name == "task1":
                 raise TaskError("task1: the reference fails")
-            return super().score_pairs(pairs)
+            return super().verdict(task, code)
 
     code = kernel(2.0)
     verdicts = score_pairs(

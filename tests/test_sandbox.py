@@ -380,10 +380,36 @@ def test_a_verdict_that_is_forgotten_while_a_call_waits_is_given_all_the_same():
     with on_cpu(tasks=2) as box:
         box.verdicts[PLAIN.source, "known"] = Verdict(error="known")
         box.verdicts.update({("", str(i)): Verdict() for i in range(9999)})
-        first = box.submit([(PLAIN, "known"), (PLAIN, slow)])
-        assert box.submit([(other, other.source.replace("Model(", "ModelNew("))]).result()[0].compiled
+        known, first = box.submit([(PLAIN, "known"), (PLAIN, slow)])
+        assert box.submit([(other, other.source.replace("Model(", "ModelNew("))])[0].result().compiled
         assert (PLAIN.source, "known") not in box.verdicts  # the second call is done before the first
-        assert [verdict.error for verdict in first.result()] == ["known", None]
+        assert known.result().error == "known" and first.result().error is None
+
+
+@pytest.mark.parametrize("clock", ["modelled", "measured"])
+def test_what_is_handed_in_while_others_are_judged(clock):
+    """The same code again is not judged again; another one of the task goes to the scorer that stands already."""
+    codes = [f"{PLAIN_NEW}# {i}\n" for i in range(6)]
+    other, scorers = Task("other", 0, PLAIN.source.replace("2.0", "3.0")), []
+    with on_cpu(clock=clock, tasks=2, workers=2) as box:
+        start = box._start_scorer
+        box._start_scorer = lambda task: scorers.append(task.name) or start(task)
+        futures = [box.submit([(PLAIN, code)])[0] for code in codes]
+        again = box.submit([(PLAIN, codes[-1]), (other, codes[0])])
+        assert again[0] is futures[-1]
+        assert all(future.result(60).compiled for future in [*futures, *again])
+        assert not box.futures and not box.waiting and soon(lambda: not box.at_work.total())
+        assert sorted(set(scorers)) == ["other", PLAIN.name] and len(scorers) <= (4 if clock == "modelled" else 2)
+        assert box.score_pairs([(PLAIN, code) for code in codes]) == [future.result() for future in futures]
+
+
+def test_what_waits_when_the_sandbox_is_closed_fails():
+    slow = PLAIN_NEW.replace("        return", "        time.sleep(1)\n        return")
+    with on_cpu(tasks=1) as box:
+        futures = box.submit([(Task(name, 0, PLAIN.source + f"# {name}\n"), slow) for name in "abc"])
+    for future in futures:
+        with pytest.raises(TaskError, match="closed"):
+            future.result(20)
 
 
 def test_a_candidate_that_hangs_or_dawdles_does_not_keep_others_from_being_timed():

@@ -361,7 +361,7 @@ class Engine:
         while True:
             idle = not any(owner) and not waiting
             if coming:
-                if idle:
+                if idle and slots is not None:
                     slots = None  # or its memory would outlive what follows
                     self._spare_memory()
                 new = source(idle)
@@ -534,7 +534,7 @@ class Engine:
         """
         count = slots.count
         if self.cuda:
-            return count if count / 4 < busy <= count else self._rows_for(busy, slots)
+            return count if count / 2 < busy <= count else self._rows_for(busy, slots)
         return busy if busy > count or not waiting and busy <= 0.8 * count else count
 
     def _admit(self, slots, rows, prompts, max_new_tokens, temperature, generator):

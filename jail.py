@@ -237,7 +237,7 @@ class Child:
 # ---------------------------------------------------------------------------------------------------------------------
 # Memory of a GPU that many processes use
 
-LEFT = 512 << 20  # bytes that PyTorch may keep for later in each of them
+LEFT = 128 << 20  # bytes that PyTorch may keep for later in each of them
 
 
 def spare_memory():

@@ -327,7 +327,8 @@ def update(model, optimizer, sequences, args) -> dict:
         if math.isfinite(stats["grad_norm"]):  # else the weights would be lost, all of them
             optimizer.step()
         stats["loss"] = total.item()
-    optimizer.zero_grad(set_to_none=True)  # sampling can use the memory
+    optimizer.zero_grad(set_to_none=True)
+    model.release()  # what the update has used, too: sampling and the sandbox need it
     return stats
 
 

@@ -82,12 +82,12 @@ class Timing:
     def batch(self, call):
         """Time one batch on both; the inputs must have been put. Returns both hosts' answers with the call's output.
 
-        The first is for warming up, and does not count.
+        Without graphs the first is for warming up, and does not count; a graph has been replayed to find `repeat`.
         """
         began, answers, earlier = time.monotonic(), [None, None], len(self.waited)
         for which in (1, 0) if earlier % 2 else (0, 1):
             seconds, answers[which] = self.lanes[which].go()
-            if earlier:
+            if earlier or self.graphs:
                 self.seconds[which].append(max(seconds - self.overhead, 1e-7) / len(self.calls) / self.repeat[which])
         self.waited.append(answers[0]["clearing"] > self.patience)  # the candidate's is not believed
         self.spent += time.monotonic() - began

@@ -545,7 +545,7 @@ class Clocked(Lane):
 def test_a_candidate_that_dawdles_when_there_is_nothing_to_do_gains_nothing():
     """Only the reference is asked what a batch without calls takes: that is subtracted from both sides' times."""
     timing = Timing(Clocked(1e-4, 3e-5), Clocked(5e-5, 2e-3, clearing=1.0), [0, 1], True, patience=0.01)
-    for _ in range(11):
+    for _ in range(10):
         timing.tell(seed=0, call=1)
         assert [answer["call"] for answer in timing.batch(call=1)] == [1, 1]
     reference, candidate, low, disturbed = timing.summary()
@@ -556,7 +556,7 @@ def test_a_candidate_that_dawdles_when_there_is_nothing_to_do_gains_nothing():
 def test_what_is_disturbed_for_a_while_is_timed_for_longer():
     def timed(slow):
         """slow(batch): is the candidate slowed down in this batch? Returns the number of batches and the summary."""
-        reference, candidate, batch = Clocked(1e-4, 0.0, pause=0.002), Clocked(5e-5, 0.0, pause=0.002), -1
+        reference, candidate, batch = Clocked(1e-4, 0.0, pause=0.002), Clocked(5e-5, 0.0, pause=0.002), 0
         timing = Timing(reference, candidate, [0, 1], True, patience=0.01)
         while not timing.enough(0.03):
             candidate.call = 1e-4 if slow(batch) else 5e-5

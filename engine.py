@@ -8,7 +8,8 @@ Here, on the unmodified weights and modeling code:
     slots               one preallocated cache; a sequence that is finished gives its slot to a waiting prompt
     fewer kernels       for attention to the cache, norms and rotary embedding (attention.py)
     CUDA graph          a whole step, sampling included, is recorded once and replayed: no launches from Python
-    no looking          the host reads what was written every 16 tokens; then prompts that have come meanwhile may join
+    no waiting          while the host reads what was written, and lets prompts that have come meanwhile join, the GPU
+                        writes the next few tokens
     one prefill         for equal prompts that start together (the rollouts of a scheme, the selections of a task)
     later turns         of a conversation read what is new only: a finished sequence's cache stays in its slot until
                         another sequence needs it, the memory is given back, or the weights have changed
@@ -35,7 +36,7 @@ from transformers import DynamicCache
 from attention import append, fused_rotation, shape_of_cache
 
 BLOCK = 16  # tokens that are written between two looks at which sequences are finished, at most
-POLITE = 4  # tokens after which somebody who waits to have the GPU alone gets it
+BLOCK_ON_GPU = 4  # the same, and how soon somebody who waits to have the GPU alone gets it
 SMALL = 1 / 16  # of the GPU's memory: a cache of this size is in nobody's way
 SPARE = 40 << 30  # bytes that stay free for the sandbox between calls; otherwise the cache is given back at once
 PREFILL = 32768  # most prompt tokens, padding included, in one forward on a GPU
@@ -52,6 +53,28 @@ class Reply:
     prompt: list[int]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # of the tokens, at temperature 1
+    begun: int = 0  # tokens that the GPU has been told to write: some may not have been looked at
+    ended: bool = False
+
+
+class Block:
+    """What is being written, to be looked at later. The i-th of `tokens` and `logprobs` (n, columns) is owner[i]'s."""
+
+    def __init__(self, owner, fresh, tokens, logprobs):
+        """owner: [Reply or None]; fresh: of which the first column is new. For others that is their last token."""
+        self.owner, self.fresh, self.event = list(owner), set(fresh), None
+        self.tokens, self.logprobs = (column.to("cpu", non_blocking=True) for column in (tokens, logprobs))
+        if tokens.is_cuda:
+            self.event = torch.cuda.Event()
+            self.event.record()
+
+    def look(self):
+        """[(Reply, [(token, logprob), ...]), ...] for those that had not ended, once all is written."""
+        if self.event is not None:
+            self.event.synchronize()
+        tokens, logprobs = self.tokens.tolist(), self.logprobs.tolist()
+        return [(reply, list(zip(tokens[row], logprobs[row]))[row not in self.fresh:])
+                for row, reply in enumerate(self.owner) if reply and not reply.ended]
 
 
 @functools.cache
@@ -170,7 +193,7 @@ class Slots:
             self.prompts.append(Prompts(prefill, lengths, replies))
             self.start[rows] = lengths[source]
             return
-        rows, source = (torch.tensor(column, device=self.token.device) for column in (rows, source))
+        rows, source = (on_device(column, self.token.device) for column in (rows, source))
         for layer, keys, values in zip(prefill.layers, self.keys, self.values):
             length = layer.keys.shape[2]
             keys[rows, :, :length] = layer.keys[source]
@@ -193,8 +216,9 @@ class Slots:
 
         alive: those in which a reply is being written.
         """
-        self.done[:len(first)] = torch.tensor([row not in alive for row in first])
+        resting = on_device([row not in alive for row in first], self.token.device)
         if first == list(range(self.count)):
+            self.done[:len(first)] |= resting
             return
         self.count, chosen = len(first), set(first)
         away = iter([row for row in range(self.count) if row not in chosen])  # they change places with who comes
@@ -202,10 +226,11 @@ class Slots:
         moved = [i for i, row in enumerate(order) if row != i and (self.text[row] or row in alive)]
         text, self.text = [self.text[row] for row in order], [[]] * self.rows  # none, should something fail half way
         if moved:
-            to = torch.tensor(moved, device=self.token.device)
-            source = torch.tensor([order[i] for i in moved], device=self.token.device)
-            for tensor in [*self.keys, *self.values, self.position, self.start, self.end, self.token, self.logprob]:
+            to, source = (on_device(rows, self.token.device) for rows in (moved, [order[i] for i in moved]))
+            for tensor in [*self.keys, *self.values, self.position, self.start, self.end, self.token, self.logprob,
+                           self.done]:
                 tensor[to] = tensor[source]
+        self.done[:len(first)] |= resting
         self._move_prompts({row: i for i, row in enumerate(first)})
         self.text, self.used = text, [self.used[row] for row in order]
 
@@ -235,7 +260,7 @@ class Slots:
         positions = positions.clamp(max=window - 1)  # of padding: a model may know no others
         mask = torch.arange(window) <= positions[:, None, :, None]  # (R, 1, L, window)
         ids, positions, places, mask, rows, last = (
-            tensor.to(self.token.device) for tensor in (ids, positions, places, mask, torch.tensor(rows), lengths - 1))
+            on_device(tensor, self.token.device) for tensor in (ids, positions, places, mask, rows, lengths - 1))
         self.reading = rows, places, window
         try:
             out = self.model.base_model(input_ids=ids, position_ids=positions, attention_mask=mask,
@@ -312,6 +337,12 @@ def padded(sequences) -> torch.Tensor:
     return ids
 
 
+def on_device(values, device) -> torch.Tensor:
+    """A tensor of them there, without waiting for what the GPU is still at."""
+    values = torch.as_tensor(values)
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
+
+
 def at_once(prompts):
     """A source for Engine.stream: all of these prompts, by their indices, and no more."""
     coming = [list(enumerate(prompts))] if prompts else []
@@ -325,6 +356,8 @@ class Engine:
         self.model, self.head, self.stop_ids = model, head, list(stop_ids)
         self.cuda = model.device.type == "cuda"
         self.keeps = self.cuda  # slots, from call to call, with their graphs and texts, while there is memory
+        self.block = BLOCK_ON_GPU if self.cuda else BLOCK
+        self.ahead = int(self.cuda)  # blocks that the GPU has been given beyond the one that is looked at
         self.slots, self.version = None, None  # version: of the weights that the texts were read with
         self.seatings, self.writing = 0, None  # how often slots have been given away; the stream that uses them
 
@@ -358,64 +391,90 @@ class Engine:
         limit = rows or (256 if self.cuda else 64)
         waiting, owner, slots, coming = [], [], None, True  # owner: the Reply that each slot is writing, or None
         me = self.writing = object()
+
+        def listen(wait):
+            """Ask what has come; returns whether more can come."""
+            new = source(wait)
+            waiting.extend(Reply(key, prompt) for key, prompt in new or [])
+            waiting.sort(key=lambda reply: (len(reply.prompt), reply.prompt))
+            if not all(reply.prompt for reply in waiting):
+                raise ValueError("a prompt without tokens")
+            return new is not None
+
         while True:
-            idle = not any(owner) and not waiting
-            if coming:
-                if idle and slots is not None:
+            if not any(owner) and not waiting:
+                if slots is not None:
                     slots = None  # or its memory would outlive what follows
                     self._spare_memory()
-                new = source(idle)
-                coming = new is not None
-                waiting += [Reply(key, prompt) for key, prompt in new or []]
-                waiting.sort(key=lambda reply: (len(reply.prompt), reply.prompt))
-                if not all(reply.prompt for reply in waiting):
-                    raise ValueError("a prompt without tokens")
+                if not coming:
+                    break
+                coming = listen(wait=True)
                 if max_new_tokens < 1:
                     yield from waiting
-                    waiting = []
-            elif idle:
-                break
-            if not any(owner) and not waiting:
+                    waiting.clear()
                 continue
-            if self.writing is not me:
-                raise RuntimeError("another stream has begun since: the slots are its own now")
+            flight, ended = [], []  # blocks that have not been looked at; replies that have not been handed over
             with turn() as mine:
-                if not any(owner) and (self.keeps or slots is None or slots.rows < min(limit, len(waiting))):
-                    slots = self._make_slots(waiting, limit, max_new_tokens, turn is not contextlib.nullcontext)
-                    owner, draws = [None] * slots.count, generator
-                    if self.cuda and temperature:  # a graph has a generator of its own, which the one given seeds
-                        device = generator.device if generator is not None else "cpu"
-                        seed = torch.randint(2**62, (), generator=generator, device=device).item()
-                        draws = slots.generator.manual_seed(seed)
-                owner, fresh = self._seat(slots, owner, waiting, limit, max_new_tokens)
-                if fresh:
-                    prompts = [owner[row].prompt for row in fresh]
-                    self._admit(slots, fresh, prompts, max_new_tokens, temperature, draws)
-                left = max(max_new_tokens - len(reply.tokens) for reply in owner if reply)
-                written = [(slots.token.clone(), slots.logprob.clone())]
-                for step in range(min(BLOCK, left) - bool(fresh)):
-                    if mine is not None and step and step % POLITE == 0:
-                        self._synchronize()
-                        if mine.wanted():
-                            break
-                    slots.step(self.head, temperature, draws)
-                    written.append((slots.token.clone(), slots.logprob.clone()))
-                tokens, logprobs = (torch.stack(column)[:, :slots.count].T.tolist() for column in zip(*written))
-                self._synchronize()
-            ended = []
-            for row, reply in enumerate(owner):
-                # What an older sequence begins with is what it ended with before.
-                for token, logprob in list(zip(tokens[row], logprobs[row]))[row not in fresh:] if reply else ():
-                    reply.tokens.append(token)
-                    reply.logprobs.append(logprob)
-                    if token in self.stop_ids or len(reply.tokens) == max_new_tokens:
-                        ended.append(reply)
-                        owner[row] = None
-                        slots.text[row] = [*reply.prompt, *reply.tokens[:-1]] if self.keeps else []
+                while any(owner) or waiting:
+                    if self.writing is not me:
+                        raise RuntimeError("another stream has begun since: the slots are its own now")
+                    if not any(owner) and (self.keeps or slots is None or slots.rows < min(limit, len(waiting))):
+                        slots = self._make_slots(waiting, limit, max_new_tokens, turn is not contextlib.nullcontext)
+                        owner, draws = [None] * slots.count, generator
+                        if self.cuda and temperature:  # a graph has a generator of its own, which the one given seeds
+                            device = generator.device if generator is not None else "cpu"
+                            seed = torch.randint(2**62, (), generator=generator, device=device).item()
+                            draws = slots.generator.manual_seed(seed)
+                    owner, fresh = self._seat(slots, owner, waiting, limit, max_new_tokens)
+                    if fresh:
+                        prompts = [owner[row].prompt for row in fresh]
+                        self._admit(slots, fresh, prompts, max_new_tokens, temperature, draws)
+                    block = self._write(slots, owner, fresh, max_new_tokens, temperature, draws)
+                    flight += [block] if block else []
+                    while flight and (len(flight) > self.ahead or not block):
+                        ended += self._look(slots, owner, flight.pop(0), max_new_tokens)
+                    if not self.ahead or mine is not None and mine.wanted():
                         break
+                    yield from ended  # the GPU is at the next block
+                    ended = []
+                    coming = coming and listen(wait=False)
+                for block in flight:
+                    ended += self._look(slots, owner, block, max_new_tokens)
+                if self.cuda:
+                    torch.cuda.synchronize()  # at the end of a turn nothing of it may still be waiting for the GPU
             yield from ended
-        del slots
-        self._spare_memory()
+            coming = coming and listen(wait=False)
+
+    def _write(self, slots, owner, fresh, max_new_tokens, temperature, generator) -> Block | None:
+        """Write the next few tokens of each reply, the first of `fresh` ones included, which has been drawn."""
+        for row in fresh:
+            owner[row].begun = 1
+        left = max(max_new_tokens - reply.begun for reply in owner if reply) + bool(fresh)
+        steps = min(self.block, left) - bool(fresh)
+        if not fresh and steps < 1:
+            return None  # all has been begun
+        written = [(slots.token.clone(), slots.logprob.clone())]
+        for _ in range(steps):
+            slots.step(self.head, temperature, generator)
+            written.append((slots.token.clone(), slots.logprob.clone()))
+        for reply in filter(None, owner):
+            reply.begun += steps
+        return Block(owner, fresh, *(torch.stack(column)[:, :slots.count].T for column in zip(*written)))
+
+    def _look(self, slots, owner, block, max_new_tokens) -> list[Reply]:
+        """Hand a block's tokens to their replies; those that end give up their slots, and are returned."""
+        ended = []
+        for reply, tokens in block.look():
+            for token, logprob in tokens:
+                reply.tokens.append(token)
+                reply.logprobs.append(logprob)
+                if token in self.stop_ids or len(reply.tokens) == max_new_tokens:
+                    reply.ended, row = True, owner.index(reply)
+                    ended.append(reply)
+                    owner[row] = None
+                    slots.text[row] = [*reply.prompt, *reply.tokens[:-1]] if self.keeps else []
+                    break
+        return ended
 
     def _spare_memory(self):
         """Give the cache back, should the sandbox need its memory."""
@@ -423,11 +482,6 @@ class Engine:
             torch.cuda.empty_cache()
             if torch.cuda.mem_get_info()[0] < SPARE:
                 self._give_back()
-
-    def _synchronize(self):
-        """At the end of a turn nothing of it may still be waiting for the GPU."""
-        if self.cuda:
-            torch.cuda.synchronize()
 
     def _make_slots(self, waiting, limit, max_new_tokens, beside) -> Slots:
         """Slots for what is waiting, at most `limit` at a time, or as many as there is memory for; none is in use.
@@ -488,13 +542,15 @@ class Engine:
         """
         alive = [row for row, reply in enumerate(owner) if reply]
         begin = waiting[:self._how_many_begin(slots, len(alive), waiting, limit, max_new_tokens)]
+        count = self._how_many_to_compute(slots, len(alive) + len(begin), waiting)
+        if not begin and count == slots.count:
+            return owner, []
         found = slots.find([reply.prompt for reply in begin]) if self.keeps else {}
         others = sorted(set(range(slots.rows)) - set(alive) - set(found.values()),
                         key=lambda row: (bool(slots.text[row]), slots.used[row], row) if self.keeps else row)
         unused = iter(others)
         rows = [found[i] if i in found else next(unused) for i in range(len(begin))]
         busy = [*alive, *rows]
-        count = self._how_many_to_compute(slots, len(busy), waiting)
         if count < slots.count and not self.cuda:
             first = sorted(busy)
         else:  # those in use stay where they are, if that is among the first
@@ -548,8 +604,8 @@ class Engine:
         for row in rows:
             slots.text[row] = []
         rows, prompts = [rows[k] for k in whole + later], [prompts[k] for k in whole + later]
-        rows = torch.tensor(rows, device=self.model.device)
-        slots.position[rows] = torch.tensor([len(prompt) for prompt in prompts], device=self.model.device)
+        rows, lengths = (on_device(column, self.model.device) for column in (rows, list(map(len, prompts))))
+        slots.position[rows] = lengths
         slots.end[rows] = slots.position[rows] + max_new_tokens
         slots.done[rows] = False
         slots.draw(torch.cat(logits), rows, temperature, generator)
@@ -565,7 +621,7 @@ class Engine:
             pairs = [(row, i - part.start) for row, i in zip(rows, source) if part.start <= i < part.stop]
             slots.fill(*map(list, zip(*pairs)), cache, list(map(len, unique[part])))
             logits.append(part_logits)
-        return [torch.cat(logits)[torch.tensor(source, device=self.model.device)]]
+        return [torch.cat(logits)[on_device(source, self.model.device)]]
 
     def _read_on(self, slots, rows, prompts) -> list:
         """Read what is new in prompts whose beginnings lie in `rows`; their logits (..., V) in parts."""
@@ -586,8 +642,8 @@ class Engine:
 
     def _prefill(self, prompts):
         """Run unique prompts, right-padded; returns their cache and the logits after each one's last token, (U, V)."""
-        last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.model.device)
-        out = self.model.base_model(input_ids=padded(prompts).to(self.model.device), use_cache=True,
+        last = on_device([len(prompt) - 1 for prompt in prompts], self.model.device)
+        out = self.model.base_model(input_ids=on_device(padded(prompts), self.model.device), use_cache=True,
                                     past_key_values=DynamicCache(config=self.model.config))
         hidden = out.last_hidden_state[torch.arange(len(prompts), device=self.model.device), last]
         return out.past_key_values, self.head(hidden)

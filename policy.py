@@ -146,7 +146,7 @@ class Play:
 
     def hear(self):
         """Take the sandbox's verdicts and end the turn."""
-        still = []
+        still, later = [], {}  # later: next prompts; equal ones are one list, as rollouts often repeat each other
         for i in self.alive:
             reply, trajectory = self.replies[i], self.trajectories[i]
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
@@ -155,7 +155,10 @@ class Play:
             trajectory.turns.append(Turn(reply, self.codes[i], verdict))
             self.messages[i] = next_messages(self.messages[i], reply.text, verdict)
             if self.turn < self.turns:
-                self.prompts[i] = self.model.next_ids(reply, self.messages[i])
+                same = id(self.prompts[i]), tuple(reply.token_ids), self.messages[i][-1]["content"]
+                if same not in later:
+                    later[same] = self.model.next_ids(reply, self.messages[i])
+                self.prompts[i] = later[same]
                 still += [i] if len(self.prompts[i]) <= self.limit else []
         self.alive, self.replies, self.codes, self.futures = still, {}, {}, {}
 

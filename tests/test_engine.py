@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backbone import Backbone
-from engine import BLOCK, POLITE, Engine, Slots, at_once
+from engine import BLOCK, Engine, Slots, at_once
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
 
@@ -92,14 +92,21 @@ def plain(model):
     return [model._decode_plain(prompt, 60, 0, None) for prompt in PROMPTS]
 
 
+@pytest.fixture(params=["one block at a time", "a block ahead"])
+def pace(request, model, monkeypatch):
+    if request.param == "a block ahead":
+        monkeypatch.setattr(model.engine, "block", 4)
+        monkeypatch.setattr(model.engine, "ahead", 1)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 4, 8, 64])
-def test_slots_that_change_hands_give_what_the_plain_path_gives(model, plain, rows):
+def test_slots_that_change_hands_give_what_the_plain_path_gives(model, pace, plain, rows):
     for (tokens, logprobs), (want, want_logprobs) in zip(generate(model, PROMPTS, 60, 0, None, rows), plain):
         assert tokens == want
         assert logprobs == pytest.approx(want_logprobs, abs=1e-5)
 
 
-def test_calls_do_not_see_what_earlier_ones_have_left(model, plain):
+def test_calls_do_not_see_what_earlier_ones_have_left(model, pace, plain):
     """One after the other, in slots that are kept on a GPU: more sequences, fewer, and some that shrink on the way."""
     for count, limit in ((8, 60), (1, 60), (5, 20), (8, 60), (3, 60)):
         for (tokens, _), (want, _) in zip(generate(model, PROMPTS[:count], limit, 0, None, 64), plain):
@@ -107,7 +114,7 @@ def test_calls_do_not_see_what_earlier_ones_have_left(model, plain):
 
 
 @pytest.mark.parametrize("limit", [1, 2, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK])
-def test_every_limit_is_kept(model, plain, limit):
+def test_every_limit_is_kept(model, pace, plain, limit):
     for (tokens, _), (want, _) in zip(generate(model, PROMPTS, limit, 0, None, 4), plain):
         assert tokens == want[:limit]
 
@@ -147,8 +154,10 @@ def test_a_prompt_is_held_once_for_all_its_replies(model, plain, monkeypatch):
     assert all(whole and 1 <= count <= 4 for count, whole in seen), seen  # twice while one is read for later replies
 
 
-def test_a_turn_ends_early_where_somebody_waits_for_its_end(model, plain):
-    held = []
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_turn_ends_early_where_somebody_waits_for_its_end(model, plain, wanted, monkeypatch):
+    """As on a GPU: a block is written while the one before is looked at, if nobody wants the turn's end."""
+    held, step = [], Slots.step
 
     class Turn:
         def __enter__(self):
@@ -159,19 +168,22 @@ def test_a_turn_ends_early_where_somebody_waits_for_its_end(model, plain):
             pass
 
         def wanted(self):
-            return len(held) % 2 == 0  # at the end of every second turn
-
-    step = Slots.step
+            return wanted
 
     def counted(*arguments):
         held[-1] += 1
         step(*arguments)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Slots, "step", counted)
-        replies = generate(model, PROMPTS, 60, 0, None, 8, Turn)
+    monkeypatch.setattr(Slots, "step", counted)
+    monkeypatch.setattr(model.engine, "block", 4)
+    monkeypatch.setattr(model.engine, "ahead", 1)
+    replies = generate(model, PROMPTS, 60, 0, None, 8, Turn)
     assert [tokens for tokens, _ in replies] == [tokens for tokens, _ in plain]
-    assert set(held[1:-1:2]) == {POLITE} and set(held[2:-1:2]) == {BLOCK}
+    longest = max(len(tokens) for tokens, _ in plain)
+    if wanted:
+        assert held[0] == 3 and set(held[1:-1]) == {4} and len(held) == -(-longest // 4)
+    else:
+        assert len(held) == 1 and held[0] <= min(59, longest + 2 * 4)
 
 
 def test_sampling_is_a_function_of_the_generator(model):
@@ -202,7 +214,7 @@ def test_a_big_cache_is_given_back(model, monkeypatch):
         assert model.engine.slots is None and torch.cuda.memory_reserved() <= before
 
 
-def test_a_kept_slot_that_changes_hands_forgets_its_text(model, plain, monkeypatch):
+def test_a_kept_slot_that_changes_hands_forgets_its_text(model, pace, plain, monkeypatch):
     monkeypatch.setattr(model.engine, "slots", None)
     monkeypatch.setattr(model.engine, "keeps", True)
     for _ in range(2):
@@ -238,7 +250,7 @@ class Conversations:
 
 
 @pytest.mark.parametrize("rows, keeps", [(64, True), (3, True), (64, None), (3, None)])
-def test_conversations_at_their_own_pace(model, rows, keeps, monkeypatch):
+def test_conversations_at_their_own_pace(model, pace, rows, keeps, monkeypatch):
     """Their histories outgrow the first slots, of which there may be too few; every reply is the plain path's."""
     monkeypatch.setattr(model.engine, "slots", None)
     monkeypatch.setattr(model.engine, "keeps", model.engine.keeps if keeps is None else keeps)

@@ -459,7 +459,7 @@ class Engine:
             written.append((slots.token.clone(), slots.logprob.clone()))
         for reply in filter(None, owner):
             reply.begun += steps
-        return Block(owner, fresh, *(torch.stack(column)[:, :slots.count].T for column in zip(*written)))
+        return Block(owner, fresh, *(torch.stack(column, 1)[:slots.count] for column in zip(*written)))
 
     def _look(self, slots, owner, block, max_new_tokens) -> list[Reply]:
         """Hand a block's tokens to their replies; those that end give up their slots, and are returned."""

@@ -373,8 +373,7 @@ class Engine:
     def _give_back(self):
         slots = self.slots
         if slots is not None:
-            size = slots.bytes_for_row(self.model, slots.length) * slots.rows
-            if not self.cuda or slots.rows < slots.asked or size > SMALL * torch.cuda.mem_get_info()[1]:
+            if not self.cuda or slots.rows < slots.asked or slots.rows > self._small(slots.length):
                 self.slots = slots = None
         if self.cuda:
             torch.cuda.empty_cache()
@@ -487,8 +486,8 @@ class Engine:
         """Slots for what is waiting, at most `limit` at a time, or as many as there is memory for; none is in use.
 
         beside: is the sandbox at work meanwhile? Then it gets SPARE, or at least half of what is free. Where slots are
-        kept there is one for each that waits, if memory is plenty, so that its later turns can go on in it, and they
-        are as long as those of earlier calls, if the cache is small.
+        kept and the cache is small there is one for each that waits, so that its later turns can go on in it, and they
+        are as long as those of earlier calls.
         """
         rows, length = min(len(waiting), limit), max_new_tokens + 1
         if not self.keeps:
@@ -505,8 +504,8 @@ class Engine:
                 room, spare = self._room(length, beside)
             if room < 1:
                 raise torch.cuda.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
-            every = triton.next_power_of_2(len(waiting))
-            self.slots = Slots(self.model, min(max(asked, every if every < spare else 0), room), length, self.stop_ids)
+            every = len(waiting) if len(waiting) <= min(spare, self._small(length)) else 0
+            self.slots = Slots(self.model, min(max(asked, every), room), length, self.stop_ids)
             self.slots.asked = asked  # where memory was short, asking again would not give more
             if old is not None:
                 self.slots.adopt(old)
@@ -523,6 +522,11 @@ class Engine:
         """How many rows to compute for so many sequences on a GPU."""
         count = triton.next_power_of_2(sequences)
         return min(32 if count in (8, 16) else count, slots.rows)  # in float32 cuBLAS takes longer for 8 or 16 than 32
+
+    def _small(self, length) -> int:
+        """How many sequences of `length` make a small cache at most."""
+        total = torch.cuda.mem_get_info()[1] if self.cuda else 1 << 40
+        return int(SMALL * total / Slots.bytes_for_row(self.model, length))
 
     def _room(self, length, beside) -> tuple:
         """For how many more sequences of `length` there is memory: at most, and such that SPARE is left."""

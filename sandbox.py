@@ -301,7 +301,7 @@ class Sandbox:
         self.round = 0  # see prepare
         self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
-        self.looked, self.crowded = 0.0, False  # see _crowded
+        self.looked, self.crowded = 0.0, False  # see _look_at_memory
         self.modelled = clock == "modelled"
         self.futures = {}  # (source, code) -> Future of all that has no verdict yet
         self.waiting = {}  # source -> [(task, code)] that nobody has begun with
@@ -336,6 +336,7 @@ class Sandbox:
                 return  # said again when the first candidate comes
             except OSError:
                 return child.close()
+            self._look_at_memory()
             with self.lock:
                 self._rest(task.source, child)
 
@@ -386,6 +387,7 @@ class Sandbox:
         """Judge what waits, until nothing does."""
         child, current, judged = None, None, []  # judged: [(code, its verdict or an exception)] of the current task
         while True:
+            self._look_at_memory()
             with self.lock:  # stay with the task whose reference stands; else help where fewest are at work
                 futures = [self.futures.pop((current, code)) for code, _ in judged]
                 self._remember(current, judged)
@@ -457,11 +459,12 @@ class Sandbox:
             return child.close()
         self.idle[source], child.round = child, self.round
         most = 0 if self.modelled else KEPT
-        while (crowded := len(self.idle) > 1 and self._crowded()) or len(self.idle) > most:
-            oldest = next(iter(self.idle))
-            source = max(self.idle, key=lambda source: self.idle[source].weight) if crowded else oldest
-            self.idle.pop(source).close(wait=crowded)
-            self.looked = 0.0
+        if self.crowded and len(self.idle) > 1:
+            heaviest = max(self.idle, key=lambda source: self.idle[source].weight)
+            self.idle.pop(heaviest).close(wait=True)
+            self.looked, self.crowded = 0.0, False
+        while len(self.idle) > most:
+            self.idle.popitem(last=False)[1].close()
 
     def _end_idle(self, wait=False):
         children = [self.idle.popitem()[1] for _ in range(len(self.idle))]
@@ -470,12 +473,15 @@ class Sandbox:
         for child in children:
             child.close(wait)
 
-    def _crowded(self):
-        """Is less than an eighth of the GPU's memory free? While others allocate the driver takes its time to say."""
+    def _look_at_memory(self):
+        """Note whether less than an eighth of the GPU's memory is free.
+
+        Not to be called with self.lock: while others allocate, the driver takes its time to say.
+        """
         if self.device != "cpu" and time.monotonic() > self.looked + 0.1:
+            self.looked = time.monotonic()
             free, total = torch.cuda.mem_get_info(self.device)
-            self.looked, self.crowded = time.monotonic(), free < total / 8
-        return self.crowded
+            self.crowded = free < total / 8
 
     def _judge(self, child, task, codes):
         """Verdicts through a scorer, started where there is none. Returns (scorer or None, {code: verdict})."""
@@ -563,7 +569,7 @@ class Sandbox:
         tasks' code, so neither may leave anything behind (plain.py). self.lock is held.
         """
         standing = sum(child.life is not None for child in self.scorers)
-        full = standing >= KEPT or self.idle and self._crowded()
+        full = standing >= KEPT or self.crowded
         able = is_plain(task.source) and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
         free = [source for source, child in self.idle.items() if able and is_plain(source)
                 and (full or child.round < self.round)]

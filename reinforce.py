@@ -402,11 +402,12 @@ def train(run, stream):
         finish_step(run, line)
         if "eval_fast_1" in line:
             print(progress(line, args), flush=True)
+    tasks = coming_tasks(run, stream) if run.step < args.steps else []
     with tqdm(total=args.steps, initial=run.step, unit="step", disable=None) as bar:
         while run.step < args.steps:
             run.seconds.clear()
             with run.phase("select", bar):  # k selections for each task; with the null scheme k + 1 schemes
-                episodes = select(run, list(itertools.islice(stream, args.batch)))
+                episodes = select(run, tasks)
             with run.phase("roll out", bar):  # n rollouts of each scheme, T turns, every kernel judged by the sandbox
                 roll_out(run, episodes)
             with run.phase("score", bar):  # rewards of turns, then of selections
@@ -421,6 +422,8 @@ def train(run, stream):
                 flush(run, episodes)
             bar.set_description(f"step {run.step + 1}: evaluate")
             line = {**step_metrics(run, episodes), **losses, **evaluate_if_due(run, run.step + 1)}
+            if run.step + 1 < args.steps:  # now, so that their references are built while this step is written down
+                tasks = coming_tasks(run, stream)
             record_rollouts(run, run.out / f"rollouts/step_{run.step + 1}.jsonl", episodes)
             run.step += 1
             finish_step(run, line)
@@ -431,9 +434,15 @@ def train(run, stream):
     draw_curves(read_metrics(run), run.out / "curves.png")
 
 
+def coming_tasks(run, stream) -> list[Task]:
+    """The next step's tasks; the sandbox begins to build their references."""
+    tasks = list(itertools.islice(stream, run.args.batch))
+    run.sandbox.prepare(tasks)
+    return tasks
+
+
 def select(run, tasks) -> list[Episode]:
     args = run.args
-    run.sandbox.prepare(tasks)  # references are built while the model writes
     chosen = selector.select(run.model, run.library, tasks, args.k if args.skills else 0, args.selection_tokens,
                              args.temperature, run.generator, args.bm25_only, args.prompt_tokens)
     return [Episode(task, selections) for task, selections in zip(tasks, chosen)]

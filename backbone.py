@@ -299,7 +299,8 @@ class Backbone(Chat):
         """One reply per prompt (a list of token ids each), at most `batch_size` at a time (default: as engine.py says).
 
         temperature 0 is greedy. Log-probabilities are those of temperature 1 whatever the temperature (PAPER: the
-        ratio in the loss compares the same distribution before and after). Deterministic for a generator's state.
+        ratio in the loss compares the same distribution before and after). Deterministic for a generator's state, on a
+        GPU if the engine keeps no texts of earlier calls.
         """
         replies = dict(self.stream(at_once(prompts), max_new_tokens, temperature, generator, batch_size))
         return [replies[i] for i in range(len(prompts))]
@@ -310,7 +311,8 @@ class Backbone(Chat):
 
         source(wait): what has come to be answered since it was last asked, [(key, prompt), ...], or None when no more
         will come; with `wait` there is nothing else to do, and it returns only when something has come.
-        turn: gives a context; the GPU is only used within one, for a few tokens at a time (see Sandbox.turn).
+        turn: gives a context; the GPU is only used within one, and the engine soon ends it when it is wanted (see
+        Sandbox.turn).
         """
         stream = self.engine.stream if self.engine else self._stream_plain
         for reply in stream(source, max_new_tokens, temperature, generator, batch_size, turn):

@@ -36,7 +36,7 @@ from transformers import DynamicCache
 from attention import append, fused_rotation, shape_of_cache
 
 BLOCK = 16  # tokens that are written between two looks at which sequences are finished, at most
-BLOCK_ON_GPU = 4  # the same, and how soon somebody who waits to have the GPU alone gets it
+BLOCK_ON_GPU = 4  # the same; who waits to have the GPU alone gets it after two of these at the latest
 SMALL = 1 / 16  # of the GPU's memory: a cache of this size is in nobody's way
 SPARE = 40 << 30  # bytes that stay free for the sandbox between calls; otherwise the cache is given back at once
 PREFILL = 32768  # most prompt tokens, padding included, in one forward on a GPU
@@ -413,17 +413,13 @@ class Engine:
                     waiting.clear()
                 continue
             flight, ended = [], []  # blocks that have not been looked at; replies that have not been handed over
-            with turn() as mine:
+            with turn() as mine, self._all_done():
                 while any(owner) or waiting:
                     if self.writing is not me:
                         raise RuntimeError("another stream has begun since: the slots are its own now")
                     if not any(owner) and (self.keeps or slots is None or slots.rows < min(limit, len(waiting))):
                         slots = self._make_slots(waiting, limit, max_new_tokens, turn is not contextlib.nullcontext)
-                        owner, draws = [None] * slots.count, generator
-                        if self.cuda and temperature:  # a graph has a generator of its own, which the one given seeds
-                            device = generator.device if generator is not None else "cpu"
-                            seed = torch.randint(2**62, (), generator=generator, device=device).item()
-                            draws = slots.generator.manual_seed(seed)
+                        owner, draws = [None] * slots.count, self._draws(slots, temperature, generator)
                     owner, fresh = self._seat(slots, owner, waiting, limit, max_new_tokens)
                     if fresh:
                         prompts = [owner[row].prompt for row in fresh]
@@ -439,10 +435,24 @@ class Engine:
                     coming = coming and listen(wait=False)
                 for block in flight:
                     ended += self._look(slots, owner, block, max_new_tokens)
-                if self.cuda:
-                    torch.cuda.synchronize()  # at the end of a turn nothing of it may still be waiting for the GPU
             yield from ended
             coming = coming and listen(wait=False)
+
+    @contextlib.contextmanager
+    def _all_done(self):
+        """At the end of a turn, however it ends, nothing of it may still be waiting for the GPU."""
+        try:
+            yield
+        finally:
+            if self.cuda:
+                torch.cuda.synchronize()
+
+    def _draws(self, slots, temperature, generator):
+        """Where random numbers come from: a CUDA graph has a generator of its own, which the one given seeds."""
+        if not self.cuda or not temperature:
+            return generator
+        device = generator.device if generator is not None else "cpu"
+        return slots.generator.manual_seed(torch.randint(2**62, (), generator=generator, device=device).item())
 
     def _write(self, slots, owner, fresh, max_new_tokens, temperature, generator) -> Block | None:
         """Write the next few tokens of each reply, the first of `fresh` ones included, which has been drawn."""

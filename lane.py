@@ -90,10 +90,10 @@ class Turn:
 
 
 class WritingTurn(Turn):
-    """The model's turn, which it can end within a few tokens, and does as soon as it is `wanted`.
+    """The model's turn, which the engine ends within a few tokens when it is `wanted`.
 
     So it need not end, and may even begin, while somebody who wants the GPU alone still waits for those who check: what
-    they are at can take much longer, with the GPU idle. It holds the pen, a lock of its own.
+    they are at can take much longer, with the GPU idle. It holds the pen, a lock of its own, and passes no gate.
     """
 
     def __init__(self, settings):
@@ -112,11 +112,9 @@ class WritingTurn(Turn):
         return until(end, may_begin)
 
     def wanted(self) -> bool:
-        """Does only this turn keep somebody from having the GPU alone? No, if a candidate keeps the locks."""
-        if Turn.hopeless:
-            return False
+        """Does only this turn keep somebody from having the GPU alone? If it was begun in vain: would that do now?"""
         with open(self.paths[1], "w") as lock:
-            return not locked(lock, SHARED)
+            return locked(lock, SHARED) == Turn.hopeless
 
 
 def locked(file, mode) -> bool:
@@ -179,9 +177,7 @@ class Lane:
         self.loaded, self.sound = 0, True  # how many models it has had; False: nobody knows what state it is in
 
     def order(self, order, **fields):
-        if self.told:  # what it was to be timed against has failed
-            self.told = False
-            self.child.sock.send(b"-")
+        self.call_off()
         return self.checked(self.child.ask({"order": order, **fields}, self.until()))
 
     def take_turn(self, alone=False):
@@ -209,6 +205,7 @@ class Lane:
         hangs or dawdles, and the turn is given to others until it answers."""
         if not self.shared.had:
             return self.order(order, **fields)
+        self.call_off()
         send(self.child.sock, {"order": order, **fields})
         while not select.select([self.child.sock], [], [], HANGS)[0]:
             if time.monotonic() > self.until() or not self.gpu_busy():
@@ -345,6 +342,12 @@ class Lane:
         """Say what `go` will time: the calls, `repeat` times. call: whose output is to be handed over, see `results`."""
         self.order("tell", calls=calls, seed=seed, repeat=repeat, call=call)
         self.told = True
+
+    def call_off(self):
+        """If it waits to be timed: it need not, as what it was to be timed against has failed."""
+        if self.told:
+            self.told = False
+            self.child.sock.send(b"-")
 
     def go(self):
         """(seconds from the starting signal to the host's that the GPU has finished, what it answered after that).

@@ -1,8 +1,8 @@
 """The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper section 3, 'Roll out').
 
-`rollout` plays many (task, skills) jobs at once: the model writes, the sandbox scores a task's kernels as they come, and
-once all of its rollouts have their answers these open the next turn. It knows nothing of retrieval, storage or advantages:
-reinforce.py fills in each turn's reward and advantage.
+`rollout` plays many (task, skills) jobs at once: the model writes, the sandbox scores kernels, on a GPU as they come,
+and once all rollouts of a task have their answers these open the next turn. It knows nothing of retrieval, storage or
+advantages: reinforce.py fills in each turn's reward and advantage.
 """
 
 import functools

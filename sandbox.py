@@ -295,8 +295,8 @@ class Sandbox:
                          "protocol": protocol, "baseline": baseline, "shapes": shapes, "measure": measure,
                          "workers": self.workers, "tasks": tasks,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
-        self.idle = OrderedDict()  # source -> scorer whose reference stands, of the measured clock; see _rest
-        self.scorers = []  # of the measured clock, some of them ended
+        self.idle = OrderedDict()  # source -> scorer whose reference stands; see _rest
+        self.scorers = []  # some of them ended
         self.large = set()  # sources of tasks whose references are not kept
         self.round = 0  # see prepare
         self.starting = {}  # source -> the last thread of prepare that is at work for it
@@ -338,7 +338,8 @@ class Sandbox:
                 return child.close()
             self._look_at_memory()
             with self.lock:
-                self._rest(task.source, child)
+                ended = self._rest(task.source, child)
+            self._close(ended)
 
         if not self.modelled and self.settings["tasks"] > 1 and len(counts) <= KEPT:
             with self.lock:
@@ -387,6 +388,7 @@ class Sandbox:
         """Judge what waits, until nothing does."""
         child, current, judged = None, None, []  # judged: [(code, its verdict or an exception)] of the current task
         while True:
+            ended = []
             self._look_at_memory()
             with self.lock:  # stay with the task whose reference stands; else help where fewest are at work
                 futures = [self.futures.pop((current, code)) for code, _ in judged]
@@ -394,7 +396,7 @@ class Sandbox:
                 left = [source for source in self.waiting if self.modelled or source == current
                         or not self.at_work[source]]
                 if current not in left:
-                    self._rest(current, child)
+                    ended = self._rest(current, child)
                     self.at_work[current] -= 1
                     child, current = None, min(left, key=lambda source: self.at_work[source], default=None)
                     self.at_work[current] += bool(left)
@@ -404,6 +406,7 @@ class Sandbox:
                     self.waiting[current] = waiting[count:]
             for future, (_, result) in zip(futures, judged):  # only now, as the scorer must be at rest to be prepared
                 (future.set_exception if isinstance(result, Exception) else future.set_result)(result)
+            self._close(ended)
             if not left:
                 return
             codes = [code for _, code in waiting[:count]]
@@ -448,30 +451,38 @@ class Sandbox:
         with self.lock:
             self.starting = {one: thread for one, thread in self.starting.items() if thread.is_alive()}
 
-    def _rest(self, source, child):
-        """Keep a scorer on a GPU for its task's next turn, as long as memory allows; else end it. self.lock is held."""
+    def _rest(self, source, child) -> list:
+        """Keep a scorer on a GPU for its task's next turn, as long as memory allows. self.lock is held.
+
+        Returns those that are to be ended instead, without the lock: that takes a while.
+        """
         if child is None:
-            return
+            return []
         if child.large:
             self.large.add(source)
-            return child.close(wait=True)
-        if source in self.idle:  # two have been at work for it
-            return child.close()
+        if child.large or source in self.idle:  # two have been at work for it
+            return [child]
         self.idle[source], child.round = child, self.round
-        most = 0 if self.modelled else KEPT
+        ended = []
         if self.crowded and len(self.idle) > 1:
-            heaviest = max(self.idle, key=lambda source: self.idle[source].weight)
-            self.idle.pop(heaviest).close(wait=True)
+            ended.append(self.idle.pop(max(self.idle, key=lambda source: self.idle[source].weight)))
             self.looked, self.crowded = 0.0, False
-        while len(self.idle) > most:
-            self.idle.popitem(last=False)[1].close()
+        while len(self.idle) > (0 if self.modelled else KEPT):
+            ended.append(self.idle.popitem(last=False)[1])
+        return ended
 
-    def _end_idle(self, wait=False):
-        children = [self.idle.popitem()[1] for _ in range(len(self.idle))]
-        for child in children:
+    def _end_idle(self):
+        with self.lock:
+            children = list(self.idle.values())
+            self.idle.clear()
+        self._close(children)
+
+    def _close(self, scorers):
+        """End scorers; on a GPU their memory is free afterwards."""
+        for child in scorers:
             child.sock.close()  # all end at once
-        for child in children:
-            child.close(wait)
+        for child in scorers:
+            child.close(wait=not self.modelled)
 
     def _look_at_memory(self):
         """Note whether less than an eighth of the GPU's memory is free.
@@ -480,7 +491,10 @@ class Sandbox:
         """
         if self.device != "cpu" and time.monotonic() > self.looked + 0.1:
             self.looked = time.monotonic()
-            free, total = torch.cuda.mem_get_info(self.device)
+            try:
+                free, total = torch.cuda.mem_get_info(self.device)
+            except RuntimeError:  # it cannot say
+                free, total = 0, 1
             self.crowded = free < total / 8
 
     def _judge(self, child, task, codes):
@@ -504,8 +518,7 @@ class Sandbox:
             except (Gone, OSError):
                 child.close(wait=True)
                 child = None
-                with self.lock:
-                    self._end_idle(wait=True)  # should memory have been short
+                self._end_idle()  # should memory have been short
                 for code in batch:
                     if code not in verdicts and attempts[code] >= 2:
                         why = f"the scorer failed on it, twice ({self._last_words()})"
@@ -522,6 +535,7 @@ class Sandbox:
         job = {"name": task.name, "source": task.source, "seed": self.seed, "known": list(self.known)}
         for attempt in ("hire", "first", "last"):
             child, control = None, self.control
+            self._look_at_memory()
             if control is None:
                 raise TaskError("the sandbox is closed")
             try:
@@ -534,8 +548,7 @@ class Sandbox:
                 if not answer["unusable"]:
                     child.large, child.weight = answer["large"], answer["weight"]
                     if child.large:
-                        with self.lock:
-                            self._end_idle(wait=True)
+                        self._end_idle()
                     return child
                 why = answer["unusable"]
             except (Gone, OSError, jail.Orphaned) as error:
@@ -550,16 +563,19 @@ class Sandbox:
                     continue
                 try:
                     self.process.wait(0.2)
+                    killed = attempt == "first"
                 except subprocess.TimeoutExpired:  # the warm parent lives, so it is the task that cannot be used
+                    killed = False
                     if attempt == "last" or not self.idle:
-                        raise TaskError(why) from None
-                    self._end_idle(wait=True)  # unless others hold the GPU's memory
-                    continue
-                if attempt == "first":  # somebody has killed the warm parent, and with it all its processes
-                    self._end_idle()
+                        break
+                if killed:  # somebody has killed the warm parent, and with it all its processes
+                    while self.idle:
+                        self.idle.popitem()[1].close()
                     self.control.close()
                     os.makedirs(self.settings["scratch"], exist_ok=True)
                     self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
+            if not killed:
+                self._end_idle()  # unless others hold the GPU's memory
         raise TaskError(why)
 
     def _free_scorer(self, task):
@@ -578,9 +594,10 @@ class Sandbox:
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""
         if self.control is not None:
-            control, self.control = self.control, None  # what waits fails from now on
+            with self.lock:
+                control, self.control = self.control, None  # what waits fails from now on
             self._join()
-            self._end_idle(wait=True)
+            self._end_idle()
             control.close()
             try:
                 self.process.wait(10)

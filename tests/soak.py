@@ -147,7 +147,7 @@ def main():
                     print(f"{kind}: {verdict}", flush=True)
             print(f"{min(start + 500, len(codes))} of {len(codes)}, {time.monotonic() - began:.0f} s", flush=True)
         seconds, after = time.monotonic() - began, rate("after")
-        box._end_idle(wait=True)  # on a GPU the scorer stands by, with its reference
+        box._end_idle()  # on a GPU the scorer stands by, with its reference
         time.sleep(3)
         processes, files = left_over(box)
         processes = [line for line in processes if f" {os.getpid()} " not in line]  # the warm parent itself

@@ -403,6 +403,37 @@ def test_what_is_handed_in_while_others_are_judged(clock):
         assert box.score_pairs([(PLAIN, code) for code in codes]) == [future.result() for future in futures]
 
 
+def test_when_the_driver_cannot_say_how_much_memory_is_free_all_is_judged(monkeypatch):
+    def fail(device):
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+    with on_cpu(tasks=2) as box:
+        box.device = "cuda"
+        assert box.score(PLAIN, [PLAIN_NEW])[0].compiled and box.crowded
+
+
+def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
+    other = Task("other", 0, PLAIN.source.replace("2.0", "3.0"))
+    with on_cpu(tasks=2) as box:
+        box.score(PLAIN, [PLAIN_NEW])
+        monkeypatch.setattr(sandbox_module, "KEPT", 1)  # the next one to rest ends the first
+        close, closing = jail.Child.close, threading.Event()
+
+        def slow(child, wait=False):
+            if child.life is not None and wait:
+                closing.set()
+                time.sleep(1)
+            close(child, wait)
+
+        monkeypatch.setattr(jail.Child, "close", slow)
+        assert box.score(other, [other.source.replace("Model(", "ModelNew(")])[0].compiled and closing.wait(10)
+        began = time.monotonic()
+        futures = box.submit([(PLAIN, PLAIN_NEW)])
+        assert time.monotonic() - began < 0.5 and futures[0].result(60).compiled
+        monkeypatch.undo()
+
+
 def test_what_waits_when_the_sandbox_is_closed_fails():
     slow = PLAIN_NEW.replace("        return", "        time.sleep(1)\n        return")
     with on_cpu(tasks=1) as box:
@@ -631,6 +662,22 @@ def test_who_writes_can_ask_whether_somebody_waits_for_it_alone(tmp_path):
         assert not seen
     with WritingTurn(settings) as writing:
         assert seen and not thread.join(0.05) and not thread.is_alive() and not writing.wanted()
+
+
+def test_who_writes_in_vain_gives_up_the_turn_once_it_could_be_had(tmp_path, monkeypatch):
+    """A candidate had the lock for longer than anybody waits."""
+    monkeypatch.setattr(Turn, "hopeless", False)
+    writing = WritingTurn({"scratch": str(tmp_path)})
+    writing.patience = 0.1
+    with open(tmp_path / "gpu.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with open(tmp_path / "gpu.gate", "w") as gate:
+            fcntl.flock(gate, fcntl.LOCK_SH)
+            assert writing.take() < 1 and Turn.hopeless and not writing.wanted()
+    assert writing.wanted()
+    writing.give()
+    assert writing.take() < 0.1 and not Turn.hopeless and not writing.wanted()
+    writing.give()
 
 
 def test_who_writes_does_not_come_between_those_who_want_the_gpu_alone(tmp_path):

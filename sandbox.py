@@ -298,6 +298,7 @@ class Sandbox:
         self.idle = OrderedDict()  # source -> scorer whose reference stands; see _rest
         self.scorers = []  # some of them ended
         self.large = set()  # sources of tasks whose references are not kept
+        self.unusable = {}  # source -> why its reference could not be used, in this round
         self.round = 0  # see prepare
         self.starting = {}  # source -> the last thread of prepare that is at work for it
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
@@ -343,7 +344,9 @@ class Sandbox:
 
         if not self.modelled and self.settings["tasks"] > 1 and len(counts) <= KEPT:
             with self.lock:
-                self.round += len(counts) > 1
+                if len(counts) > 1:
+                    self.round += 1
+                    self.unusable.clear()  # memory may have been short
                 others = {source for source, child in self.idle.items() if child.round == self.round}
                 others |= {source for source, thread in self.starting.items() if thread.is_alive()}
                 standing = {source: self.idle.pop(source, None) for source in counts}
@@ -532,6 +535,8 @@ class Sandbox:
         return lines[-1][:200] or "the process ended"
 
     def _start_scorer(self, task):
+        if task.source in self.unusable:
+            raise TaskError(self.unusable[task.source])
         job = {"name": task.name, "source": task.source, "seed": self.seed, "known": list(self.known)}
         for attempt in ("hire", "first", "last"):
             child, control = None, self.control
@@ -546,11 +551,12 @@ class Sandbox:
                     self.scorers = [one for one in self.scorers if one.life is not None and one is not child] + [child]
                 answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
                 if not answer["unusable"]:
+                    self.unusable.pop(task.source, None)
                     child.large, child.weight = answer["large"], answer["weight"]
                     if child.large:
                         self._end_idle()
                     return child
-                why = answer["unusable"]
+                why = self.unusable[task.source] = answer["unusable"]
             except (Gone, OSError, jail.Orphaned) as error:
                 why = "it takes too long" if isinstance(error, TimeoutError) else self._last_words()
                 why = f"{task.name}: the reference cannot be judged against ({why})"

@@ -403,6 +403,20 @@ def test_what_is_handed_in_while_others_are_judged(clock):
         assert box.score_pairs([(PLAIN, code) for code in codes]) == [future.result() for future in futures]
 
 
+def test_a_reference_that_fails_is_tried_again_in_the_next_round_only(monkeypatch):
+    bad, other = Task("bad", 0, PLAIN.source.replace("x * 2.0", "x.nonsense()")), Task("other", 0, PLAIN.source + "#")
+    started, child = [], jail.Child
+    monkeypatch.setattr(sandbox_module, "Child", lambda *which: started.append(which) or child(*which))
+    with on_cpu(tasks=2) as box:
+        for code in (PLAIN_NEW, PLAIN_NEW + "#"):
+            with pytest.raises(TaskError, match="nonsense"):
+                box.score(bad, [code])
+            assert len(started) == 1
+        box.prepare([bad, other])
+        box._join()
+        assert len(started) == 3 and list(box.unusable) == [bad.source] and list(box.idle) == [other.source]
+
+
 def test_when_the_driver_cannot_say_how_much_memory_is_free_all_is_judged(monkeypatch):
     def fail(device):
         raise RuntimeError("CUDA error")

@@ -141,8 +141,7 @@ def attend(query, keys, values, position, scale):
 
     query (n, H, 1, D); keys, values (n, H / G, T, D); position (n,). The cache of a sequence is cut into parts that
     run side by side, so that few sequences fill the GPU as well as many do. For float32 there are no tensor cores, and
-    tl.dot with its 16 rows at least would do a multiple of the work (for 256 sequences of 800 tokens with G = 2, D = 64
-    it takes an H200 more than twice as long).
+    tl.dot with its 16 rows at least would do a multiple of the work.
     """
     count, heads, _, dim = query.shape
     groups, width = keys.shape[1], max(16, triton.next_power_of_2(dim))

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from jail import ALIGN, attach, receive, send, spare_memory, views, watch
+from jail import ALIGN, BLANK, attach, overwrite, receive, send, spare_memory, views, watch
 from plain import state, unchanged
 from roofline import FREE
 from trials import perturb_state
@@ -159,13 +159,13 @@ class Host:
         jit.JITFunction.run, jit.JITFunction._do_compile = run, compile_apart
 
     def share(self, handles, inputs, outputs, slots, values):
-        """Open the arenas: `slots` copies of the inputs, one of the outputs, and what `clear_cache` overwrites.
+        """Open the arenas: `slots` copies of the inputs, one of the outputs, and what is overwritten to clear the cache.
 
         values: the inputs that are no tensors.
         """
         self.tensors, self.outputs, self.shared = [None] * slots, None, (None, values)
         if handles is None:
-            self.cold = torch.empty(256 << 20 if self.cuda else 1, dtype=torch.uint8, device=self.device)
+            self.cold = torch.empty(BLANK if self.cuda else 1, dtype=torch.uint8, device=self.device)
         else:
             raw_in, raw_out, self.cold = map(attach, handles)
             size = raw_in.numel() // slots // ALIGN * ALIGN
@@ -244,18 +244,6 @@ class Host:
             self.kept = []
         return {"captured": self.graph is not None}
 
-    def clear_cache(self) -> float:
-        """Take the GPU over from other processes, which takes longer than many a kernel, and overwrite its cache.
-
-        Returns the seconds of the latter.
-        """
-        self.cold[:1].zero_()
-        self.synchronize()
-        began = time.perf_counter()
-        self.cold.zero_()
-        self.synchronize()
-        return time.perf_counter() - began
-
     def go(self, calls, repeat):
         """What is timed: run the calls, keep their results, end when the GPU is done."""
         if self.graph is not None:
@@ -320,7 +308,7 @@ class Host:
         torch.manual_seed(seed)
         if self.sock.recv(1) != b"!":  # it is called off
             return
-        clearing = self.clear_cache()
+        clearing = overwrite(self.cold)
         self.sock.send(b"!")
         watch(self.sock, 0.1)  # awake: waking up would take as long as a kernel
         self.sock.recv(1)

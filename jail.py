@@ -238,6 +238,7 @@ class Child:
 # Memory of a GPU that many processes use
 
 LEFT = 128 << 20  # bytes that PyTorch may keep for later in each of them
+BLANK = 256 << 20  # bytes; to overwrite so many leaves nothing else in any L2 cache
 
 
 def spare_memory():
@@ -247,6 +248,20 @@ def spare_memory():
     """
     if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LEFT:
         torch.cuda.empty_cache()
+
+
+def overwrite(memory) -> float:
+    """Take the GPU over from other processes, which takes longer than many a kernel, and overwrite `memory`.
+
+    Returns the seconds of the latter.
+    """
+    synchronize = torch.cuda.synchronize if memory.is_cuda else lambda: None
+    memory[:1].zero_()
+    synchronize()
+    began = time.perf_counter()
+    memory.zero_()
+    synchronize()
+    return time.perf_counter() - began
 
 
 ALIGN = 512  # bytes; what cudaMalloc guarantees, so that shared tensors are as well aligned as a model's own

@@ -16,7 +16,7 @@ import time
 import torch
 from torch.utils._pytree import tree_leaves
 
-from jail import ALIGN, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
+from jail import ALIGN, BLANK, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
 
 BATCH = 0.004  # seconds of work between two readings of the clock, which are good to some 5 microseconds
 HANGS = 1.0  # seconds after which a candidate that leaves the GPU idle is no longer waited for by others
@@ -67,11 +67,11 @@ class Turn:
 
     def enter(self, gate, lock, pen, end) -> bool:
         """Wait for the locks until `end`; returns whether they are had."""
-        if self.alone:
-            return all([until(end, locked, *which) for which in ((gate, SHARED), (lock, EXCLUSIVE), (pen, EXCLUSIVE))])
-        both = all([until(end, locked, *which) for which in ((gate, EXCLUSIVE), (lock, SHARED))])
-        fcntl.flock(gate, fcntl.LOCK_UN)
-        return both
+        alone, shared = ((gate, SHARED), (lock, EXCLUSIVE), (pen, EXCLUSIVE)), ((gate, EXCLUSIVE), (lock, SHARED))
+        had = all([until(end, locked, *which) for which in (alone if self.alone else shared)])
+        if not self.alone:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+        return had
 
     def give(self):
         """Let others have it; nothing happens if it has been given already."""
@@ -146,11 +146,11 @@ def memory_apart(device, sizes) -> tuple:
 
 @functools.cache
 def blank_apart(device):
-    return memory_apart(device, [256 << 20])
+    return memory_apart(device, [BLANK])
 
 
 def blank(device) -> torch.Tensor:
-    """256 MiB, one for a scorer and all its hosts: overwriting it leaves nothing else in any L2 cache."""
+    """BLANK bytes, the same for a scorer and all its hosts."""
     return blank_apart(device)[1]
 
 

@@ -567,20 +567,18 @@ class Sandbox:
             with self.lock:
                 if self.control is not control:  # another thread has been here
                     continue
-                try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(0.2)
-                    killed = attempt == "first"
-                except subprocess.TimeoutExpired:  # the warm parent lives, so it is the task that cannot be used
-                    killed = False
-                    if attempt == "last" or not self.idle:
-                        break
-                if killed:  # somebody has killed the warm parent, and with it all its processes
+                alive = self.process.poll() is None  # the warm parent: then it is the task that cannot be used
+                if attempt == "last" or alive and not self.idle:
+                    break
+                if not alive:  # somebody has killed it, and with it all its processes
                     while self.idle:
                         self.idle.popitem()[1].close()
                     self.control.close()
                     os.makedirs(self.settings["scratch"], exist_ok=True)
                     self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
-            if not killed:
+            if alive:
                 self._end_idle()  # unless others hold the GPU's memory
         raise TaskError(why)
 

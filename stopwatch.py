@@ -36,7 +36,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
-from jail import Gone
+from jail import Gone, overwrite
 from lane import BATCH, Failed, Lane, Turn, blank
 from plain import is_plain
 from roofline import Clock
@@ -245,15 +245,7 @@ class Measured:
 
     def clear_cache(self) -> bool:
         """Overwrite the L2 cache. Returns whether that took far longer than writing so much memory takes."""
-        if not self.cuda:
-            return False
-        cold = blank(self.reference.device)
-        cold[:1].zero_()  # takes the GPU over from the hosts
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        cold.zero_()
-        torch.cuda.synchronize()
-        return time.perf_counter() - began > self.patience
+        return self.cuda and overwrite(blank(self.reference.device)) > self.patience
 
     def judge(self, codes):
         """Yields (index, Verdict) for every code, in the order in which they are done."""

@@ -321,8 +321,15 @@ class Slots:
             graph = torch.cuda.CUDAGraph()
             graph.register_generator_state(self.generator)
             pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-            with torch.cuda.graph(graph, pool=pool, stream=side):
-                self._step(head, temperature, self.generator)
+            # Not in torch.cuda.graph(), which first has PyTorch give back all memory that it keeps: while the sandbox's
+            # processes start, that has taken half a second.
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                graph.capture_begin(pool)
+                try:
+                    self._step(head, temperature, self.generator)
+                finally:
+                    graph.capture_end()
         self.graphs[key] = graph
 
 
@@ -375,7 +382,7 @@ class Engine:
         if slots is not None:
             if not self.cuda or slots.rows < slots.asked or slots.rows > self._small(slots.length):
                 self.slots = slots = None
-        if self.cuda:
+        if self.cuda and torch.cuda.mem_get_info()[0] < SPARE:
             torch.cuda.empty_cache()
 
     @torch.no_grad()

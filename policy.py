@@ -55,12 +55,13 @@ def next_messages(messages, reply, verdict) -> list[dict]:
 
 
 def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None, temperature=1.0,
-            generator=None) -> list[Trajectory]:
+            generator=None, over=lambda trajectories: None) -> list[Trajectory]:
     """One Trajectory for every (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
 
     All T turns are used, also after a correct one: a later turn may be faster. A rollout whose next prompt would be
     longer than `max_prompt_tokens` ends there; a first prompt that is too long gives one turn that says so.
-    temperature 0 is greedy. `sandbox` needs `prepare`, `submit`, `wait`, `turn` and `device`.
+    temperature 0 is greedy. `sandbox` needs `prepare`, `submit`, `wait`, `turn` and `device`. `over` is called with the
+    rollouts that go through their turns together as soon as these are over.
 
     On a GPU the rollouts of each task go through their turns independently of the other tasks', and the sandbox judges
     kernels while the model writes others. On a CPU both need the same cores.
@@ -80,7 +81,9 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
             for play in ready:
                 new = play.prompts_of_next_turn()
                 prompts += new
-                going -= not new
+                if not new:
+                    going -= 1
+                    over(play.trajectories)
             unjudged = [future for play in waiting for future in play.futures.values() if not future.done()]
             ready[:] = [play for play in waiting if play.is_judged()]
             waiting[:] = [play for play in waiting if play not in ready]

@@ -382,6 +382,9 @@ class TimedSandbox:
     def prepare(self, tasks):
         self.sandbox.prepare(tasks)
 
+    def pass_on(self, task, following):
+        self.sandbox.pass_on(task, following)
+
     def turn(self):
         return self.sandbox.turn()
 
@@ -402,14 +405,16 @@ def train(run, stream):
         finish_step(run, line)
         if "eval_fast_1" in line:
             print(progress(line, args), flush=True)
-    tasks = coming_tasks(run, stream) if run.step < args.steps else []
+    tasks = list(itertools.islice(stream, args.batch)) if run.step < args.steps else []
+    run.sandbox.prepare(tasks)
     with tqdm(total=args.steps, initial=run.step, unit="step", disable=None) as bar:
         while run.step < args.steps:
             run.seconds.clear()
+            following = list(itertools.islice(stream, args.batch)) if run.step + 1 < args.steps else []
             with run.phase("select", bar):  # k selections for each task; with the null scheme k + 1 schemes
                 episodes = select(run, tasks)
             with run.phase("roll out", bar):  # n rollouts of each scheme, T turns, every kernel judged by the sandbox
-                roll_out(run, episodes)
+                roll_out(run, episodes, following)
             with run.phase("score", bar):  # rewards of turns, then of selections
                 score(run, episodes)
             with run.phase("summarise", bar):  # s proposals from each task's best triggering rollout
@@ -422,23 +427,15 @@ def train(run, stream):
                 flush(run, episodes)
             bar.set_description(f"step {run.step + 1}: evaluate")
             line = {**step_metrics(run, episodes), **losses, **evaluate_if_due(run, run.step + 1)}
-            if run.step + 1 < args.steps:  # now, so that their references are built while this step is written down
-                tasks = coming_tasks(run, stream)
+            run.sandbox.prepare(following)  # now, so that references are built while this step is written down
             record_rollouts(run, run.out / f"rollouts/step_{run.step + 1}.jsonl", episodes)
-            run.step += 1
+            run.step, tasks = run.step + 1, following
             finish_step(run, line)
             tqdm.write(progress(line, args), file=sys.stdout)
             bar.update()
             if "eval_reward_best" in line and run.step < args.steps:
                 draw_curves(read_metrics(run), run.out / "curves.png")
     draw_curves(read_metrics(run), run.out / "curves.png")
-
-
-def coming_tasks(run, stream) -> list[Task]:
-    """The next step's tasks; the sandbox begins to build their references."""
-    tasks = list(itertools.islice(stream, run.args.batch))
-    run.sandbox.prepare(tasks)
-    return tasks
 
 
 def select(run, tasks) -> list[Episode]:
@@ -448,14 +445,23 @@ def select(run, tasks) -> list[Episode]:
     return [Episode(task, selections) for task, selections in zip(tasks, chosen)]
 
 
-def roll_out(run, episodes):
+def roll_out(run, episodes, following):
+    """following: the next step's tasks."""
     args, jobs = run.args, []
+    following = [] if evaluation_is_due(args, run.step + 1) else list(following)
+
+    def over(trajectories):
+        """A scorer that need not verify a lesson from its task can go on with one of the next step's."""
+        lesson = args.skills and summarizer.best_trigger(trajectories, args.trigger)
+        if following and not lesson:
+            run.sandbox.pass_on(trajectories[0].task, following.pop(0))
+
     for episode in episodes:
         schemes = [selection.skills for selection in episode.selections]
         schemes += [()] * (args.k + 1 - len(schemes))  # the null scheme; without skills all k + 1 are
         jobs += [(episode.task, skills) for skills in schemes for _ in range(args.n)]
     done = iter(policy.rollout(run.model, run.sandbox, jobs, args.turns, args.policy_tokens, args.prompt_tokens,
-                               args.temperature, run.generator))
+                               args.temperature, run.generator, over))
     for episode in episodes:
         episode.trajectories = list(itertools.islice(done, (args.k + 1) * args.n))
 
@@ -536,10 +542,14 @@ def flush(run, episodes):
         run.library.save_snapshot(run.out / "skill_library", run.step + 1)
 
 
+def evaluation_is_due(args, step) -> bool:
+    return not args.no_eval and (step in (0, args.steps) or bool(args.eval_every) and step % args.eval_every == 0)
+
+
 def evaluate_if_due(run, step) -> dict:
     """Evaluation metrics where they are due, else nothing (paper, section 1: one greedy selection, T turns)."""
     args = run.args
-    if args.no_eval or not (step in (0, args.steps) or args.eval_every and step % args.eval_every == 0):
+    if not evaluation_is_due(args, step):
         return {}
     with run.phase("evaluate"):
         tasks = builtin_tasks(device=run.model.device.type)

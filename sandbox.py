@@ -358,6 +358,20 @@ class Sandbox:
                     self.starting[source] = threading.Thread(target=start, args=work, daemon=True)
                     self.starting[source].start()
 
+    def pass_on(self, task, following):
+        """No more candidates of `task` come in this round: its scorer builds the reference of a task of the next one.
+
+        If it is idle, can go on with another task, and memory is not short; else nothing happens.
+        """
+        with self.lock:
+            child = self.idle.get(task.source)
+            if child is None or self.crowded or following.source in self.idle or (
+                    not self._can_follow(following.source, task.source)):
+                return
+            child.round -= 1  # now anybody can have it
+            self.idle.move_to_end(task.source, last=False)
+        self.prepare([following])
+
     def score_pairs(self, pairs):
         """Verdicts for (task, code) pairs of any number of tasks, in their order; exactly one each.
 
@@ -585,15 +599,19 @@ class Sandbox:
     def _free_scorer(self, task):
         """The scorer that has been idle for longest, if it can go on with another task; else None.
 
-        Its task must be of an earlier round (see prepare), unless there is no room for one more scorer. It runs the
-        tasks' code, so neither may leave anything behind (plain.py). self.lock is held.
+        Its task must be of an earlier round (see prepare), unless there is no room for one more scorer. self.lock is
+        held.
         """
         standing = sum(child.life is not None for child in self.scorers)
         full = standing >= KEPT or self.crowded
-        able = is_plain(task.source) and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
-        free = [source for source, child in self.idle.items() if able and is_plain(source)
-                and (full or child.round < self.round)]
+        free = [source for source, child in self.idle.items() if (full or child.round < self.round)
+                and self._can_follow(task.source, source)]
         return self.idle.pop(free[0]) if free else None
+
+    def _can_follow(self, later, earlier) -> bool:
+        """May a scorer go on with another task (its source)? It runs their code, which may leave nothing behind."""
+        plain = is_plain(later) and is_plain(earlier)
+        return plain and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
 
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""

@@ -163,6 +163,9 @@ class FakeSandbox:
     def prepare(self, tasks):
         pass
 
+    def pass_on(self, task, following):
+        pass
+
     def turn(self):
         return contextlib.nullcontext()
 

@@ -196,13 +196,14 @@ def test_on_a_gpu_tasks_go_through_their_turns_independently(scripted):
 
     scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
     jobs = [(make_task(i), ()) for i in range(3) for _ in range(2)]
-    done = rollout(scripted, Partial("cuda"), jobs, 2, 400)
+    done = rollout(scripted, Partial("cuda"), jobs, 2, 400,
+                   over=lambda trajectories: events.append(("over", trajectories[-1].task.name)))
     assert [trajectory.task.name for trajectory in done] == ["task0", "task0", "task1", "task1", "task2", "task2"]
     assert all([turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0] for trajectory in done)
     names = ["task0", "task1", "task2"]
     assert events == [("prepared", name) for name in names] + [("handed in", name) for name in names for _ in "12"] + [
         (what, name) for name in reversed(names)
-        for what in ("judged", "prepared", "handed in", "handed in", "judged")]
+        for what in ("judged", "prepared", "handed in", "handed in", "judged", "over")]
 
 
 def test_on_a_gpu_a_kernel_is_judged_while_others_of_its_task_are_being_written(scripted):

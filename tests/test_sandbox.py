@@ -532,6 +532,35 @@ def test_scorers_go_on_with_the_next_rounds_tasks(kept, monkeypatch):
     assert seen[0] == seen[1] == seen[2]
 
 
+def test_a_scorer_that_is_no_longer_needed_is_passed_on():
+    """To a task of the next round, which then begins with it; those that are still needed stay."""
+    source = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n").replace("ModelNew", "Model")
+    tasks = [Task(f"task {i}", 0, source.replace("x * 2.0", f"x * {i}.0")) for i in range(3, 8)]
+    first, second, third, later, other = tasks
+
+    def judge(tasks):
+        verdicts = box.score_pairs([(task, task.source.replace("Model(", "ModelNew(")) for task in tasks])
+        assert all(verdict.correct for verdict in verdicts), verdicts
+
+    with on_cpu(tasks=3, workers=3, remember=False) as box:
+        box.prepare(tasks[:3])
+        judge(tasks[:3])
+        scorers = {source: child.life for source, child in box.idle.items()}
+        box.pass_on(second, later)
+        box._join()
+        box.pass_on(second, other)  # it has gone
+        box.pass_on(first, third)  # which has one of its own
+        box._join()
+        assert {source: child.life for source, child in box.idle.items()} == {
+            first.source: scorers[first.source], third.source: scorers[third.source],
+            later.source: scorers[second.source]}
+        judge([first, third])
+        box.prepare([later, other])
+        judge([later, other])
+        assert {child.life for child in box.scorers} == set(scorers.values())
+        assert box.idle[later.source].life == scorers[second.source]
+
+
 def test_no_more_references_are_prepared_than_may_stand(monkeypatch):
     """When more tasks than that are rolled out, each of which asks for its own."""
     monkeypatch.setattr(sandbox_module, "KEPT", 2)

@@ -200,6 +200,7 @@ def scorer(sock, warm, settings):
         spare_memory()
         if torch.cuda.memory_reserved() > HOARD:  # memory that was shared is not given back
             return
+        job = job or receive(sock)
 
 
 def judge(order, sock, job, reference, measured, warm, settings, shapes):
@@ -296,6 +297,7 @@ class Sandbox:
                          "workers": self.workers, "tasks": tasks,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
         self.idle = OrderedDict()  # source -> scorer whose reference stands; see _rest
+        self.blank = []  # scorers that have given their references up
         self.scorers = []  # some of them ended
         self.large = set()  # sources of tasks whose references are not kept
         self.unusable = {}  # source -> why its reference could not be used, in this round
@@ -482,16 +484,27 @@ class Sandbox:
         self.idle[source], child.round = child, self.round
         ended = []
         if self.crowded and len(self.idle) > 1:
-            ended.append(self.idle.pop(max(self.idle, key=lambda source: self.idle[source].weight)))
-            self.looked, self.crowded = 0.0, False
-        while len(self.idle) > (0 if self.modelled else KEPT):
-            ended.append(self.idle.popitem(last=False)[1])
+            heaviest = max(self.idle, key=lambda source: self.idle[source].weight)
+            child = self.idle.pop(heaviest)
+            try:
+                send(child.sock, {})  # it gives its memory up; to start another process would take far longer
+                (self.blank if self._can_follow(heaviest, heaviest) else ended).append(child)
+            except OSError:
+                ended.append(child)
+            self.looked, self.crowded = time.monotonic() + 0.3, False  # then that memory is free
+        while len(self.idle) + len(self.blank) > (0 if self.modelled else KEPT):
+            ended.append(self.blank.pop() if self.blank else self.idle.popitem(last=False)[1])
         return ended
+
+    def _all_idle(self) -> list:
+        """self.lock is held."""
+        children, self.blank = [*self.idle.values(), *self.blank], []
+        self.idle.clear()
+        return children
 
     def _end_idle(self):
         with self.lock:
-            children = list(self.idle.values())
-            self.idle.clear()
+            children = self._all_idle()
         self._close(children)
 
     def _close(self, scorers):
@@ -562,6 +575,7 @@ class Sandbox:
                     child = self._free_scorer(task) if attempt == "hire" else Child(control, "scorer")
                     if child is None:
                         continue
+                    child.round = self.round
                     self.scorers = [one for one in self.scorers if one.life is not None and one is not child] + [child]
                 answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
                 if not answer["unusable"]:
@@ -584,11 +598,11 @@ class Sandbox:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(0.2)
                 alive = self.process.poll() is None  # the warm parent: then it is the task that cannot be used
-                if attempt == "last" or alive and not self.idle:
+                if attempt == "last" or alive and not (self.idle or self.blank):
                     break
                 if not alive:  # somebody has killed it, and with it all its processes
-                    while self.idle:
-                        self.idle.popitem()[1].close()
+                    for one in self._all_idle():
+                        one.close()
                     self.control.close()
                     os.makedirs(self.settings["scratch"], exist_ok=True)
                     self.control, self.process = jail.start(str(Path(__file__).absolute()), self.settings)
@@ -597,13 +611,14 @@ class Sandbox:
         raise TaskError(why)
 
     def _free_scorer(self, task):
-        """The scorer that has been idle for longest, if it can go on with another task; else None.
+        """A scorer that can go on with this task: a blank one, or else the one that has been idle for longest; or None.
 
-        Its task must be of an earlier round (see prepare), unless there is no room for one more scorer. self.lock is
-        held.
+        What it has stood for must be of an earlier round (see prepare), unless this one has all the scorers that there
+        may be. self.lock is held.
         """
-        standing = sum(child.life is not None for child in self.scorers)
-        full = standing >= KEPT or self.crowded
+        if self.blank and self._can_follow(task.source, task.source):
+            return self.blank.pop()
+        full = sum(child.life is not None and child.round == self.round for child in self.scorers) >= KEPT
         free = [source for source, child in self.idle.items() if (full or child.round < self.round)
                 and self._can_follow(task.source, source)]
         return self.idle.pop(free[0]) if free else None

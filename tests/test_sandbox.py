@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -515,18 +516,28 @@ def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in
     assert len(other - third) >= 4 and len(last - other) >= 4, seen
 
 
+MULTIPLE = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n").replace("ModelNew", "Model")
+
+
+def multiple(factor):
+    return Task(f"times {factor}", 0, MULTIPLE.replace("x * 2.0", f"x * {factor}.0"))
+
+
+def judge_copies(box, *tasks):
+    verdicts = box.score_pairs([(task, task.source.replace("Model(", "ModelNew(")) for task in tasks])
+    assert all(verdict.correct for verdict in verdicts), verdicts
+
+
 @pytest.mark.parametrize("kept", [3, 16])
 def test_scorers_go_on_with_the_next_rounds_tasks(kept, monkeypatch):
     """As at the beginning of a training step: as many tasks as before, and none of them known. KEPT may stand."""
     monkeypatch.setattr(sandbox_module, "KEPT", kept)
-    source = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n").replace("ModelNew", "Model")
-    tasks = [Task(f"task {i}", 0, source.replace("x * 2.0", f"x * {i}.0")) for i in range(3, 12)]
+    tasks = [multiple(factor) for factor in range(3, 12)]
     seen = []
     with on_cpu(tasks=3, workers=3) as box:
         for three in (tasks[:3], tasks[3:6], tasks[6:]):
             box.prepare(three)
-            verdicts = box.score_pairs([(task, task.source.replace("Model(", "ModelNew(")) for task in three])
-            assert all(verdict.correct for verdict in verdicts), verdicts
+            judge_copies(box, *three)
             seen.append({child.life for child in box.scorers})
             assert set(box.idle) == {task.source for task in three} and len(box.scorers) == 3
     assert seen[0] == seen[1] == seen[2]
@@ -534,31 +545,62 @@ def test_scorers_go_on_with_the_next_rounds_tasks(kept, monkeypatch):
 
 def test_a_scorer_that_is_no_longer_needed_is_passed_on():
     """To a task of the next round, which then begins with it; those that are still needed stay."""
-    source = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n").replace("ModelNew", "Model")
-    tasks = [Task(f"task {i}", 0, source.replace("x * 2.0", f"x * {i}.0")) for i in range(3, 8)]
-    first, second, third, later, other = tasks
-
-    def judge(tasks):
-        verdicts = box.score_pairs([(task, task.source.replace("Model(", "ModelNew(")) for task in tasks])
-        assert all(verdict.correct for verdict in verdicts), verdicts
-
+    first, second, third, later, other = map(multiple, range(3, 8))
     with on_cpu(tasks=3, workers=3, remember=False) as box:
-        box.prepare(tasks[:3])
-        judge(tasks[:3])
-        scorers = {source: child.life for source, child in box.idle.items()}
+        box.prepare([first, second, third])
+        judge_copies(box, first, second, third)
+        scorers = dict(box.idle)
         box.pass_on(second, later)
         box._join()
         box.pass_on(second, other)  # it has gone
         box.pass_on(first, third)  # which has one of its own
         box._join()
-        assert {source: child.life for source, child in box.idle.items()} == {
-            first.source: scorers[first.source], third.source: scorers[third.source],
-            later.source: scorers[second.source]}
-        judge([first, third])
+        assert box.idle == {first.source: scorers[first.source], third.source: scorers[third.source],
+                            later.source: scorers[second.source]}
+        judge_copies(box, first, third)
         box.prepare([later, other])
-        judge([later, other])
-        assert {child.life for child in box.scorers} == set(scorers.values())
-        assert box.idle[later.source].life == scorers[second.source]
+        judge_copies(box, later, other)
+        assert box.idle[later.source] is scorers[second.source]
+        assert {id(child) for child in box.scorers} == {id(child) for child in scorers.values()}
+
+
+def test_where_memory_is_short_the_heaviest_reference_is_given_up():
+    """Its process goes on with another task; or ends, if code has run there that might have left something behind."""
+    first, second, third = map(multiple, range(3, 6))
+    unplain = Task("unplain", 0, first.source + "import os\n")
+    with on_cpu(tasks=4, workers=4, remember=False) as box:
+        box.prepare([first, second, unplain])
+        box._join()
+        scorers = dict(box.idle)
+        for heavy in (second, unplain):
+            scorers[heavy.source].weight, box.crowded = 1 << 40, True
+            judge_copies(box, first)
+            assert heavy.source not in box.idle and not box.crowded
+        assert box.blank == [scorers[second.source]] and soon(lambda: scorers[unplain.source].life is None)
+        judge_copies(box, third, unplain, second)
+        assert box.idle[third.source] is scorers[second.source] and not box.blank
+        assert box.idle[first.source] is scorers[first.source] and len(box.idle) == 4
+
+
+def test_a_round_takes_no_scorer_from_itself_before_it_has_all(monkeypatch):
+    """While some are still at work on the last round's candidates, or have died, which nobody has seen yet."""
+    monkeypatch.setattr(sandbox_module, "KEPT", 4)
+    tasks = [multiple(factor) for factor in range(3, 11)]
+    with on_cpu(tasks=4, workers=4) as box:
+        box.prepare(tasks[:4])
+        box._join()
+        busy = [box.idle.pop(task.source) for task in tasks[:2]]
+        box.idle[tasks[2].source].sock.shutdown(socket.SHUT_RDWR)
+        box.prepare(tasks[4:6])
+        box._join()
+        assert set(box.idle) == {task.source for task in tasks[4:6]} and not set(busy) & set(box.idle.values())
+        assert box._free_scorer(tasks[6]) is None  # it gets a process of its own
+        for task in tasks[6:]:
+            box.prepare([task])
+            box._join()
+        assert len(box.idle) == 4
+        assert box._free_scorer(tasks[4]) in box.scorers  # now there are as many as there may be
+        box._close(busy)
 
 
 def test_no_more_references_are_prepared_than_may_stand(monkeypatch):

@@ -382,7 +382,7 @@ class Engine:
         if slots is not None:
             if not self.cuda or slots.rows < slots.asked or slots.rows > self._small(slots.length):
                 self.slots = slots = None
-        if self.cuda and torch.cuda.mem_get_info()[0] < SPARE:
+        if self.cuda:
             torch.cuda.empty_cache()
 
     @torch.no_grad()

@@ -1,8 +1,8 @@
 """The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper section 3, 'Roll out').
 
 `rollout` plays many (task, skills) jobs at once: the model writes, the sandbox scores kernels, on a GPU as they come,
-and once all rollouts of a task have their answers these open the next turn. It knows nothing of retrieval, storage or
-advantages: reinforce.py fills in each turn's reward and advantage.
+and a verdict opens the rollout's next turn. It knows nothing of retrieval, storage or advantages: reinforce.py fills in
+each turn's reward and advantage.
 """
 
 import functools
@@ -60,63 +60,62 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
 
     All T turns are used, also after a correct one: a later turn may be faster. A rollout whose next prompt would be
     longer than `max_prompt_tokens` ends there; a first prompt that is too long gives one turn that says so.
-    temperature 0 is greedy. `sandbox` needs `prepare`, `submit`, `wait`, `turn` and `device`. `over` is called with the
-    rollouts that go through their turns together as soon as these are over.
+    temperature 0 is greedy. `sandbox` needs `prepare`, `submit`, `wait`, `turn` and `device`.
 
-    On a GPU the rollouts of each task go through their turns independently of the other tasks', and the sandbox judges
-    kernels while the model writes others. On a CPU both need the same cores.
+    On a GPU every rollout goes on as soon as its own kernel has been judged, while the model writes others. On a CPU,
+    where both need the same cores, all go through their turns together. `over` is called with the rollouts of a task
+    (on a CPU: with all) when the last of them has ended.
     """
     trajectories = [Trajectory(task, tuple(skills)) for task, skills in jobs]
-    groups = {}  # those that go through their turns together
+    together = sandbox.device == "cpu"
+    groups = {}
     for trajectory in trajectories:
-        groups.setdefault(trajectory.task.source if sandbox.device != "cpu" else "all", []).append(trajectory)
-    plays = [Play(model, sandbox, group, turns, max_prompt_tokens) for group in groups.values()]
-    ready, waiting, going = list(plays), [], len(plays)  # to begin a turn; for verdicts; how many have turns left
+        groups.setdefault("all" if together else trajectory.task.source, []).append(trajectory)
+    plays = [Play(model, sandbox, group, turns, max_prompt_tokens, together) for group in groups.values()]
+    first = [prompt for play in plays for prompt in play.first_prompts()]
+    writing = 0  # replies that the model is at
 
     def coming(wait):
         """The prompts of turns that can begin now; None when all turns are over (see Backbone.stream)."""
-        nonlocal going
-        prompts = []
-        while going:
-            for play in ready:
-                new = play.prompts_of_next_turn()
-                prompts += new
-                if not new:
-                    going -= 1
+        nonlocal writing
+        prompts = first[:]
+        first.clear()
+        while plays and not prompts:
+            ready = sum(len(play.judged()) for play in plays)
+            if not wait and 4 * ready <= writing:
+                break  # to read a few would keep many waiting
+            for play in plays[:]:
+                prompts += play.next_prompts()
+                if not play.alive:
+                    plays.remove(play)
                     over(play.trajectories)
-            unjudged = [future for play in waiting for future in play.futures.values() if not future.done()]
-            ready[:] = [play for play in waiting if play.is_judged()]
-            waiting[:] = [play for play in waiting if play not in ready]
-            for play in ready:
-                play.hear()
-            if not ready and (prompts or not wait or not going):
-                break
-            if not ready:
-                sandbox.wait(unjudged)
-        return prompts or ([] if going else None)
+            if plays and not prompts and wait:
+                sandbox.wait([future for play in plays for future in play.futures.values() if not future.done()])
+        writing += len(prompts)
+        return prompts or ([] if plays else None)
 
-    stream = model.stream(coming, max_new_tokens, temperature, generator, turn=sandbox.turn)
-    for (play, i), reply in stream:
-        if play.take(i, reply):
-            waiting.append(play)
+    for (play, i), reply in model.stream(coming, max_new_tokens, temperature, generator, turn=sandbox.turn):
+        writing -= 1
+        play.take(i, reply)
     return trajectories
 
 
 class Play:
-    """Some rollouts that go through their turns together."""
+    """The rollouts of a task, or several tasks' that go through their turns together."""
 
-    def __init__(self, model, sandbox, trajectories, turns, limit):
+    def __init__(self, model, sandbox, trajectories, turns, limit, together):
         """limit: most tokens of a prompt, or None."""
         self.model, self.sandbox, self.trajectories, self.turns = model, sandbox, trajectories, turns
-        self.limit, self.turn = limit or float("inf"), 0
+        self.limit, self.together = limit or float("inf"), together
         self.messages = [policy_messages(trajectory.task, trajectory.skills) for trajectory in trajectories]
         first = {}  # rollouts of a scheme begin with the same prompt
         for trajectory, history in zip(trajectories, self.messages):
             if (trajectory.task, trajectory.skills) not in first:
                 first[trajectory.task, trajectory.skills] = model.chat_ids(history)
         self.prompts = [first[trajectory.task, trajectory.skills] for trajectory in trajectories]
-        self.replies, self.codes, self.futures = {}, {}, {}  # of this turn, by rollout
-        self.alive = []  # rollouts that take part in it
+        self.later = {}  # what came after a prompt, see next_prompt
+        self.replies, self.codes, self.futures = {}, {}, {}  # of turns that are not over, by rollout
+        self.alive = []  # rollouts that have turns left, or are at one
         for i, prompt in enumerate(self.prompts):
             if len(prompt) <= self.limit:
                 self.alive.append(i)
@@ -125,45 +124,48 @@ class Play:
                 trajectories[i].turns.append(Turn(Completion(prompt, [], [], "", False), None,
                                                   _unscored(sandbox, error)))
 
-    def prompts_of_next_turn(self) -> list:
-        """[((self, number of the rollout), prompt), ...], none when the last turn is over."""
-        if self.turn == self.turns:
-            return []
-        self.turn += 1
+    def first_prompts(self) -> list:
+        """[((self, number of the rollout), prompt), ...]"""
         self.sandbox.prepare([self.trajectories[i].task for i in self.alive])
         return [((self, i), self.prompts[i]) for i in self.alive]
 
-    def take(self, i, reply) -> bool:
-        """Take a reply and have the sandbox judge its kernel. Returns whether it was the turn's last."""
+    def take(self, i, reply):
+        """Take a reply and have the sandbox judge its kernel; if they go together, once the last reply is there."""
         self.replies[i], self.codes[i] = reply, backbone.extract_code(reply.text)
-        last = len(self.replies) == len(self.alive)
-        if self.sandbox.device != "cpu" or last:
+        if not self.together or len(self.replies) == len(self.alive):
             new = [i for i in self.replies if self.codes[i] and i not in self.futures]
             pairs = [(self.trajectories[i].task, self.codes[i]) for i in new]
             self.futures.update(zip(new, self.sandbox.submit(pairs)))
-        return last
 
-    def is_judged(self) -> bool:
-        """Are all verdicts there on what has been handed in?"""
-        return all(future.done() for future in self.futures.values())
+    def judged(self) -> list:
+        """The rollouts whose turns can be ended: those with a verdict or without a kernel."""
+        done = [i for i in self.alive if i in self.replies and (
+            not self.codes[i] or i in self.futures and self.futures[i].done())]
+        return done if not self.together or len(done) == len(self.alive) else []
 
-    def hear(self):
-        """Take the sandbox's verdicts and end the turn."""
-        still, later = [], {}  # later: next prompts; equal ones are one list, as rollouts often repeat each other
-        for i in self.alive:
-            reply, trajectory = self.replies[i], self.trajectories[i]
+    def next_prompts(self) -> list:
+        """End the turns that can be ended; the prompts of those that follow, as in first_prompts."""
+        prompts = []
+        for i in self.judged():
+            reply, code, trajectory = self.replies.pop(i), self.codes.pop(i), self.trajectories[i]
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             error = "the reply has no code block that defines ModelNew" + cut
-            verdict = verdict_of(self.futures[i], self.sandbox) if self.codes[i] else _unscored(self.sandbox, error)
-            trajectory.turns.append(Turn(reply, self.codes[i], verdict))
+            verdict = verdict_of(self.futures.pop(i), self.sandbox) if code else _unscored(self.sandbox, error)
+            trajectory.turns.append(Turn(reply, code, verdict))
             self.messages[i] = next_messages(self.messages[i], reply.text, verdict)
-            if self.turn < self.turns:
-                same = id(self.prompts[i]), tuple(reply.token_ids), self.messages[i][-1]["content"]
-                if same not in later:
-                    later[same] = self.model.next_ids(reply, self.messages[i])
-                self.prompts[i] = later[same]
-                still += [i] if len(self.prompts[i]) <= self.limit else []
-        self.alive, self.replies, self.codes, self.futures = still, {}, {}, {}
+            if len(trajectory.turns) < self.turns and len(prompt := self.next_prompt(i, reply)) <= self.limit:
+                self.prompts[i] = prompt
+                prompts.append(((self, i), prompt))
+            else:
+                self.alive.remove(i)
+        return prompts
+
+    def next_prompt(self, i, reply) -> list[int]:
+        """Equal ones are one list, which is worked out once: rollouts often repeat each other."""
+        same = id(self.prompts[i]), tuple(reply.token_ids), self.messages[i][-1]["content"]
+        if same not in self.later:  # with the prompt, so that no other list gets its id
+            self.later[same] = self.prompts[i], self.model.next_ids(reply, self.messages[i])
+        return self.later[same][1]
 
 
 def score_pairs(sandbox, pairs) -> list[Verdict]:

@@ -409,12 +409,14 @@ class Sandbox:
         while True:
             ended = []
             self._look_at_memory()
-            with self.lock:  # stay with the task whose reference stands; else help where fewest are at work
+            with self.lock:
                 futures = [self.futures.pop((current, code)) for code, _ in judged]
                 self._remember(current, judged)
                 left = [source for source in self.waiting if self.modelled or source == current
                         or not self.at_work[source]]
-                if current not in left:
+                # Without a GPU stay with the task whose reference stands, else help where fewest are at work; with one
+                # all references stand, and those come first that have waited for longest.
+                if current not in (left if self.modelled else left[:1]):
                     ended = self._rest(current, child)
                     self.at_work[current] -= 1
                     child, current = None, min(left, key=lambda source: self.at_work[source], default=None)

@@ -172,38 +172,36 @@ def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
     assert "more than" in never.turns[0].verdict.error and not never.turns[0].verdict.correct
 
 
-def test_on_a_gpu_tasks_go_through_their_turns_independently(scripted):
-    """The sandbox judges the kernels of task2 first, whatever else it has, those of task0 last."""
-    events = []
+def test_on_a_gpu_rollouts_go_through_their_turns_independently(scripted):
+    """The sandbox judges the kernel first that has come last."""
+    events, waiting = [], []
 
-    class Partial(FakeSandbox):
+    class Backwards(FakeSandbox):
         def submit(self, pairs):
             [(task, code)] = pairs
             events.append(("handed in", task.name))
-            future = Future()
-            future.task, future.code = task, code
-            return [future]
+            waiting.append((Future(), task, code))
+            return [waiting[-1][0]]
 
         def wait(self, futures):
-            last = max(future.task.name for future in futures)
-            events.append(("judged", last))
-            for future in futures:
-                if future.task.name == last:
-                    future.set_result(self.verdict(future.task, future.code))
+            future, task, code = waiting.pop()
+            events.append(("judged", task.name))
+            assert future in futures and len(futures) == len(waiting) + 1
+            future.set_result(self.verdict(task, code))
 
         def prepare(self, tasks):
             events.append(("prepared", tasks[0].name))
 
     scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
     jobs = [(make_task(i), ()) for i in range(3) for _ in range(2)]
-    done = rollout(scripted, Partial("cuda"), jobs, 2, 400,
+    done = rollout(scripted, Backwards("cuda"), jobs, 2, 400,
                    over=lambda trajectories: events.append(("over", trajectories[-1].task.name)))
     assert [trajectory.task.name for trajectory in done] == ["task0", "task0", "task1", "task1", "task2", "task2"]
     assert all([turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0] for trajectory in done)
     names = ["task0", "task1", "task2"]
     assert events == [("prepared", name) for name in names] + [("handed in", name) for name in names for _ in "12"] + [
         (what, name) for name in reversed(names)
-        for what in ("judged", "prepared", "handed in", "handed in", "judged", "over")]
+        for what in ("judged", "handed in", "judged", "judged", "handed in", "judged", "over")]
 
 
 def test_on_a_gpu_a_kernel_is_judged_while_others_of_its_task_are_being_written(scripted):

@@ -201,7 +201,7 @@ class Measured:
         if not self.lane.forget():
             self.lane.restart()
         for lane in self.spare:
-            lane.wanted = None
+            lane.wanted = lane.gpu_busy = None
         return [self.lane, *self.spare]
 
     def calibrate(self):

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import functools
+import gc
 import glob
 import json
 import os
@@ -26,9 +27,9 @@ import sandbox as sandbox_module
 from lane import Lane, Turn, WritingTurn
 from plain import is_plain
 from sandbox import Sandbox, TaskError, feedback
-from stopwatch import Timing
+from stopwatch import Measured, Timing
 from tasks import Task
-from trials import Verdict, describe, load_module
+from trials import Reference, Verdict, describe, load_module
 
 ROOT = Path(__file__).parent.parent
 
@@ -612,6 +613,23 @@ def test_no_more_references_are_prepared_than_may_stand(monkeypatch):
         assert len(box.starting) == 2
         box._join()
         assert len(box.idle) == 2
+
+
+def test_a_scorer_keeps_nothing_of_a_task_when_it_goes_on():
+    """Its reference and trials can be gigabytes."""
+    with on_cpu() as box:
+        reference = Reference({"name": "", "source": multiple(3).source, "seed": 1, "known": []}, box.settings)
+        measured = Measured(reference, box.control, box.settings)
+        (_, verdict), = measured.judge([multiple(3).source.replace("Model(", "ModelNew(")])
+        assert verdict.correct, verdict
+        parts = weakref.ref(measured), weakref.ref(reference)
+        lanes = measured.hand_on()
+        assert len(lanes) == 2
+        del measured, reference
+        gc.collect()
+        assert [part() for part in parts] == [None, None]
+        for lane in lanes:
+            lane.close()
 
 
 def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkeypatch):

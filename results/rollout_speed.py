@@ -123,10 +123,17 @@ def measure(shape, args) -> dict:
     model = Backbone(model, SimpleNamespace(eos_token_id=None, decode=lambda *args, **kwargs: ""))
     model.engine.stop_ids = []  # every reply has its full length
     generator = torch.Generator("cuda").manual_seed(0)
-    record["first_call_s"] = seconds(lambda: model.sample(prompts, args.new, 1.0, generator))
+
+    def call(prompts, new):
+        """Seconds of a call that finds nothing in the slots of what it is to read."""
+        if model.engine.slots:
+            model.engine.slots.text = [[]] * model.engine.slots.rows
+        return seconds(lambda: model.sample(prompts, new, 1.0, generator))
+
+    record["first_call_s"] = call(prompts, args.new)
     for name, chosen in (("", prompts), ("shared_", shared)):
-        prefill = min(seconds(lambda: model.sample(chosen, 1, 1.0, generator)) for _ in range(2))
-        total = min(seconds(lambda: model.sample(chosen, args.new, 1.0, generator)) for _ in range(2))
+        prefill = min(call(chosen, 1) for _ in range(2))
+        total = min(call(chosen, args.new) for _ in range(2))
         record |= {name + "prefill_s": prefill, name + "total_s": total,
                    name + "tokens_per_s": batch * args.new / total,
                    name + "decode_tokens_per_s": batch * (args.new - 1) / (total - prefill)}
@@ -134,10 +141,9 @@ def measure(shape, args) -> dict:
         replies = model.sample(prompts, args.new, 1.0, generator)
         later = [reply.prompt_ids + reply.token_ids + prompts[0][:100] for reply in replies]
         record["later_turn_prefill_s"] = seconds(lambda: model.sample(later, 1, 1.0, generator))
-    model.engine.slots.text = [[]] * model.engine.slots.rows
-    record["later_turn_prefill_from_its_beginning_s"] = seconds(lambda: model.sample(later, 1, 1.0, generator))
+    record["later_turn_prefill_from_its_beginning_s"] = call(later, 1)
     model.engine.slots = None
-    record["next_call_without_its_graph_s"] = seconds(lambda: model.sample(prompts, args.new, 1.0, generator))
+    record["next_call_without_its_graph_s"] = call(prompts, args.new)
     roof = batch * BANDWIDTH / bytes_of_a_step(model.model, batch, args.prompt + args.new / 2)
     record |= {"roofline_tokens_per_s": roof, "decode_share_of_roofline": record["decode_tokens_per_s"] / roof,
                "step_ms": 1000 * batch / record["decode_tokens_per_s"]}

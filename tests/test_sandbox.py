@@ -578,7 +578,8 @@ def test_where_memory_is_short_the_heaviest_reference_is_given_up():
             judge_copies(box, first)
             assert heavy.source not in box.idle and not box.crowded
         assert box.blank == [scorers[second.source]] and soon(lambda: scorers[unplain.source].life is None)
-        judge_copies(box, third, unplain, second)
+        judge_copies(box, third)
+        judge_copies(box, unplain, second)
         assert box.idle[third.source] is scorers[second.source] and not box.blank
         assert box.idle[first.source] is scorers[first.source] and len(box.idle) == 4
 

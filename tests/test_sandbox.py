@@ -616,8 +616,9 @@ def test_no_more_references_are_prepared_than_may_stand(monkeypatch):
         assert len(box.idle) == 2
 
 
-def test_a_scorer_keeps_nothing_of_a_task_when_it_goes_on():
+def test_a_scorer_keeps_nothing_of_a_task_when_it_goes_on(tmp_path, monkeypatch):
     """Its reference and trials can be gigabytes."""
+    monkeypatch.chdir(tmp_path)  # a scorer writes its reference there
     with on_cpu() as box:
         reference = Reference({"name": "", "source": multiple(3).source, "seed": 1, "known": []}, box.settings)
         measured = Measured(reference, box.control, box.settings)

@@ -228,6 +228,25 @@ def test_on_a_gpu_a_kernel_is_judged_while_others_of_its_task_are_being_written(
         judged.clear()
 
 
+def test_on_a_gpu_a_few_prompts_wait_while_many_replies_are_being_written(scripted):
+    """A model that writes one reply after the other, and asks for more in between."""
+    came = []
+
+    def one_by_one(source, *options, turn):
+        writing = source(True)
+        while writing:
+            yield from scripted.answers([writing.pop(0)], *options)
+            new = source(not writing) or []
+            came.append((len(writing), len(new)))
+            writing += new
+
+    scripted.script, scripted.stream = lambda role, prompt: [kernel(1.0)], one_by_one
+    done = rollout(scripted, FakeSandbox("cuda"), [(make_task(), ())] * 8, 2, 400)
+    assert [len(trajectory.turns) for trajectory in done] == [2] * 8
+    assert came[:2] == [(7, 0), (6, 2)]  # who comes may not be fewer than a quarter of those who are there
+    assert sum(new for _, new in came) == 8 and all(not new or 4 * new > writing for writing, new in came)
+
+
 def test_greedy_rollouts_need_no_generator_and_repeat(model):
     torch.manual_seed(1)
     one = rollout(model, FakeSandbox(), [(make_task(), ())] * 2, 2, 12, temperature=0)

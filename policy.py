@@ -7,6 +7,7 @@ each turn's reward and advantage.
 
 import functools
 import sys
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import backbone
@@ -77,9 +78,8 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
 
     def coming(wait):
         """The prompts of turns that can begin now; None when all turns are over (see Backbone.stream)."""
-        nonlocal writing
-        prompts = first[:]
-        first.clear()
+        nonlocal writing, first
+        prompts, first = first, []
         while plays and not prompts:
             ready = sum(len(play.judged()) for play in plays)
             if not wait and 4 * ready <= writing:
@@ -132,15 +132,19 @@ class Play:
     def take(self, i, reply):
         """Take a reply and have the sandbox judge its kernel; if they go together, once the last reply is there."""
         self.replies[i], self.codes[i] = reply, backbone.extract_code(reply.text)
+        if not self.codes[i]:
+            cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
+            error = "the reply has no code block that defines ModelNew" + cut
+            self.futures[i] = Future()
+            self.futures[i].set_result(_unscored(self.sandbox, error))
         if not self.together or len(self.replies) == len(self.alive):
-            new = [i for i in self.replies if self.codes[i] and i not in self.futures]
+            new = [i for i in self.replies if i not in self.futures]
             pairs = [(self.trajectories[i].task, self.codes[i]) for i in new]
             self.futures.update(zip(new, self.sandbox.submit(pairs)))
 
     def judged(self) -> list:
-        """The rollouts whose turns can be ended: those with a verdict or without a kernel."""
-        done = [i for i in self.alive if i in self.replies and (
-            not self.codes[i] or i in self.futures and self.futures[i].done())]
+        """The rollouts whose turns can be ended."""
+        done = [i for i in self.alive if i in self.futures and self.futures[i].done()]
         return done if not self.together or len(done) == len(self.alive) else []
 
     def next_prompts(self) -> list:
@@ -148,9 +152,7 @@ class Play:
         prompts = []
         for i in self.judged():
             reply, code, trajectory = self.replies.pop(i), self.codes.pop(i), self.trajectories[i]
-            cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
-            error = "the reply has no code block that defines ModelNew" + cut
-            verdict = verdict_of(self.futures.pop(i), self.sandbox) if code else _unscored(self.sandbox, error)
+            verdict = verdict_of(self.futures.pop(i), self.sandbox)
             trajectory.turns.append(Turn(reply, code, verdict))
             self.messages[i] = next_messages(self.messages[i], reply.text, verdict)
             if len(trajectory.turns) < self.turns and len(prompt := self.next_prompt(i, reply)) <= self.limit:

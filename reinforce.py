@@ -383,7 +383,7 @@ class TimedSandbox:
         self.sandbox.prepare(tasks)
 
     def pass_on(self, task, following):
-        self.sandbox.pass_on(task, following)
+        return self.sandbox.pass_on(task, following)
 
     def turn(self):
         return self.sandbox.turn()
@@ -447,14 +447,15 @@ def select(run, tasks) -> list[Episode]:
 
 def roll_out(run, episodes, following):
     """following: the next step's tasks."""
-    args, jobs = run.args, []
-    following = [] if evaluation_is_due(args, run.step + 1) else list(following)
+    args, jobs, here = run.args, [], [episode.task.source for episode in episodes]
+    later = [] if evaluation_is_due(args, run.step + 1) else [task for task in following if task.source not in here]
 
     def over(trajectories):
-        """A scorer that need not verify a lesson from its task can go on with one of the next step's."""
-        lesson = args.skills and summarizer.best_trigger(trajectories, args.trigger)
-        if following and not lesson:
-            run.sandbox.pass_on(trajectories[0].task, following.pop(0))
+        """A scorer that need not verify a lesson, and whose task does not come again, goes on with another task."""
+        task, verified = trajectories[0].task, args.skills and not args.no_verify
+        lesson = verified and summarizer.best_trigger(trajectories, args.trigger)
+        if not lesson and task not in following and (chosen := run.sandbox.pass_on(task, later)):
+            later.remove(chosen)
 
     for episode in episodes:
         schemes = [selection.skills for selection in episode.selections]

@@ -58,7 +58,7 @@ import stopwatch
 from jail import Child, Gone, receive, send, spare_memory
 from lane import Lane, WritingTurn
 from plain import is_plain
-from tasks import TaskError, load_task
+from tasks import Task, TaskError, load_task
 from trials import KernelTime, Reference, Verdict, describe, identical, load_module, numbered, other_shapes
 
 KEPT = 16  # references that stand side by side on a GPU, memory permitting
@@ -360,19 +360,33 @@ class Sandbox:
                     self.starting[source] = threading.Thread(target=start, args=work, daemon=True)
                     self.starting[source].start()
 
-    def pass_on(self, task, following):
-        """No more candidates of `task` come in this round: its scorer builds the reference of a task of the next one.
+    def pass_on(self, task, following) -> Task | None:
+        """No more candidates of `task` come in this round: its scorer goes on with one of the next round's tasks.
 
-        If it is idle, can go on with another task, and memory is not short; else nothing happens.
+        Returns the first of `following` whose reference it can build, which it begins with; None if there is none, the
+        scorer is not idle, or memory is short.
         """
+        def go_on():
+            try:
+                self._employ(child, chosen)
+                send(child.sock, {"codes": [], "spare": 1})
+                usable = True
+            except (TaskError, Gone, OSError):  # tried again in the next round, with all means
+                usable = False
+            with self.lock:
+                ended = self._rest(chosen.source, child) if usable else [child]
+            self._close(ended)
+
         with self.lock:
-            child = self.idle.get(task.source)
-            if child is None or self.crowded or following.source in self.idle or (
-                    not self._can_follow(following.source, task.source)):
-                return
-            child.round -= 1  # now anybody can have it
-            self.idle.move_to_end(task.source, last=False)
-        self.prepare([following])
+            begun = {*self.idle, *(source for source, thread in self.starting.items() if thread.is_alive())}
+            can = [one for one in following if one.source not in begun | self.large
+                   and self._leave_nothing(one.source, task.source)]
+            if not can or task.source not in self.idle or self.crowded:
+                return None
+            child, chosen = self.idle.pop(task.source), can[0]
+            self.starting[chosen.source] = threading.Thread(target=go_on, daemon=True)
+            self.starting[chosen.source].start()
+        return chosen
 
     def score_pairs(self, pairs):
         """Verdicts for (task, code) pairs of any number of tasks, in their order; exactly one each.
@@ -485,14 +499,16 @@ class Sandbox:
             return [child]
         self.idle[source], child.round = child, self.round
         ended = []
-        if self.crowded and len(self.idle) > 1:
+        if self.crowded and (self.blank or len(self.idle) > 1):
             heaviest = max(self.idle, key=lambda source: self.idle[source].weight)
-            child = self.idle.pop(heaviest)
-            try:
-                send(child.sock, {})  # it gives its memory up; to start another process would take far longer
-                (self.blank if self._can_follow(heaviest, heaviest) else ended).append(child)
-            except OSError:
-                ended.append(child)
+            if self.blank:  # what they have given up was not enough
+                ended, self.blank = self.blank, []
+            elif self._leave_nothing(heaviest):
+                self.blank.append(self.idle.pop(heaviest))
+                with contextlib.suppress(OSError):  # who hires it will see that it has died
+                    send(self.blank[-1].sock, {})  # give your memory up; to start another process would take far longer
+            else:
+                ended.append(self.idle.pop(heaviest))
             self.looked, self.crowded = time.monotonic() + 0.3, False  # then that memory is free
         while len(self.idle) + len(self.blank) > (0 if self.modelled else KEPT):
             ended.append(self.blank.pop() if self.blank else self.idle.popitem(last=False)[1])
@@ -522,12 +538,13 @@ class Sandbox:
         Not to be called with self.lock: while others allocate, the driver takes its time to say.
         """
         if self.device != "cpu" and time.monotonic() > self.looked + 0.1:
-            self.looked = time.monotonic()
+            began = self.looked = time.monotonic()
             try:
                 free, total = torch.cuda.mem_get_info(self.device)
             except RuntimeError:  # it cannot say
                 free, total = 0, 1
-            self.crowded = free < total / 8
+            if self.looked == began:  # else a scorer has been told meanwhile to give its memory up
+                self.crowded = free < total / 8
 
     def _judge(self, child, task, codes):
         """Verdicts through a scorer, started where there is none. Returns (scorer or None, {code: verdict})."""
@@ -566,7 +583,6 @@ class Sandbox:
     def _start_scorer(self, task):
         if task.source in self.unusable:
             raise TaskError(self.unusable[task.source])
-        job = {"name": task.name, "source": task.source, "seed": self.seed, "known": list(self.known)}
         for attempt in ("hire", "first", "last"):
             child, control = None, self.control
             self._look_at_memory()
@@ -579,14 +595,13 @@ class Sandbox:
                         continue
                     child.round = self.round
                     self.scorers = [one for one in self.scorers if one.life is not None and one is not child] + [child]
-                answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
-                if not answer["unusable"]:
-                    self.unusable.pop(task.source, None)
-                    child.large, child.weight = answer["large"], answer["weight"]
-                    if child.large:
-                        self._end_idle()
-                    return child
-                why = self.unusable[task.source] = answer["unusable"]
+                self._employ(child, task)
+                self.unusable.pop(task.source, None)
+                if child.large:
+                    self._end_idle()
+                return child
+            except TaskError as error:
+                why = self.unusable[task.source] = str(error)
             except (Gone, OSError, jail.Orphaned) as error:
                 why = "it takes too long" if isinstance(error, TimeoutError) else self._last_words()
                 why = f"{task.name}: the reference cannot be judged against ({why})"
@@ -612,23 +627,30 @@ class Sandbox:
                 self._end_idle()  # unless others hold the GPU's memory
         raise TaskError(why)
 
+    def _employ(self, child, task):
+        """Have a scorer build a task's reference. Raises TaskError if that cannot be used, and what Child.ask does."""
+        job = {"name": task.name, "source": task.source, "seed": self.seed, "known": list(self.known)}
+        answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
+        if answer["unusable"]:
+            raise TaskError(answer["unusable"])
+        child.large, child.weight = answer["large"], answer["weight"]
+
     def _free_scorer(self, task):
         """A scorer that can go on with this task: a blank one, or else the one that has been idle for longest; or None.
 
         What it has stood for must be of an earlier round (see prepare), unless this one has all the scorers that there
         may be. self.lock is held.
         """
-        if self.blank and self._can_follow(task.source, task.source):
+        if self.blank and self._leave_nothing(task.source):
             return self.blank.pop()
         full = sum(child.life is not None and child.round == self.round for child in self.scorers) >= KEPT
         free = [source for source, child in self.idle.items() if (full or child.round < self.round)
-                and self._can_follow(task.source, source)]
+                and self._leave_nothing(task.source, source)]
         return self.idle.pop(free[0]) if free else None
 
-    def _can_follow(self, later, earlier) -> bool:
-        """May a scorer go on with another task (its source)? It runs their code, which may leave nothing behind."""
-        plain = is_plain(later) and is_plain(earlier)
-        return plain and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
+    def _leave_nothing(self, *sources) -> bool:
+        """Can one scorer build these tasks' references one after the other? It runs their code."""
+        return all(map(is_plain, sources)) and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
 
     def close(self):
         """End every process of the sandbox and remove its scratch folder."""

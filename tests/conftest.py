@@ -164,7 +164,7 @@ class FakeSandbox:
         pass
 
     def pass_on(self, task, following):
-        pass
+        return None
 
     def turn(self):
         return contextlib.nullcontext()

@@ -393,6 +393,30 @@ def test_training_steps(world):
     assert (out / "curves.png").stat().st_size > 10_000 and not list(out.glob("*.tmp*"))
 
 
+@pytest.mark.parametrize("changes, passed", [
+    ({}, [(1, [8, 9]), (3, [9])]), ({"no_verify": True}, [(0, [8, 9]), (1, [9]), (3, [])]),
+    ({"skills": False}, [(0, [8, 9]), (1, [9]), (3, [])]), ({"no_eval": False}, [(1, []), (3, [])])])
+def test_scorers_that_are_no_longer_needed_go_on_with_the_next_steps_tasks(model, changes, passed):
+    """Of four tasks 0 holds a lesson to be verified and 2 comes again in the next step, to which 8 and 9 are new."""
+    calls = []
+
+    class Recording(FakeSandbox):
+        def pass_on(self, task, following):
+            calls.append((tasks.index(task), [tasks.index(one) for one in following]))
+            return following[0] if following else None
+
+    model.__class__ = Scripted
+    model.script = lambda role, prompt: [kernel(2.0 if "Speedup" in prompt and lesson in prompt else 1.0)]
+    tasks = [make_task(n) for n in range(10)]
+    lesson = tasks[0].source.strip()
+    args = SimpleNamespace(**{"skills": True, "no_verify": False, "no_eval": True, "steps": 5, "eval_every": 1, "k": 0,
+                              "n": 2, "turns": 2, "policy_tokens": 400, "prompt_tokens": None, "temperature": 1.0,
+                              "trigger": 1.2} | changes)
+    run = SimpleNamespace(args=args, step=0, model=model, sandbox=Recording("cuda"), generator=None)
+    reinforce.roll_out(run, [reinforce.Episode(task, []) for task in tasks[:4]], [tasks[2], *tasks[8:]])
+    assert calls == passed
+
+
 @pytest.mark.parametrize("speedups, rejected, reward", [([1.5, 2.5], None, 2.5), ([400.0], None, reinforce.CAP),
                                                         ([400.0], "too slow", 0.0), ([], None, 0.0)])
 def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(speedups, rejected, reward, monkeypatch):

@@ -547,14 +547,15 @@ def test_scorers_go_on_with_the_next_rounds_tasks(kept, monkeypatch):
 def test_a_scorer_that_is_no_longer_needed_is_passed_on():
     """To a task of the next round, which then begins with it; those that are still needed stay."""
     first, second, third, later, other = map(multiple, range(3, 8))
+    unplain = Task("unplain", 0, first.source + "import os\n")
     with on_cpu(tasks=3, workers=3, remember=False) as box:
         box.prepare([first, second, third])
         judge_copies(box, first, second, third)
         scorers = dict(box.idle)
-        box.pass_on(second, later)
-        box._join()
-        box.pass_on(second, other)  # it has gone
-        box.pass_on(first, third)  # which has one of its own
+        assert box.pass_on(second, [unplain, third, later, other]) is later
+        assert box.pass_on(second, [other]) is None  # it has gone
+        assert box.pass_on(first, [third, later]) is None  # which have one
+        assert box.pass_on(first, []) is None
         box._join()
         assert box.idle == {first.source: scorers[first.source], third.source: scorers[third.source],
                             later.source: scorers[second.source]}
@@ -563,6 +564,31 @@ def test_a_scorer_that_is_no_longer_needed_is_passed_on():
         judge_copies(box, later, other)
         assert box.idle[later.source] is scorers[second.source]
         assert {id(child) for child in box.scorers} == {id(child) for child in scorers.values()}
+
+
+def test_what_a_scorer_is_passed_on_to_costs_nobody_else_theirs(monkeypatch):
+    first, second, third, later = map(multiple, range(3, 7))
+    bad = Task("bad", 0, multiple(7).source.replace("x * 7.0", "x.reshape(7)"))
+    employ = Sandbox._employ
+
+    def large(box, child, task):
+        employ(box, child, task)
+        child.large = task is later
+
+    monkeypatch.setattr(Sandbox, "_employ", large)
+    with on_cpu(tasks=3, workers=3) as box:
+        box.prepare([first, second, third])
+        box._join()
+        scorers = dict(box.idle)
+        for task, following in ((first, bad), (second, later)):
+            assert box.pass_on(task, [following]) is following
+            box._join()
+        assert box.idle == {third.source: scorers[third.source]} and not box.unusable
+        assert scorers[first.source].life is None and scorers[second.source].life is None
+        assert box.large == {later.source} and box.pass_on(third, [later]) is None
+        judge_copies(box, first, later)
+        with pytest.raises(TaskError, match="bad"):
+            box.score(bad, [PLAIN_NEW])
 
 
 def test_where_memory_is_short_the_heaviest_reference_is_given_up():
@@ -577,11 +603,15 @@ def test_where_memory_is_short_the_heaviest_reference_is_given_up():
             scorers[heavy.source].weight, box.crowded = 1 << 40, True
             judge_copies(box, first)
             assert heavy.source not in box.idle and not box.crowded
-        assert box.blank == [scorers[second.source]] and soon(lambda: scorers[unplain.source].life is None)
-        judge_copies(box, third)
-        judge_copies(box, unplain, second)
-        assert box.idle[third.source] is scorers[second.source] and not box.blank
-        assert box.idle[first.source] is scorers[first.source] and len(box.idle) == 4
+            judge_copies(box, third)
+        assert soon(lambda: scorers[unplain.source].life is None)
+        assert box.idle == {first.source: scorers[first.source], third.source: scorers[second.source]}
+        for n in range(2):  # the second time giving it up has not been enough
+            box.crowded = True
+            judge_copies(box, first)
+            assert box.blank == [scorers[second.source]][n:] and list(box.idle) == [first.source], n
+        assert soon(lambda: scorers[second.source].life is None)
+        judge_copies(box, second, third)
 
 
 def test_a_round_takes_no_scorer_from_itself_before_it_has_all(monkeypatch):

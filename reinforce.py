@@ -448,7 +448,9 @@ def select(run, tasks) -> list[Episode]:
 def roll_out(run, episodes, following):
     """following: the next step's tasks."""
     args, jobs, here = run.args, [], [episode.task.source for episode in episodes]
-    later = [] if evaluation_is_due(args, run.step + 1) else [task for task in following if task.source not in here]
+    later = [task for task in following if task.source not in here]
+    if evaluation_is_due(args, run.step + 1):
+        later = []  # its tasks need the scorers first
 
     def over(trajectories):
         """A scorer that need not verify a lesson, and whose task does not come again, goes on with another task."""

@@ -200,7 +200,7 @@ def scorer(sock, warm, settings):
         spare_memory()
         if torch.cuda.memory_reserved() > HOARD:  # memory that was shared is not given back
             return
-        job = job or receive(sock)
+        job = job or receive(sock)  # it was only asked for its memory (see Sandbox._rest)
 
 
 def judge(order, sock, job, reference, measured, warm, settings, shapes):
@@ -487,9 +487,9 @@ class Sandbox:
             self.starting = {one: thread for one, thread in self.starting.items() if thread.is_alive()}
 
     def _rest(self, source, child) -> list:
-        """Keep a scorer on a GPU for its task's next turn, as long as memory allows. self.lock is held.
+        """Keep a scorer on a GPU for its task's next turn; where memory is short the heaviest gives its reference up.
 
-        Returns those that are to be ended instead, without the lock: that takes a while.
+        Returns those that are to be ended, without the lock: that takes a while. self.lock is held.
         """
         if child is None:
             return []

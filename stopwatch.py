@@ -22,7 +22,7 @@ one are slowed, and its verdict says `disturbed`.
 What it rests on: the host's own Python and CUDA runtime; and that a captured kernel computes its result anew, although
 it could keep a copy of its inputs and notice that they are the same in the batch's next repetition. A candidate that
 rewrites the former from within (ctypes, native threads of a C++ extension) is not stopped by this file;
-sandbox.static_check refuses the ways there that it can see.
+scorer.static_check refuses the ways there that it can see.
 """
 
 import contextlib

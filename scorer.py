@@ -1,0 +1,230 @@
+"""What the sandbox's processes do: look at a candidate's source, run it, and judge what it has done.
+
+    scorer       holds one task's reference and judges its candidates, by one clock or the other
+    candidate    executes a candidate's code; nothing is believed of it
+    replayer     runs the program that a candidate has recorded (modelled clock)
+
+sandbox.py says who holds what and what that stops; jail.py starts this file as the warm parent of all of them.
+"""
+
+import ast
+import contextlib
+import gc
+import json
+import os
+import socket
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import triton
+
+import host
+import jail
+import ptx
+import roofline
+import stopwatch
+from jail import receive, send, spare_memory
+from lane import Lane
+from tasks import TaskError
+from trials import Reference, Verdict, describe, identical, load_module, numbered, other_shapes
+
+HOARD = 6 << 30  # bytes of GPU memory with which a scorer does not take on another task
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What can be judged without running anything
+
+
+ATTACKS = {  # modules that a kernel has no use for, but an attack on the process that runs it has
+    "ctypes", "cffi", "gc", "inspect", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess",
+    "socket", "signal", "fcntl", "importlib", "builtins"}
+INSIDES = {"__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "_getframe", "f_back",
+           "f_globals", "f_locals", "tb_frame", "settrace", "setprofile"}
+COMPILERS = {"torch.compile", "torch.jit", "torch._dynamo", "torch._inductor"}
+
+
+def offence(tree):
+    """Why a candidate's syntax tree is refused, or None: the few things with which it could fool its own process."""
+    modules = {"torch", "triton", "time"}  # names that stand for modules or for what was imported from them
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            for name in names:
+                if name.split(".")[0] in ATTACKS:
+                    return f"imports {name}"
+            modules.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if node.attr in INSIDES:
+                return f"reaches for {node.attr}"
+            if ast.unparse(node) in COMPILERS:
+                return f"uses {ast.unparse(node)} in place of a kernel"
+            root = node
+            while isinstance(root, ast.Attribute):
+                root = root.value
+            patched = isinstance(node.ctx, (ast.Store, ast.Del)) and isinstance(root, ast.Name) and root.id in modules
+            if patched and not ast.unparse(node).startswith("torch.backends."):
+                return f"replaces {ast.unparse(node)}"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            if node.func.id in ("exec", "eval", "__import__"):
+                return f"calls {node.func.id}"
+            target = ast.unparse(node.args[0]) if node.args else ""
+            if node.func.id in ("setattr", "delattr") and target.split(".")[0] in modules:
+                return f"replaces an attribute of {target}"
+    return None
+
+
+def static_check(code):
+    """Judge what needs no execution: returns a Verdict, or None to go on."""
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        text, line = describe(error, "")
+        return Verdict(error=f"does not parse: {text}", excerpt=numbered(code, line))
+    if not any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in tree.body):
+        return Verdict(error="the code defines no class ModelNew")
+    reason = offence(tree)
+    return Verdict(compiled=True, rejected=reason) if reason else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The candidate's process
+
+
+def candidate(sock, warm, settings):
+    """Role of the process that holds a candidate's code. What it sends is checked, or replayed by others."""
+    folder = Path(tempfile.mkdtemp(dir=".")).absolute()
+    if settings["clock"] == "measured":
+        host.Host(settings, sock, folder, load_module, describe).serve()
+        return
+    path = folder / "candidate.py"
+    job = receive(sock)
+    stage = "compile"
+    try:
+        module = load_module("candidate", job["code"], path)
+        stage = "build"
+        torch.manual_seed(job["seed"])
+        model = module.ModelNew(*job["arguments"])
+        stage = "forward"
+        program, constants = roofline.record(model, job["inputs"])
+        send(sock, {"program": program, "constants": constants})
+    except BaseException as error:  # SystemExit included: the verdict says what happened
+        text, line = describe(error, path, job["code"])
+        send(sock, {"failed": stage, "error": text, "line": line})
+
+
+def replayer(sock, warm, settings):
+    """Role of the process that runs a recorded program: no host code of the candidate gets here (roofline.Replay)."""
+    job = receive(sock)
+    stage = "compile"
+    try:
+        replay = roofline.Replay(job["code"], job["program"], job["constants"], set(job["known"]))
+        send(sock, {"compiled": list(replay.compiled)})
+        stage = "forward"
+        while True:
+            run = receive(sock)
+            before = [tensor.clone() for tensor in run["inputs"]]
+            output, events, live = replay.run(run["inputs"], run["seed"], run["state"], run["price"], set(run["mute"]),
+                                              run["parameters"])
+            changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
+            send(sock, {"output": output, "events": events, "live": live, "changed": changed})
+    except ptx.KernelError as error:
+        send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
+    except Exception as error:
+        send(sock, {"failed": stage, "error": describe(error, "")[0], "line": None})
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The scorer's process
+
+
+def scorer(sock, warm, settings):
+    """Role of the process that holds one task's reference and judges its candidates, then perhaps another task's."""
+    job, lanes, arenas = receive(sock), [], []
+    while True:
+        try:
+            measured = None
+            if settings["clock"] == "measured":  # starting CUDA takes its time: meanwhile the reference is built
+                lanes = lanes or [Lane(warm, settings, role) for role in ("reference", "candidate")]
+            reference = Reference(job, settings)
+            if settings["clock"] == "measured":
+                measured = stopwatch.Measured(reference, warm, settings, lanes, arenas)
+                spare_memory()
+        except TaskError as error:
+            send(sock, {"unusable": str(error)})
+            return
+        send(sock, {"unusable": None, "large": measured is not None and measured.large,
+                    "weight": (measured and measured.limit) or 0})
+        shapes = []  # see generalise
+        while "codes" in (order := receive(sock)):
+            judge(order, sock, job, reference, measured, warm, settings, shapes)
+            spare_memory()
+        job, lanes = order, measured.hand_on()
+        del reference, measured, shapes
+        gc.collect()
+        spare_memory()
+        if torch.cuda.memory_reserved() > HOARD:  # memory that was shared is not given back
+            return
+        job = job or receive(sock)  # it was only asked for its memory (see Sandbox._rest)
+
+
+def judge(order, sock, job, reference, measured, warm, settings, shapes):
+    """Send a verdict for every candidate of an order. shapes: kept between calls, see generalise."""
+    codes, left = order["codes"], []
+    if "spare" in order:
+        measured.start_spare(order["spare"])
+        measured.calibrate()
+    for index, code in enumerate(codes):
+        verdict = static_check(code)
+        if verdict is None and measured is None:
+            verdict = roofline.judge(reference, code, warm, settings)
+            generalise(verdict, code, job, warm, settings, shapes)
+        if verdict is None:
+            left.append(index)
+        else:
+            verdict.clock = settings["clock"]
+            send(sock, {"index": index, "verdict": asdict(verdict), "known": list(reference.known)})
+    judged = measured.judge([codes[index] for index in left]) if left else ()
+    for position, verdict in list(judged) if settings["shapes"] else judged:  # other shapes once all is quiet again
+        generalise(verdict, codes[left[position]], job, warm, settings, shapes)
+        send(sock, {"index": left[position], "verdict": asdict(verdict), "known": []})
+
+
+def generalise(verdict, code, job, warm, settings, shapes):
+    """Enter whether a correct candidate is correct on other shapes of the task as well. shapes: kept between calls."""
+    if not verdict.correct or not settings["shapes"]:
+        return
+    if not shapes:
+        for change, source in other_shapes(job["source"], settings["shapes"], job["seed"]):
+            try:
+                other = Reference({**job, "source": source}, settings)
+                measured = stopwatch.Measured(other, warm, settings) if settings["clock"] == "measured" else None
+                shapes.append((change, other, measured))
+            except TaskError:  # sizes that do not fit together
+                continue
+            if len(shapes) == settings["shapes"]:
+                break
+    for change, other, measured in shapes:
+        if measured is None:
+            answer = roofline.judge(other, code, warm, {**settings, "trials": 1})
+        else:
+            with contextlib.ExitStack() as stack:
+                answer, _ = measured.guarded(code, measured.prepare, stack)
+        if not answer.correct:
+            verdict.generalises, verdict.shape_error = False, f"with {change}: {answer.rejected or answer.error}"
+            return
+    verdict.generalises = bool(shapes) or None
+
+
+if __name__ == "__main__":
+    import torch._dynamo  # noqa: F401  (imported at the first dispatch mode: a second that no fork should pay)
+
+    settings = json.loads(sys.argv[3])  # see jail.start
+    ptx.warm_up()
+    if settings["device"] != "cpu":
+        triton.runtime.driver.active.utils  # built by a C compiler, which no fork should wait for; starts no CUDA
+    jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), settings,
+                     {"scorer": scorer, "candidate": candidate, "reference": candidate, "replayer": replayer})
+    os._exit(0)

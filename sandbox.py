@@ -24,8 +24,8 @@ distributions, with perturbed parameters; a tolerance in proportion to the outpu
 kernels; hangs, crashes, floods, hoarding; reading, patching or forging what is in its own process.
 Without a GPU nothing that the candidate's Python does can reach the verdict: only the recorded program is judged.
 With a GPU that program is a CUDA graph, but it lives in the candidate's process, so four things rest on rules that a
-deliberate attack could break: the list in `scorer.offence`; that the GPU is done when the candidate's CUDA runtime says so
-(cross-checked by reading results); that its kernels do not look for inputs that they have seen before, which the
+deliberate attack could break: the list in scorer.offence; that the GPU is done when the candidate's CUDA runtime says
+so (cross-checked by reading results); that its kernels do not look for inputs that they have seen before, which the
 repetitions of a timed batch are; and the shares in profile and coverage, which are measured in its process. Native
 code of a CUDA extension can do there what it likes. tests/test_cheats.py holds one test for every cheat.
 """
@@ -105,7 +105,7 @@ class Sandbox:
         self.large = set()  # sources of tasks whose references are not kept
         self.unusable = {}  # source -> why its reference could not be used, in this round
         self.round = 0  # see prepare
-        self.starting = {}  # source -> the last thread of prepare that is at work for it
+        self.starting = {}  # source -> the last thread that has its reference built
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
         self.looked, self.crowded = 0.0, False  # see _look_at_memory
         self.modelled = clock == "modelled"
@@ -142,10 +142,7 @@ class Sandbox:
                 return  # said again when the first candidate comes
             except OSError:
                 return child.close()
-            self._look_at_memory()
-            with self.lock:
-                ended = self._rest(task.source, child)
-            self._close(ended)
+            self._settle(task.source, child)
 
         if not self.modelled and self.settings["tasks"] > 1 and len(counts) <= KEPT:
             with self.lock:
@@ -153,7 +150,7 @@ class Sandbox:
                     self.round += 1
                     self.unusable.clear()  # memory may have been short
                 others = {source for source, child in self.idle.items() if child.round == self.round}
-                others |= {source for source, thread in self.starting.items() if thread.is_alive()}
+                others |= self._being_built()
                 standing = {source: self.idle.pop(source, None) for source in counts}
                 for source, task in {task.source: task for task in tasks}.items():
                     if standing[source] is None and (self.at_work[source] or len(others | {source}) > KEPT):
@@ -173,16 +170,13 @@ class Sandbox:
             try:
                 self._employ(child, chosen)
                 send(child.sock, {"codes": [], "spare": 1})
-                usable = True
             except (TaskError, Gone, OSError):  # tried again in the next round, with all means
-                usable = False
-            with self.lock:
-                ended = self._rest(chosen.source, child) if usable else [child]
-            self._close(ended)
+                return self._close([child])
+            self._settle(chosen.source, child)
 
         with self.lock:
-            begun = {*self.idle, *(source for source, thread in self.starting.items() if thread.is_alive())}
-            can = [one for one in following if one.source not in begun | self.large
+            begun = self.idle.keys() | self._being_built() | self.large
+            can = [one for one in following if one.source not in begun
                    and self._leave_nothing(one.source, task.source)]
             if not can or task.source not in self.idle or self.crowded:
                 return None
@@ -281,13 +275,24 @@ class Sandbox:
         return contextlib.nullcontext()
 
     def _join(self, source=None):
-        """Wait for prepare's thread for a task, or for all of them."""
+        """Wait for the thread that has a task's reference built, or for all of them."""
         with self.lock:
             threads = [thread for one, thread in self.starting.items() if source in (None, one)]
         for thread in threads:
             thread.join()
         with self.lock:
-            self.starting = {one: thread for one, thread in self.starting.items() if thread.is_alive()}
+            self.starting = {one: self.starting[one] for one in self._being_built()}
+
+    def _being_built(self) -> set:
+        """Sources of tasks for which a thread of prepare or pass_on is at work. self.lock is held."""
+        return {source for source, thread in self.starting.items() if thread.is_alive()}
+
+    def _settle(self, source, child):
+        """What a thread ends with that has had a reference built."""
+        self._look_at_memory()
+        with self.lock:
+            ended = self._rest(source, child)
+        self._close(ended)
 
     def _rest(self, source, child) -> list:
         """Keep a scorer on a GPU for its task's next turn; where memory is short the heaviest gives its reference up.

@@ -322,7 +322,8 @@ class Slots:
             graph.register_generator_state(self.generator)
             pool = next(iter(self.graphs.values())).pool() if self.graphs else None
             # Not in torch.cuda.graph(), which first has PyTorch give back all memory that it keeps: while the sandbox's
-            # processes start, that has taken half a second. Where memory is short it must be: a graph has its own.
+            # processes start, that takes many times as long as all the rest. Where memory is short it must be: a graph
+            # has its own.
             torch.cuda.synchronize()
             if torch.cuda.mem_get_info()[0] < SPARE:
                 torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""What happened in training runs: parts of a run side by side, proposals, repaired kernels, seconds, plain kernels.
+"""What happened in training runs: parts of a run side by side, proposals, seconds, repaired and plain kernels.
 
     python results/summary.py [--parts 4] runs/seed0 runs/seed1 ...
 
@@ -38,6 +38,13 @@ def codes(paths) -> set:
     return {code for code in map(extract_code, replies) if code}
 
 
+def longest_references(path) -> str:
+    """The measured or modelled milliseconds of the slowest references of a step."""
+    times = {line["task"]: turn["verdict"]["reference_ms"] for line in lines(path) if line["role"] == "policy"
+             for turn in line["turns"] if turn["verdict"]["reference_ms"]}
+    return ", ".join(f"{ms:.2f}" for ms in sorted(times.values(), reverse=True)[:3])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--parts", type=int, default=1, help="equal parts of a run to be shown side by side")
@@ -67,6 +74,8 @@ def main():
             if paths:
                 right, broken = repaired(paths)
                 print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one")
+        for path in sorted(run.glob("rollouts/step_*.jsonl"), key=lambda path: int(path.stem[5:])):
+            print(f"  {path.stem}: slowest references {longest_references(path)} ms")
     print(f"{len(written)} distinct kernels, {sum(map(is_plain, written))} of them plain (plain.py)")
 
 

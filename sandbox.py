@@ -23,10 +23,9 @@ What it stops, on both: wrong answers of every kind, whatever hides them (fresh 
 distributions, with perturbed parameters; a tolerance in proportion to the output); torch passed off as a kernel; decoy
 kernels; hangs, crashes, floods, hoarding; reading, patching or forging what is in its own process.
 Without a GPU nothing that the candidate's Python does can reach the verdict: only the recorded program is judged.
-With a GPU that program is a CUDA graph, but it lives in the candidate's process, so four things rest on rules that a
+With a GPU that program is a CUDA graph, but it lives in the candidate's process, so three things rest on rules that a
 deliberate attack could break: the list in scorer.offence; that the GPU is done when the candidate's CUDA runtime says
-so (cross-checked by reading results); that its kernels do not look for inputs that they have seen before, which the
-repetitions of a timed batch are; and the shares in profile and coverage, which are measured in its process. Native
+so (cross-checked by reading results); and the shares in profile and coverage, which are measured in its process. Native
 code of a CUDA extension can do there what it likes. tests/test_cheats.py holds one test for every cheat.
 """
 

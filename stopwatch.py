@@ -14,15 +14,15 @@ the time hard to forge:
     the scorer reads its own clock: from the starting signal until the host's that the GPU has finished;
     an output of every batch is checked, on inputs that are new. Without a graph all inputs are new, the host is told
     afterwards whose output it is, and handing it over is timed, so that work left for later shows up;
+    a graph repeats its calls until they can be timed well, but now and then, unforeseeably, it does them once, on
+    inputs that are all new: a kernel that knows its inputs again, and skips its work, has to do it there, which shows;
     the shared memory holds inputs and outputs of this host only: no expected value is ever in its reach.
 
 A candidate that dawdles in a check is not waited for, and may compute while another one is timed: both sides of that
 one are slowed, and its verdict says `disturbed`.
 
-What it rests on: the host's own Python and CUDA runtime; and that a captured kernel computes its result anew, although
-it could keep a copy of its inputs and notice that they are the same in the batch's next repetition. A candidate that
-rewrites the former from within (ctypes, native threads of a C++ extension) is not stopped by this file;
-scorer.static_check refuses the ways there that it can see.
+What it rests on: the host's own Python and CUDA runtime. A candidate that rewrites these from within (ctypes, native
+threads of a C++ extension) is not stopped by this file; scorer.static_check refuses the ways there that it can see.
 """
 
 import contextlib
@@ -44,6 +44,8 @@ from trials import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, 
                     set_roofline)
 
 BATCHES = 6  # at least, on each side: the least number for a 95 % interval of a median
+ONCE = 2  # batches, at least, that do their calls once (see Timing.remembers)
+ONCE_ACCUSED = 8  # and the most of them that an accused candidate is given
 LANES = 6  # plain candidates in work at a time, of all tasks: enough that one is always ready to be timed
 
 
@@ -59,8 +61,8 @@ def lanes_of_a_task(settings) -> int:
 class Timing:
     """Batches of calls, reference and candidate in turn, each from the same state of the cache.
 
-    seconds: for (reference, candidate), a list over batches of seconds per call; handing, without graphs: of seconds
-    that handing over a result took;
+    seconds: for (reference, candidate), a list over batches of seconds per call; once: of seconds of batches that did
+    their calls a single time; handing, without graphs: of seconds that handing over a result took;
     waited: for every batch, whether clearing the cache took so long that something else must have had the GPU.
     """
 
@@ -69,15 +71,16 @@ class Timing:
         patience: seconds in which the cache is cleared when undisturbed.
         """
         self.lanes, self.calls, self.graphs, self.patience = (reference, candidate), calls, graphs, patience
-        self.seconds, self.handing, self.waited = ([], []), ([], []), []
+        self.seconds, self.once, self.handing, self.waited = ([], []), ([], []), ([], []), []
         self.spent = 0.0  # seconds
         self.overhead = reference.overhead()
         self.repeat = [lane.repetitions(calls) if graphs else 1 for lane in self.lanes]
 
-    def tell(self, seed, call):
-        """Say what the next batch is; to be done before it, without the GPU."""
+    def tell(self, seed, call, once=False):
+        """Say what the next batch is; to be done before it, without the GPU. once: without repetitions."""
+        self.single = once
         for lane, repeat in zip(self.lanes, self.repeat):
-            lane.tell(self.calls, seed, repeat, call if self.graphs else None)
+            lane.tell(self.calls, seed, 1 if once else repeat, call if self.graphs else None)
 
     def batch(self, call):
         """Time one batch on both; the inputs must have been put. Returns both hosts' answers with the call's output.
@@ -87,8 +90,11 @@ class Timing:
         began, answers, earlier = time.monotonic(), [None, None], len(self.waited)
         for which in (1, 0) if earlier % 2 else (0, 1):
             seconds, answers[which] = self.lanes[which].go()
-            if earlier or self.graphs:
-                self.seconds[which].append(max(seconds - self.overhead, 1e-7) / len(self.calls) / self.repeat[which])
+            seconds = max(seconds - self.overhead, 1e-7)
+            if self.single:
+                self.once[which].append(seconds)
+            elif earlier or self.graphs:
+                self.seconds[which].append(seconds / len(self.calls) / self.repeat[which])
         self.waited.append(answers[0]["clearing"] > self.patience)  # the candidate's is not believed
         self.spent += time.monotonic() - began
         if not self.graphs:
@@ -99,10 +105,24 @@ class Timing:
 
     def enough(self, measure) -> bool:
         """Have there been BATCHES of them, for `measure` seconds, or four times as long if something disturbs them?"""
-        count = len(self.seconds[0])
+        count, once = len(self.seconds[0]), len(self.once[0])
         if count < BATCHES or count >= 300:
             return count >= 300
+        if max(self.repeat) > 1 and (once < ONCE or once < ONCE_ACCUSED and self.remembers()):
+            return False
         return self.spent >= measure * (4 if self.summary()[3] else 1)
+
+    def remembers(self):
+        """Is the candidate so much slower on new inputs that it must leave work out when they are repeated?
+
+        The quickest single time counts: a disturbance makes none quicker. The first repetition finds the cache cold and
+        the GPU idle; the reference's does, too.
+        """
+        if not self.once[1]:
+            return False
+        repeated = [typical(seconds) * len(self.calls) for seconds in self.seconds]
+        more = [min(once) - again for once, again in zip(self.once, repeated)]
+        return more[1] > max(more[0], 0) + 0.25 * repeated[1] + 5e-5
 
     def late(self):
         """Did handing a result over take so much longer than the reference's that it must have been computed then?"""
@@ -111,14 +131,19 @@ class Timing:
 
     def summary(self):
         """(reference ms, candidate ms, lower end of the speedup's 95 % interval, was the measurement disturbed)."""
-        reference, candidate = map(statistics.median, self.seconds)
+        reference, candidate = map(typical, self.seconds)
         ratios = sorted(a / b for a, b in zip(*self.seconds))
         n = len(ratios)
-        low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free interval of a median
+        low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free, of their median
         spread = max((third - first) / middle for first, middle, third in map(statistics.quantiles, self.seconds))
         # An evenly busy GPU scatters little, but waits; so do a few batches while other processes start.
         disturbed = spread > 0.1 or statistics.mean(self.waited) > 0.25
         return reference * 1e3, candidate * 1e3, low, disturbed
+
+
+def typical(seconds) -> float:
+    """The lower quartile: a process that starts slows down many of a few batches, of either side, by a tenth."""
+    return statistics.quantiles(seconds)[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -155,9 +180,9 @@ class Measured:
     Up to `width` candidates are in work at a time, each in a thread of its own, plain ones in a few processes.
     Processes start and kernels are compiled while others use the GPU; to be checked and recorded, and to compare what
     timed calls gave, candidates share it. Batches are timed alone on it, one candidate's of a task after the other's,
-    those of several tasks in turn. What starts and compiles beside that delays one batch in ten by a tenth: the median
-    does not see it. Where each candidate needs a process of its own, the driver bounds the rate: it starts and ends
-    CUDA processes one after the other, a quarter of a second each.
+    those of several tasks in turn. What starts beside that delays some of them (see typical). Where each candidate
+    needs a process of its own, the driver bounds the rate: it starts and ends CUDA processes one after the other, a
+    quarter of a second each.
     """
 
     def __init__(self, reference, warm, settings, lanes=(), arenas=None):
@@ -464,13 +489,14 @@ class Measured:
         while not timing.enough(self.settings["measure"]):
             lane.take_turn()
             seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
-            for slot in [call] if graphs else self.calls:
+            once = max(timing.repeat) > 1 and chance.random() < 0.25  # in a fixed order a kernel could count along
+            for slot in [call] if graphs and not once else self.calls:
                 inputs = self.reference.draw("timed", seed, slot)
                 reference_lane.put(slot, inputs)
                 lane.put(slot, inputs)
             reference_lane.poison()
             lane.poison()
-            timing.tell(seed, call)
+            timing.tell(seed, call, once)
             lane.finish()
             lane.take_turn(alone=True)
             answers = timing.batch(call)
@@ -482,7 +508,9 @@ class Measured:
                 verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
                 return False
         verdict.reference_ms, verdict.candidate_ms, low, verdict.disturbed = timing.summary()
-        if not graphs and timing.late():
+        if timing.remembers():
+            verdict.correct, verdict.rejected = False, "faster on inputs that it has seen before"
+        elif not graphs and timing.late():
             verdict.correct, verdict.rejected = False, "its results are computed after the clock has stopped"
         elif verdict.candidate_ms < self.floor_ms:
             verdict.correct, verdict.rejected = False, "faster than the GPU can write the output"

@@ -1,6 +1,7 @@
 """What the measured clock is worth: speed, agreement with the modelled clock, repeatability. Needs a GPU; 10 minutes.
 
-    python results/measured_clock.py [--parts batch agreement repeats] [--out measured_clock.json] [--synthesised 100]
+    python results/measured_clock.py [--parts batch agreement repeats itself] [--synthesised 100]
+                                     [--out measured_clock.json]
     python results/measured_clock.py --remodel measured_clock.json          (after a change of the prices; needs no GPU)
 
 batch       48 kernels of one task, as one step of training scores them: seconds each, and where they go
@@ -10,6 +11,8 @@ agreement   the teacher's kernels for the built-in and for synthesised problems,
 repeats     the teacher's kernels for 20 built-in problems of levels 2 and 3, scored ten times each: coefficient of
             variation of the speedup, for those of 50 microseconds or more; then five of them four times while another
             process keeps the GPU busy half of the time
+itself      a reference against itself, twice in each of 12 new sandboxes: the first time a process for another
+            candidate starts beside it
 """
 
 import argparse
@@ -159,17 +162,35 @@ def repeats(box):
     return report
 
 
+def itself():
+    task = next(t for t in builtin_tasks(device="cuda") if "1_AffineSoftplus" in t.name)
+    code = task.source.replace("class Model(", "class ModelNew(").replace("super(Model, ", "super(ModelNew, ")
+    found = {"while_starting": [], "afterwards": []}
+    for _ in range(12):
+        with Sandbox("cuda", trials=2, require_kernel=False) as box:
+            for name, speedups in found.items():
+                verdicts = box.score(task, [f"{code}# {name} {i}\n" for i in range(2)])
+                speedups += [v.speedup for v in verdicts if v.speedup]
+    report = {"all_speedups": found}
+    for name, speedups in found.items():
+        report[name] = {"geometric_mean": statistics.geometric_mean(speedups), "of": len(speedups),
+                        "farthest_from_1": max(abs(speedup - 1) for speedup in speedups)}
+    return report
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--parts", nargs="+", choices=["batch", "agreement", "repeats"],
-                        default=["batch", "agreement", "repeats"])
+    parser.add_argument("--parts", nargs="+", choices=["batch", "agreement", "repeats", "itself"],
+                        default=["batch", "agreement", "repeats", "itself"])
     parser.add_argument("--out", default="measured_clock.json")
     parser.add_argument("--synthesised", type=int, default=100)
     parser.add_argument("--remodel", metavar="FILE", help="only work out the modelled side of FILE's agreement again")
     args = parser.parse_args()
 
+    hidden = "rows", "quiet", "busy", "all_speedups"
+
     def show(name, value):
-        print(name, json.dumps({k: v for k, v in value.items() if k not in ("rows", "quiet", "busy")}), flush=True)
+        print(name, json.dumps({k: v for k, v in value.items() if k not in hidden}), flush=True)
 
     if args.remodel:
         return show("agreement", remodel(args.remodel, args.synthesised))
@@ -183,7 +204,7 @@ def main():
         show(name, value)
 
     began = time.monotonic()
-    parts = {"batch": batch, "repeats": repeats,
+    parts = {"batch": batch, "repeats": repeats, "itself": lambda box: itself(),
              "agreement": lambda box: agreement(args.synthesised, functools.partial(on_gpu, box))}
     with Sandbox("cuda", trials=3, seed=0, tasks=4) as box:
         for name in args.parts:

@@ -693,15 +693,18 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkey
 class Clocked(Lane):
     """A lane whose model takes `call` seconds a call, and `nothing` for a batch without calls.
 
-    To be timed once takes it `pause` seconds, and to clear the cache `clearing`.
+    The first repetition of a batch takes it `first` seconds more, to be timed once `pause`, to clear the cache
+    `clearing`.
     """
 
-    def __init__(self, call, nothing, pause=0.0, clearing=0.0):
+    def __init__(self, call, nothing, pause=0.0, clearing=0.0, first=0.0):
         self.captured, self.repeat, self.empty = True, None, None
-        self.call, self.nothing, self.pause, self.clearing = call, nothing, pause, clearing
+        self.call, self.nothing, self.pause, self.clearing, self.first = call, nothing, pause, clearing, first
 
     def tell(self, calls, seed=0, repeat=1, call=None):
         self.seconds, self.answer = self.nothing + self.call * len(calls) * repeat, {"call": call}
+        if calls:
+            self.seconds += self.first
 
     def go(self):
         time.sleep(self.pause)
@@ -726,7 +729,7 @@ def test_what_is_disturbed_for_a_while_is_timed_for_longer():
         timing = Timing(reference, candidate, [0, 1], True, patience=0.01)
         while not timing.enough(0.03):
             candidate.call = 1e-4 if slow(batch) else 5e-5
-            timing.tell(seed=0, call=0)
+            timing.tell(seed=0, call=0, once=batch % 4 == 3)
             timing.batch(call=0)
             batch += 1
         return batch, timing.summary()
@@ -737,6 +740,37 @@ def test_what_is_disturbed_for_a_while_is_timed_for_longer():
     assert few < some < 30 and candidate == pytest.approx(0.05) and not disturbed
     many, (*_, disturbed) = timed(lambda batch: batch % 2)
     assert some < many < 40 and disturbed
+
+
+@pytest.mark.parametrize("reference, candidate, remembers", [
+    (dict(), dict(), False),
+    (dict(first=1e-4), dict(first=1e-4), False),  # the cache is cold, on both sides
+    (dict(), dict(first=3e-4), True),
+    (dict(first=1e-3), dict(first=3e-4), False),
+])
+def test_who_does_less_when_a_batch_is_repeated_is_accused(reference, candidate, remembers):
+    """As a kernel does that knows its inputs again: it has to work the first time."""
+    timing = Timing(Clocked(1e-4, 3e-5, **reference), Clocked(5e-5, 3e-5, **candidate), [0, 1], True, patience=0.01)
+    assert min(timing.repeat) > 1
+    for batch in range(100):
+        if timing.enough(0.0):
+            break
+        timing.tell(seed=0, call=1, once=batch % 4 == 3)
+        timing.batch(call=1)
+    assert timing.remembers() == remembers and len(timing.once[0]) == len(timing.once[1]) == (8 if remembers else 2)
+
+
+def test_a_disturbance_is_no_accusation():
+    candidate = Clocked(5e-5, 0.0, first=1e-3)
+    timing = Timing(Clocked(1e-4, 0.0), candidate, [0, 1], True, patience=0.01)
+    for batch in range(40):
+        candidate.first = 1e-3 if batch < 12 else 0.0  # three single batches are slow, the fourth is not
+        timing.tell(seed=0, call=1, once=batch % 4 == 3)
+        timing.batch(call=1)
+        assert timing.remembers() == (3 <= batch < 15), batch
+        if timing.enough(0.0):
+            break
+    assert batch == 15 and not timing.remembers()
 
 
 def test_who_needs_long_to_clear_the_cache_is_not_alone():

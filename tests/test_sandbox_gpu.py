@@ -183,6 +183,25 @@ def test_cheats_of_the_timed_path_are_caught(sandbox, cheat):
     assert not v.correct, v
 
 
+REMEMBERS = (
+    ("n, columns, BLOCK: tl.constexpr):", "n, columns, seen_ptr, BLOCK: tl.constexpr):\n"
+     "    first, seen = tl.load(x_ptr + tl.program_id(0) * BLOCK), tl.load(seen_ptr + tl.program_id(0))\n"
+     "    if first == seen:\n"
+     "        return\n"
+     "    tl.debug_barrier()\n"
+     "    tl.store(seen_ptr + tl.program_id(0), first)"),
+    ("self.factor = factor", "self.factor, self.calls, self.seen = factor, 0, torch.zeros(16, 16384, device='cuda')"),
+    ("n = x.numel()", "n, self.calls = x.numel(), self.calls + 1"),
+    ("x.shape[1], BLOCK", "x.shape[1], self.seen[self.calls % 16], BLOCK"),
+)
+
+
+def test_a_captured_kernel_that_knows_its_inputs_again_is_caught(sandbox):
+    """Each block of it works only if the first number it reads is not that of the last time."""
+    v = verdict(sandbox, changed(*REMEMBERS))
+    assert v.rejected == "faster on inputs that it has seen before" and v.speedup is None, v
+
+
 def test_recycled_memory_holds_the_expected_output_only_in_a_naive_check(sandbox):
     x = torch.randn(1024, 2048, device="cuda")
     expected = torch.sigmoid(x).cpu()  # the block on the GPU is free again
@@ -209,15 +228,15 @@ from torch.utils.cpp_extension import load_inline
 
 source = """
 #include <torch/extension.h>
-__global__ void run(const float* x, const float* bias, float* out, float factor, long n, long columns) {
-    long i = blockIdx.x * (long)blockDim.x + threadIdx.x;
-    if (i < n) { float v = x[i] + bias[i % columns]; out[i] = v / (1.0f + expf(-v)) * factor; }
+__global__ void run(const float* x, const float* bias, float* out, float factor, int columns) {
+    int column = blockIdx.x * blockDim.x + threadIdx.x;
+    long i = blockIdx.y * (long)columns + column;
+    if (column < columns) { float v = x[i] + bias[column]; out[i] = v / (1.0f + expf(-v)) * factor; }
 }
 torch::Tensor fused(torch::Tensor x, torch::Tensor bias, double factor) {
     auto out = torch::empty_like(x);
-    long n = x.numel();
-    run<<<(n + 255) / 256, 256>>>(x.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(), factor, n,
-                                  x.size(1));
+    run<<<dim3((x.size(1) + 255) / 256, x.size(0)), 256>>>(x.data_ptr<float>(), bias.data_ptr<float>(),
+                                                           out.data_ptr<float>(), factor, x.size(1));
     return out;
 }
 """

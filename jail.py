@@ -314,7 +314,8 @@ def start(script, settings):
     environment = {name: os.environ[name] for name in keep if name in os.environ}
     environment.update(HOME=settings["scratch"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TRITON_DEFAULT_FP_FUSION="1",
                        PYTORCH_NVML_BASED_CUDA_CHECK="1",  # asking whether there is a GPU must not start CUDA
-                       CUDA_DEVICE_MAX_CONNECTIONS="2")  # on an H200 CUDA starts and ends in 0.26 s, by default in 0.32
+                       CUDA_DEVICE_MAX_CONNECTIONS="2",  # on an H200 CUDA starts and ends in 0.26 s, by default in 0.32
+                       NVCC_APPEND_FLAGS="--default-stream per-thread")  # an extension's kernels, see host.PER_THREAD
     with there, open(os.path.join(settings["scratch"], "warm.log"), "wb+") as log:
         process = subprocess.Popen(
             [sys.executable, script, "--warm-parent", str(there.fileno()), json.dumps(settings)], env=environment,

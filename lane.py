@@ -383,15 +383,16 @@ class Lane:
             self.empty = min(seconds)
         return self.empty
 
-    def repetitions(self, calls):
-        """How many times a batch of the captured calls must be repeated to take BATCH seconds."""
+    def repetitions(self, calls, overhead):
+        """How many times the captured calls must be repeated to take BATCH seconds, apart from `overhead`."""
         if self.repeat is None:
-            self.repeat = max(1, min(256, round(BATCH / self.quickest(calls))))
+            self.repeat = max(1, min(256, round(BATCH / max(self.quickest(calls) - overhead, 1e-7))))
         return self.repeat
 
     def capture(self, calls):
         """Have the calls recorded as a CUDA graph. Returns whether that worked; if not, the process may be unusable."""
-        self.captured, self.repeat = self.shared_order("capture", calls=calls)["captured"] is True, None
+        self.captured = self.shared_order("capture", calls=calls)["captured"] is True
+        self.repeat = self.empty = None
         return self.captured
 
     def collect(self, call):

@@ -74,7 +74,7 @@ class Timing:
         self.seconds, self.once, self.handing, self.waited = ([], []), ([], []), ([], []), []
         self.spent = 0.0  # seconds
         self.overhead = reference.overhead()
-        self.repeat = [lane.repetitions(calls) if graphs else 1 for lane in self.lanes]
+        self.repeat = [lane.repetitions(calls, self.overhead) if graphs else 1 for lane in self.lanes]
 
     def tell(self, seed, call, once=False):
         """Say what the next batch is; to be done before it, without the GPU. once: without repetitions."""
@@ -122,7 +122,7 @@ class Timing:
             return False
         repeated = [typical(seconds) * len(self.calls) for seconds in self.seconds]
         more = [min(once) - again for once, again in zip(self.once, repeated)]
-        return more[1] > max(more[0], 0) + 0.25 * repeated[1] + 5e-5
+        return more[1] > max(more[0], 0) + 0.25 * repeated[1] + 2e-5
 
     def late(self):
         """Did handing a result over take so much longer than the reference's that it must have been computed then?"""
@@ -400,7 +400,8 @@ class Measured:
         """Have a candidate recorded as a CUDA graph, if it can be."""
         lane.let_others()
         self.warm_up(lane, self.calls)
-        eager = "load_inline" in code and "CurrentCUDAStream" not in code  # the default stream: no graph can hold it
+        # What waits for the GPU cannot be recorded, and to try takes a new process, where nvcc begins again.
+        eager = "load_inline" in code and "ynchronize" in code
         if self.graphs and not eager and not lane.capture(self.calls):
             self.start_again(code, lane)
 

@@ -256,7 +256,7 @@ class ModelNew(nn.Module):
 
 def test_cuda_sources_are_compiled_and_scored(sandbox):
     good, bad = sandbox.score(TASK, [CUDA, CUDA.replace("expf(-v)", "expf(-v")])
-    assert good.correct and good.speedup > 1.5 and good.coverage > 0.8, good
+    assert good.correct and 1.7 < good.speedup < 3.6 and good.coverage > 0.8, good  # less where it is not recorded
     assert not bad.correct and not bad.compiled, bad
 
 

@@ -26,7 +26,8 @@ Without a GPU nothing that the candidate's Python does can reach the verdict: on
 With a GPU that program is a CUDA graph, but it lives in the candidate's process, so three things rest on rules that a
 deliberate attack could break: the list in scorer.offence; that the GPU is done when the candidate's CUDA runtime says
 so (cross-checked by reading results); and the shares in profile and coverage, which are measured in its process. Native
-code of a CUDA extension can do there what it likes. tests/test_cheats.py holds one test for every cheat.
+code of a CUDA extension can do there what it likes. There is a test for every cheat, in tests/test_cheats.py or, where
+it takes a GPU, test_sandbox_gpu.py.
 """
 
 import argparse

@@ -41,7 +41,8 @@ ATTACKS = {  # modules that a kernel has no use for, but an attack on the proces
     "ctypes", "cffi", "gc", "inspect", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess",
     "socket", "signal", "fcntl", "importlib", "builtins"}
 INSIDES = {"__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "_getframe", "f_back",
-           "f_globals", "f_locals", "tb_frame", "settrace", "setprofile"}
+           "f_globals", "f_locals", "tb_frame", "settrace", "setprofile",
+           "is_current_stream_capturing", "_cuda_isCurrentStreamCapturing"}  # what is recorded is what will be timed
 COMPILERS = {"torch.compile", "torch.jit", "torch._dynamo", "torch._inductor"}
 
 

@@ -299,6 +299,16 @@ return frame.f_locals["reference"](x)''')
     fails_here(box, code, says="_getframe")
 
 
+def test_doing_less_where_only_some_calls_are_checked(box, naively):
+    """Of a recorded batch one call's result is looked at: who knows that it is being recorded can leave some out."""
+    code = forward("""
+if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() and torch.rand(()) < 0.2:
+    return torch.empty_like(x)
+return fused(x, self.bias)""")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="is_current_stream_capturing")
+
+
 def test_fetching_the_reference_from_files(box, naively):
     code = forward("return self.stolen(x)", """
 space = {}

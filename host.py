@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jail import ALIGN, BLANK, attach, overwrite, receive, send, spare_memory, views, watch
-from plain import state, unchanged
+from plain import has_extension, state, unchanged
 from roofline import FREE
 from trials import perturb_state
 
@@ -233,7 +233,7 @@ class Host:
         """Turn the calls into one CUDA graph, which `go` replays from now on: the same kernels, without the host."""
         try:
             spare_memory()  # a graph has a pool of its own
-            if "load_inline" in self.code:  # its kernels go where nvcc has been told to send them (jail.start)
+            if has_extension(self.code):  # its kernels go where nvcc has been told to send them (jail.start)
                 self.stream = torch.cuda.ExternalStream(PER_THREAD)
             stream = self.stream = self.stream or torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())

@@ -94,6 +94,11 @@ class NotPlain(Exception):
     """It leaves the small language."""
 
 
+def has_extension(code) -> bool:
+    """Does it have nvcc compile CUDA sources? That takes most of a minute, and its kernels are no operator's."""
+    return "load_inline" in code
+
+
 def require(condition):
     if not condition:
         raise NotPlain

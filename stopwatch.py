@@ -38,7 +38,7 @@ import torch
 
 from jail import Gone, overwrite
 from lane import BATCH, Failed, Lane, Turn, blank
-from plain import is_plain
+from plain import has_extension, is_plain
 from roofline import Clock
 from trials import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, reaching, set_failure, set_profile,
                     set_roofline)
@@ -75,6 +75,7 @@ class Timing:
         self.spent = 0.0  # seconds
         self.overhead = reference.overhead()
         self.repeat = [lane.repetitions(calls, self.overhead) if graphs else 1 for lane in self.lanes]
+        self.repeats = max(self.repeat) > 1
 
     def tell(self, seed, call, once=False):
         """Say what the next batch is; to be done before it, without the GPU. once: without repetitions."""
@@ -108,7 +109,7 @@ class Timing:
         count, once = len(self.seconds[0]), len(self.once[0])
         if count < BATCHES or count >= 300:
             return count >= 300
-        if max(self.repeat) > 1 and (once < ONCE or once < ONCE_ACCUSED and self.remembers()):
+        if self.repeats and (once < ONCE or once < ONCE_ACCUSED and self.remembers()):
             return False
         return self.spent >= measure * (4 if self.summary()[3] else 1)
 
@@ -358,7 +359,7 @@ class Measured:
             lane.close()
 
     def patience_for(self, code):
-        return self.settings["timeout"] + (180 if "load_inline" in code else 0)  # nvcc takes its time
+        return self.settings["timeout"] + (180 if has_extension(code) else 0)  # nvcc takes its time
 
     def start_candidate(self, code, lane):
         reference = self.reference
@@ -401,7 +402,7 @@ class Measured:
         lane.let_others()
         self.warm_up(lane, self.calls)
         # What waits for the GPU cannot be recorded, and to try takes a new process, where nvcc begins again.
-        eager = "load_inline" in code and "ynchronize" in code
+        eager = has_extension(code) and "ynchronize" in code
         if self.graphs and not eager and not lane.capture(self.calls):
             self.start_again(code, lane)
 
@@ -438,7 +439,7 @@ class Measured:
         answer = sorted(runs, key=lambda run: run["total"])[1]
         events = [[float(ms), str(label), bool(own)] for ms, label, own in answer["events"]]
         rest = answer["total"] - sum(ms for ms, _, _ in events)
-        if "load_inline" in code and rest > 0.002:  # an extension's kernels run outside of every operator
+        if has_extension(code) and rest > 0.002:  # its kernels run outside of every operator
             events.append([rest, "extension", True])
         # A kernel may carry the name of a library's; it is not believed to be that library's work, nor the reverse.
         own = {label for _, label, mine in events if mine}
@@ -490,7 +491,7 @@ class Measured:
         while not timing.enough(self.settings["measure"]):
             lane.take_turn()
             seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
-            once = max(timing.repeat) > 1 and chance.random() < 0.25  # in a fixed order a kernel could count along
+            once = timing.repeats and chance.random() < 0.25  # in a fixed order a kernel could count along
             for slot in [call] if graphs and not once else self.calls:
                 inputs = self.reference.draw("timed", seed, slot)
                 reference_lane.put(slot, inputs)

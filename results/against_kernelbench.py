@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch  # noqa: E402
 
+from measured_clock import as_candidate  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
 from tasks import kernelbench_tasks  # noqa: E402
 
@@ -37,8 +38,7 @@ def main():
         named = {int(task.name.split("/")[1].split("_")[0]): task
                  for task in kernelbench_tasks(args.kernelbench, level)}
         tasks += [named[number] for number in numbers]
-    codes = [task.source.replace("class Model(", "class ModelNew(").replace("super(Model, ", "super(ModelNew, ")
-             for task in tasks]
+    codes = [as_candidate(task) for task in tasks]
     rows = [{"task": task.name} for task in tasks]
 
     began = time.monotonic()

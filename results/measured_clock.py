@@ -72,8 +72,17 @@ def solved(tasks):
             yield task, solution.code
 
 
+def small_task():
+    return next(t for t in builtin_tasks(device="cuda") if "1_AffineSoftplus" in t.name)
+
+
+def as_candidate(task) -> str:
+    """A task's reference under the name ModelNew."""
+    return task.source.replace("class Model(", "class ModelNew(").replace("super(Model, ", "super(ModelNew, ")
+
+
 def batch(box):
-    task = next(t for t in builtin_tasks(device="cuda") if "1_AffineSoftplus" in t.name)
+    task = small_task()
     [(_, code)] = solved([task])
     began = time.monotonic()
     verdicts = box.score(task, [f"{code}# {i}\n" for i in range(48)])
@@ -163,8 +172,8 @@ def repeats(box):
 
 
 def itself():
-    task = next(t for t in builtin_tasks(device="cuda") if "1_AffineSoftplus" in t.name)
-    code = task.source.replace("class Model(", "class ModelNew(").replace("super(Model, ", "super(ModelNew, ")
+    task = small_task()
+    code = as_candidate(task)
     found = {"while_starting": [], "afterwards": []}
     for _ in range(12):
         with Sandbox("cuda", trials=2, require_kernel=False) as box:

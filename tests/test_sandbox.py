@@ -326,7 +326,14 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
 PLAIN = Task("plain", 0, "import os, time, torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
              "        return x * 2.0\n\ndef get_inputs():\n    return [torch.randn(64, 64)]\n\n"
              "def get_init_inputs():\n    return []\n")
-PLAIN_NEW = PLAIN.source.replace("Model(", "ModelNew(")
+
+
+def copied(task) -> str:
+    """A task's reference as a candidate."""
+    return task.source.replace("Model(", "ModelNew(")
+
+
+PLAIN_NEW = copied(PLAIN)
 on_cpu = functools.partial(Sandbox, "cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0)
 
 
@@ -339,7 +346,7 @@ def test_a_killed_warm_parent_is_replaced_also_while_references_are_kept():
         box.score(PLAIN, [PLAIN_NEW])
         assert list(box.idle) == [PLAIN.source] and not box.starting
         os.kill(box.process.pid, signal.SIGKILL)
-        assert box.score(other, [other.source.replace("Model(", "ModelNew(")])[0].compiled
+        assert box.score(other, [copied(other)])[0].compiled
 
 
 def test_a_large_reference_is_not_kept_and_not_prepared_again(monkeypatch):
@@ -383,7 +390,7 @@ def test_a_verdict_that_is_forgotten_while_a_call_waits_is_given_all_the_same():
         box.verdicts[PLAIN.source, "known"] = Verdict(error="known")
         box.verdicts.update({("", str(i)): Verdict() for i in range(9999)})
         known, first = box.submit([(PLAIN, "known"), (PLAIN, slow)])
-        assert box.submit([(other, other.source.replace("Model(", "ModelNew("))])[0].result().compiled
+        assert box.submit([(other, copied(other))])[0].result().compiled
         assert (PLAIN.source, "known") not in box.verdicts  # the second call is done before the first
         assert known.result().error == "known" and first.result().error is None
 
@@ -443,7 +450,7 @@ def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
             close(child, wait)
 
         monkeypatch.setattr(jail.Child, "close", slow)
-        assert box.score(other, [other.source.replace("Model(", "ModelNew(")])[0].compiled and closing.wait(10)
+        assert box.score(other, [copied(other)])[0].compiled and closing.wait(10)
         began = time.monotonic()
         futures = box.submit([(PLAIN, PLAIN_NEW)])
         assert time.monotonic() - began < 0.5 and futures[0].result(60).compiled
@@ -505,13 +512,13 @@ def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in
     seen = []
     with on_cpu(workers=1) as box:
         for task in (*tasks[:3], unplain, tasks[3]):
-            verdicts = box.score(task, [task.source.replace("Model(", "ModelNew("), PLAIN_NEW])
+            verdicts = box.score(task, [copied(task), PLAIN_NEW])
             assert [verdict.correct for verdict in verdicts] == [True, False], verdicts
             seen.append(descendants(box.process.pid))
         broken = Task("broken", 0, tasks[1].source.replace("torch.randn", "torch.rendn"))
         with pytest.raises(TaskError, match="rendn"):
             box.score(broken, [PLAIN_NEW])
-        assert box.score(tasks[1], [tasks[1].source.replace("Model(", "ModelNew(")])[0].correct
+        assert box.score(tasks[1], [copied(tasks[1])])[0].correct
     first, second, third, other, last = seen
     assert len(first & second & third) >= 4, seen  # the scorer and the reference's process, each with its keeper
     assert len(other - third) >= 4 and len(last - other) >= 4, seen
@@ -525,7 +532,7 @@ def multiple(factor):
 
 
 def judge_copies(box, *tasks):
-    verdicts = box.score_pairs([(task, task.source.replace("Model(", "ModelNew(")) for task in tasks])
+    verdicts = box.score_pairs([(task, copied(task)) for task in tasks])
     assert all(verdict.correct for verdict in verdicts), verdicts
 
 
@@ -652,7 +659,7 @@ def test_a_scorer_keeps_nothing_of_a_task_when_it_goes_on(tmp_path, monkeypatch)
     with on_cpu() as box:
         reference = Reference({"name": "", "source": multiple(3).source, "seed": 1, "known": []}, box.settings)
         measured = Measured(reference, box.control, box.settings)
-        (_, verdict), = measured.judge([multiple(3).source.replace("Model(", "ModelNew(")])
+        (_, verdict), = measured.judge([copied(multiple(3))])
         assert verdict.correct, verdict
         parts = weakref.ref(measured), weakref.ref(reference)
         lanes = measured.hand_on()

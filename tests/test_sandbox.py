@@ -413,7 +413,8 @@ def test_what_is_handed_in_while_others_are_judged(clock):
 
 
 def test_a_reference_that_fails_is_tried_again_in_the_next_round_only(monkeypatch):
-    bad, other = Task("bad", 0, PLAIN.source.replace("x * 2.0", "x.nonsense()")), Task("other", 0, PLAIN.source + "#")
+    bad = Task("bad", 0, PLAIN.source.replace("x * 2.0", "x.nonsense()"))
+    other = Task("other", 0, PLAIN.source + "\ntime.sleep(1)\n")  # it stands only after the bad one has failed
     started, child = [], jail.Child
     monkeypatch.setattr(sandbox_module, "Child", lambda *which: started.append(which) or child(*which))
     with on_cpu(tasks=2) as box:

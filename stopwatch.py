@@ -14,8 +14,8 @@ the time hard to forge:
     the scorer reads its own clock: from the starting signal until the host's that the GPU has finished;
     an output of every batch is checked, on inputs that are new. Without a graph all inputs are new, the host is told
     afterwards whose output it is, and handing it over is timed, so that work left for later shows up;
-    a graph repeats its calls until they can be timed well, but now and then, unforeseeably, it does them once, on
-    inputs that are all new: a kernel that knows its inputs again, and skips its work, has to do it there, which shows;
+    a graph repeats its calls until they can be timed well, but in one batch of six it first does them once, on inputs
+    that are all new: a kernel that knows its inputs again, and skips its work, has to do it there, which shows;
     the shared memory holds inputs and outputs of this host only: no expected value is ever in its reach.
 
 A candidate that dawdles in a check is not waited for, and may compute while another one is timed: both sides of that
@@ -44,8 +44,7 @@ from trials import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, 
                     set_roofline)
 
 BATCHES = 6  # at least, on each side: the least number for a 95 % interval of a median
-ONCE = 2  # batches, at least, that do their calls once (see Timing.remembers)
-ONCE_ACCUSED = 8  # and the most of them that an accused candidate is given
+ONCE = 8  # first repetitions of a suspect that are timed by themselves, at most (see Timing.remembers)
 LANES = 6  # plain candidates in work at a time, of all tasks: enough that one is always ready to be timed
 
 
@@ -61,9 +60,9 @@ def lanes_of_a_task(settings) -> int:
 class Timing:
     """Batches of calls, reference and candidate in turn, each from the same state of the cache.
 
-    seconds: for (reference, candidate), a list over batches of seconds per call; once: of seconds of batches that did
-    their calls a single time; handing, without graphs: of seconds that handing over a result took;
-    waited: for every batch, whether clearing the cache took so long that something else must have had the GPU.
+    seconds: for (reference, candidate), a list over batches of seconds per call; once: of seconds of first repetitions,
+    timed by themselves; handing, without graphs: of seconds that handing over a result took;
+    waited: for everything timed, whether clearing the cache took so long that something else must have had the GPU.
     """
 
     def __init__(self, reference, candidate, calls, graphs, patience):
@@ -77,8 +76,13 @@ class Timing:
         self.repeat = [lane.repetitions(calls, self.overhead) if graphs else 1 for lane in self.lanes]
         self.repeats = max(self.repeat) > 1
 
+    def first_apart(self) -> bool:
+        """Is the first repetition of the next batch to be timed by itself before the batch? All inputs must be new then.
+        """
+        return self.repeats and (len(self.seconds[1]) % BATCHES == BATCHES - 1 or self.suspect())
+
     def tell(self, seed, call, once=False):
-        """Say what the next batch is; to be done before it, without the GPU. once: without repetitions."""
+        """Say what the next batch is; to be done before it, without the GPU. once: its first repetition only."""
         self.single = once
         for lane, repeat in zip(self.lanes, self.repeat):
             lane.tell(self.calls, seed, 1 if once else repeat, call if self.graphs else None)
@@ -106,24 +110,36 @@ class Timing:
 
     def enough(self, measure) -> bool:
         """Have there been BATCHES of them, for `measure` seconds, or four times as long if something disturbs them?"""
-        count, once = len(self.seconds[0]), len(self.once[0])
+        count = len(self.seconds[1])
         if count < BATCHES or count >= 300:
             return count >= 300
-        if self.repeats and (once < ONCE or once < ONCE_ACCUSED and self.remembers()):
+        if self.suspect() and len(self.once[1]) < ONCE:
             return False
         return self.spent >= measure * (4 if self.summary()[3] else 1)
 
-    def remembers(self):
-        """Is the candidate so much slower on new inputs that it must leave work out when they are repeated?
+    def slower_at_first(self, which) -> float:
+        """Seconds by which the first repetition, which finds new inputs, is slower than those that follow.
 
-        The quickest single time counts: a disturbance makes none quicker. The first repetition finds the cache cold and
-        the GPU idle; the reference's does, too.
+        The quickest one counts: a disturbance makes none quicker.
         """
+        return min(self.once[which]) - typical(self.seconds[which]) * len(self.calls)
+
+    def suspect(self, excused=0.0) -> bool:
+        """Is the candidate slower on new inputs by more than a quarter, 20 microseconds and what is `excused`?"""
         if not self.once[1]:
             return False
-        repeated = [typical(seconds) * len(self.calls) for seconds in self.seconds]
-        more = [min(once) - again for once, again in zip(self.once, repeated)]
-        return more[1] > max(more[0], 0) + 0.25 * repeated[1] + 2e-5
+        return self.slower_at_first(1) > excused + 0.25 * typical(self.seconds[1]) * len(self.calls) + 2e-5
+
+    def remembers(self) -> bool:
+        """Does it leave work out when they are repeated? The reference finds the cache cold and the GPU idle, too.
+
+        While something else has the GPU nobody can tell (see summary).
+        """
+        return self.suspect() and not self.crowded() and self.suspect(excused=max(self.slower_at_first(0), 0.0))
+
+    def crowded(self) -> bool:
+        """Did something else have the GPU most of the time?"""
+        return statistics.mean(self.waited) > 0.25
 
     def late(self):
         """Did handing a result over take so much longer than the reference's that it must have been computed then?"""
@@ -131,14 +147,20 @@ class Timing:
         return theirs > 2 * mine + 0.5 * statistics.median(self.seconds[1]) + 5e-4
 
     def summary(self):
-        """(reference ms, candidate ms, lower end of the speedup's 95 % interval, was the measurement disturbed)."""
-        reference, candidate = map(typical, self.seconds)
-        ratios = sorted(a / b for a, b in zip(*self.seconds))
+        """(reference ms, candidate ms, lower end of the speedup's 95 % interval, was the measurement disturbed).
+
+        Of a suspect that cannot be accused only the first repetitions count.
+        """
+        times = self.seconds
+        if self.suspect() and self.crowded():
+            times = [[seconds / len(self.calls) for seconds in once] for once in self.once]
+        reference, candidate = map(typical, times)
+        ratios = sorted(a / b for a, b in zip(*times))
         n = len(ratios)
         low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free, of their median
-        spread = max((third - first) / middle for first, middle, third in map(statistics.quantiles, self.seconds))
+        spread = max((third - first) / middle for first, middle, third in map(statistics.quantiles, times))
         # An evenly busy GPU scatters little, but waits; so do a few batches while other processes start.
-        disturbed = spread > 0.1 or statistics.mean(self.waited) > 0.25
+        disturbed = spread > 0.1 or self.crowded()
         return reference * 1e3, candidate * 1e3, low, disturbed
 
 
@@ -490,25 +512,25 @@ class Measured:
         timing = Timing(reference_lane, lane, self.calls, graphs, self.patience)
         while not timing.enough(self.settings["measure"]):
             lane.take_turn()
-            seed, call = chance.getrandbits(31), chance.randrange(len(self.calls))
-            once = timing.repeats and chance.random() < 0.25  # in a fixed order a kernel could count along
-            for slot in [call] if graphs and not once else self.calls:
+            seed, call, apart = chance.getrandbits(31), chance.randrange(len(self.calls)), timing.first_apart()
+            for slot in [call] if graphs and not apart else self.calls:
                 inputs = self.reference.draw("timed", seed, slot)
                 reference_lane.put(slot, inputs)
                 lane.put(slot, inputs)
-            reference_lane.poison()
-            lane.poison()
-            timing.tell(seed, call, once)
-            lane.finish()
-            lane.take_turn(alone=True)
-            answers = timing.batch(call)
-            lane.take_turn()
-            expected, got = reference_lane.results(answers[0]), lane.results(answers[1])
-            reference_lane.drop()
-            lane.drop()
-            if compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4):
-                verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
-                return False
+            for once in (True, False) if apart else (False,):
+                reference_lane.poison()
+                lane.poison()
+                timing.tell(seed, call, once)
+                lane.finish()
+                lane.take_turn(alone=True)
+                answers = timing.batch(call)
+                lane.take_turn()
+                expected, got = reference_lane.results(answers[0]), lane.results(answers[1])
+                reference_lane.drop()
+                lane.drop()
+                if compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4):
+                    verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
+                    return False
         verdict.reference_ms, verdict.candidate_ms, low, verdict.disturbed = timing.summary()
         if timing.remembers():
             verdict.correct, verdict.rejected = False, "faster on inputs that it has seen before"

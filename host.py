@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jail import ALIGN, BLANK, attach, overwrite, receive, send, spare_memory, views, watch
-from plain import has_extension, state, unchanged
+from plain import state, unchanged
 from roofline import FREE
 from trials import perturb_state
 
-PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured, as the default stream cannot
+PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured; extensions use it (jail.start)
 PAUSE = 100_000  # clock cycles, 50 microseconds, of which the GPU is given the first graph; part of Lane.overhead
 
 
@@ -67,7 +67,7 @@ class Host:
         self.load_module, self.describe = load_module, describe
         self.folder, self.path, self.code, self.loaded = folder, "", "", 0
         self.stage, self.muted, self.clock = "compile", (), None
-        self.kept, self.graph, self.stream, self.shared = [], None, None, None
+        self.kept, self.graph, self.shared = [], None, None
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
@@ -233,9 +233,7 @@ class Host:
         """Turn the calls into one CUDA graph, which `go` replays from now on: the same kernels, without the host."""
         try:
             spare_memory()  # a graph has a pool of its own
-            if has_extension(self.code):  # its kernels go where nvcc has been told to send them (jail.start)
-                self.stream = torch.cuda.ExternalStream(PER_THREAD)
-            stream = self.stream = self.stream or torch.cuda.Stream()
+            stream = torch.cuda.ExternalStream(PER_THREAD)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.no_grad(), torch.cuda.stream(stream):
                 self.model(*self.inputs(calls[0]))  # libraries set themselves up for the stream

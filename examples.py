@@ -262,7 +262,7 @@ class Writer:
         if self.sandbox:
             return self.executed(rng, task, program)
         if rng.random() < 0.3:  # the text of a problem as it looks on a GPU: the same, with a larger batch
-            task = type(task)(task.name, task.level, scale_batch(task.source, GPU_BATCH_FACTOR), task.family)
+            task = scale_batch(task, GPU_BATCH_FACTOR)
         examples = [self.single(rng, task, program) for _ in range(2)]
         return examples + ([self.selection(rng, task, program)] if rng.random() < 0.3 else [])
 

@@ -16,7 +16,7 @@ Sources of problems, all giving `Task` records:
 import ast
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -81,7 +81,7 @@ def builtin_tasks(level=None, device="cpu") -> list[Task]:
     tasks = [task for n in levels for task in _numbered(PROBLEMS / f"level{n}", n, f"level{n}/")]
     if device == "cpu":
         return tasks
-    return [Task(task.name, task.level, scale_batch(task.source, GPU_BATCH_FACTOR)) for task in tasks]
+    return [scale_batch(task, GPU_BATCH_FACTOR) for task in tasks]
 
 
 def kernelbench_tasks(folder, level) -> list[Task]:
@@ -102,15 +102,29 @@ def folder_tasks(folder) -> list[Task]:
     return [load_task(path) for path in files]
 
 
-def scale_batch(source, factor) -> str:
-    """Multiply the batch size: the file's first module-level integer constant, by this project's convention."""
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and type(node.value.value) is int:
-            lines = source.split("\n")
-            line, value = lines[node.lineno - 1], node.value
-            lines[node.lineno - 1] = line[:value.col_offset] + str(value.value * factor) + line[value.end_col_offset:]
-            return "\n".join(lines)
-    return source
+def _integer(node) -> int | None:
+    """The value of a syntax node that is an integer, or a product such as 256 * 2."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = _integer(node.left), _integer(node.right)
+        return None if left is None or right is None else left * right
+    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
+
+
+def scale_batch(task, factor) -> Task:
+    """Multiply the batch size: the file's first module-level integer, by this project's convention.
+
+    Of a synthesised product with a diagonal matrix it is the second, the columns: the rows are both sides of the matrix.
+    """
+    values = [node.value for node in ast.parse(task.source).body if isinstance(node, ast.Assign)]
+    sizes = [value for value in values if _integer(value) is not None]
+    for value in sizes[task.family == "diagonal":][:1]:
+        lines = task.source.split("\n")
+        line = lines[value.lineno - 1]
+        product = str(_integer(value) * factor)
+        lines[value.lineno - 1] = line[:value.col_offset] + product + line[value.end_col_offset:]
+        return replace(task, source="\n".join(lines))
+    return task
+
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Decontamination: a training problem must not be an evaluation problem in other clothes (PAPER section 5, CUDA Agent).

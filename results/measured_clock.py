@@ -32,7 +32,7 @@ import torch  # noqa: E402
 import teacher  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
 from synthesizer import training_tasks  # noqa: E402
-from tasks import GPU_BATCH_FACTOR, Task, builtin_tasks, scale_batch  # noqa: E402
+from tasks import GPU_BATCH_FACTOR, builtin_tasks, scale_batch  # noqa: E402
 
 BUSY = """
 import time, torch
@@ -98,8 +98,7 @@ def batch(box):
 def on_gpu(box, pairs):
     """The measured side of `agreement`: one dict for each (task, code), at the batch sizes usual on a GPU."""
     large = {t.name: t for t in builtin_tasks(device="cuda")}
-    big = [large.get(t.name) or Task(t.name, t.level, scale_batch(t.source, GPU_BATCH_FACTOR), t.family) for t,
-           _ in pairs]
+    big = [large.get(t.name) or scale_batch(t, GPU_BATCH_FACTOR) for t, _ in pairs]
     verdicts = box.score_pairs([(task, code) for task, (_, code) in zip(big, pairs)])
     return [{"measured": v.speedup, "reference_ms": v.reference_ms, "candidate_ms": v.candidate_ms,
              "disturbed": v.disturbed, "failure": v.error or v.rejected} for v in verdicts]

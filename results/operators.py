@@ -69,7 +69,7 @@ def reference(source, device):
 def candidate(name):
     """(model, inputs) of the teacher's code for a problem, on a GPU."""
     [(task, code)], module = solved([problem(name)]), {}
-    exec(compile(scale_batch(task.source, GPU_BATCH_FACTOR), "reference", "exec"), module)
+    exec(compile(scale_batch(task, GPU_BATCH_FACTOR).source, "reference", "exec"), module)
     with torch.device("cuda"):
         return load(code).ModelNew(*module["get_init_inputs"]()).cuda(), module["get_inputs"]()
 
@@ -124,7 +124,7 @@ def measure(count):
                 if task.family != "diagonal" and "@triton.jit" in code]
     compile_all([(compiled, name) for name in solvable])
     for name in names:
-        source = scale_batch(problem(name).source, GPU_BATCH_FACTOR)
+        source = scale_batch(problem(name), GPU_BATCH_FACTOR).source
         found["operators"][name] = [[label, ms] for label, ms, _ in measured(*reference(source, "cuda"))]
     for name in solvable:
         found["kernels"][name] = [[label, ms] for label, ms, own in measured(*candidate(name)) if own]

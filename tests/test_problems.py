@@ -7,6 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from synthesizer import synthesize
 from tasks import builtin_tasks, scale_batch
 
 TASKS = builtin_tasks()
@@ -88,7 +89,7 @@ def test_size(task):
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_first_constant_is_the_leading_dimension(task):
     """`tasks.scale_batch` doubles the first input's first dimension and nothing that the constructor sees."""
-    doubled = scale_batch(task.source, 2)
+    doubled = scale_batch(task, 2).source
     assert load(doubled)["get_init_inputs"]() == load(task.source)["get_init_inputs"]()
     model, inputs = build(task.source, 0)
     model2, inputs2 = build(doubled, 0)
@@ -102,3 +103,16 @@ def test_first_constant_is_the_leading_dimension(task):
         model2(*inputs2)
     assert seen2.operators == seen.operators  # no loop over the batch
     assert seen2.elements <= 2 * seen.elements  # no tensor that grows with the batch squared
+
+
+@pytest.mark.parametrize("seed", [17, 80, 250])  # the diagonal is a parameter; an input; the columns are 512 * 4
+def test_a_larger_batch_makes_no_larger_diagonal_matrix(seed):
+    task = synthesize(seed, clutter=True)
+    assert task.family == "diagonal" and "torch.diag(" in task.source
+    work = []
+    for problem in (task, scale_batch(task, 4)):
+        model, inputs = build(problem.source, 0)
+        with torch.no_grad(), LargestTensor() as seen, FlopCounterMode(display=False) as flops:
+            model(*inputs)
+        work.append((seen.elements, flops.get_total_flops()))
+    assert work[1] == (4 * work[0][0], 4 * work[0][1])

@@ -34,6 +34,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: waiting threads
 
 import argparse
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -410,7 +411,9 @@ def train(run, stream):
     with tqdm(total=args.steps, initial=run.step, unit="step", disable=None) as bar:
         while run.step < args.steps:
             run.seconds.clear()
-            following = list(itertools.islice(stream, args.batch)) if run.step + 1 < args.steps else []
+            # The next step's tasks, made when they are first asked for: by then the sandbox keeps the GPU busy.
+            following = functools.cache(lambda more=run.step + 1 < args.steps:
+                                        list(itertools.islice(stream, args.batch)) if more else [])
             with run.phase("select", bar):  # k selections for each task; with the null scheme k + 1 schemes
                 episodes = select(run, tasks)
             with run.phase("roll out", bar):  # n rollouts of each scheme, T turns, every kernel judged by the sandbox
@@ -427,9 +430,9 @@ def train(run, stream):
                 flush(run, episodes)
             bar.set_description(f"step {run.step + 1}: evaluate")
             line = {**step_metrics(run, episodes), **losses, **evaluate_if_due(run, run.step + 1)}
-            run.sandbox.prepare(following)  # now, so that references are built while this step is written down
+            run.sandbox.prepare(following())  # now, so that references are built while this step is written down
             record_rollouts(run, run.out / f"rollouts/step_{run.step + 1}.jsonl", episodes)
-            run.step, tasks = run.step + 1, following
+            run.step, tasks = run.step + 1, following()
             finish_step(run, line)
             tqdm.write(progress(line, args), file=sys.stdout)
             bar.update()
@@ -446,18 +449,21 @@ def select(run, tasks) -> list[Episode]:
 
 
 def roll_out(run, episodes, following):
-    """following: the next step's tasks."""
+    """following: a function that returns the next step's tasks."""
     args, jobs, here = run.args, [], [episode.task.source for episode in episodes]
-    later = [task for task in following if task.source not in here]
-    if evaluation_is_due(args, run.step + 1):
-        later = []  # its tasks need the scorers first
+
+    @functools.cache
+    def later():
+        if evaluation_is_due(args, run.step + 1):
+            return []  # its tasks need the scorers first
+        return [task for task in following() if task.source not in here]
 
     def over(trajectories):
         """A scorer that need not verify a lesson, and whose task does not come again, goes on with another task."""
         task, verified = trajectories[0].task, args.skills and not args.no_verify
         lesson = verified and summarizer.best_trigger(trajectories, args.trigger)
-        if not lesson and task not in following and (chosen := run.sandbox.pass_on(task, later)):
-            later.remove(chosen)
+        if not lesson and task not in following() and (chosen := run.sandbox.pass_on(task, later())):
+            later().remove(chosen)
 
     for episode in episodes:
         schemes = [selection.skills for selection in episode.selections]
@@ -652,8 +658,8 @@ def open_run(given) -> Run:
 def task_stream(args):
     """Training tasks without end, the same for the same options. Raises TaskError when there are none."""
     if args.tasks == "synth":
-        factor = 1 if args.device == "cpu" else GPU_BATCH_FACTOR
-        yield from (Task(task.name, task.level, scale_batch(task.source, factor)) for task in training_tasks(args.seed))
+        tasks = training_tasks(args.seed)
+        yield from tasks if args.device == "cpu" else (scale_batch(task, GPU_BATCH_FACTOR) for task in tasks)
     tasks = builtin_tasks(device=args.device) if args.tasks == "builtin" else folder_tasks(args.tasks)
     rng = random.Random(args.seed)
     while True:

@@ -385,7 +385,7 @@ def test_faults_in_timed_calls_cost_one_verdict_each():
 
 def test_a_verdict_that_is_forgotten_while_a_call_waits_is_given_all_the_same():
     other = Task("other", 0, PLAIN.source.replace("2.0", "3.0"))
-    slow = PLAIN_NEW.replace("        return", "        time.sleep(0.05)\n        return")
+    slow = PLAIN_NEW.replace("        return", "        time.sleep(0.02)\n        return")
     with on_cpu(tasks=2) as box:
         box.verdicts[PLAIN.source, "known"] = Verdict(error="known")
         box.verdicts.update({("", str(i)): Verdict() for i in range(9999)})

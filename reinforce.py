@@ -412,8 +412,8 @@ def train(run, stream):
         while run.step < args.steps:
             run.seconds.clear()
             # The next step's tasks, made when they are first asked for: by then the sandbox keeps the GPU busy.
-            following = functools.cache(lambda more=run.step + 1 < args.steps:
-                                        list(itertools.islice(stream, args.batch)) if more else [])
+            following = functools.cache(lambda: list(itertools.islice(stream, args.batch))
+                                        if run.step + 1 < args.steps else [])
             with run.phase("select", bar):  # k selections for each task; with the null scheme k + 1 schemes
                 episodes = select(run, tasks)
             with run.phase("roll out", bar):  # n rollouts of each scheme, T turns, every kernel judged by the sandbox

@@ -74,12 +74,10 @@ class Timing:
         self.spent = 0.0  # seconds
         self.overhead = reference.overhead()
         self.repeat = [lane.repetitions(calls, self.overhead) if graphs else 1 for lane in self.lanes]
-        self.repeats = max(self.repeat) > 1
 
     def first_apart(self) -> bool:
-        """Is the first repetition of the next batch to be timed by itself before the batch? All inputs must be new then.
-        """
-        return self.repeats and (len(self.seconds[1]) % BATCHES == BATCHES - 1 or self.suspect())
+        """Is the first repetition of the next batch to be timed by itself before it? All inputs must be new then."""
+        return max(self.repeat) > 1 and (len(self.seconds[1]) % BATCHES == BATCHES - 1 or self.suspect())
 
     def tell(self, seed, call, once=False):
         """Say what the next batch is; to be done before it, without the GPU. once: its first repetition only."""
@@ -135,9 +133,9 @@ class Timing:
 
         While something else has the GPU nobody can tell (see summary).
         """
-        return self.suspect() and not self.crowded() and self.suspect(excused=max(self.slower_at_first(0), 0.0))
+        return self.suspect() and not self.contended() and self.suspect(excused=max(self.slower_at_first(0), 0.0))
 
-    def crowded(self) -> bool:
+    def contended(self) -> bool:
         """Did something else have the GPU most of the time?"""
         return statistics.mean(self.waited) > 0.25
 
@@ -152,7 +150,7 @@ class Timing:
         Of a suspect that cannot be accused only the first repetitions count.
         """
         times = self.seconds
-        if self.suspect() and self.crowded():
+        if self.suspect() and self.contended():
             times = [[seconds / len(self.calls) for seconds in once] for once in self.once]
         reference, candidate = map(typical, times)
         ratios = sorted(a / b for a, b in zip(*times))
@@ -160,7 +158,7 @@ class Timing:
         low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free, of their median
         spread = max((third - first) / middle for first, middle, third in map(statistics.quantiles, times))
         # An evenly busy GPU scatters little, but waits; so do a few batches while other processes start.
-        disturbed = spread > 0.1 or self.crowded()
+        disturbed = spread > 0.1 or self.contended()
         return reference * 1e3, candidate * 1e3, low, disturbed
 
 
@@ -517,20 +515,10 @@ class Measured:
                 inputs = self.reference.draw("timed", seed, slot)
                 reference_lane.put(slot, inputs)
                 lane.put(slot, inputs)
-            for once in (True, False) if apart else (False,):
-                reference_lane.poison()
-                lane.poison()
-                timing.tell(seed, call, once)
-                lane.finish()
-                lane.take_turn(alone=True)
-                answers = timing.batch(call)
-                lane.take_turn()
-                expected, got = reference_lane.results(answers[0]), lane.results(answers[1])
-                reference_lane.drop()
-                lane.drop()
-                if compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4):
-                    verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
-                    return False
+            parts = (True, False) if apart else (False,)
+            if not all(self.batch_is_right(timing, seed, call, once) for once in parts):
+                verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
+                return False
         verdict.reference_ms, verdict.candidate_ms, low, verdict.disturbed = timing.summary()
         if timing.remembers():
             verdict.correct, verdict.rejected = False, "faster on inputs that it has seen before"
@@ -543,3 +531,18 @@ class Measured:
             verdict.speedup_low = min(low, verdict.speedup)
             set_roofline(verdict, self.reference, self.flops, self.bandwidth, self.peak)
         return True
+
+    def batch_is_right(self, timing, seed, call, once) -> bool:
+        """Time a batch, or its first repetition, of inputs that have been put. Is what `call` gives right?"""
+        reference_lane, lane = timing.lanes
+        reference_lane.poison()
+        lane.poison()
+        timing.tell(seed, call, once)
+        lane.finish()
+        lane.take_turn(alone=True)
+        answers = timing.batch(call)
+        lane.take_turn()
+        expected, got = reference_lane.results(answers[0]), lane.results(answers[1])
+        reference_lane.drop()
+        lane.drop()
+        return not compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4)

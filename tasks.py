@@ -113,17 +113,18 @@ def _integer(node) -> int | None:
 def scale_batch(task, factor) -> Task:
     """Multiply the batch size: the file's first module-level integer, by this project's convention.
 
-    Of a synthesised product with a diagonal matrix it is the second, the columns: the rows are both sides of the matrix.
+    Of a synthesised product with a diagonal matrix it is the second, the columns, as the rows are both sides of it.
     """
     values = [node.value for node in ast.parse(task.source).body if isinstance(node, ast.Assign)]
-    sizes = [value for value in values if _integer(value) is not None]
-    for value in sizes[task.family == "diagonal":][:1]:
-        lines = task.source.split("\n")
-        line = lines[value.lineno - 1]
-        product = str(_integer(value) * factor)
-        lines[value.lineno - 1] = line[:value.col_offset] + product + line[value.end_col_offset:]
-        return replace(task, source="\n".join(lines))
-    return task
+    sizes = [(value, size) for value in values if (size := _integer(value)) is not None]
+    which = 1 if task.family == "diagonal" else 0
+    if len(sizes) <= which:
+        return task
+    value, size = sizes[which]
+    lines = task.source.split("\n")
+    line = lines[value.lineno - 1]
+    lines[value.lineno - 1] = line[:value.col_offset] + str(size * factor) + line[value.end_col_offset:]
+    return replace(task, source="\n".join(lines))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -413,8 +413,7 @@ def test_scorers_that_are_no_longer_needed_go_on_with_the_next_steps_tasks(model
                               "n": 2, "turns": 2, "policy_tokens": 400, "prompt_tokens": None, "temperature": 1.0,
                               "trigger": 1.2} | changes)
     run = SimpleNamespace(args=args, step=0, model=model, sandbox=Recording("cuda"), generator=None)
-    reinforce.roll_out(run, [reinforce.Episode(task, []) for task in tasks[:4]],
-                       lambda: [tasks[2], *tasks[8:]])
+    reinforce.roll_out(run, [reinforce.Episode(task, []) for task in tasks[:4]], lambda: [tasks[2], *tasks[8:]])
     assert calls == passed
 
 

@@ -764,6 +764,7 @@ def take_batches(timing):
 @pytest.mark.parametrize("reference, candidate, suspect, remembers", [
     (0.0, 0.0, False, False),
     (1e-3, 1e-5, False, False),
+    (1e-4, 1e-4, True, False),  # the cache is cold, on both sides
     (0.0, 3e-4, True, True),
     (1e-3, 3e-4, True, False),  # another process has the GPU whenever it has been idle
     (1e-3, 2e-3, True, True),

@@ -7,7 +7,8 @@ Here, on the unmodified weights and modeling code:
 
     slots               one preallocated cache; a sequence that is finished gives its slot to a waiting prompt
     fewer kernels       for attention to the cache, norms and rotary embedding (attention.py)
-    CUDA graph          a whole step, sampling included, is recorded once and replayed: no launches from Python
+    CUDA graph          a whole step, sampling included, is recorded once and replayed: no launches from Python (unless
+                        the modeling code waits for the GPU in its midst, as some mixtures of experts do)
     no waiting          while the host reads what was written, and lets prompts that have come meanwhile join, the GPU
                         writes the next few tokens
     one prefill         for equal prompts that start together (the rollouts of a scheme, the selections of a task)
@@ -26,6 +27,8 @@ head dimension, V the vocabulary.
 
 import contextlib
 import functools
+import warnings
+import weakref
 from dataclasses import dataclass, field
 
 import torch
@@ -307,33 +310,60 @@ class Slots:
 
         A model of a few million parameters is bound by launches, not by memory; the graph removes them all.
         """
-        if self.token.device.type != "cuda":
+        if self.token.device.type != "cuda" or self.model in UNRECORDABLE:
             return self._step(head, temperature, generator)
         key = (self.count, temperature)
         if key in self.graphs:
             return self.graphs[key].replay()
-        with fused_rotation(self.model):
-            side = side_stream()  # a capture needs a warm-up off the default stream; this one is a real step
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._step(head, temperature, self.generator)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            graph.register_generator_state(self.generator)
-            pool = next(iter(self.graphs.values())).pool() if self.graphs else None
-            # Not in torch.cuda.graph(), which first has PyTorch give back all memory that it keeps: while the sandbox's
-            # processes start, that takes many times as long as all the rest. Where memory is short it must be: a graph
-            # has its own.
-            torch.cuda.synchronize()
-            if torch.cuda.mem_get_info()[0] < SPARE:
-                torch.cuda.empty_cache()
-            with torch.cuda.stream(side):
-                graph.capture_begin(pool)
-                try:
-                    self._step(head, temperature, self.generator)
-                finally:
-                    graph.capture_end()
-        self.graphs[key] = graph
+        side = side_stream()  # a capture needs a warm-up off the default stream; this one is a real step
+        side.wait_stream(torch.cuda.current_stream())
+        with fused_rotation(self.model), torch.cuda.stream(side):
+            if never_waits(lambda: self._step(head, temperature, self.generator)):
+                self.graphs[key] = self._recorded(head, temperature)
+            else:
+                UNRECORDABLE.add(self.model)
+                print(f"engine: a step of {self.model.config.model_type} waits for the GPU in its midst, so that it "
+                      "cannot be recorded; it is launched kernel by kernel")
+                self._step(head, temperature, self.generator)  # from its beginning; nothing has been drawn yet
+        torch.cuda.current_stream().wait_stream(side)
+
+    def _recorded(self, head, temperature):
+        """A CUDA graph of a step, captured in the current stream."""
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+        # Not in torch.cuda.graph(), which first has PyTorch give back all memory that it keeps: while the sandbox's
+        # processes start, that takes many times as long as all the rest. Where memory is short it must be: a graph
+        # has its own.
+        torch.cuda.synchronize()
+        if torch.cuda.mem_get_info()[0] < SPARE:
+            torch.cuda.empty_cache()
+        graph.capture_begin(pool)
+        try:
+            self._step(head, temperature, self.generator)
+        finally:
+            graph.capture_end()
+        return graph
+
+
+UNRECORDABLE = weakref.WeakSet()  # models
+
+
+def never_waits(work) -> bool:
+    """Do some work on the GPU up to where it would wait for a result, as modeling code does that asks which experts
+    are chosen. Returns whether it is done."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings(action="ignore"):  # it warns that it does not see all
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        work()
+        return True
+    except RuntimeError as error:
+        if "synchroniz" not in str(error):
+            raise
+        return False
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -10,12 +10,12 @@ kill leaves of a later one is written again.
 """
 
 import contextlib
+import functools
 import json
 import os
 import shutil
 import time
 from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -92,12 +92,15 @@ def record_rollouts(run, path, episodes):
 
     A later turn's prompt is what came before it and the `feedback` there, so only the first is written out.
     """
+    @functools.cache  # many replies answer the same prompt
+    def text(ids):
+        return run.model.tokenizer.decode(ids, skip_special_tokens=False)
+
     def opening(role, task, completion):
-        prompt = run.model.tokenizer.decode(completion.prompt_ids, skip_special_tokens=False)
-        return {"role": role, "task": task.name, "prompt": prompt}
+        return {"role": role, "task": task.name, "prompt": text(tuple(completion.prompt_ids))}
 
     def attempt(turn):
-        return {"reply": turn.completion.text, "verdict": asdict(turn.verdict), "feedback": feedback(turn.verdict),
+        return {"reply": turn.completion.text, "verdict": turn.verdict, "feedback": feedback(turn.verdict),
                 "reward": turn.reward, "advantage": turn.advantage}
 
     lines = []
@@ -112,7 +115,7 @@ def record_rollouts(run, path, episodes):
                 {"written": p.written, "rejected": p.rejected, "detail": p.detail,
                  "attempt": p.attempt and attempt(p.attempt), "staged": bool(p.skill) and p.skill == e.staged}
                 for p in s.proposals]} for s in e.summaries]
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in lines))
+    write_atomically(path, "".join(json.dumps(line, default=vars) + "\n" for line in lines))
 
 
 def read_metrics(run) -> list[dict]:

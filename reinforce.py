@@ -81,6 +81,7 @@ PROFILE = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (m
     "update_tokens": (16384, 131072, 32768, "tokens, padding included, in one micro-batch of the update"),
     "trials": (3, 5, 5, "correctness trials for each kernel, with fresh inputs"),
     "eval_samples": (1, 4, 8, "rollouts for each evaluation problem; a single one is greedy"),
+    "save_every": (1, 5, 5, "steps between checkpoints; a killed run does those since the last one again"),
 }
 RECIPE = {  # name: davinci, drkernel, kevin, cuda-agent, meaning
     "gamma": (1.0, 1.0, 0.4, 1.0, "gamma: how much of the next turn's return a turn is credited with"),
@@ -104,7 +105,6 @@ CONSTANTS = {  # name: default, meaning
     "clip_high": (0.28, "epsilon_high: the ratio is clipped at 1 + this"),
     "grad_clip": (1.0, "largest norm of the gradient"),
     "eval_every": (0, "evaluate on the built-in problems every so many steps (0: before and after)"),
-    "save_every": (1, "steps between checkpoints"),
 }
 SWITCHES = {"bm25_only": "ablation: BM25's first 3 skills, no Selection role",
             "no_verify": "ablation: stage the first well-formed proposal; a summary's return is 1 if it has one",
@@ -304,11 +304,11 @@ def update(model, optimizer, sequences, args) -> dict:
         # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of
         # later turns, but the model did not write it, so it earns no gradient.
         scored = model.logprobs([(row.completion.prompt_ids, row.completion.token_ids) for row in rows])  # of (N,)
+        sampled = [torch.tensor(row.completion.logprobs) for row in rows]  # of (N,); made while the GPU is at `scored`
         # Looked at on the host, in one piece: it waits for the GPU once in a micro-batch instead of once a number.
         views = torch.cat(scored).detach().cpu().split([len(new) for new in scored])
         kept = []
-        for row, new, view in zip(rows, scored, views):
-            old = torch.tensor(row.completion.logprobs)  # (N,)
+        for row, new, view, old in zip(rows, scored, views, sampled):
             if args.mrs and row.role == "policy" and not mrs_keeps(view, old):
                 stats["mrs_masked"] += 1
                 continue

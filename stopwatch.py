@@ -14,8 +14,9 @@ the time hard to forge:
     the scorer reads its own clock: from the starting signal until the host's that the GPU has finished;
     an output of every batch is checked, on inputs that are new. Without a graph all inputs are new, the host is told
     afterwards whose output it is, and handing it over is timed, so that work left for later shows up;
-    a graph repeats its calls until they can be timed well, but in one batch of six it first does them once, on inputs
-    that are all new: a kernel that knows its inputs again, and skips its work, has to do it there, which shows;
+    a graph repeats its calls until they can be timed well, but in one batch of three it first does them once, on inputs
+    that are all new: a kernel that knows its inputs again, and skips its work, has to do it there, which shows. Several
+    outputs are checked then, so that it cannot do half of it;
     the shared memory holds inputs and outputs of this host only: no expected value is ever in its reach.
 
 A candidate that dawdles in a check is not waited for, and may compute while another one is timed: both sides of that
@@ -44,7 +45,8 @@ from trials import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, 
                     set_roofline)
 
 BATCHES = 6  # at least, on each side: the least number for a 95 % interval of a median
-ONCE = 8  # first repetitions of a suspect that are timed by themselves, at most (see Timing.remembers)
+ONCE = 8  # first repetitions of a suspect that are timed by themselves, at most (see Timing.suspect)
+CHECKED = 4  # outputs of a first repetition that are checked, at most
 LANES = 6  # plain candidates in work at a time, of all tasks: enough that one is always ready to be timed
 
 
@@ -75,9 +77,14 @@ class Timing:
         self.overhead = reference.overhead()
         self.repeat = [lane.repetitions(calls, self.overhead) if graphs else 1 for lane in self.lanes]
 
+    def repeats(self) -> bool:
+        """Are calls done more than once in a batch? If not, all its inputs must be new."""
+        return max(self.repeat) > 1
+
     def first_apart(self) -> bool:
-        """Is the first repetition of the next batch to be timed by itself before it? All inputs must be new then."""
-        return max(self.repeat) > 1 and (len(self.seconds[1]) % BATCHES == BATCHES - 1 or self.suspect())
+        """Is the first repetition of the next batch to be timed by itself before it? All inputs must be new then, too.
+        """
+        return self.repeats() and (len(self.seconds[1]) % 3 == 2 or self.suspect())
 
     def tell(self, seed, call, once=False):
         """Say what the next batch is; to be done before it, without the GPU. once: its first repetition only."""
@@ -122,18 +129,25 @@ class Timing:
         """
         return min(self.once[which]) - typical(self.seconds[which]) * len(self.calls)
 
-    def suspect(self, excused=0.0) -> bool:
-        """Is the candidate slower on new inputs by more than a quarter, 20 microseconds and what is `excused`?"""
+    def suspect(self) -> bool:
+        """Is the candidate slower on new inputs by more than a tenth, 5 microseconds and what the reference is slower?
+
+        Both find the cache cold and the GPU idle, which takes some 20 microseconds; no more than 30 are excused.
+        """
         if not self.once[1]:
             return False
-        return self.slower_at_first(1) > excused + 0.25 * typical(self.seconds[1]) * len(self.calls) + 2e-5
+        excused = max(self.slower_at_first(0), 0.0)
+        return self.slower_at_first(1) > excused + 0.1 * typical(self.seconds[1]) * len(self.calls) + 5e-6
 
     def remembers(self) -> bool:
-        """Does it leave work out when they are repeated? The reference finds the cache cold and the GPU idle, too.
+        """Does it leave work out when calls are repeated? Then it is slower at first by far.
 
-        While something else has the GPU nobody can tell (see summary).
+        While something else has the GPU nobody can tell. Who is suspect but not accused gains nothing (see summary).
         """
-        return self.suspect() and not self.contended() and self.suspect(excused=max(self.slower_at_first(0), 0.0))
+        if not self.suspect() or self.contended():
+            return False
+        far = 0.25 * typical(self.seconds[1]) * len(self.calls) + 2e-5
+        return self.slower_at_first(1) > max(self.slower_at_first(0), 0.0) + far
 
     def contended(self) -> bool:
         """Did something else have the GPU most of the time?"""
@@ -147,10 +161,10 @@ class Timing:
     def summary(self):
         """(reference ms, candidate ms, lower end of the speedup's 95 % interval, was the measurement disturbed).
 
-        Of a suspect that cannot be accused only the first repetitions count.
+        Of a suspect only the first repetitions count.
         """
         times = self.seconds
-        if self.suspect() and self.contended():
+        if self.suspect():
             times = [[seconds / len(self.calls) for seconds in once] for once in self.once]
         reference, candidate = map(typical, times)
         ratios = sorted(a / b for a, b in zip(*times))
@@ -510,13 +524,14 @@ class Measured:
         timing = Timing(reference_lane, lane, self.calls, graphs, self.patience)
         while not timing.enough(self.settings["measure"]):
             lane.take_turn()
-            seed, call, apart = chance.getrandbits(31), chance.randrange(len(self.calls)), timing.first_apart()
-            for slot in [call] if graphs and not apart else self.calls:
+            seed, apart = chance.getrandbits(31), timing.first_apart()
+            checked = chance.sample(self.calls, min(len(self.calls), CHECKED))
+            for slot in checked[:1] if timing.repeats() and not apart else self.calls:
                 inputs = self.reference.draw("timed", seed, slot)
                 reference_lane.put(slot, inputs)
                 lane.put(slot, inputs)
-            parts = (True, False) if apart else (False,)
-            if not all(self.batch_is_right(timing, seed, call, once) for once in parts):
+            right = not apart or self.batch_is_right(timing, seed, checked, once=True)
+            if not (right and self.batch_is_right(timing, seed, checked[:1])):
                 verdict.correct, verdict.rejected = False, "its timed calls give other results than its checked ones"
                 return False
         verdict.reference_ms, verdict.candidate_ms, low, verdict.disturbed = timing.summary()
@@ -532,17 +547,28 @@ class Measured:
             set_roofline(verdict, self.reference, self.flops, self.bandwidth, self.peak)
         return True
 
-    def batch_is_right(self, timing, seed, call, once) -> bool:
-        """Time a batch, or its first repetition, of inputs that have been put. Is what `call` gives right?"""
-        reference_lane, lane = timing.lanes
-        reference_lane.poison()
-        lane.poison()
-        timing.tell(seed, call, once)
-        lane.finish()
+    def batch_is_right(self, timing, seed, checked, once=False) -> bool:
+        """Time a batch, or its first repetition, of inputs that have been put. Do the calls `checked` give what is right?
+        """
+        def poison():
+            for lane in timing.lanes:
+                lane.poison()
+            lane.finish()
+
+        def same(answers):
+            expected, got = (lane.results(answer) for lane, answer in zip(timing.lanes, answers))
+            return not compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4)
+
+        poison()
+        timing.tell(seed, checked[0], once)
+        lane = timing.lanes[1]
         lane.take_turn(alone=True)
-        answers = timing.batch(call)
+        answers = timing.batch(checked[0])
         lane.take_turn()
-        expected, got = reference_lane.results(answers[0]), lane.results(answers[1])
-        reference_lane.drop()
-        lane.drop()
-        return not compare(Trial([], 0, {}, expected, self.first.allowed), got, 1e-4)
+        right = same(answers)
+        for call in checked[1:]:
+            poison()
+            right = right and same([lane.collect(call)[1] for lane in timing.lanes])
+        for lane in timing.lanes:
+            lane.drop()
+        return right

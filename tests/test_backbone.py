@@ -242,6 +242,8 @@ TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "
     ("GPT2", True, {"num_key_value_heads": 4}),  # learnt positions
     ("Cohere", True, {"logit_scale": 0.0625}),
     ("Granite", True, {"logits_scaling": 4.0}),
+    ("Qwen3Moe", True, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8}),
+    ("Mixtral", True, {"num_local_experts": 4}),
     ("Gemma2", False, {"head_dim": 8}),  # capped scores
     ("CodeGen", False, {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4}),  # attention written out
     ("DeepseekV3", False, {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,

@@ -331,3 +331,25 @@ def generator_for(model, seed=7):
 def generate(model, prompts, *rest):
     replies = {reply.key: (reply.tokens, reply.logprobs) for reply in model.engine.stream(at_once(prompts), *rest)}
     return [replies[i] for i in range(len(prompts))]
+
+
+@needs_gpu
+@pytest.mark.parametrize("experts", ["eager", None])
+def test_a_step_that_cannot_be_recorded_is_launched_kernel_by_kernel(tokenizer, experts, capsys):
+    """transformers' plain loop over a mixture's experts asks the GPU which were chosen."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                            num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=4,
+                            num_experts_per_tok=2, moe_intermediate_size=32, initializer_range=0.15)
+    mixture = Qwen3MoeForCausalLM._from_config(config, attn_implementation="causal", experts_implementation=experts)
+    model = Backbone(mixture.to("cuda").eval(), tokenizer)
+    for rows in (64, 3):
+        replies = generate(model, PROMPTS, 30, 0, None, rows)
+        assert [tokens for tokens, _ in replies] == [model._decode_plain(p, 30, 0, None)[0] for p in PROMPTS]
+    told = capsys.readouterr().out.count("cannot be recorded")
+    assert told == (not model.engine.slots.graphs) and (told == 1 or experts is None)
+    sampled = model.sample(PROMPTS, 30, 1.0, torch.Generator("cuda").manual_seed(0))
+    for reply, new in zip(sampled, model.logprobs([(r.prompt_ids, r.token_ids) for r in sampled])):
+        assert (new - torch.tensor(reply.logprobs, device="cuda")).abs().max() < 1e-3

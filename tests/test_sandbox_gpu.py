@@ -202,6 +202,40 @@ def test_a_captured_kernel_that_knows_its_inputs_again_is_caught(sandbox):
     assert v.rejected == "faster on inputs that it has seen before" and v.speedup is None, v
 
 
+def test_a_captured_kernel_that_skips_half_of_what_it_knows_gains_nothing(sandbox):
+    """Too little to be accused of; its first repetitions count, in which it is as fast as the honest one at best."""
+    half = changed(*REMEMBERS).replace("if first == seen:", "if (first == seen) & (tl.program_id(0) % 2 == 0):")
+    for v in sandbox.score(TASK, [f"{half}# {i}\n" for i in range(4)]):
+        assert v.rejected or v.speedup < 3.7, v
+
+
+# Half of its blocks always work, the others only on what they have not seen. Of a first repetition of two calls it does
+# one: where the inputs of the call before were new, too, it leaves its work to the next repetition.
+ONE_AT_FIRST = (
+    ("n, columns, BLOCK: tl.constexpr):", "n, columns, seen_ptr, new_ptr, other_ptr, count_ptr, BLOCK: tl.constexpr):\n"
+     "    block = tl.program_id(0)\n"
+     "    first, seen, count = tl.load(x_ptr + block * BLOCK), tl.load(seen_ptr + block), tl.load(count_ptr + block)\n"
+     "    skip = tl.where(first == seen, block % 2, tl.load(other_ptr + block))\n"
+     "    tl.debug_barrier()\n"
+     "    tl.store(new_ptr + block, (first != seen).to(tl.int32))\n"
+     "    tl.store(count_ptr + block, count + 1)\n"
+     "    if (skip != 0) & (count > 40):\n"  # by then it has been recorded
+     "        return\n"
+     "    tl.store(seen_ptr + block, first)"),
+    ("self.factor = factor", "self.factor, self.calls = factor, 0\n"
+     "        self.seen = torch.zeros(2, 16384, device='cuda')\n"
+     "        self.new, self.count = torch.zeros(2, 2, 16384, dtype=torch.int32, device='cuda')"),
+    ("n = x.numel()", "n, self.calls = x.numel(), self.calls + 1\n        call = self.calls % 2"),
+    ("x.shape[1], BLOCK", "x.shape[1], self.seen[call], self.new[call], self.new[1 - call], self.count[0], BLOCK"),
+)
+
+
+def test_a_captured_kernel_that_does_one_of_two_calls_at_first_gains_nothing(sandbox):
+    """It is no slower at first than later. The other call's output shows it; then it is timed as it runs."""
+    for v in sandbox.score(TASK, [changed(*ONE_AT_FIRST) + f"# {i}\n" for i in range(4)]):
+        assert v.rejected or v.speedup < 2.5, v
+
+
 def test_recycled_memory_holds_the_expected_output_only_in_a_naive_check(sandbox):
     x = torch.randn(1024, 2048, device="cuda")
     expected = torch.sigmoid(x).cpu()  # the block on the GPU is free again

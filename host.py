@@ -10,19 +10,18 @@ import sys
 import time
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from jail import ALIGN, BLANK, attach, overwrite, receive, send, spare_memory, views, watch
 from plain import state, unchanged
-from roofline import FREE
+from roofline import FREE, Mode
 from trials import perturb_state
 
 PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured; extensions use it (jail.start)
 PAUSE = 100_000  # clock cycles, 50 microseconds, of which the GPU is given the first graph; part of Lane.overhead
 
 
-class EventClock(TorchDispatchMode):
+class EventClock(Mode):
     """While active, brackets every ATen call and every launch of an own kernel with CUDA events."""
 
     def __init__(self):
@@ -46,7 +45,7 @@ class EventClock(TorchDispatchMode):
         return self.around(name, False, lambda: func(*args, **(kwargs or {})))
 
 
-class Noise(TorchDispatchMode):
+class Noise(Mode):
     """While active, uninitialised memory holds finite noise, so that an earlier result found there is no result."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

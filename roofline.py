@@ -246,7 +246,16 @@ def operator_kernels(func, args, kwargs, out, parameters=()):
     return kernels((slowdown(name, func, args, sources, results) * (read + written), elements))
 
 
-class Clock(TorchDispatchMode):
+class Mode(TorchDispatchMode):
+    """A dispatch mode that torch.compile is not told to leave alone: for that PyTorch imports it, which takes a second.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls):  # where PyTorch does not ask (this is to be temporary), the second comes back
+        return False
+
+
+class Clock(Mode):
     """While active, prices every ATen call: `events` collects [milliseconds, label, own kernel?], `flops` the rest.
 
     parameters: see `size_of`.
@@ -298,7 +307,7 @@ def read_value(value, tensor, kernels=None):
 HOST_READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique", "_unique2"}
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Mode):
     """While active, writes each ATen call and each Triton launch into `steps`. Kernels are recorded but not run.
 
     Tensors are written as [storage, dtype, shape, strides, offset] with storages numbered in order of appearance, so

@@ -220,8 +220,6 @@ def generalise(verdict, code, job, warm, settings, shapes):
 
 
 if __name__ == "__main__":
-    import torch._dynamo  # noqa: F401  (imported at the first dispatch mode: a second that no fork should pay)
-
     settings = json.loads(sys.argv[3])  # see jail.start
     ptx.warm_up()
     if settings["device"] != "cpu":

@@ -299,36 +299,51 @@ TURNED = "tl.load(y + n[:, None] * K + i[None, :], mask=(i[None, :] < K) & (n[:,
 
 
 def test_a_product_costs_by_how_its_operands_lie_in_memory(box):
-    def cost(load, M=64, N=64, K=64, BM=64, left=None):
-        """fp32 FLOPs for each FLOP of the tiles, beyond what loading and storing takes."""
+    tile = "tl.load(x + m[:, None] * K + i[None, :], mask=(m[:, None] < M) & (i[None, :] < K), other=0.0)"
+    same = ("{} * 1.0", "tl.permute({}, (0, 1))", "tl.reshape({}, (64, 64))", "{}.to(tl.float64).to(tl.float32)")
+    kinds = {  # name: (how the right operand is loaded, what is different)
+        "along K": (ALONG_K, {}), "along N": (ALONG_N, {}),
+        "tl.trans": (f"tl.trans({TURNED})", {}), "T": (f"({TURNED}).T", {}),
+        "uneven N": (ALONG_N, {"N": 72}), "uneven K": (ALONG_N, {"K": 72}), "masked rows": (ALONG_K, {"BM": 128}),
+        **{f"{road} along K": (road.format(ALONG_K), {}) for road in same},
+        **{f"{road} uneven N": (road.format(ALONG_N), {"N": 72}) for road in same},
+        **{f"filled, {rows}": (ALONG_K, {"left": tile.replace("(m[:, None] < M)", f"(m[:, None] {rows})").replace(
+            "other=0.0", f"other={tile}")}) for rows in ("< 0", "!= 7")},
+    }
+
+    def pair(load, M=64, N=64, K=64, BM=64, left=None):
         turned = ALONG_N not in load
         task = problem("x @ y.t()" if turned else "x @ y",
                        f"torch.randn({M}, {K}), torch.randn({[N, K] if turned else [K, N]})")
         kernel = DOT.replace("LOAD", load)
         if left is not None:
             kernel = re.sub("a = tl.load.*", f"a = {left}", kernel)
-        code = solution(kernel, f"""
+        return task, solution(kernel, f"""
 out = torch.empty({M}, {N})
 product[(triton.cdiv({M}, {BM}), triton.cdiv({N}, 64))](x, y, out, {M}, {N}, {K}, BM={BM}, B=64)
 return out""", "x, y")
+
+    box.score_pairs([pair(load, **options) for load, options in kinds.values()])  # together; it remembers the verdicts
+
+    def cost(kind):
+        """fp32 FLOPs for each FLOP of the tiles, beyond what loading and storing takes."""
+        load, options = kinds[kind]
+        M, N, K = 64, options.get("N", 64), options.get("K", 64)
         moved = (M * K + K * N + M * N) * 4 / roofline.BANDWIDTH
         tiles = 2 * M * -(-N // 64) * 64 * -(-K // 64) * 64
-        return flops(milliseconds(box, task, code, "product") - moved) / tiles
+        return flops(milliseconds(box, *pair(load, **options), "product") - moved) / tiles
 
-    assert cost(ALONG_K) == pytest.approx(0.8, rel=0.15)
-    assert cost(TURNED.replace("tl.load", "tl.trans(tl.load") + ")") == pytest.approx(cost(ALONG_K), rel=0.01)
-    assert cost(f"({TURNED}).T") == pytest.approx(cost(ALONG_K), rel=0.01)
-    assert cost(ALONG_N) == pytest.approx(1.1, rel=0.15)
-    assert cost(ALONG_N, N=72) == pytest.approx(3.7, rel=0.1) and cost(ALONG_N, K=72) == pytest.approx(1.7, rel=0.15)
-    for same in ("{} * 1.0", "tl.permute({}, (0, 1))", "tl.reshape({}, (64, 64))", "{}.to(tl.float64).to(tl.float32)"):
-        assert cost(same.format(ALONG_N), N=72) > 0.99 * cost(ALONG_N, N=72)
-        assert cost(same.format(ALONG_K)) == pytest.approx(cost(ALONG_K), rel=0.05)
-    assert cost(ALONG_K, BM=128) == pytest.approx(cost(ALONG_K), rel=0.15)  # rows masked at the end are free,
-    tile = "tl.load(x + m[:, None] * K + i[None, :], mask=(m[:, None] < M) & (i[None, :] < K), other=0.0)"
-    all_masked = tile.replace("(m[:, None] < M)", "(m[:, None] < 0)").replace("other=0.0", f"other={tile}")
-    some_masked = tile.replace("(m[:, None] < M)", "(m[:, None] != 7)").replace("other=0.0", f"other={tile}")
-    for full in (all_masked, some_masked):  # but not if something else is put in their place
-        assert cost(ALONG_K, left=full) > 0.99 * cost(ALONG_K)
+    assert cost("along K") == pytest.approx(0.8, rel=0.15)
+    assert cost("tl.trans") == pytest.approx(cost("along K"), rel=0.01)
+    assert cost("T") == pytest.approx(cost("along K"), rel=0.01)
+    assert cost("along N") == pytest.approx(1.1, rel=0.15)
+    assert cost("uneven N") == pytest.approx(3.7, rel=0.1) and cost("uneven K") == pytest.approx(1.7, rel=0.15)
+    for road in same:
+        assert cost(f"{road} uneven N") > 0.99 * cost("uneven N")
+        assert cost(f"{road} along K") == pytest.approx(cost("along K"), rel=0.05)
+    assert cost("masked rows") == pytest.approx(cost("along K"), rel=0.15)  # rows masked at the end are free,
+    for rows in ("< 0", "!= 7"):  # but not if something else is put in their place
+        assert cost(f"filled, {rows}") > 0.99 * cost("along K")
 
 
 def test_a_product_is_no_cheaper_by_another_road(box):

@@ -130,6 +130,12 @@ def test_parameters_are_not_bytes_that_a_kernel_saves(sandbox):
     assert v.correct and 0.8 < v.bandwidth < 1, v
 
 
+def test_nobody_pays_for_importing_the_compiler(sandbox):
+    """It takes a second, which PyTorch's dispatch modes cost whoever uses one first (see roofline.Mode)."""
+    raises = "        import sys\n        raise ValueError('torch._dynamo' in sys.modules)\n"
+    assert verdict(sandbox, changed(("        return out", raises))).error.endswith("False")
+
+
 def test_a_seed_makes_verdicts_reproducible(sandbox):
     with Sandbox("cpu", trials=2, seed=1, workers=1) as other:
         assert verdict(other, HONEST) == verdict(sandbox, HONEST)

@@ -136,7 +136,7 @@ class Timing:
         """
         if not self.once[1]:
             return False
-        excused = max(self.slower_at_first(0), 0.0)
+        excused = min(max(self.slower_at_first(0), 0.0), 3e-5)
         return self.slower_at_first(1) > excused + 0.1 * typical(self.seconds[1]) * len(self.calls) + 5e-6
 
     def remembers(self) -> bool:

@@ -128,7 +128,7 @@ def read_metrics(run) -> list[dict]:
 
 
 def finish_step(run, line):
-    """Commit a step: metrics first, then the checkpoint. Killed in between, the step is done again from the old one."""
+    """Commit a step: metrics first, then the checkpoint. Killed before that, all since the old one is done again."""
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
     with open(run.out / "metrics.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")

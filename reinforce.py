@@ -590,7 +590,7 @@ def command_line(argv) -> dict:
     """The options that were given, without defaults."""
     parser = Parser(description=__doc__.split("\n")[0], argument_default=argparse.SUPPRESS, allow_abbrev=False)
     parser.add_argument("--out", metavar="DIR", help="folder of the run (default: runs/<date and time>)")
-    parser.add_argument("--resume", action="store_true", help="continue the run in --out from its last complete step")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is a GPU")
     parser.add_argument("--recipe", choices=list(REWARDS), help="reward, and defaults of 'recipe' (default: davinci)")
 
@@ -626,7 +626,7 @@ def configure(given, parameters) -> argparse.Namespace:
 
 
 def open_run(given) -> Run:
-    """A new run, or with --resume the run of the folder as it was after its last complete step."""
+    """A new run, or with --resume the run of the folder as it was at its last checkpoint."""
     out, saved = open_folder(given, CHANGEABLE)
     fresh = saved is None or saved["step"] is None
     source = given.get("model", CONSTANTS["model"][0]) if fresh else out / "checkpoint"

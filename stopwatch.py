@@ -82,8 +82,7 @@ class Timing:
         return max(self.repeat) > 1
 
     def first_apart(self) -> bool:
-        """Is the first repetition of the next batch to be timed by itself before it? All inputs must be new then, too.
-        """
+        """Is the next batch's first repetition to be timed by itself before it? Then, too, all inputs must be new."""
         return self.repeats() and (len(self.seconds[1]) % 3 == 2 or self.suspect())
 
     def tell(self, seed, call, once=False):
@@ -548,7 +547,7 @@ class Measured:
         return True
 
     def batch_is_right(self, timing, seed, checked, once=False) -> bool:
-        """Time a batch, or its first repetition, of inputs that have been put. Do the calls `checked` give what is right?
+        """Time a batch, or its first repetition, of inputs that have been put. Is what the calls `checked` give right?
         """
         def poison():
             for lane in timing.lanes:

@@ -151,9 +151,13 @@ class Slots:
         self.graphs = {}  # {(n, temperature): CUDA graph of a step}
         # A graph draws from the generator that it was captured with, so this one lives as long as the graphs.
         self.generator = torch.Generator(device)
-        self.text = [[]] * rows  # the tokens whose keys and values lie in each slot, where a finished reply left them
-        self.used = [0] * rows  # when a slot was given away last, see Engine._seat
+        self.forget()
         self.reading = None  # (rows, places, window) while `read` is at work
+
+    def forget(self):
+        """Know nothing of earlier replies, so that what comes is written as in new slots."""
+        self.text = [[]] * self.rows  # tokens whose keys and values lie in each slot, where a finished reply left them
+        self.used = [0] * self.rows  # when a slot was given away last, see Engine._seat
 
     @staticmethod
     def bytes_for_row(model, length) -> int:
@@ -407,7 +411,7 @@ class Engine:
         To be called before the weights change: what is cached was made with the old ones.
         """
         if self.slots is not None:
-            self.slots.text = [[]] * self.slots.rows
+            self.slots.forget()
         self._give_back()
 
     def _give_back(self):
@@ -561,7 +565,8 @@ class Engine:
                 self.slots.adopt(old)
         version = sum(p._version for p in self.model.parameters())
         if self.version != version:  # the texts were read with other weights (a fused optimiser's are not seen here)
-            self.version, self.slots.text = version, [[]] * self.slots.rows
+            self.version = version
+            self.slots.forget()
         self.slots.count = self._rows_for(rows, self.slots)
         self.slots.done.fill_(True)  # what the last call has left must not go on
         self.slots.position.zero_()

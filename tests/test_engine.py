@@ -192,6 +192,21 @@ def test_sampling_is_a_function_of_the_generator(model):
     assert first != generate(model, PROMPTS, 30, 1.0, generator_for(model, 8), 4)
 
 
+def test_after_a_release_sampling_is_a_function_of_the_generator_again(model, monkeypatch):
+    """Though the slots are kept, and have been used unevenly."""
+    monkeypatch.setattr(model.engine, "keeps", True)
+    monkeypatch.setattr(model.engine, "_give_back", lambda: None)
+    generate(model, PROMPTS, 30, 0, None, 8)
+    slots = model.engine.slots
+    generate(model, PROMPTS[:3], 30, 0, None, 8)
+    model.release()
+    first = generate(model, PROMPTS, 30, 1.0, generator_for(model), 8)
+    model.release()
+    assert first == generate(model, PROMPTS, 30, 1.0, generator_for(model), 8) and model.engine.slots is slots
+    monkeypatch.undo()
+    model.release()
+
+
 def test_sampled_logprobs_are_the_trainers(model):
     for temperature in (1.0, 0.5):
         replies = model.sample(PROMPTS * 3, 40, temperature, generator_for(model), batch_size=16)

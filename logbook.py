@@ -132,6 +132,7 @@ def finish_step(run, line):
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
     with open(run.out / "metrics.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")
+    run.settled = run.generator.get_state()
     if run.step % run.args.save_every == 0 or run.step == run.args.steps:
         save_checkpoint(run)
 
@@ -141,14 +142,17 @@ def shapes(model) -> list[list[int]]:
 
 
 def save_checkpoint(run):
-    """A model folder, its skill library, and trainer.pt. Complete at any instant: written aside, then swapped in."""
+    """A model folder, its skill library, and trainer.pt, of the last complete step.
+
+    Complete at any instant: written aside, then swapped in.
+    """
     folder, new, old = (run.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     run.model.save(new)
     run.library.save(new / MODEL_FILE)
     torch.save({"step": run.step, "config": vars(run.args), "seeds": run.seeds, "optimizer": run.optimizer.state_dict(),
-                "generator": run.generator.get_state(), "shapes": shapes(run.model)}, new / "trainer.pt")
+                "generator": run.settled, "shapes": shapes(run.model)}, new / "trainer.pt")
     for path in new.iterdir():
         with open(path, "rb") as file:
             os.fsync(file.fileno())

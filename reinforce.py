@@ -55,7 +55,7 @@ import summarizer
 from adamw import make_adamw
 from backbone import Backbone, Completion, ModelError
 from logbook import (UsageError, clock, draw_curves, finish_step, open_folder, progress, read_metrics, record_rollouts,
-                     rollout_metrics, shapes, step_metrics)
+                     rollout_metrics, save_checkpoint, shapes, step_metrics)
 from sandbox import Sandbox
 from selector import Selection
 from skills import Skill, SkillLibrary, write_atomically
@@ -81,7 +81,7 @@ PROFILE = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (m
     "update_tokens": (16384, 131072, 32768, "tokens, padding included, in one micro-batch of the update"),
     "trials": (3, 5, 5, "correctness trials for each kernel, with fresh inputs"),
     "eval_samples": (1, 4, 8, "rollouts for each evaluation problem; a single one is greedy"),
-    "save_every": (1, 5, 5, "steps between checkpoints; a killed run does those since the last one again"),
+    "save_every": (1, 5, 5, "steps between checkpoints (Ctrl-C writes one, too); a killed run does those since again"),
 }
 RECIPE = {  # name: davinci, drkernel, kevin, cuda-agent, meaning
     "gamma": (1.0, 1.0, 0.4, 1.0, "gamma: how much of the next turn's return a turn is credited with"),
@@ -360,6 +360,7 @@ class Run:
     seeds: int  # the library's size before the first step
     generator: torch.Generator  # of all sampling in training
     step: int = 0  # complete steps
+    settled: torch.Tensor | None = None  # the generator's state after the last of them; None while weights change
     sandbox: "TimedSandbox | None" = None
     compiled: Sandbox | None = None  # judges against torch.compile; only CUDA Agent's reward asks
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
@@ -424,6 +425,7 @@ def train(run, stream):
                 summarise(run, episodes)
             with run.phase("verify", bar):  # a proposal must prove itself; the best of a task is staged
                 verify(run, episodes)
+            run.settled = None
             with run.phase("update", bar):  # advantages of each role, one joint loss, one optimiser step
                 losses = update(run.model, run.optimizer, credit(run, episodes), args)
             with run.phase("flush", bar):  # staged skills join the library only now
@@ -645,6 +647,7 @@ def open_run(given) -> Run:
         optimizer.load_state_dict(saved["optimizer"])
         generator.set_state(saved["generator"])
         run.step, run.seeds = saved["step"], saved["seeds"]
+    run.settled = generator.get_state()
     # What a killed step has left is written again; nothing of it may stay if it turns out otherwise.
     write_atomically(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in read_metrics(run)))
     for path in [*out.glob("rollouts/*_*.jsonl"), *out.glob("skill_library/global_step_*.jsonl")]:
@@ -689,6 +692,8 @@ def main(argv=None) -> int:
         print(f"reinforce.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if run and run.settled is not None and run.step % run.args.save_every:
+            save_checkpoint(run)
         print(f"interrupted; --out {run.out} --resume continues" if run else "interrupted", file=sys.stderr)
         return 130
     print(f"done: {run.out}/curves.png, {run.out}/metrics.jsonl, {run.out}/checkpoint/")

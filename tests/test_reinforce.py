@@ -724,6 +724,24 @@ def test_fewer_checkpoints_lose_no_steps(world):
     assert same(whole, rare)
 
 
+@pytest.mark.parametrize("phase, kept", [("score", 3), ("credit", 0)])
+def test_an_interruption_keeps_the_complete_steps_unless_weights_change(world, monkeypatch, phase, kept):
+    whole, work = world("whole", "--steps", "4"), getattr(reinforce, phase)
+
+    def interrupted(run, episodes):
+        if run.step == 3:
+            raise KeyboardInterrupt
+        return work(run, episodes)
+
+    monkeypatch.setattr(reinforce, phase, interrupted)
+    with pytest.raises(AssertionError, match="130"):  # its exit status
+        world("cut", "--steps", "4", "--save-every", "10")
+    monkeypatch.setattr(reinforce, phase, work)
+    cut = whole.parent / "cut"
+    assert torch.load(cut / "checkpoint/trainer.pt", weights_only=True)["step"] == kept
+    assert same(whole, world("cut", "--resume"))
+
+
 @pytest.mark.parametrize("steps, kills", [(4, 1), pytest.param(40, 10, marks=pytest.mark.slow)])
 def test_kill_nine_and_resume(world, tmp_path, steps, kills):
     """A separate process, killed without warning at random moments; the resumed run ends as the uninterrupted one."""

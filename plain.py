@@ -10,7 +10,8 @@ language:
                           classes and layers can only be called, never named otherwise, so that no method ever runs
                           with anything but a model in the place of `self`
     what can be named     PyTorch's operators, layers and dtypes, `math`, a few of Python's functions, and within
-                          kernels Triton's language; no getattr, no files, nothing that begins with an underscore
+                          kernels Triton's language; no getattr, no files, nothing that begins with an underscore but
+                          the name of a kernel or function
 
 What the teacher writes lies within, and most of what a policy gets wrong, too; everything else runs in a process of its
 own. `unchanged` looks in addition whether anything is different after a candidate from what it was before.
@@ -175,8 +176,11 @@ class Source:
         used = {node.id for node in self.nodes if isinstance(node, ast.Name)}
         require(not named & (self.known | LAYER | bound | used | (set(dir(nn.Module)) - {"__init__", "forward"})))
         require(not self.fields & set(dir(nn.Module)) - {"training"})
-        hidden = (bound | self.fields | named | self.class_names) - {"_", "__init__"}
+        # Kernels and functions of the module may be called _so, and nothing else: __so might mean something to Python.
+        self.private = {name for name in functions if re.match("_[^_]", name)} - {*stored, *arguments}
+        hidden = (bound | self.fields | named | self.class_names) - {"_", "__init__"} - self.private
         require(not any(name.startswith("_") for name in hidden))
+        require(not self.private & (self.fields | named | self.class_names))
 
     def check_class(self, node):
         require(not node.decorator_list and not node.keywords)
@@ -239,7 +243,7 @@ class Source:
         """A statement or an expression. kernel: of a Triton kernel; called: it is what a call calls."""
         inner = functools.partial(self.check_part, kernel=kernel, decorator=decorator)
         if isinstance(node, ast.Name):
-            require(not node.id.startswith("_") or node.id == "_")
+            require(not node.id.startswith("_") or node.id == "_" or node.id in self.private)
             require(node.id not in self.modules and (called or node.id not in self.class_names | self.kernels))
             require(not called or node.id in KERNEL_BUILTINS | self.kernels if kernel else node.id not in self.kernels)
             # A name that nothing has, a slip of the pen, only raises an error.

@@ -1,5 +1,7 @@
 """What may share a process with others: the teacher's kernels may; whatever could leave something behind may not."""
 
+import re
+
 import pytest
 import torch
 import torch.nn as nn
@@ -69,6 +71,27 @@ def test_kernels_of_many_kinds_are_plain():
         for techniques in (set(), applicable(program)) if program else ():
             solution = render(program, techniques)
             assert solution is None or is_plain(solution.code), solution.code
+
+
+def renamed(old, new):
+    assert old in SOURCE
+    return re.sub(rf"\b{old}\b", new, SOURCE)
+
+
+def test_kernels_and_functions_may_be_called_so_that_others_leave_them_alone():
+    assert is_plain(renamed("scale", "_scale")) and is_plain(renamed("launch", "_launch"))
+
+
+@pytest.mark.parametrize("old, new", [
+    ("scale", "__scale"), ("launch", "__getattr__"), ("launch", "__launch"), ("SIZE", "_SIZE"), ("factor", "_factor"),
+    ("x_ptr", "_x_ptr"), ("helper", "_helper"), ("Block", "_Block"), ("nn", "_nn"), ("linear", "_linear"),
+    ("SIZE", "_scale"), ("idx", "_launch"), ("count", "_count"),
+])
+def test_other_names_with_an_underscore_are_not_plain(old, new):
+    code = renamed(old, new)
+    for function in ("scale", "launch"):
+        code = re.sub(rf"\b{function}\b", "_" + function, code) if "_" + function == new else code
+    assert not is_plain(code)
 
 
 def test_slips_of_the_pen_are_plain():

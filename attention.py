@@ -5,7 +5,8 @@ heads of its group, and only as far as the sequence goes; RMSNorm is one kernel 
 instead of ten. What is replaced must first give the same values in a trial, and each of these can be left out: an
 architecture that they do not fit runs without.
 
-In comments: n sequences, T the length of a slot, H query heads, G of them share a key/value head, D the head dimension.
+In comments: n sequences, T the length of a slot, H query heads, G of them share a key/value head, D the head dimension,
+U prompts of at most P tokens.
 """
 
 import contextlib
@@ -161,7 +162,7 @@ def attend(query, keys, values, position, scale):
 
 
 def attend_on_cpu(query, keys, values, bias, scale):
-    """The same in PyTorch, for sequences that begin with `keys.prompts` (engine.Prompts.parts) and go on in the cache.
+    """The same in PyTorch, for sequences that begin with `keys.prompts` (Prompts.parts) and go on in the cache.
 
     bias (n, 1, 1, W): 0 for what lies in the cache of a sequence, else -infinity. A prompt is read once for all that
     share it. Each part's softmax is known up to its sum; flash attention returns that sum's logarithm, by which the
@@ -180,6 +181,42 @@ def attend_on_cpu(query, keys, values, bias, scale):
         share = torch.sigmoid(more_logsum - logsum[rows])[..., None]
         out[rows] = torch.lerp(out[rows], more, share.to(out.dtype))
     return out.reshape(count, 1, heads, dim)
+
+
+class Prompts:
+    """Prompts that were read together: their keys and values, and which slots hold a reply to each.
+
+    keys, values: of each layer (U, H / G, P, D), for U prompts of at most P tokens.
+    """
+
+    def __init__(self, cache, lengths, rows):
+        """cache: a DynamicCache; lengths (U,): tokens of each; rows: for each a list of slots."""
+        self.keys, self.values = ([getattr(layer, name) for layer in cache.layers] for name in ("keys", "values"))
+        self.lengths, self.rows = lengths, rows
+        self.move({row: row for some in rows for row in some})
+
+    def move(self, to):
+        """Slot `row` has become `to[row]`; those that are not in `to` hold other replies now, or none."""
+        self.rows = [[to[row] for row in some if row in to] for some in self.rows]
+        used = [i for i, some in enumerate(self.rows) if some]
+        if len(used) < len(self.rows):
+            self.rows, self.lengths = [self.rows[i] for i in used], self.lengths[used]
+            self.keys, self.values = ([tensor[used] for tensor in column] for column in (self.keys, self.values))
+        most = max(map(len, self.rows), default=0)
+        slots = torch.tensor([some + some[:1] * (most - len(some)) for some in self.rows])  # (U, replies at most)
+        bias = bias_beyond(self.lengths, self.keys[0].shape[2], self.keys[0].dtype)
+        self.parts = [[] for _ in self.keys]  # of each layer, what attend_on_cpu needs
+        for start in range(0, len(self.rows), 16):  # neighbours are of similar length
+            part = slice(start, start + 16)
+            end = int(self.lengths[part].max())
+            for parts, keys, values in zip(self.parts, self.keys, self.values):
+                parts.append((slots[part], bias[part, :, :, :end], keys[part, :, :end], values[part, :, :end]))
+
+
+def bias_beyond(lengths, width, dtype) -> torch.Tensor:
+    """(n, 1, 1, width): what to add to attention's scores, 0 for the first `lengths` (n,) of them, else -infinity."""
+    beyond = torch.arange(width) >= lengths[:, None, None, None]
+    return torch.zeros(beyond.shape, dtype=dtype).masked_fill(beyond, float("-inf"))
 
 
 def causal_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):

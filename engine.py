@@ -36,7 +36,7 @@ import torch.nn.functional as F
 import triton
 from transformers import DynamicCache
 
-from attention import append, fused_rotation, shape_of_cache
+from attention import Prompts, append, bias_beyond, fused_rotation, shape_of_cache
 
 BLOCK = 16  # tokens that are written between two looks at which sequences are finished, at most
 BLOCK_ON_GPU = 4  # the same; who waits to have the GPU alone gets it after two of these at the latest
@@ -84,42 +84,6 @@ class Block:
 def side_stream():
     """One stream for all captures: cuBLAS keeps 32 MiB for each that it has seen."""
     return torch.cuda.Stream()
-
-
-class Prompts:
-    """Prompts that were read together: their keys and values, and which slots hold a reply to each.
-
-    keys, values: of each layer (U, H / G, P, D), for U prompts of at most P tokens.
-    """
-
-    def __init__(self, cache, lengths, rows):
-        """cache: a DynamicCache; lengths (U,): tokens of each; rows: for each a list of slots."""
-        self.keys, self.values = ([getattr(layer, name) for layer in cache.layers] for name in ("keys", "values"))
-        self.lengths, self.rows = lengths, rows
-        self.move({row: row for some in rows for row in some})
-
-    def move(self, to):
-        """Slot `row` has become `to[row]`; those that are not in `to` hold other replies now, or none."""
-        self.rows = [[to[row] for row in some if row in to] for some in self.rows]
-        used = [i for i, some in enumerate(self.rows) if some]
-        if len(used) < len(self.rows):
-            self.rows, self.lengths = [self.rows[i] for i in used], self.lengths[used]
-            self.keys, self.values = ([tensor[used] for tensor in column] for column in (self.keys, self.values))
-        most = max(map(len, self.rows), default=0)
-        slots = torch.tensor([some + some[:1] * (most - len(some)) for some in self.rows])  # (U, replies at most)
-        bias = bias_beyond(self.lengths, self.keys[0].shape[2], self.keys[0].dtype)
-        self.parts = [[] for _ in self.keys]  # of each layer, what attention.attend_on_cpu needs
-        for start in range(0, len(self.rows), 16):  # neighbours are of similar length
-            part = slice(start, start + 16)
-            end = int(self.lengths[part].max())
-            for parts, keys, values in zip(self.parts, self.keys, self.values):
-                parts.append((slots[part], bias[part, :, :, :end], keys[part, :, :end], values[part, :, :end]))
-
-
-def bias_beyond(lengths, width, dtype) -> torch.Tensor:
-    """(n, 1, 1, width): what to add to attention's scores, 0 for the first `lengths` (n,) of them, else -infinity."""
-    beyond = torch.arange(width) >= lengths[:, None, None, None]
-    return torch.zeros(beyond.shape, dtype=dtype).masked_fill(beyond, float("-inf"))
 
 
 class Slots:

@@ -176,11 +176,11 @@ class Source:
         used = {node.id for node in self.nodes if isinstance(node, ast.Name)}
         require(not named & (self.known | LAYER | bound | used | (set(dir(nn.Module)) - {"__init__", "forward"})))
         require(not self.fields & set(dir(nn.Module)) - {"training"})
-        # Kernels and functions of the module may be called _so, and nothing else: __so might mean something to Python.
-        self.private = {name for name in functions if re.match("_[^_]", name)} - {*stored, *arguments}
-        hidden = (bound | self.fields | named | self.class_names) - {"_", "__init__"} - self.private
-        require(not any(name.startswith("_") for name in hidden))
-        require(not self.private & (self.fields | named | self.class_names))
+        others = {*stored, *arguments, *self.fields, *named, *self.class_names} - {"_", "__init__"}
+        require(not any(name.startswith("_") for name in others))
+        # Kernels and functions may be called _so; __so might mean something to Python.
+        self.private = {name for name in functions if name.startswith("_")}
+        require(not any(name.startswith("__") for name in self.private))
 
     def check_class(self, node):
         require(not node.decorator_list and not node.keywords)

@@ -376,22 +376,13 @@ class Run:
 
 
 class TimedSandbox:
-    """The sandbox as policy.rollout uses it; the time that the model waits for it is booked apart from the model's."""
+    """The sandbox, but the time that the model waits for it is booked apart from the model's."""
 
     def __init__(self, sandbox, seconds):
-        self.sandbox, self.device, self.seconds = sandbox, sandbox.device, seconds
+        self.sandbox, self.seconds = sandbox, seconds
 
-    def prepare(self, tasks):
-        self.sandbox.prepare(tasks)
-
-    def pass_on(self, task, following):
-        return self.sandbox.pass_on(task, following)
-
-    def turn(self):
-        return self.sandbox.turn()
-
-    def submit(self, pairs):
-        return self.sandbox.submit(pairs)
+    def __getattr__(self, name):
+        return getattr(self.sandbox, name)
 
     def wait(self, futures):
         start = time.monotonic()

@@ -121,12 +121,16 @@ class Timing:
             return False
         return self.spent >= measure * (4 if self.summary()[3] else 1)
 
+    def repetition(self, which) -> float:
+        """Seconds of all calls, on inputs that have been seen."""
+        return typical(self.seconds[which]) * len(self.calls)
+
     def slower_at_first(self, which) -> float:
         """Seconds by which the first repetition, which finds new inputs, is slower than those that follow.
 
         The quickest one counts: a disturbance makes none quicker.
         """
-        return min(self.once[which]) - typical(self.seconds[which]) * len(self.calls)
+        return min(self.once[which]) - self.repetition(which)
 
     def suspect(self) -> bool:
         """Is the candidate slower on new inputs by more than a tenth, 5 microseconds and what the reference is slower?
@@ -136,7 +140,7 @@ class Timing:
         if not self.once[1]:
             return False
         excused = min(max(self.slower_at_first(0), 0.0), 3e-5)
-        return self.slower_at_first(1) > excused + 0.1 * typical(self.seconds[1]) * len(self.calls) + 5e-6
+        return self.slower_at_first(1) > excused + 0.1 * self.repetition(1) + 5e-6
 
     def remembers(self) -> bool:
         """Does it leave work out when calls are repeated? Then it is slower at first by far.
@@ -145,8 +149,7 @@ class Timing:
         """
         if not self.suspect() or self.contended():
             return False
-        far = 0.25 * typical(self.seconds[1]) * len(self.calls) + 2e-5
-        return self.slower_at_first(1) > max(self.slower_at_first(0), 0.0) + far
+        return self.slower_at_first(1) > max(self.slower_at_first(0), 0.0) + 0.25 * self.repetition(1) + 2e-5
 
     def contended(self) -> bool:
         """Did something else have the GPU most of the time?"""

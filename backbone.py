@@ -26,8 +26,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
-from attention import attention_kind, fuse_norms
-from engine import Engine, Reply, at_once, padded
+from fast.attention import attention_kind, fuse_norms
+from fast.engine import Engine, Reply, at_once, padded
 
 hf_logging.disable_progress_bar()
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in ModelError
@@ -296,7 +296,7 @@ class Backbone(Chat):
     # ---- sampling
 
     def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None) -> list[Completion]:
-        """One reply per prompt (a list of token ids each), at most `batch_size` at a time (default: as engine.py says).
+        """One reply per prompt (a list of token ids each), at most `batch_size` at a time (default: the engine's).
 
         temperature 0 is greedy. Log-probabilities are those of temperature 1 whatever the temperature (PAPER: the
         ratio in the loss compares the same distribution before and after). Deterministic for a generator's state, on a

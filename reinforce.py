@@ -52,15 +52,15 @@ from tqdm import tqdm
 import policy
 import selector
 import summarizer
-from adamw import make_adamw
 from backbone import Backbone, Completion, ModelError
-from logbook import (UsageError, clock, draw_curves, finish_step, open_folder, progress, read_metrics, record_rollouts,
+from fast.optimizer import make_adamw
+from report import (UsageError, clock, draw_curves, finish_step, open_folder, progress, read_metrics, record_rollouts,
                      rollout_metrics, save_checkpoint, shapes, step_metrics)
 from sandbox import Sandbox
 from selector import Selection
 from skills import Skill, SkillLibrary, write_atomically
 from summarizer import Summary
-from synthesizer import training_tasks
+from synthetic.generator import training_tasks
 from tasks import GPU_BATCH_FACTOR, Task, TaskError, builtin_tasks, folder_tasks, scale_batch
 
 # ----------------------------------------------------------------------------------------------------------------------

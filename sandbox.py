@@ -5,9 +5,9 @@
 Who holds what. The caller (the RL trainer) runs no code of a task or a candidate. It talks to a *scorer*, one process
 for each task at a time, which owns the reference model, the inputs, the expected outputs, the comparison and the
 clock. The candidate's source is executed in another process, from which nothing is believed: not a time, not a boolean,
-not an exit code, not its output stream. jail.py says how these processes are started, confined and ended. Without a GPU
-each candidate has one of its own; with one those share it, one after the other, whose sources can leave nothing behind
-(plain.py).
+not an exit code, not its output stream. judge/processes.py says how these processes are started, confined and ended.
+Without a GPU each candidate has one of its own; with one those share it, one after the other, whose sources can leave
+nothing behind (judge/side_effects.py).
 
     Sandbox (trainer) --- scorer (one task: reference, inputs, comparison, clock)
                              |
@@ -16,8 +16,9 @@ each candidate has one of its own; with one those share it, one after the other,
               with a GPU:    |--- candidate   runs ModelNew on memory shared with the scorer
                              '--- reference   runs Model in the same way, to be timed against it
 
-Two clocks. Without a GPU the time is *modelled* (roofline.py, lockstep.py), with one it is *measured* (stopwatch.py). A
-Verdict says which; the two are never compared. What counts as correct is in trials.py.
+Two clocks. Without a GPU the time is *modelled* (judge/modelled.py, judge/interpreter.py), with one it is *measured*
+(judge/measured.py). A Verdict says which; the two are never compared. What counts as correct is in
+judge/correctness.py.
 
 What it stops, on both: wrong answers of every kind, whatever hides them (fresh inputs for every trial, of several
 distributions, with perturbed parameters; a tolerance in proportion to the output); torch passed off as a kernel; decoy
@@ -45,15 +46,15 @@ from pathlib import Path
 
 import torch
 
-import jail
-import stopwatch
-from jail import Child, Gone, receive, send
-from lane import WritingTurn
-from plain import is_plain
+from judge import processes
+from judge.client import WritingTurn
+from judge.correctness import KernelTime, Verdict
+from judge.measured import lanes_of_a_task
+from judge.processes import Child, Gone, receive, send
+from judge.side_effects import is_plain
 from tasks import Task, TaskError, load_task
-from trials import KernelTime, Verdict
 
-SCORER = str(Path(__file__).absolute().with_name("scorer.py"))  # what the sandbox's processes do
+SCORER = ["-m", "judge.scorer"]  # what the sandbox's processes do
 KEPT = 16  # references that stand side by side on a GPU, memory permitting
 BORDER = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected", "error")
 
@@ -113,7 +114,7 @@ class Sandbox:
         self.waiting = {}  # source -> [(task, code)] that nobody has begun with
         self.at_work = Counter()  # source -> threads of _work that judge its candidates
         self.most_at_work = self.workers if self.modelled else tasks
-        self.control, self.process = jail.start(SCORER, self.settings)
+        self.control, self.process = processes.start(SCORER, self.settings)
 
     def score(self, task, codes):
         """Verdicts for candidates of one task, in their order. Raises TaskError when the task itself cannot be used."""
@@ -136,7 +137,7 @@ class Sandbox:
                 child = child or self.idle.pop(task.source, None)
             try:
                 child = child or self._start_scorer(task)
-                spare = min(counts[task.source], stopwatch.lanes_of_a_task(self.settings))
+                spare = min(counts[task.source], lanes_of_a_task(self.settings))
                 send(child.sock, {"codes": [], "spare": spare})
             except TaskError:
                 return  # said again when the first candidate comes
@@ -410,7 +411,7 @@ class Sandbox:
                 return child
             except TaskError as error:
                 why = self.unusable[task.source] = str(error)
-            except (Gone, OSError, jail.Orphaned) as error:
+            except (Gone, OSError, processes.Orphaned) as error:
                 why = "it takes too long" if isinstance(error, TimeoutError) else self._last_words()
                 why = f"{task.name}: the reference cannot be judged against ({why})"
             if child is not None:
@@ -430,7 +431,7 @@ class Sandbox:
                         one.close()
                     self.control.close()
                     os.makedirs(self.settings["scratch"], exist_ok=True)
-                    self.control, self.process = jail.start(SCORER, self.settings)
+                    self.control, self.process = processes.start(SCORER, self.settings)
             if alive:
                 self._end_idle()  # unless others hold the GPU's memory
         raise TaskError(why)
@@ -473,7 +474,7 @@ class Sandbox:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-            jail.remove(self.settings["scratch"])
+            processes.remove(self.settings["scratch"])
 
     def __enter__(self):
         return self

@@ -10,7 +10,8 @@ Sources of problems, all giving `Task` records:
     kernelbench_tasks  a KernelBench checkout (evaluation only)
     folder_tasks       a folder of the user's own problem files
 
-`synthesizer.py` adds training problems without end; `unfit` and `fingerprint` below keep them clear of evaluation.
+`synthetic/generator.py` adds training problems without end; `unfit` and `fingerprint` below keep them clear of
+evaluation.
 """
 
 import ast

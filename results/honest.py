@@ -11,8 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import teacher  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
+from synthetic import expert  # noqa: E402
 from tasks import builtin_tasks  # noqa: E402
 
 
@@ -21,11 +21,11 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     device, rng, pairs = parser.parse_args().device, random.Random(0), {}
     tasks = builtin_tasks(device=device)
-    programs = [teacher.read(task) for task in tasks]
+    programs = [expert.read(task) for task in tasks]
     while len(pairs) < 100:  # different techniques give different kernels
         i = rng.randrange(len(tasks))
-        chosen = {name for name in sorted(teacher.applicable(programs[i])) if rng.random() < 0.7}
-        code = teacher.render(programs[i], chosen).code
+        chosen = {name for name in sorted(expert.applicable(programs[i])) if rng.random() < 0.7}
+        code = expert.render(programs[i], chosen).code
         pairs[code] = (tasks[i], code)
     with Sandbox(device, seed=0) as sandbox:
         began = time.monotonic()

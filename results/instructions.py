@@ -1,4 +1,4 @@
-"""What Triton's instructions and tl.dot take on a GPU: the source of the costs in lockstep.py. Needs a GPU; a minute.
+"""What Triton's instructions and tl.dot take on a GPU: the source of the interpreter's costs. Needs a GPU.
 
     python results/instructions.py [--out instructions.json]
 
@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch  # noqa: E402
 import triton  # noqa: E402
 
-from trials import load_module  # noqa: E402
+from judge.correctness import load_module  # noqa: E402
 
 ELEMENTS, FLOPS, BYTES = 1 << 24, 60e9, 4.2e9  # the last two per millisecond
 HEAD = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n\n"

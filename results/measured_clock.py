@@ -5,10 +5,10 @@
     python results/measured_clock.py --remodel measured_clock.json          (after a change of the prices; needs no GPU)
 
 batch       48 kernels of one task, as one step of training scores them: seconds each, and where they go
-agreement   the teacher's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's
+agreement   the expert's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's
             rank correlation of the speedups, by family, and the geometric means of measured / modelled time. The
             measured clock sees the batch sizes usual on a GPU.
-repeats     the teacher's kernels for 20 built-in problems of levels 2 and 3, scored ten times each: coefficient of
+repeats     the expert's kernels for 20 built-in problems of levels 2 and 3, scored ten times each: coefficient of
             variation of the speedup, for those of 50 microseconds or more; then five of them four times while another
             process keeps the GPU busy half of the time
 itself      a reference against itself, twice in each of 12 new sandboxes: the first time a process for another
@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch  # noqa: E402
 
-import teacher  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
-from synthesizer import training_tasks  # noqa: E402
+from synthetic import expert  # noqa: E402
+from synthetic.generator import training_tasks  # noqa: E402
 from tasks import GPU_BATCH_FACTOR, builtin_tasks, scale_batch  # noqa: E402
 
 BUSY = """
@@ -64,10 +64,10 @@ def mean_ratio(rows, family, side):
 
 
 def solved(tasks):
-    """(task, code) with the teacher's fullest kernel, where it has one."""
+    """(task, code) with the expert's fullest kernel, where it has one."""
     for task in tasks:
-        program = teacher.read(task)
-        solution = program and teacher.render(program, teacher.ALL)
+        program = expert.read(task)
+        solution = program and expert.render(program, expert.ALL)
         if solution:
             yield task, solution.code
 

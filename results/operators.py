@@ -3,9 +3,9 @@
     python results/operators.py --measure operators.json        (needs a GPU; two minutes)
     python results/operators.py results/measured_clock/operators.json
 
-The source of roofline.py's factors. The references of synthesised problems (`training_tasks(78)`, which no other figure
-is measured on) and the teacher's fullest kernels for them run at the batch sizes usual on a GPU, every ATen call and
-launch between two events, queued behind a pause, the median of five. The second command works out what the modelled
+The source of judge/modelled.py's factors. The references of synthesised problems (`training_tasks(78)`, which no other
+figure is measured on) and the expert's fullest kernels for them run at the batch sizes usual on a GPU, every ATen call
+and launch between two events, queued behind a pause, the median of five. The second command works out what the modelled
 clock says of the same calls and prints measured / modelled.
 """
 
@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch  # noqa: E402
 from triton.runtime import jit  # noqa: E402
 
-from host import EventClock  # noqa: E402
+from judge.worker import EventClock  # noqa: E402
 from instructions import compile_all, load  # noqa: E402
 from measured_clock import solved  # noqa: E402
-from roofline import Clock, slowdown, tensors_in  # noqa: E402
+from judge.modelled import Clock, slowdown, tensors_in  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
-from synthesizer import synthesize, training_tasks  # noqa: E402
+from synthetic.generator import synthesize, training_tasks  # noqa: E402
 from tasks import GPU_BATCH_FACTOR, scale_batch  # noqa: E402
 
 SEED = 78
@@ -67,7 +67,7 @@ def reference(source, device):
 
 
 def candidate(name):
-    """(model, inputs) of the teacher's code for a problem, on a GPU."""
+    """(model, inputs) of the expert's code for a problem, on a GPU."""
     [(task, code)], module = solved([problem(name)]), {}
     exec(compile(scale_batch(task, GPU_BATCH_FACTOR).source, "reference", "exec"), module)
     with torch.device("cuda"):
@@ -75,7 +75,7 @@ def candidate(name):
 
 
 def compiled(name):
-    """A call of the teacher's code, for `compile_all`."""
+    """A call of the expert's code, for `compile_all`."""
     model, inputs = candidate(name)
     return torch.no_grad()(lambda: model(*inputs))
 

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from backbone import extract_code  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
-from synthesizer import synthesize  # noqa: E402
+from synthetic.generator import synthesize  # noqa: E402
 from tasks import builtin_tasks  # noqa: E402
 
 

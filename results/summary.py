@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from backbone import extract_code  # noqa: E402
-from plain import is_plain  # noqa: E402
+from judge.side_effects import is_plain  # noqa: E402
 
 SHARES = ("correct", "correct_first", "fast_1", "fast_1.2", "coverage", "reward_best")
 
@@ -76,7 +76,7 @@ def main():
                 print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one")
         for path in sorted(run.glob("rollouts/step_*.jsonl"), key=lambda path: int(path.stem[5:])):
             print(f"  {path.stem}: slowest references {longest_references(path)} ms")
-    print(f"{len(written)} distinct kernels, {sum(map(is_plain, written))} of them plain (plain.py)")
+    print(f"{len(written)} distinct kernels, {sum(map(is_plain, written))} of them plain (judge/side_effects.py)")
 
 
 if __name__ == "__main__":

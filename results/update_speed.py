@@ -30,8 +30,8 @@ import torch  # noqa: E402
 import transformers  # noqa: E402
 
 import reinforce  # noqa: E402
-from adamw import make_adamw  # noqa: E402
 from backbone import Backbone, Completion  # noqa: E402
+from fast.optimizer import make_adamw  # noqa: E402
 from rollout_speed import SHAPES, random_model  # noqa: E402
 
 def synchronize(device):

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import backbone
-from attention import attention_kind
 from backbone import Backbone, ModelError, extract_code, extract_tool_call
 from conftest import make_task, tiny_qwen
+from fast.attention import attention_kind
 from policy import next_messages, policy_messages
 from sandbox import Verdict
 

@@ -528,8 +528,8 @@ setattr(type(sigmoid_twice), "run", lambda self, *a, **k: run(self, *a, **{**k, 
 def test_patching_the_recorder(box):
     code = forward("return fused(x, self.bias)", '''
 import sys
-recorder = sys.modules["roofline"].Recorder
-vars(sys.modules["roofline"])["Recorder"] = type("Blind", (recorder,), {"launch": lambda *a: None})''')
+recorder = sys.modules["judge.modelled"].Recorder
+vars(sys.modules["judge.modelled"])["Recorder"] = type("Blind", (recorder,), {"launch": lambda *a: None})''')
     fails_here(box, code)  # a program without the launch computes nothing
 
 
@@ -537,7 +537,7 @@ def test_a_forged_program_is_judged_like_any_other(box):
     """The candidate finds its socket and sends a program of its own making: an answer without work."""
     code = forward("pass", '''
 import os, sys
-jail = sys.modules["jail"]
+processes = sys.modules["judge.processes"]
 socket_class = sys.modules["socket"].socket
 for descriptor in range(3, 64):
     try:
@@ -549,7 +549,7 @@ for descriptor in range(3, 64):
     arguments = {"x_ptr": 1, "bias_ptr": 1, "out_ptr": 1, "n": 0, "columns": 64, "BLOCK": 1024}
     program = {"inputs": [[0, *shape]], "state": {}, "names": {}, "output": {"tensor": [1, *shape]},
                "steps": [["launch", "sigmoid_twice", [0, 1, 1], arguments, {}]]}
-    jail.send(sock, {"program": program, "constants": {1: out.view(-1).view(torch.uint8)}})
+    processes.send(sock, {"program": program, "constants": {1: out.view(-1).view(torch.uint8)}})
 os._exit(0)''')
     fails_here(box, code)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from backbone import Backbone
-from engine import BLOCK, Engine, Slots, at_once
+from fast.engine import BLOCK, Engine, Slots, at_once
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
 
@@ -18,7 +18,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 
 KERNELS = """
 import sys, torch, torch.nn.functional as F
-from attention import append, attend, fused_rotation, rotate
+from fast.attention import append, attend, fused_rotation, rotate
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 device, dtypes, shapes = %r
@@ -219,12 +219,12 @@ def test_a_big_cache_is_given_back(model, monkeypatch):
     assert (model.engine.slots is not None) == model.engine.cuda
     model.release()
     assert (model.engine.slots is not None) == model.engine.cuda  # a small one stays, with its graphs
-    monkeypatch.setattr("engine.SMALL", 0)
+    monkeypatch.setattr("fast.engine.SMALL", 0)
     model.release()
     assert model.engine.slots is None
     if model.engine.cuda:
         before = torch.cuda.memory_reserved()
-        monkeypatch.setattr("engine.SPARE", 1 << 60)  # more than there is: given back at the end of every call
+        monkeypatch.setattr("fast.engine.SPARE", 1 << 60)  # more than there is: given back at the end of every call
         generate(model, [[5] * 20000], 20, 0, None)  # a cache of 10 MB
         assert model.engine.slots is None and torch.cuda.memory_reserved() <= before
 

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-import roofline
+from judge import modelled
 from sandbox import Sandbox
 from tasks import Task
 
@@ -210,11 +210,11 @@ def milliseconds(box, task, code, kernel):
     verdict = box.score(task, [code])[0]
     assert verdict.correct, verdict
     share = sum(entry.share for entry in verdict.profile if entry.name == kernel)
-    return share * verdict.candidate_ms - roofline.LAUNCH_MS
+    return share * verdict.candidate_ms - modelled.LAUNCH_MS
 
 
 def megabytes(ms):
-    return ms * roofline.BANDWIDTH / 2 ** 20
+    return ms * modelled.BANDWIDTH / 2 ** 20
 
 
 def test_a_pointwise_kernel_pays_each_tensor_once(box):
@@ -240,7 +240,7 @@ def add(x, y, out, C, BLOCK: tl.constexpr):
 def test_many_tiny_programs_cost_what_it_takes_to_start_them(box):
     task, code = problem("torch.relu(x)", "torch.randn(64, 64)"), by_elements("tl.maximum(v, 0.0)")
     tiny = code.replace("512", "16")
-    assert tiny != code and milliseconds(box, task, tiny, "apply") == pytest.approx(256 / roofline.PROGRAMS, rel=0.01)
+    assert tiny != code and milliseconds(box, task, tiny, "apply") == pytest.approx(256 / modelled.PROGRAMS, rel=0.01)
     assert milliseconds(box, task, code, "apply") < 0.2 * milliseconds(box, task, tiny, "apply")
 
 
@@ -262,7 +262,7 @@ def sweeps(x, out, n, BLOCK: tl.constexpr):
 
 
 def flops(ms):
-    return ms * roofline.PEAK
+    return ms * modelled.PEAK
 
 
 def test_slow_instructions_cost_what_they_take(box):
@@ -329,7 +329,7 @@ return out""", "x, y")
         """fp32 FLOPs for each FLOP of the tiles, beyond what loading and storing takes."""
         load, options = kinds[kind]
         M, N, K = 64, options.get("N", 64), options.get("K", 64)
-        moved = (M * K + K * N + M * N) * 4 / roofline.BANDWIDTH
+        moved = (M * K + K * N + M * N) * 4 / modelled.BANDWIDTH
         tiles = 2 * M * -(-N // 64) * 64 * -(-K // 64) * 64
         return flops(milliseconds(box, *pair(load, **options), "product") - moved) / tiles
 
@@ -411,7 +411,7 @@ def get_init_inputs():
     assert megabytes(milliseconds(box, task, code, "apply")) == pytest.approx((2 + 1 / 256) * size, rel=0.01)
     verdict = box.score(task, [code])[0]
     assert verdict.reference_ms == pytest.approx(
-        roofline.milliseconds((2 + 1 / 256) * size * 2 ** 20), rel=0.01)
+        modelled.milliseconds((2 + 1 / 256) * size * 2 ** 20), rel=0.01)
 
     # other constants are priced like that only up to the size of the task's own
     table = code.replace("torch.nn.Parameter(torch.randn(256, 64))", "torch.zeros(512, 64)[:256]")
@@ -426,7 +426,7 @@ def get_init_inputs():
     assert "self.buffer" in doubled
     verdict = box.score(problem("x * 2.0"), [doubled])[0]
     assert verdict.correct and verdict.candidate_ms == pytest.approx(
-        2 * roofline.milliseconds(2 * size * 2 ** 20), rel=0.01)
+        2 * modelled.milliseconds(2 * size * 2 ** 20), rel=0.01)
     hidden = doubled.replace("        apply[", "        torch._foreach_copy_([out], [x])\n        apply[")
     assert "not supported" in box.score(problem("x * 2.0"), [hidden])[0].error
     early = doubled.replace("    v = tl.load", """    if tl.program_id(0) == 0:
@@ -434,7 +434,7 @@ def get_init_inputs():
             tl.load(out + i + tl.arange(0, BLOCK))
     v = tl.load""")  # all of it is touched before most of it is written
     verdict = box.score(problem("x * 2.0"), [early])[0]
-    assert verdict.correct and verdict.candidate_ms > 0.99 * 2 * roofline.milliseconds(2 * size * 2 ** 20)
+    assert verdict.correct and verdict.candidate_ms > 0.99 * 2 * modelled.milliseconds(2 * size * 2 ** 20)
 
 
 def test_strided_access_pays_whole_sectors(box):
@@ -455,7 +455,7 @@ def kernels_of(call):
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
-            found.extend(roofline.operator_kernels(func, args, kwargs or {}, out))
+            found.extend(modelled.operator_kernels(func, args, kwargs or {}, out))
             return out
 
     with torch.no_grad(), Watch():
@@ -501,7 +501,7 @@ def test_what_torch_is_slow_at_costs_more_than_its_bytes():
     assert bytes_of(lambda: x.expand(3, 128, 64).sum()) == [1.6 * (size + 4)]
     assert bytes_of(lambda: x.cumsum(1)) == [2.3 * 2 * size]
     assert bytes_of(lambda: torch.nn.functional.layer_norm(x, (64,))) == [1.2 * 2 * size + 5000 * 128]
-    per_flop = roofline.BANDWIDTH / roofline.PEAK
+    per_flop = modelled.BANDWIDTH / modelled.PEAK
     work = 2 * 128 * 64 * 32
     assert bytes_of(lambda: x @ torch.ones(64, 32))[-1:] == [
         1.3 * (size + (64 * 32 + 128 * 32) * 4 + work * per_flop)]
@@ -520,7 +520,7 @@ def test_what_torch_is_slow_at_costs_more_than_its_bytes():
 
 
 def price_of(call):
-    return sum(roofline.milliseconds(*kernel) for kernel in kernels_of(call))
+    return sum(modelled.milliseconds(*kernel) for kernel in kernels_of(call))
 
 
 def test_the_same_work_is_not_cheaper_under_another_name():

@@ -1,4 +1,4 @@
-"""What may share a process with others: the teacher's kernels may; whatever could leave something behind may not."""
+"""What may share a process with others: the expert's kernels may; whatever could leave something behind may not."""
 
 import re
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn as nn
 
-from plain import is_plain, state, unchanged
+from judge.side_effects import is_plain, state, unchanged
+from synthetic.expert import applicable, read, render
 from tasks import builtin_tasks
-from teacher import applicable, read, render
 
 SOURCE = '''
 import math

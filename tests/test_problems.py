@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from synthesizer import synthesize
+from synthetic.generator import synthesize
 from tasks import builtin_tasks, scale_batch
 
 TASKS = builtin_tasks()

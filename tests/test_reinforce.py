@@ -19,8 +19,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import logbook
 import reinforce
+import report
 import summarizer
 from backbone import Backbone
 from conftest import FakeSandbox, Scripted, kernel, make_task
@@ -654,7 +654,7 @@ POINTS = [
 def test_killed_at_any_phase_and_resumed(world, monkeypatch, whole_run, n, point):
     """The process dies on entering a function of the step, in turn in the first and in the second."""
     calls = {"left": 1 + n % 2 + (point in ("finish_step", "save_checkpoint"))}
-    module = logbook if point == "save_checkpoint" else reinforce
+    module = report if point == "save_checkpoint" else reinforce
     real = getattr(module, point)
 
     def dying(*arguments):

@@ -424,7 +424,7 @@ def test_mentioning_torch_is_no_offence(text):
 
 
 def test_no_technique_of_the_teacher_is_lazy_advice():
-    from teacher import TECHNIQUES
+    from synthetic.expert import TECHNIQUES
     texts = [text for t in TECHNIQUES.values() for text in (t.description, *t.motivation, *t.idea)]
     assert len(texts) > 20 and [text for text in texts if lazy_advice(text)] == []
 

@@ -22,15 +22,15 @@ import pytest
 import torch
 import triton
 
-import host
-import jail
 import sandbox as sandbox_module
-from lane import Lane, Turn, WritingTurn
-from plain import is_plain
+from judge import worker
+from judge import processes
+from judge.client import Lane, Turn, WritingTurn
+from judge.correctness import Reference, Verdict, describe, load_module
+from judge.measured import Measured, Timing
+from judge.side_effects import is_plain
 from sandbox import Sandbox, TaskError, feedback
-from stopwatch import Measured, Timing
 from tasks import Task
-from trials import Reference, Verdict, describe, load_module
 
 ROOT = Path(__file__).parent.parent
 
@@ -131,7 +131,7 @@ def test_parameters_are_not_bytes_that_a_kernel_saves(sandbox):
 
 
 def test_nobody_pays_for_importing_the_compiler(sandbox):
-    """It takes a second, which PyTorch's dispatch modes cost whoever uses one first (see roofline.Mode)."""
+    """It takes a second, which PyTorch's dispatch modes cost whoever uses one first (see modelled.Mode)."""
     raises = "        import sys\n        raise ValueError('torch._dynamo' in sys.modules)\n"
     assert verdict(sandbox, changed(("        return out", raises))).error.endswith("False")
 
@@ -422,7 +422,7 @@ def test_what_is_handed_in_while_others_are_judged(clock):
 def test_a_reference_that_fails_is_tried_again_in_the_next_round_only(monkeypatch):
     bad = Task("bad", 0, PLAIN.source.replace("x * 2.0", "x.nonsense()"))
     other = Task("other", 0, PLAIN.source + "\ntime.sleep(1)\n")  # it stands only after the bad one has failed
-    started, child = [], jail.Child
+    started, child = [], processes.Child
     monkeypatch.setattr(sandbox_module, "Child", lambda *which: started.append(which) or child(*which))
     with on_cpu(tasks=2) as box:
         for code in (PLAIN_NEW, PLAIN_NEW + "#"):
@@ -449,7 +449,7 @@ def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
     with on_cpu(tasks=2) as box:
         box.score(PLAIN, [PLAIN_NEW])
         monkeypatch.setattr(sandbox_module, "KEPT", 1)  # the next one to rest ends the first
-        close, closing = jail.Child.close, threading.Event()
+        close, closing = processes.Child.close, threading.Event()
 
         def slow(child, wait=False):
             if child.life is not None and wait:
@@ -457,7 +457,7 @@ def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
                 time.sleep(1)
             close(child, wait)
 
-        monkeypatch.setattr(jail.Child, "close", slow)
+        monkeypatch.setattr(processes.Child, "close", slow)
         assert box.score(other, [copied(other)])[0].compiled and closing.wait(10)
         began = time.monotonic()
         futures = box.submit([(PLAIN, PLAIN_NEW)])
@@ -683,11 +683,12 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkey
     """In a process that they share, over memory that lives as long as that: on a GPU by CUDA IPC, here as it is."""
     for name in ("run", "_do_compile"):  # a host watches kernels for good; afterwards the test's process does not
         monkeypatch.setattr(triton.runtime.jit.JITFunction, name, getattr(triton.runtime.jit.JITFunction, name))
-    monkeypatch.setattr(host, "attach", lambda raw: raw)
-    one = host.Host({"device": "cpu"}, None, tmp_path, load_module, describe)
+    monkeypatch.setattr(worker, "attach", lambda raw: raw)
+    one = worker.Host({"device": "cpu"}, None, tmp_path, load_module, describe)
     x, sizes = torch.arange(6.0).view(2, 3), [2.0]
-    places, size = jail.plan([x])
-    arena, out = torch.zeros(max(size, jail.ALIGN), dtype=torch.uint8), torch.zeros(jail.ALIGN, dtype=torch.uint8)
+    places, size = processes.plan([x])
+    arena = torch.zeros(max(size, processes.ALIGN), dtype=torch.uint8)
+    out = torch.zeros(processes.ALIGN, dtype=torch.uint8)
     code = ("import torch\nimport torch.nn as nn\nTABLE = torch.ones(3)\nclass ModelNew(nn.Module):\n"
             "    def forward(self, x, sizes):\n        y = x * sizes[0] * TABLE\n        CHANGE\n        return y\n")
     seen = []
@@ -699,9 +700,9 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkey
         one.build([], 0, False, False)
         if change == "pass" and len(seen) == 1:
             one.share((arena, out, out), places, places, 1, [[True, None], [False, sizes]])
-        jail.views(arena, places)[0].copy_(x)
+        processes.views(arena, places)[0].copy_(x)
         one.forward(0, 0, False, (), False)
-        assert torch.equal(jail.views(out, places)[0], 2 * x), change
+        assert torch.equal(processes.views(out, places)[0], 2 * x), change
         assert one.forget()["unchanged"] and seen[-1]() is None, change
 
 
@@ -1023,7 +1024,7 @@ def test_a_turn_that_cannot_be_had_blocks_nobody(tmp_path):
 KEEPER_KILLER = """
 import json, os, socket, sys, time
 sys.path.insert(0, %r)
-import jail
+from judge import processes
 
 def play(sock, warm, settings):
     for _ in range(1100):  # too deep for a recursive removal
@@ -1037,7 +1038,7 @@ def play(sock, warm, settings):
         os.kill(os.getppid(), 9)
     time.sleep(60)
 
-jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]), {"candidate": play})
+processes.warm_parent(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]), {"candidate": play})
 """
 
 
@@ -1045,12 +1046,12 @@ jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3])
 def test_who_kills_its_keeper_leaves_nothing(tmp_path):
     """As with a GPU, where a candidate has no process namespace. None is needed: nothing here uses one."""
     script, scratch = tmp_path / "parent.py", tmp_path / "scratch"
-    script.write_text(KEEPER_KILLER % (str(Path(jail.__file__).parent), os.getpid()))
+    script.write_text(KEEPER_KILLER % (str(ROOT), os.getpid()))
     scratch.mkdir()
-    control, process = jail.start(str(script), {"scratch": str(scratch), "device": "cuda", "timeout": 5.0,
-                                                "memory": 1 << 33})
+    control, process = processes.start([str(script)], {"scratch": str(scratch), "device": "cuda", "timeout": 5.0,
+                                                  "memory": 1 << 33})
     try:
-        child = jail.Child(control, "candidate")
+        child = processes.Child(control, "candidate")
         assert select.select([child.life], [], [], 20)[0]  # the keeper and the process are dead
         child.close()
         deadline = time.monotonic() + 20

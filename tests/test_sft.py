@@ -11,14 +11,15 @@ import pytest
 import torch
 
 import backbone
-import examples as examples_module
 import sft
-import teacher
 from backbone import Backbone, Chat, extract_code, extract_tool_call
-from examples import Example, Writer, diversity_filter, spoil
 from policy import policy_messages
 from sandbox import KernelTime, Verdict
-from sft import encode, make_batches, train_tokenizer
+from sft import encode, make_batches
+from synthetic import examples as examples_module
+from synthetic import expert
+from synthetic.examples import Example, Writer, diversity_filter, spoil
+from synthetic.tiny import HELD_OUT, train_tokenizer
 
 ROOT = Path(sft.__file__).parent
 
@@ -77,7 +78,7 @@ def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do():
     writer, told, free = Writer(None), [], []
     for seed in range(300):
         rng = random.Random(seed)
-        if (found := writer.task(seed)) and (applicable := teacher.applicable(found[1])):
+        if (found := writer.task(seed)) and (applicable := expert.applicable(found[1])):
             name = rng.choice(sorted(applicable))
             told.append(name in writer.draw(rng, found[1], applicable, {name})[0].used)
             free.append(name in writer.draw(rng, found[1], applicable, set())[0].used)
@@ -87,7 +88,7 @@ def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do():
 def test_summaries_name_what_the_best_answer_gained(examples):
     for e in (e for e in examples if "summary" in e.kind):
         first, best = re.findall(r"# (?:First|Best) answer.*?```python\n(.*?)```", e.messages[1]["content"], re.DOTALL)
-        assert set(e.skills) <= teacher.techniques_in(best) - teacher.techniques_in(first)
+        assert set(e.skills) <= expert.techniques_in(best) - expert.techniques_in(first)
 
 
 def test_a_spoiled_kernel_differs_and_is_context_only(examples):
@@ -101,7 +102,7 @@ def test_the_turn_after_a_broken_kernel_steps_back(examples):
     for e in (e for e in examples if e.unlearnt):
         replies = [extract_code(m["content"]) for m in e.messages if m["role"] == "assistant"]
         assert "# spoiled" in replies[0] and not any("# spoiled" in code for code in replies[1:])
-        steps.append(len(teacher.techniques_in(replies[1])) - len(teacher.techniques_in(replies[0])))
+        steps.append(len(expert.techniques_in(replies[1])) - len(expert.techniques_in(replies[0])))
     back, forth = sum(step < 0 for step in steps), sum(step > 0 for step in steps)
     assert len(steps) > 8 and back > len(steps) / 2 and back > 3 * forth
 
@@ -247,15 +248,15 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill():
     assert sum(p.stat().st_size for p in folder.iterdir()) <= 16e6
     model = Backbone.load(folder)
     writer, shown = Writer(None), []
-    seed = sft.HELD_OUT
+    seed = HELD_OUT
     prompts, names = [], []
     while len(prompts) < 6:
         found = writer.task(seed)
         seed += 1
-        name = found and next(iter(sorted(teacher.applicable(found[1]))), None)
+        name = found and next(iter(sorted(expert.applicable(found[1]))), None)
         if name:
             prompts.append(model.chat_ids(policy_messages(found[0], [writer.skill(name, random.Random(seed))])))
             names.append(name)
     replies = model.sample(prompts, 700, temperature=0)
-    shown = [name in teacher.techniques_in(extract_code(r.text) or "") for name, r in zip(names, replies)]
+    shown = [name in expert.techniques_in(extract_code(r.text) or "") for name, r in zip(names, replies)]
     assert sum(shown) >= 4

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tasks
-from synthesizer import synthesize, training_tasks
+from synthetic.generator import synthesize, training_tasks
 from tasks import (TaskError, builtin_tasks, evaluation_fingerprints, fingerprint, folder_tasks, kernelbench_tasks,
                    load_task, operators, scale_batch, unfit)
 

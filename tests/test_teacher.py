@@ -2,12 +2,12 @@
 
 import pytest
 
-import teacher
-from kernels import FORMULAS
 from sandbox import Sandbox
-from synthesizer import synthesize
+from synthetic import expert
+from synthetic.codegen import FORMULAS
+from synthetic.expert import ALL, TECHNIQUES, read, render, techniques_in
+from synthetic.generator import synthesize
 from tasks import Task, builtin_tasks, evaluation_fingerprints, unfit
-from teacher import ALL, TECHNIQUES, read, render, techniques_in
 
 
 @pytest.fixture(scope="module")
@@ -19,9 +19,9 @@ def programs():
             break
         task = synthesize(seed, clutter=seed % 2 > 0)
         program = read(task) if unfit(task, evaluation) is None else None
-        if program and any(missing[name] for name in teacher.applicable(program)):
+        if program and any(missing[name] for name in expert.applicable(program)):
             found.append((task, program))
-            for name in teacher.applicable(program):
+            for name in expert.applicable(program):
                 missing[name] = max(0, missing[name] - 1)
     assert not any(missing.values())
     return found
@@ -43,7 +43,7 @@ def test_each_technique_can_stand_alone_and_shows_up_only_where_it_was_asked_for
     shown = set()
     for _, program in programs:
         bare = render(program, set())
-        for name in teacher.applicable(program):
+        for name in expert.applicable(program):
             alone = render(program, {name})
             shown |= alone.used & {name}
             # what shows up besides the technique asked for is what a solution needs to have a kernel at all

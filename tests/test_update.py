@@ -4,18 +4,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import adamw
 import backbone
-from adamw import SplitAdamW, make_adamw
 from backbone import layers_to_recompute
 from conftest import tiny_qwen
+import fast.optimizer
+from fast.optimizer import SplitAdamW, make_adamw
 
 # ---- AdamW
 
 
 @pytest.fixture(autouse=True)
 def small_slices(monkeypatch):
-    monkeypatch.setattr(adamw, "SLICE", 1000)  # the tensors here have several, the last one shorter
+    monkeypatch.setattr(fast.optimizer, "SLICE", 1000)  # the tensors here have several, the last one shorter
 
 
 def weights(dtype=torch.bfloat16):
@@ -78,7 +78,7 @@ def test_weight_and_low_are_a_float32():
     low.copy_((wanted.view(torch.int32) - p.float().view(torch.int32)).clamp(max=32767))
     before = p.float()
     before.view(torch.int32).add_(low)
-    adamw.adamw_step(group, 1, p, torch.zeros(5006), first, second, low)  # a step that changes nothing
+    fast.optimizer.adamw_step(group, 1, p, torch.zeros(5006), first, second, low)  # a step that changes nothing
     after = p.float()
     after.view(torch.int32).add_(low)
     assert torch.equal(after[:-1], before[:-1]) and torch.equal(before[:5000], wanted[:5000])
@@ -144,7 +144,7 @@ def test_neither_clipping_nor_a_slice_copies_a_whole_tensor_to_float32():
         state["exp_avg_sq"] = state["exp_avg_sq"].double()  # the one that is large and may be
     with LargestFloat32() as seen:
         optimizer.step()
-    assert seen.numel <= adamw.SLICE
+    assert seen.numel <= fast.optimizer.SLICE
 
 
 # ---- rescoring in pieces and with recomputation

@@ -3,7 +3,7 @@
     kernels, texts = build(code, constants)       only @triton.jit functions, and only Triton's own language inside them
     compile_kernel(kernel, arguments, options)    to PTX for sm_90 (needs no GPU): refuses what a GPU would refuse
 
-lockstep.py runs what `build` returns.
+interpreter.py runs what `build` returns.
 """
 
 import ast

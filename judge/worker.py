@@ -1,6 +1,6 @@
 """The process that runs a model under the measured clock: a candidate's, which is not trusted, or the reference's.
 
-It serves the orders of lane.py over a socket. Inputs and outputs lie in GPU memory that both can see.
+It serves the orders of client.py over a socket. Inputs and outputs lie in GPU memory that both can see.
 """
 
 import copy
@@ -12,12 +12,12 @@ import time
 import torch
 from torch.utils._pytree import tree_leaves
 
-from jail import ALIGN, BLANK, attach, overwrite, receive, send, spare_memory, views, watch
-from plain import state, unchanged
-from roofline import FREE, Mode
-from trials import perturb_state
+from judge.correctness import perturb_state
+from judge.modelled import FREE, Mode
+from judge.processes import ALIGN, BLANK, attach, overwrite, receive, send, spare_memory, views, watch
+from judge.side_effects import state, unchanged
 
-PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured; extensions use it (jail.start)
+PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured (see processes.start)
 PAUSE = 100_000  # clock cycles, 50 microseconds, of which the GPU is given the first graph; part of Lane.overhead
 
 
@@ -161,7 +161,7 @@ class Host:
         jit.JITFunction.run, jit.JITFunction._do_compile = run, compile_apart
 
     def share(self, handles, inputs, outputs, slots, values):
-        """Open the arenas: `slots` copies of the inputs, one of the outputs, and what is overwritten to clear the cache.
+        """Open the arenas: `slots` copies of the inputs, one of the outputs, and what is written to clear the cache.
 
         values: the inputs that are no tensors.
         """

@@ -4,7 +4,7 @@
     candidate    executes a candidate's code; nothing is believed of it
     replayer     runs the program that a candidate has recorded (modelled clock)
 
-sandbox.py says who holds what and what that stops; jail.py starts this file as the warm parent of all of them.
+sandbox.py says who holds what and what that stops; processes.py starts this file as the warm parent of all of them.
 """
 
 import ast
@@ -21,15 +21,13 @@ from pathlib import Path
 import torch
 import triton
 
-import host
-import jail
-import ptx
-import roofline
-import stopwatch
-from jail import receive, send, spare_memory
-from lane import Lane
+from judge import compiler, judgement, modelled, processes
+from judge.client import Lane
+from judge.correctness import Reference, Verdict, describe, identical, load_module, numbered, other_shapes
+from judge.measured import Measured
+from judge.processes import receive, send, spare_memory
+from judge.worker import Host
 from tasks import TaskError
-from trials import Reference, Verdict, describe, identical, load_module, numbered, other_shapes
 
 HOARD = 6 << 30  # bytes of GPU memory with which a scorer does not take on another task
 
@@ -98,7 +96,7 @@ def candidate(sock, warm, settings):
     """Role of the process that holds a candidate's code. What it sends is checked, or replayed by others."""
     folder = Path(tempfile.mkdtemp(dir=".")).absolute()
     if settings["clock"] == "measured":
-        host.Host(settings, sock, folder, load_module, describe).serve()
+        Host(settings, sock, folder, load_module, describe).serve()
         return
     path = folder / "candidate.py"
     job = receive(sock)
@@ -109,7 +107,7 @@ def candidate(sock, warm, settings):
         torch.manual_seed(job["seed"])
         model = module.ModelNew(*job["arguments"])
         stage = "forward"
-        program, constants = roofline.record(model, job["inputs"])
+        program, constants = modelled.record(model, job["inputs"])
         send(sock, {"program": program, "constants": constants})
     except BaseException as error:  # SystemExit included: the verdict says what happened
         text, line = describe(error, path, job["code"])
@@ -117,11 +115,11 @@ def candidate(sock, warm, settings):
 
 
 def replayer(sock, warm, settings):
-    """Role of the process that runs a recorded program: no host code of the candidate gets here (roofline.Replay)."""
+    """Role of the process that runs a recorded program: no host code of the candidate gets here (modelled.Replay)."""
     job = receive(sock)
     stage = "compile"
     try:
-        replay = roofline.Replay(job["code"], job["program"], job["constants"], set(job["known"]))
+        replay = modelled.Replay(job["code"], job["program"], job["constants"], set(job["known"]))
         send(sock, {"compiled": list(replay.compiled)})
         stage = "forward"
         while True:
@@ -131,7 +129,7 @@ def replayer(sock, warm, settings):
                                               run["parameters"])
             changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
             send(sock, {"output": output, "events": events, "live": live, "changed": changed})
-    except ptx.KernelError as error:
+    except compiler.KernelError as error:
         send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
     except Exception as error:
         send(sock, {"failed": stage, "error": describe(error, "")[0], "line": None})
@@ -151,7 +149,7 @@ def scorer(sock, warm, settings):
                 lanes = lanes or [Lane(warm, settings, role) for role in ("reference", "candidate")]
             reference = Reference(job, settings)
             if settings["clock"] == "measured":
-                measured = stopwatch.Measured(reference, warm, settings, lanes, arenas)
+                measured = Measured(reference, warm, settings, lanes, arenas)
                 spare_memory()
         except TaskError as error:
             send(sock, {"unusable": str(error)})
@@ -180,7 +178,7 @@ def judge(order, sock, job, reference, measured, warm, settings, shapes):
     for index, code in enumerate(codes):
         verdict = static_check(code)
         if verdict is None and measured is None:
-            verdict = roofline.judge(reference, code, warm, settings)
+            verdict = judgement.judge(reference, code, warm, settings)
             generalise(verdict, code, job, warm, settings, shapes)
         if verdict is None:
             left.append(index)
@@ -201,7 +199,7 @@ def generalise(verdict, code, job, warm, settings, shapes):
         for change, source in other_shapes(job["source"], settings["shapes"], job["seed"]):
             try:
                 other = Reference({**job, "source": source}, settings)
-                measured = stopwatch.Measured(other, warm, settings) if settings["clock"] == "measured" else None
+                measured = Measured(other, warm, settings) if settings["clock"] == "measured" else None
                 shapes.append((change, other, measured))
             except TaskError:  # sizes that do not fit together
                 continue
@@ -209,7 +207,7 @@ def generalise(verdict, code, job, warm, settings, shapes):
                 break
     for change, other, measured in shapes:
         if measured is None:
-            answer = roofline.judge(other, code, warm, {**settings, "trials": 1})
+            answer = judgement.judge(other, code, warm, {**settings, "trials": 1})
         else:
             with contextlib.ExitStack() as stack:
                 answer, _ = measured.guarded(code, measured.prepare, stack)
@@ -220,10 +218,10 @@ def generalise(verdict, code, job, warm, settings, shapes):
 
 
 if __name__ == "__main__":
-    settings = json.loads(sys.argv[3])  # see jail.start
-    ptx.warm_up()
+    settings = json.loads(sys.argv[3])  # see processes.start
+    compiler.warm_up()
     if settings["device"] != "cpu":
         triton.runtime.driver.active.utils  # built by a C compiler, which no fork should wait for; starts no CUDA
-    jail.warm_parent(socket.socket(fileno=int(sys.argv[2])), settings,
+    processes.warm_parent(socket.socket(fileno=int(sys.argv[2])), settings,
                      {"scorer": scorer, "candidate": candidate, "reference": candidate, "replayer": replayer})
     os._exit(0)

@@ -1,4 +1,4 @@
-"""What a problem's forward does: a list of steps with known shapes, read with Python's own parser. Part of the teacher.
+"""What a problem's forward does: a list of steps with known shapes, read with Python's own parser. Part of the expert.
 
 Every statement is split until each step is one operator or one pointwise expression, and evaluated on the meta device
 for its shape. torch.f(x), F.f(x), x.f() and self.layer(x) are one form from here on.
@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from kernels import FORMULAS, MODULES, REDUCES, ROWS, Unsupported, diagonal
+from synthetic.codegen import FORMULAS, MODULES, REDUCES, ROWS, Unsupported, diagonal
 
 
 @dataclass

@@ -1,7 +1,8 @@
-"""The scorer's side of a host process (host.py): orders, shared memory, turns at the GPU, and what becomes of failures.
+"""The scorer's side of a host process (worker.py): orders, shared memory, turns at the GPU, failures.
 
 Orders go over a socket. Inputs and outputs lie in GPU memory that both processes see (CUDA IPC); where that is not
-available, tensors travel over the socket instead. After a plain candidate a lane is kept for the next one (plain.py).
+available, tensors travel over the socket instead. After a plain candidate a lane is kept for the next one
+(side_effects.py).
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import time
 import torch
 from torch.utils._pytree import tree_leaves
 
-from jail import ALIGN, BLANK, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
+from judge.processes import ALIGN, BLANK, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
 
 BATCH = 0.004  # seconds of work between two readings of the clock, which are good to some 5 microseconds
 HANGS = 1.0  # seconds after which a candidate that leaves the GPU idle is no longer waited for by others
@@ -155,7 +156,7 @@ def blank(device) -> torch.Tensor:
 
 
 class Lane:
-    """One hosted model as the scorer sees it. Raises Failed, TimeoutError, or jail.Gone when the process has died."""
+    """One hosted model as the scorer sees it. Raises Failed, TimeoutError, or Gone when the process has died."""
 
     choosing = threading.Lock()  # among unused arenas
 
@@ -181,8 +182,7 @@ class Lane:
         return self.checked(self.child.ask({"order": order, **fields}, self.until()))
 
     def take_turn(self, alone=False):
-        """Have a turn at the GPU, instead of one of the other kind; raises TimeoutError. To wait is no fault of its own.
-        """
+        """Have a turn at the GPU, not one of the other kind; raises TimeoutError. Waiting is no fault of its own."""
         turn, other = (self.alone, self.shared) if alone else (self.shared, self.alone)
         other.give()
         seconds = turn.take()
@@ -339,7 +339,7 @@ class Lane:
         return self.results(answer)
 
     def tell(self, calls, seed=0, repeat=1, call=None):
-        """Say what `go` will time: the calls, `repeat` times. call: whose output is to be handed over, see `results`."""
+        """Say what `go` will time: the calls, `repeat` times. call: whose output is handed over, see `results`."""
         self.order("tell", calls=calls, seed=seed, repeat=repeat, call=call)
         self.told = True
 
@@ -409,7 +409,7 @@ class Lane:
         try:
             left = self.order("forget")
             well = left["unchanged"] is True and left["bytes"] < SMALLEST
-            return well and left["seconds"] < self.timeout  # of twice as many, see jail.py
+            return well and left["seconds"] < self.timeout  # of twice as many, see processes.py
         except (Failed, Gone, OSError, KeyError, TypeError):  # TimeoutError is an OSError
             return False
         finally:

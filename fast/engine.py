@@ -36,7 +36,7 @@ import torch.nn.functional as F
 import triton
 from transformers import DynamicCache
 
-from attention import Prompts, append, bias_beyond, fused_rotation, shape_of_cache
+from fast.attention import Prompts, append, bias_beyond, fused_rotation, shape_of_cache
 
 BLOCK = 16  # tokens that are written between two looks at which sequences are finished, at most
 BLOCK_ON_GPU = 4  # the same; who waits to have the GPU alone gets it after two of these at the latest

@@ -1,4 +1,4 @@
-"""Writes one Triton kernel and the host function that launches it, line by line from torch expressions, for teacher.py.
+"""Writes one Triton kernel and the host function that launches it, line by line from torch expressions, for expert.py.
 
 Five kinds of kernels. All address memory by the flat offset `idx`, so one rule indexes broadcast operands:
 

@@ -1,4 +1,4 @@
-"""The built-in cold start's examples: what teacher.py's expert would answer in each role, and the diversity filter.
+"""The built-in cold start's examples: what expert.py's expert would answer in each role, and the diversity filter.
 
 Paper section 4: five kinds, merged and shuffled: (a) policy trajectories without skills, (b) with skills, (c) selection
 calls, (d) summary calls that saw skills, (e) summary calls that saw none.
@@ -23,15 +23,15 @@ from dataclasses import dataclass, replace
 import torch
 
 import backbone
-import teacher
 from policy import next_messages, policy_messages
 from sandbox import Sandbox
 from selector import selection_messages
 from skills import Skill, SkillLibrary
 from summarizer import summary_messages
-from synthesizer import synthesize
+from synthetic import expert
+from synthetic.expert import ALL, TECHNIQUES
+from synthetic.generator import synthesize
 from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
-from teacher import ALL, TECHNIQUES
 
 FREE = 0.3  # probability that the expert applies a technique that no skill named
 TOLD = 0.95  # ... that a skill in the prompt named
@@ -68,7 +68,7 @@ def snippet(technique, code) -> str:
         "diagonal-as-scaling": r"diag|// ",
     }
     for kernel in re.findall(r"@triton\.jit\ndef .*?(?=\n\S(?!riton)|\Z)", code, re.DOTALL):
-        if technique in teacher.techniques_in(kernel):
+        if technique in expert.techniques_in(kernel):
             lines = kernel.strip("\n").split("\n")[2:]
             mark = marks.get(technique, r"# |tl\.(max|sum|exp|log)")
             keep = [i for i, line in enumerate(lines) if re.search(mark, line)]
@@ -122,8 +122,8 @@ class Writer:
         seed = 0
         while any(not codes for codes in self.examples_of.values()):
             seed -= 1
-            program = teacher.read(synthesize(seed))
-            solution = program and teacher.render(program, ALL)
+            program = expert.read(synthesize(seed))
+            solution = program and expert.render(program, ALL)
             self.remember(solution) if solution else None
         self.first_codes = dict(self.examples_of)
 
@@ -142,8 +142,8 @@ class Writer:
         task = synthesize(seed, clutter)
         if unfit(task, self.evaluation):
             return None
-        program = teacher.read(task)
-        return (task, program) if program and teacher.render(program, ALL) else None
+        program = expert.read(task)
+        return (task, program) if program and expert.render(program, ALL) else None
 
     def injected(self, rng, applicable):
         """1 to 3 skills for the prompt: mostly ones that fit."""
@@ -155,11 +155,11 @@ class Writer:
     def draw(self, rng, program, applicable, told, have=frozenset(), free=FREE):
         """The expert's answer: techniques that it was told of, nearly always; others, with probability `free`."""
         chosen = {name for name in sorted(applicable) if rng.random() < (TOLD if name in told else free)}
-        solution = teacher.render(program, have | chosen)
+        solution = expert.render(program, have | chosen)
         for name in sorted(chosen & told - solution.used):
             # One technique may need another to show up at all: neighbours can only join a row kernel that exists.
             for other in sorted(applicable - chosen):
-                if name in (fuller := teacher.render(program, have | chosen | {other})).used:
+                if name in (fuller := expert.render(program, have | chosen | {other})).used:
                     solution, chosen = fuller, chosen | {other}
                     break
         return solution, have | chosen
@@ -168,7 +168,7 @@ class Writer:
 
     def single(self, rng, task, program):
         """One turn without or with skills. No execution: the expert's kernels are correct (and tested to be)."""
-        applicable = teacher.applicable(program)
+        applicable = expert.applicable(program)
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
         solution, _ = self.draw(rng, program, applicable, {s.name for s in skills})
         self.remember(solution)
@@ -177,13 +177,13 @@ class Writer:
 
     def executed(self, rng, task, program):
         """A multi-turn trajectory with real feedback, and what Summary makes of it."""
-        applicable = teacher.applicable(program)
+        applicable = expert.applicable(program)
         skills = self.injected(rng, applicable) if rng.random() < 0.4 else []
         told = {s.name for s in skills}
         have, answers, broken = frozenset(), [], rng.random() < SPOILED
         for turn in range(rng.choice([2, 2, 3])):
             if turn == 1 and broken and rng.random() < RETREAT:
-                solution, have = teacher.render(program, set()), frozenset()
+                solution, have = expert.render(program, set()), frozenset()
             else:  # it is ambitious kernels that break
                 free = LEARN if turn else 2 * FREE if broken else FREE
                 solution, have = self.draw(rng, program, applicable, told, have, free)
@@ -211,7 +211,7 @@ class Writer:
         return [trajectory, summary] if summary else [trajectory]
 
     def selection(self, rng, task, program):
-        applicable = teacher.applicable(program)
+        applicable = expert.applicable(program)
         library = SkillLibrary([self.skill(name, rng) for name in rng.sample(sorted(ALL), rng.randint(3, len(ALL)))])
         candidates = library.recall(task.source)
         if not candidates:

@@ -28,7 +28,7 @@ Modelled
     Triton kernels     the 32-byte sectors that are really loaded and stored, lane by lane (masked lanes are free), as a
                        cache of the card's (scaled) L2 size would fetch them: a broadcast parameter is paid once, a
                        second sweep over a tensor only if the tensor has left the cache. FLOPs: what the card takes for
-                       each element of an operation, 15 for an exp, 30 for an integer division (lockstep.COST); 2MNK
+                       each element of an operation, 15 for an exp, 30 for an integer division (interpreter.COST); 2MNK
                        for tl.dot, at a rate that depends on its input precision, on which dimension of its right
                        operand has its neighbours in memory, and on whether rows are whole multiples of 16 elements.
                        Programs: to start and end one takes the card 0.6 ns, so that one for every short row is slow.
@@ -38,29 +38,25 @@ Kernels that are slow for these reasons look better here than they are; those th
 compiler turns into a multiplication, look worse. results/README.md compares modelled with measured times.
 
 Replaying is as strict as a GPU: every kernel must first compile for one, an access outside every tensor is an error,
-and memory from `torch.empty` is poisoned (lockstep.py is the interpreter).
+and memory from `torch.empty` is poisoned (interpreter.py is the interpreter).
 """
 
 import hashlib
 import inspect
 import math
 import re
-import time
 
 import torch
 import triton.language as tl
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_iter, tree_leaves
+from torch.utils._pytree import tree_iter
 from triton.runtime import autotuner, jit
 
-import lockstep
-import ptx
-from jail import TORCH_NAMES, Child, Gone, decode, encode, strided
-from ptx import KernelError
+from judge import compiler, interpreter
+from judge.compiler import KernelError
+from judge.processes import TORCH_NAMES, decode, encode, strided
 from tasks import GPU_BATCH_FACTOR
-from trials import (Stages, Verdict, compare, identical, note_comparison, reaching, set_failure, set_profile,
-                    set_roofline)
 
 # The device: an H200 (measured copy bandwidth and fp32 rate) divided by the factor by which CPU problems are smaller.
 LAUNCH_MS = 0.002
@@ -280,7 +276,7 @@ TRITON_TYPES = {str(value): value for value in vars(tl).values() if isinstance(v
 
 
 def write_value(value, tensor):
-    """JSON for an argument of an operator or a kernel (see jail.encode); also Triton's types, constants, functions."""
+    """JSON for an argument of an operator or a kernel (processes.encode); also Triton's types, constants, functions."""
     def other(value):
         if isinstance(value, tl.dtype):
             return {"triton": str(value)}
@@ -436,7 +432,7 @@ class Replay:
         """known: keys of kernels that need not be compiled again, because they have been."""
         self.program, self.constants = program, constants
         names = {name: read_value(value, None) for name, value in program["names"].items()}
-        self.kernels, texts = ptx.build(code, names)
+        self.kernels, texts = compiler.build(code, names)
         self.compiled = set()  # what has been compiled here
         for step in program["steps"]:
             if step[0] == "launch":
@@ -449,9 +445,9 @@ class Replay:
                     self.compiled.add(key)
                     arguments = self.arguments(
                         step, lambda reference: torch.empty(0, dtype=TORCH_NAMES[reference[1]], device="meta"))
-                    ptx.compile_kernel(self.kernels[step[1]], arguments,
+                    compiler.compile_kernel(self.kernels[step[1]], arguments,
                                        {k: read_value(v, None) for k, v in step[4].items()})
-        self.interpreter = lockstep.Interpreter(self.kernels)
+        self.interpreter = interpreter.Interpreter(self.kernels)
 
     def arguments(self, step, tensor):
         """{parameter: value} of a recorded launch."""
@@ -552,109 +548,10 @@ class Replay:
     def launch(self, step, clock, price):
         _, name, grid, _, _ = step
         arguments = self.arguments(step, self.tensor)
-        memory = lockstep.Memory(self.storages.values(), CACHE_SECTORS, price, self.parameters, 1 / GPU_BATCH_FACTOR)
+        memory = interpreter.Memory(self.storages.values(), CACHE_SECTORS, price, self.parameters, 1 / GPU_BATCH_FACTOR)
         self.interpreter.launch(name, grid, arguments, memory)
         if price:
             moving, working = memory.bytes / BANDWIDTH, memory.work / PEAK
             busy = moving + working if memory.multiplies else max(moving, working)
             clock.events.append([LAUNCH_MS + max(busy, math.prod(grid) / PROGRAMS), name, True])
         return {t.untyped_storage().data_ptr() for t in tensors_in(list(arguments.values()))}, memory.written
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Judging, in the scorer's process
-
-
-def judge(reference, code, warm, settings):
-    """Record the candidate in one process, replay it in another, compare and price."""
-    verdict, children, deadline = Verdict(clock="modelled"), [], time.monotonic() + settings["timeout"]
-    stages = Stages(verdict)
-    try:
-        children.append(Child(warm, "candidate"))
-        answer = children[0].ask({"code": code, "seed": reference.parameter_seed, "arguments": reference.arguments,
-                                  "inputs": reference.draw("example")}, deadline)
-        children[0].close()
-        stages.end("start")
-        if "failed" in answer:
-            return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
-        program, constants = answer["program"], answer["constants"]
-        verdict.compiled = True
-        if settings["require_kernel"] and not any(step[0] == "launch" for step in program["steps"]):
-            verdict.rejected = "launches no kernel of its own"
-            return verdict
-        children.append(Child(warm, "replayer"))
-        answer = children[1].ask({"code": code, "program": program, "constants": constants,
-                                  "known": list(reference.known)}, deadline)
-        if "failed" in answer:
-            return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
-        reference.known.update(answer["compiled"])
-
-        stages.end("compile")
-
-        # Which recorded constants are the model's parameters. Perturbed ones can be put in their place only if the
-        # forward reads nothing else that may have been derived from them.
-        matched = {name: ref[0] for name, ref in program["state"].items() if name in reference.state and identical(
-            reference.state[name].contiguous().view(-1).view(torch.uint8), constants.get(ref[0], torch.empty(0)))}
-        derived = any(number not in matched.values() and data.numel() > 256 for number, data in constants.items())
-        note = "" if len(matched) == len(reference.state) else \
-            "; its parameters differ from the reference's (create them in the same order, with the same shapes)"
-
-        # Other constants are priced like parameters if they are no larger than the task's own, else like activations.
-        others = {number for number in constants if number not in matched.values()}
-        room = 4096 + sum(size_of(tensor) for tensor in reference.state.values())
-        kept = set(matched.values()) | (others if sum(constants[n].numel() for n in others) <= room else set())
-
-        def run(trial, price=False, mute=()):
-            state = {matched[name]: value.contiguous().view(-1).view(torch.uint8)
-                     for name, value in trial.state.items() if name in matched}
-            return children[1].ask({"inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)],
-                                    "seed": trial.seed, "state": state, "price": price, "mute": list(mute),
-                                    "parameters": sorted(kept)}, deadline)
-
-        verdict.correct = verdict.correct_loose = True
-        for index in range(settings["trials"]):
-            trial = reference.trial(index, perturb=not derived)
-            answer = run(trial, price=index == 0)
-            if "failed" in answer:
-                return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
-            if index == 0:
-                events, live = answer["events"], answer["live"]
-            if set(answer["changed"]) - set(trial.changed):
-                verdict.correct, verdict.rejected = False, "changes its input tensors in place"
-                return verdict
-            if not note_comparison(verdict, trial, tree_leaves(answer["output"]), note):
-                break
-        first = reference.trial(0)
-
-        def still_right(muted):
-            answer = run(first, mute=muted)
-            return "failed" not in answer and compare(first, tree_leaves(answer["output"]), 1e-4) is None
-
-        own = {label for (_, label, mine), alive in zip(events, live) if mine and alive}
-        if verdict.correct and settings["require_kernel"]:
-            own = reaching(own, still_right)
-            if not own:
-                verdict.correct, verdict.rejected = False, "the results of its kernels do not reach the output"
-        set_profile(verdict, events, own)
-        clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in reference.tensors()})
-        reference.run(first, around=clock)
-        unpriced = {label for _, label, mine in events if not mine and UNPRICED.match(label)}
-        if unpriced := sorted(unpriced - {label for _, label, _ in clock.events}):
-            verdict.correct, verdict.rejected = False, f"calls aten.{unpriced[0]}, for which there is no modelled price"
-            return verdict
-        verdict.reference_ms, verdict.candidate_ms = (sum(event[0] for event in e) for e in (clock.events, events))
-        set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK, GPU_BATCH_FACTOR)
-        if verdict.correct:
-            verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
-        stages.end("check")
-        return verdict
-    except TimeoutError:
-        return set_failure(verdict, code, "forward", f"no result within {settings['timeout']:g} s", None)
-    except (Gone, OSError):
-        why = "the process ended without a result (crash, exit or memory limit)"
-        return set_failure(verdict, code, "forward", why, None)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return set_failure(verdict, code, "forward", "the recorded program is malformed", None)
-    finally:
-        for child in children:
-            child.close()

@@ -301,9 +301,11 @@ def attach(handle):
 # ---------------------------------------------------------------------------------------------------------------------
 # The warm parent
 
+ROOT = Path(__file__).absolute().parent.parent
 
-def start(script, settings):
-    """Run `script --warm-parent` with an environment that holds no secrets. Returns (its socket, its process).
+
+def start(program, settings):
+    """Run `python program... --warm-parent` in an environment without secrets. Returns (its socket, its process).
 
     settings must hold "scratch", a folder for every process of this warm parent, and "device". Raises RuntimeError when
     the warm parent does not come up.
@@ -315,12 +317,12 @@ def start(script, settings):
     environment.update(HOME=settings["scratch"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TRITON_DEFAULT_FP_FUSION="1",
                        PYTORCH_NVML_BASED_CUDA_CHECK="1",  # asking whether there is a GPU must not start CUDA
                        CUDA_DEVICE_MAX_CONNECTIONS="2",  # on an H200 CUDA starts and ends in 0.26 s, by default in 0.32
-                       NVCC_APPEND_FLAGS="--default-stream per-thread")  # an extension's kernels, see host.PER_THREAD
+                       NVCC_APPEND_FLAGS="--default-stream per-thread")  # an extension's kernels, see worker.PER_THREAD
     with there, open(os.path.join(settings["scratch"], "warm.log"), "wb+") as log:
         process = subprocess.Popen(
-            [sys.executable, script, "--warm-parent", str(there.fileno()), json.dumps(settings)], env=environment,
+            [sys.executable, *program, "--warm-parent", str(there.fileno()), json.dumps(settings)], env=environment,
             pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
-            start_new_session=True)
+            start_new_session=True, cwd=ROOT)  # so that `-m judge.scorer` is found
         there.close()
         if control.recv(16) != b"ready":
             log.seek(0)

@@ -15,8 +15,8 @@ import random
 
 import torch
 
+from synthetic.wording import SYLLABLES, WORDS, write_problem
 from tasks import Task, evaluation_fingerprints, unfit
-from wording import SYLLABLES, WORDS, write_problem
 
 # operator -> (functional spellings, module spellings). {x} is the tensor.
 POINTWISE = {"relu": (["torch.relu({x})", "F.relu({x})", "{x}.relu()", "torch.clamp({x}, min=0.0)"], ["nn.ReLU()"]),
@@ -43,7 +43,7 @@ _PARAM_NAMES = {"*": ["weight", "multiplier", "gain", "scale"], "+": ["bias", "e
                 "-": ["subtract", "sub_bias", "centre"]}
 
 
-# Variables of the teacher's kernels, which a problem's own may not hide.
+# Variables of the expert's kernels, which a problem's own may not hide.
 _KERNEL_NAMES = {"idx", "mask", "offs", "start", "cols", "rows", "n", "m", "k", "i", "a", "b", "d", "e", "u", "t",
                  "inner", "acc", "mean", "rstd", "total", "square", "tl", "triton", "cdiv", "fused", "row", "norm",
                  "loss", "matmul"}
@@ -167,7 +167,7 @@ class _Draft:
         self.line(f"F.{called.format(self.x, value)}")
 
     def opaque(self):
-        """An operator that no kernel of the teacher covers."""
+        """An operator that no kernel of the expert covers."""
         x, nd = self.x, len(self.shape)
         choices = [f"F.dropout({x}, p=0.0)", f"{x}.clone()",
                    f"{x} - {x}.mean(dim={self.pick('1', '-1', '0')}, keepdim=True)"]

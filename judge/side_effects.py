@@ -13,7 +13,7 @@ language:
                           kernels Triton's language; no getattr, no files, nothing that begins with an underscore but
                           the name of a kernel or function
 
-What the teacher writes lies within, and most of what a policy gets wrong, too; everything else runs in a process of its
+What the expert writes lies within, and most of what a policy gets wrong, too; everything else runs in a process of its
 own. `unchanged` looks in addition whether anything is different after a candidate from what it was before.
 
 A plain kernel that writes beyond its tensors writes into memory that is given back before the next candidate comes, or

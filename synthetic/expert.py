@@ -1,6 +1,6 @@
 """The programmatic expert behind the built-in cold start.
 
-It reads a problem's `forward` (reader.py) and renders a `ModelNew` in which Triton kernels (kernels.py) take over as
+It reads a problem's `forward` (reader.py) and renders a `ModelNew` in which Triton kernels (codegen.py) take over as
 many steps as the given techniques allow. Each technique is also a skill (name, description, tags, body), so the same
 expert writes what the skill library says.
 
@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 
-from kernels import RESERVED, Kernel, Unsupported
-from reader import read  # noqa: F401  the expert's first half
+from synthetic.codegen import RESERVED, Kernel, Unsupported
+from synthetic.reader import read  # noqa: F401  the expert's first half
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Techniques, as skills. Paraphrases are drawn from when the cold start is written, so that a policy must read a skill

@@ -1,8 +1,8 @@
 """The measured clock: running a model in a process that is not trusted, and timing it from outside.
 
-A *host* process (host.py) holds one model at a time, a candidate's or the reference's: both are driven through this
-same path. After a plain candidate it serves the next one, after any other it ends (plain.py). The scorer speaks to it
-through a *lane* (lane.py): a socket for orders, and GPU memory that both can see for inputs and outputs.
+A *host* process (worker.py) holds one model at a time, a candidate's or the reference's: both are driven through this
+same path. After a plain candidate it serves the next one, after any other it ends (side_effects.py). The scorer
+speaks to it through a *lane* (client.py): a socket for orders, and GPU memory that both can see for inputs and outputs.
 
 What is timed is a batch of calls on distinct inputs, recorded as a CUDA graph: the same kernels as eager PyTorch's,
 back to back, without the gaps that a slow host leaves between launches. Before the clock starts the host has taken the
@@ -37,12 +37,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
-from jail import Gone, overwrite
-from lane import BATCH, Failed, Lane, Turn, blank
-from plain import has_extension, is_plain
-from roofline import Clock
-from trials import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, reaching, set_failure, set_profile,
-                    set_roofline)
+from judge.client import BATCH, Failed, Lane, Turn, blank
+from judge.correctness import (Stages, Trial, Verdict, bytes_in, compare, note_comparison, reaching, set_failure,
+                               set_profile, set_roofline)
+from judge.modelled import Clock
+from judge.processes import Gone, overwrite
+from judge.side_effects import has_extension, is_plain
 
 BATCHES = 6  # at least, on each side: the least number for a 95 % interval of a median
 ONCE = 8  # first repetitions of a suspect that are timed by themselves, at most (see Timing.suspect)
@@ -189,15 +189,14 @@ def typical(seconds) -> float:
 
 @functools.cache
 def memory_speed(device):
-    """(bytes per millisecond of a copy, seconds to fill `blank`, seconds in which clear_cache is done when undisturbed).
-    """
+    """(bytes per millisecond of a copy, seconds to fill `blank`, seconds in which clear_cache is done undisturbed)."""
     cold = blank(device)
     half = cold.numel() // 2
     fill, copy = seconds(lambda: cold.zero_()), seconds(lambda: cold[:half].copy_(cold[half:]))
     facts = torch.cuda.get_device_properties(device)
     clock, bits = getattr(facts, "memory_clock_rate", 0), getattr(facts, "memory_bus_width", 0)  # kHz, wires
     nominal = cold.numel() / (clock * 1e3 * 2 * bits / 8) if clock and bits else fill
-    return 2 * half / copy / 1e3, fill, 2 * nominal + 1e-4  # on a GPU that two processes share a turn takes milliseconds
+    return 2 * half / copy / 1e3, fill, 2 * nominal + 1e-4  # where two processes share a GPU a turn takes ms
 
 
 def seconds(work):

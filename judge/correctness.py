@@ -176,7 +176,7 @@ class Reference:
     def __init__(self, job, settings):
         self.job, self.strict = job, settings["protocol"] == "strict"
         self.device, self.lock, self.kept = torch.device(settings["device"]), threading.RLock(), {}
-        self.known = set(job["known"])  # keys of kernels that have been compiled (roofline.Replay)
+        self.known = set(job["known"])  # keys of kernels that have been compiled (modelled.Replay)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         try:

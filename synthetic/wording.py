@@ -1,6 +1,6 @@
 """How a synthesised problem reads: docstrings, comments, layout, signatures, and what stands there without being used.
 
-`synthesizer.py` drafts what a problem computes; `write_problem` makes a file of the draft.
+`generator.py` drafts what a problem computes; `write_problem` makes a file of the draft.
 """
 
 import re

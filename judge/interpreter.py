@@ -1,6 +1,6 @@
 """Triton kernels where there is no GPU, second half: run in numpy.
 
-    interpreter = Interpreter(kernels)                    of ptx.build; from now on this process interprets
+    interpreter = Interpreter(kernels)                    of compiler.build; from now on this process interprets
     interpreter.launch(name, grid, arguments, memory)     every access is checked; `memory` says what it cost
 
 Triton's own interpreter runs one program of the grid after the other, about a millisecond each, nearly all of it
@@ -23,7 +23,7 @@ from triton.runtime import interpreter as stock
 from triton.runtime import jit
 from triton.runtime.interpreter import TensorHandle
 
-from ptx import FILE, KernelError
+from judge.compiler import FILE, KernelError
 
 # What one element of an operation costs: how many fp32 FLOPs at full rate an H200 does in that time. What is not named
 # costs 1. Measured by results/instructions.py (which says 10 for exp and sqrt, as results/README.md explains).

@@ -1,0 +1,62 @@
+"""The house: which files stand at the root, who imports whom, and that no name hides somebody's package."""
+
+import ast
+import inspect
+import re
+from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from transformers.dependency_versions_table import deps
+from transformers.utils import import_utils
+
+ROOT = Path(__file__).parent.parent
+FILES = "reinforce selector policy summarizer skills sandbox backbone sft bench tasks report".split()
+FOLDERS = ["judge", "fast", "synthetic"]
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
+           for path in [*ROOT.glob("*.py"), *(path for folder in FOLDERS for path in (ROOT / folder).glob("*.py"))]}
+
+
+def imports(name) -> set:
+    """Our modules that a module imports, wherever in it the import stands."""
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found & set(MODULES)
+
+
+def test_the_root_is_the_paper():
+    assert sorted(path.stem for path in ROOT.glob("*.py")) == sorted(FILES)
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folders_map_names_each_of_its_files(folder):
+    listed = re.findall(r"^    (\w+\.py)\s", ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text()),
+                                                               clean=False), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in (ROOT / folder).glob("*.py") if path.stem != "__init__")
+
+
+def test_who_may_import_whom():
+    for name in MODULES:
+        room = name.split(".")[0]
+        if room == "judge":
+            assert {other.split(".")[0] for other in imports(name)} <= {"judge", "tasks"}, name
+        if room == "fast":
+            assert {other.split(".")[0] for other in imports(name)} <= {"fast"}, name
+        assert not imports(name) & {"reinforce", "sft", "bench"}, name
+
+
+def test_no_circle():
+    list(TopologicalSorter({name: imports(name) for name in MODULES}).static_order())  # raises CycleError
+
+
+def test_no_name_hides_a_package():
+    """A module at the root comes before an installed package of its name; transformers looks for many."""
+    optional = set(deps) | set(re.findall(r'_is_package_available\(\s*"([^"]+)"', inspect.getsource(import_utils)))
+    assert "kernels" in optional
+    taken = {name.replace("-", "_") for name in optional | set(packages_distributions())}
+    assert not taken & {*FILES, *FOLDERS}

@@ -17,6 +17,7 @@ evaluation.
 import ast
 import hashlib
 import re
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,8 +31,26 @@ PROBLEMS = Path(__file__).parent / "problems"
 GPU_BATCH_FACTOR = 256
 
 
-class TaskError(ValueError):
-    """A problem that cannot be used. The message is one line, fit to be shown to the user."""
+class UserError(ValueError):
+    """Bad input. The message is one line, fit to be shown to the user."""
+
+
+class TaskError(UserError):
+    """A problem that cannot be used."""
+
+
+def run_command(main):
+    """Exit with the status that main() returns. A UserError is told in one line (status 2), and so is Ctrl-C (130)."""
+    name = Path(sys.argv[0]).name
+    try:
+        status = main()
+    except UserError as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        status = 130
+    sys.exit(status)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
     processes.py      how processes are started, confined, spoken to and ended
     scorer.py         what each of them does: scorer, candidate, replayer
+    rules.py          what a candidate may not do, and where that is looked at
     correctness.py    trials, tolerance, the verdict
     judgement.py      the order in which a candidate is judged
     modelled.py       the clock without a GPU: record a forward, replay it, price every step

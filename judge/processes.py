@@ -44,6 +44,8 @@ from pathlib import Path
 
 import torch
 
+from judge.rules import FORBIDDEN
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Messages: JSON beside raw tensor bytes, because unpickling runs code
 
@@ -552,12 +554,6 @@ def read_only_except(scratch):
         if point != scratch and not point.startswith(("/dev/", "/proc/")):
             locked = os.statvfs(point).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)  # may not be dropped
             mount(None, point, None, MS_REMOUNT | MS_BIND | MS_RDONLY | locked)
-
-
-# System calls that a candidate has no use for without a GPU: fork, vfork, execve, execveat, ptrace, socket,
-# process_vm_readv, process_vm_writev, io_uring_setup.
-FORBIDDEN = {"x86_64": (0xC000003E, 56, [57, 58, 59, 322, 101, 41, 310, 311, 425]),
-             "aarch64": (0xC00000B7, 220, [221, 281, 117, 198, 270, 271, 425])}
 
 
 def filter_system_calls():

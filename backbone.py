@@ -14,6 +14,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
-from fast.attention import attention_kind, fuse_norms
-from fast.engine import Engine, Reply, at_once, padded
+from fast.attention import attention_kind, fuse_norms, fuse_rotation
+from fast.engine import Engine
+from fast.slots import padded
+from tasks import UserError
 
 hf_logging.disable_progress_bar()
-logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in ModelError
+logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in Backbone.load
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Role prompts and tools. Our own wording; short, because every rollout of every role starts with one of them.
@@ -145,8 +148,7 @@ class Completion:
     finished: bool  # False when max_new_tokens cut the reply off
 
 
-class ModelError(ValueError):
-    """A model that cannot be loaded. The message is one line, fit to be shown to the user."""
+ModelError = UserError  # its old name
 
 
 LOGITS = 2**28  # logits that `logprobs` computes at a time: 1 GiB in float32, of which about four exist at once
@@ -183,17 +185,6 @@ def recomputed(layers):
             del layer.forward  # the class's own shows again
 
 
-def layers_to_recompute(count, saved, kept, room) -> int:
-    """The fewest of `count` layers to recompute, so that all of them together leave at most `room` bytes behind.
-
-    saved, kept: bytes that a layer leaves for the backward pass, as it is and recomputed. If nothing fits: all of them.
-
-    >>> layers_to_recompute(36, 1.5e9, 0.1e9, 30e9)
-    18
-    """
-    return next((n for n in range(count) if n * kept + (count - n) * saved <= room), count)
-
-
 class Chat:
     """The tokenizer and its chat template: messages to token ids. All that the cold start needs of a backbone."""
 
@@ -201,10 +192,15 @@ class Chat:
         self.tokenizer = tokenizer
 
     def chat_text(self, messages, tool=None, reply=True) -> str:
+        """Messages [{"role", "content"}, ...] as the text that the model reads.
+
+        tool: SELECT_TOOL or UPDATE_TOOL, which the reply may call. reply: end with the beginning of the next reply?
+        """
         return self.tokenizer.apply_chat_template(messages, tools=[tool] if tool else None, tokenize=False,
                                                   add_generation_prompt=reply, enable_thinking=False)
 
     def encode(self, text) -> list[int]:
+        """Token ids of a text, with nothing added at its ends."""
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def chat_ids(self, messages, tool=None) -> list[int]:
@@ -231,6 +227,8 @@ class Backbone(Chat):
     """The model, its tokenizer and what all three roles do with them."""
 
     def __init__(self, model, tokenizer):
+        """model: a causal LM of transformers in eval mode. Raises UserError for one whose logits are something else
+        than its head of its hidden states."""
         super().__init__(tokenizer)
         self.model = model
         self.device = model.device
@@ -239,36 +237,36 @@ class Backbone(Chat):
         stops = getattr(model.generation_config, "eos_token_id", None)
         stops = stops if isinstance(stops, list) else [stops]
         self.stop_ids = sorted({i for i in stops + [tokenizer.eos_token_id] if i is not None})
-        # The engine keeps one full-length cache per layer; anything else (sliding windows, linear attention) takes the
-        # plain path through the model's own cache.
-        self.engine = None
+        self.current = None  # the Sampler that uses the engine
         if model.config._attn_implementation == "causal":
             self.engine = Engine(model, self._head, self.stop_ids)
         else:
+            self.engine = PlainEngine(model, self._head, self.stop_ids)
             print(f"backbone: {model.config.model_type} has attention of its own; sampling takes the plain path")
         if self.device.type == "cuda":
             fuse_norms(model)
+            fuse_rotation(model)
         with torch.no_grad():  # logprobs and the engine take the head apart from the rest
             ids = torch.tensor([[1, 2, 3, 4]], device=self.device)
             hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
             want = model(input_ids=ids, use_cache=False).logits[0].float()
             if hidden is None or (self._head(hidden[0]) - want).abs().max() > 0.02 * (1 + want.abs().max()):
-                raise ModelError(f"{model.config.model_type}: not supported; its logits are not what its head makes of "
+                raise UserError(f"{model.config.model_type}: not supported; its logits are not what its head makes of "
                                  "its hidden states")
 
     @classmethod
     def load(cls, path, device="cpu", dtype=None):
-        """Load a model folder or hub id. Raises ModelError with one line when that cannot be done.
+        """Load a model folder or hub id. Raises UserError with one line when that cannot be done.
 
         dtype defaults to float32 below a billion parameters and to bfloat16 above.
         """
         looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
         if looks_local and not Path(path).is_dir():
-            raise ModelError(f"{path}: no such model folder")
+            raise UserError(f"{path}: no such model folder")
         if looks_local and not (Path(path) / "config.json").is_file():
-            raise ModelError(f"{path}: not a model folder (no config.json)")
+            raise UserError(f"{path}: not a model folder (no config.json)")
         if looks_local and not list(Path(path).glob("*.safetensors")) + list(Path(path).glob("*.bin")):
-            raise ModelError(f"{path}: the model folder holds no weights (*.safetensors)")
+            raise UserError(f"{path}: the model folder holds no weights (*.safetensors)")
         try:
             config = AutoConfig.from_pretrained(path)
             tokenizer = AutoTokenizer.from_pretrained(path)
@@ -281,11 +279,11 @@ class Backbone(Chat):
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             reason = str(error).strip().split("\n")[0][:200]
             if looks_local:
-                raise ModelError(f"{path}: cannot load the model ({type(error).__name__}: {reason})") from None
-            raise ModelError(f"{path}: no such folder, and the hub cannot give it ({reason}); without a network, "
+                raise UserError(f"{path}: cannot load the model ({type(error).__name__}: {reason})") from None
+            raise UserError(f"{path}: no such folder, and the hub cannot give it ({reason}); without a network, "
                              "download it elsewhere and pass its folder") from None
         if tokenizer.chat_template is None:
-            raise ModelError(f"{path}: the tokenizer has no chat template")
+            raise UserError(f"{path}: the tokenizer has no chat template")
         return cls(model.to(device).eval(), tokenizer)
 
     def save(self, folder):
@@ -295,61 +293,27 @@ class Backbone(Chat):
 
     # ---- sampling
 
-    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, batch_size=None) -> list[Completion]:
-        """One reply per prompt (a list of token ids each), at most `batch_size` at a time (default: the engine's).
+    def sampler(self, max_new_tokens, temperature=1.0, generator=None) -> "Sampler":
+        """A Sampler. One at a time: when another one is made, the first can no longer be used.
 
-        temperature 0 is greedy. Log-probabilities are those of temperature 1 whatever the temperature (PAPER: the
-        ratio in the loss compares the same distribution before and after). Deterministic for a generator's state, on a
-        GPU if the engine keeps no texts of earlier calls.
+        Replies end with a stop token, or without one after max_new_tokens. temperature 0 is greedy. generator: a
+        torch.Generator; the same state of it and the same order of calls give the same replies.
         """
-        replies = dict(self.stream(at_once(prompts), max_new_tokens, temperature, generator, batch_size))
+        return Sampler(self, max_new_tokens, temperature, generator)
+
+    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None) -> list[Completion]:
+        """One reply to each prompt (a list of token ids each), in their order. Arguments as of `sampler`."""
+        replies = {}
+        with self.sampler(max_new_tokens, temperature, generator) as sampler:
+            for i, prompt in enumerate(prompts):
+                sampler.add(prompt, i)
+            while sampler.waiting:
+                replies.update(sampler.step())
         return [replies[i] for i in range(len(prompts))]
-
-    def stream(self, source, max_new_tokens, temperature=1.0, generator=None, batch_size=None,
-               turn=contextlib.nullcontext):
-        """Yields (key, Completion) of every reply as soon as it has ended, while others may still be written.
-
-        source(wait): what has come to be answered since it was last asked, [(key, prompt), ...], or None when no more
-        will come; with `wait` there is nothing else to do, and it returns only when something has come.
-        turn: gives a context; the GPU is only used within one, and the engine soon ends it when it is wanted (see
-        Sandbox.turn).
-        """
-        stream = self.engine.stream if self.engine else self._stream_plain
-        for reply in stream(source, max_new_tokens, temperature, generator, batch_size, turn):
-            tokens = reply.tokens
-            finished = bool(tokens) and tokens[-1] in self.stop_ids
-            text = self.tokenizer.decode(tokens[:-1] if finished else tokens, skip_special_tokens=False)
-            yield reply.key, Completion(list(reply.prompt), tokens, reply.logprobs, text, finished)
 
     def release(self):
         """Give the memory of the sampler's cache back: before an update, and whenever somebody else needs it."""
-        if self.engine:
-            self.engine.release()
-
-    def _stream_plain(self, source, max_new_tokens, temperature, generator, rows, turn):
-        """The slow twin of Engine.stream: one sequence at a time through the model's own cache. Any architecture."""
-        while (new := source(True)) is not None:
-            for key, prompt in new:
-                with turn():
-                    written = self._decode_plain(prompt, max_new_tokens, temperature, generator)
-                yield Reply(key, prompt, *written)
-
-    @torch.no_grad()
-    def _decode_plain(self, prompt, max_new_tokens, temperature, generator):
-        """(token ids, their log-probabilities) of a reply."""
-        ids, cache, tokens, logprobs = torch.tensor([prompt], device=self.device), None, [], []
-        while len(tokens) < max_new_tokens and not (tokens and tokens[-1] in self.stop_ids):
-            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            dist = F.log_softmax(out.logits[:, -1].float(), dim=-1)
-            if temperature == 0:
-                choice = dist.argmax(-1)
-            else:
-                choice = torch.multinomial((dist / temperature).softmax(-1), 1, generator=generator)[:, 0]
-            tokens.append(choice.item())
-            logprobs.append(dist[0, choice].item())
-            ids = choice[:, None]
-        return tokens, logprobs
+        self.engine.release()
 
     # ---- rescoring
 
@@ -397,16 +361,12 @@ class Backbone(Chat):
         with recomputed(self.layers[:self.recomputed_layers(ids.numel())]):  # the first: they are needed last
             out = self.model.base_model(input_ids=ids, use_cache=False)
         states = out.last_hidden_state.flatten(0, 1).index_select(0, positions)  # (N, width of the model)
-        size = max(1, LOGITS // self._vocabulary)
+        size = max(1, LOGITS // self.model.get_output_embeddings().weight.shape[0])
         pieces = list(zip(states.split(size), targets.split(size)))
         score = self._token_logprobs
         if len(pieces) > 1:  # then each piece's logits are forgotten, and computed again in the backward pass
             score = functools.partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
         return list(torch.cat([score(*piece) for piece in pieces]).split(lengths))
-
-    @property
-    def _vocabulary(self) -> int:
-        return self.model.get_output_embeddings().weight.shape[0]
 
     def _token_logprobs(self, states, targets):
         """Hidden states (N, width), the tokens (N,) that follow them: their log-probabilities (N,) in float32."""
@@ -423,29 +383,102 @@ class Backbone(Chat):
         free = torch.cuda.mem_get_info(self.device)[0]
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         free -= sum(p.nbytes for p in self.model.parameters() if p.grad is None and p.requires_grad)
-        embedding = self.model.get_output_embeddings().weight
-        free -= 20 * min(tokens * self._vocabulary, LOGITS) + 2 * embedding.nbytes
-        saved = tokens * self._saved_bytes / max(1, len(self.layers))
-        kept = tokens * embedding.shape[1] * embedding.element_size()
-        return layers_to_recompute(len(self.layers), saved, kept, 0.9 * free - 2 * saved)
+        vocabulary, width = self.model.get_output_embeddings().weight.shape
+        free -= 20 * min(tokens * vocabulary, LOGITS) + 2 * vocabulary * width * self.model.dtype.itemsize
+        saved, kept = tokens * self.saved_bytes(), tokens * width * self.model.dtype.itemsize
+        missing = len(self.layers) * saved + 2 * saved - 0.9 * free
+        return min(len(self.layers), max(0, math.ceil(missing / (saved - kept))))
 
-    @functools.cached_property
-    def _saved_bytes(self) -> float:
-        """Bytes that all layers leave for the backward pass, for each token: measured on 256 tokens.
+    def saved_bytes(self) -> int:
+        """Bytes that a layer leaves for the backward pass for each token, as a rule of thumb.
 
-        With Qwen3-8B 6 to 8 MB in bfloat16, mostly the feed-forward part's 4 x 12288 values in each of 36 layers.
+        The feed-forward part leaves four tensors of its width; attention, norms and residuals leave about sixteen of
+        the model's. For Qwen3-8B that is 8.3 MB in all layers together; 6 to 8 MB were measured.
         """
-        weights = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-        left = {}  # address -> bytes
+        config = self.model.config.get_text_config()
+        inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
+        return (16 * config.hidden_size + 4 * inner) * self.model.dtype.itemsize
 
-        def note(tensor):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                left[storage.data_ptr()] = storage.nbytes()
-            return tensor
 
-        ids = torch.zeros(1, 256, dtype=torch.long, device=self.device)
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            out = self.model.base_model(input_ids=ids, use_cache=False)  # named: what it left stays until it is counted
-        del out
-        return sum(left.values()) / ids.numel()
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class Sampler(contextlib.AbstractContextManager):
+    """Writes replies to prompts, which may be added at any time.
+
+        with model.sampler(max_new_tokens=100) as sampler:
+            sampler.add(prompt_ids, key)
+            while sampler.waiting:
+                for key, completion in sampler.step(): ...
+    """
+
+    def __init__(self, model, max_new_tokens, temperature, generator):
+        self.model = model
+        model.current = self
+        model.engine.start(max_new_tokens, temperature, generator)
+
+    def _engine(self):
+        if self.model.current is not self:
+            raise RuntimeError("another sampler of this model has been made since; only the last one can be used")
+        return self.model.engine
+
+    def add(self, prompt_ids, key):
+        """Add a prompt (a list of token ids); `key`, any object, comes back with its reply.
+
+        Equal prompts that are added before the same step are read once. Raises ValueError for an empty prompt.
+        """
+        self._engine().add(prompt_ids, key)
+
+    def step(self) -> list[tuple[object, Completion]]:
+        """Write a few tokens of all replies; (key, Completion) of those that ended, in the order of adding, often none.
+
+        On a GPU the next few tokens are still being written when it returns; see `pause`.
+        """
+        return [(request.key, self._completion(request)) for request in self._engine().step()]
+
+    def _completion(self, request) -> Completion:
+        tokens = request.tokens
+        finished = bool(tokens) and tokens[-1] in self.model.stop_ids
+        text = self.model.tokenizer.decode(tokens[:-1] if finished else tokens, skip_special_tokens=False)
+        return Completion(list(request.prompt), tokens, request.logprobs, text, finished)
+
+    @property
+    def waiting(self) -> int:
+        """How many replies have been asked for and have not been returned."""
+        engine = self._engine()
+        return len(engine.waiting) + len(engine.active)
+
+    def pause(self):
+        """Wait until the GPU has nothing left to do, so that others can use it; the next step goes on."""
+        self._engine().pause()
+
+    def close(self):
+        """End it. Replies that have not ended are lost; the cache's memory is given back if little is free."""
+        if self.model.current is self:
+            self.model.engine.stop()
+            self.model.current = None
+
+    def __exit__(self, *_):
+        self.close()
+
+
+class PlainEngine(Engine):
+    """The slow twin of Engine: one whole reply a step, through the model's own cache. Any architecture."""
+
+    @torch.no_grad()
+    def step(self):
+        request = self.waiting.pop(0)
+        ids, cache = torch.tensor([request.prompt], device=self.model.device), None
+        while len(request.tokens) < self.max_new_tokens:
+            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            logprobs = F.log_softmax(out.logits[:, -1].float(), dim=-1)  # (1, V)
+            if self.temperature == 0:
+                ids = logprobs.argmax(-1, keepdim=True)  # (1, 1)
+            else:
+                ids = torch.multinomial((logprobs / self.temperature).softmax(-1), 1, generator=self.generator)
+            request.tokens.append(ids.item())
+            request.logprobs.append(logprobs[0, ids.item()].item())
+            if ids.item() in self.stop_ids:
+                break
+        return [request]

@@ -9,7 +9,6 @@ In comments: n sequences, T the length of a slot, H query heads, G of them share
 U prompts of at most P tokens.
 """
 
-import contextlib
 import sys
 
 import torch
@@ -23,19 +22,20 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 
 @triton.jit
-def _append_kernel(key_ptr, value_ptr, keys_ptr, values_ptr, position_ptr, key_row, key_head, value_row, value_head,
-                   cache_row, cache_head, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Write one token's key and value, (n, heads, 1, D), to keys and values, (n, heads, T, D), at position (n,)."""
+def _append_kernel(key_ptr, value_ptr, keys_ptr, values_ptr, where_ptr, key_row, key_head, value_row, value_head,
+                   cache_slot, cache_head, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Write one token's key and value, (n, heads, 1, D), to keys and values, (S, heads, T, D); where: see append."""
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
-    slot = row.to(tl.int64) * cache_row + head * cache_head + tl.load(position_ptr + row) * D + d
-    tl.store(keys_ptr + slot, tl.load(key_ptr + row * key_row + head * key_head + d, mask=d < D), mask=d < D)
-    tl.store(values_ptr + slot, tl.load(value_ptr + row * value_row + head * value_head + d, mask=d < D), mask=d < D)
+    slot, position = tl.load(where_ptr + 2 * row), tl.load(where_ptr + 2 * row + 1)  # int64, as the offset must be
+    at = slot * cache_slot + head * cache_head + position * D + d
+    tl.store(keys_ptr + at, tl.load(key_ptr + row * key_row + head * key_head + d, mask=d < D), mask=d < D)
+    tl.store(values_ptr + at, tl.load(value_ptr + row * value_row + head * value_head + d, mask=d < D), mask=d < D)
 
 
 @triton.jit
-def _attend_kernel(query_ptr, keys_ptr, values_ptr, position_ptr, sums_ptr, stats_ptr, scale, query_row, query_head,
-                   cache_row, cache_head, G: tl.constexpr, D: tl.constexpr, BLOCK_G: tl.constexpr,
+def _attend_kernel(query_ptr, keys_ptr, values_ptr, where_ptr, sums_ptr, stats_ptr, scale, query_row, query_head,
+                   cache_slot, cache_head, G: tl.constexpr, D: tl.constexpr, BLOCK_G: tl.constexpr,
                    BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr):
     """One part of one sequence's cache, for all G query heads of one key/value head: softmax as far as it goes.
 
@@ -43,14 +43,14 @@ def _attend_kernel(query_ptr, keys_ptr, values_ptr, position_ptr, sums_ptr, stat
     maximum, and the sum of the weights. DOT: multiply by tl.dot, for which BLOCK_G must be at least 16.
     """
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = (tl.load(position_ptr + row) + 1).to(tl.int32)
+    length = (tl.load(where_ptr + 2 * row + 1) + 1).to(tl.int32)
     share = tl.cdiv(tl.cdiv(length, PARTS), BLOCK_T) * BLOCK_T
     start = part * share
     end = tl.minimum(start + share, length)
     g, d, t = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_T)
     query = tl.load(query_ptr + row * query_row + (head * G + g)[:, None] * query_head + d[None, :],
                     mask=(g < G)[:, None] & (d < D)[None, :], other=0.0)  # (G, D)
-    cache = row.to(tl.int64) * cache_row + head * cache_head
+    cache = tl.load(where_ptr + 2 * row) * cache_slot + head * cache_head
     maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_G], tl.float32)
     total = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
@@ -130,19 +130,22 @@ def rotate(query, key, cos, sin):
     return tuple(rotated)
 
 
-def append(key, value, keys, values, position):
-    """Write one token's key and value, (n, heads, 1, D), into the cache, (n, heads, T, D), at position (n,)."""
+def append(key, value, keys, values, where):
+    """Write one token's key and value into the cache.
+
+    key, value (n, heads, 1, D); keys, values (S, heads, T, D); where (n, 2), int64: each one's slot and place in it.
+    """
     count, heads, _, dim = key.shape
-    _append_kernel[(count, heads)](key, value, keys, values, position, key.stride(0), key.stride(1), value.stride(0),
+    _append_kernel[(count, heads)](key, value, keys, values, where, key.stride(0), key.stride(1), value.stride(0),
                                    value.stride(1), keys.stride(0), keys.stride(1), dim, triton.next_power_of_2(dim))
 
 
-def attend(query, keys, values, position, scale):
-    """softmax(query keys^T scale) values over the cache's slots 0 to position[i], each read once. Returns (n, 1, H, D).
+def attend(query, keys, values, scale, where):
+    """softmax(query keys^T scale) values over each slot's places 0 to its last, each read once. Returns (n, 1, H, D).
 
-    query (n, H, 1, D); keys, values (n, H / G, T, D); position (n,). The cache of a sequence is cut into parts that
-    run side by side, so that few sequences fill the GPU as well as many do. For float32 there are no tensor cores, and
-    tl.dot with its 16 rows at least would do a multiple of the work.
+    query (n, H, 1, D); keys, values (S, H / G, T, D); where (n, 2): each one's slot and last place. A sequence is cut
+    into parts that run side by side, so that few sequences fill the GPU as well as many do. For float32 there are no
+    tensor cores, and tl.dot with its 16 rows at least would do a multiple of the work.
     """
     count, heads, _, dim = query.shape
     groups, width = keys.shape[1], max(16, triton.next_power_of_2(dim))
@@ -155,86 +158,26 @@ def attend(query, keys, values, position, scale):
     stats = torch.empty(count, groups, parts, 2, share, dtype=torch.float32, device=query.device)
     out = torch.empty(count, 1, heads, dim, dtype=query.dtype, device=query.device)
     _attend_kernel[(count, groups, parts)](
-        query, keys, values, position, sums, stats, scale, query.stride(0), query.stride(1), keys.stride(0),
+        query, keys, values, where, sums, stats, scale, query.stride(0), query.stride(1), keys.stride(0),
         keys.stride(1), share, dim, max(16, rows) if dot else rows, width, block, parts, dot, num_warps=warps)
     _join_kernel[(count * groups, share)](sums, stats, out, share, dim, width, parts, num_warps=2)
     return out
 
 
-def attend_on_cpu(query, keys, values, bias, scale):
-    """The same in PyTorch, for sequences that begin with `keys.prompts` (Prompts.parts) and go on in the cache.
-
-    bias (n, 1, 1, W): 0 for what lies in the cache of a sequence, else -infinity. A prompt is read once for all that
-    share it. Each part's softmax is known up to its sum; flash attention returns that sum's logarithm, by which the
-    parts are weighted in the end.
-    """
-    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # the public function keeps the logarithm back
-    count, heads, _, dim = query.shape
-    groups, width = keys.shape[1], bias.shape[3]
-    query = query.reshape(count, groups, heads // groups, dim)  # G queries of one head
-    out, logsum = flash(query, keys[:, :, :width], values[:, :, :width], attn_mask=bias, scale=scale)
-    for rows, prompt_bias, prompt_keys, prompt_values in keys.prompts:  # rows (U, R): the slots of each prompt
-        shape = (len(rows), groups, rows.shape[1], heads // groups)  # (U, H / G, R, G)
-        together = query[rows].transpose(1, 2).reshape(len(rows), groups, -1, dim)
-        more, more_logsum = flash(together, prompt_keys, prompt_values, attn_mask=prompt_bias, scale=scale)
-        more, more_logsum = more.view(*shape, dim).transpose(1, 2), more_logsum.view(shape).transpose(1, 2)
-        share = torch.sigmoid(more_logsum - logsum[rows])[..., None]
-        out[rows] = torch.lerp(out[rows], more, share.to(out.dtype))
-    return out.reshape(count, 1, heads, dim)
-
-
-class Prompts:
-    """Prompts that were read together: their keys and values, and which slots hold a reply to each.
-
-    keys, values: of each layer (U, H / G, P, D), for U prompts of at most P tokens.
-    """
-
-    def __init__(self, cache, lengths, rows):
-        """cache: a DynamicCache; lengths (U,): tokens of each; rows: for each a list of slots."""
-        self.keys, self.values = ([getattr(layer, name) for layer in cache.layers] for name in ("keys", "values"))
-        self.lengths, self.rows = lengths, rows
-        self.move({row: row for some in rows for row in some})
-
-    def move(self, to):
-        """Slot `row` has become `to[row]`; those that are not in `to` hold other replies now, or none."""
-        self.rows = [[to[row] for row in some if row in to] for some in self.rows]
-        used = [i for i, some in enumerate(self.rows) if some]
-        if len(used) < len(self.rows):
-            self.rows, self.lengths = [self.rows[i] for i in used], self.lengths[used]
-            self.keys, self.values = ([tensor[used] for tensor in column] for column in (self.keys, self.values))
-        most = max(map(len, self.rows), default=0)
-        slots = torch.tensor([some + some[:1] * (most - len(some)) for some in self.rows])  # (U, replies at most)
-        bias = bias_beyond(self.lengths, self.keys[0].shape[2], self.keys[0].dtype)
-        self.parts = [[] for _ in self.keys]  # of each layer, what attend_on_cpu needs
-        for start in range(0, len(self.rows), 16):  # neighbours are of similar length
-            part = slice(start, start + 16)
-            end = int(self.lengths[part].max())
-            for parts, keys, values in zip(self.parts, self.keys, self.values):
-                parts.append((slots[part], bias[part, :, :, :end], keys[part, :, :end], values[part, :, :end]))
-
-
-def bias_beyond(lengths, width, dtype) -> torch.Tensor:
-    """(n, 1, 1, width): what to add to attention's scores, 0 for the first `lengths` (n,) of them, else -infinity."""
-    beyond = torch.arange(width) >= lengths[:, None, None, None]
-    return torch.zeros(beyond.shape, dtype=dtype).masked_fill(beyond, float("-inf"))
-
-
 def causal_attention(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
     """Attention for the unmodified modeling code, registered with transformers under the name "causal".
 
-    query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prefill):
+    query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prompts):
     plain causal attention, right padding needs no mask; or with booleans `attention_mask`, (B, 1, L, T), where a cache
-    is extended. One query (decoding): `attention_mask` is what Slots passes, on a GPU (B, 1, 1, 1), where each
-    sequence's cache ends, on a CPU the bias of attend_on_cpu; without one it attends to all.
+    is extended. One token of each sequence (decoding): key and value are the slots' tensors, which tell how to attend.
 
     Being unknown to transformers' mask functions, the name also keeps it from building masks of its own, whose
     data-dependent checks cannot be captured in a CUDA graph.
     """
     batch, heads, length, dim = query.shape
     groups = heads // key.shape[1]
-    if attention_mask is not None and attention_mask.dtype != torch.bool:
-        scale = dim**-0.5 if scaling is None else scaling
-        return (attend if query.is_cuda else attend_on_cpu)(query, key, value, attention_mask, scale), None
+    if hasattr(key, "attend"):  # see Slots.update
+        return key.attend(query, key, value, dim**-0.5 if scaling is None else scaling), None
     if query.is_cuda and query.dtype != torch.float32 and attention_mask is None:  # flash attention shares heads itself
         out = F.scaled_dot_product_attention(query, key, value, is_causal=length > 1, scale=scaling,
                                              enable_gqa=groups > 1)
@@ -289,41 +232,28 @@ def fuse_norms(model) -> int:
     return count
 
 
-@contextlib.contextmanager
-def fused_rotation(model):
-    """Within, the model's layers rotate queries and keys by `rotate`, if a trial shows that this is what they do.
+def fuse_rotation(model):
+    """Let the layers rotate queries and keys by `rotate` in steps of one token, if a trial gives the same values.
 
-    Only for steps of one token without gradients, and only while they are captured: a graph's replays need no Python.
+    Replaces apply_rotary_pos_emb in the modeling code. With gradients or several tokens it does what it did before.
     """
-    modeling, name = sys.modules[type(model).__module__], "apply_rotary_pos_emb"
-    theirs = getattr(modeling, name, None)
+    modeling, (heads, groups, dim, _) = sys.modules[type(model).__module__], shape_of_cache(model)
+    theirs = getattr(modeling, "apply_rotary_pos_emb", None)
 
-    def either(query, key, cos, sin, *others, **more):  # some rotate only a part of a head: cos is narrower then
-        whole = not others and not more and cos.shape == (len(query), 1, query.shape[3])
-        return (rotate if whole else theirs)(query, key, cos, sin, *others, **more)
+    def rotation(query, key, cos, sin, *others, **more):  # some rotate only a part of a head: cos is narrower then
+        step = cos.shape == (len(query), 1, query.shape[3]) and query.device.type == model.device.type
+        fused = step and not others and not more and not torch.is_grad_enabled()
+        return (rotate if fused else theirs)(query, key, cos, sin, *others, **more)
 
-    if theirs and _same_rotation(theirs, model):
-        setattr(modeling, name, either)
+    generator = torch.Generator(model.device).manual_seed(0)
+    query, key, cos, sin = (torch.randn(shape, device=model.device, generator=generator).to(model.dtype)
+                            for shape in ((3, heads, 1, dim), (3, groups, 1, dim), (3, 1, dim), (3, 1, dim)))
     try:
-        yield
-    finally:
-        if theirs:
-            setattr(modeling, name, theirs)
-
-
-def _same_rotation(theirs, model) -> bool:
-    heads, groups, dim = shape_of_cache(model)[:3]
-    chance = torch.Generator(model.device).manual_seed(0)
-
-    def some(*shape):
-        return torch.randn(shape, dtype=torch.float32, device=model.device, generator=chance).to(model.dtype)
-
-    query, key, cos, sin = some(3, heads, 1, dim), some(3, groups, 1, dim), some(3, 1, dim), some(3, 1, dim)
-    try:
-        return all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in zip(theirs(query, key, cos, sin),
-                                                                              rotate(query, key, cos, sin)))
-    except (TypeError, RuntimeError):  # other arguments or shapes: partial rotation, several axes
-        return False
+        pairs = zip(theirs(query, key, cos, sin), rotate(query, key, cos, sin))
+        if all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in pairs):
+            modeling.apply_rotary_pos_emb = rotation
+    except (TypeError, RuntimeError):
+        pass  # there is none, or it takes other arguments or shapes: partial rotation, several axes
 
 
 def shape_of_cache(model) -> tuple:

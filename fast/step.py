@@ -1,0 +1,98 @@
+"""A step: one more token of every sequence in the batch. On a GPU it is one CUDA graph.
+
+Hugging Face's forward launches some hundreds to two thousand small kernels from Python, which takes longer than the
+kernels themselves. A CUDA graph is recorded once and then launched as a whole: the model's forward, the head and the
+draw of the next token included.
+"""
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+
+# PyTorch warns that it does not see every wait, see Step._record.
+warnings.filterwarnings("ignore", message="Synchronization debug mode")
+
+
+def draw(slots, rows, logits, stops, temperature, generator):
+    """Sample a token for each slot in `rows` (R,) from logits (R, V); temperature 0 takes the likeliest.
+
+    stops (a tensor): tokens that end a sequence. Sets the slots' token, logprob and done.
+    """
+    logprobs = F.log_softmax(logits, dim=-1)
+    if temperature == 0:
+        choice = logprobs.argmax(-1)
+    else:  # where a uniform number falls among the cumulative probabilities
+        below = F.softmax(logits / temperature, dim=-1).cumsum(-1)  # (R, V)
+        chance = torch.rand(len(below), 1, device=below.device, generator=generator)
+        choice = torch.searchsorted(below, chance * below[:, -1:], right=True)[:, 0].clamp(max=below.shape[1] - 1)
+    slots.token[rows] = choice
+    slots.logprob[rows] = logprobs.gather(-1, choice[:, None])[:, 0]
+    slots.done[rows] |= torch.isin(choice, stops)
+
+
+class Step:
+    """Writes one token of every sequence in the batch of some slots."""
+
+    def __init__(self, model, head, stop_ids):
+        """head: hidden states (N, width) to float32 logits (N, V)."""
+        self.model, self.head = model, head
+        self.stops = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
+        self.recordable = model.device.type == "cuda"
+        # All recordings share one stream: cuBLAS keeps 32 MiB for each that it has seen.
+        self.side = torch.cuda.Stream() if self.recordable else None
+
+    def __call__(self, slots, temperature, generator):
+        """generator: on a GPU the same one in every call, because a graph draws from the one it was recorded with."""
+        key = (slots.count, temperature)
+        if key in slots.graphs:
+            slots.graphs[key].replay()
+        elif self.recordable:
+            self._record(slots, temperature, generator)
+        else:
+            self._write(slots, temperature, generator)
+
+    def _write(self, slots, temperature, generator):
+        rows = slots.batch[:slots.count]  # (n,)
+        logits = self.head(slots.feed(rows))  # (n, V)
+        later = slots.position[rows] + 1
+        # A finished sequence goes on until the host has seen that it ended, but it leaves its cache alone.
+        slots.done[rows] |= later >= slots.end[rows]
+        slots.position[rows] = torch.where(slots.done[rows], 0, later)
+        draw(slots, rows, logits, self.stops, temperature, generator)
+
+    def _record(self, slots, temperature, generator):
+        """Write one token without a graph, which a recording needs as its warm-up, then record the graph of a step.
+
+        Some modeling code waits for the GPU within a step (a mixture of experts asks which were chosen). That cannot be
+        recorded; then every step is launched kernel by kernel.
+        """
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            torch.cuda.set_sync_debug_mode("error")  # whatever waits for the GPU raises
+            try:
+                self._write(slots, temperature, generator)
+            except RuntimeError as error:
+                if "synchroniz" not in str(error):
+                    raise
+                self.recordable = False
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            if self.recordable:
+                slots.graphs[slots.count, temperature] = self._graph(slots, temperature, generator)
+            else:
+                print(f"engine: {self.model.config.model_type} waits for the GPU within a step, which therefore cannot "
+                      "be recorded as a CUDA graph; sampling is slower")
+                self._write(slots, temperature, generator)  # from its beginning: nothing has been drawn yet
+        torch.cuda.current_stream().wait_stream(self.side)
+
+    def _graph(self, slots, temperature, generator):
+        # Not by torch.cuda.graph(), which first has PyTorch give back all unused memory: while the sandbox's processes
+        # start, that takes much longer than all the rest.
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(generator)
+        torch.cuda.synchronize()
+        graph.capture_begin(next(iter(slots.graphs.values())).pool() if slots.graphs else None)  # they share memory
+        self._write(slots, temperature, generator)
+        graph.capture_end()
+        return graph

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import backbone
-from backbone import Backbone, ModelError, extract_code, extract_tool_call
+from backbone import Backbone, PlainEngine, extract_code, extract_tool_call
 from conftest import make_task, tiny_qwen
 from fast.attention import attention_kind
 from policy import next_messages, policy_messages
 from sandbox import Verdict
+from tasks import UserError
 
 # ---- parsing
 
@@ -111,12 +112,20 @@ def test_code_is_the_last_block_that_defines_model_new():
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31]]
 
 
-def test_fast_path_equals_the_plain_path_greedily(model):
-    fast = model.sample(PROMPTS, 40, temperature=0)
-    plain = [model._decode_plain(prompt, 40, 0, None) for prompt in PROMPTS]
-    for completion, (tokens, logprobs) in zip(fast, plain):
-        assert completion.token_ids == tokens
-        assert completion.logprobs == pytest.approx(logprobs, abs=1e-5)
+def test_only_the_last_sampler_can_be_used(model):
+    first = model.sampler(60)
+    first.add(PROMPTS[0], 0)
+    first.step()
+    with model.sampler(20, temperature=0) as second:
+        with pytest.raises(RuntimeError, match="another sampler"):
+            first.step()
+        first.close()  # does nothing
+        second.add(PROMPTS[0], 0)
+        while second.waiting:
+            reply = dict(second.step())
+    assert reply[0] == model.sample(PROMPTS[:1], 20, temperature=0)[0]
+    with pytest.raises(ValueError, match="without tokens"):
+        model.sample([[5], []], 20)
 
 
 def test_sampled_logprobs_agree_with_rescoring(model):
@@ -145,7 +154,8 @@ def test_sampling_follows_the_distribution(model):
     """The first token's frequencies over 16,000 draws against the model's own softmax."""
     with torch.no_grad():
         want = model.model(torch.tensor([PROMPTS[1]])).logits[0, -1].softmax(-1)
-    draws = model.sample([PROMPTS[1]] * 16000, 1, 1.0, torch.Generator().manual_seed(1), batch_size=4000)
+    model.engine.most = 4000
+    draws = model.sample([PROMPTS[1]] * 16000, 1, 1.0, torch.Generator().manual_seed(1))
     got = torch.bincount(torch.tensor([d.token_ids[0] for d in draws]), minlength=len(want)) / 16000
     assert (got - want).abs().sum() / 2 < 0.12 < (got - want.roll(1)).abs().sum() / 2
 
@@ -212,17 +222,17 @@ def test_save_and_load_is_exact(model, tmp_path):
 
 
 def test_bad_folders_are_told_in_one_line(model, tmp_path):
-    with pytest.raises(ModelError, match="no such model folder"):
+    with pytest.raises(UserError, match="no such model folder"):
         Backbone.load(tmp_path / "none")
-    with pytest.raises(ModelError, match="config.json"):
+    with pytest.raises(UserError, match="config.json"):
         Backbone.load(tmp_path)
     model.save(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(ModelError) as caught:
+    with pytest.raises(UserError) as caught:
         Backbone.load(tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match="no weights"):
+    with pytest.raises(UserError, match="no weights"):
         Backbone.load(tmp_path)
 
 
@@ -257,7 +267,7 @@ def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tok
     torch.manual_seed(0)
     kind = getattr(transformers, name + ("LMHeadModel" if name == "GPT2" else "ForCausalLM"))
     model = Backbone(kind._from_config(config, attn_implementation=attention_kind(config)).eval(), tokenizer)
-    assert (model.engine is not None) == fast
+    assert isinstance(model.engine, PlainEngine) != fast
     replies = model.sample(PROMPTS, 20, 1.0, torch.Generator().manual_seed(0))
     for reply, new in zip(replies, model.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):
         with torch.no_grad():  # the whole sequence at once, without a cache
@@ -275,7 +285,7 @@ def test_a_model_with_sliding_windows_takes_the_plain_path(tokenizer, capsys):
     config.layer_types = ["full_attention", "sliding_attention"]
     torch.manual_seed(0)
     mixed = Backbone(Qwen3ForCausalLM(config).eval(), tokenizer)
-    assert mixed.engine is None and "plain path" in capsys.readouterr().out
+    assert "plain path" in capsys.readouterr().out
     replies = mixed.sample(PROMPTS, 20, 1.0, torch.Generator().manual_seed(0))
     for reply, new in zip(replies, mixed.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):
         assert (new - torch.tensor(reply.logprobs)).abs().max() < 1e-4

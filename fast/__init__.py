@@ -1,8 +1,14 @@
 """Delete it and all still runs, only slower. Imports nothing of ours.
 
-    engine.py       many replies at once: slots, CUDA graphs, shared prompts
-    attention.py    attention over the cache, norms and rotary embedding in Triton
+    engine.py       add prompts, step, take the replies that ended: which sequences are written when
+    slots.py        the keys and values of the sequences that are being written, and how prompts are read
+    step.py         one more token of each sequence; on a GPU as one CUDA graph
+    prompts.py      on a CPU: slots that share a prompt's keys and values
+    attention.py    Triton kernels: attention of one token to the slots, rotary embedding; RMSNorm
     optimizer.py    AdamW for weights in bfloat16
 
-    backbone -- engine -- attention          sft, reinforce -- optimizer
+    backbone -- engine -- step -- slots -- attention          sft, reinforce -- optimizer
+
+Words of its own: a *slot* holds one sequence; a *batch* is the list of slots that a step computes; a *block* is a few
+tokens of every sequence, launched together; a *text* is what a finished sequence has left in its slot.
 """

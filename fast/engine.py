@@ -74,7 +74,7 @@ class Engine:
         """head: hidden states (N, width of the model) to float32 logits (N, V). stop_ids: tokens that end a reply."""
         self.model, self.head, self.stop_ids = model, head, list(stop_ids)
         self.cuda = model.device.type == "cuda"
-        self.kind = Slots if self.cuda else SharedPromptSlots
+        self.kind = Slots if self.cuda else SharedPromptSlots  # only Slots keep a text when its sequence has ended
         self.most = 256 if self.cuda else 64  # sequences that are written at a time
         self.block = 4 if self.cuda else 16  # tokens of each that a step writes at most
         self.ahead = self.cuda  # does a step read what the step before has written, while the GPU goes on?
@@ -93,8 +93,7 @@ class Engine:
         self.waiting, self.active, self.in_flight = [], [], []  # [Request], [Request], [Block]
         self.texts, self.added = {}, 0  # {slot: tokens that lie in it}, those that ended first come first
         if self.cuda and temperature:  # CUDA graphs draw from one generator for all time: this session seeds it
-            device = generator.device if generator is not None else "cpu"
-            seed = torch.randint(2**62, (), generator=generator, device=device).item()
+            seed = torch.randint(2**62, (), generator=generator, device=generator.device if generator else "cpu").item()
             self.generator = self.own_generator.manual_seed(seed)
 
     def add(self, prompt, key):
@@ -180,7 +179,8 @@ class Engine:
             longest = max(len(request.prompt) for request in self.waiting) + self.max_new_tokens + 1
             length = self.longest = max(self.longest, -(-longest // 512) * 512)
         if self.slots is None or self.wanted < wanted or self.slots.length < length:
-            self.slots, self.texts = None, {}  # its memory comes first
+            self.pause()
+            self.slots, self.texts = None, {}  # its memory is free before more is allocated
             rows = slots_that_fit(self.model, length, wanted, self.most) if self.cuda else wanted
             self.slots = self.kind(self.model, rows, length)
             self.wanted = wanted
@@ -193,7 +193,7 @@ class Engine:
         if self.active and free < self.slots.rows / 4:
             return []  # to read a few prompts would keep all others waiting
         # What is too long for the slots waits until nothing is being written; then longer slots are made.
-        fit = [request for request in self.waiting if self.slots.fits(len(request.prompt) + self.max_new_tokens)]
+        fit = [request for request in self.waiting if len(request.prompt) + self.max_new_tokens < self.slots.length]
         return sorted(fit, key=lambda request: (len(request.prompt), request.prompt))[:free]
 
     def _allocate_slots(self, requests):
@@ -263,7 +263,7 @@ class Engine:
                     request.ended = True
                     ended.append(request)
                     self.active.remove(request)
-                    if self.slots.keeps_texts:  # the last token was drawn, but not read
+                    if self.kind is Slots:  # the last token was drawn, but not read
                         self.texts[request.slot] = [*request.prompt, *request.tokens[:-1]]
                     break
         return sorted(ended, key=lambda request: request.number)

@@ -20,15 +20,12 @@ TOGETHER = 16  # prompts of similar length that attention takes at a time
 class SharedPromptSlots(Slots):
     """Slots that hold replies only; row i of the batch is slot i."""
 
-    keeps_texts = False
-
     def __init__(self, model, rows, length):
+        """length: most tokens of a reply."""
         super().__init__(model, rows, length)
+        self.length = float("inf")  # of a prompt, which is not in the slot
         self.start = torch.zeros_like(self.token)  # length of the prompt: the position of a reply's first token
         self.prompts = []  # [Prompts] of the replies in the slots
-
-    def fits(self, tokens) -> bool:
-        return True  # the prompt is not in the slot
 
     def set_batch(self, requests, growing):
         """As Slots.set_batch. Where a fifth of the rows is idle and nothing waits, the others are moved together."""

@@ -11,6 +11,7 @@ import functools
 
 import torch
 import triton
+from torch.nn.utils.rnn import pad_sequence
 
 from fast.attention import append, attend, shape_of_cache
 
@@ -25,10 +26,9 @@ class Slots:
     """
 
     is_compileable = False  # transformers asks this of every cache
-    keeps_texts = True  # a finished sequence stays in its slot until the slot is allocated again
 
     def __init__(self, model, rows, length):
-        """rows: S. length: T, which must hold a prompt and its reply. Raises torch.OutOfMemoryError."""
+        """rows: S. length: T; a prompt and its reply together must be shorter. Raises torch.OutOfMemoryError."""
         self.model, self.rows, self.length = model, rows, length
         _, heads, dim, layers = shape_of_cache(model)
         shape = (rows + 1, heads, length, dim)  # (S + 1, H / G, T, D); slot S is a scratch area
@@ -50,10 +50,6 @@ class Slots:
         """Bytes of the cache."""
         return sum(tensor.nbytes for tensor in [*self.keys, *self.values])
 
-    def fits(self, tokens) -> bool:
-        """Is a slot long enough for a prompt and a reply of so many tokens together?"""
-        return tokens < self.length
-
     # ---- which slots a step computes
 
     def set_batch(self, requests, growing):
@@ -62,12 +58,11 @@ class Slots:
         n is a power of two, since every n needs a graph of its own. Rows to spare compute the scratch slot.
         growing: do more requests wait? Then SharedPromptSlots keeps the room for them.
         """
-        slots = [request.slot for request in requests]
-        for row, request in enumerate(requests):
-            request.row = row
-        count = triton.next_power_of_2(max(1, len(slots)))
+        count = triton.next_power_of_2(len(requests))
         self.count = 32 if count in (8, 16) else count  # in float32 cuBLAS takes longer for 8 or 16 rows than for 32
-        slots += [self.rows] * (self.count - len(slots))
+        slots = [self.rows] * self.count
+        for row, request in enumerate(requests):
+            slots[row], request.row = request.slot, row
         self.batch[:self.count] = on_device(slots, self.batch.device)
 
     # ---- reading prompts
@@ -153,10 +148,7 @@ class Slots:
 
 def padded(sequences) -> torch.Tensor:
     """Token ids (B, L) of B sequences, padded on the right, where a causal model cannot see it: no mask is needed."""
-    ids = torch.zeros(len(sequences), max(map(len, sequences)), dtype=torch.long)
-    for row, sequence in zip(ids, sequences):
-        row[:len(sequence)] = torch.tensor(sequence)
-    return ids
+    return pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True)
 
 
 def on_device(values, device) -> torch.Tensor:

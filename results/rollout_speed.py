@@ -6,10 +6,6 @@
 Random weights of the true shapes, nothing is downloaded. Prints one JSON object for each shape.
 """
 
-import os
-
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as in reinforce.py: before torch
-
 import argparse
 import gc
 import json
@@ -20,6 +16,8 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the modules that are measured
 
+from tasks import builtin_tasks  # before torch, whose threads it sets up
+
 import torch
 import transformers
 import triton
@@ -27,7 +25,6 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from backbone import Backbone
 from policy import policy_messages
-from tasks import builtin_tasks
 
 BANDWIDTH = 4.2e12  # bytes a second that an H200 reads: measured for this project before its first line
 SHAPES = {  # layers, width, query heads, key/value heads, head dimension, feed-forward, vocabulary, tied embeddings
@@ -108,6 +105,30 @@ def profile(model, prompts) -> list:
     return sorted(rows, key=lambda row: -row[1])[:25]
 
 
+def later_turn(model, prompts, new, generator) -> dict:
+    """Seconds until the second turns of conversations, with 100 new tokens each, have been read and begun.
+
+    Once where the engine has just written the first turns, and once in a session that has not.
+    """
+    later = []
+    with model.sampler(new, 1.0, generator) as sampler:
+        for prompt in prompts:
+            sampler.add(prompt, None)
+        while sampler.waiting:
+            for _, reply in sampler.step():
+                later.append(reply.prompt_ids + reply.token_ids + prompts[0][:100])
+        after = seconds(lambda: begin(sampler, later))
+    with model.sampler(new, 1.0, generator) as sampler:
+        return {"later_turn_prefill_s": after,
+                "later_turn_prefill_from_its_beginning_s": seconds(lambda: begin(sampler, later))}
+
+
+def begin(sampler, prompts):
+    for prompt in prompts:
+        sampler.add(prompt, None)
+    sampler.step()
+
+
 def measure(shape, args) -> dict:
     model, batch = random_model(shape, attention="sdpa"), args.batch * (4 if shape in ("26m", "tiny") else 1)
     chance = torch.Generator().manual_seed(1)
@@ -125,9 +146,6 @@ def measure(shape, args) -> dict:
     generator = torch.Generator("cuda").manual_seed(0)
 
     def call(prompts, new):
-        """Seconds of a call that finds nothing in the slots of what it is to read."""
-        if model.engine.slots:
-            model.engine.slots.text = [[]] * model.engine.slots.rows
         return seconds(lambda: model.sample(prompts, new, 1.0, generator))
 
     record["first_call_s"] = call(prompts, args.new)
@@ -138,10 +156,7 @@ def measure(shape, args) -> dict:
                    name + "tokens_per_s": batch * args.new / total,
                    name + "decode_tokens_per_s": batch * (args.new - 1) / (total - prefill)}
     for _ in range(2):  # the second time the slots are long enough
-        replies = model.sample(prompts, args.new, 1.0, generator)
-        later = [reply.prompt_ids + reply.token_ids + prompts[0][:100] for reply in replies]
-        record["later_turn_prefill_s"] = seconds(lambda: model.sample(later, 1, 1.0, generator))
-    record["later_turn_prefill_from_its_beginning_s"] = call(later, 1)
+        record |= later_turn(model, prompts, args.new, generator)
     model.engine.slots = None
     record["next_call_without_its_graph_s"] = call(prompts, args.new)
     roof = batch * BANDWIDTH / bytes_of_a_step(model.model, batch, args.prompt + args.new / 2)

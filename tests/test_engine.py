@@ -243,7 +243,7 @@ def test_a_big_cache_is_given_back(model_folder, monkeypatch):
 
 def converse(model, prompts, turns, seed):
     """[[(prompt, tokens, log-probabilities) of each turn], ...]; the next turn comes a while after the last reply."""
-    chance, talks, coming = random.Random(seed), [[] for _ in prompts], [(i, prompt) for i, prompt in enumerate(prompts)]
+    chance, talks, coming = random.Random(seed), [[] for _ in prompts], list(enumerate(prompts))
     with model.sampler(30, temperature=0) as sampler:
         while coming or sampler.waiting:
             for item in coming[:]:

@@ -1,6 +1,6 @@
 """One Hugging Face causal LM that plays three roles.
 
-The roles (paper section 3: Selection, Policy, Summary) differ only in their system prompt and in the tool that they may
+The roles (paper: Selection, Policy, Summary) differ only in their system prompt and in the tool that they may
 call; the weights are shared. This file holds what touches the model: the role prompts and tool schemas, the tokenizer's
 chat template, the parsing of replies, sampling with log-probabilities, and rescoring with gradients.
 
@@ -263,9 +263,7 @@ class Backbone(Chat):
         looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
         if looks_local and not Path(path).is_dir():
             raise UserError(f"{path}: no such model folder")
-        if looks_local and not (Path(path) / "config.json").is_file():
-            raise UserError(f"{path}: not a model folder (no config.json)")
-        if looks_local and not list(Path(path).glob("*.safetensors")) + list(Path(path).glob("*.bin")):
+        if looks_local and not [*Path(path).glob("*.safetensors"), *Path(path).glob("*.bin")]:
             raise UserError(f"{path}: the model folder holds no weights (*.safetensors)")
         try:
             config = AutoConfig.from_pretrained(path)
@@ -344,13 +342,10 @@ class Backbone(Chat):
         sequences, home = [], {}  # home[i] = index of the sequence that contains row i
         for i in order:
             whole = list(rows[i][0]) + list(rows[i][1])
-            for s, sequence in enumerate(sequences):
-                if sequence[:len(whole)] == whole:
-                    home[i] = s
-                    break
-            else:
-                home[i] = len(sequences)
+            holders = [s for s, sequence in enumerate(sequences) if sequence[:len(whole)] == whole]
+            if not holders:
                 sequences.append(whole)
+            home[i] = holders[0] if holders else len(sequences) - 1
         ids = padded(sequences)  # (B, L)
         # The logits at position p predict token p + 1. Only the replies' positions reach the vocabulary.
         starts = [home[i] * ids.shape[1] + len(prompt) - 1 for i, (prompt, _) in enumerate(rows)]

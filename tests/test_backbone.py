@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import backbone
-from backbone import Backbone, PlainEngine, extract_code, extract_tool_call
-from conftest import make_task, tiny_qwen
+from backbone import Backbone, extract_code, extract_tool_call
+from conftest import make_task
 from fast.attention import attention_kind
 from policy import next_messages, policy_messages
 from sandbox import Verdict
@@ -39,43 +39,22 @@ def test_every_form_of_a_tool_call_is_read(text):
 
 
 MALFORMED = [
-    "",
-    "no call at all",
-    "<tool_call>",
-    "<tool_call></tool_call>",
-    "</tool_call><tool_call>",
-    "<tool_call>{</tool_call>",
-    "<tool_call>[]</tool_call>",
-    "<tool_call>null</tool_call>",
-    "<tool_call>3</tool_call>",
-    '<tool_call>"f"</tool_call>',
-    '<tool_call>{"name": "f"}</tool_call>',
+    "", "no call at all", "<tool_call>", "<tool_call></tool_call>", "</tool_call><tool_call>",
+    "<tool_call>{</tool_call>", "<tool_call>[]</tool_call>", "<tool_call>null</tool_call>",
+    "<tool_call>3</tool_call>", '<tool_call>"f"</tool_call>', '<tool_call>{"name": "f"}</tool_call>',
     '<tool_call>{"name": "f", "arguments": null}</tool_call>',
     '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
     '<tool_call>{"name": "f", "arguments": "{"}</tool_call>',
     '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>',
-    '<tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>',
-    "<function=f>",
-    "<function=f></function>",
-    "<function=f><parameter=a>1</function>",
-    "<function=g><parameter=a>1</parameter></function>",
-    "```json\n[1, 2]\n```",
-    "```json\n{\n```",
-    "```json",
-    "```",
-    "``````",
-    '```json\n{"name": "g", "arguments": {"a": 1}}\n```',
-    "<tool_call>" * 50,
-    "<tool_call>" + "[" * 100_000 + "</tool_call>",
-    "```json\n" + '{"a":' * 50_000 + "\n```",
-    "\x00\ud800\uffff",
+    '<tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>', "<function=f>", "<function=f></function>",
+    "<function=f><parameter=a>1</function>", "<function=g><parameter=a>1</parameter></function>",
+    "```json\n[1, 2]\n```", "```json\n{\n```", "```json", "```", "``````",
+    '```json\n{"name": "g", "arguments": {"a": 1}}\n```', "<tool_call>" * 50,
+    "<tool_call>" + "[" * 100_000 + "</tool_call>", "```json\n" + '{"a":' * 50_000 + "\n```", "\x00\ud800\uffff",
     "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \ud800}}</tool_call>",
     '<tool_call>{"name": "f", "arguments": {"a": NaN, "a": 1e999}</tool_call>',
-    "```python\nclass ModelOld:\n    pass\n```",
-    "```python\nclass ModelNew",
-    "class ModelNew: pass",
-    "```python class ModelNew```",
-    "```python\n# class ModelNew\n```",
+    "```python\nclass ModelOld:\n    pass\n```", "```python\nclass ModelNew", "class ModelNew: pass",
+    "```python class ModelNew```", "```python\n# class ModelNew\n```",
 ]
 
 
@@ -128,15 +107,6 @@ def test_only_the_last_sampler_can_be_used(model):
         model.sample([[5], []], 20)
 
 
-def test_sampled_logprobs_agree_with_rescoring(model):
-    for temperature in (1.0, 0.5, 0):
-        replies = model.sample(PROMPTS * 4, 50, temperature, torch.Generator().manual_seed(3))
-        scored = model.logprobs([(r.prompt_ids, r.token_ids) for r in replies])
-        for reply, new in zip(replies, scored):
-            assert len(reply.logprobs) == len(reply.token_ids) == len(new) > 0
-            assert (new - torch.tensor(reply.logprobs)).abs().max() < 1e-4
-
-
 def test_replies_end_at_the_stop_token_or_the_limit(model):
     replies = model.sample(PROMPTS * 20, 200, 1.0, torch.Generator().manual_seed(0))
     stop = model.tokenizer.eos_token_id
@@ -158,15 +128,6 @@ def test_sampling_follows_the_distribution(model):
     draws = model.sample([PROMPTS[1]] * 16000, 1, 1.0, torch.Generator().manual_seed(1))
     got = torch.bincount(torch.tensor([d.token_ids[0] for d in draws]), minlength=len(want)) / 16000
     assert (got - want).abs().sum() / 2 < 0.12 < (got - want.roll(1)).abs().sum() / 2
-
-
-def test_sampling_is_a_function_of_the_generator_and_keeps_the_order(model):
-    one = model.sample(PROMPTS * 3, 20, 1.0, torch.Generator().manual_seed(7))
-    two = model.sample(PROMPTS * 3, 20, 1.0, torch.Generator().manual_seed(7))
-    other = model.sample(PROMPTS * 3, 20, 1.0, torch.Generator().manual_seed(8))
-    assert [r.token_ids for r in one] == [r.token_ids for r in two] != [r.token_ids for r in other]
-    assert [r.prompt_ids for r in one] == PROMPTS * 3
-    assert model.sample([], 20) == []
 
 
 def test_later_turns_extend_the_ids_token_by_token(model):
@@ -201,16 +162,6 @@ def test_merged_turns_score_like_separate_rows(model):
         assert torch.allclose(got, model.logprobs([row])[0], atol=1e-5)
 
 
-def test_gradients_of_rescoring_equal_a_plain_forward(model):
-    ids = [5, 6, 7, 8, 9, 10, 11]
-    model.logprobs([(ids[:3], ids[3:])])[0].sum().backward()
-    mine = model.model.get_input_embeddings().weight.grad.clone()
-    model.model.zero_grad()
-    logits = model.model(torch.tensor([ids])).logits[0]
-    logits.log_softmax(-1)[torch.arange(2, 6), torch.tensor(ids[3:])].sum().backward()
-    assert torch.allclose(mine, model.model.get_input_embeddings().weight.grad, atol=1e-5)
-
-
 # ---- loading
 
 def test_save_and_load_is_exact(model, tmp_path):
@@ -224,7 +175,7 @@ def test_save_and_load_is_exact(model, tmp_path):
 def test_bad_folders_are_told_in_one_line(model, tmp_path):
     with pytest.raises(UserError, match="no such model folder"):
         Backbone.load(tmp_path / "none")
-    with pytest.raises(UserError, match="config.json"):
+    with pytest.raises(UserError, match="no weights"):
         Backbone.load(tmp_path)
     model.save(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
@@ -255,11 +206,13 @@ TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "
     ("Qwen3Moe", True, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8}),
     ("Mixtral", True, {"num_local_experts": 4}),
     ("Gemma2", False, {"head_dim": 8}),  # capped scores
+    ("Qwen3", False, {"use_sliding_window": True, "sliding_window": 8, "head_dim": 8,
+                      "layer_types": ["full_attention", "sliding_attention"]}),
     ("CodeGen", False, {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4}),  # attention written out
     ("DeepseekV3", False, {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
                            "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2}),
 ])
-def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tokenizer):
+def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tokenizer, capsys):
     import transformers
 
     config = getattr(transformers, name + "Config")(vocab_size=len(tokenizer), **TINY | more)
@@ -267,7 +220,7 @@ def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tok
     torch.manual_seed(0)
     kind = getattr(transformers, name + ("LMHeadModel" if name == "GPT2" else "ForCausalLM"))
     model = Backbone(kind._from_config(config, attn_implementation=attention_kind(config)).eval(), tokenizer)
-    assert isinstance(model.engine, PlainEngine) != fast
+    assert ("plain path" in capsys.readouterr().out) != fast
     replies = model.sample(PROMPTS, 20, 1.0, torch.Generator().manual_seed(0))
     for reply, new in zip(replies, model.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):
         with torch.no_grad():  # the whole sequence at once, without a cache
@@ -275,17 +228,3 @@ def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tok
         want = whole.log_softmax(-1)[len(reply.prompt_ids) - 1:-1].gather(-1, torch.tensor(reply.token_ids)[:, None])
         assert (want[:, 0] - torch.tensor(reply.logprobs)).abs().max() < 1e-4
         assert (want[:, 0] - new).abs().max() < 1e-4
-
-
-def test_a_model_with_sliding_windows_takes_the_plain_path(tokenizer, capsys):
-    from transformers import Qwen3ForCausalLM
-
-    config = tiny_qwen(tokenizer).config
-    config.use_sliding_window, config.sliding_window = True, 8
-    config.layer_types = ["full_attention", "sliding_attention"]
-    torch.manual_seed(0)
-    mixed = Backbone(Qwen3ForCausalLM(config).eval(), tokenizer)
-    assert "plain path" in capsys.readouterr().out
-    replies = mixed.sample(PROMPTS, 20, 1.0, torch.Generator().manual_seed(0))
-    for reply, new in zip(replies, mixed.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):
-        assert (new - torch.tensor(reply.logprobs)).abs().max() < 1e-4

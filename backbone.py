@@ -399,7 +399,7 @@ class Backbone(Chat):
 
 
 class Sampler(contextlib.AbstractContextManager):
-    """Writes replies to prompts, which may be added at any time.
+    """Writes replies to prompts, which may be added at any time. The weights must not change until it is closed.
 
         with model.sampler(max_new_tokens=100) as sampler:
             sampler.add(prompt_ids, key)

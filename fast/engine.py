@@ -3,7 +3,7 @@
 Writing a token reads every weight once, for all sequences together, and each sequence's own keys and values. On an H200
 that takes 6 ms for 64 sequences of the Qwen3-8B shape. Hugging Face's `generate` takes 70 ms: it launches some two
 thousand small kernels, one after the other, from Python, and copies the cache in every step to append to it.
-Here, on the unmodified weights and modeling code:
+Here, on the weights and the modeling code of transformers as they are:
 
     slots            one preallocated cache; the slot of a finished sequence goes to a waiting prompt (slots.py)
     CUDA graph       a whole step, sampling included, is recorded once and replayed (step.py)
@@ -92,7 +92,9 @@ class Engine:
         self.max_new_tokens, self.temperature, self.generator = max_new_tokens, temperature, generator
         self.waiting, self.active, self.in_flight = [], [], []  # [Request], [Request], [Block]
         self.texts, self.added = {}, 0  # {slot: tokens that lie in it}, those that ended first come first
-        if self.cuda and temperature:  # CUDA graphs draw from one generator for all time: this session seeds it
+        if not self.cuda:
+            self.slots = None  # on a GPU they stay, with their graphs
+        elif temperature:  # CUDA graphs draw from one generator for all time: this session seeds it
             seed = torch.randint(2**62, (), generator=generator, device=generator.device if generator else "cpu").item()
             self.generator = self.own_generator.manual_seed(seed)
 
@@ -132,9 +134,7 @@ class Engine:
         """End the session. If little memory is free, a big cache is given back, which the sandbox may need."""
         self.pause()
         self.start(0, 0, None)
-        if not self.cuda:
-            self.slots = None
-        elif torch.cuda.mem_get_info()[0] < SPARE:
+        if self.cuda and torch.cuda.mem_get_info()[0] < SPARE:
             self.release()
 
     def release(self):

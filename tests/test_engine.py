@@ -302,18 +302,6 @@ def test_prompts_that_fit_go_before_one_that_is_too_long_for_the_slots(model, wh
 
 
 @needs_gpu
-def test_a_small_cache_has_room_for_many_that_come_later(model_folder):
-    model = Backbone.load(model_folder, "cuda")
-    with model.sampler(60) as sampler:
-        sampler.add(PROMPTS[0], "first")
-        sampler.step()
-        for i in range(40):
-            sampler.add(PROMPTS[i % 8], i)
-        sampler.step()
-        assert model.engine.slots.count >= 40
-
-
-@needs_gpu
 @pytest.mark.parametrize("experts", ["eager", None])
 def test_a_step_that_cannot_be_recorded_is_launched_kernel_by_kernel(tokenizer, experts, capsys):
     """transformers' plain loop over a mixture's experts asks the GPU which were chosen."""

@@ -24,10 +24,15 @@ import report
 import summarizer
 from backbone import Backbone
 from conftest import FakeSandbox, Scripted, kernel, make_task
-from reinforce import (BASELINES, REWARDS, Row, clipped_loss, configure, cuda_agent_reward, group_mean, leave_one_out,
-                       micro_batches, mrs_keeps, policy_advantages, prs_probability, update)
+from reinforce import (BASELINES, OPTIONS, RECIPES, REWARDS, SIZES, Row, clipped_loss, cuda_agent_reward, group_mean,
+                       leave_one_out, micro_batches, mrs_keeps, policy_advantages, prs_probability, update)
 from sandbox import Sandbox, Verdict
 from skills import Skill, SkillLibrary
+
+
+def configure(given, parameters=1e6):
+    return report.configure(given, parameters, OPTIONS, SIZES, RECIPES)
+
 
 # ---- rewards
 
@@ -326,7 +331,8 @@ def world(request, monkeypatch, model_folder, tmp_path):
         (tmp_path / f"tasks/{i}.py").write_text(make_task(i).source)
     enter(monkeypatch.setattr)
     if not request.node.get_closest_marker("curves"):
-        monkeypatch.setattr(reinforce, "draw_curves", lambda metrics, path: None)  # a second each
+        for module in (reinforce, report):
+            monkeypatch.setattr(module, "draw_curves", lambda run: None)  # a second each
 
     def run(out, *options, evaluate=False):
         fresh = [
@@ -352,7 +358,7 @@ def enter(setattr, script=script, sandbox=FakeSandbox):
         model.__class__, model.script = Scripted, script
         return model
 
-    setattr(reinforce.Backbone, "load", scripted)
+    setattr(Backbone, "load", scripted)
     setattr(reinforce, "Sandbox", sandbox)
 
 
@@ -393,31 +399,7 @@ def test_training_steps(world):
     assert (out / "curves.png").stat().st_size > 10_000 and not list(out.glob("*.tmp*"))
 
 
-@pytest.mark.parametrize("changes, passed", [
-    ({}, [(1, [8, 9]), (3, [9])]), ({"no_verify": True}, [(0, [8, 9]), (1, [9]), (3, [])]),
-    ({"skills": False}, [(0, [8, 9]), (1, [9]), (3, [])]), ({"no_eval": False}, [(1, []), (3, [])])])
-def test_scorers_that_are_no_longer_needed_go_on_with_the_next_steps_tasks(model, changes, passed):
-    """Of four tasks 0 holds a lesson to be verified and 2 comes again in the next step, to which 8 and 9 are new."""
-    calls = []
-
-    class Recording(FakeSandbox):
-        def pass_on(self, task, following):
-            calls.append((tasks.index(task), [tasks.index(one) for one in following]))
-            return following[0] if following else None
-
-    model.__class__ = Scripted
-    model.script = lambda role, prompt: [kernel(2.0 if "Speedup" in prompt and lesson in prompt else 1.0)]
-    tasks = [make_task(n) for n in range(10)]
-    lesson = tasks[0].source.strip()
-    args = SimpleNamespace(**{"skills": True, "no_verify": False, "no_eval": True, "steps": 5, "eval_every": 1, "k": 0,
-                              "n": 2, "turns": 2, "policy_tokens": 400, "prompt_tokens": None, "temperature": 1.0,
-                              "trigger": 1.2} | changes)
-    run = SimpleNamespace(args=args, step=0, model=model, sandbox=Recording("cuda"), generator=None)
-    reinforce.roll_out(run, [reinforce.Episode(task, []) for task in tasks[:4]], lambda: [tasks[2], *tasks[8:]])
-    assert calls == passed
-
-
-@pytest.mark.parametrize("speedups, rejected, reward", [([1.5, 2.5], None, 2.5), ([400.0], None, reinforce.CAP),
+@pytest.mark.parametrize("speedups, rejected, reward", [([1.5, 2.5], None, 2.5), ([400.0], None, reinforce.SPEEDUP_CAP),
                                                         ([400.0], "too slow", 0.0), ([], None, 0.0)])
 def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(speedups, rejected, reward, monkeypatch):
     monkeypatch.setattr(reinforce.summarizer, "verify", lambda *_: None)
@@ -456,7 +438,7 @@ def test_records_hold_what_happened(world):
         for line in summaries:
             passed = [p for p in line["proposals"] if not p["rejected"]]
             fastest = max((p["attempt"]["verdict"]["speedup"] for p in passed), default=0.0)
-            assert line["reward"] == min(fastest, reinforce.CAP)
+            assert line["reward"] == min(fastest, reinforce.SPEEDUP_CAP)
             assert all(
                 p["detail"] or p["rejected"] in ("no tool call", "too many", "known already", None)
                 for p in line["proposals"]
@@ -516,7 +498,7 @@ def test_ablations(world):
 
 def test_evaluation_before_after_and_between(world, monkeypatch):
     """On its own problems and its own random numbers: training goes on as if it had not been."""
-    monkeypatch.setattr(reinforce, "builtin_tasks", lambda device: [make_task(i) for i in range(7, 10)])
+    monkeypatch.setattr(reinforce.tasks, "builtin_tasks", lambda device: [make_task(i) for i in range(7, 10)])
     plain = world("plain", "--steps", "3")
     out = world("run", "--steps", "3", "--eval-every", "2", "--eval-samples", "2", evaluate=True)
     lines = metrics(out)
@@ -657,11 +639,11 @@ def test_killed_at_any_phase_and_resumed(world, monkeypatch, whole_run, n, point
     module = report if point == "save_checkpoint" else reinforce
     real = getattr(module, point)
 
-    def dying(*arguments):
+    def dying(*arguments, **options):
         calls["left"] -= 1
         if calls["left"] == 0:
             raise Killed
-        return real(*arguments)
+        return real(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(module, point, dying)
@@ -775,11 +757,11 @@ def test_tasks_go_on_where_they_were(tasks, tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.py").write_text(make_task(i).source)
     args = configure({"device": "cpu", "tasks": str(tmp_path) if tasks == "folder" else tasks, "seed": 4}, 1e6)
-    first = [task.source for task in itertools.islice(reinforce.task_stream(args), 7)]
-    assert [task.source for task in itertools.islice(reinforce.task_stream(args), 3, 7)] == first[3:]
+    first = [task.source for task in itertools.islice(report.task_stream(args), 7)]
+    assert [task.source for task in itertools.islice(report.task_stream(args), 3, 7)] == first[3:]
     assert len(set(first)) == (3 if tasks == "folder" else 7)
     other = configure(vars(args) | {"seed": 5}, 1e6)
-    assert [task.source for task in itertools.islice(reinforce.task_stream(other), 7)] != first
+    assert [task.source for task in itertools.islice(report.task_stream(other), 7)] != first
 
 
 # ---- command line

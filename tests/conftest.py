@@ -18,7 +18,7 @@ torch.set_num_threads(1)  # these models are so small that a second thread only 
 import backbone
 from backbone import Backbone, Completion
 from sandbox import KernelTime, Sandbox, Verdict, feedback
-from tasks import Task, TaskError
+from tasks import Task, TaskError, UserError
 
 # ---- until the merge: the new interfaces of Backbone and Sandbox on the old ones. Delete it then.
 if not hasattr(Backbone, "sampler"):
@@ -50,6 +50,7 @@ if not hasattr(Backbone, "sampler"):
 
     Backbone.sampler = lambda model, tokens, temperature=1.0, generator=None: OldSampler(model, tokens, temperature,
                                                                                         generator)
+backbone.ModelError = UserError
 if not hasattr(Sandbox, "sampling"):
     import time
     old_wait = Sandbox.wait
@@ -112,21 +113,10 @@ def tiny_qwen(tokenizer, seed=0):
 
     torch.manual_seed(seed)
     return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=48,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            tie_word_embeddings=True,
-            max_position_embeddings=4096,
-            initializer_range=0.15,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-        )
+        Qwen3Config(vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2,
+                    num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
+                    max_position_embeddings=4096, initializer_range=0.15, eos_token_id=tokenizer.eos_token_id,
+                    pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
     ).eval()
 
 

@@ -42,11 +42,8 @@ def right(speedup, coverage=0.0):
     return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage)
 
 
-WRONG = [
-    Verdict(),
-    Verdict(compiled=True, error="wrong values"),
-    Verdict(compiled=True, rejected="decoy", coverage=0.9),
-]
+WRONG = [Verdict(), Verdict(compiled=True, error="wrong values"),
+         Verdict(compiled=True, rejected="decoy", coverage=0.9)]
 
 
 @pytest.mark.parametrize("recipe, verdict, reward", [
@@ -70,11 +67,8 @@ def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
 
 def test_recipes_set_what_the_systems_differ_in():
     options = {name: configure({"device": "cpu", "recipe": name}, 1e6) for name in REWARDS}
-    assert (options["davinci"].gamma, options["davinci"].baseline, options["davinci"].skills) == (
-        1.0,
-        "leave-one-out",
-        True,
-    )
+    assert (options["davinci"].gamma, options["davinci"].baseline, options["davinci"].skills) == (1.0, "leave-one-out",
+                                                                                                  True)
     assert (options["kevin"].gamma, options["kevin"].baseline, options["kevin"].prs) == (0.4, "group-norm", False)
     assert not options["drkernel"].skills and options["drkernel"].prs and options["drkernel"].mrs
     assert configure({"device": "cpu", "recipe": "kevin", "gamma": 0.9}, 1e6).gamma == 0.9
@@ -113,10 +107,8 @@ def slow_policy_advantages(rewards, members, gamma, baseline, cross_scheme):
 def test_advantages_equal_the_slow_twin(baseline, cross_scheme):
     rng = random.Random(0)
     for _ in range(200):
-        rewards = [
-            [rng.choice([0, 0, 1.2, 2.5, rng.random()]) for _ in range(rng.randint(1, 4))]
-            for _ in range(rng.randint(1, 8))
-        ]
+        rewards = [[rng.choice([0, 0, 1.2, 2.5, rng.random()]) for _ in range(rng.randint(1, 4))]
+                   for _ in range(rng.randint(1, 8))]
         members = [[rng.random() < 0.8 for _ in row] for row in rewards]
         gamma = rng.choice([1.0, 0.4])
         got = policy_advantages(rewards, members, gamma, BASELINES[baseline], cross_scheme)
@@ -299,19 +291,11 @@ def script(role, prompt):
         names = [name for name in ("seed-a", "seed-b", "learnt", "learnt-2") if f"- {name} [" in prompt]
         return [call("select_skills", selected_skills=[{"name": n, "reason": "r"}]) for n in names] + ["none of these"]
     if role == "summary":
-        skill = {
-            "name": "learnt",
-            "description": "relu forward randn",
-            "scope": "general",
-            "tags": ["relu"],
-            "content": CONTENT,
-        }
+        skill = {"name": "learnt", "description": "relu forward randn", "scope": "general", "tags": ["relu"],
+                 "content": CONTENT}
         lazy = skill | {"content": CONTENT + "\nOr use torch.compile."}
-        return [
-            call("update_skill_library", new_skills=[skill]),
-            call("update_skill_library", new_skills=[lazy, 3]),
-            "no idea",
-        ]
+        return [call("update_skill_library", new_skills=[skill]), call("update_skill_library", new_skills=[lazy, 3]),
+                "no idea"]
     if "Key Idea: fuse" in prompt:
         return [kernel(1.7), kernel(1.9, 0.35)]
     if "Speedup" in prompt:
@@ -336,14 +320,8 @@ def world(request, monkeypatch, model_folder, tmp_path):
             monkeypatch.setattr(module, "draw_curves", lambda run: None)  # a second each
 
     def run(out, *options, evaluate=False):
-        fresh = [
-            "--model",
-            str(model),
-            "--tasks",
-            str(tmp_path / "tasks"),
-            *SMALL,
-            *([] if evaluate else ["--no-eval"]),
-        ]
+        fresh = ["--model", str(model), "--tasks", str(tmp_path / "tasks"), *SMALL,
+                 *([] if evaluate else ["--no-eval"])]
         assert reinforce.main(["--out", str(tmp_path / out), *([] if "--resume" in options else fresh), *options]) == 0
         return tmp_path / out
 
@@ -446,28 +424,24 @@ def test_records_hold_what_happened(world):
             passed = [p for p in line["proposals"] if not p["rejected"]]
             fastest = max((p["attempt"]["verdict"]["speedup"] for p in passed), default=0.0)
             assert line["reward"] == min(fastest, reinforce.SPEEDUP_CAP)
-            assert all(
-                p["detail"] or p["rejected"] in ("no tool call", "too many", "known already", None)
-                for p in line["proposals"]
-            )
+            assert all(p["detail"] or p["rejected"] in ("no tool call", "too many", "known already", None)
+                       for p in line["proposals"])
 
 
 def test_staged_skills_wait_for_the_update(world, monkeypatch):
-    seen, real = [], reinforce.update
+    sizes = []  # of the library, after the rows of the loss were made and after the flush
 
-    def spy(model, optimizer, sequences, args):
-        seen.append(len(spy.run.library))
-        return real(model, optimizer, sequences, args)
+    def noted(real):
+        def phase(run, episodes):
+            result = real(run, episodes)
+            sizes.append(len(run.library))
+            return result
+        return phase
 
-    monkeypatch.setattr(reinforce, "update", spy)
-    flush = reinforce.flush
-    monkeypatch.setattr(
-        reinforce, "select", lambda run, tasks, real=reinforce.select: setattr(spy, "run", run) or real(run, tasks)
-    )
-    monkeypatch.setattr(reinforce, "flush", lambda run, episodes: (flush(run, episodes), seen.append(len(run.library))))
-    out = world("run", "--steps", "4")
-    staged = [m["staged"] for m in metrics(out)[1:]]
-    assert sum(staged) > 0 and [b - a for a, b in zip(seen[::2], seen[1::2])] == staged
+    for name in ("credit", "flush"):
+        monkeypatch.setattr(reinforce, name, noted(getattr(reinforce, name)))
+    staged = [m["staged"] for m in metrics(world("run", "--steps", "4"))[1:]]
+    assert sum(staged) > 0 and [b - a for a, b in zip(sizes[::2], sizes[1::2])] == staged
 
 
 def test_learning_moves_the_policy_to_the_better_kernel(world):
@@ -541,15 +515,10 @@ class ModelNew(nn.Module):
 
 def test_a_step_survives_every_candidate(world, monkeypatch):
     """With the real sandbox: a kernel that works, one that is malformed, hangs, exits, crashes, floods or hoards."""
-    bodies = {
-        "no class": "ModelNew = 3",
-        "no forward": "",
-        "hangs": "while True:\n    pass",
-        "exits": "import os\nos._exit(0)",
-        "floods": "while True:\n    print('x' * 99999)",
-        "crashes": "import ctypes\nctypes.string_at(0)",
-        "hoards": "x = []\nwhile True:\n    x.append(bytearray(1 << 28))",
-    }
+    bodies = {"no class": "ModelNew = 3", "no forward": "", "hangs": "while True:\n    pass",
+              "exits": "import os\nos._exit(0)", "floods": "while True:\n    print('x' * 99999)",
+              "crashes": "import ctypes\nctypes.string_at(0)",
+              "hoards": "x = []\nwhile True:\n    x.append(bytearray(1 << 28))"}
     replies = [f"```python\n{body}\nclass ModelNew:\n    pass\n```" for body in bodies.values()]
     replies = iter(["RELU", "no code", "```python\nclass ModelNew", *replies])
 
@@ -571,11 +540,8 @@ def state(out):
     """All that a run leaves, but for wall times."""
     trainer = torch.load(out / "checkpoint/trainer.pt", weights_only=True)
     lines = [{key: value for key, value in m.items() if key != "seconds"} for m in metrics(out)]
-    files = {
-        str(path.relative_to(out)): path.read_text()
-        for folder in ("rollouts", "skill_library")
-        for path in (out / folder).iterdir()
-    }
+    files = {str(path.relative_to(out)): path.read_text() for folder in ("rollouts", "skill_library")
+             for path in (out / folder).iterdir()}
     return {
         "weights": weights(out),
         "library": (out / "checkpoint/skill_library.jsonl").read_text(),
@@ -623,20 +589,8 @@ class Killed(BaseException):
 SHORT = ["--steps", "2", "--batch", "1"]
 
 
-POINTS = [
-    "select",
-    "roll_out",
-    "score",
-    "summarise",
-    "verify",
-    "credit",
-    "update",
-    "flush",
-    "record_rollouts",
-    "step_metrics",
-    "finish_step",
-    "save_checkpoint",
-]
+POINTS = ["select", "roll_out", "score", "summarise", "verify", "credit", "update", "flush", "record_rollouts",
+          "step_metrics", "finish_step", "save_checkpoint"]
 
 
 @pytest.mark.parametrize("n, point", list(enumerate(POINTS)))

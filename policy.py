@@ -2,8 +2,12 @@
 
 One rollout is one generator, `play`, which reads from top to bottom as a single conversation: prompt, kernel, verdict,
 feedback, next prompt. `rollout` drives many of them at once: the model writes all replies that can be written, and the
-sandbox judges all kernels that are there. This file knows nothing of retrieval, storage or advantages: reinforce.py
-fills in each turn's reward and advantage.
+sandbox judges all kernels that are there.
+
+    play ---- prompt ----> Backbone.sampler ---- Completion ----> play
+    play -- (task, code) --> Sandbox.submit ------ Verdict ------> play
+
+This file knows nothing of retrieval, storage or advantages: reinforce.py fills in each turn's reward and advantage.
 """
 
 import contextlib
@@ -124,11 +128,13 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
                 for number, prompt in sorted(prompts):
                     sampler.add(prompt, number)
                 prompts.clear()
+            # Write a few tokens; where there is nothing to write, wait for a verdict.
             if sampler.waiting:
                 for number, reply in write(sampler, sandbox):
                     resume(number, reply)
             elif judging:
                 sandbox.wait([future for _, future in judging])
+            # Verdicts that have come meanwhile are the rollouts' feedback.
             for number, future in judging[:]:
                 if future.done():
                     judging.remove((number, future))

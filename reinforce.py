@@ -16,11 +16,10 @@ once, each against its own kind of group:
     selection  mean over its rollouts of the best reward       the task's k selections              0.3
     summary    speedup of its best verified skill, at most 6   the task's s summaries               0.5
 
-How it differs from the paper's release: MRS is applied inside the update, where the trainer's probabilities are
-computed anyway, so a reply that it masks has been a member of its group. A proposal that repeats a skill of the library
-is turned down (summarizer.identity), where the release only gives it another name. The divisor of adv_cross_scheme has
-a floor: where all kernels are equally fast, it would blow timing noise up to full advantages. A summary's speedup is
-clipped where the Policy's is: a kernel that avoids multiplying by a diagonal matrix is 300 times as fast.
+How it differs from the paper's release: MRS is applied inside the update, where the trainer's probabilities are there
+anyway, so a reply that it masks was a member of its group. A proposal that repeats a skill of the library is rejected
+(summarizer.identity); the release gives it another name. The divisor of adv_cross_scheme has a floor: it would blow
+timing noise up to full advantages where all kernels are equally fast. A summary's speedup is clipped as the Policy's.
 
 In comments: N tokens of a reply; B tasks, k selections and s summaries of a task, n rollouts of a scheme, T turns.
 """
@@ -40,8 +39,8 @@ import policy
 import selector
 import summarizer
 from backbone import Completion
-from report import (draw_curves, finish_step, open_run, read_metrics, record_rollouts, rollout_metrics, save_checkpoint,
-                    step_metrics, task_stream)
+from report import (command_line, draw_curves, finish_step, open_run, read_metrics, record_rollouts, rollout_metrics,
+                    save_checkpoint, step_metrics, task_stream)
 from sandbox import Sandbox
 from skills import Skill
 
@@ -147,7 +146,7 @@ def leave_one_out(returns) -> list[float]:
     [1.0, -0.5, -0.5]
     """
     total, others = sum(returns), len(returns) - 1
-    return [_clean(g - (total - g) / others) for g in returns] if others > 0 else [float(g) for g in returns]
+    return [_clean(g - (total - g) / others) if others else float(g) for g in returns]
 
 
 def group_mean(returns) -> list[float]:
@@ -183,10 +182,9 @@ def returns_to_go(rewards, gamma) -> list[float]:
     >>> returns_to_go([1.0, 0.0, 2.0], 0.5)
     [1.5, 1.0, 2.0]
     """
-    returns, following = [], 0.0
+    returns = []
     for reward in reversed(rewards):
-        following = reward + gamma * following
-        returns.insert(0, following)
+        returns.insert(0, reward + gamma * (returns[0] if returns else 0.0))
     return returns
 
 
@@ -428,7 +426,7 @@ def credit(run, episodes) -> list[list[Row]]:
     for episode in episodes:
         turns = [trajectory.turns for trajectory in episode.trajectories]
         draws = iter(torch.rand(sum(map(len, turns)), generator=run.generator, device=run.generator.device).tolist())
-        members = []  # turns that nothing was written in and, here, turns that PRS masks are no members of a group
+        members = []  # not in a group: turns that PRS masks, and those whose prompt was too long to be answered
         for row in turns:
             kept = [next(draws) < prs_probability(turn.verdict) or not args.prs for turn in row]
             members.append([keep and bool(turn.completion.token_ids) for turn, keep in zip(row, kept)])
@@ -461,8 +459,7 @@ def flush(run, episodes):
 def evaluate_if_due(run, step) -> dict:
     """Metrics on the built-in problems where they are due, else nothing (paper: one greedy selection, T turns)."""
     args = run.args
-    due = step in (0, args.steps) or args.eval_every and step % args.eval_every == 0
-    if args.no_eval or not due:
+    if args.no_eval or not (step in (0, args.steps) or args.eval_every and step % args.eval_every == 0):
         return {}
     generator = torch.Generator(run.model.device).manual_seed(args.seed * 1_000_003 + step)  # not training's
     with run.phase("evaluate"):
@@ -477,7 +474,8 @@ def evaluate_if_due(run, step) -> dict:
 # The command
 
 def main(argv=None) -> int:
-    run = open_run(argv, __doc__, OPTIONS, SIZES, RECIPES, {"baseline": BASELINES}, CHANGEABLE)
+    tables = OPTIONS, SIZES, RECIPES
+    run = open_run(command_line(argv, __doc__, tables, choices={"baseline": BASELINES}), tables, CHANGEABLE)
     args = run.args
     kernels = args.batch * (args.k + 1) * args.n * args.turns
     print(f"{run.out}: {args.model} on {args.device}, steps {run.step} to {args.steps}. A step: {args.batch} tasks "

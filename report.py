@@ -48,7 +48,7 @@ UsageError = UserError  # the name until the merge
 
 @dataclass
 class Run:
-    """The state of a run."""
+    """The state of a run: what reinforce.py's phases read, and what one step hands to the next."""
 
     args: argparse.Namespace
     out: Path
@@ -62,10 +62,11 @@ class Run:
     sandbox: Sandbox | None = None
     compiled: Sandbox | None = None  # judges against torch.compile; only CUDA Agent's reward asks
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
-    bar: tqdm | None = None
+    bar: tqdm | None = None  # counts steps, and names the phase
 
     @property
     def clock(self) -> str:
+        """Which clock the verdicts are from: figures of the two are never compared."""
         return "modelled" if self.args.device == "cpu" else "measured"
 
     @contextlib.contextmanager
@@ -81,13 +82,18 @@ class Run:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Options: those given on the command line, over those of a run that is continued, over defaults
+# Options. Those given on the command line come before those of a run that is continued, and these before defaults.
 
 
-def command_line(argv, description, options, sizes, recipes, choices) -> dict:
-    """The options that were given, without defaults. The tables are those of reinforce.py; choices: name -> values."""
+def command_line(argv, description, tables, choices) -> dict:
+    """The options that were given, without defaults.
+
+    tables: OPTIONS, SIZES and RECIPES of reinforce.py, from which each option gets its flag, its type and its help.
+    choices: the values that an option may have, {name: values}, where not everything of its type will do.
+    """
     parser = argparse.ArgumentParser(description=description.split("\n")[0], usage=argparse.SUPPRESS,
                                      argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    options, sizes, recipes = tables
     parser.add_argument("--out", metavar="DIR", help="folder of the run (default: runs/<date and time>)")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is a GPU")
@@ -107,14 +113,17 @@ def command_line(argv, description, options, sizes, recipes, choices) -> dict:
 
 
 def flag(name) -> str:
+    """What an option is called on the command line."""
     return "--" + name.replace("_", "-")
 
 
-def configure(given, parameters, options, sizes, recipes) -> argparse.Namespace:
+def configure(given, parameters, tables) -> argparse.Namespace:
     """All options: those given, and the defaults for this device, recipe and number of model parameters.
 
-    Raises UserError where a number is too small.
+    What comes later in this order wins: sizes, options, what the recipe changes, what was given. Raises UserError where
+    a number is too small.
     """
+    options, sizes, recipes = tables
     column = 2 if parameters >= 1e9 else int(given["device"] == "cuda")
     config = {"recipe": "davinci"} | {name: row[column] for name, row in sizes.items()}
     config |= {name: default for name, (default, _) in options.items()}
@@ -129,21 +138,20 @@ def configure(given, parameters, options, sizes, recipes) -> argparse.Namespace:
 # Starting and resuming
 
 
-def open_run(argv, description, options, sizes, recipes, choices, changeable) -> Run:
-    """A new run, or with --resume the run of the folder as it was at its last checkpoint; its sandbox is not open yet.
+def open_run(given, tables, changeable) -> Run:
+    """A new run, or with --resume the run of the folder as it was at its last checkpoint. Its sandbox is not open yet.
 
-    argv and the tables as for command_line. changeable: options that may differ from those of the run that is
-    continued. Raises UserError; a run that is refused leaves nothing behind.
+    given: of command_line. changeable: options that may differ from those of the run that is continued.
+    Raises UserError; a run that is refused leaves nothing behind.
     """
-    given = command_line(argv, description, options, sizes, recipes, choices)
     out, saved = open_folder(given, changeable)
     if given.get("tasks", "synth") not in ("synth", "builtin"):
         folder_tasks(given["tasks"])  # a bad folder is told before the model is loaded
-    source = out / "checkpoint" if saved else given.get("model", options["model"][0])
+    source = out / "checkpoint" if saved else given.get("model", tables[0]["model"][0])
     model = Backbone.load(source, given["device"])
     for parameter in model.model.parameters():
         parameter.data = parameter.data.clone()  # a mapped file's alignment would change the last bit of a product
-    args = configure(given, sum(p.numel() for p in model.model.parameters()), options, sizes, recipes)
+    args = configure(given, sum(p.numel() for p in model.model.parameters()), tables)
     library, generator = SkillLibrary.of_model(source), torch.Generator(model.device).manual_seed(args.seed)
     run = Run(args, out, model, make_adamw(model.model.parameters(), args.lr), library, len(library), generator)
     if saved:
@@ -168,7 +176,11 @@ def open_run(argv, description, options, sizes, recipes, choices, changeable) ->
 
 
 def open_folder(given, changeable) -> tuple[Path, dict | None]:
-    """(folder of the run, trainer.pt of its last checkpoint or None where it begins); completes the options `given`."""
+    """(folder of the run, trainer.pt of its last checkpoint or None where the run begins).
+
+    Completes the options `given` by those of the run that is continued, and by the device. Refuses a folder that holds
+    another run, and options that would make the continued run another one.
+    """
     resume, named, saved = given.pop("resume", False), given.pop("out", None), None
     if resume and named is None:
         raise UserError("--resume: say which run with --out")
@@ -197,7 +209,11 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
 
 
 def task_stream(args):
-    """Training tasks without end, the same for the same options. Raises TaskError when there are none."""
+    """Training tasks without end, the same for the same options. Raises TaskError when there are none.
+
+    A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
+    batch (tasks.scale_batch), so that kernels take long enough to be measured.
+    """
     if args.tasks == "synth":
         for task in training_tasks(args.seed):
             yield task if args.device == "cpu" else scale_batch(task, GPU_BATCH_FACTOR)
@@ -208,6 +224,7 @@ def task_stream(args):
 
 
 def shapes(model) -> list[list[int]]:
+    """The shape of every weight, by which a checkpoint's optimiser state is known to fit."""
     return [list(parameter.shape) for parameter in model.model.parameters()]
 
 
@@ -216,7 +233,10 @@ def shapes(model) -> list[list[int]]:
 
 
 def finish_step(run, line):
-    """Commit a step: its metrics first, then the checkpoint. Killed before that, all since the old one is repeated."""
+    """Commit a step: its metrics first, then the checkpoint. Killed before that, all since the old one is repeated.
+
+    line: what metrics.jsonl gets; the seconds of each phase are added to it. Step 0 is the evaluation before training.
+    """
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
     with open(run.out / "metrics.jsonl", "a") as file:
         file.write(json.dumps(line) + "\n")
@@ -232,7 +252,9 @@ def finish_step(run, line):
 def save_checkpoint(run):
     """A model folder, its skill library, and trainer.pt, of the last complete step.
 
-    A complete checkpoint is there at any instant: the new one is written beside the old one and takes its place.
+    A complete checkpoint is there at any instant: the new one is written beside the old one (checkpoint.new), the old
+    one steps aside (checkpoint.old), the new one takes its place. A kill between the two renames leaves no folder
+    `checkpoint`; open_folder then takes checkpoint.new, which is complete.
     """
     folder, new, old = (run.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
     shutil.rmtree(new, ignore_errors=True)
@@ -267,18 +289,27 @@ def read_metrics(run) -> list[dict]:
 
 
 def mean(values) -> float | None:
+    """Their mean, or None without any."""
     values = list(values)
     return sum(values) / len(values) if values else None
 
 
 def rollout_metrics(episodes) -> dict:
-    """Means over rollouts; a rollout counts by its best turn, and a wrong one as not faster than anything."""
+    """Means over rollouts and over turns, of training tasks or of the evaluation's problems.
+
+    A rollout counts by its best turn, and a wrong one as not faster than anything. Fast_p is the share of all rollouts
+    that are correct and more than p times as fast as PyTorch. None stands for a mean of nothing.
+    """
     trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    best = [max((t.verdict.speedup for t in tr.turns if t.verdict.correct), default=0.0) for tr in trajectories]
+    best = []  # for each rollout the speedup of its fastest correct turn, or 0
+    for trajectory in trajectories:
+        best.append(max((t.verdict.speedup for t in trajectory.turns if t.verdict.correct), default=0.0))
     return {"reward_best": mean(trajectory.best_reward for trajectory in trajectories),
-            "reward_turn": mean(turn.reward for turn in turns), "correct": mean(speedup > 0 for speedup in best),
-            "fast_1": mean(speedup > 1 for speedup in best), "fast_1.2": mean(speedup > 1.2 for speedup in best),
+            "reward_turn": mean(turn.reward for turn in turns),
+            "correct": mean(speedup > 0 for speedup in best),
+            "fast_1": mean(speedup > 1 for speedup in best),
+            "fast_1.2": mean(speedup > 1.2 for speedup in best),
             "speedup": mean(s for s in best if s),
             "correct_first": mean(trajectory.turns[0].verdict.correct for trajectory in trajectories),
             "coverage": mean(turn.verdict.coverage or 0.0 for turn in turns if turn.verdict.correct),
@@ -287,21 +318,24 @@ def rollout_metrics(episodes) -> dict:
 
 
 def step_metrics(run, episodes) -> dict:
-    """What a step's line in metrics.jsonl says of its episodes."""
+    """What a step's line in metrics.jsonl says of its episodes: every role's rewards, counts and rows of the loss."""
     turns = [turn for episode in episodes for trajectory in episode.trajectories for turn in trajectory.turns]
     selections = [selection for episode in episodes for selection in episode.selections]
     summaries = [summary for episode in episodes for summary in episode.summaries]
     proposals = [proposal for summary in summaries for proposal in summary.proposals]
-    seeds = {skill.name for skill in run.library.skills[:run.seeds]}
+    seeds = {skill.name for skill in run.library.skills[:run.seeds]}  # all others the run has learnt
     return {"step": run.step + 1, "clock": run.clock, **rollout_metrics(episodes),
+            # Selection: its reward, skills in a selection, learnt ones among all, names that were no candidates
             "reward_selection": mean(selection.reward for selection in selections),
-            "reward_summary": mean(summary.reward for summary in summaries),
             "selected": mean(len(selection.skills) for selection in selections),
             "selected_learnt": sum(skill.name not in seeds for s in selections for skill in s.skills),
             "selected_invalid": sum(len(selection.dropped) for selection in selections),
+            # Summary: its reward, and what became of its proposals
+            "reward_summary": mean(summary.reward for summary in summaries),
             "summaries": len(summaries), "proposals": len(proposals), "passed": sum(not p.rejected for p in proposals),
             "rejected": dict(sorted(Counter(p.rejected for p in proposals if p.rejected).items())),
             "staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library),
+            # replies that were in a group and have an advantage, and turns that PRS masked
             "policy_rows": sum(turn.advantage is not None for turn in turns),
             "selection_rows": sum(selection.advantage is not None for selection in selections),
             "summary_rows": sum(summary.advantage is not None for summary in summaries),
@@ -328,7 +362,8 @@ def progress(m, args) -> str:
 def record_rollouts(run, path, episodes):
     """One line for each selection, rollout and summary: every prompt, reply, verdict and rejected proposal.
 
-    A later turn's prompt is what came before it and the `feedback` there, so only the first is written out.
+    A later turn's prompt is what came before it and the `feedback` there, so only the first is written out. Rewards and
+    advantages are there, too: what the update was made from can be computed again from these lines alone.
     """
     @functools.cache  # many replies answer the same prompt
     def text(ids):
@@ -358,12 +393,12 @@ def record_rollouts(run, path, episodes):
 
 def draw_curves(run):
     """curves.png: rewards, training, evaluation, skills, rejected proposals and seconds over the steps."""
-    import matplotlib
+    import matplotlib  # here: it takes half a second to import
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    metrics, path = read_metrics(run), run.out / "curves.png"
-    steps, name = [m for m in metrics if m["step"] > 0], f"({run.clock} clock)"
+    metrics, name = read_metrics(run), f"({run.clock} clock)"
+    steps = [m for m in metrics if m["step"] > 0]
     figure, axes = plt.subplots(2, 3, figsize=(15, 8), layout="constrained")
     for axis, title, keys in (
             (axes[0, 0], "reward by role", ["reward_best", "reward_turn", "reward_selection", "reward_summary"]),
@@ -380,11 +415,11 @@ def draw_curves(run):
                 axis.plot(xs, ys, color=line.get_color(), label=key)
             elif points:
                 axis.plot(xs, ys, marker=".", label=key)
-    shares = {reason: [m["rejected"].get(reason, 0) / max(m["proposals"], 1) for m in steps] for reason in REASONS}
     phases = dict.fromkeys(phase for m in steps for phase in m["seconds"])
-    seconds = {phase: [m["seconds"].get(phase, 0) for m in steps] for phase in phases}
-    for axis, title, stack in ((axes[1, 1], "share of proposals rejected", shares),
-                               (axes[1, 2], "seconds of a step", seconds)):
+    stacks = {"share of proposals rejected": {reason: [m["rejected"].get(reason, 0) / max(m["proposals"], 1)
+                                                       for m in steps] for reason in REASONS},
+              "seconds of a step": {phase: [m["seconds"].get(phase, 0) for m in steps] for phase in phases}}
+    for axis, (title, stack) in zip(axes[1, 1:], stacks.items()):
         axis.set_title(title)
         stack = {label: values for label, values in stack.items() if any(values)}
         if stack:
@@ -395,6 +430,5 @@ def draw_curves(run):
             axis.legend(fontsize=8)
         else:
             axis.text(0.5, 0.5, "none in this run", ha="center", transform=axis.transAxes)
-    figure.savefig(path.with_suffix(".new.png"), dpi=100)
-    os.replace(path.with_suffix(".new.png"), path)
+    figure.savefig(run.out / "curves.png", dpi=100)
     plt.close(figure)

@@ -32,7 +32,7 @@ from tasks import run_command
 
 
 def configure(given, parameters=1e6):
-    return report.configure(given, parameters, OPTIONS, SIZES, RECIPES)
+    return report.configure(given, parameters, (OPTIONS, SIZES, RECIPES))
 
 
 # ---- rewards

@@ -112,12 +112,11 @@ def tiny_qwen(tokenizer, seed=0):
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(
-        Qwen3Config(vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2,
-                    num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
-                    max_position_embeddings=4096, initializer_range=0.15, eos_token_id=tokenizer.eos_token_id,
-                    pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
-    ).eval()
+    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
+                         max_position_embeddings=4096, initializer_range=0.15, eos_token_id=tokenizer.eos_token_id,
+                         pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+    return Qwen3ForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="session")
@@ -264,3 +263,8 @@ class FakeSandbox:
 def kernel(speedup, coverage=0.8, note="") -> str:
     """A policy reply whose kernel has this speedup in the eyes of FakeSandbox."""
     return f"Plan: x.\n\n```python\nclass ModelNew:\n    # speedup {speedup} coverage {coverage} {note}\n    pass\n```"
+
+
+def call(name, **arguments) -> str:
+    """A reply that is a tool call."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': {'think': 't'} | arguments})}</tool_call>"

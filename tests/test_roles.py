@@ -1,7 +1,6 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
 
 import contextlib
-import json
 from concurrent.futures import Future
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 import backbone
 import summarizer
 from backbone import Completion
-from conftest import FakeSandbox, Scripted, ScriptedSampler, kernel, make_task
+from conftest import FakeSandbox, Scripted, ScriptedSampler, call, kernel, make_task
 from policy import Trajectory, Turn, rollout, score_pairs
 from sandbox import Verdict
 from selector import read_selection, select
@@ -32,14 +31,11 @@ def scripted(model):
 
 
 def selecting(*names) -> str:
-    call = {"name": "select_skills",
-            "arguments": {"think": "t", "selected_skills": [{"name": n, "reason": "r"} for n in names]}}
-    return f"<tool_call>{json.dumps(call)}</tool_call>"
+    return call("select_skills", selected_skills=[{"name": n, "reason": "r"} for n in names])
 
 
 def proposing(*skills) -> str:
-    call = {"name": "update_skill_library", "arguments": {"think": "t", "new_skills": list(skills)}}
-    return f"<tool_call>{json.dumps(call)}</tool_call>"
+    return call("update_skill_library", new_skills=list(skills))
 
 
 def entry(**changes) -> dict:

@@ -165,7 +165,8 @@ def open_run(given, tables, changeable) -> Run:
         write_atomically(out / "config.json", json.dumps(vars(args), indent=1))
     except OSError as error:
         raise UserError(f"--out {out}: cannot write there ({error.strerror})") from None
-    # What a killed step has left is written again; nothing of it may stay if it turns out otherwise.
+    # Remove what a killed step has left. It will be written again, and with a GPU it may turn out otherwise: nothing of
+    # it may stay then.
     write_atomically(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in read_metrics(run)))
     for path in [*out.glob("rollouts/*_*.jsonl"), *out.glob("skill_library/global_step_*.jsonl")]:
         if int(path.stem.rsplit("_", 1)[1]) > run.step:

@@ -18,50 +18,7 @@ torch.set_num_threads(1)  # these models are so small that a second thread only 
 import backbone
 from backbone import Backbone, Completion
 from sandbox import KernelTime, Sandbox, Verdict, feedback
-from tasks import Task, TaskError, UserError
-
-# ---- until the merge: the new interfaces of Backbone and Sandbox on the old ones. Delete it then.
-if not hasattr(Backbone, "sampler"):
-    class OldSampler(contextlib.nullcontext):
-        def __init__(self, *arguments):
-            self.arguments, self.added, self.replies, self.waiting = arguments, [], None, 0
-
-        def add(self, prompt, key):
-            self.added.append((key, prompt))
-            self.waiting += 1
-
-        def step(self):
-            if self.replies is None:
-                coming, self.added = [self.added, None], []
-                model, *options = self.arguments
-                self.replies = model.stream(lambda wait: coming.pop(0) if wait else [], *options)
-            reply = next(self.replies, None)
-            if reply is None:
-                self.replies = None
-                return []
-            self.waiting -= 1
-            return [reply]
-
-        def pause(self):
-            pass
-
-        def __enter__(self):
-            return self
-
-    Backbone.sampler = lambda model, tokens, temperature=1.0, generator=None: OldSampler(model, tokens, temperature,
-                                                                                        generator)
-backbone.ModelError = UserError
-if not hasattr(Sandbox, "sampling"):
-    import time
-    old_wait = Sandbox.wait
-
-    def timed_wait(self, futures):
-        start = time.monotonic()
-        old_wait(self, futures)
-        self.waited += time.monotonic() - start
-
-    Sandbox.wait, Sandbox.waited, Sandbox.sampling = timed_wait, 0.0, lambda self: contextlib.nullcontext()
-# ---- until here
+from tasks import Task, TaskError
 
 TEMPLATE = """{%- for m in messages -%}
 <|im_start|>{{ m.role }}
@@ -154,15 +111,6 @@ class Scripted(Backbone):
 
     def sampler(self, max_new_tokens, temperature=1.0, generator=None):
         return ScriptedSampler(self, max_new_tokens, temperature, generator)
-
-    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None):
-        sampler = self.sampler(max_new_tokens, temperature, generator)
-        for i, prompt in enumerate(prompts):
-            sampler.add(prompt, i)
-        replies = {}
-        while sampler.waiting:
-            replies.update(sampler.step())
-        return [replies[i] for i in range(len(prompts))]
 
 
 class ScriptedSampler:

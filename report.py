@@ -1,50 +1,316 @@
-"""The folder of a training run: metrics, records of every reply, checkpoints, curves. Bookkeeping of reinforce.py.
+"""What a run leaves behind and how it is shown. Options, starting, resuming and bookkeeping of reinforce.py.
 
-    metrics.jsonl            one object a step; README.md says what each number means
-    rollouts/step_N.jsonl    every prompt, reply, verdict, selection, proposal, and why a proposal was rejected
-    checkpoint/              a model folder with its skill library, and trainer.pt: all that --resume needs
+The folder of a run, --out:
+
+    config.json                            every option of the run, written when it begins
+    metrics.jsonl                          one object a step; README.md says what each number means
+    rollouts/step_N.jsonl                  every prompt, reply, verdict, selection, proposal, and why it was rejected
+    rollouts/eval_N.jsonl                  the same for the evaluation after step N
+    skill_library/global_step_N.jsonl      the library after a step in which a skill has joined it
+    checkpoint/                            a model folder with its skill library (bench.py loads it), and trainer.pt:
+                                           all that --resume needs
     curves.png
 
-`run` is reinforce.Run, `episodes` a list of reinforce.Episode. A step is complete once its checkpoint is; what a
-kill leaves of a later one is written again.
+A step is complete once its line is in metrics.jsonl and, every --save-every steps, its checkpoint is written. A killed
+run goes on from its last checkpoint: start_run removes what later steps have left, and they are done again. On a CPU
+the continued run equals an uninterrupted one bit for bit, because weights, optimiser, library, the generator's state
+and the position in the stream of tasks are all that one step hands to the next.
+
+`episodes` is a list of reinforce.Episode.
 """
 
+import argparse
 import contextlib
 import functools
 import json
 import os
+import random
 import shutil
+import sys
 import time
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
-from sandbox import feedback
-from skills import MODEL_FILE, write_atomically
+from backbone import Backbone
+from fast.optimizer import make_adamw
+from sandbox import Sandbox, feedback
+from skills import MODEL_FILE, SkillLibrary, write_atomically
 from summarizer import REASONS
+from synthetic.generator import training_tasks
+from tasks import GPU_BATCH_FACTOR, UserError, builtin_tasks, folder_tasks, scale_batch
+
+UsageError = UserError  # the name until the merge
 
 
-class UsageError(ValueError):
-    """A command line that cannot be followed. The message is one line, fit to be shown to the user."""
+@dataclass
+class Run:
+    """The state of a run: what reinforce.py's phases read, and what one step hands to the next."""
+
+    args: argparse.Namespace
+    out: Path
+    model: Backbone
+    optimizer: torch.optim.Optimizer
+    library: SkillLibrary
+    seeds: int  # the library's size before the first step
+    generator: torch.Generator  # of all sampling in training
+    step: int = 0  # complete steps
+    settled: torch.Tensor | None = None  # the generator's state after the last of them; None while weights change
+    sandbox: Sandbox | None = None
+    compiled: Sandbox | None = None  # judges against torch.compile; only CUDA Agent's reward asks
+    seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
+    bar: tqdm | None = None  # counts steps, and names the phase
+
+    @property
+    def clock(self) -> str:
+        """Which clock the verdicts are from: figures of the two are never compared."""
+        return "modelled" if self.args.device == "cpu" else "measured"
+
+    @contextlib.contextmanager
+    def phase(self, name):
+        """Time a phase and show its name. What it waits for the sandbox is counted under `sandbox` instead."""
+        if self.bar is not None:
+            self.bar.set_description(f"step {self.step + 1}: {name}")
+        start, before = time.monotonic(), self.sandbox.waited
+        yield
+        waited = self.sandbox.waited - before
+        self.seconds["sandbox"] += waited
+        self.seconds[name] += time.monotonic() - start - waited
 
 
-def clock(run):
-    return "modelled" if run.sandbox.device == "cpu" else "measured"
+# ----------------------------------------------------------------------------------------------------------------------
+# Options. Those given on the command line come before those of a run that is continued, and these before defaults.
+
+
+def command_line(argv, description, tables, choices) -> dict:
+    """The options that were given, without defaults.
+
+    tables: OPTIONS, SIZES and RECIPES of reinforce.py, from which each option gets its flag, its type and its help.
+    choices: the values that an option may have, {name: values}, where not everything of its type will do.
+    """
+    parser = argparse.ArgumentParser(description=description.split("\n")[0], usage=argparse.SUPPRESS,
+                                     argument_default=argparse.SUPPRESS, allow_abbrev=False)
+    options, sizes, recipes = tables
+    parser.add_argument("--out", metavar="DIR", help="folder of the run (default: runs/<date and time>)")
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is a GPU")
+    parser.add_argument("--recipe", choices=list(recipes), help="reward, and what goes with it (default: davinci)")
+    for name, (default, meaning) in options.items():
+        others = [f", {recipe}: {changed[name]}" for recipe, changed in recipes.items() if name in changed]
+        kind = {"type": type(default), "metavar": "X"}
+        if type(default) is bool:
+            kind = {"action": argparse.BooleanOptionalAction if default else "store_true"}
+        elif name in choices:
+            kind = {"choices": list(choices[name])}
+        parser.add_argument(flag(name), help=f"{meaning} (default: {default}{''.join(others)})", **kind)
+    for name, (cpu, gpu, paper, meaning) in sizes.items():
+        parser.add_argument(flag(name), type=type(cpu), metavar="X", help=f"{meaning} (default: {cpu} on a CPU, {gpu} "
+                            f"on a GPU, {paper} for a model over a billion parameters)")
+    return vars(parser.parse_args(argv))
+
+
+def flag(name) -> str:
+    """What an option is called on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def configure(given, parameters, tables) -> argparse.Namespace:
+    """All options: those given, and the defaults for this device, recipe and number of model parameters.
+
+    What comes later in this order wins: sizes, options, what the recipe changes, what was given. Raises UserError where
+    a number is too small.
+    """
+    options, sizes, recipes = tables
+    column = 2 if parameters >= 1e9 else int(given["device"] == "cuda")
+    config = {"recipe": "davinci"} | {name: row[column] for name, row in sizes.items()}
+    config |= {name: default for name, (default, _) in options.items()}
+    config |= recipes[given.get("recipe", "davinci")] | given
+    for name in sizes:
+        if config[name] < (0 if name in ("steps", "k", "s", "lr") else 1):
+            raise UserError(f"{flag(name)} {config[name]}: too small")
+    return argparse.Namespace(**config)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Starting and resuming
+
+
+def open_run(given, tables, changeable) -> Run:
+    """A new run, or with --resume the run of the folder as it was at its last checkpoint. Its sandbox is not open yet.
+
+    given: of command_line. changeable: options that may differ from those of the run that is continued.
+    Raises UserError; a run that is refused leaves nothing behind.
+    """
+    out, saved = open_folder(given, changeable)
+    if given.get("tasks", "synth") not in ("synth", "builtin"):
+        folder_tasks(given["tasks"])  # a bad folder is told before the model is loaded
+    source = out / "checkpoint" if saved else given.get("model", tables[0]["model"][0])
+    model = Backbone.load(source, given["device"])
+    for parameter in model.model.parameters():
+        parameter.data = parameter.data.clone()  # a mapped file's alignment would change the last bit of a product
+    args = configure(given, sum(p.numel() for p in model.model.parameters()), tables)
+    library, generator = SkillLibrary.of_model(source), torch.Generator(model.device).manual_seed(args.seed)
+    run = Run(args, out, model, make_adamw(model.model.parameters(), args.lr), library, len(library), generator)
+    if saved:
+        if saved["shapes"] != shapes(model):
+            raise UserError(f"--resume: the model in {source} is not the one that this run has trained")
+        run.optimizer.load_state_dict(saved["optimizer"])
+        generator.set_state(saved["generator"])
+        run.step, run.seeds = saved["step"], saved["seeds"]
+    run.settled = generator.get_state()
+    try:
+        write_atomically(out / "config.json", json.dumps(vars(args), indent=1))
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot write there ({error.strerror})") from None
+    # Remove what a killed step has left. It will be written again, and with a GPU it may turn out otherwise: nothing of
+    # it may stay then.
+    write_atomically(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in read_metrics(run)))
+    for path in [*out.glob("rollouts/*_*.jsonl"), *out.glob("skill_library/global_step_*.jsonl")]:
+        if int(path.stem.rsplit("_", 1)[1]) > run.step:
+            path.unlink()
+    if not (out / "skill_library").is_dir():
+        library.save_snapshot(out / "skill_library", run.step)
+    return run
+
+
+def open_folder(given, changeable) -> tuple[Path, dict | None]:
+    """(folder of the run, trainer.pt of its last checkpoint or None where the run begins).
+
+    Completes the options `given` by those of the run that is continued, and by the device. Refuses a folder that holds
+    another run, and options that would make the continued run another one.
+    """
+    resume, named, saved = given.pop("resume", False), given.pop("out", None), None
+    if resume and named is None:
+        raise UserError("--resume: say which run with --out")
+    out = Path(named or time.strftime("runs/%Y%m%d-%H%M%S"))
+    if resume:
+        folder, new, old = (out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+        if old.exists() and not folder.exists():
+            new.rename(folder)  # killed between the two renames of save_checkpoint: the new one is complete
+        if (folder / "trainer.pt").is_file():
+            saved = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
+            config = saved["config"]
+        elif (out / "config.json").is_file():  # killed before its first checkpoint: begin again
+            config = json.loads((out / "config.json").read_text())
+        else:
+            raise UserError(f"--resume: nothing to resume in {out}")
+        for name, value in given.items():
+            if value != config[name] and name not in changeable:
+                raise UserError(f"--resume: {out} has {flag(name)} {config[name]}, not {value}")
+        given |= config | given
+    elif (out / "checkpoint").exists() or (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").stat().st_size:
+        raise UserError(f"{out} already holds a run: continue it with --resume, or choose another --out")
+    given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
+    if given["device"] == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no GPU is available here")
+    return out, saved
+
+
+def task_stream(args):
+    """Training tasks without end, the same for the same options. Raises TaskError when there are none.
+
+    A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
+    batch (tasks.scale_batch), so that kernels take long enough to be measured.
+    """
+    if args.tasks == "synth":
+        for task in training_tasks(args.seed):
+            yield task if args.device == "cpu" else scale_batch(task, GPU_BATCH_FACTOR)
+    listed = builtin_tasks(device=args.device) if args.tasks == "builtin" else folder_tasks(args.tasks)
+    rng = random.Random(args.seed)
+    while True:
+        yield from rng.sample(listed, len(listed))  # every task once, then again in another order
+
+
+def shapes(model) -> list[list[int]]:
+    """The shape of every weight, by which a checkpoint's optimiser state is known to fit."""
+    return [list(parameter.shape) for parameter in model.model.parameters()]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The end of a step
+
+
+def finish_step(run, line):
+    """Commit a step: its metrics first, then the checkpoint. Killed before that, all since the old one is repeated.
+
+    line: what metrics.jsonl gets; the seconds of each phase are added to it. Step 0 is the evaluation before training.
+    """
+    line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
+    with open(run.out / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n")
+    run.settled = run.generator.get_state()
+    if run.step % run.args.save_every == 0 or run.step == run.args.steps:
+        save_checkpoint(run)
+    if run.step or "eval_fast_1" in line:
+        tqdm.write(progress(line, run.args), file=sys.stdout)
+    if "eval_fast_1" in line and 0 < run.step < run.args.steps:
+        draw_curves(run)
+
+
+def save_checkpoint(run):
+    """A model folder, its skill library, and trainer.pt, of the last complete step.
+
+    A complete checkpoint is there at any instant: the new one is written beside the old one (checkpoint.new), the old
+    one steps aside (checkpoint.old), the new one takes its place. A kill between the two renames leaves no folder
+    `checkpoint`; open_folder then takes checkpoint.new, which is complete.
+    """
+    folder, new, old = (run.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    run.model.save(new)
+    run.library.save(new / MODEL_FILE)
+    torch.save({"step": run.step, "config": vars(run.args), "seeds": run.seeds, "optimizer": run.optimizer.state_dict(),
+                "generator": run.settled, "shapes": shapes(run.model)}, new / "trainer.pt")
+    for path in new.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_metrics(run) -> list[dict]:
+    """The lines of complete steps: not one that a kill cut off, nor one whose checkpoint was never written."""
+    path, kept = run.out / "metrics.jsonl", []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        with contextlib.suppress(ValueError):
+            metrics = json.loads(line)
+            if metrics["step"] <= run.step:
+                kept.append(metrics)
+    return kept
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Metrics (README.md: metric glossary)
 
 
 def mean(values) -> float | None:
+    """Their mean, or None without any."""
     values = list(values)
     return sum(values) / len(values) if values else None
 
 
-def rollout_metrics(trajectories) -> dict:
-    """Means over rollouts; a rollout counts by its best turn, and a wrong one as not faster than anything."""
-    best = [max((t.verdict.speedup for t in tr.turns if t.verdict.correct), default=0.0) for tr in trajectories]
+def rollout_metrics(episodes) -> dict:
+    """Means over rollouts and over turns, of training tasks or of the evaluation's problems.
+
+    A rollout counts by its best turn, and a wrong one as not faster than anything. Fast_p is the share of all rollouts
+    that are correct and more than p times as fast as PyTorch. None stands for a mean of nothing.
+    """
+    trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    best = []  # for each rollout the speedup of its fastest correct turn, or 0
+    for trajectory in trajectories:
+        best.append(max((t.verdict.speedup for t in trajectory.turns if t.verdict.correct), default=0.0))
     return {"reward_best": mean(trajectory.best_reward for trajectory in trajectories),
-            "reward_turn": mean(turn.reward for turn in turns), "correct": mean(speedup > 0 for speedup in best),
-            "fast_1": mean(speedup > 1 for speedup in best), "fast_1.2": mean(speedup > 1.2 for speedup in best),
+            "reward_turn": mean(turn.reward for turn in turns),
+            "correct": mean(speedup > 0 for speedup in best),
+            "fast_1": mean(speedup > 1 for speedup in best),
+            "fast_1.2": mean(speedup > 1.2 for speedup in best),
             "speedup": mean(s for s in best if s),
             "correct_first": mean(trajectory.turns[0].verdict.correct for trajectory in trajectories),
             "coverage": mean(turn.verdict.coverage or 0.0 for turn in turns if turn.verdict.correct),
@@ -53,21 +319,24 @@ def rollout_metrics(trajectories) -> dict:
 
 
 def step_metrics(run, episodes) -> dict:
-    trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    """What a step's line in metrics.jsonl says of its episodes: every role's rewards, counts and rows of the loss."""
+    turns = [turn for episode in episodes for trajectory in episode.trajectories for turn in trajectory.turns]
     selections = [selection for episode in episodes for selection in episode.selections]
     summaries = [summary for episode in episodes for summary in episode.summaries]
     proposals = [proposal for summary in summaries for proposal in summary.proposals]
-    seeds = {skill.name for skill in run.library.skills[:run.seeds]}
-    return {"step": run.step + 1, "clock": clock(run), **rollout_metrics(trajectories),
+    seeds = {skill.name for skill in run.library.skills[:run.seeds]}  # all others the run has learnt
+    return {"step": run.step + 1, "clock": run.clock, **rollout_metrics(episodes),
+            # Selection: its reward, skills in a selection, learnt ones among all, names that were no candidates
             "reward_selection": mean(selection.reward for selection in selections),
-            "reward_summary": mean(summary.reward for summary in summaries),
             "selected": mean(len(selection.skills) for selection in selections),
             "selected_learnt": sum(skill.name not in seeds for s in selections for skill in s.skills),
             "selected_invalid": sum(len(selection.dropped) for selection in selections),
+            # Summary: its reward, and what became of its proposals
+            "reward_summary": mean(summary.reward for summary in summaries),
             "summaries": len(summaries), "proposals": len(proposals), "passed": sum(not p.rejected for p in proposals),
             "rejected": dict(sorted(Counter(p.rejected for p in proposals if p.rejected).items())),
             "staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library),
+            # replies that were in a group and have an advantage, and turns that PRS masked
             "policy_rows": sum(turn.advantage is not None for turn in turns),
             "selection_rows": sum(selection.advantage is not None for selection in selections),
             "summary_rows": sum(summary.advantage is not None for summary in summaries),
@@ -75,7 +344,7 @@ def step_metrics(run, episodes) -> dict:
 
 
 def progress(m, args) -> str:
-    """The line that a step prints; before the first step only the evaluation."""
+    """The line that a step prints; before the first step only the evaluation. m: a line of metrics.jsonl."""
     evaluation = f"evaluation: reward {m['eval_reward_best']:.3f}, correct {m['eval_correct']:.0%}, " \
                  f"Fast_1 {m['eval_fast_1']:.0%} ({m['clock']})" if "eval_fast_1" in m else ""
     if m["step"] == 0:
@@ -87,10 +356,15 @@ def progress(m, args) -> str:
     return text + ("  |  " + evaluation if evaluation else "")
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Transcripts and curves
+
+
 def record_rollouts(run, path, episodes):
     """One line for each selection, rollout and summary: every prompt, reply, verdict and rejected proposal.
 
-    A later turn's prompt is what came before it and the `feedback` there, so only the first is written out.
+    A later turn's prompt is what came before it and the `feedback` there, so only the first is written out. Rewards and
+    advantages are there, too: what the update was made from can be computed again from these lines alone.
     """
     @functools.cache  # many replies answer the same prompt
     def text(ids):
@@ -118,102 +392,21 @@ def record_rollouts(run, path, episodes):
     write_atomically(path, "".join(json.dumps(line, default=vars) + "\n" for line in lines))
 
 
-def read_metrics(run) -> list[dict]:
-    """The lines of complete steps: not one that a kill cut off, nor one whose checkpoint was never written."""
-    path, kept = run.out / "metrics.jsonl", []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        with contextlib.suppress(ValueError):
-            kept += [m for m in [json.loads(line)] if m["step"] <= run.step]
-    return kept
-
-
-def finish_step(run, line):
-    """Commit a step: metrics first, then the checkpoint. Killed before that, all since the old one is done again."""
-    line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
-    with open(run.out / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(line) + "\n")
-    run.settled = run.generator.get_state()
-    if run.step % run.args.save_every == 0 or run.step == run.args.steps:
-        save_checkpoint(run)
-
-
-def shapes(model) -> list[list[int]]:
-    return [list(parameter.shape) for parameter in model.model.parameters()]
-
-
-def save_checkpoint(run):
-    """A model folder, its skill library, and trainer.pt, of the last complete step.
-
-    Complete at any instant: written aside, then swapped in.
-    """
-    folder, new, old = (run.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
-    shutil.rmtree(new, ignore_errors=True)
-    new.mkdir(parents=True)
-    run.model.save(new)
-    run.library.save(new / MODEL_FILE)
-    torch.save({"step": run.step, "config": vars(run.args), "seeds": run.seeds, "optimizer": run.optimizer.state_dict(),
-                "generator": run.settled, "shapes": shapes(run.model)}, new / "trainer.pt")
-    for path in new.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    new.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def open_folder(given, changeable) -> tuple[Path, dict | None]:
-    """(folder of the run, its saved state or None for a new run); fills the options `given` up from the latter.
-
-    changeable: options that may differ from the saved ones. Raises UsageError.
-    """
-    resume, named = given.pop("resume", False), given.pop("out", None)
-    if resume and named is None:
-        raise UsageError("--resume: say which run with --out")
-    out, saved = Path(named or time.strftime("runs/%Y%m%d-%H%M%S")), None
-    if resume:
-        folder, new, old = (out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
-        if old.exists() and not folder.exists():
-            new.rename(folder)  # killed in mid-swap: the new one was complete
-        if (folder / "trainer.pt").is_file():
-            saved = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
-        elif (out / "config.json").is_file():  # killed before its first checkpoint: begin again
-            saved = {"step": None, "config": json.loads((out / "config.json").read_text())}
-        else:
-            raise UsageError(f"--resume: nothing to resume in {out}")
-        for name, value in given.items():
-            if value != saved["config"][name] and name not in changeable:
-                raise UsageError(f"--resume: {out} has --{name.replace('_', '-')} {saved['config'][name]}, not {value}")
-        given |= {name: value for name, value in saved["config"].items() if name not in given}
-    elif (out / "checkpoint").exists() or (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").stat().st_size:
-        raise UsageError(f"{out} already holds a run: continue it with --resume, or choose another --out")
-    given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
-    if given["device"] == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: no GPU is available here")
-    try:
-        write_atomically(out / ".writable", "")
-        (out / ".writable").unlink()
-        if not any(out.iterdir()):
-            out.rmdir()  # a run that is refused for another reason leaves nothing behind
-    except OSError as error:
-        raise UsageError(f"--out {out}: cannot write there ({error.strerror})") from None
-    return out, saved
-
-
-def draw_curves(metrics, path):
+def draw_curves(run):
     """curves.png: rewards, training, evaluation, skills, rejected proposals and seconds over the steps."""
-    import matplotlib
+    import matplotlib  # here: it takes half a second to import
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    steps, name = [m for m in metrics if m["step"] > 0], f"({metrics[-1]['clock']} clock)"
+    metrics, name = read_metrics(run), f"({run.clock} clock)"
+    steps = [m for m in metrics if m["step"] > 0]
     figure, axes = plt.subplots(2, 3, figsize=(15, 8), layout="constrained")
     for axis, title, keys in (
             (axes[0, 0], "reward by role", ["reward_best", "reward_turn", "reward_selection", "reward_summary"]),
             (axes[0, 1], f"training tasks {name}", ["correct", "fast_1", "fast_1.2", "coverage"]),
             (axes[0, 2], f"built-in problems {name}", ["eval_reward_best", "eval_correct", "eval_fast_1"]),
             (axes[1, 0], "skills", ["library", "proposals", "passed", "selected_learnt"])):
+        axis.set_title(title)
         for key in keys:
             points = [(m["step"], m[key]) for m in metrics if m.get(key) is not None]
             xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -223,20 +416,20 @@ def draw_curves(metrics, path):
                 axis.plot(xs, ys, color=line.get_color(), label=key)
             elif points:
                 axis.plot(xs, ys, marker=".", label=key)
+    phases = dict.fromkeys(phase for m in steps for phase in m["seconds"])
+    stacks = {"share of proposals rejected": {reason: [m["rejected"].get(reason, 0) / max(m["proposals"], 1)
+                                                       for m in steps] for reason in REASONS},
+              "seconds of a step": {phase: [m["seconds"].get(phase, 0) for m in steps] for phase in phases}}
+    for axis, (title, stack) in zip(axes[1, 1:], stacks.items()):
         axis.set_title(title)
-    stacks = [{reason: [m["rejected"].get(reason, 0) / max(m["proposals"], 1) for m in steps] for reason in REASONS},
-              {phase: [m["seconds"].get(phase, 0) for m in steps] for m in steps for phase in m["seconds"]}]
-    for axis, title, stack in zip(axes[1, 1:], ("share of proposals rejected", "seconds of a step"), stacks):
         stack = {label: values for label, values in stack.items() if any(values)}
         if stack:
             axis.stackplot([m["step"] for m in steps], list(stack.values()), labels=list(stack))
-        axis.set_title(title)
     for axis in axes.flat:
         axis.set_xlabel("step")
         if axis.get_legend_handles_labels()[0]:
             axis.legend(fontsize=8)
         else:
             axis.text(0.5, 0.5, "none in this run", ha="center", transform=axis.transAxes)
-    figure.savefig(path.with_suffix(".new.png"), dpi=100)
-    os.replace(path.with_suffix(".new.png"), path)
+    figure.savefig(run.out / "curves.png", dpi=100)
     plt.close(figure)

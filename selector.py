@@ -1,4 +1,4 @@
-"""The Selection role: which skills may help with this task? BM25 recall, then LLM reranking (paper, section 3).
+"""The Selection role: which skills may help with this task?  (Paper: BM25 recall, then LLM reranking.)
 
 For each task the role answers k times; each answer is a *selection* of at most 3 skills, and with the null selection
 (no skills) they make the k + 1 schemes that the policy's rollouts are spread over. This file knows nothing of kernels,

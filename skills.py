@@ -1,21 +1,21 @@
-"""What is a skill, and how does the library grow, persist and rewind?  (Paper, section 3: 'Select' and 'Flush'.)
+"""What is a skill, and how does the library grow, persist and answer?  (Paper: skill library, BM25 recall, flush.)
 
 A skill is a piece of advice in words that the policy may be shown: written by the Summary role, proven by execution,
-found again by BM25. The library is a list of them in memory and a JSON-lines snapshot on disk:
+found again by BM25. The library is a list of them in memory and a JSON-lines file on disk:
 
     library = SkillLibrary.of_model("checkpoints/tiny")     skill_library.jsonl in the model's folder, or an empty one
     library.recall(task.source)                             at most 20 candidates for the Selection role
-    library.stage(skill)                                    verified in this step; nobody can select it yet
+    library.stage(skill)                                    verified in this step; it cannot be selected yet
     library.flush()                                         after the update: staged skills join, names made unique
     library.save_snapshot(folder, step)                     folder/global_step_<step>.jsonl, written atomically
-    SkillLibrary.newest(folder, step)                       a restart at `step`: the newest snapshot that is not later
+
+This file knows nothing of models or GPUs.
 """
 
 import json
 import os
 import re
 import sys
-from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ CANDIDATES = 20  # paper: BM25 keeps the top 20 with a score above 0
 
 @dataclass(frozen=True)
 class Skill:
-    """One line of a snapshot (paper, section 3, 'Flush')."""
+    """One line of a library file, in the release's format (skill_library.jsonl)."""
 
     name: str
     description: str
@@ -39,7 +39,7 @@ class Skill:
 
 
 def skill_from_json(record) -> Skill:
-    """A parsed snapshot line as a Skill; unknown fields are ignored. Raises ValueError saying what is wrong.
+    """A parsed line as a Skill; unknown fields are ignored. Raises ValueError saying what is wrong.
 
     >>> skill_from_json({"name": "a", "description": "b", "scope": "general", "tags": ["t"], "content": "c"}).tags
     ('t',)
@@ -49,18 +49,17 @@ def skill_from_json(record) -> Skill:
     for key in ("name", "description", "scope", "content"):
         if not isinstance(record.get(key), str) or not record[key].strip():
             raise ValueError(f"no text in {key!r}")
-    tags = record.get("tags", [])
+    tags, speedup = record.get("tags", []), record.get("verify_speedup")
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         raise ValueError("'tags' is not a list of strings")
-    speedup = record.get("verify_speedup")
-    if speedup is not None and (isinstance(speedup, bool) or not isinstance(speedup, (int, float))):
+    if type(speedup) not in (int, float, type(None)):
         raise ValueError("'verify_speedup' is not a number")
-    description, scope, content = (record[key] for key in ("description", "scope", "content"))
-    return Skill(record["name"].strip(), description, scope, tuple(tags), content, speedup)
+    return Skill(record["name"].strip(), record["description"], record["scope"], tuple(tags), record["content"],
+                 speedup)
 
 
 def words(text) -> list[str]:
-    """BM25's words (paper, section 3): lower case, split at `_ - /`, punctuation dropped.
+    """The words that BM25 compares: lower case, split at `_ - /`, punctuation dropped.
 
     >>> words("Fuse-pointwise_run: nn.GELU()")
     ['fuse', 'pointwise', 'run', 'nn', 'gelu']
@@ -81,13 +80,12 @@ def write_atomically(path, text):
 
 
 class SkillLibrary:
-    """Skills with unique names, the staged ones that wait for the end of the step, and a BM25 index over the former."""
+    """Skills with unique names; staged ones, which wait for the end of the step; and a BM25 index over the former."""
 
     def __init__(self, skills=()):
         self.skills: list[Skill] = []
         self.staged: list[Skill] = []
-        self._names: set[str] = set()
-        self._postings = None  # the index; built at the first recall after a change
+        self._index = None  # BM25 over self.skills; built at the first recall after a change
         for skill in skills:
             self._add(skill)
 
@@ -95,19 +93,18 @@ class SkillLibrary:
         return len(self.skills)
 
     def _add(self, skill) -> Skill:
+        taken = {other.name for other in self.skills}
         name, n = skill.name, 2
-        while name in self._names:
+        while name in taken:
             name, n = f"{skill.name}-{n}", n + 1
-        self._names.add(name)
-        skill = replace(skill, name=name)
-        self.skills.append(skill)
-        self._postings = None
-        return skill
+        self.skills.append(replace(skill, name=name))
+        self._index = None
+        return self.skills[-1]
 
     # ---- growth
 
     def stage(self, skill):
-        """Hold a verified skill back until the update is done, so that this step's rollouts are all on one library."""
+        """Hold a verified skill back until the update is done, so that all rollouts of a step see one library."""
         self.staged.append(skill)
 
     def flush(self) -> list[Skill]:
@@ -146,20 +143,12 @@ class SkillLibrary:
         except (OSError, ValueError):  # no such file there, or no network
             return cls()
 
-    @classmethod
-    def newest(cls, folder, step):
-        """The newest snapshot that is not later than `step`. Raises FileNotFoundError when there is none."""
-        found = [(int(match[1]), path) for path in Path(folder).glob("global_step_*.jsonl")
-                 if (match := re.fullmatch(r"global_step_(\d+)\.jsonl", path.name)) and int(match[1]) <= step]
-        if not found:
-            raise FileNotFoundError(f"{folder}: no snapshot of the skill library up to step {step}")
-        return cls.load(max(found)[1])
-
     def save(self, path):
         """Write all skills, not the staged ones, atomically."""
         write_atomically(path, "".join(json.dumps(asdict(skill)) + "\n" for skill in self.skills))
 
     def save_snapshot(self, folder, step):
+        """Write the library as it is after a step: folder/global_step_<step>.jsonl."""
         self.save(Path(folder) / f"global_step_{step}.jsonl")
 
     # ---- retrieval
@@ -172,32 +161,9 @@ class SkillLibrary:
         """
         if len(self.skills) < 3:
             return self.skills[:top]
-        if self._postings is None:
-            self._postings = self._index()
-        scores = np.zeros(len(self.skills))
-        for word, count in Counter(words(query)).items():
-            if word in self._postings:
-                rows, weights = self._postings[word]
-                scores[rows] += count * weights
+        if self._index is None:
+            self._index = BM25Okapi([words(" ".join([s.name, s.description, *s.tags, s.content])) for s in self.skills])
+        known = [word for word in words(query) if word in self._index.idf]  # the others add nothing and cost time
+        scores = self._index.get_scores(known)  # one for each skill
         best = np.argsort(-scores, kind="stable")[:top]  # stable: equal scores keep the library's order
         return [self.skills[i] for i in best if scores[i] > 0]
-
-    def _index(self) -> dict:
-        """word -> (rows of the skills that hold it, what one occurrence in a query adds to their scores).
-
-        rank-bm25 counts words and computes idf; its own get_scores visits every skill for every word of the query,
-        which takes a second for 10,000 skills. The sums are the same.
-        """
-        bm25 = BM25Okapi([words(" ".join([s.name, s.description, *s.tags, s.content])) for s in self.skills])
-        rows, frequencies = {}, {}
-        for row, counts in enumerate(bm25.doc_freqs):
-            for word, count in counts.items():
-                rows.setdefault(word, []).append(row)
-                frequencies.setdefault(word, []).append(count)
-        length = np.array(bm25.doc_len) / bm25.avgdl
-        postings = {}
-        for word in rows:
-            r, f = np.array(rows[word]), np.array(frequencies[word])
-            weight = f * (bm25.k1 + 1) / (f + bm25.k1 * (1 - bm25.b + bm25.b * length[r]))
-            postings[word] = r, bm25.idf[word] * weight
-        return postings

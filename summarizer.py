@@ -1,4 +1,5 @@
-"""The Summary role: what lesson does the best rollout hold, and does execution confirm it? (paper, section 3)
+"""The Summary role: what lesson does the best rollout hold, and does execution confirm it?  (Paper: summary trigger,
+skill proposals, verification by execution.)
 
     trigger(trajectory)            did later turns beat a correct first one by enough to be worth a lesson?
     propose(model, winners, s)     s answers for each task's best triggering rollout; their proposals checked for form
@@ -8,6 +9,7 @@
 This file knows nothing of gradients or snapshot files: reinforce.py fills in the reward and the advantage.
 """
 
+import itertools
 import re
 from dataclasses import dataclass, field, replace
 
@@ -17,9 +19,9 @@ from policy import Trajectory, Turn, rollout
 from skills import Skill
 from tasks import Task
 
-GAIN = 1.2  # paper: of the best turn over the first, over the reference, and again of the verification
+GAIN = 1.2  # paper: of the best turn over the first, over PyTorch, and again of the verification
 MOST_PROPOSALS = 2  # in one answer
-CONTENT_TOKENS = 512  # paper: at most ~512 tokens of content
+MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content; a little over is accepted
 # Why a proposal was rejected, in the order of the checks; the words that metrics and curves use.
 REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "known already", "not correct",
            "too slow")
@@ -70,14 +72,13 @@ def summary_messages(task, skills, first, best) -> list[dict]:
 def trigger(trajectory, gain=GAIN) -> tuple[Turn, Turn] | None:
     """(first turn, best turn) of a rollout that is worth a summary, else None.
 
-    Paper, section 3: the first turn is correct, the best turn's speedup at least 1.2x the first's and 1.2 itself.
+    Paper: the first turn is correct, the best turn's speedup is at least 1.2 and at least 1.2x the first's.
     """
-    first = trajectory.turns[0]
+    first, right = trajectory.turns[0], [turn for turn in trajectory.turns if turn.verdict.correct]
     if not first.verdict.correct:
         return None
-    best = max((turn for turn in trajectory.turns if turn.verdict.correct), key=lambda turn: turn.verdict.speedup)
-    enough = best.verdict.speedup >= gain * first.verdict.speedup and best.verdict.speedup >= gain
-    return (first, best) if enough else None
+    best = max(right, key=lambda turn: turn.verdict.speedup)
+    return (first, best) if best.verdict.speedup >= gain * max(first.verdict.speedup, 1.0) else None
 
 
 def best_trigger(trajectories, gain=GAIN) -> tuple[Trajectory, Turn, Turn] | None:
@@ -97,21 +98,20 @@ def propose(model, winners, s, library, max_new_tokens=2048, temperature=1.0, ge
     winners: (trajectory, first turn, best turn) of best_trigger. Each summary's proposals come back checked for form,
     with the reason where one is rejected. A winner whose prompt is over `max_prompt_tokens` gets no summaries.
     """
-    prompts = []
-    for trajectory, first, best in winners:
+    summaries, prompts = [[] for _ in winners], []
+    asked = []  # for each prompt: whose summaries its reply belongs to, and the winner
+    for mine, (trajectory, first, best) in zip(summaries, winners):
         shown = [(turn.code, turn.verdict.speedup) for turn in (first, best)]
         messages = summary_messages(trajectory.task, trajectory.skills, *shown)
-        prompts.append(model.chat_ids(messages, backbone.UPDATE_TOOL))
-    fits = [not max_prompt_tokens or len(prompt) <= max_prompt_tokens for prompt in prompts]
-    asked = [prompt for prompt, fit in zip(prompts, fits) if fit for _ in range(s)]
-    replies = iter(model.sample(asked, max_new_tokens, temperature, generator))
+        prompt = model.chat_ids(messages, backbone.UPDATE_TOOL)
+        if not max_prompt_tokens or len(prompt) <= max_prompt_tokens:
+            prompts += [prompt] * s
+            asked += [(mine, trajectory, first, best)] * s
     known = {key for skill in library.skills for key in identity(skill)} if library else set()
-    summaries = []
-    for (trajectory, first, best), fit in zip(winners, fits):
-        mine = [Summary(trajectory.task, trajectory, first, best, next(replies)) for _ in range(s if fit else 0)]
-        for summary in mine:
-            summary.proposals = read_proposals(summary.completion.text, known, lambda text: len(model.encode(text)))
-        summaries.append(mine)
+    replies = model.sample(prompts, max_new_tokens, temperature, generator)
+    for (mine, trajectory, first, best), reply in zip(asked, replies):
+        proposals = read_proposals(reply.text, known, lambda text: len(model.encode(text)))
+        mine.append(Summary(trajectory.task, trajectory, first, best, reply, proposals))
     return summaries
 
 
@@ -137,7 +137,7 @@ def read_proposals(text, known=frozenset(), count_tokens=len) -> list[Proposal]:
             proposal.rejected, proposal.detail = "malformed", problem
         elif len(proposals) >= MOST_PROPOSALS:
             proposal.rejected = "too many"
-        elif (tokens := count_tokens(skill.content)) > CONTENT_TOKENS * 1.25:  # "~512": a little over is no offence
+        elif (tokens := count_tokens(skill.content)) > MOST_CONTENT_TOKENS:
             proposal.rejected, proposal.detail = "too long", f"{tokens} tokens of content"
         elif advice := lazy_advice(f"{skill.description}\n{skill.content}"):
             proposal.rejected, proposal.detail = "lazy advice", advice
@@ -161,29 +161,27 @@ def _form(entry) -> tuple[Skill | None, str | None]:
     """(skill, None) for a well-formed entry of new_skills, (None, what is wrong) for any other."""
     if not isinstance(entry, dict):
         return None, "not an object"
-    texts = {key: entry.get(key) for key in ("name", "description", "scope", "content")}
-    missing = [key for key, value in texts.items() if not isinstance(value, str) or not value.strip()]
-    if missing:
-        return None, f"no text in {', '.join(missing)}"
-    name, tags = texts["name"].strip(), entry.get("tags")
+    texts = [entry.get(key) for key in ("name", "description", "scope", "content")]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        return None, "no text in name, description, scope or content"
+    (name, description, scope, content), tags = map(str.strip, texts), entry.get("tags")
     if not re.fullmatch(r"\w[\w .:/+-]{0,79}", name):
         return None, "the name is no short word or phrase"
-    if not re.fullmatch(r"general|task_specific/[\w-]+", texts["scope"].strip()):
+    if not re.fullmatch(r"general|task_specific/[\w-]+", scope):
         return None, "the scope is neither general nor task_specific/<family>"
     if not isinstance(tags, list) or not tags or not all(isinstance(tag, str) and tag.strip() for tag in tags):
         return None, "tags is no list of words"
-    if len(tags) > 16 or len(texts["description"]) > 500:
+    if len(tags) > 16 or len(description) > 500:
         return None, "more than 16 tags or 500 characters of description"
     for section in ("Motivation", r"Key\s+Idea", "Example"):
-        if not re.search(rf"^\W*{section}\b", texts["content"], re.MULTILINE | re.IGNORECASE):
+        if not re.search(rf"^\W*{section}\b", content, re.MULTILINE | re.IGNORECASE):
             return None, "the content lacks one of the sections Motivation, Key Idea, Example"
-    return Skill(name, texts["description"].strip(), texts["scope"].strip(), tuple(tag.strip() for tag in tags),
-                 texts["content"].strip()), None
+    return Skill(name, description, scope, tuple(tag.strip() for tag in tags), content), None
 
 
-# Advice to avoid writing kernels (paper, section 3). A skill may mention torch: what stays a torch call, what is
-# replaced, what is slower. It may not send the reader to torch.compile or a vendor library, back to PyTorch, or away
-# from kernels.
+# Advice to avoid writing kernels (the release's filter of proposals). A skill may mention torch: what stays a torch
+# call, what is replaced, what is slower. It may not send the reader to torch.compile or a vendor library, back to
+# PyTorch, or away from kernels. Each pattern is put together from the words above it.
 _LIBRARY = (r"(?:torch[._ ]compile|torch\.jit|torch[- ]?inductor|inductor|cu-?blas(?:lt)?|cu-?dnn|cutlass|"
             r"flash[_ -]?attn)\b")
 _STOCK = r"(?:eager|plain|native|stock|standard|built-?in|vanilla|regular)\s+"
@@ -238,28 +236,28 @@ def lazy_advice(text) -> str | None:
 def verify(model, sandbox, summaries, max_new_tokens, max_prompt_tokens=None, gain=GAIN):
     """Fill in `attempt`, and `rejected` or the skill's verify_speedup, of every proposal that passed the form check.
 
-    Paper, section 3: the policy answers the same task once, greedily, with the winning scheme's skills and the new one.
-    The skill passes if that kernel is correct, 1.2x faster than the reference and than the winner's first turn. All
-    tasks' attempts run as one batch; equal proposals share one, since a greedy answer to one prompt is one answer.
+    Paper (verification): the policy answers the same task once, greedily, with the winning scheme's skills and the new
+    one. All tasks' attempts run as one batch; equal proposals share one, since a greedy answer to one prompt is one
+    answer.
     """
-    jobs = {}  # (task's source, skills) -> the proposals that ask for this attempt
-    for summary in (summary for mine in summaries for summary in mine):
+    jobs = {}  # (task, skills) -> the proposals that ask for this attempt
+    for summary in itertools.chain(*summaries):
         for proposal in summary.proposals:
             if not proposal.rejected:
-                job = (summary.task, summary.winner.skills + (proposal.skill,))
+                job = summary.task, summary.winner.skills + (proposal.skill,)
                 jobs.setdefault(job, []).append((summary, proposal))
     attempts = rollout(model, sandbox, list(jobs), 1, max_new_tokens, max_prompt_tokens, temperature=0)
     for asking, attempt in zip(jobs.values(), attempts):
         for summary, proposal in asking:
-            judge(proposal, attempt.turns[0], summary.first, gain)
+            apply_pass_rule(proposal, attempt.turns[0], summary.first, gain)
 
 
-def judge(proposal, attempt, first, gain=GAIN):
-    """The pass rule, for one proposal and its attempt; `first` is the winning rollout's first turn."""
+def apply_pass_rule(proposal, attempt, first, gain=GAIN):
+    """A skill passes if its attempt is correct, 1.2x as fast as PyTorch and 1.2x as fast as the winner's first turn."""
     verdict, proposal.attempt = attempt.verdict, attempt
     if not verdict.correct:
         proposal.rejected, proposal.detail = "not correct", verdict.rejected or verdict.error or "incorrect"
-    elif verdict.speedup < gain or verdict.speedup < gain * first.verdict.speedup:
+    elif verdict.speedup < gain * max(first.verdict.speedup, 1.0):
         proposal.rejected = "too slow"
         proposal.detail = f"speedup {verdict.speedup:.2f}, first turn {first.verdict.speedup:.2f}"
     else:

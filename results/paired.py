@@ -7,10 +7,15 @@ built-in problems: means, the paired difference and its 95 % intervals (Student'
 once with problems (averaged over seeds), and each level's means.
 """
 
+import argparse
 import json
 import statistics
 import sys
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tasks import UserError, run_command  # noqa: E402
 
 T975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
 
@@ -25,17 +30,20 @@ def rewards(path) -> dict[str, float]:
 
 
 def interval(differences) -> str:
+    """Their mean, and its 95 % interval by Student's t."""
     n, mean = len(differences), statistics.mean(differences)
     half = T975.get(n - 1, 1.96 + 2.4 / (n - 1)) * statistics.stdev(differences) / n ** 0.5
     return f"{mean:+.3f}, 95 % interval [{mean - half:+.3f}, {mean + half:+.3f}], n = {n}"
 
 
-def main(folders):
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", help="folders of runs that differ in their seeds")
     pairs = []
-    for folder in map(Path, folders):
+    for folder in map(Path, parser.parse_args(argv).runs):
         evaluations = sorted(folder.glob("rollouts/eval_*.jsonl"), key=lambda path: int(path.stem.split("_")[1]))
         if len(evaluations) < 2:
-            sys.exit(f"{folder}: no evaluation before and after")
+            raise UserError(f"{folder}: no evaluation before and after")
         before, after = rewards(evaluations[0]), rewards(evaluations[-1])
         pairs.append((before, after))
         print(f"{folder.name}: {statistics.mean(before.values()):.3f} -> {statistics.mean(after.values()):.3f} "
@@ -48,9 +56,8 @@ def main(folders):
         mine = [task for task in tasks if task.startswith(level)]
         means = [statistics.mean(pair[which][t] for pair in pairs for t in mine) for which in (0, 1)]
         print(f"{level}: {means[0]:.3f} -> {means[1]:.3f} on {len(mine)} problems")
+    return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    main(sys.argv[1:])
+    run_command(main)

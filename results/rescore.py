@@ -6,6 +6,7 @@ Reads rollouts/*.jsonl of runs on the modelled clock whose tasks are synthesised
 each run has, and those whose speedup is another one than recorded (by more than 1e-9), or that are no longer correct.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from backbone import extract_code  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
 from synthetic.generator import synthesize  # noqa: E402
-from tasks import builtin_tasks  # noqa: E402
+from tasks import builtin_tasks, run_command  # noqa: E402
 
 
 def recorded(folder):
@@ -26,10 +27,12 @@ def recorded(folder):
             if turn["verdict"]["correct"]}
 
 
-def main(folders):
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", help="folders of runs")
     builtin = {task.name: task for task in builtin_tasks()}
     with Sandbox("cpu", trials=1) as box:
-        for folder in map(Path, folders):
+        for folder in map(Path, parser.parse_args(argv).runs):
             found = recorded(folder)
             pairs = [(builtin.get(name) or synthesize(int(name.split("/")[1]), clutter=True), code)
                      for name, code in found]
@@ -37,9 +40,8 @@ def main(folders):
                        for (task, _), before, verdict in zip(pairs, found.values(), box.score_pairs(pairs))
                        if verdict.speedup is None or abs(verdict.speedup / before - 1) > 1e-9]
             print(f"{folder}: {len(found)} kernels, {len(changed)} of them scored differently", *changed, sep="\n  ")
+    return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    main(sys.argv[1:])
+    run_command(main)

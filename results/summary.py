@@ -1,4 +1,4 @@
-"""What happened in training runs: parts of a run side by side, proposals, seconds, repaired and plain kernels.
+"""What happened in training runs: parts of a run side by side, proposals, seconds, repaired kernels.
 
     python results/summary.py [--parts 4] runs/seed0 runs/seed1 ...
 
@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from backbone import extract_code  # noqa: E402
 from judge.side_effects import is_plain  # noqa: E402
+from tasks import run_command  # noqa: E402
 
 SHARES = ("correct", "correct_first", "fast_1", "fast_1.2", "coverage", "reward_best")
 
@@ -32,24 +33,25 @@ def repaired(paths) -> tuple[int, int]:
 
 
 def codes(paths) -> set:
-    """The distinct kernels that the policy has written."""
+    """The distinct kernels that the policy wrote."""
     replies = (turn["reply"] for path in paths for line in lines(path) if line["role"] == "policy"
                for turn in line["turns"])
     return {code for code in map(extract_code, replies) if code}
 
 
-def longest_references(path) -> str:
-    """The measured or modelled milliseconds of the slowest references of a step."""
+def slowest_references(path) -> str:
+    """Milliseconds, measured or modelled, that the slowest three of a step's problems take in PyTorch."""
     times = {line["task"]: turn["verdict"]["reference_ms"] for line in lines(path) if line["role"] == "policy"
              for turn in line["turns"] if turn["verdict"]["reference_ms"]}
     return ", ".join(f"{ms:.2f}" for ms in sorted(times.values(), reverse=True)[:3])
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--parts", type=int, default=1, help="equal parts of a run to be shown side by side")
-    parser.add_argument("runs", nargs="+")
-    args = parser.parse_args()
+    parser.add_argument("runs", nargs="+", help="folders of runs")
+    args = parser.parse_args(argv)
     written = set()
     for run in map(Path, args.runs):
         written |= codes(run.glob("rollouts/*.jsonl"))
@@ -75,9 +77,11 @@ def main():
                 right, broken = repaired(paths)
                 print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one")
         for path in sorted(run.glob("rollouts/step_*.jsonl"), key=lambda path: int(path.stem[5:])):
-            print(f"  {path.stem}: slowest references {longest_references(path)} ms")
-    print(f"{len(written)} distinct kernels, {sum(map(is_plain, written))} of them plain (judge/side_effects.py)")
+            print(f"  {path.stem}: slowest references {slowest_references(path)} ms")
+    print(f"{len(written)} distinct kernels, {sum(map(is_plain, written))} of them free of side effects "
+          "(judge/side_effects.py)")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -69,23 +69,11 @@ def tiny_qwen(tokenizer, seed=0):
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(tokenizer),
-            hidden_size=48,
-            intermediate_size=96,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            head_dim=16,
-            tie_word_embeddings=True,
-            max_position_embeddings=4096,
-            initializer_range=0.15,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            bos_token_id=None,
-        )
-    ).eval()
+    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
+                         max_position_embeddings=4096, initializer_range=0.15, eos_token_id=tokenizer.eos_token_id,
+                         pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+    return Qwen3ForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="session")
@@ -119,29 +107,58 @@ class Scripted(Backbone):
 
     script = None  # (role, prompt text) -> list of replies
     asked = None  # (role, prompt text) of every prompt so far
+    at_a_time = None  # replies that one step of the sampler writes; None: all
+
+    def sampler(self, max_new_tokens, temperature=1.0, generator=None):
+        return ScriptedSampler(self, max_new_tokens, temperature, generator)
+
+
+class ScriptedSampler:
+    """Backbone.sampler with Scripted's choice of words: each step writes whole replies."""
+
+    def __init__(self, model, max_new_tokens, temperature, generator):
+        self.model, self.limit, self.temperature, self.generator = model, max_new_tokens, temperature, generator
+        self.added, self.options = [], {}  # options: prompt text -> (replies, their ids, their log-probabilities)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.added)
+
+    def add(self, prompt_ids, key):
+        self.added.append((key, prompt_ids))
 
     @torch.no_grad()
-    def stream(self, source, max_new_tokens, temperature=1.0, generator=None, batch_size=None, turn=None):
-        while (new := source(True)) is not None:
-            yield from self.answers(new, max_new_tokens, temperature, generator)
+    def step(self) -> list:
+        now = self.added[:self.model.at_a_time]
+        del self.added[:self.model.at_a_time]
+        return [(key, self.answer(prompt)) for key, prompt in now]
 
-    def answers(self, asked, max_new_tokens, temperature, generator):
-        options = {}  # prompt -> (replies, their ids, their log-probabilities)
-        for key, prompt in asked:
-            text = self.tokenizer.decode(prompt)
-            self.asked = (self.asked or []) + [(role_of(text), text)]
-            if text not in options:
-                replies = self.script(role_of(text), text)
-                ids = [(self.encode(reply) + [self.tokenizer.eos_token_id])[:max_new_tokens] for reply in replies]
-                options[text] = replies, ids, self.logprobs([(prompt, reply) for reply in ids])
-            replies, ids, logprobs = options[text]
-            likely = torch.stack([p.mean() for p in logprobs])
-            if temperature == 0:
-                chosen = likely.argmax().item()
-            else:
-                chosen = torch.multinomial((2 * likely).softmax(0), 1, generator=generator).item()
-            finished = ids[chosen][-1] == self.tokenizer.eos_token_id
-            yield key, Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
+    def answer(self, prompt) -> Completion:
+        model, text = self.model, self.model.tokenizer.decode(prompt)
+        model.asked = (model.asked or []) + [(role_of(text), text)]
+        if text not in self.options:
+            replies = model.script(role_of(text), text)
+            ids = [(model.encode(reply) + [model.tokenizer.eos_token_id])[:self.limit] for reply in replies]
+            self.options[text] = replies, ids, model.logprobs([(prompt, reply) for reply in ids])
+        replies, ids, logprobs = self.options[text]
+        likely = torch.stack([p.mean() for p in logprobs])
+        if self.temperature == 0:
+            chosen = likely.argmax().item()
+        else:
+            chosen = torch.multinomial((2 * likely).softmax(0), 1, generator=self.generator).item()
+        finished = ids[chosen][-1] == model.tokenizer.eos_token_id
+        return Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
+
+    def pause(self):
+        pass
+
+    close = pause
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
 
 
 def completed(judge, *arguments) -> Future:
@@ -158,22 +175,21 @@ class FakeSandbox:
     """Believes what the code says of itself: `# speedup 1.5 coverage 0.8`; without that line the code is wrong."""
 
     def __init__(self, device="cpu", **_):
-        self.device, self.scored = device, []
+        self.device, self.scored, self.waited = device, [], 0.0
 
     def prepare(self, tasks):
         pass
 
-    def pass_on(self, task, following):
-        return None
-
-    def turn(self):
+    def sampling(self):
         return contextlib.nullcontext()
 
     def submit(self, pairs):
         self.scored += pairs
         return [completed(self.verdict, task, code) for task, code in pairs]
 
-    wait = Sandbox.wait
+    def wait(self, futures):
+        assert any(future.done() for future in futures)
+
     score_pairs = Sandbox.score_pairs
 
     def verdict(self, task, code):
@@ -195,3 +211,8 @@ class FakeSandbox:
 def kernel(speedup, coverage=0.8, note="") -> str:
     """A policy reply whose kernel has this speedup in the eyes of FakeSandbox."""
     return f"Plan: x.\n\n```python\nclass ModelNew:\n    # speedup {speedup} coverage {coverage} {note}\n    pass\n```"
+
+
+def call(name, **arguments) -> str:
+    """A reply that is a tool call."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': {'think': 't'} | arguments})}</tool_call>"

@@ -45,13 +45,14 @@ def same(a, b):
     return a == b
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--kills", type=int, default=10)
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--kills", type=int, default=10, help="how often the run is killed")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("flags", nargs="*", help=f"of reinforce.py, after -- (default: {' '.join(SMALL)})")
-    options = parser.parse_args()
-    command = [sys.executable, str(ROOT / "reinforce.py"), "--device", "cpu", *(options.flags or SMALL), "--out"]
+    parser.add_argument("flags", nargs="*", default=SMALL, help="of reinforce.py, after --")
+    options = parser.parse_args(argv)
+    command = [sys.executable, str(ROOT / "reinforce.py"), "--device", "cpu", *options.flags, "--out"]
     folder, rng = Path(tempfile.mkdtemp(prefix="kills-")), random.Random(options.seed)
     try:
         whole, pieces = folder / "whole", folder / "pieces"

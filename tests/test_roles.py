@@ -1,6 +1,6 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
 
-import json
+import contextlib
 from concurrent.futures import Future
 
 import pytest
@@ -9,23 +9,13 @@ import torch
 import backbone
 import summarizer
 from backbone import Completion
-from conftest import FakeSandbox, Scripted, kernel, make_task
+from conftest import FakeSandbox, Scripted, ScriptedSampler, call, kernel, make_task
 from policy import Trajectory, Turn, rollout, score_pairs
 from sandbox import Verdict
 from selector import read_selection, select
 from skills import Skill, SkillLibrary
-from summarizer import (
-    Proposal,
-    Summary,
-    best_skill,
-    best_trigger,
-    judge,
-    lazy_advice,
-    propose,
-    read_proposals,
-    trigger,
-    verify,
-)
+from summarizer import (Proposal, Summary, apply_pass_rule, best_skill, best_trigger, lazy_advice, propose,
+                        read_proposals, trigger, verify)
 from tasks import TaskError
 
 CONTENT = "Motivation: relu reads memory twice.\nKey Idea: one kernel.\nExample:\nx = tl.maximum(x, 0.0)"
@@ -41,16 +31,11 @@ def scripted(model):
 
 
 def selecting(*names) -> str:
-    call = {
-        "name": "select_skills",
-        "arguments": {"think": "t", "selected_skills": [{"name": n, "reason": "r"} for n in names]},
-    }
-    return f"<tool_call>{json.dumps(call)}</tool_call>"
+    return call("select_skills", selected_skills=[{"name": n, "reason": "r"} for n in names])
 
 
 def proposing(*skills) -> str:
-    call = {"name": "update_skill_library", "arguments": {"think": "t", "new_skills": list(skills)}}
-    return f"<tool_call>{json.dumps(call)}</tool_call>"
+    return call("update_skill_library", new_skills=list(skills))
 
 
 def entry(**changes) -> dict:
@@ -60,27 +45,20 @@ def entry(**changes) -> dict:
 # ---- selection
 
 
-@pytest.mark.parametrize(
-    "reply, chosen, dropped",
-    [
-        (selecting("skill-3", "skill-1"), ["skill-3", "skill-1"], []),
-        (selecting("skill-1", "skill-1", " skill-2 "), ["skill-1", "skill-2"], []),
-        (selecting("skill-9", "skill-1", "SKILL-2"), ["skill-1"], ["skill-9", "SKILL-2"]),
-        (selecting("skill-0", "skill-1", "skill-2", "skill-3"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
-        (selecting(), [], []),
-        ("skill-1", [], []),
-        (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
-        ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []),
-        ('<tool_call>{"name": "select_skills", "arguments": {"selected_skills": "skill-1"}}</tool_call>', [], []),
-        (
-            '<tool_call>{"name": "select_skills", "arguments": {"selected_skills": {"name": "skill-1"}}}</tool_call>',
-            [],
-            [],
-        ),
-        ('<tool_call>{"name": "select_skills", "arguments": {}}</tool_call>', [], []),
-        (proposing(entry(name="skill-1")), [], []),
-    ],
-)
+def selected(arguments) -> str:
+    return f'<tool_call>{{"name": "select_skills", "arguments": {arguments}}}</tool_call>'
+
+
+@pytest.mark.parametrize("reply, chosen, dropped", [
+    (selecting("skill-3", "skill-1"), ["skill-3", "skill-1"], []),
+    (selecting("skill-1", "skill-1", " skill-2 "), ["skill-1", "skill-2"], []),
+    (selecting("skill-9", "skill-1", "SKILL-2"), ["skill-1"], ["skill-9", "SKILL-2"]),
+    (selecting("skill-0", "skill-1", "skill-2", "skill-3"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
+    (selecting(), [], []), ("skill-1", [], []), (proposing(entry(name="skill-1")), [], []),
+    (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
+    ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []),
+    (selected('{"selected_skills": "skill-1"}'), [], []), (selected("{}"), [], []),
+    (selected('{"selected_skills": {"name": "skill-1"}}'), [], [])])
 def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
     skills, gone = read_selection(reply, SKILLS)
     assert [s.name for s in skills] == chosen and list(gone) == dropped
@@ -149,11 +127,8 @@ def test_a_reply_without_code_never_reaches_the_sandbox(scripted):
     assert "no code block" in turns[0].verdict.error and turns[0].verdict.clock == "modelled"
     assert "no code block" in scripted.asked[1][1] and turns[1].verdict.correct
     cut = rollout(scripted, FakeSandbox("cuda"), [(make_task(), ())], 1, 2)[0].turns[0]
-    assert (
-        "cut off after 2 tokens" in cut.verdict.error
-        and cut.verdict.clock == "measured"
-        and not cut.completion.finished
-    )
+    assert ("cut off after 2 tokens" in cut.verdict.error and cut.verdict.clock == "measured"
+            and not cut.completion.finished)
 
 
 def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
@@ -178,10 +153,9 @@ def test_on_a_gpu_rollouts_go_through_their_turns_independently(scripted):
 
     class Backwards(FakeSandbox):
         def submit(self, pairs):
-            [(task, code)] = pairs
-            events.append(("handed in", task.name))
-            waiting.append((Future(), task, code))
-            return [waiting[-1][0]]
+            waiting.extend((Future(), task, code) for task, code in pairs)
+            events.extend(("handed in", task.name) for task, _ in pairs)
+            return [future for future, *_ in waiting[-len(pairs):]]
 
         def wait(self, futures):
             future, task, code = waiting.pop()
@@ -190,61 +164,62 @@ def test_on_a_gpu_rollouts_go_through_their_turns_independently(scripted):
             future.set_result(self.verdict(task, code))
 
         def prepare(self, tasks):
-            events.append(("prepared", tasks[0].name))
+            events.append(("prepared", *(task.name for task in tasks)))
 
     scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
-    jobs = [(make_task(i), ()) for i in range(3) for _ in range(2)]
-    done = rollout(scripted, Backwards("cuda"), jobs, 2, 400,
-                   over=lambda trajectories: events.append(("over", trajectories[-1].task.name)))
-    assert [trajectory.task.name for trajectory in done] == ["task0", "task0", "task1", "task1", "task2", "task2"]
+    names = [f"task{i}" for i in range(3) for _ in "12"]
+    done = rollout(scripted, Backwards("cuda"), [(make_task(int(name[-1])), ()) for name in names], 2, 400)
+    assert [trajectory.task.name for trajectory in done] == names
     assert all([turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0] for trajectory in done)
-    names = ["task0", "task1", "task2"]
-    assert events == [("prepared", name) for name in names] + [("handed in", name) for name in names for _ in "12"] + [
-        (what, name) for name in reversed(names)
-        for what in ("judged", "handed in", "judged", "judged", "handed in", "judged", "over")]
+    assert events == [("prepared", *names)] + [("handed in", name) for name in names] + [
+        (what, name) for name in reversed(names) for what in ("judged", "handed in", "judged")]
 
 
-def test_on_a_gpu_a_kernel_is_judged_while_others_of_its_task_are_being_written(scripted):
-    written, judged = [], []
+@pytest.mark.parametrize("device, when", [("cuda", [1, 2, 3, 4, 5, 6]), ("cpu", [3, 3, 3, 6, 6, 6])])
+def test_kernels_are_judged_at_once_on_a_gpu_and_together_on_a_cpu(scripted, device, when):
+    """A model that writes one reply after the other. when: how many it has written when each kernel is judged."""
+    judged = []
 
     class Eager(FakeSandbox):
         def verdict(self, task, code):
-            judged.append(len(written))
+            judged.append(len(scripted.asked))
             return super().verdict(task, code)
 
-    stream = scripted.stream
-
-    def noted(*arguments, **options):
-        for key, reply in stream(*arguments, **options):
-            written.append(reply)
-            yield key, reply
-
-    scripted.script, scripted.stream = lambda role, prompt: [kernel(1.0)], noted
-    jobs = [(make_task(), ())] * 3
-    for device, when in (("cuda", [1, 2, 3, 4, 5, 6]), ("cpu", [3, 3, 3, 6, 6, 6])):
-        assert all(len(one.turns) == 2 for one in rollout(scripted, Eager(device), jobs, 2, 400))
-        assert judged == when
-        written.clear()
-        judged.clear()
+    scripted.script, scripted.at_a_time = lambda role, prompt: [kernel(1.0)], 1
+    assert all(len(one.turns) == 2 for one in rollout(scripted, Eager(device), [(make_task(), ())] * 3, 2, 400))
+    assert judged == when
 
 
-def test_on_a_gpu_a_few_prompts_wait_while_many_replies_are_being_written(scripted):
-    """A model that writes one reply after the other, and asks for more in between."""
-    came = []
+def test_on_a_cpu_all_rollouts_begin_their_next_turns_together_and_in_order(scripted):
+    """Also the one whose reply holds no kernel, which needs no verdict of the sandbox."""
+    scripted.at_a_time = 1
+    scripted.script = lambda role, prompt: ["no code" if "* 3" in prompt and "Compiled" not in prompt else kernel(1.0)]
+    rollout(scripted, FakeSandbox(), [(make_task(i), ()) for i in range(3)], 2, 400)
+    assert [prompt.split("relu(x) * ")[1][0] for _, prompt in scripted.asked] == list("234234")
 
-    def one_by_one(source, *options, turn):
-        writing = source(True)
-        while writing:
-            yield from scripted.answers([writing.pop(0)], *options)
-            new = source(not writing) or []
-            came.append((len(writing), len(new)))
-            writing += new
 
-    scripted.script, scripted.stream = lambda role, prompt: [kernel(1.0)], one_by_one
-    done = rollout(scripted, FakeSandbox("cuda"), [(make_task(), ())] * 8, 2, 400)
-    assert [len(trajectory.turns) for trajectory in done] == [2] * 8
-    assert came[:2] == [(7, 0), (6, 2)]  # who comes may not be fewer than a quarter of those who are there
-    assert sum(new for _, new in came) == 8 and all(not new or 4 * new > writing for writing, new in came)
+def test_the_model_uses_the_gpu_in_short_pieces_and_leaves_nothing_running(scripted):
+    events = []
+
+    class Slow(ScriptedSampler):
+        def step(self):
+            events.append("step")
+            return super().step() if len(events) > 12 else []
+
+        def pause(self):
+            events.append("pause")
+
+    class Gate(FakeSandbox):
+        @contextlib.contextmanager
+        def sampling(self):
+            events.append("in")
+            yield
+            events.append("out")
+
+    scripted.script = lambda role, prompt: [kernel(1.0)]
+    scripted.sampler = lambda *arguments: Slow(scripted, *arguments)
+    rollout(scripted, Gate("cuda"), [(make_task(), ())], 1, 400)
+    assert events == ["in", *["step"] * 8, "pause", "out", "in", "step", "pause", "out"]
 
 
 def test_greedy_rollouts_need_no_generator_and_repeat(model):
@@ -252,9 +227,8 @@ def test_greedy_rollouts_need_no_generator_and_repeat(model):
     one = rollout(model, FakeSandbox(), [(make_task(), ())] * 2, 2, 12, temperature=0)
     torch.manual_seed(2)
     two = rollout(model, FakeSandbox(), [(make_task(), ())] * 2, 2, 12, temperature=0)
-    assert [t.completion.token_ids for tr in one for t in tr.turns] == [
-        t.completion.token_ids for tr in two for t in tr.turns
-    ]
+    first, second = ([t.completion.token_ids for tr in rollouts for t in tr.turns] for rollouts in (one, two))
+    assert first == second
 
 
 def test_an_unusable_task_costs_only_its_own_candidates(capsys):
@@ -264,10 +238,8 @@ def test_an_unusable_task_costs_only_its_own_candidates(capsys):
                 raise TaskError("task1: the reference fails")
             return super().verdict(task, code)
 
-    code = kernel(2.0)
-    verdicts = score_pairs(
-        Picky(), [(make_task(0), code), (make_task(1), code), (make_task(2), code), (make_task(1), "x")]
-    )
+    pairs = [(make_task(0), kernel(2.0)), (make_task(1), kernel(2.0)), (make_task(2), kernel(2.0)), (make_task(1), "x")]
+    verdicts = score_pairs(Picky(), pairs)
     assert [v.correct for v in verdicts] == [True, False, True, False]
     assert "reference fails" in verdicts[1].error and "reference fails" in verdicts[3].error
     assert capsys.readouterr().err.count("task1") == 1
@@ -277,31 +249,15 @@ def test_an_unusable_task_costs_only_its_own_candidates(capsys):
 
 def trajectory(*speedups, task=None, skills=()):
     """Turns with these speedups; None for a wrong one."""
-    turns = [
-        Turn(
-            Completion([1], [2], [0.0], "", True), f"code {s}", Verdict(compiled=True, correct=s is not None, speedup=s)
-        )
-        for s in speedups
-    ]
+    reply = Completion([1], [2], [0.0], "", True)
+    turns = [Turn(reply, f"code {s}", Verdict(compiled=True, correct=s is not None, speedup=s)) for s in speedups]
     return Trajectory(task or make_task(), tuple(skills), turns)
 
 
-@pytest.mark.parametrize(
-    "speedups, best",
-    [
-        ((1.0, 1.2), 1),
-        ((1.0, 1.19), None),
-        ((0.5, 1.0), None),
-        ((0.5, 1.3, 1.2), 1),
-        ((1.5, 1.7), None),
-        ((None, 3.0), None),
-        ((1.0, None, 1.4), 2),
-        ((2.0,), None),
-        ((1.0, 0.9), None),
-        ((None, None), None),
-        ((1.0, 2.0, 4.0), 2),
-    ],
-)
+@pytest.mark.parametrize("speedups, best", [
+    ((1.0, 1.2), 1), ((1.0, 1.19), None), ((0.5, 1.0), None), ((0.5, 1.3, 1.2), 1), ((1.5, 1.7), None),
+    ((None, 3.0), None), ((1.0, None, 1.4), 2), ((2.0,), None), ((1.0, 0.9), None), ((None, None), None),
+    ((1.0, 2.0, 4.0), 2)])
 def test_trigger(speedups, best):
     rolled = trajectory(*speedups)
     assert trigger(rolled) == (None if best is None else (rolled.turns[0], rolled.turns[best]))
@@ -316,42 +272,26 @@ def test_best_trigger_takes_the_fastest_of_those_that_trigger():
 # ---- summary: what
 
 
-@pytest.mark.parametrize(
-    "reply, reasons",
-    [
-        (proposing(entry()), [None]),
-        (proposing(entry(name="a"), entry(name="b")), [None, None]),
-        (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"]),
-        (proposing(), []),
-        ("", ["no tool call"]),
-        (selecting("a"), ["no tool call"]),
-        ("<tool_call>{</tool_call>", ["no tool call"]),
-        ('<tool_call>{"name": "update_skill_library", "arguments": {"new_skills": "x"}}</tool_call>', ["malformed"]),
-        ('<tool_call>{"name": "update_skill_library", "arguments": {"think": "x"}}</tool_call>', ["malformed"]),
-        (proposing("text"), ["malformed"]),
-        (proposing(None, entry()), ["malformed", None]),
-        (proposing(entry(name="")), ["malformed"]),
-        (proposing(entry(name=3)), ["malformed"]),
-        (proposing(entry(name="x" * 90)), ["malformed"]),
-        (proposing(entry(name="a\nb")), ["malformed"]),
-        (proposing(entry(description=None)), ["malformed"]),
-        (proposing(entry(description="d" * 600)), ["malformed"]),
-        (proposing(entry(scope="everywhere")), ["malformed"]),
-        (proposing(entry(scope="task_specific/softmax")), [None]),
-        (proposing(entry(scope="task_specific/")), ["malformed"]),
-        (proposing(entry(tags="a, b")), ["malformed"]),
-        (proposing(entry(tags=[])), ["malformed"]),
-        (proposing(entry(tags=[1])), ["malformed"]),
-        (proposing(entry(content="Motivation: x\nExample: y")), ["malformed"]),
-        (proposing(entry(content="## Motivation\nx\n### Key idea\ny\n**Example**\n```\nz\n```")), [None]),
-        (proposing(entry(content=CONTENT + "\n" + "a " * 2000)), ["too long"]),
-        (proposing(entry(content=CONTENT + "\nOr use torch.compile.")), ["lazy advice"]),
-        (proposing(entry(description="Fall back to PyTorch")), ["lazy advice"]),
-        (proposing(entry(content="  " + CONTENT.replace(" ", "  ") + " BODY0")), ["known already"]),
-        (proposing(entry(name="skill-1", description="Description  1")), ["known already"]),
-        (proposing(entry(name="skill-1")), [None]),
-    ],
-)
+def updating(arguments) -> str:
+    return f'<tool_call>{{"name": "update_skill_library", "arguments": {arguments}}}</tool_call>'
+
+
+@pytest.mark.parametrize("reply, reasons", [
+    (proposing(entry(name="a"), entry(name="b")), [None, None]), (proposing(), []), ("", ["no tool call"]),
+    (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"]),
+    (selecting("a"), ["no tool call"]), ("<tool_call>{</tool_call>", ["no tool call"]),
+    (updating('{"new_skills": "x"}'), ["malformed"]), (updating('{"think": "x"}'), ["malformed"]),
+    (proposing("text"), ["malformed"]), (proposing(None, entry()), ["malformed", None])] + [
+    (proposing(entry(**changes)), [reason]) for reason, several in {
+        None: [{}, {"scope": "task_specific/softmax"}, {"name": "skill-1"},
+               {"content": "## Motivation\nx\n### Key idea\ny\n**Example**\n```\nz\n```"}],
+        "malformed": [{"name": ""}, {"name": 3}, {"name": "x" * 90}, {"name": "a\nb"}, {"description": None},
+                      {"description": "d" * 600}, {"scope": "everywhere"}, {"scope": "task_specific/"},
+                      {"tags": "a, b"}, {"tags": []}, {"tags": [1]}, {"content": "Motivation: x\nExample: y"}],
+        "too long": [{"content": CONTENT + "\n" + "a " * 2000}],
+        "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"}],
+        "known already": [{"content": "  " + CONTENT.replace(" ", "  ") + " BODY0"},
+                          {"name": "skill-1", "description": "Description  1"}]}.items() for changes in several])
 def test_form_check_records_a_reason(reply, reasons):
     known = {key for skill in SKILLS for key in summarizer.identity(skill)}
     proposals = read_proposals(reply, known, lambda text: len(text.split()))
@@ -413,17 +353,12 @@ Keep F.conv2d and compute everything after it in one Triton kernel.""".split("\n
 ]
 
 
-@pytest.mark.parametrize("text", LAZY)
-def test_lazy_advice_is_refused(text):
-    assert lazy_advice("Motivation: speed.\nKey Idea: " + text)
+@pytest.mark.parametrize("text, lazy", [(text, True) for text in LAZY] + [(text, False) for text in HONEST])
+def test_advice_not_to_write_kernels_is_refused_and_mentioning_torch_is_not(text, lazy):
+    assert bool(lazy_advice("Motivation: speed.\nKey Idea: " + text)) == lazy
 
 
-@pytest.mark.parametrize("text", HONEST)
-def test_mentioning_torch_is_no_offence(text):
-    assert lazy_advice("Motivation: speed.\nKey Idea: " + text) is None
-
-
-def test_no_technique_of_the_teacher_is_lazy_advice():
+def test_no_technique_of_the_expert_is_lazy_advice():
     from synthetic.expert import TECHNIQUES
     texts = [text for t in TECHNIQUES.values() for text in (t.description, *t.motivation, *t.idea)]
     assert len(texts) > 20 and [text for text in texts if lazy_advice(text)] == []
@@ -435,15 +370,8 @@ def test_s_summaries_of_each_winner(scripted):
     summaries = propose(scripted, winners, 4, SkillLibrary(SKILLS), generator=torch.Generator().manual_seed(0))
     assert [[s.task.name for s in mine] for mine in summaries] == [["task0"] * 4, ["task1"] * 4]
     prompt = scripted.asked[0][1]
-    for part in (
-        "relu(x) * 2",
-        "body0",
-        "First answer, speedup 1.00",
-        "code 1.0",
-        "Best answer, speedup 2.00",
-        "code 2.0",
-        "update_skill_library",
-    ):
+    for part in ("relu(x) * 2", "body0", "First answer, speedup 1.00", "code 1.0", "Best answer, speedup 2.00",
+                 "code 2.0", "update_skill_library"):
         assert part in prompt
     limit = len(summaries[0][0].completion.prompt_ids) - 1
     assert propose(scripted, winners, 4, None, max_prompt_tokens=limit) == [[], []]
@@ -465,7 +393,7 @@ def summary_of(*skills, first=1.0, winner_skills=()):
     (Verdict(correct=False, rejected="launches no kernel"), 1.0, "not correct")])
 def test_pass_rule(verdict, first, rejected):
     proposal, attempt = Proposal(None, SKILLS[0]), Turn(None, "code", verdict)
-    judge(proposal, attempt, trajectory(first).turns[0])
+    apply_pass_rule(proposal, attempt, trajectory(first).turns[0])
     assert proposal.rejected == rejected and proposal.attempt is attempt
     assert proposal.skill.verify_speedup == (None if rejected else verdict.speedup)
     assert bool(proposal.detail) == bool(rejected)
@@ -476,19 +404,14 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     scripted.script = lambda role, prompt: [kernel({"body2": 1.5, "body3": 1.1, "body4": 1.9}[
         next(word for word in ("body2", "body3", "body4") if word in prompt)])]
     two, three, four = SKILLS[2:]
-    lists = [
-        [summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2])],
-        [],
-        [summary_of(four)],
-    ]
+    lists = [[summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2])], [],
+             [summary_of(four)]]
     lists[0][1].proposals.append(Proposal(None, rejected="malformed"))
     verify(scripted, sandbox := FakeSandbox(), lists, 400)
     assert len(scripted.asked) == len(sandbox.scored) == 3
     assert all(role == "policy" and "Speedup" not in prompt for role, prompt in scripted.asked)  # single turn
-    assert (
-        all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2])
-        and "body0" not in scripted.asked[2][1]
-    )
+    assert (all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2])
+            and "body0" not in scripted.asked[2][1])
     assert [[p.rejected for p in s.proposals] for s in lists[0]] == [[None, "too slow"], [None, "malformed"]]
     assert best_skill(lists[0]).name == "skill-2" and best_skill(lists[0]).verify_speedup == 1.5
     assert best_skill(lists[2]).verify_speedup == 1.9 and best_skill([]) is None
@@ -497,7 +420,7 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
 def test_best_skill_is_the_fastest_that_passed():
     summary = summary_of(*SKILLS[:3])
     for proposal, speedup in zip(summary.proposals, (1.3, 9.0, 1.8)):
-        judge(proposal, Turn(None, "", Verdict(correct=speedup < 5, speedup=speedup)), summary.first)
+        apply_pass_rule(proposal, Turn(None, "", Verdict(correct=speedup < 5, speedup=speedup)), summary.first)
     assert best_skill([summary]).name == "skill-2"
 
 
@@ -506,9 +429,8 @@ def test_any_reply_of_any_role_is_survived(scripted, reply):
     scripted.script = lambda role, prompt: [reply]
     assert select(scripted, SkillLibrary(SKILLS), [make_task()], 1)[0][0].skills == ()
     assert rollout(scripted, FakeSandbox(), [(make_task(), ())], 2, 100)[0].turns[1].code is None
-    assert (
-        propose(scripted, [best_trigger([trajectory(1.0, 2.0)])], 1, None)[0][0].proposals[0].rejected == "no tool call"
-    )
+    [[summary]] = propose(scripted, [best_trigger([trajectory(1.0, 2.0)])], 1, None)
+    assert summary.proposals[0].rejected == "no tool call"
 
 
 def test_roles_differ_only_in_system_prompt_and_tool(scripted):

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rank_bm25 import BM25Okapi
 
-from skills import Skill, SkillLibrary, skill_from_json, words, write_atomically
+from skills import Skill, SkillLibrary, skill_from_json, write_atomically
 
 
 def skill(name, content="Motivation: m\nKey Idea: k\nExample:\ne", description="d", tags=("t",), **more):
@@ -48,40 +47,18 @@ def test_names_are_unique():
     assert [s.name for s in SkillLibrary([skill("x"), skill("x"), skill("x")]).skills] == ["x", "x-2", "x-3"]
 
 
-def test_restart_takes_the_newest_snapshot_not_later(tmp_path):
-    for step in (0, 9, 10):
-        SkillLibrary(LIBRARY[:1 + step // 5]).save_snapshot(tmp_path, step)
-    (tmp_path / "global_step_5.jsonl.tmp").write_text("half a line")
-    (tmp_path / "global_step_x.jsonl").write_text("")
-    assert len(SkillLibrary.newest(tmp_path, 9)) == 2
-    assert len(SkillLibrary.newest(tmp_path, 8)) == 1
-    assert len(SkillLibrary.newest(tmp_path, 1000)) == 3
-    with pytest.raises(FileNotFoundError, match="no snapshot"):
-        SkillLibrary.newest(tmp_path / "other", 3)
+RECORD = {"name": "n", "description": "d", "scope": "general", "tags": ["t"], "content": "c"}
 
 
-@pytest.mark.parametrize(
-    "line, reason",
-    [
-        (b'{"name": "half', "not a skill"),
-        (b"[1, 2]", "not a JSON object"),
-        (b'{"name": "n"}', "no text in 'description'"),
-        (b'{"name": " ", "description": "d", "scope": "s", "content": "c"}', "no text in 'name'"),
-        (b'{"name": "n", "description": "d", "scope": "s", "content": "c", "tags": "t"}', "tags"),
-        (
-            b'{"name": "n", "description": "d", "scope": "s", "content": "c", "verify_speedup": "fast"}',
-            "verify_speedup",
-        ),
-        (b"\xff\xfe\x00", "not a skill"),
-        (b"[" * 100000, "not a skill"),
-    ],
-)
+@pytest.mark.parametrize("line, reason", [
+    ('{"name": "half', "not a skill"), ([1, 2], "not a JSON object"), ({"name": "n"}, "no text in 'description'"),
+    (RECORD | {"name": " "}, "no text in 'name'"), (RECORD | {"tags": "t"}, "tags"),
+    (RECORD | {"verify_speedup": "fast"}, "verify_speedup"), (RECORD | {"verify_speedup": True}, "verify_speedup"),
+    ("\udcff\udcfe\0", "not a skill"), ("[" * 100000, "not a skill")])
 def test_broken_line_is_reported_and_skipped(tmp_path, capsys, line, reason):
-    good = [
-        json.dumps({"name": n, "description": "d", "scope": "general", "tags": ["t"], "content": "c"}).encode()
-        for n in "ab"
-    ]
-    (tmp_path / "library.jsonl").write_bytes(b"\n".join([good[0], line, b"", good[1]]))
+    text = line if isinstance(line, str) else json.dumps(line)
+    lines = [json.dumps(RECORD | {"name": "a"}), text, "", json.dumps(RECORD | {"name": "b"})]
+    (tmp_path / "library.jsonl").write_bytes("\n".join(lines).encode(errors="surrogateescape"))
     assert [s.name for s in SkillLibrary.load(tmp_path / "library.jsonl").skills] == ["a", "b"]
     said = capsys.readouterr().err
     assert "line 2" in said and reason in said and said.count("\n") == 1
@@ -91,20 +68,10 @@ def test_unknown_fields_and_missing_tags_are_no_offence():
     assert skill_from_json({"name": "n", "description": "d", "scope": "s", "content": "c", "author": 1}).tags == ()
 
 
-def test_recall_equals_rank_bm25():
-    rng = np.random.default_rng(0)
-    vocabulary = [f"w{i}" for i in range(60)]
-    skills = [skill(f"s{i}", " ".join(rng.choice(vocabulary, rng.integers(3, 30)))) for i in range(40)]
-    library = SkillLibrary(skills)
-    slow = BM25Okapi([words(" ".join([s.name, s.description, *s.tags, s.content])) for s in skills])
-    for _ in range(20):
-        query = " ".join(rng.choice(vocabulary + ["unknown"], 12))
-        scores = slow.get_scores(words(query))
-        want = [skills[i].name for i in np.argsort(-np.round(scores, 9), kind="stable")[:20] if scores[i] > 0]
-        got = [s.name for s in library.recall(query)]
-        assert len(got) == len(want) <= 20
-        order = {s.name: round(score, 6) for s, score in zip(skills, scores)}
-        assert [order[n] for n in got] == [order[n] for n in want]
+def test_the_best_twenty_are_recalled_and_equal_scores_keep_the_librarys_order():
+    content = {30: "softmax softmax"} | dict.fromkeys(range(6), "relu") | dict.fromkeys(range(90, 190), "cumsum")
+    library = SkillLibrary([skill(f"s{i}", content.get(i, "softmax"), description="") for i in range(190)])
+    assert [s.name for s in library.recall("softmax")] == ["s30"] + [f"s{i}" for i in range(6, 25)]
 
 
 def test_recall_finds_by_meaningful_words_and_drops_the_rest():
@@ -121,23 +88,17 @@ def test_small_libraries_are_recalled_whole():
     assert [s.name for s in SkillLibrary([skill("only")]).recall("softmax")] == ["only"]
 
 
-def test_ten_thousand_skills_are_searched_in_milliseconds():
+def test_a_thousand_skills_are_searched_in_milliseconds():
     rng = np.random.default_rng(0)
     vocabulary = np.array([f"w{i}" for i in range(3000)])
-    library = SkillLibrary()
-    library.skills = [skill(f"s{i}", " ".join(vocabulary[rng.integers(0, 3000, 60)])) for i in range(10_000)]
+    library = SkillLibrary([skill(f"s{i}", " ".join(rng.choice(vocabulary, 60))) for i in range(1000)])
     library.recall("w1")  # builds the index
-    index = library._postings
-    query = " ".join(vocabulary[rng.integers(0, 3000, 150)])
-    seconds = min(_timed(library, query) for _ in range(5))
-    assert seconds < 0.05  # 2 ms here; the rest is for slow machines
-    assert library._postings is index
-
-
-def _timed(library, query):
-    start = time.perf_counter()
-    library.recall(query)
-    return time.perf_counter() - start
+    query, seconds = " ".join(rng.choice(vocabulary, 150)), []
+    for _ in range(5):
+        start = time.perf_counter()
+        library.recall(query)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.05
 
 
 def test_killed_while_writing_leaves_a_whole_file(tmp_path):

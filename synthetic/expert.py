@@ -6,104 +6,40 @@ expert writes what the skill library says.
 
     parsed = read(task)                          steps, shapes, constructor text; None if the reader cannot follow it
     applicable(parsed)                           the techniques that change anything for this problem
-    solution = render(parsed, techniques)       .code, and .used: the techniques that really show up in it
+    solution = render(parsed, techniques)        .code, and .used: the techniques that really show up in it
 
 The expert is fixed: it knows techniques, not when they pay. Which of them are worth it, and where, is what
 reinforcement learning has to find out.
 """
 
+import json
 import math
 import re
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 from synthetic.codegen import RESERVED, Kernel, Unsupported
 from synthetic.operators import ROWS
 from synthetic.reader import read  # noqa: F401  the expert's first half
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Techniques, as skills. Paraphrases are drawn from when the cold start is written, so that a policy must read a skill
-# rather than recognise one fixed string.
+# Techniques, as skills: their texts are in techniques.json. Several wordings of each are drawn from when the cold start
+# is written, so that a policy must read a skill rather than recognise one fixed string.
 
 
 @dataclass(frozen=True)
 class Technique:
     name: str
     description: str
-    scope: str
-    tags: tuple
-    motivation: tuple  # paraphrases
-    idea: tuple  # paraphrases
+    scope: str  # as a skill's
+    tags: list
+    motivation: list  # wordings
+    idea: list  # wordings
 
 
-TECHNIQUES = {t.name: t for t in [
-    Technique("fuse-pointwise-run", "Compute a run of pointwise operators in one Triton kernel.", "general",
-              ("pointwise", "fusion", "activation"),
-              ("Every pointwise operator of PyTorch reads and writes the whole tensor once.",
-               "A chain of elementwise calls is bound by memory traffic and by one launch per call."),
-              ("Load each element once, apply all operators in registers, store once.",
-               "Put the whole chain into a single kernel so that intermediates never reach memory.")),
-    Technique("index-broadcast-parameter", "Read a broadcast parameter inside the kernel by channel index.", "general",
-              ("broadcast", "parameter", "bias", "scale"),
-              ("A bias or scale of shape (C, 1, 1) that stays in torch costs a full extra pass.",
-               "Broadcast adds and multiplications break a chain of fused operators in two."),
-              ("Load the parameter with idx // inner % size, where inner is the number of elements per channel.",
-               "Compute the channel from the flat offset and load the parameter next to the element.")),
-    Technique("fold-convolution-bias", "Add the bias of a convolution inside the kernel that follows it.",
-              "task_specific/convolution", ("convolution", "bias", "epilogue"),
-              ("A convolution with bias adds it in a pass of its own over the output.",
-               "The library convolution launches a second kernel just to add its bias."),
-              ("Call the convolution without bias and add the bias as the first operator of the fused kernel.",
-               "Pass bias None to F.conv and treat the bias as a broadcast parameter of the tail.")),
-    Technique("one-program-per-row", "Softmax, log-softmax, layer norm or logsumexp with one program per row.",
-              "task_specific/row", ("softmax", "layer_norm", "logsumexp", "row"),
-              ("A row operator written as several torch calls reads the row several times.",
-               "Statistics over a row need the row only once if one program holds it."),
-              ("Let one program load a full row, reduce it with tl.max and tl.sum, and write the result.",
-               "Use BLOCK = next_power_of_2(cols) with a mask, and keep the row in registers.")),
-    Technique("fuse-neighbours-into-row", "Move pointwise operators beside a row operator into its kernel.",
-              "task_specific/row", ("row", "fusion", "prologue", "epilogue"),
-              ("Pointwise operators before and after a row operator each cost a pass over memory.",
-               "A row kernel already holds the row in registers when its neighbours need it."),
-              ("Apply the operators before the reduction right after the load, those after it right before the store.",
-               "Extend the row kernel by the pointwise steps around it instead of launching more kernels.")),
-    Technique("row-reduction", "Sum, mean, max or min over the last dimensions with one program per row.",
-              "task_specific/reduction", ("reduction", "sum", "mean", "max"),
-              ("A reduction reads a large tensor to write a small one; what precedes it should not be written at all.",
-               "Reducing in torch forces the operand into memory first."),
-              ("One program per row loads the row, reduces it and stores one number.",
-               "Reduce in registers with tl.sum or tl.max and store a single value per row.")),
-    Technique("one-program-per-group", "Group or instance norm with one program per group, in two sweeps.",
-              "task_specific/normalization", ("group_norm", "instance_norm", "statistics"),
-              ("Library group norm takes several kernels for statistics, scale and shift.",
-               "A normalisation group is contiguous in memory, so one program can own it."),
-              ("Sum x and x * x in one sweep, then normalise, scale and shift in a second.",
-               "Accumulate both moments in a loop, form mean and rstd, and write the result in a second loop.")),
-    Technique("partial-sums-loss", "Compute a mean or sum over everything by partial sums inside the kernel.",
-              "task_specific/loss", ("loss", "mean", "partial_sum"),
-              ("A loss writes a full tensor of terms only to average it again.",
-               "Elementwise loss terms need not be stored before their mean is taken."),
-              ("Each program computes its terms and stores their sum; a short torch sum finishes the loss.",
-               "Mask the terms, reduce them with tl.sum to one value per program, and add those up.")),
-    Technique("diagonal-as-scaling", "Replace a product with a diagonal matrix by scaling the rows.",
-              "task_specific/diagonal", ("diagonal", "matmul", "structure"),
-              ("torch.diag(d) @ x builds a dense matrix of zeros and multiplies by it.",
-               "A diagonal factor does cubic work where one multiplication per element is enough."),
-              ("Multiply row i by d[i] inside a pointwise kernel, with index idx // cols.",
-               "Load d by the row index and scale; no matrix is built.")),
-    Technique("tile-matmul-tf32x3", "Multiply matrices in tiles with tl.dot in tf32x3 and finish the tile in place.",
-              "task_specific/matmul", ("matmul", "linear", "tl.dot", "epilogue"),
-              ("Library fp32 products do not use the tensor cores, and what follows them reads the result again.",
-               "A product kept in torch writes its output before the next operator can start."),
-              ("Accumulate a tile with tl.dot and input_precision tf32x3, then apply bias and activation to the tile.",
-               "Three TF32 products keep fp32 accuracy on tensor cores; the epilogue runs on the accumulator.")),
-    Technique("row-scan", "Cumulative sum along the last dimension with one program per row.",
-              "task_specific/scan", ("scan", "cumsum", "row"),
-              ("A scan kept in torch cannot be fused with what surrounds it.",
-               "Cumulative sums over rows that fit a block need no second pass."),
-              ("Load the row into one program and apply tl.cumsum along it.",
-               "Use tl.cumsum on a masked row and store it directly.")),
-]}
+_TEXTS = json.loads(Path(__file__).with_name("techniques.json").read_text())
+TECHNIQUES = {entry["name"]: Technique(**entry) for entry in _TEXTS}
 ALL = frozenset(TECHNIQUES)
 
 

@@ -53,7 +53,7 @@ class Example:
     family: str = ""
     kernel: str = ""  # normalised source of the last kernel, for the diversity filter
     skills: tuple = ()  # names of the skills that are the answer (selection, summary)
-    unlearnt: int = 0  # leading assistant messages without loss: a broken first attempt is context, not a model to follow
+    unlearnt: int = 0  # leading assistant messages without loss: a broken first attempt is only context
 
 
 _MARKS = {"index-broadcast-parameter": r"% \w+", "one-program-per-group": r"total|square|rstd", "row-scan": r"cumsum",

@@ -123,8 +123,9 @@ def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
     selections = ask([selection_messages(task, library.recall(task.source) or library.skills) for task in tasks], 400,
                      backbone.SELECT_TOOL)
     calls = [backbone.extract_tool_call(reply, "select_skills") or {} for reply in selections]
-    answers = [((expert.render(parsed, set()).code, 1.0), (expert.render(parsed, ALL).code, 2.5)) for _, parsed in found]
-    summaries = ask([summary_messages(task, [], *both) for task, both in zip(tasks, answers)], 800, backbone.UPDATE_TOOL)
+    summaries = ask([summary_messages(task, [], (expert.render(parsed, set()).code, 1.0),
+                                      (expert.render(parsed, ALL).code, 2.5)) for task, parsed in found], 800,
+                    backbone.UPDATE_TOOL)
     updates = [backbone.extract_tool_call(reply, "update_skill_library") or {} for reply in summaries]
 
     def percent(flags):

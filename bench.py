@@ -81,16 +81,8 @@ class Sample:
     turns: list[Attempt]
 
 
-def sample_from_json(line) -> Sample:
-    """A line of results.jsonl. Raises ValueError, KeyError or TypeError when it is none."""
-
-    def verdict(entry):
-        return entry and Verdict(**{**entry, "profile": [KernelTime(**kernel) for kernel in entry["profile"]]})
-
-    record = json.loads(line)
-    turns = [Attempt(turn["reply"], turn["has_code"], verdict(turn["verdict"]), verdict(turn["against_compile"]))
-             for turn in record["turns"]]
-    return Sample(record["task"], record["index"], record["skills"], turns)
+def read_verdict(entry) -> Verdict | None:
+    return entry and Verdict(**{**entry, "profile": [KernelTime(**kernel) for kernel in entry["profile"]]})
 
 
 def read_results(path) -> dict:
@@ -99,17 +91,16 @@ def read_results(path) -> dict:
     A run that was killed while it wrote leaves a last line without its end: that line is cut off. Raises UserError for
     any other line that cannot be read.
     """
-    if not path.is_file():
-        return {}
-    text = path.read_bytes()
+    text = path.read_bytes() if path.is_file() else b""
     whole = text[:text.rfind(b"\n") + 1]
     if whole != text:
-        with open(path, "r+b") as file:
-            file.truncate(len(whole))
+        os.truncate(path, len(whole))
     results = {}
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            sample = sample_from_json(line)
+            sample = Sample(**json.loads(line))
+            sample.turns = [Attempt(turn["reply"], turn["has_code"], read_verdict(turn["verdict"]),
+                                    read_verdict(turn["against_compile"])) for turn in sample.turns]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}, line {number}: not a result ({type(error).__name__}: {error})") from None
         results[sample.task, sample.index] = sample
@@ -169,38 +160,39 @@ def figures(samples, turns, baseline, tolerance, rule, best_of=False) -> dict:
 
     best_of: a task counts once, with the best of its samples; otherwise every sample counts.
     """
-    right, credited, speedups = [], [], []  # one entry for each sample, or for each task
+    groups = []  # what counts once: the turns of a sample, or those of all samples of a task
     for rows in samples.values():
         tries = [sample.turns[:turns] for sample in rows]
-        tries = [[attempt for taken in tries for attempt in taken]] if best_of else tries
-        for taken in tries:
-            right.append(any(is_correct(attempt, tolerance) for attempt in taken))
-            credited.append(max(speed(attempt, baseline, tolerance, rule) for attempt in taken))
-            speedups.append(max(speed(attempt, baseline, tolerance) for attempt in taken))
-    timed = [math.log(value) for value in speedups if value > 0]
+        groups += [sum(tries, [])] if best_of else tries
+    right = [any(is_correct(attempt, tolerance) for attempt in group) for group in groups]
+    credited = [max(speed(attempt, baseline, tolerance, rule) for attempt in group) for group in groups]
+    estimates = [max(speed(attempt, baseline, tolerance) for attempt in group) for group in groups]
+    logs = [math.log(value) for value in estimates if value > 0]
     row = {"baseline": baseline, "tolerance": tolerance, "rule": rule, "turns": turns,
-           "of": "best sample" if best_of else "mean of samples", "correct": sum(right) / len(right)}
-    row.update({f"fast_{p:g}": sum(value > p for value in credited) / len(credited) for p in THRESHOLDS})
-    row["geometric_mean"] = math.exp(sum(timed) / len(timed)) if timed else None
+           "of": "best sample" if best_of else "mean of samples", "correct": sum(right) / len(groups)}
+    for p in THRESHOLDS:
+        row[f"fast_{p:g}"] = sum(value > p for value in credited) / len(groups)
+    row["geometric_mean"] = math.exp(sum(logs) / len(logs)) if logs else None
     return row
 
 
 def all_figures(samples, turns, baselines) -> dict:
     """All figures of a level, and what became of each problem. Raises UserError when the clocks are mixed."""
-    clocks = {attempt.verdict.clock for rows in samples.values() for sample in rows for attempt in sample.turns}
-    if len(clocks) != 1:
-        raise UserError("measured and modelled results are mixed in results.jsonl; they are not comparable")
     choices = itertools.product(baselines, (False, True), range(turns, 0, -1), TOLERANCES, RULES)
-    rows = [figures(samples, t, baseline, tolerance, rule, best_of) for baseline, best_of, t, tolerance, rule in choices]
-    problems = {}
+    rows = [figures(samples, t, baseline, tolerance, rule, best) for baseline, best, t, tolerance, rule in choices]
+    problems, kinds, clocks = {}, Counter(), set()
     for task, group in samples.items():
         attempts = [attempt for sample in group for attempt in sample.turns]
         best = max(attempts, key=speed)
         errors = Counter(a.verdict.rejected or a.verdict.error for a in attempts if not a.verdict.correct)
-        problems[task] = {"kinds": dict(Counter(map(kind, group))), "skills": group[0].skills,
-                          "best_speedup": speed(best) or None, "coverage": best.verdict.coverage,
+        became = Counter(map(kind, group))
+        problems[task] = {"kinds": dict(became), "skills": group[0].skills, "best_speedup": speed(best) or None,
+                          "coverage": best.verdict.coverage,
                           "most_common_error": errors.most_common(1)[0][0] if errors else None}
-    kinds = Counter(kind(sample) for group in samples.values() for sample in group)
+        kinds += became
+        clocks |= {attempt.verdict.clock for attempt in attempts}
+    if len(clocks) != 1:
+        raise UserError("measured and modelled results are mixed in results.jsonl; they are not comparable")
     return {"clock": clocks.pop(), "figures": rows, "kinds": dict(kinds), "problems": problems}
 
 
@@ -208,12 +200,14 @@ def all_figures(samples, turns, baselines) -> dict:
 # The run
 
 
-def evaluate(model, library, sandbox, compiled, tasks, options, done, path):
-    """Roll out every sample that is not in `done`, appending to `path` batch by batch; returns all of them.
+def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> dict:
+    """Roll out every sample that is not in `done`, appending to `path` batch by batch. Returns {task: [Sample, ...]}.
 
-    library None injects no skills; `compiled` is a sandbox with torch.compile as its reference, or None. The random
-    numbers of a batch depend on the seed and its tasks alone, so an interrupted run ends with what it would have given
-    (without a GPU, where nothing depends on when verdicts come).
+    library: None injects no skills. compiled: a sandbox with torch.compile as its reference, or None. done: {(task,
+    index): Sample} of an earlier run, see read_results; what is new is added to it.
+
+    The random numbers of a batch depend on the seed and its tasks alone, so an interrupted run ends with what it would
+    have given (without a GPU, where nothing depends on when verdicts come).
     """
     samples, kinds = {}, Counter()
     size = max(1, options.batch // options.samples)  # tasks in a batch
@@ -239,14 +233,19 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path):
 
 
 def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sample]:
-    """All samples of some tasks: select once, roll out, and time what is correct against torch.compile if asked to."""
+    """All samples of some tasks, task by task: select once, roll out, time what is correct against torch.compile.
+
+    compiled: the sandbox for that, or None. Returns one Sample for each of `options.samples` rollouts of each task.
+    """
     chosen = [()] * len(tasks)
     if library is not None:
         selections = select(model, library, tasks, k=1, temperature=0, max_new_tokens=min(1024, options.max_new_tokens),
                             max_prompt_tokens=options.max_prompt_tokens)
         chosen = [selection.skills for (selection,) in selections]
+    # A generator of their own for these tasks, so that a batch gives the same whatever ran before it.
     names = "\n".join([str(options.seed)] + [task.name for task in tasks])
-    generator = torch.Generator(options.device).manual_seed(int(hashlib.sha256(names.encode()).hexdigest()[:15], 16))
+    seed = int(hashlib.sha256(names.encode()).hexdigest()[:15], 16)
+    generator = torch.Generator(options.device).manual_seed(seed)
     jobs = [(task, skills) for task, skills in zip(tasks, chosen) for _ in range(options.samples)]
     trajectories = rollout(model, sandbox, jobs, options.turns, options.max_new_tokens, options.max_prompt_tokens,
                            temperature=0.0 if options.samples == 1 else options.temperature, generator=generator)
@@ -281,10 +280,9 @@ def table(summary) -> str:
         thresholds = "".join(f"{f'Fast_{p:g}':>10}" for p in THRESHOLDS)
         lines += ["", f"{title:<52}{'correct':>8}{thresholds}{'geo. mean':>11}"]
         for row in summary["figures"]:
-            # The turns between the first and the last are in summary.json and in the plot.
-            last = row["turns"] == config["turns"]
-            wanted = last and config["samples"] > 1 if row["of"] == "best sample" else last or row["turns"] == 1
-            if row["baseline"] != baseline or not wanted:
+            if row["baseline"] != baseline or row["turns"] not in (1, config["turns"]):
+                continue  # the turns between are in summary.json and in the plot
+            if row["of"] == "best sample" and config["samples"] == 1:
                 continue
             turns = "first turn" if row["turns"] == 1 else f"{row['turns']} turns"
             tolerance = f"{row['tolerance']:.0e}".replace("e-0", "e-")
@@ -311,15 +309,14 @@ def plot(summary, samples, path):
     config = summary["config"]
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     grid = np.linspace(0.5, 4, 141)
-    for baseline, style in zip(config["baselines"], ("-", "--")):
-        for rule, width in zip(RULES, (2.5, 1.2)):  # both stay visible if equal
-            credited = np.array([max(speed(attempt, baseline, 1e-4, rule) for attempt in sample.turns)
-                                 for rows in samples.values() for sample in rows])
-            share = [100 * np.mean(credited > p) for p in grid]
-            left.plot(grid, share, style, linewidth=width, label=f"{rule}, against {baseline}")
+    rollouts = [sample for group in samples.values() for sample in group]
+    for baseline, rule in itertools.product(config["baselines"], RULES):
+        credited = np.array([max(speed(attempt, baseline, 1e-4, rule) for attempt in s.turns) for s in rollouts])
+        left.plot(grid, [100 * np.mean(credited > p) for p in grid], linewidth=2.5 if rule == "strict" else 1.2,
+                  label=f"{rule}, against {baseline}")  # of two widths, so that both stay visible if equal
     left.set(xlabel="p", ylabel="Fast_p, % of samples", title=f"speedup {summary['clock']}, tolerance 1e-4")
-    shown = {"baseline": "eager", "of": "mean of samples", "tolerance": 1e-4, "rule": "strict"}
-    rows = [row for row in summary["figures"] if shown.items() <= row.items()]
+    shown = {"baseline": "eager", "of": "mean of samples", "tolerance": 1e-4, "rule": "strict"}.items()
+    rows = [row for row in summary["figures"] if shown <= row.items()]
     for key in ["correct"] + [f"fast_{p:g}" for p in THRESHOLDS]:
         right.plot([row["turns"] for row in rows], [100 * row[key] for row in rows], "o-", label=key.capitalize())
     right.set(xlabel="turns", ylabel="% of samples", title="by turns, strict, against eager",
@@ -344,6 +341,7 @@ def hardware(device) -> str:
 
 
 def versions() -> dict:
+    """Of what the figures depend on."""
     import transformers
     import triton
     return {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
@@ -381,13 +379,13 @@ def choose(tasks, ids) -> list:
 def digest_of_model(model) -> str:
     """Tells two states of a model folder apart: sizes, first and last megabyte of each weight file, and the library."""
     digest = hashlib.sha256()
-    for path in sorted(Path(model).glob("*")) if Path(model).is_dir() else []:
-        if path.suffix in (".safetensors", ".bin", ".jsonl"):
-            with open(path, "rb") as file:
-                size = path.stat().st_size
-                digest.update(f"{path.name} {size}".encode() + file.read(1 << 20))
-                file.seek(max(0, size - (1 << 20)))
-                digest.update(file.read())
+    files = [path for path in Path(model).glob("*") if path.suffix in (".safetensors", ".bin", ".jsonl")]
+    for path in sorted(files):
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            digest.update(f"{path.name} {size}".encode() + file.read(1 << 20))
+            file.seek(max(0, size - (1 << 20)))
+            digest.update(file.read())
     return digest.hexdigest()[:16]
 
 
@@ -413,6 +411,7 @@ def claim(out, config):
 
 
 def parse(argv):
+    """The command line. None as a default means: see the help; `start` fills it in."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
@@ -437,7 +436,11 @@ def parse(argv):
 
 
 def start(options):
-    """Check the options, load what they name. Returns (tasks, all tasks of the level, model, library, config)."""
+    """Check the options, load what they name, and fill in what depends on it.
+
+    Returns (tasks, model, library, config). config: everything that shapes a result, to be compared when a run goes on.
+    Raises UserError for options that cannot be, or that do not fit the machine or the model.
+    """
     for name in ("samples", "turns", "batch", "timeout", "max_new_tokens", "max_prompt_tokens", "temperature"):
         value = getattr(options, name)
         if value is not None and not value > 0:
@@ -447,8 +450,9 @@ def start(options):
         raise UserError("--device cuda: no GPU is available here")
     if options.baseline == "compile" and options.device == "cpu":
         raise UserError("--baseline compile: needs a GPU; torch.compile has no modelled clock")
-    level = (kernelbench_tasks(options.kernelbench, options.level) if options.kernelbench
-             else builtin_tasks(options.level, options.device))
+    level = builtin_tasks(options.level, options.device)
+    if options.kernelbench:
+        level = kernelbench_tasks(options.kernelbench, options.level)
     tasks = choose(level, options.ids)
     model = Backbone.load(options.model, options.device)
     library = None if options.no_skills else SkillLibrary.of_model(options.model)

@@ -4,18 +4,9 @@
 """
 
 import re
+from pathlib import Path
 
-WORDS = ("a simple model that applies computes performs the operation layer input output tensor activation then "
-          "with over scaled bias addition normalization convolution matrix linear features channels dimension shape "
-          "forward pass value factor learnable parameter hidden state network module small used for each element row "
-          "sum residual gate mixing block head projection stage result final last first channelwise batch spatial of "
-          "to and its by per from into one two three are is makes turns divides adds multiplies every all both same "
-          "as along beside before after before between stack weights scores logits sequence image signal sample "
-          "group mean root square length size width height number times kernel filter window map total running share "
-          "class target prediction error distance margin temperature step pooled attention query key token word "
-          "vocabulary embedding position time depth volume pixel grid table column positive negative zero unit "
-          "smooth soft hard sharp clipped squashed normalised averaged reduced taken kept left right which what "
-          "where there it this an in on at or not only more than given learned random new own short long").split()
+WORDS = Path(__file__).with_name("words.txt").read_text().split()
 SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig "
               "lam fac val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
 

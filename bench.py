@@ -81,16 +81,15 @@ class Sample:
     turns: list[Attempt]
 
 
-def read_verdict(entry) -> Verdict | None:
-    return entry and Verdict(**{**entry, "profile": [KernelTime(**kernel) for kernel in entry["profile"]]})
-
-
 def read_results(path) -> dict:
     """{(task, index): Sample} of a results.jsonl; empty when there is none.
 
     A run that was killed while it wrote leaves a last line without its end: that line is cut off. Raises UserError for
     any other line that cannot be read.
     """
+    def verdict(entry):
+        return entry and Verdict(**{**entry, "profile": [KernelTime(**kernel) for kernel in entry["profile"]]})
+
     text = path.read_bytes() if path.is_file() else b""
     whole = text[:text.rfind(b"\n") + 1]
     if whole != text:
@@ -99,8 +98,8 @@ def read_results(path) -> dict:
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             sample = Sample(**json.loads(line))
-            sample.turns = [Attempt(turn["reply"], turn["has_code"], read_verdict(turn["verdict"]),
-                                    read_verdict(turn["against_compile"])) for turn in sample.turns]
+            sample.turns = [Attempt(turn["reply"], turn["has_code"], verdict(turn["verdict"]),
+                                    verdict(turn["against_compile"])) for turn in sample.turns]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}, line {number}: not a result ({type(error).__name__}: {error})") from None
         results[sample.task, sample.index] = sample
@@ -203,16 +202,15 @@ def all_figures(samples, turns, baselines) -> dict:
 def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> dict:
     """Roll out every sample that is not in `done`, appending to `path` batch by batch. Returns {task: [Sample, ...]}.
 
-    library: None injects no skills. compiled: a sandbox with torch.compile as its reference, or None. done: {(task,
-    index): Sample} of an earlier run, see read_results; what is new is added to it.
-
-    The random numbers of a batch depend on the seed and its tasks alone, so an interrupted run ends with what it would
-    have given (without a GPU, where nothing depends on when verdicts come).
+    library: None injects no skills. compiled: a sandbox with torch.compile as its reference, or None. done: what
+    read_results found; new samples are added to it. The random numbers of a batch depend on the seed and its tasks
+    alone, so an interrupted run ends with what it would have given (without a GPU, where nothing depends on when
+    verdicts come).
     """
     samples, kinds = {}, Counter()
     size = max(1, options.batch // options.samples)  # tasks in a batch
-    bar = tqdm(total=len(tasks), unit="problem", disable=None)
-    for first in range(0, len(tasks), size):
+    bar = tqdm(range(0, len(tasks), size), unit="batch", disable=None)
+    for first in bar:
         batch = tasks[first:first + size]
         keys = [(task.name, i) for task in batch for i in range(options.samples)]
         if any(key not in done for key in keys):
@@ -227,16 +225,11 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
             samples[task.name] = [done[task.name, i] for i in range(options.samples)]
             kinds.update(map(kind, samples[task.name]))
         bar.set_postfix_str(f"{kinds['faster'] + kinds['correct']} of {sum(kinds.values())} samples correct")
-        bar.update(len(batch))
-    bar.close()
     return samples
 
 
 def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sample]:
-    """All samples of some tasks, task by task: select once, roll out, time what is correct against torch.compile.
-
-    compiled: the sandbox for that, or None. Returns one Sample for each of `options.samples` rollouts of each task.
-    """
+    """All samples of some tasks, task by task: select once, roll out, time what is correct against torch.compile."""
     chosen = [()] * len(tasks)
     if library is not None:
         selections = select(model, library, tasks, k=1, temperature=0, max_new_tokens=min(1024, options.max_new_tokens),
@@ -436,10 +429,9 @@ def parse(argv):
 
 
 def start(options):
-    """Check the options, load what they name, and fill in what depends on it.
+    """Check the options, load what they name, fill in what depends on it. Raises UserError for what cannot be.
 
-    Returns (tasks, model, library, config). config: everything that shapes a result, to be compared when a run goes on.
-    Raises UserError for options that cannot be, or that do not fit the machine or the model.
+    Returns (tasks, model, library, config). config: what shapes a result, to be compared when a run goes on.
     """
     for name in ("samples", "turns", "batch", "timeout", "max_new_tokens", "max_prompt_tokens", "temperature"):
         value = getattr(options, name)

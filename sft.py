@@ -151,7 +151,10 @@ def padded(length) -> int | None:
 
 
 def make_batches(lengths, tokens, rng) -> list[list[int]]:
-    """Indices of examples, grouped by padded width so that a batch holds about `tokens` tokens; in random order."""
+    """Indices of examples, grouped by padded width so that a batch holds about `tokens` tokens; in random order.
+
+    A batch of examples of one width wastes little on padding, and a few widths mean few shapes to capture.
+    """
     groups, batches = {}, []
     for i, length in enumerate(lengths):
         if padded(length):  # longer ones are dropped
@@ -275,7 +278,12 @@ def train(model, data, pad, args) -> list[dict]:
 
 
 def built_in_examples(args) -> list[Example]:
-    """The built-in cold start: both kinds of examples after the diversity filter, the rarer ones several times."""
+    """The examples of the built-in cold start, after the diversity filter.
+
+    Single turns and selections are only written; trajectories of several turns are executed as well, in the sandbox
+    without a GPU, as they hold its feedback. Those take far longer to make, so there are fewer, and each counts
+    several times.
+    """
     single = write_examples(0, args.problems, False, args.processes, "single turns and selections")
     executed = write_examples(500_000_000, args.executed, True, args.processes, "executed trajectories and summaries")
     examples = diversity_filter(single + executed, random.Random(args.seed))

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from bench import Attempt, Sample
 from conftest import FakeSandbox, kernel
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
+from synthetic.expert import ALL, read, render
 from tasks import Task, UserError, builtin_tasks, run_command
 
 # ---- figures
@@ -81,18 +83,19 @@ def test_figures_by_hand():
     assert math.isclose(row["geometric_mean"], (2.0 * 1.3) ** 0.5)
 
 
-def test_kinds():
-    no_code = Attempt("sorry", False, Verdict(error="the reply has no code block that defines ModelNew"))
-    unusable = Attempt("reply", True, Verdict(error="unusable task: x: the reference crashes"))
-    broken = Attempt("reply", True, Verdict(error="does not parse"))
-    cheat = attempt(None, rejected="decoy")
-    assert bench.kind(sample(no_code, broken, attempt())) == "wrong"
-    assert bench.kind(sample(no_code, broken)) == "broken"
-    assert bench.kind(sample(no_code)) == "no code"
-    assert bench.kind(sample(unusable)) == "unusable"
-    assert bench.kind(sample(attempt(), cheat)) == "rejected"
-    assert bench.kind(sample(cheat, attempt(1.01, low=0.99))) == "correct"
-    assert bench.kind(sample(attempt(0.8), attempt(1.2))) == "faster"
+NO_CODE = Attempt("sorry", False, Verdict(error="the reply has no code block that defines ModelNew"))
+UNUSABLE = Attempt("reply", True, Verdict(error="unusable task: x: the reference crashes"))
+BROKEN = Attempt("reply", True, Verdict(error="does not parse"))
+CHEAT = attempt(None, rejected="decoy")
+
+
+@pytest.mark.parametrize("turns, became", [
+    ([NO_CODE, BROKEN, attempt()], "wrong"), ([NO_CODE, BROKEN], "broken"), ([NO_CODE], "no code"),
+    ([UNUSABLE], "unusable"), ([attempt(), CHEAT], "rejected"), ([CHEAT, attempt(1.01, low=0.99)], "correct"),
+    ([attempt(0.8), attempt(1.2)], "faster"),
+])
+def test_what_became_of_a_sample(turns, became):
+    assert bench.kind(sample(*turns)) == became
 
 
 def test_clocks_are_never_mixed():
@@ -269,38 +272,18 @@ def test_baseline_compile_is_reported_beside_eager(tmp_path):
 
 # ---- the command
 
-# A correct answer to level1/1_AffineSoftplus, a slow but correct one, and a wrong one.
-KERNEL = """```python
-import torch, torch.nn as nn, triton
-import triton.language as tl
-
-@triton.jit
-def affine_softplus(x_ptr, out_ptr, stretch, shift, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    y = tl.load(x_ptr + at, mask=at < n) * stretch + shift
-    y = tl.where(y > 20.0, y, tl.log(1.0 + tl.exp(y)))
-    tl.store(out_ptr + at, y{wrong}, mask=at < n)
-
-class ModelNew(nn.Module):
-    def __init__(self, stretch, shift):
-        super().__init__()
-        self.stretch, self.shift = stretch, shift
-
-    def forward(self, x):
-        x = x.contiguous(){slow}
-        out = torch.empty_like(x)
-        affine_softplus[(triton.cdiv(x.numel(), 1024),)](x, out, self.stretch, self.shift, x.numel(), BLOCK=1024)
-        return out
-```"""
-
-
 def by_task(messages, tool, generator):
-    """Turn 1: wrong; turn 2: right but slow; turn 3: right and fast. For any other task, no code."""
+    """Of level1/1_AffineSoftplus turn 1: wrong; turn 2: right but slow; turn 3: right and fast. Else no code."""
     if "softplus" not in messages[1]["content"]:
         return "This one is too hard."
+    code = render(read(builtin_tasks(1)[0]), ALL).code
     turn = sum(message["role"] == "assistant" for message in messages)
-    return KERNEL.replace("{wrong}", " + 1.0" if turn == 0 else "").replace(
-        "{slow}", ".double().exp().log().sin().asin().float() * 0.0 + x" if turn == 1 else "")
+    if turn == 0:
+        code = re.sub(r"(tl.store\(out_ptr \+ idx, \w+)", r"\1 + 1.0", code)
+    if turn == 1:
+        head = "def forward(self, x):\n"
+        code = code.replace(head, head + "        x = x.double().exp().log().sin().asin().float() * 0.0 + x\n")
+    return f"```python\n{code}```"
 
 
 def command(monkeypatch, capsys, *arguments, model=None):

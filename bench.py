@@ -15,7 +15,7 @@ over samples and for the best of a task's samples, after one turn and after all 
 
     strict     a win needs own kernels that do work (coverage above 0) and the *lower end* of the speedup's 95 %
                interval above p; an unchanged torch call at 1.00 +/- 0.01 is no win
-    customary  the speedup's estimate above p, as usually counted
+    standard   KernelBench's: the speedup's estimate above p
 
 The reference is eager PyTorch; `--baseline compile` reports against torch.compile as well (GPU only). Speedups are
 measured on a GPU and modelled without one; a report says which, and results of the two never meet in one folder.
@@ -24,15 +24,17 @@ What it leaves in --out: results.jsonl, one line a sample with every reply and v
 command goes on; summary.json, all figures with command, seed, hardware and versions; fast_p.png.
 """
 
-import os
-
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: waiting threads spin for microseconds, then sleep
+from tasks import UserError, builtin_tasks, kernelbench_tasks, run_command  # before torch, see there
 
 import argparse
+import contextlib
 import hashlib
+import itertools
 import json
 import math
+import os
 import platform
+import re
 import sys
 import time
 from collections import Counter
@@ -40,23 +42,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
-from backbone import Backbone, ModelError
+from backbone import Backbone
 from policy import rollout, score_pairs
 from sandbox import KernelTime, Sandbox, Verdict
 from selector import select
 from skills import SkillLibrary, write_atomically
-from tasks import TaskError, builtin_tasks, kernelbench_tasks
 
 THRESHOLDS = (1.0, 1.2, 1.5, 2.0)  # the p of Fast_p
 TOLERANCES = (1e-4, 1e-2)
-RULES = ("strict", "customary")
+RULES = ("strict", "standard")
 # What became of a sample, best first; `kind` has the definitions.
 KINDS = ("faster", "correct", "rejected", "wrong", "broken", "no code", "unusable")
-
-
-class BenchError(ValueError):
-    """A run that cannot start or go on. The message is one line, fit to be shown to the user."""
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -83,37 +81,27 @@ class Sample:
     turns: list[Attempt]
 
 
-def sample_from_json(line) -> Sample:
-    """A line of results.jsonl. Raises ValueError, KeyError or TypeError when it is none."""
-
-    def verdict(entry):
-        return entry and Verdict(**{**entry, "profile": [KernelTime(**kernel) for kernel in entry["profile"]]})
-
-    record = json.loads(line)
-    turns = [Attempt(turn["reply"], turn["has_code"], verdict(turn["verdict"]), verdict(turn["against_compile"]))
-             for turn in record["turns"]]
-    return Sample(record["task"], record["index"], record["skills"], turns)
-
-
 def read_results(path) -> dict:
     """{(task, index): Sample} of a results.jsonl; empty when there is none.
 
-    A run that was killed while it wrote leaves a last line without its end: that line is cut off. Raises BenchError for
+    A run that was killed while it wrote leaves a last line without its end: that line is cut off. Raises UserError for
     any other line that cannot be read.
     """
-    if not path.is_file():
-        return {}
-    text = path.read_bytes()
+    def verdict(entry):
+        return entry and Verdict(**{**entry, "profile": [KernelTime(**kernel) for kernel in entry["profile"]]})
+
+    text = path.read_bytes() if path.is_file() else b""
     whole = text[:text.rfind(b"\n") + 1]
     if whole != text:
-        with open(path, "r+b") as file:
-            file.truncate(len(whole))
+        os.truncate(path, len(whole))
     results = {}
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
-            sample = sample_from_json(line)
+            sample = Sample(**json.loads(line))
+            sample.turns = [Attempt(turn["reply"], turn["has_code"], verdict(turn["verdict"]),
+                                    verdict(turn["against_compile"])) for turn in sample.turns]
         except (ValueError, KeyError, TypeError) as error:
-            raise BenchError(f"{path}, line {number}: not a result ({type(error).__name__}: {error})") from None
+            raise UserError(f"{path}, line {number}: not a result ({type(error).__name__}: {error})") from None
         results[sample.task, sample.index] = sample
     return results
 
@@ -122,30 +110,26 @@ def read_results(path) -> dict:
 # Figures
 
 
-def speed(attempt, baseline="eager", tolerance=1e-4, rule="customary") -> float:
+def is_correct(attempt, tolerance=1e-4) -> bool:
+    """Whether a turn counts as correct. A detected cheat never does."""
+    verdict = attempt.verdict
+    return not verdict.rejected and (verdict.correct if tolerance < 1e-3 else verdict.correct_loose)
+
+
+def speed(attempt, baseline="eager", tolerance=1e-4, rule="standard") -> float:
     """The speedup that a turn is credited with; 0.0 when it is not correct (or, by the strict rule, no certain gain).
 
     A turn that is right to 1e-2 only has no speedup of its own in the verdict, but its times are there. Their ratio has
     no interval, so on the measured clock the strict rule gives it nothing.
     """
-    verdict = attempt.verdict
-    if verdict.rejected or not (verdict.correct if tolerance < 1e-3 else verdict.correct_loose):
-        return 0.0
-    if rule == "strict" and not verdict.coverage:
-        return 0.0
-    timed = verdict if baseline == "eager" else attempt.against_compile
-    if timed is None:
+    timed = attempt.verdict if baseline == "eager" else attempt.against_compile
+    if timed is None or not is_correct(attempt, tolerance) or rule == "strict" and not attempt.verdict.coverage:
         return 0.0
     estimate, low = timed.speedup, timed.speedup_low
     if estimate is None and timed.reference_ms and timed.candidate_ms:
         estimate = timed.reference_ms / timed.candidate_ms
-        low = estimate if timed.clock == "modelled" else 0.0
+        low = estimate if timed.clock == "modelled" else 0.0  # a modelled time has no spread
     return (low if rule == "strict" else estimate) or 0.0
-
-
-def is_correct(attempt, tolerance=1e-4) -> bool:
-    verdict = attempt.verdict
-    return not verdict.rejected and (verdict.correct if tolerance < 1e-3 else verdict.correct_loose)
 
 
 def kind(sample) -> str:
@@ -175,39 +159,39 @@ def figures(samples, turns, baseline, tolerance, rule, best_of=False) -> dict:
 
     best_of: a task counts once, with the best of its samples; otherwise every sample counts.
     """
-    right, credited, speedups = [], [], []  # one entry for each sample, or for each task
+    groups = []  # what counts once: the turns of a sample, or those of all samples of a task
     for rows in samples.values():
         tries = [sample.turns[:turns] for sample in rows]
-        tries = [[attempt for taken in tries for attempt in taken]] if best_of else tries
-        for taken in tries:
-            right.append(any(is_correct(attempt, tolerance) for attempt in taken))
-            credited.append(max(speed(attempt, baseline, tolerance, rule) for attempt in taken))
-            speedups.append(max(speed(attempt, baseline, tolerance) for attempt in taken))
-    timed = [math.log(value) for value in speedups if value > 0]
+        groups += [sum(tries, [])] if best_of else tries
+    right = [any(is_correct(attempt, tolerance) for attempt in group) for group in groups]
+    credited = [max(speed(attempt, baseline, tolerance, rule) for attempt in group) for group in groups]
+    estimates = [max(speed(attempt, baseline, tolerance) for attempt in group) for group in groups]
+    logs = [math.log(value) for value in estimates if value > 0]
     row = {"baseline": baseline, "tolerance": tolerance, "rule": rule, "turns": turns,
-           "of": "best sample" if best_of else "mean of samples", "correct": sum(right) / len(right)}
-    row.update({f"fast_{p:g}": sum(value > p for value in credited) / len(credited) for p in THRESHOLDS})
-    row["geometric_mean"] = math.exp(sum(timed) / len(timed)) if timed else None
+           "of": "best sample" if best_of else "mean of samples", "correct": sum(right) / len(groups)}
+    for p in THRESHOLDS:
+        row[f"fast_{p:g}"] = sum(value > p for value in credited) / len(groups)
+    row["geometric_mean"] = math.exp(sum(logs) / len(logs)) if logs else None
     return row
 
 
-def summarise(samples, turns, baselines) -> dict:
-    """All figures of a level, and what became of each problem. Raises BenchError when the clocks are mixed."""
-    clocks = {attempt.verdict.clock for rows in samples.values() for sample in rows for attempt in sample.turns}
-    if len(clocks) != 1:
-        raise BenchError("measured and modelled results are mixed in results.jsonl; they are not comparable")
-    rows = [figures(samples, t, baseline, tolerance, rule, best_of)
-            for baseline in baselines for best_of in (False, True) for t in range(turns, 0, -1)
-            for tolerance in TOLERANCES for rule in RULES]
-    problems = {}
+def all_figures(samples, turns, baselines) -> dict:
+    """All figures of a level, and what became of each problem. Raises UserError when the clocks are mixed."""
+    choices = itertools.product(baselines, (False, True), range(turns, 0, -1), TOLERANCES, RULES)
+    rows = [figures(samples, t, baseline, tolerance, rule, best) for baseline, best, t, tolerance, rule in choices]
+    problems, kinds, clocks = {}, Counter(), set()
     for task, group in samples.items():
-        best = max((attempt for sample in group for attempt in sample.turns), key=speed)
-        errors = Counter(attempt.verdict.rejected or attempt.verdict.error for sample in group
-                         for attempt in sample.turns if not attempt.verdict.correct)
-        problems[task] = {"kinds": dict(Counter(map(kind, group))), "skills": group[0].skills,
-                          "best_speedup": speed(best) or None, "coverage": best.verdict.coverage,
+        attempts = [attempt for sample in group for attempt in sample.turns]
+        best = max(attempts, key=speed)
+        errors = Counter(a.verdict.rejected or a.verdict.error for a in attempts if not a.verdict.correct)
+        became = Counter(map(kind, group))
+        problems[task] = {"kinds": dict(became), "skills": group[0].skills, "best_speedup": speed(best) or None,
+                          "coverage": best.verdict.coverage,
                           "most_common_error": errors.most_common(1)[0][0] if errors else None}
-    kinds = Counter(kind(sample) for group in samples.values() for sample in group)
+        kinds += became
+        clocks |= {attempt.verdict.clock for attempt in attempts}
+    if len(clocks) != 1:
+        raise UserError("measured and modelled results are mixed in results.jsonl; they are not comparable")
     return {"clock": clocks.pop(), "figures": rows, "kinds": dict(kinds), "problems": problems}
 
 
@@ -215,46 +199,46 @@ def summarise(samples, turns, baselines) -> dict:
 # The run
 
 
-def evaluate(model, library, sandbox, compiled, tasks, options, done, path):
-    """Roll out every sample that is not in `done`, appending to `path` batch by batch; returns all of them.
+def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> dict:
+    """Roll out every sample that is not in `done`, appending to `path` batch by batch. Returns {task: [Sample, ...]}.
 
-    library None injects no skills; `compiled` is a sandbox with torch.compile as its reference, or None. The random
-    numbers of a batch depend on the seed and its tasks alone, so an interrupted run ends with what it would have given
-    (without a GPU, where nothing depends on when verdicts come).
+    library: None injects no skills. compiled: a sandbox with torch.compile as its reference, or None. done: what
+    read_results found; new samples are added to it. The random numbers of a batch depend on the seed and its tasks
+    alone, so an interrupted run ends with what it would have given (without a GPU, where nothing depends on when
+    verdicts come).
     """
-    samples = {task.name: [] for task in tasks}
+    samples, kinds = {}, Counter()
     size = max(1, options.batch // options.samples)  # tasks in a batch
-    started, finished = time.time(), 0
-    show_progress(0, len(tasks), "starting")
-    for first in range(0, len(tasks), size):
+    bar = tqdm(range(0, len(tasks), size), unit="batch", disable=None)
+    for first in bar:
         batch = tasks[first:first + size]
-        finished += len(batch)
-        if any((task.name, i) not in done for task in batch for i in range(options.samples)):
+        keys = [(task.name, i) for task in batch for i in range(options.samples)]
+        if any(key not in done for key in keys):
             fresh = evaluate_batch(model, library, sandbox, compiled, batch, options)
-            fresh = [sample for sample in fresh if (sample.task, sample.index) not in done]
+            fresh = {key: sample for key, sample in zip(keys, fresh) if key not in done}
             with open(path, "a") as file:  # a batch at a time, so that a killed run loses one at most
-                file.write("".join(json.dumps(asdict(sample)) + "\n" for sample in fresh))
+                file.write("".join(json.dumps(asdict(sample)) + "\n" for sample in fresh.values()))
                 file.flush()
                 os.fsync(file.fileno())
-            done.update({(sample.task, sample.index): sample for sample in fresh})
+            done.update(fresh)
         for task in batch:
             samples[task.name] = [done[task.name, i] for i in range(options.samples)]
-        so_far = [kind(sample) for group in samples.values() for sample in group]
-        correct = so_far.count("faster") + so_far.count("correct")
-        show_progress(finished, len(tasks),
-                      f"{correct} of {len(so_far)} samples correct, {time.time() - started:.0f} s")
+            kinds.update(map(kind, samples[task.name]))
+        bar.set_postfix_str(f"{kinds['faster'] + kinds['correct']} of {sum(kinds.values())} samples correct")
     return samples
 
 
 def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sample]:
-    """All samples of some tasks: select once, roll out, and time what is correct against torch.compile if asked to."""
+    """All samples of some tasks, task by task: select once, roll out, time what is correct against torch.compile."""
     chosen = [()] * len(tasks)
     if library is not None:
         selections = select(model, library, tasks, k=1, temperature=0, max_new_tokens=min(1024, options.max_new_tokens),
                             max_prompt_tokens=options.max_prompt_tokens)
         chosen = [selection.skills for (selection,) in selections]
+    # A generator of their own for these tasks, so that a batch gives the same whatever ran before it.
     names = "\n".join([str(options.seed)] + [task.name for task in tasks])
-    generator = torch.Generator(options.device).manual_seed(int(hashlib.sha256(names.encode()).hexdigest()[:15], 16))
+    seed = int(hashlib.sha256(names.encode()).hexdigest()[:15], 16)
+    generator = torch.Generator(options.device).manual_seed(seed)
     jobs = [(task, skills) for task, skills in zip(tasks, chosen) for _ in range(options.samples)]
     trajectories = rollout(model, sandbox, jobs, options.turns, options.max_new_tokens, options.max_prompt_tokens,
                            temperature=0.0 if options.samples == 1 else options.temperature, generator=generator)
@@ -263,22 +247,15 @@ def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sa
         attempts = [Attempt(turn.completion.text, turn.code is not None, turn.verdict) for turn in trajectory.turns]
         samples.append(Sample(trajectory.task.name, i % options.samples, [s.name for s in trajectory.skills], attempts))
     if compiled is not None:
-        again = [(attempt, trajectory.task, turn.code) for sample, trajectory in zip(samples, trajectories)
-                 for attempt, turn in zip(sample.turns, trajectory.turns) if is_correct(attempt, max(TOLERANCES))]
-        verdicts = score_pairs(compiled, [(task, code) for _, task, code in again])
-        for (attempt, _, _), verdict in zip(again, verdicts):
+        again, pairs = [], []  # the correct attempts, and their (task, code)
+        for sample, trajectory in zip(samples, trajectories):
+            for attempt, turn in zip(sample.turns, trajectory.turns):
+                if is_correct(attempt, max(TOLERANCES)):
+                    again.append(attempt)
+                    pairs.append((trajectory.task, turn.code))
+        for attempt, verdict in zip(again, score_pairs(compiled, pairs)):
             attempt.against_compile = verdict
     return samples
-
-
-def show_progress(done, total, text):
-    """One line that is rewritten on a terminal; a line each elsewhere."""
-    bar = "#" * (24 * done // total)
-    line = f"[{bar:<24}] {done}/{total} problems, {text}"
-    if sys.stderr.isatty():
-        print(f"\r{line}", end="\n" if done == total else "", file=sys.stderr, flush=True)
-    else:
-        print(line, file=sys.stderr, flush=True)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -292,19 +269,20 @@ def table(summary) -> str:
              f"problems, {config['samples']} samples of at most {config['turns']} turns each, {summary['skills']}",
              f"{config['model']} on {summary['hardware']}; speedups are {clock}"]
     for baseline in config["baselines"]:
-        reference = "torch.compile" if baseline == "compile" else "eager PyTorch"
-        lines += ["", f"{f'% of all problems, {clock} against {reference}':<52}{'correct':>8}"
-                  + "".join(f"{f'Fast_{p:g}':>10}" for p in THRESHOLDS) + f"{'geo. mean':>11}"]
+        title = f"% of all problems, {clock} against {'torch.compile' if baseline == 'compile' else 'eager PyTorch'}"
+        thresholds = "".join(f"{f'Fast_{p:g}':>10}" for p in THRESHOLDS)
+        lines += ["", f"{title:<52}{'correct':>8}{thresholds}{'geo. mean':>11}"]
         for row in summary["figures"]:
             if row["baseline"] != baseline or row["turns"] not in (1, config["turns"]):
                 continue  # the turns between are in summary.json and in the plot
-            if row["of"] == "best sample" and (config["samples"] == 1 or row["turns"] < config["turns"]):
+            if row["of"] == "best sample" and config["samples"] == 1:
                 continue
             turns = "first turn" if row["turns"] == 1 else f"{row['turns']} turns"
-            tolerance = "1e-4" if row["tolerance"] == 1e-4 else "1e-2"
+            tolerance = f"{row['tolerance']:.0e}".replace("e-0", "e-")
+            shares = "".join(f"{100 * row[f'fast_{p:g}']:>10.1f}" for p in THRESHOLDS)
             mean = "-" if row["geometric_mean"] is None else f"{row['geometric_mean']:.2f}x"
             lines.append(f"  {row['of']:<17}{turns:<12}{tolerance:<6}{row['rule']:<15}{100 * row['correct']:>8.1f}"
-                         + "".join(f"{100 * row[f'fast_{p:g}']:>10.1f}" for p in THRESHOLDS) + f"{mean:>11}")
+                         f"{shares}{mean:>11}")
     lines += ["", f"{'problem':<52}{'best':>8}  what became of its samples"]
     for task, problem in summary["problems"].items():
         best = f"{problem['best_speedup']:.2f}x" if problem["best_speedup"] else "-"
@@ -324,22 +302,20 @@ def plot(summary, samples, path):
     config = summary["config"]
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     grid = np.linspace(0.5, 4, 141)
-    for baseline, style in zip(config["baselines"], ("-", "--")):
-        for rule, colour, width in zip(RULES, ("tab:blue", "tab:orange"), (2.5, 1.2)):  # both stay visible if equal
-            credited = [max(speed(attempt, baseline, 1e-4, rule) for attempt in sample.turns)
-                        for rows in samples.values() for sample in rows]
-            share = [100 * sum(value > p for value in credited) / len(credited) for p in grid]
-            left.plot(grid, share, style, color=colour, linewidth=width, label=f"{rule}, against {baseline}")
-    left.set(xlabel="p", ylabel="Fast_p, % of samples", ylim=(0, 100),
-             title=f"speedup {summary['clock']}, tolerance 1e-4")
-    rows = [row for row in summary["figures"] if row["baseline"] == "eager" and row["of"] == "mean of samples"
-            and row["tolerance"] == 1e-4 and row["rule"] == "strict"]
+    rollouts = [sample for group in samples.values() for sample in group]
+    for baseline, rule in itertools.product(config["baselines"], RULES):
+        credited = np.array([max(speed(attempt, baseline, 1e-4, rule) for attempt in s.turns) for s in rollouts])
+        left.plot(grid, [100 * np.mean(credited > p) for p in grid], linewidth=2.5 if rule == "strict" else 1.2,
+                  label=f"{rule}, against {baseline}")  # of two widths, so that both stay visible if equal
+    left.set(xlabel="p", ylabel="Fast_p, % of samples", title=f"speedup {summary['clock']}, tolerance 1e-4")
+    shown = {"baseline": "eager", "of": "mean of samples", "tolerance": 1e-4, "rule": "strict"}.items()
+    rows = [row for row in summary["figures"] if shown <= row.items()]
     for key in ["correct"] + [f"fast_{p:g}" for p in THRESHOLDS]:
-        right.plot([row["turns"] for row in rows], [100 * row[key] for row in rows], "o-",
-                   label=key.replace("fast", "Fast"))
-    right.set(xlabel="turns", ylabel="% of samples", ylim=(0, 100), title="by turns, strict, against eager",
+        right.plot([row["turns"] for row in rows], [100 * row[key] for row in rows], "o-", label=key.capitalize())
+    right.set(xlabel="turns", ylabel="% of samples", title="by turns, strict, against eager",
               xticks=range(1, config["turns"] + 1))
     for axis in (left, right):
+        axis.set_ylim(0, 100)
         axis.legend(fontsize=8)
         axis.grid(alpha=0.3)
     fig.suptitle(f"{config['source']}, level {config['level']}: {config['model']}, {summary['skills']}", fontsize=10)
@@ -348,16 +324,17 @@ def plot(summary, samples, path):
 
 
 def hardware(device) -> str:
+    """The name of the GPU, or of the CPU with the number of cores that this process may use."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    name, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    for line in info.read_text().splitlines() if info.is_file() else []:
-        if line.startswith("model name"):
-            name = line.split(":")[1].strip()
-    return f"{name}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
+    info = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*: (.*)", info.read_text()) if info.is_file() else None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{model[1] if model else platform.machine()}, {cores} cores"
 
 
 def versions() -> dict:
+    """Of what the figures depend on."""
     import transformers
     import triton
     return {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
@@ -371,109 +348,103 @@ def versions() -> dict:
 def choose(tasks, ids) -> list:
     """The tasks that --ids names: "5,10,15", "1-20", "every5" (ids divisible by 5) or a mixture; all when it is None.
 
-    A task's id is the number that its file name begins with. Raises BenchError for anything else, or an id that is not
+    A task's id is the number that its file name begins with. Raises UserError for anything else, or an id that is not
     there.
     """
-    if ids is None:
-        return tasks
     numbers = {int(task.name.split("/")[-1].split("_")[0]): task for task in tasks}
-    wanted = set()
-    for part in ids.replace(" ", "").split(","):
-        first, dash, last = part.partition("-")
-        if part.startswith("every") and part[5:].isdecimal() and int(part[5:]):
-            wanted |= {number for number in numbers if number % int(part[5:]) == 0}
-        elif first.isdecimal() and (last.isdecimal() if dash else True):
-            span = range(int(first), int(last if dash else first) + 1)
-            missing = [number for number in span if number not in numbers]
-            if missing:
-                raise BenchError(f"--ids {ids}: there is no problem {missing[0]} in this level")
-            wanted |= set(span)
+    wanted = set(numbers) if ids is None else set()
+    for part in ids.replace(" ", "").split(",") if ids is not None else []:
+        span = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        every = re.fullmatch(r"every(\d*[1-9]\d*)", part)
+        if every:
+            wanted |= {number for number in numbers if number % int(every[1]) == 0}
+        elif span:
+            wanted |= set(range(int(span[1]), int(span[2] or span[1]) + 1))
         else:
-            raise BenchError(f"--ids {ids}: cannot read '{part}' (write 5,10,15 or 1-20 or every5)")
+            raise UserError(f"--ids {ids}: cannot read '{part}' (write 5,10,15 or 1-20 or every5)")
     if not wanted:
-        raise BenchError(f"--ids {ids}: no problem of this level is meant by that")
+        raise UserError(f"--ids {ids}: no problem of this level is meant by that")
+    if wanted - set(numbers):
+        raise UserError(f"--ids {ids}: there is no problem {min(wanted - set(numbers))} in this level")
     return [numbers[number] for number in sorted(wanted)]
 
 
 def digest_of_model(model) -> str:
     """Tells two states of a model folder apart: sizes, first and last megabyte of each weight file, and the library."""
     digest = hashlib.sha256()
-    for path in sorted(Path(model).glob("*")) if Path(model).is_dir() else []:
-        if path.suffix in (".safetensors", ".bin", ".jsonl"):
-            with open(path, "rb") as file:
-                size = path.stat().st_size
-                digest.update(f"{path.name} {size}".encode() + file.read(1 << 20))
-                file.seek(max(0, size - (1 << 20)))
-                digest.update(file.read())
+    files = [path for path in Path(model).glob("*") if path.suffix in (".safetensors", ".bin", ".jsonl")]
+    for path in sorted(files):
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            digest.update(f"{path.name} {size}".encode() + file.read(1 << 20))
+            file.seek(max(0, size - (1 << 20)))
+            digest.update(file.read())
     return digest.hexdigest()[:16]
 
 
 def claim(out, config):
-    """Make `out` the folder of this configuration. Raises BenchError when it cannot be, or belongs to another one."""
+    """Make `out` the folder of this configuration. Raises UserError when it cannot be, or belongs to another one."""
+    before = config
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not (out / "config.json").is_file():
-            if (out / "results.jsonl").exists():
-                raise BenchError(f"{out}: holds results without their config.json; choose another --out")
+        if (out / "config.json").is_file():
+            before = json.loads((out / "config.json").read_text())
+        elif (out / "results.jsonl").exists():
+            raise UserError(f"{out}: holds results without their config.json; choose another --out")
+        else:
             write_atomically(out / "config.json", json.dumps(config, indent=1) + "\n")
-            return
-        before = json.loads((out / "config.json").read_text())
     except OSError as error:
-        raise BenchError(f"{out}: cannot be used as --out ({error.strerror or error})") from None
-    except ValueError:
-        raise BenchError(f"{out}/config.json: not valid JSON") from None
+        raise UserError(f"{out}: cannot be used as --out ({error.strerror or error})") from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise UserError(f"{out}/config.json: not valid JSON") from None
     changed = [key for key in config if not isinstance(before, dict) or before.get(key) != config[key]]
     if changed:
-        raise BenchError(f"{out}: holds results of another configuration ({', '.join(changed)} changed); "
-                         "choose another --out")
+        raise UserError(f"{out}: holds results of another configuration ({', '.join(changed)} changed); "
+                        "choose another --out")
 
 
-def parse(arguments=None):
-    parser = argparse.ArgumentParser(description="Fast_p of a checkpoint with its skill library.")
-    problems = parser.add_argument_group("problems")
-    problems.add_argument("--level", type=int, choices=[1, 2, 3], required=True, help="KernelBench's level")
-    problems.add_argument("--kernelbench", metavar="DIR", help="KernelBench checkout (default: built-in problems)")
-    problems.add_argument("--ids", help="only these: 5,10,15 or 1-20 or every5 (default: the whole level)")
-    policy = parser.add_argument_group("model and rollouts")
-    policy.add_argument("--model", default="checkpoints/tiny", help="model folder or hub id (default: %(default)s)")
-    policy.add_argument("--no-skills", action="store_true", help="ablation: inject no skills")
-    policy.add_argument("--samples", type=int, default=8, help="samples a task; 1 is greedy (default: %(default)s)")
-    policy.add_argument("--turns", type=int, default=3,
-                        help="T: attempts in a sample, each seeing the last one's verdict (default: %(default)s)")
-    policy.add_argument("--temperature", type=float, default=1.0,
-                        help="of the policy, with more than one sample (default: %(default)s)")
-    policy.add_argument("--max-new-tokens", type=int,
-                        help="longest reply (paper: 8192; default: a quarter of the model's context, at most 8192)")
-    policy.add_argument("--max-prompt-tokens", type=int,
-                        help="longest prompt (paper: 24576; default: the rest of the model's context)")
-    scoring = parser.add_argument_group("scoring")
-    scoring.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu",
-                         help="cuda measures, cpu models the time (default: cuda where there is a GPU)")
-    scoring.add_argument("--baseline", choices=["eager", "compile"], default="eager",
-                         help="compile: report against torch.compile as well (default: %(default)s)")
-    scoring.add_argument("--timeout", type=float, default=60.0, help="seconds for a candidate (default: %(default)s)")
-    run = parser.add_argument_group("run")
-    run.add_argument("--out", metavar="DIR",
-                     help="results folder, where a rerun goes on (default: runs/bench_level<L>, with _no_skills)")
-    run.add_argument("--seed", type=int, default=0,
-                     help="of sampling and of the problems' inputs (default: %(default)s)")
-    run.add_argument("--batch", type=int, help="rollouts at a time (default: 32 on a CPU, 256 on a GPU)")
-    return parser.parse_args(arguments)
+def parse(argv):
+    """The command line. None as a default means: see the help; `start` fills it in."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--level", type=int, choices=[1, 2, 3], required=True, help="KernelBench's level")
+    add("--kernelbench", metavar="DIR", help="KernelBench checkout; without it, the built-in problems")
+    add("--ids", help="only these: 5,10,15 or 1-20 or every5; without it, the whole level")
+    add("--model", default="checkpoints/tiny", help="model folder or hub id")
+    add("--no-skills", action="store_true", help="ablation: inject no skills")
+    add("--samples", type=int, default=8, help="samples a task; 1 is greedy")
+    add("--turns", type=int, default=3, help="T: attempts in a sample, each seeing the last one's verdict")
+    add("--temperature", type=float, default=1.0, help="of the policy, with more than one sample")
+    add("--max-new-tokens", type=int, help="longest reply (paper: 8192); None: a quarter of the context, at most 8192")
+    add("--max-prompt-tokens", type=int, help="longest prompt (paper: 24576); None: the rest of the model's context")
+    add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu",
+        help="cuda measures the time, cpu models it")
+    add("--baseline", choices=["eager", "compile"], default="eager", help="compile: against torch.compile as well")
+    add("--timeout", type=float, default=60.0, help="seconds for a candidate")
+    add("--out", metavar="DIR", help="results, where a rerun goes on; None: runs/bench_level<L>, with _no_skills")
+    add("--seed", type=int, default=0, help="of sampling and of the problems' inputs")
+    add("--batch", type=int, help="rollouts at a time; None: 32 on a CPU, 256 on a GPU")
+    return parser.parse_args(argv)
 
 
 def start(options):
-    """Check the options, load what they name. Returns (tasks, all tasks of the level, model, library, config)."""
+    """Check the options, load what they name, fill in what depends on it. Raises UserError for what cannot be.
+
+    Returns (tasks, model, library, config). config: what shapes a result, to be compared when a run goes on.
+    """
     for name in ("samples", "turns", "batch", "timeout", "max_new_tokens", "max_prompt_tokens", "temperature"):
         value = getattr(options, name)
         if value is not None and not value > 0:
-            raise BenchError(f"--{name.replace('_', '-')} {value}: must be above 0")
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be above 0")
     options.batch = options.batch or (256 if options.device == "cuda" else 32)
     if options.device == "cuda" and not torch.cuda.is_available():
-        raise BenchError("--device cuda: no GPU is available here")
+        raise UserError("--device cuda: no GPU is available here")
     if options.baseline == "compile" and options.device == "cpu":
-        raise BenchError("--baseline compile: needs a GPU; torch.compile has no modelled clock")
-    level = (kernelbench_tasks(options.kernelbench, options.level) if options.kernelbench
-             else builtin_tasks(options.level, options.device))
+        raise UserError("--baseline compile: needs a GPU; torch.compile has no modelled clock")
+    level = builtin_tasks(options.level, options.device)
+    if options.kernelbench:
+        level = kernelbench_tasks(options.kernelbench, options.level)
     tasks = choose(level, options.ids)
     model = Backbone.load(options.model, options.device)
     library = None if options.no_skills else SkillLibrary.of_model(options.model)
@@ -481,52 +452,48 @@ def start(options):
     options.max_new_tokens = options.max_new_tokens or min(8192, context // 4)
     options.max_prompt_tokens = options.max_prompt_tokens or context - options.max_new_tokens
     if options.max_prompt_tokens + options.max_new_tokens > context:
-        raise BenchError(f"--max-prompt-tokens {options.max_prompt_tokens} and --max-new-tokens "
+        raise UserError(f"--max-prompt-tokens {options.max_prompt_tokens} and --max-new-tokens "
                          f"{options.max_new_tokens}: together more than the model's context of {context} tokens")
     # Everything that changes a result; --batch and --timeout too, which shape the random numbers and the verdicts.
-    names = ("level", "ids", "model", "no_skills", "samples", "turns", "temperature", "max_new_tokens",
-             "max_prompt_tokens", "device", "baseline", "timeout", "seed", "batch")
-    config = {name: getattr(options, name) for name in names}
-    config.update(
-        source="KernelBench" if options.kernelbench else "built-in problems", weights=digest_of_model(options.model),
-        baselines=["eager", "compile"] if options.baseline == "compile" else ["eager"], problems_in_level=len(level),
-        problems={task.name: hashlib.sha256(task.source.encode()).hexdigest()[:16] for task in tasks})
+    config = {name: value for name, value in vars(options).items() if name not in ("out", "kernelbench")}
+    config["source"] = "KernelBench" if options.kernelbench else "built-in problems"
+    config["weights"] = digest_of_model(options.model)
+    config["baselines"] = ["eager", "compile"] if options.baseline == "compile" else ["eager"]
+    config["problems_in_level"] = len(level)
+    config["problems"] = {task.name: hashlib.sha256(task.source.encode()).hexdigest()[:16] for task in tasks}
     return tasks, model, library, config
 
 
-def main(arguments=None):
-    options = parse(arguments)
-    try:
-        tasks, model, library, config = start(options)
-        out = Path(options.out or f"runs/bench_level{options.level}{'_no_skills' if options.no_skills else ''}")
-        claim(out, config)
-        done = read_results(out / "results.jsonl")
-        if done:
-            print(f"{out}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
-        if options.kernelbench and options.device == "cpu":
-            print("KernelBench's sizes are meant for a GPU: here many problems will time out", file=sys.stderr)
+def main(argv=None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    options = parse(argv)
+    tasks, model, library, config = start(options)
+    out = Path(options.out or f"runs/bench_level{options.level}{'_no_skills' if options.no_skills else ''}")
+    claim(out, config)
+    done = read_results(out / "results.jsonl")
+    if done:
+        print(f"{out}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
+    if options.kernelbench and options.device == "cpu":
+        print("KernelBench's sizes are meant for a GPU: here many problems will time out", file=sys.stderr)
+    started = time.time()
+    with contextlib.ExitStack() as stack:
         settings = {"timeout": options.timeout, "seed": options.seed, "tasks": 1 if options.kernelbench else 4}
-        started = time.time()
-        with Sandbox(options.device, **settings) as sandbox:
-            if options.baseline == "compile":
-                with Sandbox(options.device, baseline="compile", **settings) as compiled:
-                    samples = evaluate(model, library, sandbox, compiled, tasks, options, done, out / "results.jsonl")
-            else:
-                samples = evaluate(model, library, sandbox, None, tasks, options, done, out / "results.jsonl")
-        summary = {"command": " ".join(["python", "bench.py"] + (sys.argv[1:] if arguments is None else arguments)),
-                   "config": config, "seed": options.seed, "hardware": hardware(options.device), "versions": versions(),
-                   "skills": "no skills" if library is None else f"skills out of {len(library)}",
-                   "seconds_of_last_run": round(time.time() - started, 1),
-                   **summarise(samples, options.turns, config["baselines"])}
-        write_atomically(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-        plot(summary, samples, out / "fast_p.png")
-    except (BenchError, TaskError, ModelError) as error:
-        print(f"bench.py: error: {error}", file=sys.stderr)
-        return 2
+        sandbox = stack.enter_context(Sandbox(options.device, **settings))
+        compiled = None
+        if options.baseline == "compile":
+            compiled = stack.enter_context(Sandbox(options.device, baseline="compile", **settings))
+        samples = evaluate(model, library, sandbox, compiled, tasks, options, done, out / "results.jsonl")
+    summary = {"command": " ".join(["python", "bench.py", *argv]), "config": config, "seed": options.seed,
+               "hardware": hardware(options.device), "versions": versions(),
+               "skills": "no skills" if library is None else f"skills out of {len(library)}",
+               "seconds_of_last_run": round(time.time() - started, 1),
+               **all_figures(samples, options.turns, config["baselines"])}
+    write_atomically(out / "summary.json", json.dumps(summary, indent=1) + "\n")
+    plot(summary, samples, out / "fast_p.png")
     print(table(summary))
     print(f"\nresults.jsonl, summary.json and fast_p.png are in {out}")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

@@ -1,100 +1,164 @@
 """Cold start: how does a base model learn the three reply formats from a diverse set of verified examples?
 
-    python sft.py --out checkpoints/tiny                    the built-in cold start: a tiny backbone from random weights
+    python sft.py --out checkpoints/tiny                    the built-in cold start: a tiny model from random weights
     python sft.py --model Qwen/Qwen3-8B-Base --out DIR      the same examples, on a pretrained model
     python sft.py --model M --data FILE --out DIR           rows with `messages` and `tools` (JSON lines or parquet)
+    python sft.py --evaluate MODEL                          what a cold start taught, on held-out problems
 
-The examples of the built-in cold start are written by synthetic/examples.py; the paper's four steps here are encoding
-(loss on assistant tokens only), batching by length, AdamW with a cosine schedule, and measuring what was learnt on
-held-out problems (--evaluate).
+Four steps (paper: cold start):
+
+    examples    chats whose assistant messages are right answers, in five kinds: policy turns without and with skills,
+                selection calls, summary calls with and without skills; diversity filter (synthetic/examples.py)
+    tokens      each chat as token ids with a mask: loss on what the assistant writes, on nothing that it reads
+    batches     examples of about the same length together, padded to one of a few widths
+    training    AdamW, cosine schedule with warm-up, mean loss over the learnt tokens of a batch
+
+How this differs from the paper: the examples come from a program that knows eleven techniques, not from a large model,
+so the cold start runs offline; and a batch is a number of tokens, not of sequences. With --data the paper's own
+released rows can be used instead. The tiny model (tokenizer, weights, evaluation) is made in synthetic/tiny.py.
+
+It leaves in --out: the model and its tokenizer, a seed library of three skills (the others are left to be found), and
+sft.json with the options and the history of the loss.
 """
 
-import os
-
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # before torch: waiting threads spin for microseconds, then sleep
+from tasks import UserError, run_command  # before torch, see there
 
 import argparse
 import json
 import math
-import multiprocessing
+import os
 import random
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from tqdm import tqdm
 
-from backbone import Backbone, Chat, Completion, ModelError
+from backbone import Backbone, Chat, Completion
 from fast.optimizer import make_adamw
 from sandbox import Sandbox
-from skills import SkillLibrary
-from synthetic.examples import SEED_LIBRARY, Example, Writer, diversity_filter, write_examples
+from skills import MODEL_FILE, SkillLibrary
+from synthetic.examples import SEED_LIBRARY, Example, Writer, diversity_filter, in_processes, write_examples
 from synthetic.tiny import evaluate, tiny_model, train_tokenizer, wrap_tokenizer
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Tokens and batches.
+# Tokens. An encoded example is a pair of arrays: token ids (L,), int32, and a mask (L,), True on what is to be learnt.
 
 
 def encode(chat, example) -> tuple[np.ndarray, np.ndarray]:
-    """Token ids (L,) and a mask (L,) that is True on what the model is to learn to write.
+    """The token ids and the mask of an example.
 
     Assembled with the functions that sampling uses, so that the cold start sees exactly the prompts of the rollouts.
-    The sandbox's feedback sits in the context, but the model did not write it: it carries no loss.
+    (The text of a whole chat could be split into tokens in another way.)
+    The sandbox's feedback sits in the context, but the model did not write it: it carries no loss. Neither do the first
+    `unlearnt` replies, which are wrong on purpose. The end-of-text token after a reply is learnt.
     """
-    stop = chat.tokenizer.eos_token_id
-    messages, spans, ids, completion, turn = example.messages, [], [], None, 0
-    for i, message in enumerate(messages):
+    ids, mask, completion, replies = [], [], None, 0
+    for i, message in enumerate(example.messages):
         if message["role"] != "assistant":
             continue
-        ids = chat.chat_ids(messages[:i], example.tool) if completion is None else \
-            chat.next_ids(completion, messages[:i], example.tool)
-        reply = chat.encode(message["content"]) + [stop]
+        before = example.messages[:i]
+        if completion is None:
+            ids = chat.chat_ids(before, example.tool)
+        else:
+            ids = chat.next_ids(completion, before, example.tool)
+        reply = chat.encode(message["content"]) + [chat.tokenizer.eos_token_id]
         completion = Completion(ids, reply, [], message["content"], True)
-        if turn >= example.unlearnt:
-            spans.append((len(ids), len(ids) + len(reply)))
-        ids, turn = ids + reply, turn + 1
-    mask = np.zeros(len(ids), dtype=bool)
-    for start, end in spans:
-        mask[start:end] = True
-    return np.array(ids, dtype=np.int32), mask
+        mask += [False] * (len(ids) - len(mask)) + [replies >= example.unlearnt] * len(reply)
+        ids, replies = ids + reply, replies + 1
+    return np.array(ids, dtype=np.int32), np.array(mask, dtype=bool)
+
+
+_chat = None  # one for each process that encodes
+
+
+def _start_encoder(tokenizer):
+    global _chat
+    _chat = Chat(tokenizer)
+
+
+def _encode_many(examples):
+    return [encode(_chat, example) for example in examples]
 
 
 def save_cache(path, tokenizer, data):
-    """Encoded examples in one file, two bytes a token where possible: writing examples takes longer than training."""
+    """Encoded examples in one file, two bytes a token where possible.
+
+    Writing the built-in examples takes most of an hour on two cores, training on them minutes on a GPU: with a cache
+    the two can be done on two machines.
+    """
+    # All examples end to end, with their lengths; the masks as bits.
     ids = np.concatenate([ids for ids, _ in data])
-    arrays = {"ids": ids.astype(np.uint16) if ids.max() < 65536 else ids,
-              "lengths": np.array([len(ids) for ids, _ in data]),
-              "mask": np.packbits(np.concatenate([mask for _, mask in data]))}
     with open(path, "wb") as file:
-        np.savez(file, tokenizer=np.array([tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template]), **arrays)
+        np.savez(file, tokenizer=np.array([tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template]),
+                 ids=ids.astype(np.uint16) if ids.max() < 65536 else ids, lengths=np.array([len(i) for i, _ in data]),
+                 mask=np.packbits(np.concatenate([mask for _, mask in data])))
 
 
 def load_cache(path):
-    """(tokenizer, data) as `save_cache` was given them."""
+    """(tokenizer, encoded examples) as `save_cache` was given them."""
     arrays = np.load(path)
     ends = np.cumsum(arrays["lengths"])[:-1]
-    ids = np.split(arrays["ids"], ends)
-    masks = np.split(np.unpackbits(arrays["mask"], count=len(arrays["ids"])).astype(bool), ends)
-    return wrap_tokenizer(*map(str, arrays["tokenizer"])), list(zip(ids, masks))
+    masks = np.unpackbits(arrays["mask"], count=len(arrays["ids"])).astype(bool)
+    data = list(zip(np.split(arrays["ids"], ends), np.split(masks, ends)))
+    return wrap_tokenizer(*map(str, arrays["tokenizer"])), data
+
+
+def read_rows(path, chat) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Encode rows of the paper's released data: `messages` and `tools`, lists or JSON text; JSON lines or parquet.
+
+    A row that cannot be used is reported and skipped. Raises UserError if there is no usable one.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            raise UserError("reading parquet needs a reader: pip install pyarrow") from None
+        rows = pyarrow.parquet.read_table(path).to_pylist()
+    else:
+        rows = path.read_text().splitlines()
+    data = []
+    for number, row in enumerate(tqdm(rows, desc="tokens", unit="row", disable=None), 1):
+        try:
+            row = json.loads(row) if isinstance(row, str) else row
+            messages, tools = row["messages"], row.get("tools")
+            messages = json.loads(messages) if isinstance(messages, str) else messages
+            tools = json.loads(tools) if isinstance(tools, str) else tools
+            data.append(encode(chat, Example("data", messages, tools[0] if tools else None)))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            why = "not JSON" if isinstance(error, json.JSONDecodeError) else "not a row of messages"
+            tqdm.write(f"sft.py: {path}:{number}: {why} ({type(error).__name__}), skipped", file=sys.stderr)
+    if not data:
+        raise UserError(f"{path}: no usable row")
+    return data
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Training.
+# Batches and training.
 
 WIDTHS = [384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 8192, 16384, 32768]  # padded lengths of a batch
 
 
+def padded(length) -> int | None:
+    """The width of the batch that an example of this length goes into; None when it is too long for any."""
+    return next((width for width in WIDTHS if length <= width), None)
+
+
 def make_batches(lengths, tokens, rng) -> list[list[int]]:
-    """Indices of examples, grouped by padded width so that a batch holds about `tokens` tokens; in random order."""
-    groups = {}
+    """Indices of examples, grouped by padded width so that a batch holds about `tokens` tokens; in random order.
+
+    A batch of examples of one width wastes little on padding, and a few widths mean few shapes to capture.
+    """
+    groups, batches = {}, []
     for i, length in enumerate(lengths):
-        width = next((w for w in WIDTHS if length <= w), None)
-        if width:  # an example longer than the longest width is dropped
-            groups.setdefault(width, []).append(i)
-    batches = []
+        if padded(length):  # longer ones are dropped
+            groups.setdefault(padded(length), []).append(i)
     for width, members in groups.items():
         rng.shuffle(members)
         size = max(1, tokens // width)
@@ -107,45 +171,45 @@ class TrainStep:
     """Forward, backward and AdamW on a batch of one shape; on a GPU captured once per shape as a CUDA graph.
 
     A small model is bound by kernel launches. Replaying a graph removes them: about four times the throughput of eager
-    training on a host with slow launches.
+    training on a machine with slow launches.
     """
 
     def __init__(self, model, learning_rate, graphs):
         self.model, self.graphs, self.captured, self.pool = model, graphs, {}, None
         self.device = model.device
-        self.rate = torch.tensor(learning_rate, device=self.device)
-        gpu = self.device.type == "cuda"
+        self.rate = torch.tensor(learning_rate, device=self.device)  # a tensor, so that a captured step can be told it
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         vectors = [p for p in model.parameters() if p.dim() < 2]
         self.optimizer = make_adamw(
-            [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-            lr=self.rate,
-            betas=(0.9, 0.95),
-            fused=True,
-            capturable=gpu,
-        )
+            [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=self.rate,
+            betas=(0.9, 0.95), fused=True, capturable=self.device.type == "cuda")
 
     def compute(self, ids, targets):
-        """ids (B, L); targets (B, L), the next token where it is learnt and -100 elsewhere. Returns the mean loss."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda", cache_enabled=False):
+        """One step; returns the mean loss. ids (B, L); targets (B, L): the next token where it is learnt, else -100."""
+        kind = self.device.type
+        # Weights stay as they are, matrix products are done in bfloat16. A graph must not keep cached casts of weights.
+        with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda", cache_enabled=False):
             logits = self.model(input_ids=ids, use_cache=False).logits  # (B, L, V)
         loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)  # paper: gradient clip 1.0
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
     def __call__(self, ids, targets):
+        """One step on a batch (B, L) from the CPU."""
         if not self.graphs:
             return self.compute(ids.to(self.device), targets.to(self.device))
         shape = tuple(ids.shape)
         if shape not in self.captured:
+            # PyTorch's recipe for a capture: a first step on a side stream (here this batch's real step), then the
+            # recording, which computes nothing. Graphs share a memory pool, as only one runs at a time.
             static = ids.to(self.device), targets.to(self.device)
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                loss = self.compute(*static)  # the warm-up is this batch's real step
+                loss = self.compute(*static)
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self.pool):
@@ -153,6 +217,7 @@ class TrainStep:
             self.pool = self.pool or graph.pool()
             self.captured[shape] = (graph, *static, result)
             return loss
+        # A graph reads and writes the tensors of its capture: the batch is copied into them.
         graph, static_ids, static_targets, result = self.captured[shape]
         static_ids.copy_(ids, non_blocking=True)
         static_targets.copy_(targets, non_blocking=True)
@@ -160,44 +225,50 @@ class TrainStep:
         return result
 
 
-def train(model, data, pad, args):
-    """data: [(ids, mask), ...]. Cosine schedule with warm-up; every example once an epoch."""
-    rng = random.Random(args.seed)
-    epochs = [
-        make_batches([len(ids) for ids, _ in data], args.batch_tokens, rng) for _ in range(math.ceil(args.epochs))
-    ]
-    epochs[-1] = epochs[-1][:round(len(epochs[-1]) * (args.epochs - len(epochs) + 1))]
-    batches = [batch for epoch in epochs for batch in epoch]
+def collate(members, tokens, pad) -> tuple[torch.Tensor, torch.Tensor]:
+    """Encoded examples as (ids, targets), both (B, L).
+
+    L is one of WIDTHS and B as many rows as `tokens` allow, also when fewer are used: so there is one shape, and on a
+    GPU one captured graph, for each width. Empty rows have no targets.
+    """
+    width = padded(max(len(ids) for ids, _ in members))
+    rows = max(1, tokens // width)
+    batch, targets = torch.full((rows, width), pad), torch.full((rows, width), -100)
+    for row, (ids, mask) in enumerate(members):
+        ids = torch.from_numpy(ids.astype(np.int64))
+        batch[row, :len(ids)] = ids
+        # Position p predicts token p + 1: a target where that token is the model's own.
+        targets[row, :len(ids) - 1] = torch.where(torch.from_numpy(mask[1:]), ids[1:], -100)
+    return batch, targets
+
+
+def train(model, data, pad, args) -> list[dict]:
+    """Train on encoded examples, each once an epoch. Returns the history of the loss, an entry every 100 steps.
+
+    The learning rate warms up over the first 2 % of the steps and falls along a cosine to a twentieth of its peak.
+    epochs may be a fraction: then the last pass sees only a part of its batches.
+    """
+    rng, lengths = random.Random(args.seed), [len(ids) for ids, _ in data]
+    batches = []
+    for epoch in range(math.ceil(args.epochs)):
+        shuffled = make_batches(lengths, args.batch_tokens, rng)
+        batches += shuffled[:round(len(shuffled) * min(1, args.epochs - epoch))]
     step = TrainStep(model, args.lr, graphs=model.device.type == "cuda" and model.num_parameters() < 3e8)
     model.train()
-    if model.num_parameters() > 1e9:
+    if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
         model.gradient_checkpointing_enable()
     start, seen, history = time.time(), 0, []
-    for n, batch in enumerate(batches):
-        width = next(w for w in WIDTHS if max(len(data[i][0]) for i in batch) <= w)
-        rows = max(1, args.batch_tokens // width)  # always full, so that a shape is captured once
-        ids = torch.full((rows, width), pad)
-        targets = torch.full((rows, width), -100)
-        for row, i in enumerate(batch):
-            tokens, mask = data[i]
-            tokens = torch.from_numpy(tokens.astype(np.int64))
-            ids[row, :len(tokens)] = tokens
-            # Position p predicts token p + 1: a target where that token is the model's own.
-            targets[row, :len(tokens) - 1] = torch.where(torch.from_numpy(mask[1:]), tokens[1:], -100)
-        progress = n / len(batches)
+    for n, batch in enumerate(tqdm(batches, desc="training", unit="step", disable=None)):
         warm = min(1.0, (n + 1) / max(1, round(0.02 * len(batches))))
-        step.rate.fill_(args.lr * warm * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * progress))))
-        loss = step(ids, targets)
-        seen += sum(len(data[i][0]) for i in batch)
+        cosine = 0.5 * (1 + math.cos(math.pi * n / len(batches)))
+        step.rate.fill_(args.lr * warm * (0.05 + 0.95 * cosine))
+        loss = step(*collate([data[i] for i in batch], args.batch_tokens, pad))
+        seen += sum(lengths[i] for i in batch)
         if n % 100 == 0 or n + 1 == len(batches):
-            history.append(
-                {"step": n + 1, "loss": round(loss.item(), 4), "tokens": seen, "seconds": round(time.time() - start, 1)}
-            )
-            print(
-                f"step {n + 1}/{len(batches)}  loss {history[-1]['loss']:.4f}  "
-                f"{seen / (time.time() - start) / 1e3:.0f} k tokens/s  {time.time() - start:.0f} s",
-                flush=True,
-            )
+            seconds = time.time() - start
+            history.append({"step": n + 1, "loss": round(loss.item(), 4), "tokens": seen, "seconds": round(seconds, 1)})
+            tqdm.write(f"step {n + 1}/{len(batches)}  loss {history[-1]['loss']:.4f}  "
+                       f"{seen / seconds / 1e3:.0f} k tokens/s  {seconds:.0f} s", file=sys.stdout)
     model.eval()
     return history
 
@@ -206,153 +277,102 @@ def train(model, data, pad, args):
 # Command line.
 
 
-def fail(message):
-    """End with one line for the user."""
-    print(f"sft.py: error: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
-def read_rows(path, chat) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Encode the paper's data layout: rows with `messages` and `tools`, lists or JSON text; JSON lines or parquet."""
-    path = Path(path)
-    if not path.is_file():
-        fail(f"{path}: no such file")
-    if path.suffix == ".parquet":
-        try:
-            import pyarrow.parquet
-        except ImportError:
-            fail("reading parquet needs a reader: pip install pyarrow")
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    else:
-        rows = []
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                print(f"sft.py: {path}:{number}: not JSON, skipped", file=sys.stderr)
-    data = []
-    for number, row in enumerate(rows, 1):
-        try:
-            messages, tools = row["messages"], row.get("tools")
-            messages = json.loads(messages) if isinstance(messages, str) else messages
-            tools = json.loads(tools) if isinstance(tools, str) else tools
-            data.append(encode(chat, Example("data", messages, tools[0] if tools else None)))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            print(f"sft.py: {path}:{number}: not a row of messages ({type(error).__name__}), skipped", file=sys.stderr)
-    if not data:
-        fail(f"{path}: no usable row")
-    return data
-
-
 def built_in_examples(args) -> list[Example]:
-    processes = args.processes
-    single = write_examples(0, args.problems, False, processes, "single turns and selections")
-    executed = write_examples(500_000_000, args.executed, True, processes, "executed trajectories and summaries")
-    rng = random.Random(args.seed)
-    examples = diversity_filter(single + executed, rng)
+    """The examples of the built-in cold start, after the diversity filter.
+
+    Single turns and selections are only written; trajectories of several turns are executed as well, in the sandbox
+    without a GPU, as they hold its feedback. Those take far longer to make, so there are fewer, and each counts
+    several times.
+    """
+    single = write_examples(0, args.problems, False, args.processes, "single turns and selections")
+    executed = write_examples(500_000_000, args.executed, True, args.processes, "executed trajectories and summaries")
+    examples = diversity_filter(single + executed, random.Random(args.seed))
     rare = [e for e in examples if len(e.messages) > 3 or "summary" in e.kind]
     return examples + rare * (args.repeat_executed - 1)
 
 
-def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
-    )
-    parser.add_argument("--out", help="folder for the model, its tokenizer and its seed skill library")
-    parser.add_argument(
-        "--model", help="pretrained model to start from; without it a tiny one is made from random weights"
-    )
-    parser.add_argument("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
-    parser.add_argument(
-        "--problems", type=int, default=100_000, help="synthesised problems for single turns and selections"
-    )
-    parser.add_argument("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
-    parser.add_argument("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
-    parser.add_argument("--vocabulary", type=int, default=2048, help="tokens of the tiny backbone's tokenizer")
-    parser.add_argument("--epochs", type=float, default=2.2, help="passes over the examples (paper: 4)")
-    parser.add_argument(
-        "--batch-tokens", type=int, default=32_768,
-        help="tokens in a batch (paper: 64 sequences); their logits are held at once: with Qwen3-8B, 2.4 MB each",
-    )
-    parser.add_argument(
-        "--lr", type=float, help="peak learning rate (default 1e-3 from random weights, 2e-5 otherwise, as the paper)"
-    )
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="processes that write examples")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cache", help="file for the encoded built-in examples: read if it is there, written if not")
-    parser.add_argument(
-        "--evaluate", metavar="MODEL", help="only measure a model on held-out problems and print the figures"
-    )
-    parser.add_argument("--held-out", type=int, default=200, help="held-out problems for --evaluate")
-    args = parser.parse_args()
-    if args.device == "cuda" and not torch.cuda.is_available():
-        fail("--device cuda: no GPU is available")
-    try:
-        if args.evaluate:
-            model = Backbone.load(args.evaluate, args.device)
-            with Sandbox(device="cpu", seed=args.seed) as sandbox:
-                return print(json.dumps(evaluate(model, sandbox, args.held_out), indent=1))
-        if not args.out and not args.cache:
-            fail("--out or --cache is required")
-        if args.epochs <= 0:
-            fail(f"--epochs {args.epochs:g}: choose a number above 0")
-        chat = Backbone.load(args.model, args.device) if args.model else None
-        if args.out:
-            Path(args.out).mkdir(parents=True, exist_ok=True)
-    except ModelError as error:
-        fail(str(error))
-    except OSError as error:
-        fail(f"--out {args.out}: cannot be written ({error.strerror})")
-    torch.manual_seed(args.seed)
+def load_data(args, chat):
+    """(chat, encoded examples) from the cache, the user's rows or the built-in examples.
+
+    chat: the pretrained model, or None, when a tokenizer is made from the examples.
+    """
     if args.cache and Path(args.cache).is_file():
         tokenizer, data = load_cache(args.cache)
-        chat = chat or Chat(tokenizer)
+        return chat or Chat(tokenizer), data
+    examples = [] if args.data else built_in_examples(args)
+    if chat is None:
+        some = examples[::max(1, len(examples) // 6000)]
+        chat = Chat(train_tokenizer([m["content"] for e in some for m in e.messages], args.vocabulary))
+    if args.data:
+        data = read_rows(args.data, chat)
     else:
-        examples = built_in_examples(args) if not args.data else []
-        if chat is None:
-            texts = [m["content"] for e in examples[:: max(1, len(examples) // 6000)] for m in e.messages]
-            chat = Chat(train_tokenizer(texts, args.vocabulary))
-        data = read_rows(args.data, chat) if args.data else encode_all(chat, examples, args.processes)
-        if args.cache:
-            save_cache(args.cache, chat.tokenizer, data)
+        data = in_processes(_encode_many, examples, 500, args.processes, _start_encoder, (chat.tokenizer,), "tokens")
+    if args.cache:
+        save_cache(args.cache, chat.tokenizer, data)
+    return chat, data
+
+
+def parse(argv):
+    """The options; raises UserError for those that cannot be."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("--out", help="folder for the model, its tokenizer and its seed skill library")
+    add("--model", help="pretrained model to start from; without it a tiny one is made from random weights")
+    add("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
+    add("--problems", type=int, default=100_000, help="synthesised problems for single turns and selections")
+    add("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
+    add("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
+    add("--vocabulary", type=int, default=2048, help="tokens of the tiny model's tokenizer")
+    add("--epochs", type=float, default=2.2, help="passes over the examples (paper: 4)")
+    add("--batch-tokens", type=int, default=32_768,
+        help="tokens in a batch (paper: 64 sequences); their logits are held at once: with Qwen3-8B, 2.4 MB each")
+    add("--lr", type=float, help="peak learning rate; None: 1e-3 from random weights, else 2e-5 as the paper")
+    add("--processes", type=int, default=os.cpu_count(), help="processes that write examples")
+    add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu", help="that trains")
+    add("--seed", type=int, default=0, help="of weights, batches and filter")
+    add("--cache", help="file for the encoded built-in examples: read if it is there, written if not")
+    add("--evaluate", metavar="MODEL", help="only measure a model on held-out problems and print the figures")
+    add("--held-out", type=int, default=200, help="held-out problems for --evaluate")
+    args = parser.parse_args(argv)
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no GPU is available")
+    if not args.evaluate and not args.out and not args.cache:
+        raise UserError("--out or --cache is required")
+    if args.epochs <= 0:
+        raise UserError(f"--epochs {args.epochs:g}: choose a number above 0")
+    args.lr = args.lr or (2e-5 if args.model else 1e-3)
+    return args
+
+
+def main(argv=None) -> int:
+    args = parse(argv)
+    if args.evaluate:
+        model = Backbone.load(args.evaluate, args.device)
+        with Sandbox(device="cpu", seed=args.seed) as sandbox:
+            print(json.dumps(evaluate(model, sandbox, args.held_out), indent=1))
+        return 0
+    chat = Backbone.load(args.model, args.device) if args.model else None
+    try:  # now, as the examples take long
+        Path(args.out or ".").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {args.out}: cannot be written ({error.strerror})") from None
+    torch.manual_seed(args.seed)
+    chat, data = load_data(args, chat)
     print(f"{len(data)} examples, {sum(len(ids) for ids, _ in data) / 1e6:.1f} M tokens, "
           f"{sum(mask.sum() for _, mask in data) / 1e6:.1f} M learnt", flush=True)
     if not args.out:
-        return None
+        return 0  # only the cache was wanted
     model = chat.model if args.model else tiny_model(chat.tokenizer).to(args.device)  # bfloat16 above 1e9 parameters
-    args.lr = args.lr or (2e-5 if args.model else 1e-3)
     history = train(model, data, chat.tokenizer.pad_token_id or 0, args)
-    model.to(torch.bfloat16)
-    Backbone(model, chat.tokenizer).save(args.out)
-    if not args.data:
+    Backbone(model.to(torch.bfloat16), chat.tokenizer).save(args.out)
+    if not args.data:  # skills for the run that follows, with examples of the expert's
         writer, rng = Writer(None), random.Random(args.seed)
-        SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY]).save(Path(args.out) / "skill_library.jsonl")
-    (Path(args.out) / "sft.json").write_text(
-        json.dumps({"arguments": vars(args), "examples": len(data), "history": history}, indent=1)
-    )
-    return None
-
-
-_chat = None  # one per worker process
-
-
-def _start_encoder(tokenizer):
-    global _chat
-    _chat = Chat(tokenizer)
-
-
-def _encode_many(examples):
-    return [encode(_chat, example) for example in examples]
-
-
-def encode_all(chat, examples, processes):
-    chunks = [examples[i:i + 500] for i in range(0, len(examples), 500)]
-    with ProcessPoolExecutor(
-        processes, multiprocessing.get_context("spawn"), _start_encoder, (chat.tokenizer,)
-    ) as pool:
-        return [pair for part in pool.map(_encode_many, chunks) for pair in part]
+        SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY]).save(Path(args.out) / MODEL_FILE)
+    record = {"arguments": vars(args), "examples": len(data), "history": history}
+    (Path(args.out) / "sft.json").write_text(json.dumps(record, indent=1))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -16,23 +16,29 @@ evaluation.
 
 import ast
 import hashlib
+import os
 import re
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+# OpenMP's threads wait for work by spinning, by default for so long that two processes on the same cores slow each
+# other down several times. With this they spin for microseconds, then sleep. libgomp reads it when torch is loaded, so
+# every program of ours imports this file before torch.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
 
 PROBLEMS = Path(__file__).parent / "problems"
 
 # Built-in and synthesised problems are sized for Triton's interpreter (about 64 K elements a tensor). On a GPU the same
-# problem gets a batch this many times larger; the modelled clock of sandbox.py divides the GPU's rates by the same
-# number, so that a problem means the same on both: launches, bytes and FLOPs keep their proportions.
+# problem gets a batch this many times larger; the modelled clock divides the GPU's rates by the same number, so that a
+# problem means the same on both: launches, bytes and FLOPs keep their proportions.
 GPU_BATCH_FACTOR = 256
 
 
 class UserError(ValueError):
-    """Bad input. The message is one line, fit to be shown to the user."""
+    """Bad input of the user's. The message is one line that says what is wrong; no traceback is shown with it."""
 
 
 class TaskError(UserError):
@@ -40,17 +46,19 @@ class TaskError(UserError):
 
 
 def run_command(main):
-    """Exit with the status that main() returns. A UserError is told in one line (status 2), and so is Ctrl-C (130)."""
+    """Run a command line's main() and exit with the status that it returns.
+
+    A UserError becomes one line on stderr and status 2, as argparse reports a bad option; Ctrl-C becomes status 130.
+    """
     name = Path(sys.argv[0]).name
     try:
-        status = main()
+        sys.exit(main())
     except UserError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
-        status = 2
+        sys.exit(2)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
-        status = 130
-    sys.exit(status)
+        sys.exit(130)
 
 
 @dataclass(frozen=True)
@@ -99,9 +107,7 @@ def builtin_tasks(level=None, device="cpu") -> list[Task]:
     """The built-in evaluation problems of one level, or of all; with a larger batch when they are to run on a GPU."""
     levels = [1, 2, 3] if level is None else [level]
     tasks = [task for n in levels for task in _numbered(PROBLEMS / f"level{n}", n, f"level{n}/")]
-    if device == "cpu":
-        return tasks
-    return [scale_batch(task, GPU_BATCH_FACTOR) for task in tasks]
+    return tasks if device == "cpu" else [scale_batch(task, GPU_BATCH_FACTOR) for task in tasks]
 
 
 def kernelbench_tasks(folder, level) -> list[Task]:
@@ -148,19 +154,22 @@ def scale_batch(task, factor) -> Task:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Decontamination: a training problem must not be an evaluation problem in other clothes (PAPER section 5, CUDA Agent).
+# Decontamination: a training problem must not be an evaluation problem in disguise (CUDA Agent filters its tasks so).
 #
 # Two problems count as near when their `Model` classes use the same operators the same number of times, whatever their
 # names, order, shapes, constants and spelling (F.relu, x.relu(), nn.ReLU() are one operator). That is stricter than
 # text similarity, and it can be checked against a list of hashes without having the evaluation problems at hand.
 
+# Another name of an operator -> its name here.
 _SPELLINGS = {"hardtanh": "clamp", "clamp_min": "clamp", "clamp_max": "clamp", "clip": "clamp", "multiply": "mul",
               "divide": "div", "subtract": "sub", "max": "amax", "min": "amin", "swish": "silu", "mm": "matmul",
               "bmm": "matmul", "negative": "neg"}
+# Python's operators; operators -> those that they can be written with; and what computes nothing.
+_ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul"}
 _WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"], "softsign": ["abs", "add", "div"],
-                "pow": ["mul"], "square": ["mul"],
-                "mse_loss": ["mean", "mul", "sub"], "l1_loss": ["abs", "mean", "sub"],
-                "logsigmoid": ["log", "sigmoid"], "log_softmax": ["log", "softmax"], "logsoftmax": ["log", "softmax"]}
+                "pow": ["mul"], "square": ["mul"], "mse_loss": ["mean", "mul", "sub"],
+                "l1_loss": ["abs", "mean", "sub"], "logsigmoid": ["log", "sigmoid"],
+                "log_softmax": ["log", "softmax"], "logsoftmax": ["log", "softmax"]}
 _NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand",
             "unsqueeze", "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
 
@@ -173,26 +182,23 @@ def operators(source) -> list[str]:
     """
     found = []
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    modules = {}  # attribute name -> layer class, for self.act = nn.ReLU()
+    layers = {}  # attribute name -> layer class, for self.act = nn.ReLU()
     for node in (n for c in classes for n in ast.walk(c)):
-        if (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-                and isinstance(node.targets[0], ast.Attribute)):
-            made = node.value.func
-            modules[node.targets[0].attr] = made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", "")
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            if isinstance(node.targets[0], ast.Attribute):
+                layers[node.targets[0].attr] = ast.unparse(node.value.func).split(".")[-1]
     for method in (n for c in classes for n in c.body if isinstance(n, ast.FunctionDef) and n.name != "__init__"):
         for node in ast.walk(method):
             if isinstance(node, ast.BinOp):
-                found.append({ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow",
-                              ast.MatMult: "matmul"}.get(type(node.op), "other"))
-            elif (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-                  and not isinstance(node.operand, ast.Constant)):
-                found.append("neg")
+                found.append(_ARITHMETIC.get(type(node.op), "other"))
+            elif isinstance(node, ast.UnaryOp):
+                if isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
+                    found.append("neg")
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 name = node.func.attr
-                owner = node.func.value
-                if isinstance(owner, ast.Name) and owner.id == "self":
-                    name = modules.get(name, name)
-                name = re.sub(r"(?<!conv)(?<!pool)[123]d$", "", name.lower())
+                if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
+                    name = layers.get(name, name)
+                name = re.sub(r"(?<!conv)(?<!pool)[123]d$", "", name.lower())  # BatchNorm1d and 2d are one operator
                 found.append(_SPELLINGS.get(name, name))
     found = [part for name in found for part in _WRITTEN_OUT.get(name, [name])]
     return sorted(name for name in found if name not in _NEUTRAL)

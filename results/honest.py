@@ -21,11 +21,11 @@ def main():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     device, rng, pairs = parser.parse_args().device, random.Random(0), {}
     tasks = builtin_tasks(device=device)
-    programs = [expert.read(task) for task in tasks]
+    models = [expert.read(task) for task in tasks]
     while len(pairs) < 100:  # different techniques give different kernels
         i = rng.randrange(len(tasks))
-        chosen = {name for name in sorted(expert.applicable(programs[i])) if rng.random() < 0.7}
-        code = expert.render(programs[i], chosen).code
+        chosen = {name for name in sorted(expert.applicable(models[i])) if rng.random() < 0.7}
+        code = expert.render(models[i], chosen).code
         pairs[code] = (tasks[i], code)
     with Sandbox(device, seed=0) as sandbox:
         began = time.monotonic()

@@ -1,12 +1,20 @@
 """Made by program, not by a model: training problems, an expert that solves them, and the tiny model's cold start.
 
-    generator.py    problems without end: chains of operators with names, shapes and styles of all kinds
-    wording.py      how a drafted problem is written down
+    operators.py    the table of operators: how problems spell them, how kernels compute them
+    draft.py        a problem while it is being written: names, constants, lines
+    chain.py        the operators that follow a problem's head
+    generator.py    heads and families; problems without end
+    wording.py      how a drafted problem is written down (its vocabulary: words.txt)
     reader.py       the expert's first half: what does this forward compute?
-    expert.py       the second: techniques, and a ModelNew that applies some of them
     codegen.py      one Triton kernel, line by line
+    expert.py       its second half: techniques, and a ModelNew that applies some of them (texts: techniques.json)
     examples.py     the five kinds of examples, and the diversity filter
     tiny.py         the tiny model: tokenizer, random weights, evaluation
 
-    generator -> reader -> expert -> examples -> sft.py
+    operators -- draft - chain - generator -----.
+        |                                       |-- examples -- tiny -- sft.py
+        '------- reader - codegen - expert -----'
+
+To add a pointwise operator that the expert can write: a row in `operators.POINTWISE`, and, if problems can also spell
+it with other operators, one in `tasks._WRITTEN_OUT`. `python sft.py` then trains a model that knows it.
 """

@@ -1,7 +1,7 @@
-"""The built-in cold start's examples: what expert.py's expert would answer in each role, and the diversity filter.
+"""The built-in cold start's examples: what the expert would answer in each role, and the diversity filter.
 
-Paper section 4: five kinds, merged and shuffled: (a) policy trajectories without skills, (b) with skills, (c) selection
-calls, (d) summary calls that saw skills, (e) summary calls that saw none.
+Five kinds, merged and shuffled (paper: cold start): (a) policy trajectories without skills, (b) with skills, (c)
+selection calls, (d) summary calls that saw skills, (e) summary calls that saw none.
 
 What they teach on purpose, and what they leave: a technique shows up nearly always when a skill names it and rarely
 otherwise; a later turn adds some of what is missing, or, after a kernel that failed, steps back to the plainest one;
@@ -14,13 +14,12 @@ import json
 import multiprocessing
 import random
 import re
-import sys
-import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
+from tqdm import tqdm
 
 import backbone
 from policy import next_messages, policy_messages
@@ -33,15 +32,17 @@ from synthetic.expert import ALL, TECHNIQUES
 from synthetic.generator import synthesize
 from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 
-FREE = 0.3  # probability that the expert applies a technique that no skill named
-TOLD = 0.95  # ... that a skill in the prompt named
-LEARN = 0.35  # ... that is still missing in a later turn, after feedback
-SPOILED = 0.35  # probability that the first of several turns is a broken kernel
-RETREAT = 0.85  # ... that the turn after it starts again from the plainest kernel, instead of repairing the broken one
-SEED_LIBRARY = ["row-reduction", "partial-sums-loss", "row-scan"]  # the ones of the widest use are left to be found
+# How often the expert ...
+UNPROMPTED = 0.3  # applies a technique that no skill in the prompt names
+PROMPTED = 0.95  # applies one that a skill in the prompt names
+ADDED_LATER = 0.35  # applies one that is still missing, in a later turn
+BROKEN_FIRST = 0.35  # begins several turns with a broken kernel
+STEP_BACK = 0.85  # then starts again from the plainest kernel, instead of repairing the broken one
+
+SEED_LIBRARY = ["row-reduction", "partial-sums-loss", "row-scan"]  # the techniques of widest use are left to be found
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Writing examples.
+# The texts of an example.
 
 
 @dataclass
@@ -51,48 +52,47 @@ class Example:
     tool: dict | None
     family: str = ""
     kernel: str = ""  # normalised source of the last kernel, for the diversity filter
-    skills: tuple = ()  # the skills that are the answer (selection, summary)
-    unlearnt: int = 0  # leading assistant messages that carry no loss: a spoiled first attempt is context, not a model
+    skills: tuple = ()  # names of the skills that are the answer (selection, summary)
+    unlearnt: int = 0  # leading assistant messages without loss: a broken first attempt is only context
+
+
+_MARKS = {"index-broadcast-parameter": r"% \w+", "one-program-per-group": r"total|square|rstd", "row-scan": r"cumsum",
+          "partial-sums-loss": r"tl\.store|# ", "diagonal-as-scaling": r"diag|// "}
 
 
 def snippet(technique, code) -> str:
     """A few lines of `code` that show a technique, for a skill's Example section."""
     if technique == "fold-convolution-bias":
-        lines = re.findall(r"^\s+\w+ = F\.conv.*$", code, re.MULTILINE)
-        return "\n".join(line.strip()[:100] for line in lines[:1])
-    marks = {
-        "index-broadcast-parameter": r"% \w+",
-        "one-program-per-group": r"total|square|rstd",
-        "row-scan": r"cumsum",
-        "partial-sums-loss": r"tl\.store|# ",
-        "diagonal-as-scaling": r"diag|// ",
-    }
+        call = re.search(r"^\s+(\w+ = F\.conv.*)$", code, re.MULTILINE)
+        return call[1][:100] if call else ""
     for kernel in re.findall(r"@triton\.jit\ndef .*?(?=\n\S(?!riton)|\Z)", code, re.DOTALL):
-        if technique in expert.techniques_in(kernel):
-            lines = kernel.strip("\n").split("\n")[2:]
-            mark = marks.get(technique, r"# |tl\.(max|sum|exp|log)")
-            keep = [i for i, line in enumerate(lines) if re.search(mark, line)]
-            keep = sorted({j for i in keep for j in (i, i + 1) if "# " in lines[i] or j == i})
-            return "\n".join(lines[i] for i in keep[:4] if i < len(lines))
+        if technique not in expert.techniques_in(kernel):
+            continue
+        shown, headed = [], False  # headed: the line before is the torch line that this one replaces
+        for line in kernel.strip("\n").split("\n")[2:]:
+            marked = re.search(_MARKS.get(technique, r"# |tl\.(max|sum|exp|log)"), line)
+            if marked or headed:
+                shown.append(line)
+            headed = marked and "# " in line
+        return "\n".join(shown[:4])
     return ""
 
 
-def write_skill(technique, rng, code) -> Skill:
+def write_skill(name, rng, code) -> Skill:
     """A technique as a skill record, in one of several wordings, with an example from `code`."""
-    t = TECHNIQUES[technique]
-    content = (
-        f"Motivation: {rng.choice(t.motivation)}\nKey Idea: {rng.choice(t.idea)}\nExample:\n{snippet(technique, code)}"
-    )
-    return Skill(t.name, t.description, t.scope, t.tags, content, None)
+    t = TECHNIQUES[name]
+    content = f"Motivation: {rng.choice(t.motivation)}\nKey Idea: {rng.choice(t.idea)}\nExample:\n{snippet(name, code)}"
+    return Skill(t.name, t.description, t.scope, tuple(t.tags), content, None)
 
 
-def policy_reply(solution) -> str:
-    plan = ", ".join(name for name in TECHNIQUES if name in solution.used) or "a kernel for one operator"
-    return f"Plan: {plan}.\n\n```python\n{solution.code}```"
+def policy_reply(used, code) -> str:
+    plan = ", ".join(name for name in TECHNIQUES if name in used) or "a kernel for one operator"
+    return f"Plan: {plan}.\n\n```python\n{code}```"
 
 
-def tool_reply(name, arguments) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+def tool_reply(name, arguments) -> dict:
+    call = json.dumps({"name": name, "arguments": arguments})
+    return {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}
 
 
 def spoil(code, rng) -> str:
@@ -113,142 +113,143 @@ def normalized(code) -> str:
     return hashlib.sha1(re.sub(r"\b(?!tl\b|def\b|for\b)[a-z]\w*|\d[\d.e-]*", "_", body).encode()).hexdigest()[:12]
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# Writing examples.
+
+
 class Writer:
-    """Turns seeds into examples. `sandbox` executes multi-turn kernels so that their feedback is real."""
+    """Turns seeds into examples. `sandbox` executes the kernels of several turns, so that their feedback is real."""
 
     def __init__(self, sandbox):
         self.sandbox, self.evaluation = sandbox, evaluation_fingerprints()
-        self.first_codes = self.examples_of = {name: [] for name in TECHNIQUES}  # codes that show a technique
+        self.codes = {name: [] for name in TECHNIQUES}  # solutions that show a technique, for the Example of its skill
         seed = 0
-        while any(not codes for codes in self.examples_of.values()):
+        while not all(self.codes.values()):
             seed -= 1
-            program = expert.read(synthesize(seed))
-            solution = program and expert.render(program, ALL)
-            self.remember(solution) if solution else None
-        self.first_codes = dict(self.examples_of)
+            parsed = expert.read(synthesize(seed))
+            solution = parsed and expert.render(parsed, ALL)
+            if solution:
+                self.remember(solution)
+        self.first_codes = dict(self.codes)
 
     def remember(self, solution):
         for name in solution.used:
-            self.examples_of[name] = self.examples_of[name][-20:] + [solution.code]
+            self.codes[name] = self.codes[name][-20:] + [solution.code]
 
     def forget(self):
-        self.examples_of = dict(self.first_codes)
+        """Back to the first codes: from here on examples do not depend on what was written before."""
+        self.codes = dict(self.first_codes)
 
-    def skill(self, name, rng):
-        return write_skill(name, rng, rng.choice(self.examples_of[name]))
+    def skill(self, name, rng) -> Skill:
+        return write_skill(name, rng, rng.choice(self.codes[name]))
 
     def task(self, seed, clutter=False):
-        """(task, program) for a seed, or None when the problem is unfit or the expert cannot read or solve it."""
+        """(Task, ParsedModel) for a seed, or None when it is unfit or the expert cannot read or solve it."""
         task = synthesize(seed, clutter)
         if unfit(task, self.evaluation):
             return None
-        program = expert.read(task)
-        return (task, program) if program and expert.render(program, ALL) else None
+        parsed = expert.read(task)
+        return (task, parsed) if parsed and expert.render(parsed, ALL) else None
 
-    def injected(self, rng, applicable):
+    def injected(self, rng, applicable) -> list[Skill]:
         """1 to 3 skills for the prompt: mostly ones that fit."""
         fitting, other = sorted(applicable), sorted(ALL - applicable)
         names = [rng.choice(fitting if fitting and rng.random() < 0.8 else other or fitting)
                  for _ in range(rng.choice([1, 1, 2, 2, 3]))]
         return [self.skill(name, rng) for name in dict.fromkeys(names)]
 
-    def draw(self, rng, program, applicable, told, have=frozenset(), free=FREE):
-        """The expert's answer: techniques that it was told of, nearly always; others, with probability `free`."""
-        chosen = {name for name in sorted(applicable) if rng.random() < (TOLD if name in told else free)}
-        solution = expert.render(program, have | chosen)
-        for name in sorted(chosen & told - solution.used):
+    def draw(self, rng, parsed, applicable, named, have=frozenset(), unprompted=UNPROMPTED):
+        """The expert's answer: techniques that a skill named, nearly always; others, with probability `unprompted`.
+
+        have: techniques of an earlier turn, which stay. Returns (Solution, techniques asked of it).
+        """
+        chosen = {name for name in sorted(applicable) if rng.random() < (PROMPTED if name in named else unprompted)}
+        solution = expert.render(parsed, have | chosen)
+        for name in sorted(chosen & named - solution.used):
             # One technique may need another to show up at all: neighbours can only join a row kernel that exists.
             for other in sorted(applicable - chosen):
-                if name in (fuller := expert.render(program, have | chosen | {other})).used:
+                fuller = expert.render(parsed, have | chosen | {other})
+                if name in fuller.used:
                     solution, chosen = fuller, chosen | {other}
                     break
         return solution, have | chosen
 
     # ---- the five kinds
 
-    def single(self, rng, task, program):
-        """One turn without or with skills. No execution: the expert's kernels are correct (and tested to be)."""
-        applicable = expert.applicable(program)
-        skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
-        solution, _ = self.draw(rng, program, applicable, {s.name for s in skills})
-        self.remember(solution)
-        messages = policy_messages(task, skills) + [{"role": "assistant", "content": policy_reply(solution)}]
-        return Example("policy+skills" if skills else "policy", messages, None, task.family, normalized(solution.code))
+    def policy(self, task, messages, skills, code, unlearnt=0) -> Example:
+        kind = "policy+skills" if skills else "policy"
+        return Example(kind, messages, None, task.family, normalized(code), unlearnt=unlearnt)
 
-    def executed(self, rng, task, program):
-        """A multi-turn trajectory with real feedback, and what Summary makes of it."""
-        applicable = expert.applicable(program)
+    def single(self, rng, task, parsed) -> Example:
+        """One turn without or with skills. No execution: the expert's kernels are correct (and tested to be)."""
+        applicable = expert.applicable(parsed)
+        skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
+        solution, _ = self.draw(rng, parsed, applicable, {s.name for s in skills})
+        self.remember(solution)
+        reply = {"role": "assistant", "content": policy_reply(solution.used, solution.code)}
+        return self.policy(task, policy_messages(task, skills) + [reply], skills, solution.code)
+
+    def executed(self, rng, task, parsed) -> list[Example]:
+        """A trajectory of several turns with real feedback, and what Summary makes of it."""
+        applicable = expert.applicable(parsed)
         skills = self.injected(rng, applicable) if rng.random() < 0.4 else []
-        told = {s.name for s in skills}
-        have, answers, broken = frozenset(), [], rng.random() < SPOILED
+        named = {s.name for s in skills}
+        have, answers, broken = frozenset(), [], rng.random() < BROKEN_FIRST  # answers: (techniques used, code)
         for turn in range(rng.choice([2, 2, 3])):
-            if turn == 1 and broken and rng.random() < RETREAT:
-                solution, have = expert.render(program, set()), frozenset()
+            if turn == 1 and broken and rng.random() < STEP_BACK:
+                solution, have = expert.render(parsed, set()), frozenset()
             else:  # it is ambitious kernels that break
-                free = LEARN if turn else 2 * FREE if broken else FREE
-                solution, have = self.draw(rng, program, applicable, told, have, free)
-            reply, code = policy_reply(solution), solution.code
-            if turn == 0 and broken:
-                code = spoil(code, rng)
-                reply = reply.replace(solution.code, code)
-            answers.append((reply, code, solution))
-        shown = list(answers)  # to Summary: with a better answer, so that there is something to tell
-        if missing := sorted(applicable - have):
-            solution, _ = self.draw(rng, program, applicable, told | {rng.choice(missing)}, have, LEARN)
-            shown.append((policy_reply(solution), solution.code, solution))
-        verdicts = self.sandbox.score(task, [code for _, code, _ in shown])
-        if verdicts[0].correct == broken or not all(verdict.correct for verdict in verdicts[len(answers) - 1:]):
+                unprompted = ADDED_LATER if turn else 2 * UNPROMPTED if broken else UNPROMPTED
+                solution, have = self.draw(rng, parsed, applicable, named, have, unprompted)
+            code = spoil(solution.code, rng) if turn == 0 and broken else solution.code
+            answers.append((solution.used, code))
+        turns, missing = len(answers), sorted(applicable - have)
+        if missing:  # Summary is shown a better answer, so that there is something to tell
+            solution, _ = self.draw(rng, parsed, applicable, named | {rng.choice(missing)}, have, ADDED_LATER)
+            answers.append((solution.used, solution.code))
+        verdicts = self.sandbox.score(task, [code for _, code in answers])
+        if verdicts[0].correct == broken or not all(verdict.correct for verdict in verdicts[turns - 1:]):
             return []
         if rng.random() < 0.5:  # the clock's name is a word that the policy should not depend on
-            verdicts = [replace(v, clock="measured") for v in verdicts]
+            verdicts = [replace(verdict, clock="measured") for verdict in verdicts]
         messages = policy_messages(task, skills)
-        for (reply, _, _), verdict in zip(answers[:-1], verdicts):
-            messages = next_messages(messages, reply, verdict)
-        messages.append({"role": "assistant", "content": answers[-1][0]})
-        trajectory = Example("policy+skills" if skills else "policy", messages, None, task.family,
-                             normalized(answers[-1][1]), unlearnt=int(broken))
-        summary = self.summary(rng, task, skills, shown, verdicts)
+        for (used, code), verdict in zip(answers[:turns - 1], verdicts):
+            messages = next_messages(messages, policy_reply(used, code), verdict)
+        messages.append({"role": "assistant", "content": policy_reply(*answers[turns - 1])})
+        trajectory = self.policy(task, messages, skills, answers[turns - 1][1], unlearnt=int(broken))
+        summary = self.summary(rng, task, skills, answers, verdicts)
         return [trajectory, summary] if summary else [trajectory]
 
-    def selection(self, rng, task, program):
-        applicable = expert.applicable(program)
+    def selection(self, rng, task, parsed) -> Example:
+        """A choice from a random library: usually what fits, now and then something else."""
+        applicable = expert.applicable(parsed)
         library = SkillLibrary([self.skill(name, rng) for name in rng.sample(sorted(ALL), rng.randint(3, len(ALL)))])
-        candidates = library.recall(task.source)
-        if not candidates:
-            candidates = library.skills[:3]
+        candidates = library.recall(task.source) or library.skills[:3]
         fitting = [s for s in candidates if s.name in applicable and rng.random() < 0.85]
         other = [s for s in candidates if s.name not in applicable]
         if other and rng.random() < 0.2:
             fitting.append(rng.choice(other))
         rng.shuffle(fitting)
         chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
-        arguments = {"think": f"The forward applies {', '.join(program.operators[:6])}.",
+        arguments = {"think": f"The forward applies {', '.join(parsed.operators[:6])}.",
                      "selected_skills": [{"name": s.name, "reason": f"It has work for {s.tags[0]}."} for s in chosen]}
-        messages = selection_messages(task, candidates)
-        messages.append({"role": "assistant", "content": tool_reply("select_skills", arguments)})
+        messages = selection_messages(task, candidates) + [tool_reply("select_skills", arguments)]
         return Example("selection", messages, backbone.SELECT_TOOL, task.family, skills=tuple(s.name for s in chosen))
 
-    def summary(self, rng, task, skills, answers, verdicts):
+    def summary(self, rng, task, skills, answers, verdicts) -> Example | None:
         """What the best answer does that the first does not, as skills; None if there is nothing to tell."""
         best = max(range(len(answers)), key=lambda i: verdicts[i].speedup or 0)
-        if not verdicts[0].correct or best == 0:
-            return None
-        gained = answers[best][2].used - answers[0][2].used
-        gained = [name for name in TECHNIQUES if name in gained and name not in {s.name for s in skills}]
-        if not gained:
+        gained = answers[best][0] - answers[0][0] - {s.name for s in skills}
+        gained = [name for name in TECHNIQUES if name in gained]
+        if not verdicts[0].correct or not gained:
             return None
         rng.shuffle(gained)
         written = [write_skill(name, rng, answers[best][1]) for name in gained[:rng.choice([1, 1, 2])]]
-        arguments = {
-            "think": f"The best answer adds {' and '.join(s.name for s in written)}.",
-            "new_skills": [
-                {"name": s.name, "description": s.description, "scope": s.scope, "tags": list(s.tags),
-                 "content": s.content}
-                for s in written
-            ],
-        }
-        messages = summary_messages(task, skills, *((answers[i][1], verdicts[i].speedup) for i in (0, best)))
-        messages.append({"role": "assistant", "content": tool_reply("update_skill_library", arguments)})
+        arguments = {"think": f"The best answer adds {' and '.join(s.name for s in written)}.",
+                     "new_skills": [{"name": s.name, "description": s.description, "scope": s.scope,
+                                     "tags": list(s.tags), "content": s.content} for s in written]}
+        shown = [(answers[i][1], verdicts[i].speedup) for i in (0, best)]
+        messages = summary_messages(task, skills, *shown) + [tool_reply("update_skill_library", arguments)]
         return Example("summary+skills" if skills else "summary", messages, backbone.UPDATE_TOOL, task.family,
                        skills=tuple(s.name for s in written))
 
@@ -257,20 +258,32 @@ class Writer:
         found = self.task(seed, clutter=seed % 3 > 0)
         if found is None:
             return []
-        task, program = found
+        task, parsed = found
         rng = random.Random(f"examples {seed}")
         if self.sandbox:
-            return self.executed(rng, task, program)
+            return self.executed(rng, task, parsed)
         if rng.random() < 0.3:  # the text of a problem as it looks on a GPU: the same, with a larger batch
             task = scale_batch(task, GPU_BATCH_FACTOR)
-        examples = [self.single(rng, task, program) for _ in range(2)]
-        return examples + ([self.selection(rng, task, program)] if rng.random() < 0.3 else [])
+        examples = [self.single(rng, task, parsed) for _ in range(2)]
+        return examples + ([self.selection(rng, task, parsed)] if rng.random() < 0.3 else [])
 
 
-_writer = None  # one per worker process
+# ----------------------------------------------------------------------------------------------------------------------
+# Many examples, in several processes.
 
 
-def _start_worker(execute):
+def in_processes(function, items, size, processes, start, arguments, title) -> list:
+    """function(chunk) for chunks of `size` items, joined; start(*arguments) prepares each process."""
+    chunks = [items[i:i + size] for i in range(0, len(items), size)]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), start, arguments) as pool:
+        parts = tqdm(pool.map(function, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
+        return [result for part in parts for result in part]
+
+
+_writer = None  # one for each process
+
+
+def _start_writer(execute):
     global _writer
     torch.set_num_threads(1)
     _writer = Writer(Sandbox(device="cpu", trials=1, workers=1) if execute else None)
@@ -282,22 +295,15 @@ def _write_many(seeds):
 
 
 def write_examples(first_seed, problems, execute, processes, title) -> list[Example]:
-    """Examples from `problems` consecutive seeds, in parallel; the result does not depend on how many processes."""
-    chunks = [range(s, min(s + 50, first_seed + problems)) for s in range(first_seed, first_seed + problems, 50)]
-    examples, start = [], time.time()
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start_worker, (execute,)) as pool:
-        for done, part in enumerate(pool.map(_write_many, chunks), 1):
-            examples += part
-            print(f"\r{title}: {done}/{len(chunks)} chunks, {len(examples)} examples, {time.time() - start:.0f} s",
-                  end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    return examples
+    """Examples from `problems` consecutive seeds; the result does not depend on how many processes write them."""
+    seeds = range(first_seed, first_seed + problems)
+    return in_processes(_write_many, seeds, 50, processes, _start_writer, (execute,), title)
 
 
 def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Example]:
-    """Down-sample what is over-represented (paper section 4); without it Selection collapses onto a few skills.
+    """Down-sample what is over-represented (paper: diversity filter); without it Selection collapses onto a few skills.
 
-    Three caps: examples per normalised kernel (near-duplicates), examples whose answer holds the same skills and
+    Three caps: examples of one normalised kernel (near-duplicates), examples whose answer holds the same skills and
     examples of one operator family of one kind, the last two at `per_share` times an even share. Prints what it did.
     """
     order = list(examples)
@@ -317,21 +323,23 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
         skills[e.kind, e.skills] += 1
         family[e.kind, e.family] += 1
         kept.append(e)
-
-    def row(name, measure):
-        print(f"  {name:34} {measure(examples):>10} {measure(kept):>10}")
-
-    def share(values):
-        counts = Counter(values)
-        return f"{max(counts.values()) / max(1, sum(counts.values())):.1%}" if counts else "-"
-
-    print("diversity filter                         before      after")
-    row("examples", len)
-    for kind in sorted(kinds):
-        row(f"  {kind}", lambda es, kind=kind: sum(e.kind == kind for e in es))
-    row("distinct kernels", lambda es: len({e.kernel for e in es if e.kernel}))
-    row("most frequent kernel", lambda es: share(e.kernel for e in es if e.kernel))
-    row("most frequent selected skill", lambda es: share(s for e in es if e.kind == "selection" for s in e.skills))
-    row("most frequent distilled skill", lambda es: share(s for e in es if "summary" in e.kind for s in e.skills))
-    row("largest operator family", lambda es: share(e.family for e in es if e.family))
+    print(f"diversity filter{'before':>29}{'after':>11}")
+    before, after = _composition(examples), _composition(kept)
+    for name in before:
+        print(f"  {name:34} {before[name]:>10} {after.get(name, '-'):>10}")
     return kept
+
+
+def _composition(examples) -> dict:
+    """What the diversity filter prints of some examples: title -> figure."""
+
+    def largest(values):
+        counts = Counter(values)
+        return f"{max(counts.values()) / sum(counts.values()):.1%}" if counts else "-"
+
+    kernels = [e.kernel for e in examples if e.kernel]
+    return {"examples": len(examples), **dict(sorted(Counter(e.kind for e in examples).items())),
+            "distinct kernels": len(set(kernels)), "most frequent kernel": largest(kernels),
+            "most frequent selected skill": largest(s for e in examples if e.kind == "selection" for s in e.skills),
+            "most frequent distilled skill": largest(s for e in examples if "summary" in e.kind for s in e.skills),
+            "largest operator family": largest(e.family for e in examples if e.family)}

@@ -1,4 +1,4 @@
-"""The tiny backbone of checkpoints/tiny: its tokenizer, its random weights, and what the cold start taught it."""
+"""The tiny model of checkpoints/tiny: its tokenizer, its random weights, and what the cold start taught it."""
 
 import random
 from collections import Counter
@@ -16,14 +16,15 @@ from synthetic.examples import SEED_LIBRARY, Writer
 from synthetic.expert import ALL
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The tiny backbone: a small Qwen3 with a byte-level BPE of its own.
+# A small Qwen3 with a byte-level BPE of its own.
 
 CHAT_TEMPLATE = """{%- for m in messages -%}
 <|im_start|>{{ m.role }}
 {{ m.content }}{% if loop.first and tools %}
 
 # Tool
-{% for t in tools %}{{ t.function.name }}({{ t.function.parameters.properties.keys() | join(', ') }}){% endfor %}{% endif %}<|im_end|>
+{% for t in tools %}
+{{- t.function.name }}({{ t.function.parameters.properties.keys() | join(', ') }}){% endfor %}{% endif %}<|im_end|>
 {% endfor -%}
 {% if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
@@ -60,96 +61,85 @@ def train_tokenizer(texts, vocabulary):
 
 
 def wrap_tokenizer(text, template):
+    """The tokenizer for transformers. text: tokenizers' JSON; template: the chat template."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(text), eos_token="<|im_end|>", pad_token="<|endoftext|>"
-    )
+    tokenizer = Tokenizer.from_str(text)
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     wrapped.chat_template = template
     return wrapped
 
 
-def tiny_model(tokenizer):
-    """A Qwen3 of about 6 million parameters with random weights."""
+def random_qwen3(vocab_size, hidden_size=256, intermediate_size=896, num_hidden_layers=6, **more):
+    """A Qwen3 with random weights, of about 6 million parameters unless told otherwise. more: of its Qwen3Config."""
     from transformers import AutoModelForCausalLM, Qwen3Config
 
-    config = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=256, intermediate_size=896, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=64, tie_word_embeddings=True, max_position_embeddings=8192,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True}
+    config = Qwen3Config(vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=intermediate_size,
+                         num_hidden_layers=num_hidden_layers, **{**heads, **more})
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention_kind(config))
+
+
+def tiny_model(tokenizer):
+    """The model that the built-in cold start trains."""
+    return random_qwen3(len(tokenizer), max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
+                        pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What the cold start taught: measured on held-out problems.
 
 HELD_OUT = 900_000_000  # seeds from here on are never trained on
+FIELDS = {"name", "description", "scope", "tags", "content"}  # of a proposed skill
 
 
 def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
-    """Greedy first turns on held-out problems, and the three reply formats. The issue's figures, all in percent."""
-    writer = Writer(None)
-    rng = random.Random(f"evaluate {seed}")
-    found = []
+    """Greedy first turns on that many held-out problems, and the formats of the tool calls. Shares are in percent."""
+    writer, rng, found = Writer(None), random.Random(f"evaluate {seed}"), []
     while len(found) < problems:
-        found += [pair] if (pair := writer.task(seed)) else []
+        pair = writer.task(seed)
+        found += [pair] if pair else []
         seed += 1
-    library = [writer.skill(name, rng) for name in SEED_LIBRARY]
+    tasks = [task for task, _ in found]
+    library = SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY])
+    # the matching skill: one technique for each problem, applicable to it, drawn at random
+    matching = [rng.choice(sorted(expert.applicable(parsed)) or [None]) for _, parsed in found]
+    skills = [[writer.skill(name, rng)] if name else [] for name in matching]
 
-    def kernels(skill_sets):
-        prompts = [model.chat_ids(policy_messages(task, skills)) for (task, _), skills in zip(found, skill_sets)]
-        return [backbone.extract_code(c.text) or "" for c in model.sample(prompts, 1200, temperature=0)]
+    def ask(conversations, tokens, tool=None):
+        prompts = [model.chat_ids(messages, tool) for messages in conversations]
+        return [completion.text for completion in model.sample(prompts, tokens, temperature=0)]
 
-    # the matching skill: one technique per problem, applicable to it, drawn at random
-    matching = [rng.choice(sorted(expert.applicable(program)) or [None]) for _, program in found]
-    plain = kernels([[] for _ in found])
-    told = kernels([[writer.skill(name, rng)] if name else [] for name in matching])
-    pairs = [(task, code) for (task, _), code in zip(found, plain)]
-    pairs += [(task, code) for (task, _), code in zip(found, told)]
-    verdicts = sandbox.score_pairs(pairs)
+    without = ask([policy_messages(task, []) for task in tasks], 1200)
+    prompted = ask([policy_messages(*pair) for pair in zip(tasks, skills)], 1200)
+    codes = [backbone.extract_code(reply) or "" for reply in without + prompted]
+    verdicts = sandbox.score_pairs(list(zip(tasks + tasks, codes)))
+    n = len(tasks)
     wrong = Counter((v.rejected or v.error or "")[:60] for v in verdicts if not v.correct)
-    shown = [(name in expert.techniques_in(a), name in expert.techniques_in(b))
-             for name, a, b in zip(matching, plain, told) if name]
+    shown = [(name in expert.techniques_in(code), name in expert.techniques_in(code_prompted))
+             for name, code, code_prompted in zip(matching, codes[:n], codes[n:]) if name]
 
-    select = [
-        model.chat_ids(
-            selection_messages(task, SkillLibrary(library).recall(task.source) or library), backbone.SELECT_TOOL
-        )
-        for task, _ in found
-    ]
-    calls = [backbone.extract_tool_call(c.text, "select_skills") for c in model.sample(select, 400, temperature=0)]
-    summaries = []
-    for task, program in found:
-        first, best = expert.render(program, set()), expert.render(program, ALL)
-        summaries.append(
-            model.chat_ids(summary_messages(task, [], (first.code, 1.0), (best.code, 2.5)), backbone.UPDATE_TOOL)
-        )
-    updates = [
-        backbone.extract_tool_call(c.text, "update_skill_library") for c in model.sample(summaries, 800, temperature=0)
-    ]
+    selections = ask([selection_messages(task, library.recall(task.source) or library.skills) for task in tasks], 400,
+                     backbone.SELECT_TOOL)
+    calls = [backbone.extract_tool_call(reply, "select_skills") or {} for reply in selections]
+    summaries = ask([summary_messages(task, [], (expert.render(parsed, set()).code, 1.0),
+                                      (expert.render(parsed, ALL).code, 2.5)) for task, parsed in found], 800,
+                    backbone.UPDATE_TOOL)
+    updates = [backbone.extract_tool_call(reply, "update_skill_library") or {} for reply in summaries]
 
     def percent(flags):
         return round(100 * sum(map(bool, flags)) / max(1, len(flags)), 1)
 
-    n = len(found)
-    return {
-        "problems": n,
-        "clock": verdicts[0].clock,
-        "correct": percent([v.correct for v in verdicts[:n]]),
-        "correct with skill": percent([v.correct for v in verdicts[n:]]),
-        "mean speedup": round(float(np.mean([v.speedup or 0 for v in verdicts[:n]])), 3),
-        "mean speedup with skill": round(float(np.mean([v.speedup or 0 for v in verdicts[n:]])), 3),
-        "technique without skill": percent([a for a, _ in shown]),
-        "technique with skill": percent([b for _, b in shown]),
-        "select_skills well-formed": percent([isinstance((c or {}).get("selected_skills"), list) for c in calls]),
-        "update_skill_library well-formed": percent(
-            [
-                bool((c or {}).get("new_skills"))
-                and all(isinstance(s, dict) and {"name", "description", "scope", "tags", "content"} <= set(s)
-                        for s in c["new_skills"])
-                for c in updates
-            ]
-        ),
-        "what was wrong": dict(wrong.most_common(5)),
-    }
+    def well_formed(skills):
+        return skills and all(isinstance(skill, dict) and FIELDS <= set(skill) for skill in skills)
+
+    return {"problems": n, "clock": verdicts[0].clock, "correct": percent([v.correct for v in verdicts[:n]]),
+            "correct with skill": percent([v.correct for v in verdicts[n:]]),
+            "mean speedup": round(float(np.mean([v.speedup or 0 for v in verdicts[:n]])), 3),
+            "mean speedup with skill": round(float(np.mean([v.speedup or 0 for v in verdicts[n:]])), 3),
+            "technique without skill": percent([without for without, _ in shown]),
+            "technique with skill": percent([prompted for _, prompted in shown]),
+            "select_skills well-formed": percent([isinstance(c.get("selected_skills"), list) for c in calls]),
+            "update_skill_library well-formed": percent([well_formed(c.get("new_skills")) for c in updates]),
+            "what was wrong": dict(wrong.most_common(5))}

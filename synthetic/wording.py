@@ -1,21 +1,13 @@
 """How a synthesised problem reads: docstrings, comments, layout, signatures, and what stands there without being used.
 
-`generator.py` drafts what a problem computes; `write_problem` makes a file of the draft.
+`generator.py` drafts what a problem computes; `write_problem` makes a file of the draft. Prose is random words: a model
+that reads it has nothing to learn from it but to look past it.
 """
 
 import re
+from pathlib import Path
 
-WORDS = ("a simple model that applies computes performs the operation layer input output tensor activation then "
-          "with over scaled bias addition normalization convolution matrix linear features channels dimension shape "
-          "forward pass value factor learnable parameter hidden state network module small used for each element row "
-          "sum residual gate mixing block head projection stage result final last first channelwise batch spatial of "
-          "to and its by per from into one two three are is makes turns divides adds multiplies every all both same "
-          "as along beside before after before between stack weights scores logits sequence image signal sample "
-          "group mean root square length size width height number times kernel filter window map total running share "
-          "class target prediction error distance margin temperature step pooled attention query key token word "
-          "vocabulary embedding position time depth volume pixel grid table column positive negative zero unit "
-          "smooth soft hard sharp clipped squashed normalised averaged reduced taken kept left right which what "
-          "where there it this an in on at or not only more than given learned random new own short long").split()
+WORDS = Path(__file__).with_name("words.txt").read_text().split()
 SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig "
               "lam fac val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
 
@@ -39,59 +31,67 @@ _ARGUMENTS = {"Conv": ["in_channels", "out_channels", "kernel_size"], "Linear": 
               "LeakyReLU": ["negative_slope"]}
 
 
+# What else stands in real docstrings.
+_NOISE = ["`True`.", "1D", "2D", "3D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)", "GELU,", "ReLU",
+          "Conv2d,", "x,", "A", "GEMM", "-", "Defaults to 1.", "Defaults to None", "[0, 1]", "LayerNorm", "Tanh"]
+_MARKS = [" "] * 32 + [", ", "; ", ": ", " ("]  # between words
+
+
+def _word(d) -> str:
+    kind = d.r.random()
+    if not d.clutter or kind < 0.6:
+        return d.nonsense() if kind < 0.06 else d.r.choice(WORDS)
+    if kind < 0.8:
+        return "".join(d.r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(d.r.randint(2, 10)))
+    return d.r.choice(_NOISE)
+
+
+def _words(d, low, high) -> str:
+    """`low` to `high` words, with clutter sometimes up to twice as many."""
+    text = " ".join(_word(d) for _ in range(d.r.randint(low, high * 2 if d.clutter and d.chance(0.3) else high)))
+    text = re.sub(r"(?<=\w) (?=\w)", lambda _: d.r.choice(_MARKS), text)
+    return text[:1].upper() + text[1:]
+
+
+def _docstring(d, indent, fields) -> list[str]:
+    """A docstring's lines, or none. fields: (name, type) of the arguments, which it may describe."""
+    if d.chance(0.35):
+        return []
+    lines = [f'{indent}"""', f"{indent}{_words(d, 4, 16)}."]
+    if fields and d.chance(0.4):
+        lines += ["", f"{indent}{d.pick('Args', 'Args', 'Parameters')}:"]
+        for name, kind in fields:
+            lines.append(f"{indent}    {name} ({kind}{d.pick('', '', ', optional')}): {_words(d, 2, 10)}.")
+        if d.chance(0.4):
+            lines += ["", f"{indent}Returns:"]
+            lines.append(f"{indent}    torch.Tensor: {_words(d, 2, 8)} of shape ({', '.join(d.dims)}).")
+    return lines + [f'{indent}"""']
+
+
 def write_problem(d) -> str:
-    """The problem file's text."""
-    r, x = d.r, d.x
+    """The problem file's text. Adds to the draft what nothing uses."""
     full_name = d.chance(0.15)  # torch.nn.functional.relu in place of F.relu
-
-    def word():
-        kind = r.random()
-        if not d.clutter or kind < 0.6:
-            return d.nonsense() if kind < 0.06 else r.choice(WORDS)
-        if kind < 0.8:
-            return "".join(r.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(r.randint(2, 10)))
-        return r.choice(["`True`.", "1D", "2D", "3D", "(N, C, H, W),", "e.g.,", "C = A * B,", "(batch_size, *)",
-                         "GELU,", "ReLU", "Conv2d,", "x,", "A", "GEMM", "-", "Defaults to 1.", "Defaults to None",
-                         "[0, 1]", "LayerNorm", "Tanh"])
-
-    def words(low, high):
-        text = " ".join(word() for _ in range(r.randint(low, high * 2 if d.clutter and d.chance(0.3) else high)))
-        marks = [" "] * 32 + [", ", "; ", ": ", " ("]
-        text = re.sub(r"(?<=\w) (?=\w)", lambda _: r.choice(marks), text)
-        return text[:1].upper() + text[1:]
-
-    def docstring(indent, fields=()):
-        if d.chance(0.35):
-            return []
-        lines = [f'{indent}"""', f"{indent}{words(4, 16)}."]
-        if fields and d.chance(0.4):
-            lines += ["", f"{indent}{d.pick('Args', 'Args', 'Parameters')}:"]
-            lines += [f"{indent}    {name} ({kind}{d.pick('', '', ', optional')}): {words(2, 10)}."
-                      for name, kind in fields]
-            if d.chance(0.4):
-                shape = ", ".join(d.dims)
-                lines += ["", f"{indent}Returns:", f"{indent}    torch.Tensor: {words(2, 8)} of shape ({shape})."]
-        return lines + [f'{indent}"""']
-
-    if d.chance(0.12):  # an argument that nothing uses, and a layer-like attribute with a default
+    if d.chance(0.12):  # an argument that nothing uses
         name = d.name(["groups", "dropout_p", "mode_id", "num_heads"])
         d.args.append((name, "int", d.const([name + "_value", "unused"], d.pick(1, 2, 8))))
     annotated = d.chance(0.4)
-    defaults = d.defaults
-    if d.chance(0.15):
+    if d.chance(0.15):  # a layer-like attribute with a default
         name = d.name(["eps_value", "momentum", "inplace", "axis"])
-        defaults.append((name, d.pick("1e-5", "0.1", "False", "1")))
+        d.defaults.append((name, d.pick("1e-5", "0.1", "False", "1")))
         d.init.append(f"self.{name} = {name}")
     if d.clutter:
-        _clutter(d, defaults)
-    signature = ["self"] + [f"{n}: {t}" if annotated else n for n, t, _ in d.args]
-    signature += [f"{n}: {d.pick('int', 'float', 'bool', 'str')} = {v}" if annotated else f"{n}={v}"
-                  for n, v in defaults]
+        _clutter(d)
+    signature = ["self"] + [f"{name}: {kind}" if annotated else name for name, kind, _ in d.args]
+    for name, value in d.defaults:
+        kind = f": {d.pick('int', 'float', 'bool', 'str')} = " if annotated else "="
+        signature.append(f"{name}{kind}{value}")
     body = list(d.forward)
     if not body[-1].startswith("return"):
-        last = body[-1].split(" = ", 1)
-        body = body[:-1] + [f"return {last[1]}"] if d.chance(0.25) else body + [f"return {x}"]
-    body = [line + (f"  # {words(2, 5).lower()}" if d.chance(0.05) else "") for line in body]
+        if d.chance(0.25):
+            body[-1] = "return " + body[-1].split(" = ", 1)[1]
+        else:
+            body.append(f"return {d.x}")
+    body = [line + (f"  # {_words(d, 2, 5).lower()}" if d.chance(0.05) else "") for line in body]
     if full_name:
         body = [re.sub(r"\bF\.", "torch.nn.functional.", line) for line in body]
     gap = [""] * d.pick(1, 1, 2)  # blank lines between the parts of the file
@@ -100,39 +100,52 @@ def write_problem(d) -> str:
     if any(re.search(r"\bF\.", line) for line in body) or d.chance(0.3):
         out.append("import torch.nn.functional as F")
     out += (["import math"] if d.chance(0.04) else []) + gap
-    out += ["class Model(nn.Module):"] + docstring("    ", [(n, t) for n, t, _ in d.args])
+    return "\n".join(out + _class(d, signature, annotated, body, hollow) + gap + _constants_and_inputs(d, gap)) \
+        + d.pick("\n", "\n", "")
+
+
+def _class(d, signature, annotated, body, hollow) -> list[str]:
+    """The lines of Model."""
+    fields = [(name, kind) for name, kind, _ in d.args]
+    out = ["class Model(nn.Module):"] + _docstring(d, "    ", fields)
     out += [""] if len(out[-1]) > 30 and d.chance(0.2) else []
     if d.init or d.chance(0.8):
-        out += [f"    def __init__({', '.join(signature)}):"]
-        out += docstring("        ", [(n, t) for n, t, _ in d.args]) if d.clutter and d.chance(0.3) else []
-        out += ["        " + d.pick("super().__init__()", "super(Model, self).__init__()")]
-        out += ["        " + line + d.pick(*[""] * 15, " ", "  # " + words(1, 4)) for line in d.init] + [hollow]
-    hint = ": torch.Tensor" if annotated else ""
-    hints = [": float" if annotated and re.fullmatch(r"[\d.]+", value) else hint for _, value in d.inputs]
-    arguments = ["self"] + [n + h for (n, _), h in zip(d.inputs, hints)]
-    out += [f"    def forward({', '.join(arguments)}){' -> torch.Tensor' if annotated else ''}:"]
-    out += docstring("        ", [(n, "torch.Tensor") for n, _ in d.inputs])
+        out.append(f"    def __init__({', '.join(signature)}):")
+        out += _docstring(d, "        ", fields) if d.clutter and d.chance(0.3) else []
+        out.append("        " + d.pick("super().__init__()", "super(Model, self).__init__()"))
+        out += [f"        {line}" + d.pick(*[""] * 15, " ", "  # " + _words(d, 1, 4)) for line in d.init] + [hollow]
+    arguments = ["self"]
+    for name, value in d.inputs:
+        hint = ": float" if re.fullmatch(r"[\d.]+", value) else ": torch.Tensor"
+        arguments.append(name + hint if annotated else name)
+    out.append(f"    def forward({', '.join(arguments)}){' -> torch.Tensor' if annotated else ''}:")
+    out += _docstring(d, "        ", [(name, "torch.Tensor") for name, _ in d.inputs])
     for line in body:
-        out += ["        # " + words(1, 5)] if d.clutter and d.chance(0.06) else []
+        out += ["        # " + _words(d, 1, 5)] if d.clutter and d.chance(0.06) else []
         out += [hollow] if d.clutter and d.chance(0.03) else []
-        out.append("        " + line)
-    out += gap + (["# " + words(1, 3)] if d.chance(0.08) else [])
+        out.append(f"        {line}")
+    return out
+
+
+def _constants_and_inputs(d, gap) -> list[str]:
+    """The lines after Model: module-level constants, get_inputs, get_init_inputs."""
+    out = ["# " + _words(d, 1, 3)] if d.chance(0.08) else []
     equals = d.pick(*[" = "] * 9, "  = ")
     for name, value in d.consts:
         if d.chance(0.08) and value.isdigit() and int(value) % 4 == 0 and int(value) > 4 and name != d.consts[0][0]:
             value = d.pick(f"{int(value) // 4} * 4", f"{int(value) // 2} * 2")
-        out.append(f"{name}{equals}{value}" + d.pick(*[""] * 14, "  ", f"  # {words(1, 3).lower()}"))
+        out.append(f"{name}{equals}{value}" + d.pick(*[""] * 14, "  ", f"  # {_words(d, 1, 3).lower()}"))
     out += gap + ["def get_inputs():"]
     if d.chance(0.6):
-        out += ["    return [" + ", ".join(value for _, value in d.inputs) + "]"]
+        out.append(f"    return [{', '.join(value for _, value in d.inputs)}]")
     else:
-        out += [f"    {n} = {v}" for n, v in d.inputs] + ["    return [" + ", ".join(n for n, _ in d.inputs) + "]"]
+        out += [f"    {name} = {value}" for name, value in d.inputs]
+        out.append(f"    return [{', '.join(name for name, _ in d.inputs)}]")
     nothing = d.pick("", "  # no arguments needed", "  # Nothing to initialise") if not d.args else ""
-    out += gap + ["def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]{nothing}"]
-    return "\n".join(out) + d.pick("\n", "\n", "")
+    return out + gap + ["def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]{nothing}"]
 
 
-def _clutter(d, defaults):
+def _clutter(d):
     """What real problems are full of and the forward pass does not need, in the constructor and its arguments."""
     sizes = [name for name, kind, _ in d.args if kind == "int"]
     for _ in range(d.r.choice([0, 0, 1, 1, 2, 3])):  # more arguments
@@ -142,7 +155,7 @@ def _clutter(d, defaults):
                        "dropout_p", "mode", "hidden_size", "num_layers", "axis", "pool_size", "return_indices",
                        "reduction", "affine", "n_embd", "margin"])
         if d.chance(0.6):
-            defaults.append((name, value))
+            d.defaults.append((name, value))
         else:
             d.consts.append((name + "_value", value))
             d.args.insert(d.r.randint(0, len(d.args)), (name, d.pick("int", "float", "tuple", "bool"), name + "_value"))

@@ -1,19 +1,24 @@
 """bench.py: what counts as a win, that a run can be interrupted, and that bad input is refused in one line."""
 
 import argparse
+import contextlib
 import json
 import math
+import re
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 import bench
 from backbone import SELECT_TOOL, Completion
-from bench import Attempt, BenchError, Sample
-from conftest import FakeSandbox, completed
-from sandbox import KernelTime, Verdict
+from bench import Attempt, Sample
+from conftest import FakeSandbox, kernel
+from sandbox import Verdict
 from skills import Skill, SkillLibrary
-from tasks import Task, builtin_tasks
+from synthetic.expert import ALL, read, render
+from tasks import Task, UserError, builtin_tasks, run_command
 
 # ---- figures
 
@@ -35,14 +40,10 @@ def fast(turns, p=1.0, **how):
     return bench.figures({"a": [sample(*turns)]}, **row)[f"fast_{p:g}"]
 
 
-def test_unchanged_torch_call_is_a_customary_win_only():
-    turns = [attempt(1.004, low=0.996)]
-    assert (fast(turns, rule="customary"), fast(turns, rule="strict")) == (1.0, 0.0)
-
-
-def test_own_kernel_without_work_is_no_strict_win():
-    turns = [attempt(1.5, low=1.4, coverage=0.0)]
-    assert (fast(turns, rule="customary"), fast(turns, rule="strict")) == (1.0, 0.0)
+@pytest.mark.parametrize("turn", [attempt(1.004, low=0.996), attempt(1.5, low=1.4, coverage=0.0)],
+                         ids=["unchanged torch call", "own kernel without work"])
+def test_what_wins_by_the_standard_rule_only(turn):
+    assert (fast([turn], rule="standard"), fast([turn], rule="strict")) == (1.0, 0.0)
 
 
 def test_threshold_is_exceeded_not_reached():
@@ -52,8 +53,8 @@ def test_threshold_is_exceeded_not_reached():
 
 def test_a_turn_right_to_one_percent_counts_at_that_tolerance_alone():
     loose = attempt(None, correct_loose=True, reference_ms=3.0, candidate_ms=2.0, error="off by 1e-3")
-    assert fast([loose], 1.2, rule="customary") == 0
-    assert fast([loose], 1.2, rule="customary", tolerance=1e-2) == 1
+    assert fast([loose], 1.2, rule="standard") == 0
+    assert fast([loose], 1.2, rule="standard", tolerance=1e-2) == 1
     assert fast([loose], 1.2, rule="strict", tolerance=1e-2) == 0  # its ratio of times has no interval
     loose.verdict.clock = "modelled"
     assert fast([loose], 1.2, rule="strict", tolerance=1e-2) == 1
@@ -62,7 +63,7 @@ def test_a_turn_right_to_one_percent_counts_at_that_tolerance_alone():
 def test_a_detected_cheat_is_never_correct():
     cheat = attempt(None, correct_loose=True, reference_ms=3.0, candidate_ms=1.0, rejected="decoy kernel")
     for tolerance in bench.TOLERANCES:
-        row = bench.figures({"a": [sample(cheat)]}, 1, "eager", tolerance, "customary")
+        row = bench.figures({"a": [sample(cheat)]}, 1, "eager", tolerance, "standard")
         assert row["correct"] == 0 and row["fast_1"] == 0 and row["geometric_mean"] is None
 
 
@@ -73,7 +74,7 @@ def test_figures_by_hand():
     row = bench.figures(samples, 2, "eager", 1e-4, "strict")
     assert [row["correct"]] + [row[f"fast_{p:g}"] for p in bench.THRESHOLDS] == [0.75, 0.5, 0.25, 0.25, 0]
     assert math.isclose(row["geometric_mean"], (2.0 * 1.0 * 1.3) ** (1 / 3))
-    row = bench.figures(samples, 2, "eager", 1e-4, "customary")
+    row = bench.figures(samples, 2, "eager", 1e-4, "standard")
     assert (row["fast_1"], row["fast_1.2"]) == (0.5, 0.5)  # 1.3 now counts by its estimate
     row = bench.figures(samples, 1, "eager", 1e-4, "strict")  # first turns: 0.5, wrong, 1.0, 1.1 for sure
     assert (row["correct"], row["fast_1"]) == (0.75, 0.25)
@@ -82,24 +83,25 @@ def test_figures_by_hand():
     assert math.isclose(row["geometric_mean"], (2.0 * 1.3) ** 0.5)
 
 
-def test_kinds():
-    no_code = Attempt("sorry", False, Verdict(error="the reply has no code block that defines ModelNew"))
-    unusable = Attempt("reply", True, Verdict(error="unusable task: x: the reference crashes"))
-    broken = Attempt("reply", True, Verdict(error="does not parse"))
-    cheat = attempt(None, rejected="decoy")
-    assert bench.kind(sample(no_code, broken, attempt())) == "wrong"
-    assert bench.kind(sample(no_code, broken)) == "broken"
-    assert bench.kind(sample(no_code)) == "no code"
-    assert bench.kind(sample(unusable)) == "unusable"
-    assert bench.kind(sample(attempt(), cheat)) == "rejected"
-    assert bench.kind(sample(cheat, attempt(1.01, low=0.99))) == "correct"
-    assert bench.kind(sample(attempt(0.8), attempt(1.2))) == "faster"
+NO_CODE = Attempt("sorry", False, Verdict(error="the reply has no code block that defines ModelNew"))
+UNUSABLE = Attempt("reply", True, Verdict(error="unusable task: x: the reference crashes"))
+BROKEN = Attempt("reply", True, Verdict(error="does not parse"))
+CHEAT = attempt(None, rejected="decoy")
+
+
+@pytest.mark.parametrize("turns, became", [
+    ([NO_CODE, BROKEN, attempt()], "wrong"), ([NO_CODE, BROKEN], "broken"), ([NO_CODE], "no code"),
+    ([UNUSABLE], "unusable"), ([attempt(), CHEAT], "rejected"), ([CHEAT, attempt(1.01, low=0.99)], "correct"),
+    ([attempt(0.8), attempt(1.2)], "faster"),
+])
+def test_what_became_of_a_sample(turns, became):
+    assert bench.kind(sample(*turns)) == became
 
 
 def test_clocks_are_never_mixed():
     samples = {"a": [sample(attempt(1.5)), sample(attempt(1.5, clock="modelled"))]}
-    with pytest.raises(BenchError, match="mixed"):
-        bench.summarise(samples, 1, ["eager"])
+    with pytest.raises(UserError, match="mixed"):
+        bench.all_figures(samples, 1, ["eager"])
 
 
 # ---- --ids
@@ -115,21 +117,21 @@ def test_ids():
     assert names(bench.choose(tasks, "10, 2-4,2")) == [f"level1/{i}_P" for i in (2, 3, 4, 10)]
     assert bench.choose(tasks, None) == tasks
     for bad in ("13", "3-20", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
-        with pytest.raises(BenchError, match="--ids"):
+        with pytest.raises(UserError, match="--ids"):
             bench.choose(tasks, bad)
 
 
-# ---- a run, with a scripted backbone and a sandbox that knows its replies
+# ---- a run, with a scripted model and a sandbox that believes what a kernel says of itself
 
-CODE = "Plan: fuse\n```python\nclass ModelNew:\n    speedup = {}\n```"
 LIBRARY = SkillLibrary([Skill("fuse", "fuse softplus", "general", ("softplus",), "Key Idea: one kernel softplus")])
 
 
 class Scripted:
-    """A backbone whose prompts are numbers into a list of conversations, and whose replies `script` makes up."""
+    """A model whose prompts are numbers into a list of conversations, and whose replies `script` makes up."""
 
     def __init__(self, script):
-        self.script, self.seen, self.calls = script, [], []
+        self.script, self.seen = script, []
+        self.asked = Counter()  # (temperature, longest reply) -> replies
         self.model = argparse.Namespace(config=argparse.Namespace(
             get_text_config=lambda: argparse.Namespace(max_position_embeddings=4096)))
 
@@ -140,15 +142,35 @@ class Scripted:
     def next_ids(self, completion, messages, tool=None):
         return self.chat_ids(messages, tool)
 
-    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None):
-        coming = [list(enumerate(prompts)), None]
-        return [reply for _, reply in self.stream(lambda wait: coming.pop(0), max_new_tokens, temperature, generator)]
+    def answer(self, prompt, max_new_tokens, temperature, generator):
+        self.asked[temperature, max_new_tokens] += 1
+        return Completion(prompt, [1], [0.0], self.script(*self.seen[prompt[0]], generator), True)
 
-    def stream(self, source, max_new_tokens, temperature=1.0, generator=None, turn=None):
-        while (new := source(True)) is not None:
-            self.calls.append((len(new), temperature, max_new_tokens))
-            for key, prompt in new:
-                yield key, Completion(prompt, [1], [0.0], self.script(*self.seen[prompt[0]], generator), True)
+    def sample(self, prompts, *how):
+        return [self.answer(prompt, *how) for prompt in prompts]
+
+    def sampler(self, *how):
+        return Sampler(self, how)
+
+
+class Sampler(contextlib.nullcontext):
+    def __init__(self, model, how):
+        super().__init__(self)
+        self.model, self.how, self.added = model, how, []
+
+    @property
+    def waiting(self):
+        return len(self.added)
+
+    def add(self, prompt, key):
+        self.added.append((key, prompt))
+
+    def step(self):
+        now, self.added = self.added, []
+        return [(key, self.model.answer(prompt, *self.how)) for key, prompt in now]
+
+    def pause(self):
+        pass
 
 
 def by_chance(messages, tool, generator):
@@ -157,34 +179,31 @@ def by_chance(messages, tool, generator):
         call = {"think": "", "selected_skills": [{"name": "fuse", "reason": "softplus"}]}
         return f'<tool_call>{json.dumps({"name": "select_skills", "arguments": call})}</tool_call>'
     luck = torch.rand((), generator=generator).item()
-    return CODE.format(luck * 3) if luck > 0.2 else "I have no idea."
+    return kernel(luck * 3) if luck > 0.2 else "I have no idea."
 
 
-class Scorer:
-    """Reads the verdict out of the code; dies after `lives` calls."""
-
-    device = "cpu"
+class Scorer(FakeSandbox):
+    """It is interrupted after `lives` calls, and finds kernels `factor` times as fast as they say."""
 
     def __init__(self, lives=math.inf, factor=1.0):
+        super().__init__()
         self.lives, self.factor = lives, factor
-
-    def prepare(self, tasks):
-        pass
-
-    turn = None
 
     def submit(self, pairs):
         self.lives -= 1
         if self.lives < 0:
             raise KeyboardInterrupt
-        return [completed(self.verdict, code) for _, code in pairs]
+        return super().submit(pairs)
 
-    wait = FakeSandbox.wait
+    def verdict(self, task, code):
+        found = super().verdict(task, code)
+        return replace(found, speedup=found.speedup * self.factor, speedup_low=found.speedup_low * self.factor)
 
-    def verdict(self, code):
-        speed = float(code.split("=")[1]) * self.factor
-        return Verdict(True, True, speed, 0.5, "modelled", 1.0, 1 / speed, correct_loose=True, speedup_low=speed,
-                       profile=[KernelTime("k", 0.5, True)])
+
+def run(tasks, path, model=None, library=None, sandbox=None, compiled=None, done=None, **more):
+    """bench.evaluate with usual arguments."""
+    return bench.evaluate(model or Scripted(by_chance), library, sandbox or Scorer(), compiled, tasks, options(**more),
+                          {} if done is None else done, path)
 
 
 def options(**more):
@@ -194,48 +213,43 @@ def options(**more):
 
 def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
     tasks, model = builtin_tasks(1)[:2], Scripted(by_chance)
-    samples = bench.evaluate(model, LIBRARY, Scorer(), None, tasks, options(), {}, tmp_path / "results.jsonl")
-    assert model.calls == [(2, 0, 99), (4, 1.0, 99), (4, 1.0, 99), (4, 1.0, 99)]  # selection, then three turns
+    samples = run(tasks, tmp_path / "results.jsonl", model, LIBRARY)
+    assert model.asked == {(0, 99): 2, (1.0, 99): 12}  # selections; 2 tasks, 2 samples, 3 turns
     assert all("Key Idea: one kernel softplus" in m[0]["content"] for m, tool in model.seen if tool is None)
     assert [len(s.turns) for rows in samples.values() for s in rows] == [3] * 4
     assert [s.skills for s in samples[tasks[0].name]] == [["fuse"]] * 2
     model = Scripted(by_chance)
-    bench.evaluate(model, None, Scorer(), None, tasks[:1], options(samples=1), {}, tmp_path / "without.jsonl")
-    assert model.calls == [(1, 0.0, 99)] * 3  # no selection; one sample is greedy
+    run(tasks[:1], tmp_path / "without.jsonl", model, samples=1)
+    assert model.asked == {(0.0, 99): 3}  # no selection; one sample is greedy
     assert not any("Key Idea" in m[0]["content"] for m, _ in model.seen)
 
 
 def test_interrupted_run_ends_as_the_uninterrupted_one(tmp_path):
-    tasks = builtin_tasks(1)[:7]  # batches of 2, 2, 2 and 1
-    whole = bench.evaluate(Scripted(by_chance), LIBRARY, Scorer(), None, tasks, options(), {}, tmp_path / "whole.jsonl")
-    path = tmp_path / "parts.jsonl"
+    tasks, path = builtin_tasks(1)[:7], tmp_path / "parts.jsonl"  # batches of 2, 2, 2 and 1
+    whole = run(tasks, tmp_path / "whole.jsonl", library=LIBRARY)
     with pytest.raises(KeyboardInterrupt):  # in the middle of the second batch
-        bench.evaluate(Scripted(by_chance), LIBRARY, Scorer(lives=5), None, tasks, options(), {}, path)
+        run(tasks, path, library=LIBRARY, sandbox=Scorer(lives=5))
     assert len(path.read_text().splitlines()) == 4
     path.write_text(path.read_text() + '{"task": "level1/3_GeluSk')  # killed while it wrote
-    done = bench.read_results(path)
+    done, model = bench.read_results(path), Scripted(by_chance)
     assert len(done) == 4
-    model = Scripted(by_chance)
-    parts = bench.evaluate(model, LIBRARY, Scorer(), None, tasks, options(), done, path)
-    assert parts == whole
+    assert run(tasks, path, model, LIBRARY, done=done) == whole
     assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert len(model.calls) == 3 * 4  # the first batch was not done again
+    assert model.asked == {(0, 99): 5, (1.0, 99): 5 * 2 * 3}  # the first batch was not done again
     assert bench.read_results(path) == {(s.task, s.index): s for rows in whole.values() for s in rows}
 
 
 def test_batch_whose_end_was_lost_is_completed(tmp_path):
     tasks, path = builtin_tasks(1)[:2], tmp_path / "results.jsonl"
-    whole = bench.evaluate(Scripted(by_chance), LIBRARY, Scorer(), None, tasks, options(), {}, path)
+    whole = run(tasks, path, library=LIBRARY)
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:3]) + lines[3][:50])
-    done = bench.read_results(path)
-    parts = bench.evaluate(Scripted(by_chance), LIBRARY, Scorer(), None, tasks, options(), done, path)
+    parts = run(tasks, path, library=LIBRARY, done=bench.read_results(path))
     assert len(lines) == 4 and parts == whole and path.read_text() == "".join(lines)
 
 
 def test_seed_changes_the_samples(tmp_path):
-    runs = [bench.evaluate(Scripted(by_chance), None, Scorer(), None, builtin_tasks(1)[:1], options(seed=seed), {},
-                           tmp_path / f"{i}.jsonl") for i, seed in enumerate((0, 0, 1))]
+    runs = [run(builtin_tasks(1)[:1], tmp_path / f"{i}.jsonl", seed=seed) for i, seed in enumerate((0, 0, 1))]
     assert runs[0] == runs[1] != runs[2]
 
 
@@ -243,14 +257,14 @@ def test_results_with_a_broken_line_are_refused(tmp_path):
     path = tmp_path / "results.jsonl"
     for line in ("{}", "no JSON", "[1]", '{"task": "a", "index": 0, "skills": [], "turns": [3]}'):
         path.write_text(line + "\n")
-        with pytest.raises(BenchError, match="line 1: not a result"):
+        with pytest.raises(UserError, match="line 1: not a result"):
             bench.read_results(path)
 
 
 def test_baseline_compile_is_reported_beside_eager(tmp_path):
-    samples = bench.evaluate(Scripted(lambda *_: CODE.format(1.5)), None, Scorer(), Scorer(factor=0.5),
-                             builtin_tasks(1)[:1], options(), {}, tmp_path / "results.jsonl")
-    rows = bench.summarise(samples, 3, ["eager", "compile"])["figures"]
+    samples = run(builtin_tasks(1)[:1], tmp_path / "results.jsonl", Scripted(lambda *_: kernel(1.5)),
+                  compiled=Scorer(factor=0.5))
+    rows = bench.all_figures(samples, 3, ["eager", "compile"])["figures"]
     assert {(row["baseline"], row["fast_1"]) for row in rows} == {("eager", 1.0), ("compile", 0.0)}
     assert {row["correct"] for row in rows} == {1.0}
     assert math.isclose(rows[-1]["geometric_mean"], 0.75)
@@ -258,47 +272,28 @@ def test_baseline_compile_is_reported_beside_eager(tmp_path):
 
 # ---- the command
 
-# A correct answer to level1/1_AffineSoftplus, a slow but correct one, and a wrong one.
-KERNEL = """```python
-import torch, torch.nn as nn, triton
-import triton.language as tl
-
-@triton.jit
-def affine_softplus(x_ptr, out_ptr, stretch, shift, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    y = tl.load(x_ptr + at, mask=at < n) * stretch + shift
-    y = tl.where(y > 20.0, y, tl.log(1.0 + tl.exp(y)))
-    tl.store(out_ptr + at, y{wrong}, mask=at < n)
-
-class ModelNew(nn.Module):
-    def __init__(self, stretch, shift):
-        super().__init__()
-        self.stretch, self.shift = stretch, shift
-
-    def forward(self, x):
-        x = x.contiguous(){slow}
-        out = torch.empty_like(x)
-        affine_softplus[(triton.cdiv(x.numel(), 1024),)](x, out, self.stretch, self.shift, x.numel(), BLOCK=1024)
-        return out
-```"""
-
-
 def by_task(messages, tool, generator):
-    """Turn 1: wrong; turn 2: right but slow; turn 3: right and fast. For any other task, no code."""
+    """Of level1/1_AffineSoftplus turn 1: wrong; turn 2: right but slow; turn 3: right and fast. Else no code."""
     if "softplus" not in messages[1]["content"]:
         return "This one is too hard."
+    code = render(read(builtin_tasks(1)[0]), ALL).code
     turn = sum(message["role"] == "assistant" for message in messages)
-    return KERNEL.replace("{wrong}", " + 1.0" if turn == 0 else "").replace(
-        "{slow}", ".double().exp().log().sin().asin().float() * 0.0 + x" if turn == 1 else "")
+    if turn == 0:
+        code = re.sub(r"(tl.store\(out_ptr \+ idx, \w+)", r"\1 + 1.0", code)
+    if turn == 1:
+        head = "def forward(self, x):\n"
+        code = code.replace(head, head + "        x = x.double().exp().log().sin().asin().float() * 0.0 + x\n")
+    return f"```python\n{code}```"
 
 
-def command(monkeypatch, capsys, *arguments, script=by_task):
-    """Run bench.py; returns (exit code, stdout, stderr, the backbone)."""
-    model = Scripted(script)
+def command(monkeypatch, capsys, *arguments, model=None):
+    """Run bench.py; returns (exit code, stdout, stderr, the model)."""
+    model = model or Scripted(by_task)
     monkeypatch.setattr(bench.Backbone, "load", lambda path, device: model)
-    code = bench.main(["--device", "cpu", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        run_command(lambda: bench.main(["--device", "cpu", *map(str, arguments)]))
     out, err = capsys.readouterr()
-    return code, out, err, model
+    return end.value.code, out, err, model
 
 
 def test_command_end_to_end(tmp_path, monkeypatch, capsys):
@@ -320,7 +315,7 @@ def test_command_end_to_end(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "out/fast_p.png").stat().st_size > 10000
     assert "level1/5_TemperedSoftmax" in out and "no code block" in out
     code, again, err, model = command(monkeypatch, capsys, *arguments)
-    assert code == 0 and model.calls == [] and again == out and "4 of 4 samples are there already" in err
+    assert code == 0 and not model.asked and again == out and "4 of 4 samples are there already" in err
 
 
 def test_unusable_problem_counts_as_failed_with_its_reason(tmp_path, monkeypatch, capsys):
@@ -346,7 +341,7 @@ def test_changed_configuration_is_refused(tmp_path, monkeypatch, capsys):
     assert command(monkeypatch, capsys, *arguments)[0] == 0
     for changed, name in ((["--seed", 1], "seed"), (["--samples", 2], "samples"), (["--no-skills"], "no_skills")):
         code, out, err, model = command(monkeypatch, capsys, *arguments, *changed)
-        assert code == 2 and out == "" and f"{name} changed" in err and err.count("\n") == 1 and model.calls == []
+        assert code == 2 and out == "" and f"{name} changed" in err and err.count("\n") == 1 and not model.asked
     (tmp_path / "model.safetensors").write_bytes(b"other weights")
     code, out, err, _ = command(monkeypatch, capsys, *arguments)
     assert code == 2 and "weights changed" in err
@@ -371,12 +366,10 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, mon
     if "--model" not in arguments:
         monkeypatch.setattr(bench.Backbone, "load", lambda path, device: Scripted(by_task))
         arguments += ["--model", str(tmp_path)]
-    if "cuda" in arguments:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    elif "--device" not in arguments:
-        arguments += ["--device", "cpu"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
-    assert bench.main(["--level", "1", *arguments]) == 2
+    with pytest.raises(SystemExit) as end:
+        run_command(lambda: bench.main(["--level", "1", *arguments]))
     out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and message in err
+    assert end.value.code == 2 and out == "" and err.count("\n") == 1 and message in err
     assert not (tmp_path / "runs").exists()

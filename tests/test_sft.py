@@ -1,9 +1,9 @@
 """The cold start: what its examples teach, which tokens carry loss, diversity filter, batches, the shipped model."""
 
+import argparse
 import json
 import random
 import re
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,13 @@ from sft import encode, make_batches
 from synthetic import examples as examples_module
 from synthetic import expert
 from synthetic.examples import Example, Writer, diversity_filter, spoil
-from synthetic.tiny import HELD_OUT, train_tokenizer
+from synthetic.tiny import HELD_OUT, random_qwen3, train_tokenizer
+from tasks import run_command
 
 ROOT = Path(sft.__file__).parent
 
 
-class Judge:
+class Scorer:
     """A sandbox that finds a kernel right unless it says that it is spoiled, and a later one faster."""
 
     def score(self, task, codes):
@@ -36,7 +37,7 @@ class Judge:
 
 @pytest.fixture(scope="module")
 def examples():
-    plain, executing = Writer(None), Writer(Judge())
+    plain, executing = Writer(None), Writer(Scorer())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examples_module, "spoil", lambda code, rng: spoil(code, rng) + "# spoiled\n")
         return [e for seed in range(120) for e in plain.write(seed)] + [
@@ -75,14 +76,14 @@ def test_replies_parse_as_what_they_are(examples):
 
 
 def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do():
-    writer, told, free = Writer(None), [], []
+    writer, prompted, unprompted = Writer(None), [], []
     for seed in range(300):
         rng = random.Random(seed)
         if (found := writer.task(seed)) and (applicable := expert.applicable(found[1])):
             name = rng.choice(sorted(applicable))
-            told.append(name in writer.draw(rng, found[1], applicable, {name})[0].used)
-            free.append(name in writer.draw(rng, found[1], applicable, set())[0].used)
-    assert sum(told) / len(told) > 0.85 and sum(free) / len(free) < 0.45
+            prompted.append(name in writer.draw(rng, found[1], applicable, {name})[0].used)
+            unprompted.append(name in writer.draw(rng, found[1], applicable, set())[0].used)
+    assert sum(prompted) / len(prompted) > 0.85 and sum(unprompted) / len(unprompted) < 0.45
 
 
 def test_summaries_name_what_the_best_answer_gained(examples):
@@ -138,18 +139,16 @@ def test_a_name_is_split_the_same_way_wherever_it_stands(chat):
 
 
 def test_decoding_gives_the_text_back(examples, chat):
-    for e in examples[::20]:
-        for message in e.messages:
-            assert chat.tokenizer.decode(chat.encode(message["content"])) == message["content"]
+    for text in (message["content"] for e in examples[::20] for message in e.messages):
+        assert chat.tokenizer.decode(chat.encode(text)) == text
 
 
 def test_the_cache_gives_back_what_it_was_given(examples, chat, tmp_path):
     data = [encode(chat, e) for e in examples[:30]]
     sft.save_cache(tmp_path / "cache", chat.tokenizer, data)
     tokenizer, again = sft.load_cache(tmp_path / "cache")
-    assert tokenizer.chat_template == chat.tokenizer.chat_template and tokenizer("tl.load(x)") == chat.tokenizer(
-        "tl.load(x)"
-    )
+    assert tokenizer.chat_template == chat.tokenizer.chat_template
+    assert tokenizer("tl.load(x)") == chat.tokenizer("tl.load(x)")
     assert all((a == c).all() and (b == d).all() for (a, b), (c, d) in zip(data, again)) and len(again) == 30
 
 
@@ -164,7 +163,7 @@ def test_the_filter_down_samples_what_is_over_represented(capsys):
     kept = diversity_filter(dull + varied + lazy + rare, random.Random(0))
     assert sum(e.kernel == "same" for e in kept) == 40 and sum(e.skills == ("fuse",) for e in kept) == 100
     assert sum(e.kernel not in ("", "same") for e in kept) == 200 and sum(e.skills[:1] >= ("s",) for e in kept) == 40
-    assert "before      after" in capsys.readouterr().out
+    assert re.search(r"before +after\n +examples +840 +380\n", capsys.readouterr().out)
 
 
 def test_batches_hold_every_example_once_within_their_budget():
@@ -178,19 +177,9 @@ def test_batches_hold_every_example_once_within_their_budget():
 
 
 def test_a_training_step_learns_the_targets_and_nothing_else():
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=32,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-    )
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="causal")
+    model = random_qwen3(32, 32, 64, 1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                         tie_word_embeddings=False)
     step = sft.TrainStep(model, 1e-2, graphs=False)
     ids = torch.randint(0, 32, (4, 12))
     targets = torch.full_like(ids, -100)
@@ -207,23 +196,38 @@ def test_a_training_step_learns_the_targets_and_nothing_else():
 def test_rows_of_the_papers_layout_are_read_and_bad_ones_reported(tmp_path, chat, capsys):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Plan: x."}]
     path = tmp_path / "rows.jsonl"
-    path.write_text(
-        "\n".join(
-            [
-                json.dumps({"messages": messages, "tools": None}),
-                json.dumps({"messages": json.dumps(messages), "tools": json.dumps([backbone.SELECT_TOOL])}),
-                "not json",
-                json.dumps({"prompt": "no messages"}),
-            ]
-        )
-    )
+    as_text = {"messages": json.dumps(messages), "tools": json.dumps([backbone.SELECT_TOOL])}
+    rows = [json.dumps({"messages": messages, "tools": None}), json.dumps(as_text), "not json",
+            json.dumps({"prompt": "no messages"})]
+    path.write_text("\n".join(rows))
     data = sft.read_rows(path, chat)
     assert len(data) == 2 and all(chat.tokenizer.decode(ids[mask]) == "Plan: x.<|im_end|>" for ids, mask in data)
-    assert "select_skills" in chat.tokenizer.decode(data[1][0]) and "select_skills" not in chat.tokenizer.decode(
-        data[0][0]
-    )
-    told = capsys.readouterr().err
-    assert f"{path}:3: not JSON" in told and "3: not a row of messages" in told
+    assert ["select_skills" in chat.tokenizer.decode(ids) for ids, _ in data] == [False, True]
+    reported = capsys.readouterr().err
+    assert f"{path}:3: not JSON" in reported and f"{path}:4: not a row of messages" in reported
+
+
+def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeypatch):
+    steps = []
+
+    class Step:
+        rate = torch.tensor(0.0)
+
+        def __init__(self, *_, **__):
+            pass
+
+        def __call__(self, ids, targets):
+            steps.append((sorted(set(ids[:, 0].tolist()) - {0}), self.rate.item()))
+            return torch.tensor(1.0)
+
+    monkeypatch.setattr(sft, "TrainStep", Step)
+    data = [(np.full(10, i), np.ones(10, dtype=bool)) for i in range(1, 9)]
+    args = argparse.Namespace(seed=0, epochs=1.5, batch_tokens=2 * sft.WIDTHS[0], lr=1.0)
+    history = sft.train(random_qwen3(32, 32, 64, 1), data, 0, args)
+    assert sorted(i for batch, _ in steps[:4] for i in batch) == list(range(1, 9))  # 2 examples a batch
+    assert len(steps) == 4 + 2 and [entry["step"] for entry in history] == [1, 6] and history[-1]["tokens"] == 120
+    rates = [rate for _, rate in steps]
+    assert rates[0] == 1 and rates == sorted(rates, reverse=True) and 0.05 < rates[-1] < 0.2
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -234,9 +238,8 @@ def test_rows_of_the_papers_layout_are_read_and_bad_ones_reported(tmp_path, chat
 ])
 def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["sft.py", *arguments])
     with pytest.raises(SystemExit) as end:
-        sft.main()
+        run_command(lambda: sft.main(arguments))
     assert end.value.code == 2 and message in capsys.readouterr().err.strip().split("\n")[-1]
 
 
@@ -247,9 +250,7 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill():
     folder = ROOT / "checkpoints" / "tiny"
     assert sum(p.stat().st_size for p in folder.iterdir()) <= 16e6
     model = Backbone.load(folder)
-    writer, shown = Writer(None), []
-    seed = HELD_OUT
-    prompts, names = [], []
+    writer, seed, prompts, names = Writer(None), HELD_OUT, [], []
     while len(prompts) < 6:
         found = writer.task(seed)
         seed += 1

@@ -2,14 +2,15 @@
 
 import ast
 import itertools
+import sys
 from pathlib import Path
 
 import pytest
 
 import tasks
 from synthetic.generator import synthesize, training_tasks
-from tasks import (TaskError, builtin_tasks, evaluation_fingerprints, fingerprint, folder_tasks, kernelbench_tasks,
-                   load_task, operators, scale_batch, unfit)
+from tasks import (TaskError, UserError, builtin_tasks, evaluation_fingerprints, fingerprint, folder_tasks,
+                   kernelbench_tasks, load_task, operators, scale_batch, unfit)
 
 PROBLEM = """
 import torch
@@ -54,14 +55,35 @@ def test_a_bad_problem_file_is_a_one_line_error(tmp_path, text, message):
 
 
 def test_missing_files_and_folders_are_told(tmp_path):
-    for call in (
-        lambda: load_task(tmp_path / "no.py"),
-        lambda: folder_tasks(tmp_path),
-        lambda: folder_tasks(tmp_path / "no"),
-        lambda: kernelbench_tasks(tmp_path, 1),
-    ):
+    for load, *arguments in ((load_task, tmp_path / "no.py"), (folder_tasks, tmp_path), (folder_tasks, tmp_path / "no"),
+                             (kernelbench_tasks, tmp_path, 1)):
         with pytest.raises(TaskError):
-            call()
+            load(*arguments)
+
+
+@pytest.mark.parametrize("ending, status, told", [
+    (0, 0, ""), (3, 3, ""), (UserError("no such thing"), 2, "prog.py: error: no such thing\n"),
+    (TaskError("bad"), 2, "prog.py: error: bad\n"), (KeyboardInterrupt(), 130, "prog.py: interrupted\n"),
+])
+def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, status, told, monkeypatch, capsys):
+    def main():
+        if isinstance(ending, BaseException):
+            raise ending
+        return ending
+
+    monkeypatch.setattr(sys, "argv", ["folder/prog.py"])
+    with pytest.raises(SystemExit) as end:
+        tasks.run_command(main)
+    assert end.value.code == status and capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize("name", ["reinforce", "sft", "bench"])
+def test_a_program_imports_tasks_before_torch(name):
+    """Else the setting for OpenMP's threads in tasks.py comes too late."""
+    body = ast.parse((Path(tasks.__file__).parent / f"{name}.py").read_text()).body
+    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    modules = [getattr(node, "module", None) or node.names[0].name for node in imports]
+    assert set(modules[:modules.index("tasks")]) <= sys.stdlib_module_names
 
 
 def test_kernelbench_problems_come_in_the_order_of_their_ids(tmp_path):
@@ -87,20 +109,12 @@ def test_one_operator_has_one_name_however_it_is_spelled():
     assert found == {("mul", "relu", "sigmoid", "sub")}
 
 
-@pytest.mark.parametrize(
-    "old, new",
-    [
-        ("self.scale", "self.factor"),
-        ("rows = 8", "rows = 4096"),
-        ("randn(rows, 4)", "rand(rows, 4, 4)"),
-        ("2.0", "-1.5"),
-        (
-            "return self.act(x) * self.scale - torch.sigmoid(x)",
-            "y = torch.sigmoid(x)\n        return self.scale * F.relu(x) - y",
-        ),
-    ],
-)
-def test_an_evaluation_problem_in_other_clothes_is_refused(old, new):
+@pytest.mark.parametrize("old, new", [
+    ("self.scale", "self.factor"), ("rows = 8", "rows = 4096"), ("randn(rows, 4)", "rand(rows, 4, 4)"), ("2.0", "-1.5"),
+    ("return self.act(x) * self.scale - torch.sigmoid(x)",
+     "y = torch.sigmoid(x)\n        return self.scale * F.relu(x) - y"),
+])
+def test_an_evaluation_problem_in_disguise_is_refused(old, new):
     assert old in PROBLEM
     evaluation = {fingerprint(PROBLEM)}
     assert unfit(task(PROBLEM.replace(old, new)), evaluation) == "near an evaluation problem"

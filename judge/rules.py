@@ -62,6 +62,16 @@ def static_check(code):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# ATen operators
+import re
+REFUSED_OPERATORS = {"from_file", "set_", "resize_", "_resize_output_"}  # in a program: they reach outside of its tensors
+CPU_ONLY = ("mkldnn", "fbgemm", "nnpack", "quantized", "slow_conv")  # what no GPU has cannot be priced for one
+HOST_READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique", "_unique2"}
+UNPRICED = re.compile(r"_*(linalg_(?!vector_norm)|fft|trilinear|euclidean_dist|[cp]dist|int_mm|grouped_mm|scaled_mm|"
+                      r"scaled_grouped|weight_int|native_multi_head|transformer|matrix_exp|cholesky|geqrf|orgqr|ormqr|"
+                      r"lu_|triangular_solve|lstm|gru|rnn|thnn|fused_dropout|ctc_loss)")
+
+# ---------------------------------------------------------------------------------------------------------------------
 # System calls
 
 # System calls that a candidate has no use for without a GPU: fork, vfork, execve, execveat, ptrace, socket,

@@ -74,13 +74,15 @@ class Interpreter:
         tl.tensor.__index__ = lambda tensor: int(uniform(tensor))
         tl.tensor.__bool__ = lambda tensor: bool(uniform(tensor)) if not tensor.type.is_block() else True
         tl.tensor.T = property(lambda x: stock.interpreter_semantic.permute(x, (1, 0)))
-        stock.TensorDescHandle.materialize_pointers = lambda self, offsets: block_pointers(
-            self.base, self.shape, self.strides, offsets, self.block_shape, range(len(self.block_shape)))
 
-        def of_block_pointer(self, checked):
-            pointers, mask = block_pointers(self.base, self.shape, self.strides, self.offsets, self.block_shape, checked)
+        def of_descriptor(self, offsets):
+            return block_pointers(self, offsets, range(len(self.block_shape)))
+
+        def of_block_pointer(self, boundary_check):
+            pointers, mask = block_pointers(self, self.offsets, boundary_check)
             return pointers, mask.data
 
+        stock.TensorDescHandle.materialize_pointers = of_descriptor
         if hasattr(stock, "BlockPointerHandle"):  # gone since triton 3.7
             stock.BlockPointerHandle.materialize_pointers = of_block_pointer
 

@@ -52,8 +52,9 @@ def is_outer(a, b):
     return a.dtype.kind == "f" and bool(columns - rows and rows - columns)
 
 
-def block_pointers(base, shape, strides, offsets, block, checked):
-    """(pointers, mask) of a block that a descriptor or block pointer names. checked: dimensions with boundaries."""
+def block_pointers(handle, offsets, checked):
+    """(pointers, mask) of the block that a descriptor or a block pointer names. checked: dimensions with boundaries."""
+    base, shape, strides, block = handle.base, handle.shape, handle.strides, handle.block_shape
     kind = base.dtype.element_ty if base.dtype.is_ptr() else base.dtype
     size, ones = max(1, kind.primitive_bitwidth // 8), [1] * len(block)
     pointers, mask = base.data.reshape(-1, *ones), np.ones((1, *ones), dtype=bool)

@@ -528,8 +528,8 @@ setattr(type(sigmoid_twice), "run", lambda self, *a, **k: run(self, *a, **{**k, 
 def test_patching_the_recorder(box):
     code = forward("return fused(x, self.bias)", '''
 import sys
-recorder = sys.modules["judge.modelled"].Recorder
-vars(sys.modules["judge.modelled"])["Recorder"] = type("Blind", (recorder,), {"launch": lambda *a: None})''')
+recorder = sys.modules["judge.recorder"].Recorder
+vars(sys.modules["judge.recorder"])["Recorder"] = type("Blind", (recorder,), {"launch": lambda *a: None})''')
     fails_here(box, code)  # a program without the launch computes nothing
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from judge.side_effects import is_plain, state, unchanged
+from judge.side_effects import is_side_effect_free, state, unchanged
 from synthetic.expert import applicable, read, render
 from tasks import builtin_tasks
 
@@ -20,7 +20,6 @@ import triton.language as tl
 
 SIZE = 1024
 
-@triton.autotune(configs=[triton.Config({"BLOCK": size}, num_warps=4) for size in (256, 1024)], key=["n"])
 @triton.jit
 def scale(x_ptr, out_ptr, factor, n, BLOCK: tl.constexpr):
     idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -29,7 +28,7 @@ def scale(x_ptr, out_ptr, factor, n, BLOCK: tl.constexpr):
 
 def launch(x: torch.Tensor, factor):
     out = torch.empty_like(x)
-    scale[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, factor, x.numel())
+    scale[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, factor, x.numel(), BLOCK=1024, num_warps=4)
     return out
 
 class Block(nn.Module):
@@ -65,12 +64,12 @@ class ModelNew(nn.Module):
 
 
 def test_kernels_of_many_kinds_are_plain():
-    assert is_plain(SOURCE)
+    assert is_side_effect_free(SOURCE)
     for task in builtin_tasks():
         program = read(task)
         for techniques in (set(), applicable(program)) if program else ():
             solution = render(program, techniques)
-            assert solution is None or is_plain(solution.code), solution.code
+            assert solution is None or is_side_effect_free(solution.code), solution.code
 
 
 def renamed(old, new, code=SOURCE):
@@ -79,7 +78,7 @@ def renamed(old, new, code=SOURCE):
 
 
 def test_kernels_and_functions_may_be_called_so_that_others_leave_them_alone():
-    assert is_plain(renamed("scale", "_scale")) and is_plain(renamed("launch", "_launch"))
+    assert is_side_effect_free(renamed("scale", "_scale")) and is_side_effect_free(renamed("launch", "_launch"))
 
 
 @pytest.mark.parametrize("old, new", [
@@ -88,18 +87,18 @@ def test_kernels_and_functions_may_be_called_so_that_others_leave_them_alone():
     ("count", "_count"),
 ])
 def test_other_names_with_an_underscore_are_not_plain(old, new):
-    assert not is_plain(renamed(old, new))
+    assert not is_side_effect_free(renamed(old, new))
 
 
 @pytest.mark.parametrize("other", ["SIZE", "idx", "helper", "Block", "linear", "factor"])
 def test_nothing_else_is_called_as_a_hidden_function(other):
-    assert not is_plain(renamed(other, "_launch", renamed("launch", "_launch")))
+    assert not is_side_effect_free(renamed(other, "_launch", renamed("launch", "_launch")))
 
 
 def test_slips_of_the_pen_are_plain():
     """They raise an error and no more; most of a small model's failures are of this kind."""
     for old, new in (("self.factor)", "self.faktor)"), ("x.numel(),", "y.numel(),"), ("launch(torch", "lunch(torch")):
-        assert old in SOURCE and is_plain(SOURCE.replace(old, new))
+        assert old in SOURCE and is_side_effect_free(SOURCE.replace(old, new))
 
 
 STATEMENTS = [  # each at the end of ModelNew.forward
@@ -130,7 +129,7 @@ def test_what_could_leave_something_behind_is_not_plain(statement):
     assert line in SOURCE
     code = SOURCE.replace(line, f"            {statement}\n" + line)
     compile(code, "a candidate", "exec", dont_inherit=True) if statement != "from torch.nn import *" else None
-    assert not is_plain(code)
+    assert not is_side_effect_free(code)
 
 
 HEAD = """import math
@@ -219,20 +218,20 @@ ATTACKS = {  # appended to HEAD; each of them once brought a method to run with 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_known_attacks_are_not_plain(name):
-    assert is_plain(HEAD)
+    assert is_side_effect_free(HEAD)
     code = HEAD + ATTACKS[name]
     compile(code, name, "exec", dont_inherit=True)
-    assert not is_plain(code)
+    assert not is_side_effect_free(code)
 
 
 @pytest.mark.parametrize("cookie", ["utf-7", "unicode_escape", "raw_unicode_escape"])
 def test_a_source_that_would_be_decoded_in_another_way_is_not_plain(cookie):
-    assert not is_plain(f"# coding: {cookie}\n" + HEAD) and not is_plain(f"\n# -*- coding: {cookie} -*-\n" + HEAD)
+    assert not is_side_effect_free(f"# coding: {cookie}\n" + HEAD) and not is_side_effect_free(f"\n# -*- coding: {cookie} -*-\n" + HEAD)
 
 
 @pytest.mark.parametrize("tail", [" + 1" * 900, ".view(1)" * 900, " + (1" * 80 + ")" * 80])
 def test_a_deep_source_is_judged_in_some_way(tail):
-    assert is_plain(HEAD) and is_plain(HEAD.replace("return x\n", f"return x{tail}\n")) in (True, False)
+    assert is_side_effect_free(HEAD) and is_side_effect_free(HEAD.replace("return x\n", f"return x{tail}\n")) in (True, False)
 
 
 def test_the_second_look_sees_what_has_changed(monkeypatch):
@@ -266,6 +265,7 @@ CLASSES = {
     "a module under a name of Python's": ("import math", "import math as open"),
     "two modules under one name": ("import math", "import math\nimport torch as math"),
     "a decorator of something else": ("@triton.jit", "@triton.runtime.jit.JITFunction"),
+    "autotuning": ("@triton.jit", "@triton.autotune([triton.Config({'BLOCK': 256})], key=['n'])\n@triton.jit"),
     "no syntax": ("class Block", "class class Block"),
 }
 
@@ -273,4 +273,4 @@ CLASSES = {
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_model_is_all_that_self_can_be(name):
     old, new = CLASSES[name]
-    assert old in SOURCE and not is_plain(SOURCE.replace(old, new))
+    assert old in SOURCE and not is_side_effect_free(SOURCE.replace(old, new))

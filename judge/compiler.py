@@ -125,12 +125,6 @@ def build(code, constants):
 # Compiling for a real target
 
 
-def definition_line(kernel):
-    """The line of `def` in the candidate's source (decorators come before it)."""
-    lines, first = linecache.cache[FILE][2], kernel.fn.__code__.co_firstlineno
-    return next(i for i in range(first, len(lines) + 1) if lines[i - 1].lstrip().startswith("def "))
-
-
 def compile_kernel(kernel, arguments, options):
     """Compile one specialisation for sm_90. Raises KernelError with the compiler's message.
 
@@ -175,11 +169,10 @@ def compile_kernel(kernel, arguments, options):
         while error.__cause__ is not None and hasattr(error.__cause__, "node"):
             error = error.__cause__  # an error inside a called function is wrapped in its caller's
         text = getattr(error, "error_message", None) or str(error).strip().split("\n")[-1] or type(error).__name__
-        node, line = getattr(error, "node", None), None
-        if node is not None:
-            head = (getattr(error, "src", None) or "").split("\n")[0]
-            starts = [i for i, text_line in enumerate(linecache.cache[FILE][2]) if head and head in text_line]
-            line = (starts[0] + 1 if starts else definition_line(kernel)) + node.lineno - 1
+        node, text_of_kernel, line = getattr(error, "node", None), getattr(error, "src", None), None
+        if node is not None and text_of_kernel:  # Triton counts lines from the kernel's `def`
+            head, rows = text_of_kernel.split("\n")[0], linecache.cache[FILE][2]
+            line = next((i for i, row in enumerate(rows) if head in row), first) + node.lineno
         raise KernelError(f"{type(error).__name__}: {text}", line) from None
     if metadata.get("shared", 0) > 227 * 1024:
         raise KernelError(f"out of resource: shared memory, required {metadata['shared']} bytes, limit 232448", first)

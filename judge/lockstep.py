@@ -136,9 +136,9 @@ class Lockstep(stock.InterpreterBuilder):
 
     def aligned(self, pointers, mask, *others):
         """Pointers, mask (None where all elements are active) and values, broadcast against each other."""
-        arrays = [np.asarray(getattr(x, "data", x)) for x in (pointers, mask, *others) if x is not None]
-        pointers, *rest = np.broadcast_arrays(*arrays)
-        active = rest.pop(0) if mask is not None else None
+        masks = [] if mask is None else [mask.data]
+        pointers, *rest = np.broadcast_arrays(pointers.data, *masks, *others)
+        active = rest.pop(0) if masks else None
         return pointers, None if active is not None and active.all() else active, *rest
 
     def create_load(self, pointers, *rest, **options):
@@ -150,24 +150,21 @@ class Lockstep(stock.InterpreterBuilder):
     def create_masked_load(self, pointers, mask, other, *rest, **options):
         kind = pointers.get_element_ty()
         dtype = stock._get_np_dtype(kind)
-        if other is None:
-            addresses, active = self.aligned(pointers, mask)
-            fill = np.zeros((), dtype=dtype)
-        else:
-            addresses, active, fill = self.aligned(pointers, mask, other)
+        other = np.zeros((), dtype) if other is None else other.data
+        addresses, active, fill = self.aligned(pointers, mask, other)
         handle = TensorHandle(self.memory.load(addresses, active, fill, dtype), kind)
         if addresses.ndim == 3:  # a tile, which may go into tl.dot
             (rows, columns), corner = addresses.shape[1:], int(addresses[0, 0, 0])
             below, beside = int(addresses[0, min(1, rows - 1), 0]), int(addresses[0, 0, min(1, columns - 1)])
             handle.attr["steps"] = [abs(below - corner) // dtype.itemsize, abs(beside - corner) // dtype.itemsize]
-            if active is not None and not np.any(fill):
+            if active is not None and not np.any(other):
                 used = active.any(axis=2)
                 last = rows - np.argmax(used[:, ::-1], axis=1)
                 handle.attr["filled"] = np.where(used.any(axis=1), last, 0).mean() / rows
         return handle
 
     def create_masked_store(self, pointers, value, mask, *rest, **options):
-        addresses, active, values = self.aligned(pointers, mask, value)
+        addresses, active, values = self.aligned(pointers, mask, value.data)
         self.memory.store(addresses, active, values.astype(stock._get_np_dtype(pointers.get_element_ty()), copy=False))
 
     def in_each_program(self, *arrays):

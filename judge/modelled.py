@@ -113,7 +113,7 @@ class Replay:
                     continue
                 clock, reads, writes = Clock(self.parameters), set(), set()
                 if step[0] == "operator":
-                    reads, writes = self.operator(step, clock if price else None)
+                    reads, writes = self.operator(step, clock if price else torch.no_grad())
                 elif step[0] == "launch":
                     reads, writes = self.launch(step, clock, price)
                 else:
@@ -147,7 +147,7 @@ class Replay:
         return strided(raw[offset * TORCH_NAMES[dtype].itemsize:], TORCH_NAMES[dtype], shape, strides)
 
     def operator(self, step, clock):
-        """Call an ATen operator. Returns the addresses of the storages that it reads and writes."""
+        """Call an ATen operator within `clock`. Returns the addresses of the storages that it reads and writes."""
         _, name, args, kwargs, layouts = step
         base, overload = name.split(".")
         func = getattr(getattr(torch.ops.aten, base), overload)
@@ -158,11 +158,8 @@ class Replay:
             raise RuntimeError(f"aten.{base} is not supported here")
         if func._schema.is_mutable and not func._schema.returns:  # what it writes would be nobody's result
             raise RuntimeError(f"aten.{base} in place is not supported here")
-        if clock is None:
+        with clock:
             out = func(*args, **kwargs)
-        else:
-            with clock:
-                out = func(*args, **kwargs)
         results = tensors_in(out)
         for layout, tensor in zip(layouts, results, strict=True):
             if layout[0] not in self.storages:

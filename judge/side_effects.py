@@ -123,7 +123,7 @@ class Source:
             elif isinstance(node, ast.FunctionDef):
                 self.check_function(node)
             elif not isinstance(node, (ast.Import, ast.ImportFrom)):
-                require(isinstance(node, (ast.Assign, ast.AnnAssign, ast.Expr)))
+                require(isinstance(node, (ast.Assign, ast.Expr)))
                 self.check_part(node)
 
     def check_text(self):
@@ -209,15 +209,10 @@ class Source:
         elif isinstance(node, ast.Lambda):
             self.check_arguments(node.args)
             self.check_part(node.body, kernel)
-        elif isinstance(node, ast.AnnAssign):
-            require(isinstance(node.target, ast.Name) and self.is_annotation(node.annotation))
-            if node.value is not None:
-                self.check_part(node.value, kernel)
         elif isinstance(node, ast.With):
-            for item in node.items:  # `with torch.no_grad():`, which cannot be entered twice
-                call = item.context_expr
-                require(isinstance(call, ast.Call) and self.path(call.func) == "torch.no_grad")
-                require(not call.args and not call.keywords and item.optional_vars is None)
+            # Only made on the spot, so that none is entered twice.
+            require(self.modules.get("torch") == "torch")
+            require(all(ast.unparse(item) == "torch.no_grad()" for item in node.items))
             for part in node.body:
                 self.check_part(part, kernel)
         else:
@@ -276,8 +271,8 @@ class Source:
             return name in TORCH or name in operators()[0] or isinstance(getattr(torch, name, None), torch.dtype)
         if module == "torch.nn":
             layer = getattr(nn, name, None)
-            able = isinstance(layer, type) and issubclass(layer, (nn.Module, nn.Parameter)) and name not in NO_LAYERS
-            return able and called
+            is_layer = isinstance(layer, type) and issubclass(layer, (nn.Module, nn.Parameter))
+            return is_layer and called and name not in NO_LAYERS
         if module == "torch.nn.functional":
             return name in FUNCTIONAL or name in operators()[1]
         if module == "torch.nn.init":
@@ -286,8 +281,8 @@ class Source:
             value = getattr(tl, name, None) if name in tl.__all__ else None
             if isinstance(value, tl.dtype) or name == "constexpr" and called:
                 return True
-            able = callable(value) and not isinstance(value, type) and called and kernel
-            return able and name not in NOT_IN_KERNELS
+            is_function = callable(value) and not isinstance(value, type)
+            return is_function and called and kernel and name not in NOT_IN_KERNELS
         return module == "triton" and name in KERNEL_HELPERS or module == "math" and name in dir(math)
 
 

@@ -18,7 +18,7 @@ from triton.runtime import interpreter as stock
 from triton.runtime import jit
 
 from judge.compiler import FILE, KernelError
-from judge.lockstep import Diverged, Lockstep, block_pointers, plain, uniform
+from judge.lockstep import Diverged, Lockstep, block_pointers, unwrap, uniform
 from judge.prices import LIBDEVICE_COST, OTHER_LIBDEVICE
 
 TOGETHER = 256  # programs at a time, fewer for large blocks:
@@ -95,7 +95,7 @@ class Interpreter:
             def call(*args, **_):
                 shaped = next(a for a in args if isinstance(a, tl.tensor))
                 values = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) if isinstance(a, tl.tensor) else
-                          torch.tensor(float(plain(a))) for a in args]
+                          torch.tensor(float(unwrap(a))) for a in args]
                 out = function(*values).numpy()
                 out = self.builder.tensor(out, tl.int1 if out.dtype == bool else shaped.dtype)
                 self.builder.count(out.handle, LIBDEVICE_COST.get(name, OTHER_LIBDEVICE))
@@ -113,7 +113,7 @@ class Interpreter:
         function, constexprs = self.functions[name], self.constexprs[name]
         values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
         coordinates = np.indices(grid, dtype=np.int32).reshape(3, -1)
-        together = self.together([plain(arguments[key]) for key in constexprs])
+        together = self.together([unwrap(arguments[key]) for key in constexprs])
         self.builder.memory, self.builder.grid_idx = memory, (0, 0, 0)
         self.builder.set_grid_dim(*grid)
         start = 0

@@ -34,7 +34,7 @@ def uniform(tensor):
     return data[0]
 
 
-def plain(value):
+def unwrap(value):
     """The Python value of a constexpr, or of what is one already."""
     return getattr(value, "value", value)
 
@@ -281,7 +281,7 @@ class Lockstep(stock.InterpreterBuilder):
         tensors = inputs if isinstance(inputs, tuple) else (inputs,)
         block = [int(n) for n in tensors[0].shape]
         arrays = np.broadcast_arrays(*(t.handle.data for t in tensors))
-        keep_dims, axis = bool(plain(keep_dims)), plain(axis)
+        keep_dims, axis = bool(unwrap(keep_dims)), unwrap(axis)
         if axis is None:
             arrays, at, left = [x.reshape(len(x), -1) for x in arrays], 1, [1] * len(block) if keep_dims else []
         else:
@@ -302,9 +302,9 @@ class Lockstep(stock.InterpreterBuilder):
 
     def scan(self, inputs, axis, combine, reverse=False, **_):
         tensors = inputs if isinstance(inputs, tuple) else (inputs,)
-        at = int(plain(axis)) % len(tensors[0].shape) + 1
+        at = int(unwrap(axis)) % len(tensors[0].shape) + 1
         arrays = list(np.broadcast_arrays(*(t.handle.data for t in tensors)))
-        if plain(reverse):
+        if unwrap(reverse):
             arrays = [np.flip(x, at) for x in arrays]
         function = self.numpy_function(combine, tensors, {"_sum_combine": np.cumsum, "_prod_combine": np.cumprod})
         self.memory.compute(arrays[0].size)
@@ -318,7 +318,7 @@ class Lockstep(stock.InterpreterBuilder):
                 combined = self.combine(combine, shifted, arrays, tensors)
                 arrays = [np.where(position >= step, new, old) for new, old in zip(combined, arrays)]
                 step *= 2
-        if plain(reverse):
+        if unwrap(reverse):
             arrays = [np.ascontiguousarray(np.flip(x, at)) for x in arrays]
         out = tuple(self.tensor(x, t.dtype) for x, t in zip(arrays, tensors))
         return out if isinstance(inputs, tuple) else out[0]

@@ -37,15 +37,17 @@ import torch
 from judge import compiler, interpreter
 from judge.compiler import KernelError
 from judge.memory import Memory
-# What other modules of this folder import from here.
-from judge.prices import BANDWIDTH, LAUNCH_MS, PEAK, PROGRAMS, size_of  # noqa: F401
-from judge.prices import FREE_OPERATORS as FREE  # noqa: F401
-from judge.prices import Mode, operator_kernels  # noqa: F401
-from judge.prices import CACHE_SECTORS, Clock, launch_milliseconds, milliseconds, tensors_in
+from judge.prices import CACHE_SECTORS, FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
 from judge.processes import TORCH_NAMES, strided
-from judge.recorder import read_value, record  # noqa: F401
-from judge.rules import CPU_ONLY, REFUSED_OPERATORS, UNPRICED  # noqa: F401
+from judge.recorder import read_value
+from judge.rules import CPU_ONLY, REFUSED_OPERATORS
 from tasks import GPU_BATCH_FACTOR
+
+# What other files of this folder still import from here: they will from where it is defined.
+from judge.prices import BANDWIDTH, PEAK, Mode, size_of  # noqa: F401, E402, isort: skip
+from judge.prices import FREE_OPERATORS as FREE  # noqa: F401, E402, isort: skip
+from judge.recorder import record  # noqa: F401, E402, isort: skip
+from judge.rules import UNPRICED  # noqa: F401, E402, isort: skip
 
 
 def addresses(tree):
@@ -166,7 +168,7 @@ class Replay:
                 if list(tensor.shape) != layout[2] or list(tensor.stride()) != layout[3]:
                     raise RuntimeError(f"aten.{base} gives another shape than it did while recording")
                 self.storages[layout[0]] = tensor.untyped_storage()
-        if base in FREE:
+        if base in FREE_OPERATORS:
             self.poison(results)
         changed = [value for argument, value in zip(func._schema.arguments, args)
                    if argument.alias_info is not None and argument.alias_info.is_write]

@@ -123,7 +123,7 @@ class Source:
             elif isinstance(node, ast.FunctionDef):
                 self.check_function(node)
             elif not isinstance(node, (ast.Import, ast.ImportFrom)):
-                require(isinstance(node, (ast.Assign, ast.Expr)))
+                require(isinstance(node, (ast.Assign, ast.AnnAssign, ast.Expr)))
                 self.check_part(node)
 
     def check_text(self):
@@ -209,6 +209,10 @@ class Source:
         elif isinstance(node, ast.Lambda):
             self.check_arguments(node.args)
             self.check_part(node.body, kernel)
+        elif isinstance(node, ast.AnnAssign):  # SIZE: tl.constexpr = 1024
+            require(isinstance(node.target, ast.Name) and self.is_annotation(node.annotation))
+            if node.value is not None:
+                self.check_part(node.value, kernel)
         elif isinstance(node, ast.With):
             # Only made on the spot, so that none is entered twice.
             require(self.modules.get("torch") == "torch")

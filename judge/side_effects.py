@@ -35,19 +35,18 @@ import triton
 import triton.language as tl
 from torch.overrides import get_overridable_functions
 
-from judge.rules import (ANNOTATIONS, ATTRIBUTES, BARRED, BARRED_PREFIXES, BUILTINS, FUNCTIONAL, JIT_ATTRIBUTES,
-                         JIT_BUILTINS, KERNEL_HELPERS, LAUNCH_OPTIONS, MODULES, NO_LAYERS, NOT_IN_KERNELS, OWN_METHODS,
-                         REGISTERING, SYNTAX, TORCH, TRITON_NAMES, dotted, imports)
+from judge import rules
+from judge.rules import dotted, imports
 
 # Attributes of tensors and layers, with what layers declare to be their constants.
-KNOWN_ATTRIBUTES = ATTRIBUTES.union(*(getattr(layer, "__constants__", ()) for layer in vars(nn).values()))
+KNOWN_ATTRIBUTES = rules.ATTRIBUTES.union(*(getattr(layer, "__constants__", ()) for layer in vars(nn).values()))
 
 
 @functools.cache
 def operators() -> tuple:
     """Names of what computes with tensors, and does nothing else: (of torch, of its functional module, methods)."""
     table = get_overridable_functions()
-    return tuple({f.__name__ for f in table[part] if not f.__name__.startswith(BARRED_PREFIXES)} - BARRED
+    return tuple({f.__name__ for f in table[part] if not f.__name__.startswith(rules.BARRED_PREFIXES)} - rules.BARRED
                  for part in (torch, nn.functional, torch.Tensor))
 
 
@@ -80,7 +79,7 @@ def require(condition):
 
 def registered_name(node):
     """The name that a call of register_buffer and the like gives to an attribute of the model, or None."""
-    if isinstance(node.func, ast.Attribute) and node.func.attr in REGISTERING and node.args:
+    if isinstance(node.func, ast.Attribute) and node.func.attr in rules.REGISTERING and node.args:
         return getattr(node.args[0], "value", None)
 
 
@@ -109,12 +108,12 @@ class Source:
             elif isinstance(node, ast.Call) and isinstance(registered_name(node), str):
                 self.fields.add(registered_name(node))
         self.known = KNOWN_ATTRIBUTES | operators()[2]
-        self.own = self.known | OWN_METHODS | self.fields | {method.name for method in self.methods}
+        self.own = self.known | rules.OWN_METHODS | self.fields | {method.name for method in self.methods}
 
     def check(self):
         self.check_text()
         for name, path in imports(self.tree):
-            require(path in MODULES and "." not in name and not name.startswith("_"))
+            require(path in rules.MODULES and "." not in name and not name.startswith("_"))
             require(self.modules.setdefault(name, path) == path)
         self.check_names()
         for node in self.tree.body:
@@ -149,9 +148,10 @@ class Source:
         require(len(self.class_names) == len(self.classes) and not (stored | set(arguments)) & self.kernels)
         require(not variables & self.class_names and not (variables | self.class_names) & set(self.modules))
         require(not (variables | self.class_names | set(self.modules)) & set(dir(builtins)))
-        require(not any(name in TRITON_NAMES or hasattr(ast, name) for name in self.class_names | self.parameters))
+        taken = [name in rules.TRITON_NAMES or hasattr(ast, name) for name in self.class_names | self.parameters]
+        require(not any(taken))
         # Methods and attributes hide nothing that nn.Module or a tensor has.
-        hidden = self.known | OWN_METHODS | variables | used | set(dir(nn.Module)) - {"__init__", "forward"}
+        hidden = self.known | rules.OWN_METHODS | variables | used | set(dir(nn.Module)) - {"__init__", "forward"}
         require(not methods & hidden and not self.fields & set(dir(nn.Module)) - {"training"})
         # Kernels and functions may be called _so; __so might mean something to Python.
         self.private = {name for name in functions if name.startswith("_")}
@@ -189,7 +189,7 @@ class Source:
                 self.check_part(default)
 
     def is_annotation(self, node) -> bool:
-        return isinstance(node, ast.Constant) or (self.path(node) or ast.unparse(node)) in ANNOTATIONS
+        return isinstance(node, ast.Constant) or (self.path(node) or ast.unparse(node)) in rules.ANNOTATIONS
 
     def path(self, node) -> str:
         """The full dotted name of something in a module, such as torch.nn.Linear, or an empty string."""
@@ -220,7 +220,7 @@ class Source:
             for part in node.body:
                 self.check_part(part, kernel)
         else:
-            require(isinstance(node, SYNTAX))
+            require(isinstance(node, rules.SYNTAX))
             for part in ast.iter_child_nodes(node):
                 self.check_part(part, kernel)
 
@@ -228,21 +228,21 @@ class Source:
         require(not name.startswith("_") or name == "_" or name in self.private)
         require(name not in self.modules and (called or name not in self.class_names | self.kernels))
         if kernel:
-            require(not called or name in JIT_BUILTINS | self.kernels)
+            require(not called or name in rules.JIT_BUILTINS | self.kernels)
         else:
             require(name not in self.kernels)
-        require(name in BUILTINS or not hasattr(builtins, name))  # a name that nothing has only raises an error
+        require(name in rules.BUILTINS or not hasattr(builtins, name))  # a name that nothing has only raises an error
 
     def check_call(self, node, kernel):
         path, parts = self.path(node.func), [*node.args, *(keyword.value for keyword in node.keywords)]
         named = {keyword.arg for keyword in node.keywords}
         require(all(name and not name.startswith("_") for name in named))
-        if isinstance(node.func, ast.Attribute) and node.func.attr in REGISTERING:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in rules.REGISTERING:
             name = registered_name(node)
             require(isinstance(name, str) and not name.startswith("_"))
         if isinstance(node.func, ast.Subscript):  # a launch, kernel[grid](...), and nothing else
             require(not kernel and isinstance(node.func.value, ast.Name) and node.func.value.id in self.kernels)
-            require(named <= self.parameters | LAUNCH_OPTIONS)
+            require(named <= self.parameters | rules.LAUNCH_OPTIONS)
             self.check_part(node.func.slice)
         else:
             require(not kernel or isinstance(node.func, (ast.Name, ast.Attribute)))
@@ -261,9 +261,9 @@ class Source:
             return
         if isinstance(node.value, ast.Name) and node.value.id == "self":
             require(node.attr in self.own or not node.attr.startswith("_") and not hasattr(nn.Module, node.attr))
-            require(called or node.attr not in REGISTERING)
+            require(called or node.attr not in rules.REGISTERING)
         else:
-            require(load and node.attr in (JIT_ATTRIBUTES if kernel else self.known))
+            require(load and node.attr in (rules.JIT_ATTRIBUTES if kernel else self.known))
             self.check_part(node.value, kernel)
 
     def reachable(self, path, kernel, called) -> bool:
@@ -272,13 +272,13 @@ class Source:
         if name.startswith("_"):
             return False
         if module == "torch":
-            return name in TORCH or name in operators()[0] or isinstance(getattr(torch, name, None), torch.dtype)
+            return name in rules.TORCH or name in operators()[0] or isinstance(getattr(torch, name, None), torch.dtype)
         if module == "torch.nn":
             layer = getattr(nn, name, None)
             is_layer = isinstance(layer, type) and issubclass(layer, (nn.Module, nn.Parameter))
-            return is_layer and called and name not in NO_LAYERS
+            return is_layer and called and name not in rules.NO_LAYERS
         if module == "torch.nn.functional":
-            return name in FUNCTIONAL or name in operators()[1]
+            return name in rules.FUNCTIONAL or name in operators()[1]
         if module == "torch.nn.init":
             return name.endswith("_") and called
         if module in ("triton.language", "triton.language.math"):
@@ -286,8 +286,8 @@ class Source:
             if isinstance(value, tl.dtype) or name == "constexpr" and called:
                 return True
             is_function = callable(value) and not isinstance(value, type)
-            return is_function and called and kernel and name not in NOT_IN_KERNELS
-        return module == "triton" and name in KERNEL_HELPERS or module == "math" and name in dir(math)
+            return is_function and called and kernel and name not in rules.NOT_IN_KERNELS
+        return module == "triton" and name in rules.KERNEL_HELPERS or module == "math" and name in dir(math)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,12 +2,16 @@
 
     processes.py      how processes are started, confined, spoken to and ended
     scorer.py         what each of them does: scorer, candidate, replayer
-    rules.py          what a candidate may not do, and where that is looked at
+    rules.py          what a candidate may not do: one page, a table for each rule
     correctness.py    trials, tolerance, the verdict
     judgement.py      the order in which a candidate is judged
-    modelled.py       the clock without a GPU: record a forward, replay it, price every step
-    interpreter.py    Triton kernels in numpy, all programs of a launch at once
+    modelled.py       the clock without a GPU: replays what was recorded, and prices every step
+    recorder.py       one forward of a candidate, as data
+    prices.py         what each step would cost on a GPU
     compiler.py       Triton kernels from a candidate's text, compiled for a GPU that is not there
+    interpreter.py    the same kernels, run in numpy
+    lockstep.py       Triton's operations, for all programs of a launch at once
+    memory.py         what an interpreted kernel may touch, and what that costs
     measured.py       the clock with a GPU
     worker.py         the process that runs a model under it
     client.py         the scorer's side of that process

@@ -1,12 +1,13 @@
 """Triton kernels where there is no GPU, first half: taken from a candidate's text, compiled for a real target.
 
     kernels, texts = build(code, constants)       only @triton.jit functions, and only Triton's own language inside them
-    compile_kernel(kernel, arguments, options)    to PTX for sm_90 (needs no GPU): refuses what a GPU would refuse
+    compile_kernel(kernel, arguments, options)    for sm_90 (needs no GPU): refuses what a GPU would refuse
 
 interpreter.py runs what `build` returns.
 """
 
 import ast
+import builtins
 import inspect
 import linecache
 import re
@@ -15,6 +16,8 @@ import torch
 import triton
 import triton.language as tl
 from triton.runtime import jit
+
+from judge.rules import KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_SYNTAX, dotted
 
 FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
 
@@ -30,16 +33,9 @@ class KernelError(Exception):
 # ---------------------------------------------------------------------------------------------------------------------
 # From the candidate's text: only Triton's own language, nothing else of Python
 
-SYNTAX = (ast.FunctionDef, ast.arguments, ast.arg, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If,
-          ast.Expr, ast.Return, ast.Pass, ast.Break, ast.Continue, ast.Assert, ast.operator, ast.unaryop, ast.boolop,
-          ast.cmpop, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.keyword, ast.IfExp, ast.Attribute,
-          ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Name, ast.Constant, ast.JoinedStr, ast.FormattedValue,
-          ast.Starred, ast.expr_context)
-BUILTINS = {name: getattr(__import__("builtins"), name) for name in (
-    "range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum", "str")}
+BUILTINS = {name: getattr(builtins, name) for name in KERNEL_BUILTINS}
 MEMBERS = {name for cls in (tl.tensor, tl.dtype, tl.block_type, getattr(tl, "tensor_descriptor", tl.tensor))
            for name in dir(cls) if not name.startswith("_")} | {"value", "type", "dtype", "shape", "element_ty"}
-HOST_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself
 
 
 def is_kernel(node):
@@ -62,23 +58,25 @@ def check_kernel(node, scope):
 
     def resolve(child):
         """The object that a dotted name rooted in a module stands for, or None when it is not rooted in one."""
-        if isinstance(child, ast.Name):
-            return None if child.id in local else scope.get(child.id)
-        owner = resolve(child.value) if isinstance(child, ast.Attribute) else None
-        if not inspect.ismodule(owner):
+        names = dotted(child)
+        if not names or names[0] in local:
             return None
-        found = getattr(owner, child.attr, None)
-        home = getattr(found, "__name__", "") if inspect.ismodule(found) else getattr(found, "__module__", "") or ""
-        if owner is triton and not inspect.ismodule(found):
-            allowed = child.attr in HOST_HELPERS
-        else:
-            allowed = home.startswith("triton.language") or isinstance(found, (tl.dtype, jit.JITFunction))
-        if not allowed or child.attr.startswith("_"):
-            refuse(child, ast.unparse(child))
+        found = scope.get(names[0])
+        for count, name in enumerate(names[1:], 2):
+            if not inspect.ismodule(found):
+                return None
+            owner, found = found, getattr(found, name, None)
+            home = getattr(found, "__name__" if inspect.ismodule(found) else "__module__", "") or ""
+            if owner is triton and not inspect.ismodule(found):
+                allowed = name in KERNEL_HELPERS
+            else:
+                allowed = home.startswith("triton.language") or isinstance(found, (tl.dtype, jit.JITFunction))
+            if not allowed or name.startswith("_"):
+                refuse(child, ".".join(names[:count]))
         return found
 
     for child in ast.walk(node):
-        if not isinstance(child, SYNTAX) or child is not node and isinstance(child, ast.FunctionDef):
+        if not isinstance(child, KERNEL_SYNTAX) or child is not node and isinstance(child, ast.FunctionDef):
             refuse(child, type(child).__name__)
         if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load) and child.id not in local:
             if child.id not in scope and child.id not in BUILTINS:
@@ -127,16 +125,12 @@ def build(code, constants):
 # Compiling for a real target
 
 
-def definition_line(kernel):
-    """The line of `def` in the candidate's source (decorators come before it)."""
-    lines, first = linecache.cache[FILE][2], kernel.fn.__code__.co_firstlineno
-    return next(i for i in range(first, len(lines) + 1) if lines[i - 1].lstrip().startswith("def "))
-
-
 def compile_kernel(kernel, arguments, options):
-    """Compile one specialisation to PTX for sm_90. Raises KernelError with the compiler's message.
+    """Compile one specialisation for sm_90. Raises KernelError with the compiler's message.
 
     arguments: {parameter: value}, tensors for pointers (of any device, also meta); options: num_warps and the like.
+    Nothing runs the result, so compiling ends with LLVM's code: what follows it (LLVM's PTX, ptxas) has little left to
+    refuse and takes a fifth of the time.
     """
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
@@ -166,7 +160,7 @@ def compile_kernel(kernel, arguments, options):
         module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
                                 backend.get_module_map(), context)
         for stage, lower in stages.items():
-            if stage == "cubin":  # made by ptxas, which has little left to refuse
+            if stage == "ptx":
                 break
             module = lower(module, metadata)
     except KernelError:
@@ -175,11 +169,10 @@ def compile_kernel(kernel, arguments, options):
         while error.__cause__ is not None and hasattr(error.__cause__, "node"):
             error = error.__cause__  # an error inside a called function is wrapped in its caller's
         text = getattr(error, "error_message", None) or str(error).strip().split("\n")[-1] or type(error).__name__
-        node, line = getattr(error, "node", None), None
-        if node is not None:
-            head = (getattr(error, "src", None) or "").split("\n")[0]
-            starts = [i for i, text_line in enumerate(linecache.cache[FILE][2]) if head and head in text_line]
-            line = (starts[0] + 1 if starts else definition_line(kernel)) + node.lineno - 1
+        node, text_of_kernel, line = getattr(error, "node", None), getattr(error, "src", None), None
+        if node is not None and text_of_kernel:  # Triton counts lines from the kernel's `def`
+            head, rows = text_of_kernel.split("\n")[0], linecache.cache[FILE][2]
+            line = next((i for i, row in enumerate(rows) if head in row), first) + node.lineno
         raise KernelError(f"{type(error).__name__}: {text}", line) from None
     if metadata.get("shared", 0) > 227 * 1024:
         raise KernelError(f"out of resource: shared memory, required {metadata['shared']} bytes, limit 232448", first)

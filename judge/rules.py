@@ -1,55 +1,169 @@
-"""What a candidate may not do, on one page: which rule applies where, and why."""
+"""What a candidate may not do, on one page: which rule applies where, and why.
+
+    rule               looked at by                      kind     why
+    static check       static_check, in the scorer,      denies   the few things with which a candidate could fool the
+                       before anything runs                       process that runs it; the reason is told
+    kernels            compiler.check_kernel             allows   where there is no GPU a kernel's body runs as Python,
+                                                                  in a process that must hold none of the candidate's
+    ATen operators     recorder.py, modelled.Replay      denies   a recording may name any operator; not those that
+                       and judgement.py                           leave its tensors, or whose price is unknown
+    system calls       processes.filter_system_calls     denies   what no candidate needs without a GPU
+    side-effect-free   side_effects.py                   allows   who may share a process on a GPU: no more than an
+                                                                  honest kernel needs
+
+Each section below holds the tables of one rule; the last function is the static check itself.
+"""
 
 import ast
+import re
 
 from judge.correctness import Verdict, describe, numbered
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What can be judged without running anything
 
+def dotted(node):
+    """["a", "b", "c"] for the syntax of a.b.c, an empty list for what is no dotted name."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
+
+
+def imports(tree):
+    """(name, what it stands for) of all that a source imports: ("F", "torch.nn.functional"), for example.
+
+    The name has dots in `import a.b`, which binds a; what it stands for begins with a dot in a relative import.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            package = "." * node.level + f"{node.module or ''}." if isinstance(node, ast.ImportFrom) else ""
+            for alias in node.names:
+                yield alias.asname or alias.name, package + alias.name
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Static check: the whole source
 
 ATTACKS = {  # modules that a kernel has no use for, but an attack on the process that runs it has
     "ctypes", "cffi", "gc", "inspect", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess",
     "socket", "signal", "fcntl", "importlib", "builtins"}
-INSIDES = {"__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "_getframe", "f_back",
-           "f_globals", "f_locals", "tb_frame", "settrace", "setprofile",
-           "is_current_stream_capturing", "_cuda_isCurrentStreamCapturing"}  # what is recorded is what will be timed
-COMPILERS = {"torch.compile", "torch.jit", "torch._dynamo", "torch._inductor"}
+INSIDES = {  # attributes that lead from an object to the interpreter's insides
+    "__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "_getframe", "f_back", "f_globals",
+    "f_locals", "tb_frame", "settrace", "setprofile",
+    "is_current_stream_capturing", "_cuda_isCurrentStreamCapturing"}  # what is recorded is what will be timed
+COMPILERS = {"torch.compile", "torch.jit", "torch._dynamo", "torch._inductor"}  # they write the kernels themselves
+TEXT_RUNNERS = {"exec", "eval", "__import__"}  # run what no check has seen
+SETTINGS = "torch.backends."  # the only attributes of modules that a candidate may set
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Kernels: Triton's language and nothing else of Python. compiler.py adds the members of Triton's types.
+
+COMMON_SYNTAX = (
+    ast.Assign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass, ast.Break, ast.Continue,
+    ast.Assert, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare,
+    ast.IfExp, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Constant, ast.JoinedStr, ast.FormattedValue,
+    ast.Starred, ast.expr_context)
+KERNEL_SYNTAX = (*COMMON_SYNTAX, ast.FunctionDef, ast.arguments, ast.arg, ast.AnnAssign, ast.Call, ast.keyword,
+                 ast.Attribute, ast.Name)
+KERNEL_BUILTINS = ("range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum",
+                   "str")
+KERNEL_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself
+
+# ---------------------------------------------------------------------------------------------------------------------
+# ATen operators, where there is no GPU
+
+# In the candidate's process nothing is computed, so a forward cannot decide by what it computes.
+HOST_READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique", "_unique2"}
+REFUSED_OPERATORS = {"from_file", "set_", "resize_", "_resize_output_"}  # they reach outside of a recording's tensors
+CPU_ONLY = ("mkldnn", "fbgemm", "nnpack", "quantized", "slow_conv")  # what no GPU has cannot be priced for one
+# More work than their bytes show. What is here has no price, so a candidate may call it only where the reference does.
+UNPRICED = re.compile(r"_*(linalg_(?!vector_norm)|fft|trilinear|euclidean_dist|[cp]dist|int_mm|grouped_mm|scaled_mm|"
+                      r"scaled_grouped|weight_int|native_multi_head|transformer|matrix_exp|cholesky|geqrf|orgqr|ormqr|"
+                      r"lu_|triangular_solve|lstm|gru|rnn|thnn|fused_dropout|ctc_loss)")
+
+# ---------------------------------------------------------------------------------------------------------------------
+# System calls: {machine: (its number in a filter, clone, what is refused)}. Refused are fork, vfork, execve, execveat,
+# ptrace, socket, process_vm_readv, process_vm_writev, io_uring_setup; clone only makes threads.
+
+FORBIDDEN = {"x86_64": (0xC000003E, 56, [57, 58, 59, 322, 101, 41, 310, 311, 425]),
+             "aarch64": (0xC00000B7, 220, [221, 281, 117, 198, 270, 271, 425])}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Side-effect-free: what a source may name whose process serves another candidate afterwards. side_effects.py adds
+# PyTorch's overridable functions, its dtypes and layers, and their declared constants.
+
+MODULES = {"math", "torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "triton", "triton.language",
+           "triton.language.math"}
+BUILTINS = {"abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "len", "list", "max", "min", "range",
+            "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip", "AssertionError",
+            "NotImplementedError", "RuntimeError", "TypeError", "ValueError"}
+TORCH = {"arange", "device", "empty", "empty_strided", "eye", "finfo", "full", "linspace", "ones", "rand", "randint",
+         "randn", "randperm", "tensor", "zeros"}
+FUNCTIONAL = {"hardsigmoid", "hardswish", "logsigmoid", "sigmoid", "tanh", "threshold"}
+NO_LAYERS = {"DataParallel", "ModuleDict", "ParameterDict", "ParameterList"}  # threads; items that are attributes
+# Among PyTorch's overridable functions, what reaches beyond the tensors that it is given, or might.
+BARRED = {"apply_", "autocast", "backward", "map2_", "map_", "module_load", "numpy", "pin_memory", "record_stream",
+          "register_hook", "register_post_accumulate_grad_hook", "set_", "share_memory_", "storage", "storage_type",
+          "untyped_storage", "const_data_ptr", "data_ptr"}
+BARRED_PREFIXES = ("_", "fbgemm_", "miopen_", "quantized_")
+ATTRIBUTES = {  # of tensors, layers and Python's containers, beside the operators that are methods of a tensor
+    "T", "append", "bias", "data", "device", "dtype", "element_ty", "extend", "is_cuda", "items", "keys", "mT", "ndim",
+    "new_empty", "new_full", "new_ones", "new_zeros", "num_heads", "running_mean", "running_var", "shape", "stride",
+    "to", "training", "values", "weight"}
+REGISTERING = {"add_module", "register_buffer", "register_parameter"}  # methods of nn.Module that set an attribute
+OWN_METHODS = REGISTERING | {"buffers", "children", "modules", "named_parameters", "parameters"}  # act on `self` alone
+# In a kernel Triton calls what it meets while it compiles, so there only these, its own language and other kernels.
+JIT_BUILTINS = {"abs", "float", "int", "len", "max", "min", "range"}
+JIT_ATTRIBUTES = {"T", "broadcast_to", "cast", "dtype", "element_ty", "expand_dims", "max", "min", "permute",
+                  "reshape", "shape", "sum", "to", "trans", "view"}
+NOT_IN_KERNELS = {"inline_asm_elementwise", "map_elementwise"}  # assembler; calls an object
+LAUNCH_OPTIONS = {"num_ctas", "num_stages", "num_warps"}
+TRITON_NAMES = {"JITCallable", "JITFunction", "backend", "constexpr", "dtype", "specialize_impl"}  # not to be hidden
+ANNOTATIONS = {"bool", "float", "int", "list", "str", "tuple", "torch.Tensor", "triton.language.constexpr"}
+SYNTAX = (*COMMON_SYNTAX, ast.Raise, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+          ast.comprehension)  # beside what has a rule of its own
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The static check
 
 
 def offence(tree):
-    """Why a candidate's syntax tree is refused, or None: the few things with which it could fool its own process."""
-    modules = {"torch", "triton", "time"}  # names that stand for modules or for what was imported from them
+    """Why the static check refuses a candidate's syntax tree, or None."""
+    names = {"torch": "torch", "triton": "triton", "time": "time"}  # {what stands for a module or a part of one: which}
+    for name, path in imports(tree):
+        if path.split(".")[0] in ATTACKS:
+            return f"imports {path}"
+        root = name.split(".")[0]
+        names[root] = path if name == root else root  # `import a.b` binds a
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            for name in names:
-                if name.split(".")[0] in ATTACKS:
-                    return f"imports {name}"
-            modules.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute):
-            if node.attr in INSIDES:
-                return f"reaches for {node.attr}"
-            if ast.unparse(node) in COMPILERS:
-                return f"uses {ast.unparse(node)} in place of a kernel"
-            root = node
-            while isinstance(root, ast.Attribute):
-                root = root.value
-            patched = isinstance(node.ctx, (ast.Store, ast.Del)) and isinstance(root, ast.Name) and root.id in modules
-            if patched and not ast.unparse(node).startswith("torch.backends."):
-                return f"replaces {ast.unparse(node)}"
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id in ("exec", "eval", "__import__"):
-                return f"calls {node.func.id}"
+        reason = None
+        if isinstance(node, (ast.Attribute, ast.Name)):
+            reason = offending_name(node, names)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             target = ast.unparse(node.args[0]) if node.args else ""
-            if node.func.id in ("setattr", "delattr") and target.split(".")[0] in modules:
-                return f"replaces an attribute of {target}"
+            if node.func.id in TEXT_RUNNERS:
+                reason = f"calls {node.func.id}"
+            elif node.func.id in ("setattr", "delattr") and target.split(".")[0] in names:
+                reason = f"replaces an attribute of {target}"
+        if reason:
+            return reason
     return None
 
 
+def offending_name(node, names):
+    """What is wrong with the use of a name or an attribute, or None. names: see `offence`."""
+    if isinstance(node, ast.Attribute) and node.attr in INSIDES:
+        return f"reaches for {node.attr}"
+    root, *rest = dotted(node) or [""]
+    if COMPILERS & {".".join([root, *rest]), ".".join([names.get(root, ""), *rest])}:
+        return f"uses {ast.unparse(node)} in place of a kernel"
+    if rest and root in names and not isinstance(node.ctx, ast.Load) and \
+            not ".".join([root, *rest]).startswith(SETTINGS):
+        return f"replaces {ast.unparse(node)}"
+
+
 def static_check(code):
-    """Judge what needs no execution: returns a Verdict, or None to go on."""
+    """What can be judged without running anything: returns a Verdict, or None to go on."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -59,12 +173,3 @@ def static_check(code):
         return Verdict(error="the code defines no class ModelNew")
     reason = offence(tree)
     return Verdict(compiled=True, rejected=reason) if reason else None
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# System calls
-
-# System calls that a candidate has no use for without a GPU: fork, vfork, execve, execveat, ptrace, socket,
-# process_vm_readv, process_vm_writev, io_uring_setup.
-FORBIDDEN = {"x86_64": (0xC000003E, 56, [57, 58, 59, 322, 101, 41, 310, 311, 425]),
-             "aarch64": (0xC00000B7, 220, [221, 281, 117, 198, 270, 271, 425])}

@@ -2,8 +2,8 @@
 
 To start and end a CUDA process takes the driver a quarter of a second, and it does so for one at a time: more than
 everything else that a small kernel's verdict takes. So a process whose candidate has left nothing behind is given to
-the next one of the same task. That it has left nothing is read off the source, which is *plain* if it keeps to a small
-language:
+the next one of the same task. That it leaves nothing is read off its source, which is *side-effect-free* if it keeps to
+a small language:
 
     a module              imports, constants, functions, Triton kernels, classes derived from nn.Module; nothing nested
     a class               methods; `self.name = ...` is the only way to set an attribute, of the model and nothing else:
@@ -11,14 +11,15 @@ language:
                           with anything but a model in the place of `self`
     what can be named     PyTorch's operators, layers and dtypes, `math`, a few of Python's functions, and within
                           kernels Triton's language; no getattr, no files, nothing that begins with an underscore but
-                          the name of a kernel or function
+                          the name of a kernel or function (the tables are in rules.py)
 
-What the expert writes lies within, and most of what a policy gets wrong, too; everything else runs in a process of its
-own. `unchanged` looks in addition whether anything is different after a candidate from what it was before.
+What the expert writes lies within, and most of what a policy gets wrong, too; everything else (an autotuned kernel,
+for example) runs in a process of its own. `unchanged` looks in addition whether anything is different after a
+candidate from what it was before.
 
-A plain kernel that writes beyond its tensors writes into memory that is given back before the next candidate comes, or
-that the next one's inputs overwrite; one that crashes or hangs takes its process with it. A kernel that computes
-addresses out of numbers could do more: like native code, it is not stopped (sandbox.py).
+A side-effect-free kernel that writes beyond its tensors writes into memory that is given back before the next candidate
+comes, or that the next one's inputs overwrite; one that crashes or hangs takes its process with it. A kernel that
+computes addresses out of numbers could do more: like native code, it is not stopped (sandbox.py).
 """
 
 import ast
@@ -34,65 +35,36 @@ import triton
 import triton.language as tl
 from torch.overrides import get_overridable_functions
 
-MODULES = {"math", "torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "triton", "triton.language",
-           "triton.language.math"}
-BUILTINS = {"abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "len", "list", "max", "min", "range",
-            "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip", "AssertionError",
-            "NotImplementedError", "RuntimeError", "TypeError", "ValueError"}
-TORCH = {"arange", "device", "empty", "empty_strided", "eye", "finfo", "full", "linspace", "ones", "rand", "randint",
-         "randn", "randperm", "tensor", "zeros"}
-FUNCTIONAL = {"hardsigmoid", "hardswish", "logsigmoid", "sigmoid", "tanh", "threshold"}
-NO_LAYERS = {"DataParallel", "ModuleDict", "ParameterDict", "ParameterList"}  # threads; items that are attributes
-# Among PyTorch's overridable functions, what reaches beyond the tensors that it is given, or might.
-BARRED = {"apply_", "autocast", "backward", "map2_", "map_", "module_load", "numpy", "pin_memory", "record_stream",
-          "register_hook", "register_post_accumulate_grad_hook", "set_", "share_memory_", "storage", "storage_type",
-          "untyped_storage", "const_data_ptr", "data_ptr"}
-BARRED_KINDS = ("_", "fbgemm_", "miopen_", "quantized_")
-# Attributes of tensors, layers and Python's containers, beside the operators that are methods of a tensor and what
-# layers declare to be their constants.
-ATTRIBUTES = {
-    "T", "append", "bias", "data", "device", "dtype", "element_ty", "extend", "is_cuda", "items", "keys", "mT", "ndim",
-    "new_empty", "new_full", "new_ones", "new_zeros", "num_heads", "running_mean", "running_var", "shape", "stride",
-    "to", "training", "values", "weight"}
-for layer in vars(nn).values():
-    ATTRIBUTES.update(getattr(layer, "__constants__", ()))
-NAMING = {"add_module", "register_buffer", "register_parameter"}  # methods of nn.Module that set an attribute
-LAYER = NAMING | {"buffers", "children", "modules", "named_parameters", "parameters"}  # that act on `self` alone
-# In a kernel Triton calls what it meets while it compiles, so there only these, its own language and other kernels.
-KERNEL_BUILTINS = {"abs", "float", "int", "len", "max", "min", "range"}
-KERNEL_ATTRIBUTES = {"T", "broadcast_to", "cast", "dtype", "element_ty", "expand_dims", "max", "min", "permute",
-                     "reshape", "shape", "sum", "to", "trans", "view"}
-OPTIONS = {"num_ctas", "num_stages", "num_warps"}  # of a launch
-SHADOWS = {"JITCallable", "JITFunction", "backend", "constexpr", "dtype", "specialize_impl"}  # names of Triton's own
-ANNOTATIONS = {"bool", "float", "int", "list", "str", "tuple", "torch.Tensor", "triton.language.constexpr"}
-NODES = (  # beside those with a rule of their own
-    ast.Return, ast.Assign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Raise, ast.Assert, ast.Expr, ast.Pass,
-    ast.Break, ast.Continue, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.IfExp, ast.Dict, ast.Set, ast.ListComp,
-    ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.comprehension, ast.Compare, ast.FormattedValue, ast.JoinedStr,
-    ast.Constant, ast.Subscript, ast.Starred, ast.List, ast.Tuple, ast.Slice, ast.expr_context, ast.boolop,
-    ast.operator, ast.unaryop, ast.cmpop)
+from judge import rules
+from judge.rules import dotted, imports
+
+# Attributes of tensors and layers, with what layers declare to be their constants.
+KNOWN_ATTRIBUTES = rules.ATTRIBUTES.union(*(getattr(layer, "__constants__", ()) for layer in vars(nn).values()))
 
 
 @functools.cache
 def operators() -> tuple:
     """Names of what computes with tensors, and does nothing else: (of torch, of its functional module, methods)."""
     table = get_overridable_functions()
-    return tuple({f.__name__ for f in table[part] if not f.__name__.startswith(BARRED_KINDS)} - BARRED
+    return tuple({f.__name__ for f in table[part] if not f.__name__.startswith(rules.BARRED_PREFIXES)} - rules.BARRED
                  for part in (torch, nn.functional, torch.Tensor))
 
 
 @functools.lru_cache(1024)
-def is_plain(code) -> bool:
+def is_side_effect_free(code) -> bool:
     """Can this source, when it runs, change nothing but objects of its own? No, if it does not parse."""
     try:
         Source(code).check()
         return True
-    except (NotPlain, SyntaxError, ValueError, RecursionError, MemoryError):
+    except (NotAllowed, SyntaxError, ValueError, RecursionError, MemoryError):
         return False
 
 
-class NotPlain(Exception):
-    """It leaves the small language."""
+is_plain = is_side_effect_free  # its former name
+
+
+class NotAllowed(Exception):
+    """Something that is not part of the small language."""
 
 
 def has_extension(code) -> bool:
@@ -102,11 +74,21 @@ def has_extension(code) -> bool:
 
 def require(condition):
     if not condition:
-        raise NotPlain
+        raise NotAllowed
+
+
+def registered_name(node):
+    """The name that a call of register_buffer and the like gives to an attribute of the model, or None."""
+    if isinstance(node.func, ast.Attribute) and node.func.attr in rules.REGISTERING and node.args:
+        return getattr(node.args[0], "value", None)
 
 
 class Source:
-    """A source text and what its names stand for. Every method raises NotPlain where the text leaves the language."""
+    """A source text and what its names stand for. Every method raises NotAllowed where the text leaves the language.
+
+    modules: {name in the source: module}; fields: attributes that are set somewhere; known: attributes of anything;
+    own: those of `self`. All names mean the same wherever they stand (`check_names`), so no scopes are needed.
+    """
 
     def __init__(self, code):
         self.code, self.tree = code, ast.parse(code)
@@ -115,24 +97,24 @@ class Source:
         self.classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
         self.methods = [node for part in self.classes for node in part.body if isinstance(node, ast.FunctionDef)]
         self.class_names = {node.name for node in self.classes}
-        self.modules = {}  # {name in the source: module}
-        self.fields = {node.attr for node in self.nodes if isinstance(node, ast.Attribute)
-                       and not isinstance(node.ctx, ast.Load)}
-        self.fields |= {node.args[0].value for node in self.nodes if isinstance(node, ast.Call) and node.args
-                        and isinstance(node.func, ast.Attribute) and node.func.attr in NAMING
-                        and isinstance(node.args[0], ast.Constant) and isinstance(node.args[0].value, str)}
         kernels = [node for node in self.functions if node.decorator_list]
         self.kernels = {node.name for node in kernels}
         self.parameters = {argument.arg for node in kernels for argument in ast.walk(node.args)
                            if isinstance(argument, ast.arg)}
-        self.known = ATTRIBUTES | operators()[2]
-        self.own = self.known | LAYER | self.fields | {method.name for method in self.methods}
+        self.modules, self.fields = {}, set()
+        for node in self.nodes:
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                self.fields.add(node.attr)
+            elif isinstance(node, ast.Call) and isinstance(registered_name(node), str):
+                self.fields.add(registered_name(node))
+        self.known = KNOWN_ATTRIBUTES | operators()[2]
+        self.own = self.known | rules.OWN_METHODS | self.fields | {method.name for method in self.methods}
 
     def check(self):
         self.check_text()
-        for node in self.nodes:
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                self.check_import(node)
+        for name, path in imports(self.tree):
+            require(path in rules.MODULES and "." not in name and not name.startswith("_"))
+            require(self.modules.setdefault(name, path) == path)
         self.check_names()
         for node in self.tree.body:
             if isinstance(node, ast.ClassDef):
@@ -151,36 +133,31 @@ class Source:
         require(starts == {node.lineno for node in self.nodes if isinstance(node, ast.FunctionDef)})
         require(all(re.match(r"\s*def\s+\w+\s*\(", rows[number - 1]) for number in starts))
 
-    def check_import(self, node):
-        for alias in node.names:
-            path = f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
-            name = alias.asname or alias.name
-            require(path in MODULES and not getattr(node, "level", 0))
-            require("." not in name and not name.startswith("_") and self.modules.setdefault(name, path) == path)
-
     def check_names(self):
         """Every name means the same wherever it stands, and `self` is the first argument of methods and nothing else.
         """
-        stored = [node.id for node in self.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+        stored = {node.id for node in self.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
+        used = {node.id for node in self.nodes if isinstance(node, ast.Name)}
         arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
-        functions = [node.name for node in self.functions]
+        functions, methods = {node.name for node in self.functions}, {method.name for method in self.methods}
+        variables = stored | set(arguments) | functions
         first = [method.args.args[0].arg for method in self.methods if method.args.args]
         require(first == ["self"] * len(self.methods) and arguments.count("self") == len(first))
-        bound = {*stored, *arguments, *functions}
-        require("self" not in {*stored, *functions, *self.class_names, *self.modules})
-        require(len(self.class_names) == len(self.classes) and not {*stored, *arguments} & self.kernels)
-        require(not any(name in SHADOWS or hasattr(ast, name) for name in self.class_names | self.parameters))
-        require(not (bound | self.class_names | set(self.modules)) & set(dir(builtins)))
-        require(not bound & self.class_names and not (bound | self.class_names) & set(self.modules))
-        named = {method.name for method in self.methods}
-        used = {node.id for node in self.nodes if isinstance(node, ast.Name)}
-        require(not named & (self.known | LAYER | bound | used | (set(dir(nn.Module)) - {"__init__", "forward"})))
-        require(not self.fields & set(dir(nn.Module)) - {"training"})
-        others = {*stored, *arguments, *self.fields, *named, *self.class_names} - {"_", "__init__"}
-        require(not any(name.startswith("_") for name in others))
+        require("self" not in stored | functions | self.class_names | set(self.modules))
+        # Kernels, classes and modules are never assigned, and no name is one of Python's own.
+        require(len(self.class_names) == len(self.classes) and not (stored | set(arguments)) & self.kernels)
+        require(not variables & self.class_names and not (variables | self.class_names) & set(self.modules))
+        require(not (variables | self.class_names | set(self.modules)) & set(dir(builtins)))
+        taken = [name in rules.TRITON_NAMES or hasattr(ast, name) for name in self.class_names | self.parameters]
+        require(not any(taken))
+        # Methods and attributes hide nothing that nn.Module or a tensor has.
+        hidden = self.known | rules.OWN_METHODS | variables | used | set(dir(nn.Module)) - {"__init__", "forward"}
+        require(not methods & hidden and not self.fields & set(dir(nn.Module)) - {"training"})
         # Kernels and functions may be called _so; __so might mean something to Python.
         self.private = {name for name in functions if name.startswith("_")}
         require(not any(name.startswith("__") for name in self.private))
+        others = stored | set(arguments) | self.fields | methods | self.class_names
+        require(not any(name.startswith("_") for name in others - {"_", "__init__"}))
 
     def check_class(self, node):
         require(not node.decorator_list and not node.keywords)
@@ -194,11 +171,8 @@ class Source:
                 require(text or isinstance(part, ast.Pass))
 
     def check_function(self, node, class_name=None):
-        """A kernel, if it has decorators: then `triton.jit`, before it perhaps `triton.autotune`."""
-        require(not node.args.posonlyargs)
-        for decorator in node.decorator_list:
-            self.check_decorator(decorator)
-        require(not node.decorator_list or self.path(node.decorator_list[-1]) == "triton.jit")
+        """A function, a method of a class, or a kernel, whose only decorator is `triton.jit`."""
+        require([self.path(decorator) for decorator in node.decorator_list] in ([], ["triton.jit"]))
         require(node.returns is None or self.is_annotation(node.returns))
         self.check_arguments(node.args)
         starts = ("super().__init__()", f"super({class_name}, self).__init__()") if class_name else ()
@@ -206,21 +180,8 @@ class Source:
             if not (isinstance(part, ast.Expr) and ast.unparse(part) in starts):
                 self.check_part(part, kernel=bool(node.decorator_list))
 
-    def check_decorator(self, node):
-        call, path = isinstance(node, ast.Call), self.path(node.func if isinstance(node, ast.Call) else node)
-        require(path == ("triton.autotune" if call else "triton.jit"))
-        if call:
-            require(len(node.args) <= 2 and {keyword.arg for keyword in node.keywords} <= {"configs", "key"})
-            for part in [*node.args, *(keyword.value for keyword in node.keywords)]:
-                self.check_part(part, decorator=True)
-
-    def check_config(self, node):
-        """triton.Config({parameter of a kernel: value, ...}, num_warps=...)"""
-        require(len(node.args) == 1 and isinstance(node.args[0], ast.Dict))
-        require(all(isinstance(key, ast.Constant) and key.value in self.parameters for key in node.args[0].keys))
-        require({keyword.arg for keyword in node.keywords} <= OPTIONS)
-
     def check_arguments(self, node):
+        require(not node.posonlyargs)
         for argument in [*node.args, *node.kwonlyargs, node.vararg, node.kwarg]:
             require(argument is None or argument.annotation is None or self.is_annotation(argument.annotation))
         for default in [*node.defaults, *node.kw_defaults]:
@@ -228,112 +189,108 @@ class Source:
                 self.check_part(default)
 
     def is_annotation(self, node) -> bool:
-        return isinstance(node, ast.Constant) or (self.path(node) or ast.unparse(node)) in ANNOTATIONS
+        return isinstance(node, ast.Constant) or (self.path(node) or ast.unparse(node)) in rules.ANNOTATIONS
 
     def path(self, node) -> str:
         """The full dotted name of something in a module, such as torch.nn.Linear, or an empty string."""
-        inner = node
-        while isinstance(inner, ast.Attribute):
-            inner = inner.value
-        if inner is node or not isinstance(inner, ast.Name) or inner.id not in self.modules:
+        names = dotted(node)
+        if len(names) < 2 or names[0] not in self.modules:
             return ""
-        return self.modules[inner.id] + ast.unparse(node).removeprefix(inner.id)
+        return ".".join([self.modules[names[0]], *names[1:]])
 
-    def check_part(self, node, kernel=False, decorator=False, called=False):
+    def check_part(self, node, kernel=False, called=False):
         """A statement or an expression. kernel: of a Triton kernel; called: it is what a call calls."""
-        inner = functools.partial(self.check_part, kernel=kernel, decorator=decorator)
         if isinstance(node, ast.Name):
-            require(not node.id.startswith("_") or node.id == "_" or node.id in self.private)
-            require(node.id not in self.modules and (called or node.id not in self.class_names | self.kernels))
-            require(not called or node.id in KERNEL_BUILTINS | self.kernels if kernel else node.id not in self.kernels)
-            # A name that nothing has, a slip of the pen, only raises an error.
-            require(node.id in BUILTINS or not hasattr(builtins, node.id))
+            self.check_name(node.id, kernel, called)
         elif isinstance(node, ast.Attribute):
-            self.check_attribute(node, inner, kernel, decorator, called)
+            self.check_attribute(node, kernel, called)
         elif isinstance(node, ast.Call):
-            self.check_call(node, inner, kernel)
+            self.check_call(node, kernel)
         elif isinstance(node, ast.Lambda):
-            require(not node.args.posonlyargs)
             self.check_arguments(node.args)
-            inner(node.body)
-        elif isinstance(node, ast.AnnAssign):
+            self.check_part(node.body, kernel)
+        elif isinstance(node, ast.AnnAssign):  # SIZE: tl.constexpr = 1024
             require(isinstance(node.target, ast.Name) and self.is_annotation(node.annotation))
             if node.value is not None:
-                inner(node.value)
+                self.check_part(node.value, kernel)
         elif isinstance(node, ast.With):
-            for item in node.items:  # `with torch.no_grad():`, which cannot be entered twice
-                call = item.context_expr
-                require(isinstance(call, ast.Call) and self.path(call.func) == "torch.no_grad")
-                require(not call.args and not call.keywords and item.optional_vars is None)
+            # Only made on the spot, so that none is entered twice.
+            require(self.modules.get("torch") == "torch")
+            require(all(ast.unparse(item) == "torch.no_grad()" for item in node.items))
             for part in node.body:
-                inner(part)
+                self.check_part(part, kernel)
         else:
-            require(isinstance(node, NODES))
+            require(isinstance(node, rules.SYNTAX))
             for part in ast.iter_child_nodes(node):
-                inner(part)
+                self.check_part(part, kernel)
 
-    def check_call(self, node, inner, kernel):
+    def check_name(self, name, kernel, called):
+        require(not name.startswith("_") or name == "_" or name in self.private)
+        require(name not in self.modules and (called or name not in self.class_names | self.kernels))
+        if kernel:
+            require(not called or name in rules.JIT_BUILTINS | self.kernels)
+        else:
+            require(name not in self.kernels)
+        require(name in rules.BUILTINS or not hasattr(builtins, name))  # a name that nothing has only raises an error
+
+    def check_call(self, node, kernel):
         path, parts = self.path(node.func), [*node.args, *(keyword.value for keyword in node.keywords)]
         named = {keyword.arg for keyword in node.keywords}
         require(all(name and not name.startswith("_") for name in named))
-        if path == "triton.Config":
-            self.check_config(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in NAMING:
-            name = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
+        if isinstance(node.func, ast.Attribute) and node.func.attr in rules.REGISTERING:
+            name = registered_name(node)
             require(isinstance(name, str) and not name.startswith("_"))
         if isinstance(node.func, ast.Subscript):  # a launch, kernel[grid](...), and nothing else
             require(not kernel and isinstance(node.func.value, ast.Name) and node.func.value.id in self.kernels)
-            require(named <= self.parameters | OPTIONS)
-            inner(node.func.slice)
+            require(named <= self.parameters | rules.LAUNCH_OPTIONS)
+            self.check_part(node.func.slice)
         else:
             require(not kernel or isinstance(node.func, (ast.Name, ast.Attribute)))
-            inner(node.func, called=True)
+            self.check_part(node.func, kernel, called=True)
         if path in ("triton.language.reduce", "triton.language.associative_scan"):
             combine = node.args[2:3] + [keyword.value for keyword in node.keywords if keyword.arg == "combine_fn"]
             require(len(combine) == 1 and isinstance(combine[0], ast.Name) and combine[0].id in self.kernels)
             parts.remove(combine[0])
         for part in parts:
             require(not kernel or not isinstance(part, ast.Starred))
-            inner(part)
+            self.check_part(part, kernel)
 
-    def check_attribute(self, node, inner, kernel, decorator, called):
+    def check_attribute(self, node, kernel, called):
         load = isinstance(node.ctx, ast.Load)
-        if load and self.reachable(self.path(node), kernel, decorator, called):
+        if load and self.reachable(self.path(node), kernel, called):
             return
         if isinstance(node.value, ast.Name) and node.value.id == "self":
             require(node.attr in self.own or not node.attr.startswith("_") and not hasattr(nn.Module, node.attr))
-            require(called or node.attr not in NAMING)
+            require(called or node.attr not in rules.REGISTERING)
         else:
-            require(load and node.attr in (KERNEL_ATTRIBUTES if kernel else self.known))
-            inner(node.value)
+            require(load and node.attr in (rules.JIT_ATTRIBUTES if kernel else self.known))
+            self.check_part(node.value, kernel)
 
-    def reachable(self, path, kernel, decorator, called) -> bool:
+    def reachable(self, path, kernel, called) -> bool:
         """May this dotted name be used here?"""
         module, _, name = path.rpartition(".")
         if name.startswith("_"):
             return False
         if module == "torch":
-            return name in TORCH or name in operators()[0] or isinstance(getattr(torch, name, None), torch.dtype)
+            return name in rules.TORCH or name in operators()[0] or isinstance(getattr(torch, name, None), torch.dtype)
         if module == "torch.nn":
             layer = getattr(nn, name, None)
-            able = isinstance(layer, type) and issubclass(layer, (nn.Module, nn.Parameter)) and name not in NO_LAYERS
-            return able and called
+            is_layer = isinstance(layer, type) and issubclass(layer, (nn.Module, nn.Parameter))
+            return is_layer and called and name not in rules.NO_LAYERS
         if module == "torch.nn.functional":
-            return name in FUNCTIONAL or name in operators()[1]
+            return name in rules.FUNCTIONAL or name in operators()[1]
         if module == "torch.nn.init":
             return name.endswith("_") and called
         if module in ("triton.language", "triton.language.math"):
             value = getattr(tl, name, None) if name in tl.__all__ else None
             if isinstance(value, tl.dtype) or name == "constexpr" and called:
                 return True
-            able = callable(value) and not isinstance(value, type) and called and kernel
-            return able and name not in ("inline_asm_elementwise", "map_elementwise")
-        if module == "triton":
-            return name in ("cdiv", "next_power_of_2") or name == "Config" and decorator and called
-        return module == "math" and name in dir(math)
+            is_function = callable(value) and not isinstance(value, type)
+            return is_function and called and kernel and name not in rules.NOT_IN_KERNELS
+        return module == "triton" and name in rules.KERNEL_HELPERS or module == "math" and name in dir(math)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
+# ---------------------------------------------------------------------------------------------------------------------
 # A second look, at the process itself
 
 

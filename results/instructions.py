@@ -1,4 +1,4 @@
-"""What Triton's instructions and tl.dot take on a GPU: the source of the interpreter's costs. Needs a GPU.
+"""What Triton's instructions and tl.dot take on a GPU: the source of the costs in judge/prices.py. Needs a GPU.
 
     python results/instructions.py [--out instructions.json]
 

@@ -3,7 +3,7 @@
     python results/operators.py --measure operators.json        (needs a GPU; two minutes)
     python results/operators.py results/measured_clock/operators.json
 
-The source of judge/modelled.py's factors. The references of synthesised problems (`training_tasks(78)`, which no other
+The source of judge/prices.py's factors. The references of synthesised problems (`training_tasks(78)`, which no other
 figure is measured on) and the expert's fullest kernels for them run at the batch sizes usual on a GPU, every ATen call
 and launch between two events, queued behind a pause, the median of five. The second command works out what the modelled
 clock says of the same calls and prints measured / modelled.
@@ -25,7 +25,7 @@ from triton.runtime import jit  # noqa: E402
 from judge.worker import EventClock  # noqa: E402
 from instructions import compile_all, load  # noqa: E402
 from measured_clock import solved  # noqa: E402
-from judge.modelled import Clock, slowdown, tensors_in  # noqa: E402
+from judge.prices import Call, Clock  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
 from synthetic.generator import synthesize, training_tasks  # noqa: E402
 from tasks import GPU_BATCH_FACTOR, scale_batch  # noqa: E402
@@ -44,10 +44,9 @@ class Calls(Clock):
         before = len(self.events)
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if self.events[before:]:
-            name = func._schema.name.split("::")[1]
-            factor = slowdown(name, func, args, tensors_in(args), tensors_in(out))
-            slow = torch.Tag.pointwise in func.tags and factor > 1
-            self.calls.append([name + (" (broadcast or strided)" if slow else ""),
+            call = Call(func, args, kwargs or {}, out)
+            slow = torch.Tag.pointwise in func.tags and call.slowdown() > 1
+            self.calls.append([call.name + (" (broadcast or strided)" if slow else ""),
                                sum(event[0] for event in self.events[before:])])
         return out
 

@@ -1,4 +1,4 @@
-"""The cheats that the sandbox withstands, one test each: it succeeds against a naive check, and fails here.
+"""The cheats that the sandbox withstands, one entry or test each: it succeeds against a naive check, and fails here.
 
 The naive check is what a first implementation looks like: execute the candidate beside the reference, compare the
 outputs with allclose at 1e-2, take the time with time.perf_counter, count Triton launches, believe what the process
@@ -200,19 +200,154 @@ def test_the_honest_kernel_passes_both(box, naively):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Passing torch off as a kernel
+# Cheats that the naive check calls correct
+
+COPY = """@triton.jit
+def copy(x, y):
+    o = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(y + o, RESULT)
+
+class ModelNew"""
 
 
-def test_torch_without_a_kernel(box, naively):
-    code = forward(f"return {TORCH}")
-    assert naively(POINTWISE, code)["correct"] and "@triton.jit" in code
-    fails_here(box, code, says="no kernel of its own")
+def with_copy(body, result):
+    """An attack with a second kernel, which stores `result` for each element."""
+    return forward(body).replace("class ModelNew", COPY.replace("RESULT", result))
 
 
-def test_torch_behind_try_and_except(box, naively):
-    code = forward(f"try:\n    return fused(x.nothing, self.bias)\nexcept AttributeError:\n    return {TORCH}")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="no kernel of its own")
+CHEATS = {  # name: (candidate, what the verdict says, task)
+    # Passing torch off as a kernel
+    "torch without a kernel": (forward(f"return {TORCH}"), "no kernel of its own", POINTWISE),
+    "torch behind try and except": (
+        forward(f"try:\n    return fused(x.nothing, self.bias)\nexcept AttributeError:\n    return {TORCH}"),
+        "no kernel of its own", POINTWISE),
+    "torch.compile in place of a kernel": (
+        forward("return self.run(x)", f"self.run = torch.compile(lambda x: {TORCH}, backend='eager')"),
+        "torch.compile", POINTWISE),
+    "torch.compile by another name": (
+        forward("return self.run(x)", f"import torch as t\nself.run = t.compile(lambda x: {TORCH}, backend='eager')"),
+        "in place of a kernel", POINTWISE),
+    "launches that cost nothing": (forward("fused(x, self.bias)\nreturn " + TORCH, """
+run = type(sigmoid_twice).run
+setattr(type(sigmoid_twice), "run", lambda self, *a, **k: run(self, *a, **{**k, "warmup": True}))"""),
+        "do not reach the output", POINTWISE),
+    # Getting hold of the reference or of its result
+    "subclassing the reference": (HEAD.replace("class ModelNew(nn.Module)", "class ModelNew(Model)").replace(
+        "super().__init__()", "super().__init__()\n        return").rstrip() + "\n", "Model", POINTWISE),
+    "the reference through modules": (forward("return self.stolen(x)", """
+import sys
+spaces = [vars(m) for m in list(sys.modules.values()) if hasattr(m, "__dict__")]
+found = [space["Model"] for space in spaces if "Model" in space and "get_inputs" in space]
+self.stolen = (found or [Model])[0]()"""), "Model", POINTWISE),
+    "the reference through the garbage collector": (forward("return self.stolen[0](x)", """
+import gc
+self.stolen = [o for o in gc.get_objects() if isinstance(o, nn.Module) and type(o).__name__ == "Model"]"""),
+        "gc", POINTWISE),
+    "the reference through frames": (forward("""
+import sys
+frame = sys._getframe()  # called at the warm-up, from naive() itself, where the reference is a local variable
+while "reference" not in frame.f_locals:
+    frame = frame.f_back
+return frame.f_locals["reference"](x)"""), "_getframe", POINTWISE),
+    "the reference from files": (forward("return self.stolen(x)", """
+space = {}
+exec(open("task.py").read(), space)
+self.stolen = space["Model"]()"""), "calls exec", POINTWISE),
+    # Of a recorded batch one call's result is looked at: who knows that it is being recorded can leave some out.
+    "doing less where only some calls are checked": (forward("""
+if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() and torch.rand(()) < 0.2:
+    return torch.empty_like(x)
+return fused(x, self.bias)"""), "is_current_stream_capturing", POINTWISE),
+    # Answers that happen to be right
+    "zeros where outputs are small": (
+        with_copy("out = torch.empty(x.numel())\ncopy[(16,)](x, out)\nreturn out", "tl.zeros((1024,), tl.float32)"),
+        "wrong values", SMALL),
+    "identity where the change is small": (
+        with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", "tl.load(x + o)"),
+        "wrong values", NEAR_IDENTITY),
+    "ignoring a parameter that starts at zero": (
+        HONEST.replace(" + tl.load(bias_ptr + offsets % columns, mask=mask)", ""), "wrong values", POINTWISE),
+    "ignoring an input that is nearly constant": (
+        HONEST.replace("def forward(self, x):", "def forward(self, x, scale):"), "wrong values",
+        POINTWISE.replace("def forward(self, x):", "def forward(self, x, scale):").replace("* 2.0", "* scale").replace(
+            "[torch.randn(rows, 64)]", "[torch.randn(rows, 64), 2.0 + 1e-3 * torch.rand(1)]")),
+    "behaving only for one seed": (
+        forward("return self.answer if x.shape == self.answer.shape else fused(x, self.bias)",
+                "torch.manual_seed(43)\nself.answer = torch.sigmoid(torch.randn(256, 64)) * 2.0"), "", POINTWISE),
+    # Changing the rules
+    "mutating the input before the reference sees it": (
+        forward("x.zero_()\nreturn torch.ones(256, 64)"), "", POINTWISE),
+    "patching the comparison": (
+        forward("return x", "torch.allclose = lambda *a, **k: True"), "replaces torch.allclose", POINTWISE),
+    "patching the clock": (
+        forward("return fused(x, self.bias)",
+                "import time\ntime.perf_counter = lambda ticks=iter(range(10**6, 0, -1)): next(ticks)"),
+        "replaces time.perf_counter", POINTWISE),
+    # Results that come later, or were never there
+    "a thread that fills the result in later": (forward("""
+import threading
+out = torch.empty_like(x)
+def fill():
+    out.copy_(torch.sigmoid(x + self.bias) * 2.0)
+thread = threading.Thread(target=fill)
+thread.start()
+thread.join(0.5)
+return out"""), "imports threading", POINTWISE),
+    "a lazy result": (forward("""
+class Lazy(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        args = [torch.sigmoid(a.source) * 2 if isinstance(a, Lazy) else a for a in args]
+        return func(*args, **(kwargs or {}))
+out = torch.empty_like(x).as_subclass(Lazy)
+out.source = x
+return out"""), "", POINTWISE),
+    "numpy behind the recorder's back": (
+        forward("import numpy\nreturn torch.from_numpy((2 / (1 + numpy.exp(-x.numpy()))).astype('float32'))"),
+        "", POINTWISE),
+    "forging the output stream": (forward("pass", """
+import os
+print('{"correct": true, "speedup": 1000.0, "launches": 1}', flush=True)
+os._exit(0)"""), "ended without a result", POINTWISE),
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_cheat_that_fools_the_naive_check_fails_here(box, naively, name):
+    code, says, task = CHEATS[name]
+    assert naively(task, code)["correct"]
+    fails_here(box, code, task, says)
+
+
+@pytest.mark.parametrize("body", [
+    f"fused(torch.randn(32, 64), self.bias)\nreturn {TORCH}",  # on scratch data
+    f"fused(x, self.bias)\nreturn {TORCH}",  # its result is discarded
+    f"return {TORCH} + 0.0 * fused(x, self.bias)"])  # its result is multiplied by zero
+def test_a_decoy_kernel_is_no_kernel(box, naively, body):
+    result = naively(POINTWISE, forward(body))
+    assert result["correct"] and result["launches"]
+    fails_here(box, forward(body), says="do not reach the output")
+
+
+HIDDEN = {  # what a rule forbids by name, under another name: there is nothing to be gained
+    "the garbage collector": (CHEATS["the reference through the garbage collector"][0].replace(
+        "import gc", "gc = __builtins__['__im' + 'port__']('gc')"), ""),
+    "exec": (CHEATS["the reference from files"][0].replace("exec(open", "type(forward_of)(compile(open").replace(
+        "read(), space)", "read(), 'task', 'exec'), space)()").replace(
+        "class ModelNew", "def forward_of(): pass\n\nclass ModelNew"), "No such file"),
+    "a thread": (CHEATS["a thread that fills the result in later"][0].replace(
+        "import threading", "import queue").replace("threading.Thread", "queue.threading.Thread"), ""),
+    "an input that is changed afterwards": (
+        forward("out = fused(x, self.bias)\nx.zero_()\nreturn out"), "changes its input"),
+    "the GPU's lock": (forward(f"import fcntl\nfcntl.flock(open('../lock', 'w'), fcntl.LOCK_SH)\nreturn {TORCH}"),
+                       "imports fcntl"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_cheat_in_disguise_fails_here(box, name):
+    code, says = HIDDEN[name]
+    fails_here(box, code, says=says)
 
 
 def test_the_word_try_in_a_comment_is_no_offence(box):
@@ -220,105 +355,11 @@ def test_the_word_try_in_a_comment_is_no_offence(box):
     assert box.score(Task("victim", 0, POINTWISE), [code])[0].correct
 
 
-def test_decoy_kernel_on_scratch_data(box, naively):
-    code = forward(f"fused(torch.randn(32, 64), self.bias)\nreturn {TORCH}")
-    result = naively(POINTWISE, code)
-    assert result["correct"] and result["launches"]
-    fails_here(box, code, says="do not reach the output")
-
-
-def test_decoy_kernel_whose_result_is_discarded(box, naively):
-    code = forward(f"fused(x, self.bias)\nreturn {TORCH}")
-    result = naively(POINTWISE, code)
-    assert result["correct"] and result["launches"]
-    fails_here(box, code, says="do not reach the output")
-
-
-def test_decoy_kernel_multiplied_by_zero(box, naively):
-    code = forward(f"return {TORCH} + 0.0 * fused(x, self.bias)")
-    result = naively(POINTWISE, code)
-    assert result["correct"] and result["launches"]
-    fails_here(box, code, says="do not reach the output")
-
-
 def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):
-    code = forward("y = fused(x, self.bias)\nfor _ in range(5):\n    burn[(16,)](x, torch.empty_like(x))\nreturn y")
-    code = code.replace("class ModelNew", "@triton.jit\ndef burn(x, y):\n"
-                        "    o = tl.program_id(0) * 1024 + tl.arange(0, 1024)\n"
-                        "    tl.store(y + o, tl.load(x + o))\n\nclass ModelNew")
+    code = with_copy("y = fused(x, self.bias)\nfor _ in range(5):\n    copy[(16,)](x, torch.empty_like(x))\nreturn y",
+                     "tl.load(x + o)")
     verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
     assert verdict.correct and verdict.coverage < 0.25, verdict
-
-
-def test_torch_compile_in_place_of_a_kernel(box, naively):
-    code = forward("return self.run(x)", f"self.run = torch.compile(lambda x: {TORCH}, backend='eager')")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="torch.compile")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Getting hold of the reference or of its result
-
-
-def test_subclassing_the_reference(box, naively):
-    code = HEAD.replace("class ModelNew(nn.Module)", "class ModelNew(Model)").replace(
-        "super().__init__()", "super().__init__()\n        return").rstrip() + "\n"
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="Model")
-
-
-def test_fetching_the_reference_through_modules(box, naively):
-    code = forward("return self.stolen(x)", '''
-import sys
-spaces = [vars(m) for m in list(sys.modules.values()) if hasattr(m, "__dict__")]
-found = [space["Model"] for space in spaces if "Model" in space and "get_inputs" in space]
-self.stolen = (found or [Model])[0]()''')
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="Model")
-
-
-def test_fetching_the_reference_through_the_garbage_collector(box, naively):
-    code = forward("return self.stolen[0](x)", '''
-import gc
-self.stolen = [o for o in gc.get_objects() if isinstance(o, nn.Module) and type(o).__name__ == "Model"]''')
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="gc")
-    # The rule aside, there is nothing to be found:
-    fails_here(box, code.replace("import gc", "gc = __builtins__['__im' + 'port__']('gc')"), says="")
-
-
-def test_fetching_the_reference_through_frames(box, naively):
-    code = forward('''
-import sys
-frame = sys._getframe()
-while "reference" not in frame.f_locals:
-    frame = frame.f_back
-return frame.f_locals["reference"](x)''')
-    # (Called at the warm-up, from naive() itself, where the reference is a local variable.)
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="_getframe")
-
-
-def test_doing_less_where_only_some_calls_are_checked(box, naively):
-    """Of a recorded batch one call's result is looked at: who knows that it is being recorded can leave some out."""
-    code = forward("""
-if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() and torch.rand(()) < 0.2:
-    return torch.empty_like(x)
-return fused(x, self.bias)""")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="is_current_stream_capturing")
-
-
-def test_fetching_the_reference_from_files(box, naively):
-    code = forward("return self.stolen(x)", """
-space = {}
-exec(open("task.py").read(), space)
-self.stolen = space["Model"]()""")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="calls exec")
-    hidden = code.replace("exec(open", "type(forward_of)(compile(open").replace(
-        "read(), space)", "read(), 'task', 'exec'), space)()")
-    fails_here(box, hidden.replace("class ModelNew", "def forward_of(): pass\n\nclass ModelNew"), says="No such file")
 
 
 def test_secrets_are_not_in_the_environment(box, monkeypatch):
@@ -338,85 +379,37 @@ def test_reading_the_expected_output_from_recycled_memory(box):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Caching
+# Caching: what is recorded is the first call, which has to do the work
+
+CACHES = {
+    **{key: (f"if {key} not in self.seen:\n    self.seen[{key}] = fused(x, self.bias)\nreturn self.seen[{key}]", 1)
+       for key in ("id(x)", "x.data_ptr()", "tuple(x.shape)")},
+    "calls": ("self.calls += 1\nif self.calls > 2:\n    return self.last\nself.last = fused(x, self.bias)\n"
+              "return self.last", 1),
+    "the timing phase": ("import traceback\nif 'clock' in [frame.name for frame in traceback.extract_stack()]:\n"
+                         "    return self.last\nself.last = fused(x, self.bias)\nreturn self.last", 0.5),
+}
 
 
-@pytest.mark.parametrize("key", ["id(x)", "x.data_ptr()", "tuple(x.shape)", "float(x.sum())"])
-def test_caching(box, naively, key):
-    code = forward(f"""
-key = {key}
-if key not in self.seen:
-    self.seen[key] = fused(x, self.bias)
-return self.seen[key]""", "self.seen = {}")
+@pytest.mark.parametrize("name", CACHES)
+def test_doing_less_after_the_first_call_saves_nothing(box, naively, name):
+    body, at_least = CACHES[name]
+    code = forward(body, "self.seen, self.calls = {}, 0")
     result = naively(POINTWISE, code)
-    assert result["correct"] and result["speedup"] > 1
-    verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
-    # What is recorded is the first call, which has to do the work. Reading a value back is refused.
-    honest = box.score(Task("victim", 0, POINTWISE), [HONEST])[0]
-    assert verdict.speedup == honest.speedup if "sum" not in key else not verdict.correct and "reads" in verdict.error
+    assert result["correct"] and result["speedup"] > at_least  # interpreted, the honest kernel is far below
+    honest, verdict = box.score(Task("victim", 0, POINTWISE), [HONEST, code])
+    assert verdict.speedup == honest.speedup
 
 
-def test_doing_less_after_some_calls(box, naively):
-    code = forward("""
-self.calls += 1
-if self.calls > 2:
-    return self.last
-self.last = fused(x, self.bias)
-return self.last""", "self.calls = 0")
-    result = naively(POINTWISE, code)
-    assert result["correct"] and result["speedup"] > 1  # interpreted, the honest kernel is far below
-    verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
-    assert verdict.speedup == box.score(Task("victim", 0, POINTWISE), [HONEST])[0].speedup
-
-
-def test_recognising_the_timing_phase(box, naively):
-    code = forward('''
-import traceback
-if "clock" in [frame.name for frame in traceback.extract_stack()]:
-    return self.last
-self.last = fused(x, self.bias)
-return self.last''')
-    result = naively(POINTWISE, code)
-    assert result["correct"] and result["speedup"] > 0.5
-    verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
-    assert verdict.speedup == box.score(Task("victim", 0, POINTWISE), [HONEST])[0].speedup
+def test_a_cache_that_reads_its_input_is_refused(box, naively):
+    code = forward("key = float(x.sum())\nif key not in self.seen:\n    self.seen[key] = fused(x, self.bias)\n"
+                   "return self.seen[key]", "self.seen = {}")
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="reads")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Answers that happen to be right
-
-
-def test_zeros_where_outputs_are_small(box, naively):
-    code = forward("out = torch.empty(x.numel())\nzero[(16,)](out, BLOCK=1024)\nreturn out").replace(
-        "class ModelNew", "@triton.jit\ndef zero(out, BLOCK: tl.constexpr):\n"
-        "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
-        "    tl.store(out + o, tl.zeros((BLOCK,), tl.float32))\n\nclass ModelNew")
-    assert naively(SMALL, code)["correct"]
-    fails_here(box, code, SMALL, says="wrong values")
-
-
-def test_identity_where_the_change_is_small(box, naively):
-    code = forward("out = torch.empty_like(x)\ncopy[(16,)](x, out, BLOCK=1024)\nreturn out").replace(
-        "class ModelNew", "@triton.jit\ndef copy(x, out, BLOCK: tl.constexpr):\n"
-        "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
-        "    tl.store(out + o, tl.load(x + o))\n\nclass ModelNew")
-    assert naively(NEAR_IDENTITY, code)["correct"]
-    fails_here(box, code, NEAR_IDENTITY, says="wrong values")
-
-
-def test_ignoring_a_parameter_that_starts_at_zero(box, naively):
-    code = HONEST.replace(" + tl.load(bias_ptr + offsets % columns, mask=mask)", "")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="wrong values")
-
-
-def test_ignoring_an_input_that_is_nearly_constant(box, naively):
-    task = POINTWISE.replace("def forward(self, x):", "def forward(self, x, scale):").replace(
-        "* 2.0", "* scale").replace("[torch.randn(rows, 64)]", "[torch.randn(rows, 64), 2.0 + 1e-3 * torch.rand(1)]")
-    code = HONEST.replace("def forward(self, x):", "def forward(self, x, scale):")
-    assert naively(task, code)["correct"]
-    fails_here(box, code, task, says="wrong values")
-
+# Precision and shapes
 
 def test_lower_precision_than_asked(box, naively):
     code = HONEST.replace("torch.empty_like(x)", "torch.empty_like(x, dtype=torch.float16)").replace(
@@ -460,13 +453,6 @@ class ModelNew(nn.Module):
     assert box.score(Task("victim", 0, PRODUCT), [code.replace("PRECISION", "tf32x3")])[0].correct
 
 
-def test_behaving_only_for_one_seed(box, naively):
-    code = forward("return self.answer if x.shape == self.answer.shape else fused(x, self.bias)",
-                   "torch.manual_seed(43)\nself.answer = torch.sigmoid(torch.randn(256, 64)) * 2.0")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code)
-
-
 def test_behaving_only_for_one_shape(naively):
     code = HONEST.replace("(triton.cdiv(x.numel(), 1024),)", "(16,)").replace(", mask=mask", "")
     assert naively(POINTWISE, code)["correct"]
@@ -477,21 +463,7 @@ def test_behaving_only_for_one_shape(naively):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Changing the rules
-
-
-def test_mutating_the_input_before_the_reference_sees_it(box, naively):
-    code = forward("x.zero_()\nreturn torch.ones(256, 64)")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code)
-    fails_here(box, forward("out = fused(x, self.bias)\nx.zero_()\nreturn out"), says="changes its input")
-
-
-def test_patching_the_comparison(box, naively):
-    code = forward("return x", "torch.allclose = lambda *a, **k: True")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="replaces torch.allclose")
-
+# Attacks on the sandbox itself
 
 def test_patching_torch_to_slow_the_reference(box, naively):
     code = forward("return fused(x, self.bias)", '''
@@ -509,27 +481,11 @@ torch.sigmoid = slower''')
     assert verdict.speedup == box.score(Task("victim", 0, POINTWISE), [HONEST])[0].speedup
 
 
-def test_patching_the_clock(box, naively):
-    code = forward("return fused(x, self.bias)",
-                   "import time\ntime.perf_counter = lambda ticks=iter(range(10**6, 0, -1)): next(ticks)")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="replaces time.perf_counter")
-
-
-def test_patching_triton_so_that_launches_cost_nothing(box, naively):
-    code = forward("fused(x, self.bias)\nreturn " + TORCH, '''
-run = type(sigmoid_twice).run
-setattr(type(sigmoid_twice), "run", lambda self, *a, **k: run(self, *a, **{**k, "warmup": True}))''')
-    result = naively(POINTWISE, code)
-    assert result["correct"] and "@triton.jit" in code
-    fails_here(box, code, says="do not reach the output")
-
-
 def test_patching_the_recorder(box):
     code = forward("return fused(x, self.bias)", '''
 import sys
-recorder = sys.modules["judge.modelled"].Recorder
-vars(sys.modules["judge.modelled"])["Recorder"] = type("Blind", (recorder,), {"launch": lambda *a: None})''')
+recorder = sys.modules["judge.recorder"].Recorder
+vars(sys.modules["judge.recorder"])["Recorder"] = type("Blind", (recorder,), {"launch": lambda *a: None})''')
     fails_here(box, code)  # a program without the launch computes nothing
 
 
@@ -552,65 +508,6 @@ for descriptor in range(3, 64):
     processes.send(sock, {"program": program, "constants": {1: out.view(-1).view(torch.uint8)}})
 os._exit(0)''')
     fails_here(box, code)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Results that come later, or were never there
-
-
-def test_a_thread_that_fills_the_result_in_later(box, naively):
-    code = forward('''
-import threading
-out = torch.empty_like(x)
-def fill():
-    out.copy_(torch.sigmoid(x + self.bias) * 2.0)
-thread = threading.Thread(target=fill)
-thread.start()
-thread.join(0.5)
-return out''')
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="imports threading")
-    # Under another name, the thread's work is not in the recorded program, so it is not done:
-    hidden = code.replace("import threading", "import queue").replace("threading.Thread", "queue.threading.Thread")
-    fails_here(box, hidden)
-
-
-def test_locking_everybody_else_out_of_the_gpu(box):
-    code = forward('''
-import fcntl
-gate = open('../gpu.gate', 'w')  # see lane.Turn
-fcntl.flock(gate, fcntl.LOCK_SH)
-return torch.sigmoid(x + self.bias) * 2.0''')
-    fails_here(box, code, says="imports fcntl")
-
-
-def test_a_lazy_result(box, naively):
-    code = forward('''
-class Lazy(torch.Tensor):
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        args = [torch.sigmoid(a.source) * 2 if isinstance(a, Lazy) else a for a in args]
-        return func(*args, **(kwargs or {}))
-out = torch.empty_like(x).as_subclass(Lazy)
-out.source = x
-return out''')
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code)
-
-
-def test_numpy_behind_the_recorders_back(box, naively):
-    code = forward("import numpy\nreturn torch.from_numpy((2 / (1 + numpy.exp(-x.numpy()))).astype('float32'))")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code)
-
-
-def test_forging_the_output_stream(box, naively):
-    code = forward("pass", '''
-import os
-print('{"correct": true, "speedup": 1000.0, "launches": 1}', flush=True)
-os._exit(0)''')
-    assert naively(POINTWISE, code) == {"correct": True, "speedup": 1000.0, "launches": 1}
-    fails_here(box, code, says="ended without a result")
 
 
 def test_forging_result_files(box, tmp_path):

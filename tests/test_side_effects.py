@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn as nn
 
-from judge.side_effects import is_plain, state, unchanged
+from judge.side_effects import is_side_effect_free as free
+from judge.side_effects import state, unchanged
 from synthetic.expert import applicable, read, render
 from tasks import builtin_tasks
 
@@ -20,7 +21,6 @@ import triton.language as tl
 
 SIZE = 1024
 
-@triton.autotune(configs=[triton.Config({"BLOCK": size}, num_warps=4) for size in (256, 1024)], key=["n"])
 @triton.jit
 def scale(x_ptr, out_ptr, factor, n, BLOCK: tl.constexpr):
     idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -29,7 +29,7 @@ def scale(x_ptr, out_ptr, factor, n, BLOCK: tl.constexpr):
 
 def launch(x: torch.Tensor, factor):
     out = torch.empty_like(x)
-    scale[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, factor, x.numel())
+    scale[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, factor, x.numel(), BLOCK=1024, num_warps=4)
     return out
 
 class Block(nn.Module):
@@ -64,13 +64,13 @@ class ModelNew(nn.Module):
 '''
 
 
-def test_kernels_of_many_kinds_are_plain():
-    assert is_plain(SOURCE)
+def test_kernels_of_many_kinds_are_side_effect_free():
+    assert free(SOURCE)
     for task in builtin_tasks():
         program = read(task)
         for techniques in (set(), applicable(program)) if program else ():
             solution = render(program, techniques)
-            assert solution is None or is_plain(solution.code), solution.code
+            assert solution is None or free(solution.code), solution.code
 
 
 def renamed(old, new, code=SOURCE):
@@ -78,8 +78,8 @@ def renamed(old, new, code=SOURCE):
     return re.sub(rf"\b{old}\b", new, code)
 
 
-def test_kernels_and_functions_may_be_called_so_that_others_leave_them_alone():
-    assert is_plain(renamed("scale", "_scale")) and is_plain(renamed("launch", "_launch"))
+def test_names_of_kernels_and_functions_may_begin_with_an_underscore():
+    assert free(renamed("scale", "_scale")) and free(renamed("launch", "_launch"))
 
 
 @pytest.mark.parametrize("old, new", [
@@ -87,19 +87,19 @@ def test_kernels_and_functions_may_be_called_so_that_others_leave_them_alone():
     ("x_ptr", "_x_ptr"), ("helper", "_helper"), ("Block", "_Block"), ("nn", "_nn"), ("linear", "_linear"),
     ("count", "_count"),
 ])
-def test_other_names_with_an_underscore_are_not_plain(old, new):
-    assert not is_plain(renamed(old, new))
+def test_no_other_name_may_begin_with_an_underscore(old, new):
+    assert not free(renamed(old, new))
 
 
 @pytest.mark.parametrize("other", ["SIZE", "idx", "helper", "Block", "linear", "factor"])
-def test_nothing_else_is_called_as_a_hidden_function(other):
-    assert not is_plain(renamed(other, "_launch", renamed("launch", "_launch")))
+def test_nothing_else_has_the_name_of_such_a_function(other):
+    assert not free(renamed(other, "_launch", renamed("launch", "_launch")))
 
 
-def test_slips_of_the_pen_are_plain():
+def test_mistakes_are_side_effect_free():
     """They raise an error and no more; most of a small model's failures are of this kind."""
     for old, new in (("self.factor)", "self.faktor)"), ("x.numel(),", "y.numel(),"), ("launch(torch", "lunch(torch")):
-        assert old in SOURCE and is_plain(SOURCE.replace(old, new))
+        assert old in SOURCE and free(SOURCE.replace(old, new))
 
 
 STATEMENTS = [  # each at the end of ModelNew.forward
@@ -125,12 +125,12 @@ STATEMENTS = [  # each at the end of ModelNew.forward
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_what_could_leave_something_behind_is_not_plain(statement):
+def test_what_could_leave_something_behind_is_refused(statement):
     line = "            return launch(torch.cat(parts, dim=-1), self.factor)  # HERE\n"
     assert line in SOURCE
     code = SOURCE.replace(line, f"            {statement}\n" + line)
     compile(code, "a candidate", "exec", dont_inherit=True) if statement != "from torch.nn import *" else None
-    assert not is_plain(code)
+    assert not free(code)
 
 
 HEAD = """import math
@@ -218,24 +218,24 @@ ATTACKS = {  # appended to HEAD; each of them once brought a method to run with 
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_known_attacks_are_not_plain(name):
-    assert is_plain(HEAD)
+def test_known_attacks_are_refused(name):
+    assert free(HEAD)
     code = HEAD + ATTACKS[name]
     compile(code, name, "exec", dont_inherit=True)
-    assert not is_plain(code)
+    assert not free(code)
 
 
 @pytest.mark.parametrize("cookie", ["utf-7", "unicode_escape", "raw_unicode_escape"])
-def test_a_source_that_would_be_decoded_in_another_way_is_not_plain(cookie):
-    assert not is_plain(f"# coding: {cookie}\n" + HEAD) and not is_plain(f"\n# -*- coding: {cookie} -*-\n" + HEAD)
+def test_a_source_that_would_be_decoded_in_another_way_is_refused(cookie):
+    assert not free(f"# coding: {cookie}\n" + HEAD) and not free(f"\n# -*- coding: {cookie} -*-\n" + HEAD)
 
 
 @pytest.mark.parametrize("tail", [" + 1" * 900, ".view(1)" * 900, " + (1" * 80 + ")" * 80])
-def test_a_deep_source_is_judged_in_some_way(tail):
-    assert is_plain(HEAD) and is_plain(HEAD.replace("return x\n", f"return x{tail}\n")) in (True, False)
+def test_a_deep_source_raises_no_error(tail):
+    assert free(HEAD) and free(HEAD.replace("return x\n", f"return x{tail}\n")) in (True, False)
 
 
-def test_the_second_look_sees_what_has_changed(monkeypatch):
+def test_unchanged_sees_what_has_changed(monkeypatch):
     before = state()
     assert unchanged(before)
     changes = [(nn.Linear, "forward", len), (nn.ReLU, "novelty", 1), (torch, "relu", len), (torch.Tensor, "view", len),
@@ -266,6 +266,7 @@ CLASSES = {
     "a module under a name of Python's": ("import math", "import math as open"),
     "two modules under one name": ("import math", "import math\nimport torch as math"),
     "a decorator of something else": ("@triton.jit", "@triton.runtime.jit.JITFunction"),
+    "autotuning": ("@triton.jit", "@triton.autotune([triton.Config({'BLOCK': 256})], key=['n'])\n@triton.jit"),
     "no syntax": ("class Block", "class class Block"),
 }
 
@@ -273,4 +274,4 @@ CLASSES = {
 @pytest.mark.parametrize("name", CLASSES)
 def test_the_model_is_all_that_self_can_be(name):
     old, new = CLASSES[name]
-    assert old in SOURCE and not is_plain(SOURCE.replace(old, new))
+    assert old in SOURCE and not free(SOURCE.replace(old, new))

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from judge import modelled
+from judge import prices
 from sandbox import Sandbox
 from tasks import Task
 
@@ -160,6 +160,14 @@ def unzip(x, out, C: tl.constexpr):
     tl.store(out + half, even)
     tl.store(out + half + C // 2, odd)
 ''', "out = torch.empty_like(x)\nunzip[(256,)](x, out, C=64)\nreturn out")),
+    "a tensor descriptor": (problem("x + 1", "torch.randn(50, 64)"), solution('''
+@triton.jit
+def tiles(x, out, R, C: tl.constexpr, B: tl.constexpr):
+    source = tl.make_tensor_descriptor(x, shape=[R, C], strides=[C, 1], block_shape=[B, B])
+    target = tl.make_tensor_descriptor(out, shape=[R, C], strides=[C, 1], block_shape=[B, B])
+    row, column = tl.program_id(0) * B, tl.program_id(1) * B
+    target.store([row, column], source.load([row, column]) + 1)
+''', "out = torch.empty_like(x)\ntiles[(2, 2)](x, out, x.shape[0], C=64, B=32)\nreturn out")),
     "persistent programs": (problem("x * 3"), solution('''
 @triton.jit
 def stride(x, out, n, BLOCK: tl.constexpr):
@@ -210,20 +218,20 @@ def milliseconds(box, task, code, kernel):
     verdict = box.score(task, [code])[0]
     assert verdict.correct, verdict
     share = sum(entry.share for entry in verdict.profile if entry.name == kernel)
-    return share * verdict.candidate_ms - modelled.LAUNCH_MS
+    return share * verdict.candidate_ms - prices.LAUNCH_MS
 
 
 def megabytes(ms):
-    return ms * modelled.BANDWIDTH / 2 ** 20
+    return ms * prices.BANDWIDTH / 2 ** 20
 
 
-def test_a_pointwise_kernel_pays_each_tensor_once(box):
+def test_a_pointwise_kernel_moves_each_tensor_once(box):
     task = problem("torch.relu(x)", "torch.randn(1024, 64)")  # a quarter of a megabyte
     moved = megabytes(milliseconds(box, task, by_elements("tl.maximum(v, 0.0)"), "apply"))
     assert moved == pytest.approx(0.5, rel=0.01)
 
 
-def test_masked_lanes_are_free_and_a_broadcast_vector_is_paid_once(box):
+def test_masked_elements_are_free_and_a_broadcast_vector_costs_once(box):
     task = problem("x + y", "torch.randn(32, 1500), torch.randn(1500)")
     code = solution('''
 @triton.jit
@@ -240,11 +248,11 @@ def add(x, y, out, C, BLOCK: tl.constexpr):
 def test_many_tiny_programs_cost_what_it_takes_to_start_them(box):
     task, code = problem("torch.relu(x)", "torch.randn(64, 64)"), by_elements("tl.maximum(v, 0.0)")
     tiny = code.replace("512", "16")
-    assert tiny != code and milliseconds(box, task, tiny, "apply") == pytest.approx(256 / modelled.PROGRAMS, rel=0.01)
+    assert tiny != code and milliseconds(box, task, tiny, "apply") == pytest.approx(256 / prices.PROGRAMS, rel=0.01)
     assert milliseconds(box, task, code, "apply") < 0.2 * milliseconds(box, task, tiny, "apply")
 
 
-def test_a_second_sweep_is_paid_only_once_the_tensor_has_left_the_cache(box):
+def test_a_second_sweep_is_free_while_the_tensor_is_in_the_cache(box):
     kernel = '''
 @triton.jit
 def sweeps(x, out, n, BLOCK: tl.constexpr):
@@ -262,7 +270,7 @@ def sweeps(x, out, n, BLOCK: tl.constexpr):
 
 
 def flops(ms):
-    return ms * modelled.PEAK
+    return ms * prices.PEAK
 
 
 def test_slow_instructions_cost_what_they_take(box):
@@ -329,7 +337,7 @@ return out""", "x, y")
         """fp32 FLOPs for each FLOP of the tiles, beyond what loading and storing takes."""
         load, options = kinds[kind]
         M, N, K = 64, options.get("N", 64), options.get("K", 64)
-        moved = (M * K + K * N + M * N) * 4 / modelled.BANDWIDTH
+        moved = (M * K + K * N + M * N) * 4 / prices.BANDWIDTH
         tiles = 2 * M * -(-N // 64) * 64 * -(-K // 64) * 64
         return flops(milliseconds(box, *pair(load, **options), "product") - moved) / tiles
 
@@ -411,7 +419,7 @@ def get_init_inputs():
     assert megabytes(milliseconds(box, task, code, "apply")) == pytest.approx((2 + 1 / 256) * size, rel=0.01)
     verdict = box.score(task, [code])[0]
     assert verdict.reference_ms == pytest.approx(
-        modelled.milliseconds((2 + 1 / 256) * size * 2 ** 20), rel=0.01)
+        prices.milliseconds((2 + 1 / 256) * size * 2 ** 20), rel=0.01)
 
     # other constants are priced like that only up to the size of the task's own
     table = code.replace("torch.nn.Parameter(torch.randn(256, 64))", "torch.zeros(512, 64)[:256]")
@@ -426,7 +434,7 @@ def get_init_inputs():
     assert "self.buffer" in doubled
     verdict = box.score(problem("x * 2.0"), [doubled])[0]
     assert verdict.correct and verdict.candidate_ms == pytest.approx(
-        2 * modelled.milliseconds(2 * size * 2 ** 20), rel=0.01)
+        2 * prices.milliseconds(2 * size * 2 ** 20), rel=0.01)
     hidden = doubled.replace("        apply[", "        torch._foreach_copy_([out], [x])\n        apply[")
     assert "not supported" in box.score(problem("x * 2.0"), [hidden])[0].error
     early = doubled.replace("    v = tl.load", """    if tl.program_id(0) == 0:
@@ -434,10 +442,10 @@ def get_init_inputs():
             tl.load(out + i + tl.arange(0, BLOCK))
     v = tl.load""")  # all of it is touched before most of it is written
     verdict = box.score(problem("x * 2.0"), [early])[0]
-    assert verdict.correct and verdict.candidate_ms > 0.99 * 2 * modelled.milliseconds(2 * size * 2 ** 20)
+    assert verdict.correct and verdict.candidate_ms > 0.99 * 2 * prices.milliseconds(2 * size * 2 ** 20)
 
 
-def test_strided_access_pays_whole_sectors(box):
+def test_strided_access_costs_whole_sectors(box):
     code = solution('''
 @triton.jit
 def pick(x, out, BLOCK: tl.constexpr):
@@ -455,7 +463,7 @@ def kernels_of(call):
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
-            found.extend(modelled.operator_kernels(func, args, kwargs or {}, out))
+            found.extend(prices.operator_kernels(func, args, kwargs or {}, out))
             return out
 
     with torch.no_grad(), Watch():
@@ -501,7 +509,7 @@ def test_what_torch_is_slow_at_costs_more_than_its_bytes():
     assert bytes_of(lambda: x.expand(3, 128, 64).sum()) == [1.6 * (size + 4)]
     assert bytes_of(lambda: x.cumsum(1)) == [2.3 * 2 * size]
     assert bytes_of(lambda: torch.nn.functional.layer_norm(x, (64,))) == [1.2 * 2 * size + 5000 * 128]
-    per_flop = modelled.BANDWIDTH / modelled.PEAK
+    per_flop = prices.BANDWIDTH / prices.PEAK
     work = 2 * 128 * 64 * 32
     assert bytes_of(lambda: x @ torch.ones(64, 32))[-1:] == [
         1.3 * (size + (64 * 32 + 128 * 32) * 4 + work * per_flop)]
@@ -520,7 +528,7 @@ def test_what_torch_is_slow_at_costs_more_than_its_bytes():
 
 
 def price_of(call):
-    return sum(modelled.milliseconds(*kernel) for kernel in kernels_of(call))
+    return sum(prices.milliseconds(*kernel) for kernel in kernels_of(call))
 
 
 def test_the_same_work_is_not_cheaper_under_another_name():

@@ -1,0 +1,322 @@
+"""The modelled clock's prices: what the GPU that is not there would take for each step of a forward.
+
+One kernel costs
+
+    launch overhead + max(bytes / bandwidth, FLOPs / peak, programs / rate of programs)
+                      (bytes / bandwidth + FLOPs / peak for a kernel with tl.dot, which hardly overlaps them)
+
+The device is one 256th of an H200: problems on the CPU are 256 times smaller than on the GPU (tasks.py), and a launch
+keeps its full price (that of a kernel in a CUDA graph, as the measured clock times it). So launches, bytes and FLOPs
+keep the proportions that they have on the card. Parameters are not smaller here, so their bytes cost a 256th.
+
+ATen operators are priced by `operator_kernels`, one line of OPERATOR_PRICES for each kind of operator; lockstep.py
+counts what Triton kernels do, with the costs of instructions at the end of this page. All factors were measured on an
+H200, by results/operators.py and results/instructions.py. What matters beside the fit: the same work must not be
+cheaper under another operator's name or written in another way.
+"""
+
+import functools
+import math
+import re
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from tasks import GPU_BATCH_FACTOR
+
+# An H200's measured copy bandwidth and fp32 rate, divided by the factor by which problems are smaller here.
+LAUNCH_MS = 0.002
+BANDWIDTH = 4.2e12 / GPU_BATCH_FACTOR / 1e3  # bytes per millisecond
+CACHE_SECTORS = int(4 * 50e6 / GPU_BATCH_FACTOR / 32)  # four times its share: neighbours on a GPU load things together
+PEAK = 60e12 / GPU_BATCH_FACTOR / 1e3  # fp32 FLOPs per millisecond
+PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # Triton programs per millisecond, as measured with kernels of tiny programs
+
+
+def milliseconds(moved, flops=0):
+    """The price of one of PyTorch's kernels that moves `moved` bytes."""
+    return LAUNCH_MS + max(moved / BANDWIDTH, flops / PEAK)
+
+
+def launch_milliseconds(moved, flops, programs, has_dot):
+    """The price of one launch of a Triton kernel. has_dot: it uses tl.dot."""
+    moving, working = moved / BANDWIDTH, flops / PEAK
+    busy = moving + working if has_dot else max(moving, working)
+    return LAUNCH_MS + max(busy, programs / PROGRAMS)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One call of an ATen operator
+
+FREE_OPERATORS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "scalar_tensor", "set_",
+                  "resize_", "_local_scalar_dense", "sym_size", "lift_fresh"}
+WRITE_ONLY = {"fill_", "zero_", "copy_", "uniform_", "normal_", "bernoulli_", "random_", "fill", "zeros_like",
+              "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full"}
+GATHERS = {"embedding", "index_select", "gather", "index", "take"}  # read as much of the table as they write
+REDUCTIONS = {"sum", "mean", "prod", "amax", "amin", "max", "min", "argmax", "argmin", "any", "all", "var", "std",
+              "var_mean", "std_mean", "norm", "linalg_vector_norm", "logsumexp", "nansum", "aminmax", "median",
+              "nanmedian", "kthvalue", "mode", "count_nonzero"}
+
+
+def operator_name(func):
+    """An ATen operator's name, without its namespace and overload."""
+    return func._schema.name.split("::")[1]
+
+
+def size_of(tensor, parameters=()):
+    """Bytes of memory behind a tensor; dimensions that are expanded (stride 0) count once.
+
+    parameters: addresses of storages that have the same size on a GPU, where all others are GPU_BATCH_FACTOR times
+    larger; so their bytes count that much less.
+    """
+    if tensor.numel() == 0:
+        return 0
+    size = math.prod(n for n, stride in zip(tensor.shape, tensor.stride()) if stride) * tensor.element_size()
+    return size / GPU_BATCH_FACTOR if tensor.untyped_storage().data_ptr() in parameters else size
+
+
+def tensors_in(tree):
+    return [leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class Call:
+    """An ATen call and what its price depends on. Sizes are in bytes; parameters: see `size_of`."""
+
+    def __init__(self, func, args, kwargs, out, parameters=()):
+        self.func, self.args, self.kwargs, self.name = func, args, kwargs, operator_name(func)
+        self.sources = tensors_in([args, {key: value for key, value in kwargs.items() if key != "out"}])
+        self.results = tensors_in([out, kwargs.get("out")])
+        memory = {tensor.untyped_storage().data_ptr() for tensor in self.sources}
+        views = all(r.numel() == 0 or r.untyped_storage().data_ptr() in memory for r in self.results)
+        self.free = self.name in FREE_OPERATORS or bool(self.results) and views and not func._schema.is_mutable
+        if self.name in WRITE_ONLY:
+            self.sources = self.sources[1:]
+        self.sizes = [size_of(tensor, parameters) for tensor in self.sources]
+        self.first = self.sizes[0] if self.sources else 0  # of the first tensor that is read
+        self.result = self.results[0] if self.results else None
+        self.written = sum({id(tensor): size_of(tensor) for tensor in self.results}.values())
+        self.read = sum({id(tensor): size for tensor, size in zip(self.sources, self.sizes)}.values())
+        if self.name in GATHERS:
+            self.read = min(self.written, self.first) + sum(self.sizes[1:])
+        self.elements = max([tensor.numel() for tensor in self.sources + self.results], default=0)
+
+    def slowdown(self):
+        """How many times longer than its bytes take a reduction or an element-wise kernel runs."""
+        if not self.sources or not self.results:
+            return 1.0
+        x = self.sources[0]
+        if self.name in REDUCTIONS and self.result.numel() < x.numel():
+            return self.slowdown_of_reduction(x)
+        if torch.Tag.pointwise in self.func.tags or self.name in ("copy_", "addr") or self.name.endswith("_copy") or \
+                "_foreach" in self.name:
+            layouts = [[(n, stride) for n, stride in zip(tensor.shape, tensor.stride()) if n > 1]
+                       for tensor in [*self.sources, self.result]]
+            if any(layout != layouts[-1] for layout in layouts):
+                return 1.5  # broadcasting and strides: every element's address is computed, and nothing vectorised
+        return 1.0
+
+    def slowdown_of_reduction(self, x):
+        dims = next((arg for arg in self.args[2 if "norm" in self.name else 1:] if isinstance(arg, (int, list))), None)
+        dims = range(x.dim()) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
+        finds_index = self.name in ("max", "min", "argmax", "argmin") and dims != range(x.dim())
+        index = 1.6 if finds_index else 1.0
+        if self.result.numel() == 1:
+            return 1.6 * index
+        strides = {dim: stride for dim, (n, stride) in enumerate(zip(x.shape, x.stride())) if n > 1}
+        if min(strides, key=strides.get) in [dim % x.dim() for dim in dims]:  # rows of neighbours: short ones are slow
+            return (1 + 13 / (x.numel() / self.result.numel()) ** 0.5) * index
+        return 1.2 * index
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pricing it. Each function returns [(bytes, FLOPs)] of the CUDA kernels that PyTorch launches for a call. A price is
+# bytes and FLOPs at full rate, so what takes longer counts as more bytes.
+
+
+def one_kernel(call):
+    return [(call.slowdown() * (call.read + call.written), call.elements)]
+
+
+def product(call, flops):
+    """A matrix product: at these sizes cuBLAS hardly overlaps loading and multiplying."""
+    return [(1.3 * (call.read + call.written + flops / PEAK * BANDWIDTH), flops)]
+
+
+def matrix_product(call):
+    return product(call, 2 * call.result.numel() * call.sources[-2].shape[-1])
+
+
+def summed_products(call):
+    return product(call, 2 * call.sources[-2].numel() * call.sources[-1].shape[-1])
+
+
+def convolution(call):
+    """cuDNN multiplies tiles of 8 input by 32 output channels, filled or not; the bias is a pass of its own.
+
+    At least one group's tiles are charged in full: otherwise a convolution would be cheaper split into groups.
+    """
+    if len(call.sources) < 2:
+        return one_kernel(call)
+    weight, transposed = call.sources[1], len(call.args) > 6 and call.args[6] is True
+    groups = call.args[8] if len(call.args) > 8 and isinstance(call.args[8], int) else 1
+    outputs = call.sources[0] if transposed else call.result  # multiplications per input, if transposed
+    flops = 2 * outputs.numel() * weight[0].numel()
+    outer, inner = weight.shape[:2]
+    channels_in, channels_out = (outer // groups, inner) if transposed else (inner, outer // groups)
+    tiles = (-(-channels_in // 8) * 8 / channels_in) * (-(-channels_out // 32) * 32 / channels_out)
+    time = 2.5 * (call.read + call.written) + 1.25 * max(flops, flops / groups * tiles) / PEAK * BANDWIDTH
+    kernels = [(time * (1.5 if transposed else 1.0), flops)]
+    return kernels + [(1.5 * 2 * call.written, 0)] if len(call.sources) > 2 else kernels
+
+
+def by_rows(read, written, rows):
+    """Bytes of a norm that gives each row of its input to a group of threads: every row costs something."""
+    return 1.2 * (read + written) + 5000 * rows
+
+
+def two_passes(read, written, rows, factor):
+    """Statistics, then normalising; in sum no fewer bytes than those of a norm of the same rows."""
+    factor = max(factor, by_rows(read, written, rows) / max(2 * read + written, 1))
+    return [(factor * read, 0), (factor * (read + written), 0)]
+
+
+def batch_norm(call):
+    given = dict(zip((argument.name for argument in call.func._schema.arguments), call.args)) | call.kwargs
+    computes_statistics = given.get("training", not call.func._schema.name.endswith(("no_training", "no_update")))
+    if not computes_statistics:
+        return [(call.first + size_of(call.result), 0)]
+    batch, channels = call.sources[0].shape[:2]  # a batch of one is an instance norm's, whose channels are many
+    return two_passes(call.first, size_of(call.result), channels if batch == 1 else 0, 3)
+
+
+def group_norm(call):
+    return [(0, 0)] + two_passes(call.first, size_of(call.result), call.args[3] * call.args[6], 2.2)
+
+
+def layer_norm(call):
+    rows = call.elements // max(math.prod(call.args[1]), 1)
+    return [(by_rows(call.read, size_of(call.result), rows), call.elements)]
+
+
+def logsumexp(call):
+    """amax, subtract, exp, sum and four launches on small tensors."""
+    reduction = (call.slowdown() * call.first, 0)
+    return [reduction, (1.5 * 2 * call.first, 0), (2 * call.first, 0), reduction] + [(0, 0)] * 4
+
+
+def loss(call):
+    if call.result.numel() != 1 or call.elements == 1:  # not reduced
+        return one_kernel(call)
+    return [(call.read + call.first, 0), (call.first, 0)]
+
+
+def loss_of_logits(call):
+    reduction = [(call.first, 0)] if call.result.numel() == 1 else []
+    return [(2 * call.first, 0), (2 * call.first, 0), (3 * call.first, 0), (3 * call.first, 0)] + reduction
+
+
+def pooling(call):
+    return [((10 if "pool3d" in call.name else 2.3) * (call.read + call.written), call.elements)]
+
+
+def attention(call):
+    query, key = call.sources[:2]
+    heads = math.prod(query.shape[:-2])
+    flops = 4 * heads * query.shape[-2] * key.shape[-2] * query.shape[-1]
+    return [(call.read + size_of(call.result), flops)]
+
+
+def recurrent_layer(call):
+    """cuDNN: one matrix product for all inputs, then two kernels for each time step."""
+    weights, steps = sum(call.sizes[1:5]), max(call.sources[0].shape[0], 1)
+    flops = 2 * call.sources[0].shape[1] * sum(tensor.numel() for tensor in call.sources[1:3])
+    return [(call.first + weights, flops)] + [(weights, flops), (0, 0)] * steps
+
+
+OPERATOR_PRICES = [  # (names as a regular expression, price); everything else is `one_kernel`
+    ("mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot|_addmm_activation", matrix_product),
+    ("addbmm", summed_products),
+    (".*conv.*", convolution),
+    (".*batch_norm.*", batch_norm),
+    ("native_group_norm", group_norm),
+    ("native_layer_norm", layer_norm),
+    ("logsumexp", logsumexp),
+    ("mse_loss|smooth_l1_loss|huber_loss|binary_cross_entropy|soft_margin_loss", loss),
+    ("binary_cross_entropy_with_logits", loss_of_logits),
+    ("log_sigmoid_forward", lambda call: [(call.read + size_of(call.result), call.elements)]),
+    ("constant_pad_nd", lambda call: [(call.written, 0), (2 * call.first, 0)]),  # fills, then copies
+    ("sort|argsort|msort", lambda call: [(2 * call.written, 0)] * 4),  # four passes of a radix sort
+    ("topk", lambda call: [(call.first, 0), (call.first, 0), (call.first + call.written, 0)]),
+    ("cumsum|cumprod|logcumsumexp", lambda call: [(2.3 * (call.read + call.written), call.elements)]),
+    (".*_pool.*", pooling),
+    ("_scaled_dot_product.*", attention),
+    ("mkldnn_rnn_layer", recurrent_layer),
+]
+
+
+@functools.cache
+def price_of_operator(name):
+    return next((price for names, price in OPERATOR_PRICES if re.fullmatch(names, name)), one_kernel)
+
+
+def operator_kernels(func, args, kwargs, out, parameters=()):
+    """The CUDA kernels of one ATen call, as [(bytes, FLOPs)]; empty for views and other free calls.
+
+    parameters: see `size_of`.
+    """
+    call = Call(func, args, kwargs, out, parameters)
+    return [] if call.free else price_of_operator(call.name)(call)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Pricing a whole forward
+
+
+class Mode(TorchDispatchMode):
+    """A dispatch mode that torch.compile is not told to leave alone: for that PyTorch imports it, which takes a second.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls):  # where PyTorch does not ask (this is to be temporary), the second comes back
+        return False
+
+
+class Clock(Mode):
+    """While active, prices every ATen call: `events` collects [milliseconds, label, own kernel?], `flops` the rest.
+
+    parameters: see `size_of`.
+    """
+
+    def __init__(self, parameters=()):
+        super().__init__()
+        self.events, self.flops, self.parameters = [], 0, parameters
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for moved, flops in operator_kernels(func, args, kwargs or {}, out, self.parameters):
+            self.events.append([milliseconds(moved, flops), operator_name(func), False])
+            self.flops += flops
+        return out
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Triton's instructions: what one element of an operation costs, in fp32 FLOPs at full rate that an H200 does in that
+# time. What is not named costs 1. (results/instructions.py says 10 for exp and sqrt, as results/README.md explains.)
+
+INSTRUCTION_COST = {np.exp: 15, np.exp2: 15, np.log: 50, np.log2: 50, np.sqrt: 15, np.sin: 70, np.cos: 70,
+                    np.divide: 14, np.fmod: 30, np.floor: 10, np.ceil: 10}
+INTEGER_DIVISION = 30
+UNIFORM_DIVISION = 2  # by one value for all elements: a multiplication by its reciprocal
+PRECISE_DIVISION = 30
+FMA = 2
+ERF = 60
+LIBDEVICE_COST = {"sin": 70, "cos": 70, "erf": ERF, "log": 50, "exp": 15, "sqrt": 15, "rsqrt": 15, "tanh": 40,
+                  "pow": 250, "fast_powf": 250}
+OTHER_LIBDEVICE = 60
+OUTER_PRODUCT = 5  # an element of column times row: with the addition that follows, no cheaper than tl.dot in fp32
+# A FLOP of tl.dot, by where the right operand's neighbours lie in memory: (along K, along N). The tensor cores take
+# those along N as they are only if they have 16 bits. fp64 is a guess.
+DOT_COST = {"fp32": (2.8, 1.4), "tf32x3": (0.8, 1.1), "tf32": (0.22, 0.8), "half": (0.13, 0.13), "fp64": (2, 2)}
+# No less than this where rows of the (left, right) operand are not whole multiples of 16 elements.
+UNALIGNED_DOT = {"fp32": (1.7, 1.5), "tf32x3": (1.7, 3.7), "tf32": (0.65, 0.43), "half": (0.4, 0.24), "fp64": (2, 2)}

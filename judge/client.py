@@ -5,8 +5,11 @@ available, tensors travel over the socket instead. After a plain candidate a lan
 (side_effects.py).
 """
 
+import contextlib
+import fcntl
 import functools
 import math
+import os
 import select
 import threading
 import time
@@ -14,12 +17,12 @@ import time
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.gpu_lock import NoLock
 from judge.processes import ALIGN, BLANK, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
 
 BATCH = 0.004  # seconds of work between two readings of the clock, which are good to some 5 microseconds
 HANGS = 1.0  # seconds after which a candidate that leaves the GPU idle is no longer waited for by others
 MODELS = 50  # that one process hosts at most, one after the other
+SHARED, EXCLUSIVE = fcntl.LOCK_SH, fcntl.LOCK_EX
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
 
 
@@ -33,26 +36,51 @@ class Failed(Exception):
 
 
 class Turn:
-    """A turn at the GPU, as a context or by `take` and `give`, by the scorer's GPU lock. To be replaced by B2."""
+    """A turn at the GPU, as a context or by `take` and `give`: many can share it to check, one times alone.
 
-    gpu = NoLock()  # Measured enters the scorer's
+    Locks of the file system, which end with their holder. Who wants the GPU alone comes first, and those who do come
+    one after the other: each keeps a gate shut, from when it asks until it gives its turn, through which the others
+    must pass. The others' turn comes since nobody has two turns alone without a shared one in between. Who has waited
+    for `patience` seconds goes on without: then a candidate has taken a lock. From then on the process waits for a
+    second at most, until the locks can be had again; what that disturbs is seen in the scatter of the times.
 
-    def __init__(self, settings, alone):
-        self.alone, self.had = alone, False
+    While this process has the GPU alone, no other thread of it looks whether it is free: that would disturb the timing.
+    """
+
+    quiet = threading.Lock()
+    hopeless = False  # has a thread of this process waited in vain?
+
+    def __init__(self, settings, alone, patience=120.0):
+        self.alone, self.patience, self.had = alone, patience, False
+        self.paths = [os.path.join(settings["scratch"], name) for name in ("gpu.gate", "gpu.lock", "gpu.pen")]
 
     def take(self) -> float:
-        """Wait for the GPU, if it is not had; returns the seconds."""
-        if self.had:
-            return 0.0
-        seconds = Turn.gpu.acquire(self.alone)
-        self.had = True
-        return seconds
+        """Wait for the GPU, if it is not had; returns the seconds. Raises OSError when the scratch folder is gone."""
+        began = time.monotonic()
+        if not self.had:
+            end = began + (min(self.patience, 1.0) if Turn.hopeless else self.patience)
+            with contextlib.ExitStack() as files:
+                Turn.hopeless = not self.enter(*[files.enter_context(open(path, "w")) for path in self.paths], end)
+                if self.alone:
+                    Turn.quiet.acquire()
+                self.had, self.files = True, files.pop_all()
+        return time.monotonic() - began
+
+    def enter(self, gate, lock, pen, end) -> bool:
+        """Wait for the locks until `end`; returns whether they are had."""
+        alone, shared = ((gate, SHARED), (lock, EXCLUSIVE), (pen, EXCLUSIVE)), ((gate, EXCLUSIVE), (lock, SHARED))
+        had = all([until(end, locked, *which) for which in (alone if self.alone else shared)])
+        if not self.alone:
+            fcntl.flock(gate, fcntl.LOCK_UN)
+        return had
 
     def give(self):
         """Let others have it; nothing happens if it has been given already."""
         if self.had:
             self.had = False
-            Turn.gpu.release()
+            self.files.close()
+            if self.alone:
+                Turn.quiet.release()
 
     def __enter__(self):
         self.take()
@@ -60,6 +88,53 @@ class Turn:
 
     def __exit__(self, *_):
         self.give()
+
+
+class WritingTurn(Turn):
+    """The model's turn, which the engine ends within a few tokens when it is `wanted`.
+
+    So it need not end, and may even begin, while somebody who wants the GPU alone still waits for those who check: what
+    they are at can take much longer, with the GPU idle. It holds the pen, a lock of its own, and passes no gate.
+    """
+
+    def __init__(self, settings):
+        super().__init__(settings, alone=False)
+
+    def enter(self, gate, lock, pen, end) -> bool:
+        def may_begin():
+            try:
+                # Nobody wants the GPU alone, or somebody does who has not got it, because others check.
+                return (locked(gate, EXCLUSIVE) or not locked(lock, EXCLUSIVE) and locked(lock, SHARED)) and (
+                    locked(pen, SHARED))
+            finally:
+                for file in (gate, lock):
+                    fcntl.flock(file, fcntl.LOCK_UN)
+
+        return until(end, may_begin)
+
+    def wanted(self) -> bool:
+        """Does only this turn keep somebody from having the GPU alone? If it was begun in vain: would that do now?"""
+        with open(self.paths[1], "w") as lock:
+            return locked(lock, SHARED) == Turn.hopeless
+
+
+def locked(file, mode) -> bool:
+    """Take a lock, if it can be had now."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(file, mode | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def until(end, attempt, *arguments) -> bool:
+    """Try until it works or time.monotonic() passes `end`; returns whether it has."""
+    while True:
+        with Turn.quiet:
+            if attempt(*arguments):
+                return True
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.0003)
 
 
 def memory_apart(device, sizes) -> tuple:

@@ -50,9 +50,6 @@ CHECKED = 4  # outputs of a first repetition that are checked, at most
 LANES = 6  # plain candidates in work at a time, of all tasks: enough that one is always ready to be timed
 
 
-ARENAS = []
-
-
 def lanes_of_a_task(settings) -> int:
     """Processes for a task's plain candidates."""
     return max(2, LANES // settings["tasks"])
@@ -224,10 +221,9 @@ class Measured:
     quarter of a second each.
     """
 
-    def __init__(self, reference, warm, settings, gpu=None, lanes=()):
+    def __init__(self, reference, warm, settings, lanes=(), arenas=None):
         """lanes: a reference's, then candidates', started while the reference was being built, or another task's."""
         self.reference, self.warm, self.settings = reference, warm, settings
-        Turn.gpu = gpu or Turn.gpu
         self.lane, *self.spare = lanes or (Lane(warm, settings, "reference"),)
         self.cuda = reference.device.type == "cuda"
         self.first = reference.trial(0)
@@ -256,7 +252,7 @@ class Measured:
                                     int(torch.cuda.mem_get_info()[0] * 0.7 / settings["tasks"] / self.limit)))
             if torch.cuda.get_device_capability() == (9, 0):  # Hopper
                 self.peak = 60e12 / 1e3
-        self.arenas, self.calls, self.plain_lane = ARENAS, None, None
+        self.arenas, self.calls, self.plain_lane = [] if arenas is None else arenas, None, None
         self.start_reference(self.lane)
 
     def hand_on(self) -> list:
@@ -321,7 +317,7 @@ class Measured:
             with contextlib.ExitStack() as stack:
                 if is_plain(code):
                     stack.enter_context(self.plain)
-                verdict, lane = self.guarded(code, self.prepare_one, stack)
+                verdict, lane = self.guarded(code, self.prepare, stack)
                 if verdict.correct:
                     began = time.monotonic()
                     with self.timing:  # the reference has one lane
@@ -335,14 +331,6 @@ class Measured:
                 yield done.result()
         finally:
             pool.shutdown(cancel_futures=True)
-
-    def prepare(self, count):
-        self.start_spare(min(count, lanes_of_a_task(self.settings)))
-        self.calibrate()
-
-    def close(self):
-        for lane in (self.lane, *self.spare):
-            lane.close()
 
     def start_spare(self, count):
         """Let processes of up to `count` candidates come up: with a GPU that takes longer than a measurement."""
@@ -416,7 +404,7 @@ class Measured:
             lane.share(self.first.inputs, self.first.expected, self.slots, self.arenas)
         return built
 
-    def prepare_one(self, code, verdict, lane):
+    def prepare(self, code, verdict, lane):
         """Build the candidate in its process, check and record it during a turn at the GPU that it shares."""
         stages = Stages(verdict, lane)
         built = self.start_candidate(code, lane)

@@ -47,9 +47,7 @@ from pathlib import Path
 import torch
 
 from judge import processes
-from judge.client import WritingTurn
 from judge.correctness import KernelTime, Verdict
-from judge.measured import lanes_of_a_task
 from judge.processes import Child, Gone, receive, send
 from judge.side_effects import is_plain
 from tasks import Task, TaskError, load_task
@@ -137,8 +135,7 @@ class Sandbox:
                 child = child or self.idle.pop(task.source, None)
             try:
                 child = child or self._start_scorer(task)
-                spare = min(counts[task.source], lanes_of_a_task(self.settings))
-                send(child.sock, {"codes": [], "spare": spare})
+                send(child.sock, {"codes": [], "spare": counts[task.source]})
             except TaskError:
                 return  # said again when the first candidate comes
             except OSError:
@@ -271,8 +268,6 @@ class Sandbox:
 
         Its value is None, or says whether anybody waits for the context's end: lane.WritingTurn.wanted().
         """
-        if not self.modelled:
-            return WritingTurn(self.settings)
         return contextlib.nullcontext()
 
     def _join(self, source=None):

@@ -7,13 +7,14 @@
 sandbox.py says who holds what and what that stops; processes.py starts this file as the warm parent of all of them.
 """
 
-import contextlib
 import gc
 import json
 import os
 import socket
 import sys
 import tempfile
+import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,14 +22,36 @@ import torch
 import triton
 
 from judge import compiler, judgement, modelled, processes
-from judge.client import Lane
+from judge.client import Client
 from judge.correctness import Reference, describe, identical, load_module, other_shapes
 from judge.measured import Measured
 from judge.processes import receive, send, spare_memory
-from judge.rules import static_check
-from judge.worker import Host
+from judge.worker import Worker
 from tasks import TaskError
 
+class LocalLock:
+    """A GPU lock within this process. To be replaced by B: judge/gpu_lock.py."""
+
+    def __init__(self):
+        self.condition, self.holders, self.wanted = threading.Condition(), {}, 0
+
+    def acquire(self, exclusive):
+        began = time.monotonic()
+        with self.condition:
+            self.wanted += exclusive
+            self.condition.wait_for(lambda: not self.holders if exclusive else
+                                    not self.wanted and True not in self.holders.values())
+            self.wanted -= exclusive
+            self.holders[threading.get_ident()] = exclusive
+        return time.monotonic() - began
+
+    def release(self):
+        with self.condition:
+            self.holders.pop(threading.get_ident(), None)
+            self.condition.notify_all()
+
+
+GPU = LocalLock()
 HOARD = 6 << 30  # bytes of GPU memory with which a scorer does not take on another task
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -39,7 +62,7 @@ def candidate(sock, warm, settings):
     """Role of the process that holds a candidate's code. What it sends is checked, or replayed by others."""
     folder = Path(tempfile.mkdtemp(dir=".")).absolute()
     if settings["clock"] == "measured":
-        Host(settings, sock, folder, load_module, describe).serve()
+        Worker(settings, sock, folder).serve()
         return
     path = folder / "candidate.py"
     job = receive(sock)
@@ -84,15 +107,15 @@ def replayer(sock, warm, settings):
 
 def scorer(sock, warm, settings):
     """Role of the process that holds one task's reference and judges its candidates, then perhaps another task's."""
-    job, lanes, arenas = receive(sock), [], []
+    job, lanes = receive(sock), []
     while True:
         try:
             measured = None
             if settings["clock"] == "measured":  # starting CUDA takes its time: meanwhile the reference is built
-                lanes = lanes or [Lane(warm, settings, role) for role in ("reference", "candidate")]
+                lanes = lanes or [Client(warm, settings, role, GPU) for role in ("reference", "candidate")]
             reference = Reference(job, settings)
             if settings["clock"] == "measured":
-                measured = Measured(reference, warm, settings, lanes, arenas)
+                measured = Measured(reference, warm, settings, GPU, lanes)
                 spare_memory()
         except TaskError as error:
             send(sock, {"unusable": str(error)})
@@ -114,24 +137,17 @@ def scorer(sock, warm, settings):
 
 def judge(order, sock, job, reference, measured, warm, settings, shapes):
     """Send a verdict for every candidate of an order. shapes: kept between calls, see generalise."""
-    codes, left = order["codes"], []
+    codes = order["codes"]
     if "spare" in order:
-        measured.start_spare(order["spare"])
-        measured.calibrate()
-    for index, code in enumerate(codes):
-        verdict = static_check(code)
-        if verdict is None and measured is None:
-            verdict = judgement.judge(reference, code, warm, settings)
-            generalise(verdict, code, job, warm, settings, shapes)
-        if verdict is None:
-            left.append(index)
-        else:
-            verdict.clock = settings["clock"]
-            send(sock, {"index": index, "verdict": asdict(verdict), "known": list(reference.known)})
-    judged = measured.judge([codes[index] for index in left]) if left else ()
-    for position, verdict in list(judged) if settings["shapes"] else judged:  # other shapes once all is quiet again
-        generalise(verdict, codes[left[position]], job, warm, settings, shapes)
-        send(sock, {"index": left[position], "verdict": asdict(verdict), "known": []})
+        measured.prepare(order["spare"])
+    if measured is None:
+        judged = ((index, judgement.judge(judgement.Replaying(reference, warm, settings), reference, code, settings))
+                  for index, code in enumerate(codes))
+    else:
+        judged = measured.judge(codes) if codes else ()
+    for index, verdict in list(judged) if settings["shapes"] else judged:  # other shapes once all is quiet again
+        generalise(verdict, codes[index], job, warm, settings, shapes)
+        send(sock, {"index": index, "verdict": asdict(verdict), "known": list(reference.known)})
 
 
 def generalise(verdict, code, job, warm, settings, shapes):
@@ -142,7 +158,7 @@ def generalise(verdict, code, job, warm, settings, shapes):
         for change, source in other_shapes(job["source"], settings["shapes"], job["seed"]):
             try:
                 other = Reference({**job, "source": source}, settings)
-                measured = Measured(other, warm, settings) if settings["clock"] == "measured" else None
+                measured = Measured(other, warm, settings, GPU) if settings["clock"] == "measured" else None
                 shapes.append((change, other, measured))
             except TaskError:  # sizes that do not fit together
                 continue
@@ -150,10 +166,10 @@ def generalise(verdict, code, job, warm, settings, shapes):
                 break
     for change, other, measured in shapes:
         if measured is None:
-            answer = judgement.judge(other, code, warm, {**settings, "trials": 1})
+            back_end, few = judgement.Replaying(other, warm, settings), {**settings, "trials": 1}
+            answer = judgement.judge(back_end, other, code, few)
         else:
-            with contextlib.ExitStack() as stack:
-                answer, _ = measured.guarded(code, measured.prepare, stack)
+            answer = measured.judge_one(code, timed=False)
         if not answer.correct:
             verdict.generalises, verdict.shape_error = False, f"with {change}: {answer.rejected or answer.error}"
             return

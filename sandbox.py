@@ -84,6 +84,14 @@ class Scorer:
             else:
                 yield answer
 
+    def load(self, task, seed, known, patience):
+        """Have it build a task's reference, in place of another task's. Raises TaskError, and what `order` does."""
+        job = {"name": task.name, "source": task.source, "seed": seed, "known": list(known)}
+        (answer,) = self.order({"task": job}, patience)
+        if answer["done"]["unusable"]:
+            raise TaskError(answer["done"]["unusable"])
+        self.source, self.large = task.source, answer["done"]["large"]
+
     def grant(self, number):
         with contextlib.suppress(OSError):  # it has just ended
             self.send({"granted": number})
@@ -332,20 +340,17 @@ class Sandbox:
             raise TaskError(self.unusable[source])
         if job.scorer is not None and not self._leave_nothing(job.scorer.source, source):
             self._end_scorer(job)
-        why = ""
         for _ in range(3):  # by a scorer that had another task, by a new one, by a new one with all memory to itself
             control, reused = self.control, job.scorer is not None
             try:
                 job.scorer = job.scorer or Scorer(control, self.gpu)
-                order = {"name": job.task.name, "source": source, "seed": self.seed, "known": list(self.known)}
-                (answer,) = job.scorer.order({"task": order}, 3 * self.settings["timeout"] + 60)
-                if answer["done"]["unusable"] is None:
-                    job.scorer.source, job.scorer.large = source, answer["done"]["large"]
-                    if job.scorer.large:
-                        self.large.add(source)
-                        self.end_idle()
-                    return
-                why = answer["done"]["unusable"]
+                job.scorer.load(job.task, self.seed, self.known, 3 * self.settings["timeout"] + 60)
+                if job.scorer.large:
+                    self.large.add(source)
+                    self.end_idle()
+                return
+            except TaskError as error:
+                why = str(error)
             except (Gone, Orphaned, OSError) as error:
                 why = "it takes too long" if isinstance(error, TimeoutError) else self._last_words()
                 why = f"{job.task.name}: the reference cannot be judged against ({why})"
@@ -393,34 +398,32 @@ class Sandbox:
                     if "verdict" in answer:
                         self.known = self.known | set(answer["known"]) if len(self.known) < 5000 else set()
                         profile = [KernelTime(**entry) for entry in answer["verdict"].pop("profile")]
-                        self._settle(job, batch[answer["index"]], Verdict(**answer["verdict"], profile=profile))
+                        verdict = Verdict(**answer["verdict"], profile=profile)
+                        self._settle(job, batch[answer["index"]], verdict).set_result(verdict)
             except (Gone, OSError):
                 self._end_scorer(job)
                 self.end_idle()
                 for code in [code for code in batch if code in job.codes]:
                     if code in failed:
                         why = f"the scorer failed on it, twice ({self._last_words()})"
-                        self._settle(job, code, Verdict(clock=self.settings["clock"], error=why))
+                        verdict = Verdict(clock=self.settings["clock"], error=why)
+                        self._settle(job, code, verdict).set_result(verdict)
                     failed.add(code)
 
-    def _settle(self, job, code, result):
-        """Hand out a candidate's verdict, or the exception in its place."""
+    def _settle(self, job, code, verdict) -> Future:
+        """A candidate is done: remember its verdict, unless that is None. Returns its Future, to be given a result."""
         job.codes.remove(code)
         key = job.task.source, code
         with self.changed:
-            future = self.futures.pop(key)
-            if self.remember and isinstance(result, Verdict):
-                self.verdicts[key] = result
+            if verdict is not None and self.remember:
+                self.verdicts[key] = verdict
                 if len(self.verdicts) > REMEMBERED:
                     del self.verdicts[next(iter(self.verdicts))]
-        if isinstance(result, Exception):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+            return self.futures.pop(key)
 
     def _fail(self, job, error):
         for code in list(job.codes):
-            self._settle(job, code, error)
+            self._settle(job, code, None).set_exception(error)
 
     def _last_words(self):
         """The last line that a scorer left before it ended."""
@@ -482,7 +485,8 @@ def feedback(verdict):
 # Command line
 
 
-def parse(argv=None):
+def main(argv=None) -> int:
+    """0 when a verdict was reached. Raises UserError for a bad command line and for an unusable task."""
     parser = argparse.ArgumentParser(description="Score one kernel by hand: correctness, speedup, coverage.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
@@ -498,12 +502,7 @@ def parse(argv=None):
         help="what to be faster than: the reference as it is, or under torch.compile")
     add("--shapes", type=int, default=0, metavar="N", help="check it on N randomly rescaled shapes of the task, too")
     add("--json", action="store_true", help="print the verdict as one JSON object and nothing else")
-    return parser.parse_args(argv)
-
-
-def main(argv=None) -> int:
-    """0 when a verdict was reached. Raises UserError for a bad command line and an unusable task."""
-    options = parse(argv)
+    options = parser.parse_args(argv)
     if options.trials < 1 or options.timeout <= 0 or options.shapes < 0:
         raise UserError("--trials and --timeout must be positive, --shapes not negative")
     task = load_task(options.task)

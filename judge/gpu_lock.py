@@ -100,13 +100,3 @@ class RemoteLock:
     def granted(self, number):
         """Called by the thread that receives the scorer's messages."""
         self.asked.pop(number).set()
-
-
-class NoLock:
-    """For the modelled clock, which nothing disturbs: nobody waits."""
-
-    def acquire(self, exclusive) -> float:
-        return 0.0
-
-    def release(self):
-        """Nothing is held."""

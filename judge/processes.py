@@ -90,21 +90,15 @@ def fork_server(control, settings, roles):
     settings["isolation"] = ways_to_isolate(settings["device"])
     gc.collect()
     gc.freeze()  # or the first collection in each fork would copy every page
-    woken, wake_up = socket.socketpair()  # gets a byte when a child has ended
-    wake_up.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake_up.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's business; it closes the socket
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a killed supervisor leaves behind becomes a child of this one
     requests, for_scorers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     control.send(b"ready")
     supervisors = set()
     while True:
-        for sock in select.select([control, requests, woken], [], [])[0]:
-            if sock is woken:
-                woken.recv(4096)
-                reap(supervisors, settings)
-                continue
+        ready = select.select([control, requests], [], [], 0.1 if supervisors else None)[0]
+        reap(supervisors, settings)
+        for sock in ready:
             data, descriptors, _, _ = socket.recv_fds(sock, 256, 2)
             if not data:
                 deadline = time.monotonic() + 5
@@ -125,7 +119,7 @@ def fork_server(control, settings, roles):
 
 
 def reap(supervisors, settings):
-    """Take note of children that have ended. A candidate on a GPU can kill its supervisor: then end its orphans.
+    """Take note of children that have ended. A candidate on a GPU can kill its supervisor: then kill its orphans.
 
     supervisors: process ids of all supervisors and cleanup processes; those that have ended are taken out.
     """
@@ -141,7 +135,7 @@ def reap(supervisors, settings):
                         os._exit(0)
                 supervisors.add(cleanup)
             supervisors.discard(ended[0])
-    for orphan in children(os.getpid()) - supervisors:  # when it has ended, this function is called again
+    for orphan in children(os.getpid()) - supervisors:
         with contextlib.suppress(ProcessLookupError):
             os.kill(orphan, signal.SIGKILL)
 
@@ -183,8 +177,6 @@ def supervise(sock, role, play, asks, settings):
 
     asks: the socket to the fork server that the process may have, or None.
     """
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the process become children of this one
     hostile = role == "candidate"

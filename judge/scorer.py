@@ -29,11 +29,10 @@ import triton
 
 from judge import compiler, judgement, modelled, processes
 from judge.correctness import Reference, describe, identical, load_module, other_shapes
-from judge.gpu_lock import NoLock, RemoteLock
+from judge.gpu_lock import RemoteLock
 from judge.measured import Measured
 from judge.messages import Gone, receive, send, spare_memory
-from judge.rules import static_check
-from judge.worker import Host
+from judge.worker import Worker
 from tasks import TaskError
 
 HOARD = 6 << 30  # bytes of GPU memory with which a scorer does not take on another task
@@ -46,8 +45,7 @@ def candidate(sock, _, settings):
     """Role of the process that holds a candidate's code. What it sends is checked, or replayed by others."""
     folder = Path(tempfile.mkdtemp(dir=".")).absolute()
     if settings["clock"] == "measured":
-        Host(settings, sock, folder, load_module, describe).serve()
-        return
+        return Worker(settings, sock, folder).serve()
     path = folder / "candidate.py"
     job = receive(sock)
     stage = "compile"
@@ -97,11 +95,11 @@ def scorer(sock, fork_server, settings):
         with sending:
             send(sock, message)
 
-    gpu = RemoteLock(tell) if settings["clock"] == "measured" else NoLock()
+    gpu = RemoteLock(tell)
     threading.Thread(target=take_messages, args=(sock, orders, gpu), daemon=True).start()
     while (order := orders.get()) is not None:
         if "task" in order:
-            clients = loaded.hand_on() if loaded is not None else ()
+            clients = loaded.measured.hand_on() if loaded is not None and loaded.measured is not None else ()
             loaded = None
             gc.collect()
             spare_memory()
@@ -113,7 +111,7 @@ def scorer(sock, fork_server, settings):
             except TaskError as error:
                 return tell({"done": {"unusable": str(error)}})
         elif "prepare" in order:
-            loaded.prepare(order["prepare"])
+            loaded.measured.prepare(order["prepare"])
             tell({"done": None})
         else:
             for index, verdict in loaded.judge(order["codes"]):
@@ -138,7 +136,7 @@ def take_messages(sock, orders, gpu):
 class LoadedTask:
     """A task in its scorer: the reference, the clock, and the reference on other shapes once they are asked for.
 
-    Raises TaskError when the reference cannot be used.
+    clients: of worker processes that another task has handed on. Raises TaskError when the reference cannot be used.
     """
 
     def __init__(self, job, fork_server, settings, gpu, clients=()):
@@ -148,44 +146,30 @@ class LoadedTask:
             self.measured = Measured(self.reference, fork_server, settings, gpu, clients)
             self.large = self.measured.large
 
-    def prepare(self, count):
-        self.measured.prepare(count)
-
-    def hand_on(self):
-        """The processes that the next task's scorer can go on with."""
-        return self.measured.hand_on()
-
     def judge(self, codes):
         """Yields (index, Verdict) for every candidate, in the order in which they are done."""
-        judged = self.judge_one_shape(codes)
+        if self.measured is None:
+            judged = ((index, self.judge_one(code)) for index, code in enumerate(codes))
+        else:
+            judged = self.measured.judge(codes)
         for index, verdict in list(judged) if self.settings["shapes"] else judged:  # shapes once nothing else is timed
-            self.try_other_shapes(codes[index], verdict)
+            if verdict.correct and self.settings["shapes"]:
+                self.try_other_shapes(codes[index], verdict)
             yield index, verdict
 
-    def judge_one_shape(self, codes):
-        left = []
-        for index, code in enumerate(codes):
-            verdict = static_check(code)
-            if verdict is not None:
-                verdict.clock = self.settings["clock"]
-            elif self.measured is None:
-                verdict = judgement.judge(self.reference, code, self.fork_server, self.settings)
-            else:
-                left.append(index)
-                continue
-            yield index, verdict
-        if left:
-            for position, verdict in self.measured.judge([codes[index] for index in left]):
-                yield left[position], verdict
+    def judge_one(self, code, timed=True):
+        """The verdict on one candidate; without `timed` only whether it is correct."""
+        if self.measured is not None:
+            return self.measured.judge_one(code, timed)
+        back_end = judgement.Replaying(self.reference, self.fork_server, self.settings)
+        return judgement.judge(back_end, self.reference, code, self.settings, timed)
 
     def try_other_shapes(self, code, verdict):
         """Enter whether a correct candidate is correct on other shapes of the task as well."""
-        if not verdict.correct or not self.settings["shapes"]:
-            return
         if self.on_shapes is None:
             self.on_shapes = self.load_other_shapes()
         for change, other in self.on_shapes:
-            (_, answer), = other.judge_one_shape([code])
+            answer = other.judge_one(code, timed=False)
             if not answer.correct:
                 verdict.generalises, verdict.shape_error = False, f"with {change}: {answer.rejected or answer.error}"
                 return

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from judge.gpu_lock import GpuLock, NoLock, RemoteLock
+from judge.gpu_lock import GpuLock, RemoteLock
 
 
 class Scorer:
@@ -128,9 +128,3 @@ def test_who_is_interrupted_while_it_waits_to_share_leaves_no_request(lock, monk
     had = []
     lock.request((None, "next"), True, lambda: had.append(1))
     assert had == [1]
-
-
-def test_without_a_lock_nobody_waits():
-    none = NoLock()
-    assert none.acquire(True) == none.acquire(False) == 0.0
-    none.release()

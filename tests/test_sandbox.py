@@ -13,13 +13,13 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import sandbox as sandbox_module
 from judge import messages, processes, scorer
-from judge.gpu_lock import NoLock
 from judge.side_effects import is_plain
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task, run_command
@@ -574,11 +574,12 @@ def test_a_scorer_keeps_nothing_of_a_task_when_it_goes_on(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)  # a scorer writes its reference there
     with on_cpu() as box:
         job = {"name": "", "source": multiple(3).source, "seed": 1, "known": []}
-        loaded = scorer.LoadedTask(job, box.control, box.settings, NoLock())
+        gpu = SimpleNamespace(acquire=lambda exclusive: 0.0, release=lambda: None)
+        loaded = scorer.LoadedTask(job, box.control, box.settings, gpu)
         (_, verdict), = loaded.judge([copied(multiple(3))])
         assert verdict.correct, verdict
         parts = weakref.ref(loaded.measured), weakref.ref(loaded.reference)
-        clients = loaded.hand_on()
+        clients = loaded.measured.hand_on()
         assert len(clients) == 2
         del loaded
         gc.collect()

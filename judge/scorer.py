@@ -28,6 +28,7 @@ import torch
 import triton
 
 from judge import compiler, judgement, modelled, processes
+from judge.client import Client
 from judge.correctness import Reference, describe, identical, load_module, other_shapes
 from judge.gpu_lock import RemoteLock
 from judge.measured import Measured
@@ -141,7 +142,10 @@ class LoadedTask:
 
     def __init__(self, job, fork_server, settings, gpu, clients=()):
         self.job, self.fork_server, self.settings, self.gpu, self.on_shapes = job, fork_server, settings, gpu, None
-        self.reference, self.measured, self.large = Reference(job, settings), None, False
+        self.measured, self.large = None, False
+        if settings["clock"] == "measured" and not clients:  # to start CUDA takes them as long as building the reference
+            clients = [Client(fork_server, settings, role, gpu) for role in ("reference", "candidate")]
+        self.reference = Reference(job, settings)
         if settings["clock"] == "measured":
             self.measured = Measured(self.reference, fork_server, settings, gpu, clients)
             self.large = self.measured.large

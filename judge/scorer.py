@@ -100,7 +100,11 @@ def scorer(sock, fork_server, settings):
     threading.Thread(target=take_messages, args=(sock, orders, gpu), daemon=True).start()
     while (order := orders.get()) is not None:
         if "task" in order:
-            clients = loaded.measured.hand_on() if loaded is not None and loaded.measured is not None else ()
+            clients = []
+            if settings["clock"] == "measured" and loaded is not None:
+                clients = loaded.measured.hand_on()
+            elif settings["clock"] == "measured":  # they start while the reference is built: CUDA takes its time
+                clients = [Client(fork_server, settings, role, gpu) for role in ("reference", "candidate")]
             loaded = None
             gc.collect()
             spare_memory()
@@ -142,10 +146,7 @@ class LoadedTask:
 
     def __init__(self, job, fork_server, settings, gpu, clients=()):
         self.job, self.fork_server, self.settings, self.gpu, self.on_shapes = job, fork_server, settings, gpu, None
-        self.measured, self.large = None, False
-        if settings["clock"] == "measured" and not clients:  # to start CUDA takes them as long as building the reference
-            clients = [Client(fork_server, settings, role, gpu) for role in ("reference", "candidate")]
-        self.reference = Reference(job, settings)
+        self.reference, self.measured, self.large = Reference(job, settings), None, False
         if settings["clock"] == "measured":
             self.measured = Measured(self.reference, fork_server, settings, gpu, clients)
             self.large = self.measured.large

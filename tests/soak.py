@@ -147,6 +147,7 @@ def main():
                     print(f"{kind}: {verdict}", flush=True)
             print(f"{min(start + 500, len(codes))} of {len(codes)}, {time.monotonic() - began:.0f} s", flush=True)
         seconds, after = time.monotonic() - began, rate("after")
+        time.sleep(1)  # until the scorers are idle
         box.end_idle()  # the scorers stand by, with their references
         time.sleep(3)
         processes, files = left_over(box)

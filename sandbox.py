@@ -1,15 +1,15 @@
-"""Is this candidate correct, how fast is it, and did its own kernels do the work?  (The reward: paper, section 3.)
+"""Is this candidate correct, how fast is it, and did its own kernels do the work? (The paper's reward.)
 
     python sandbox.py TASK.py CANDIDATE.py [--device cpu|cuda] [--json]
 
-Who holds what. The caller (the RL trainer) runs no code of a task or a candidate. It talks to a *scorer*, one process
-for each task at a time, which owns the reference model, the inputs, the expected outputs, the comparison and the
-clock. The candidate's source is executed in another process, from which nothing is believed: not a time, not a boolean,
-not an exit code, not its output stream. judge/processes.py says how these processes are started, confined and ended.
-Without a GPU each candidate has one of its own; with one those share it, one after the other, whose sources can leave
-nothing behind (judge/side_effects.py).
+Who holds what. The caller (the RL trainer) runs no code of a task or a candidate. It talks to *scorers*. A scorer is a
+process that is loaded with one task at a time: it owns the reference model, the inputs, the expected outputs, the
+comparison and the clock. The candidate's source is executed in another process, from which nothing is believed: not a
+time, not a boolean, not an exit code, not its output stream. judge/processes.py says how these processes are started,
+confined and ended. Without a GPU each candidate has a process of its own; with one, those candidates share processes,
+one after the other, whose sources have no side effects (judge/side_effects.py).
 
-    Sandbox (trainer) --- scorer (one task: reference, inputs, comparison, clock)
+    Sandbox (trainer) --- scorers (one task each: reference, inputs, comparison, clock)
                              |
               without a GPU: |--- candidate   records which operators and kernels one forward calls, runs no kernel
                              '--- replayer    executes that record on inputs unseen by the candidate, and prices it
@@ -24,8 +24,8 @@ What it stops, on both: wrong answers of every kind, whatever hides them (fresh 
 distributions, with perturbed parameters; a tolerance in proportion to the output); torch passed off as a kernel; decoy
 kernels; hangs, crashes, floods, hoarding; reading, patching or forging what is in its own process.
 Without a GPU nothing that the candidate's Python does can reach the verdict: only the recorded program is judged.
-With a GPU that program is a CUDA graph, but it lives in the candidate's process, so three things rest on rules that a
-deliberate attack could break: the list in scorer.offence; that the GPU is done when the candidate's CUDA runtime says
+With a GPU that program is a CUDA graph, but it lives in the candidate's process. So three things rest on rules that a
+deliberate attack could break: the list in judge/rules.py; that the GPU is done when the candidate's CUDA runtime says
 so (cross-checked by reading results); and the shares in profile and coverage, which are measured in its process. Native
 code of a CUDA extension can do there what it likes. There is a test for every cheat, in tests/test_cheats.py or, where
 it takes a GPU, test_sandbox_gpu.py.
@@ -36,31 +36,93 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
 from judge import processes
-from judge.client import WritingTurn
 from judge.correctness import KernelTime, Verdict
-from judge.measured import lanes_of_a_task
-from judge.processes import Child, Gone, receive, send
+from judge.gpu_lock import GpuLock
+from judge.messages import Child, Gone, Orphaned, receive, send
 from judge.side_effects import is_plain
-from tasks import Task, TaskError, load_task
+from tasks import Task, TaskError, UserError, load_task, run_command
 
-SCORER = ["-m", "judge.scorer"]  # what the sandbox's processes do
-KEPT = 16  # references that stand side by side on a GPU, memory permitting
+SCORER = ["-m", "judge.scorer"]  # what the fork server runs, see judge/processes.py
+KEPT = 16  # scorers with the measured clock: each has references and CUDA contexts in the GPU's memory
+REMEMBERED = 10000  # verdicts
 BORDER = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected", "error")
+
+
+class Scorer:
+    """A scorer's process as the sandbox sees it. Starting one raises Orphaned when there is no fork server."""
+
+    def __init__(self, fork_server, gpu):
+        self.child, self.gpu, self.sending = Child(fork_server, "scorer"), gpu, threading.Lock()
+        self.source, self.large = None, False  # of the task that it is loaded with; is its reference too large to keep?
+
+    def order(self, order, patience):
+        """Send an order (see judge/scorer.py) and yield the answers; the last one has a "done".
+
+        The scorer's requests for the GPU arrive meanwhile; other threads may grant them. Raises Gone or OSError when
+        the scorer has ended, TimeoutError (an OSError) when it is silent for `patience` seconds.
+        """
+        answer = {}
+        self.send(order)
+        while "done" not in answer:
+            answer = receive(self.child.sock, time.monotonic() + patience)
+            if "lock" in answer:
+                number = answer["lock"]
+                self.gpu.request((self, number), answer["exclusive"], lambda number=number: self.grant(number))
+            elif "unlock" in answer:
+                self.gpu.release((self, answer["unlock"]))
+            else:
+                yield answer
+
+    def load(self, task, seed, known, patience):
+        """Have it build a task's reference, in place of another task's. Raises TaskError, and what `order` does."""
+        job = {"name": task.name, "source": task.source, "seed": seed, "known": list(known)}
+        (answer,) = self.order({"task": job}, patience)
+        if answer["done"]["unusable"]:
+            raise TaskError(answer["done"]["unusable"])
+        self.source, self.large = task.source, answer["done"]["large"]
+
+    def grant(self, number):
+        with contextlib.suppress(OSError):  # it has just ended
+            self.send({"granted": number})
+
+    def send(self, message):
+        with self.sending:
+            send(self.child.sock, message)
+
+    def close(self, wait=False):
+        """End the process with all that it has started; with `wait`, return only when they are gone."""
+        self.child.close(wait)
+        self.gpu.release_all(self)
+
+
+@dataclass
+class Job:
+    """What waits to be done for a task, or is being done by a thread of the pool."""
+
+    task: Task
+    codes: list = field(default_factory=list)  # candidates without a verdict
+    prepare: int = 0  # candidates to have processes ready for
+    scorer: Scorer = None  # who does it; None until one has been started, and after it has ended
 
 
 class Sandbox:
     """Scores candidates. Use as a context manager, or call close().
+
+    All that is handed in waits in one queue, by task. A pool of threads takes from it, each with one scorer at a time.
+    Scorers are kept for their tasks' next candidates; where there are enough, the one used least recently goes on with
+    another task. With the modelled clock several threads may judge candidates of one task, each with a scorer of its
+    own. With the measured clock a task has one scorer, which judges all of its waiting candidates as one batch.
 
     device     "cpu" (modelled clock) or "cuda", "cuda:1", ... (measured)
     trials     correctness trials for each candidate, every one with fresh inputs
@@ -76,115 +138,58 @@ class Sandbox:
     require_kernel  reject a candidate without a kernel of its own
     remember   keep verdicts, so that an identical candidate of a task is scored once in the life of the sandbox
     clock      "modelled" or "measured", where it should not follow from the device
-    tasks      measured clock: tasks in work at the same time, each with its reference on the GPU; they time in turn
+    tasks      measured clock: tasks in work at the same time; one candidate is timed at a time
+
+    waited     seconds spent in `wait` so far
+
+    Raises UserError for a device that is not there, and for values that do not go together.
     """
 
     def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=None, workers=None, protocol="strict",
                  baseline="eager", shapes=0, measure=0.05, require_kernel=True, remember=True, clock=None, tasks=1):
         if str(device).split(":")[0] not in ("cpu", "cuda"):
-            raise ValueError(f"device {device}: choose cpu or cuda")
+            raise UserError(f"device {device}: choose cpu or cuda")
         if device != "cpu" and not torch.cuda.is_available():
-            raise ValueError(f"device {device}: no GPU is available here")
+            raise UserError(f"device {device}: no GPU is available here")
         if protocol not in ("strict", "kernelbench") or baseline not in ("eager", "compile"):
-            raise ValueError("protocol is strict or kernelbench, baseline is eager or compile")
+            raise UserError("protocol is strict or kernelbench, baseline is eager or compile")
         clock = clock or ("modelled" if device == "cpu" else "measured")
         if baseline == "compile" and clock == "modelled":
-            raise ValueError("the modelled clock knows no torch.compile; measure on a GPU")
-        self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
-        self.workers = workers or min(16, len(os.sched_getaffinity(0)))
+            raise UserError("the modelled clock knows no torch.compile; measure on a GPU")
         if device == "cuda":  # which one: the caller's
             device = f"cuda:{torch.cuda.current_device() if torch.cuda.is_initialized() else 0}"
+        self.device, self.remember, self.modelled = str(device), remember, clock == "modelled"
+        self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
+        self.workers = workers or min(16, len(os.sched_getaffinity(0)))
         memory = memory or (8 << 30 if device == "cpu" else 32 << 30)
-        self.device, self.remember, self.verdicts, self.lock = str(device), remember, OrderedDict(), threading.Lock()
-        self.settings = {"device": str(device), "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
+        self.settings = {"device": self.device, "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
                          "protocol": protocol, "baseline": baseline, "shapes": shapes, "measure": measure,
-                         "workers": self.workers, "tasks": tasks,
-                         "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
-        self.idle = OrderedDict()  # source -> scorer whose reference stands; see _rest
-        self.blank = []  # scorers that have given their references up
-        self.scorers = []  # some of them ended
-        self.large = set()  # sources of tasks whose references are not kept
-        self.unusable = {}  # source -> why its reference could not be used, in this round
-        self.round = 0  # see prepare
-        self.starting = {}  # source -> the last thread that has its reference built
-        self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
-        self.looked, self.crowded = 0.0, False  # see _look_at_memory
-        self.modelled = clock == "modelled"
+                         "workers": self.workers, "tasks": tasks, "require_kernel": require_kernel,
+                         "scratch": tempfile.mkdtemp(prefix="sandbox-")}
+        self.patience = 4 * timeout + 300  # seconds without a message after which a scorer is given up
+        self.gpu, self.waited = GpuLock(), 0.0
+        self.changed = threading.Condition()  # guards what follows, and is notified when a job may begin
+        self.closed = False
+        self.waiting = {}  # source of a task -> its Job that no thread has begun
+        self.at_work = []  # jobs of the threads
+        self.idle = []  # scorers, each loaded with a task; the least recently used comes first
         self.futures = {}  # (source, code) -> Future of all that has no verdict yet
-        self.waiting = {}  # source -> [(task, code)] that nobody has begun with
-        self.at_work = Counter()  # source -> threads of _work that judge its candidates
-        self.most_at_work = self.workers if self.modelled else tasks
+        self.verdicts = {}  # (source, code) -> Verdict, oldest first
+        self.unusable = {}  # source -> why its reference could not be used, since the last prepare()
+        self.large = set()  # sources of tasks whose references are not kept
+        self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
         self.control, self.process = processes.start(SCORER, self.settings)
+        count = self.workers if self.modelled else tasks
+        self.capacity = count if self.modelled else max(count, KEPT)  # scorers, at work and idle
+        self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        for thread in self.threads:
+            thread.start()
+
+    # What users call
 
     def score(self, task, codes):
         """Verdicts for candidates of one task, in their order. Raises TaskError when the task itself cannot be used."""
         return self.score_pairs([(task, code) for code in codes])
-
-    def prepare(self, tasks):
-        """While candidates of these tasks are being written, one for each entry, start what judging them will take.
-
-        That is every task's reference, and the candidates' processes: to come up takes them longer than a measurement.
-        Only for the measured clock, and where references of several tasks may stand side by side. Several tasks are
-        taken to be a new round: the scorers of earlier ones' tasks can be had for them.
-        """
-        tasks = [task for task in tasks if task.source not in self.large]
-        counts = Counter(task.source for task in tasks)
-
-        def start(task, before, child):
-            if before is not None:
-                before.join()
-            with self.lock:
-                child = child or self.idle.pop(task.source, None)
-            try:
-                child = child or self._start_scorer(task)
-                spare = min(counts[task.source], lanes_of_a_task(self.settings))
-                send(child.sock, {"codes": [], "spare": spare})
-            except TaskError:
-                return  # said again when the first candidate comes
-            except OSError:
-                return child.close()
-            self._settle(task.source, child)
-
-        if not self.modelled and self.settings["tasks"] > 1 and len(counts) <= KEPT:
-            with self.lock:
-                if len(counts) > 1:
-                    self.round += 1
-                    self.unusable.clear()  # memory may have been short
-                others = {source for source, child in self.idle.items() if child.round == self.round}
-                others |= self._being_built()
-                standing = {source: self.idle.pop(source, None) for source in counts}
-                for source, task in {task.source: task for task in tasks}.items():
-                    if standing[source] is None and (self.at_work[source] or len(others | {source}) > KEPT):
-                        continue  # its turn comes when candidates of others have been judged
-                    others.add(source)
-                    work = task, self.starting.get(source), standing[source]
-                    self.starting[source] = threading.Thread(target=start, args=work, daemon=True)
-                    self.starting[source].start()
-
-    def pass_on(self, task, following) -> Task | None:
-        """No more candidates of `task` come in this round: its scorer goes on with one of the next round's tasks.
-
-        Returns the first of `following` whose reference it can build, which it begins with; None if there is none, the
-        scorer is not idle, or memory is short.
-        """
-        def go_on():
-            try:
-                self._employ(child, chosen)
-                send(child.sock, {"codes": [], "spare": 1})
-            except (TaskError, Gone, OSError):  # tried again in the next round, with all means
-                return self._close([child])
-            self._settle(chosen.source, child)
-
-        with self.lock:
-            begun = self.idle.keys() | self._being_built() | self.large
-            can = [one for one in following if one.source not in begun
-                   and self._leave_nothing(one.source, task.source)]
-            if not can or task.source not in self.idle or self.crowded:
-                return None
-            child, chosen = self.idle.pop(task.source), can[0]
-            self.starting[chosen.source] = threading.Thread(target=go_on, daemon=True)
-            self.starting[chosen.source].start()
-        return chosen
 
     def score_pairs(self, pairs):
         """Verdicts for (task, code) pairs of any number of tasks, in their order; exactly one each.
@@ -199,7 +204,9 @@ class Sandbox:
         What is already known is not judged again, nor what is being judged or waits for it: those share a Future.
         """
         futures = []
-        with self.lock:
+        with self.changed:
+            if self.closed:
+                raise TaskError("the sandbox is closed")
             for task, code in pairs:
                 key = task.source, code
                 future = self.futures.get(key) or Future()
@@ -207,181 +214,216 @@ class Sandbox:
                     future.set_result(self.verdicts[key])
                 elif key not in self.futures:
                     self.futures[key] = future
-                    self.waiting.setdefault(task.source, []).append((task, code))
+                    self.waiting.setdefault(task.source, Job(task)).codes.append(code)
                 futures.append(future)
-            more = sum(map(len, self.waiting.values())) if self.modelled else len(self.waiting)
-            for _ in range(min(more, self.most_at_work - self.at_work.total())):
-                self.at_work[None] += 1
-                threading.Thread(target=self._work, daemon=True).start()
+            self.changed.notify_all()
         return futures
 
-    def _work(self):
-        """Judge what waits, until nothing does."""
-        child, current, judged = None, None, []  # judged: [(code, its verdict or an exception)] of the current task
-        while True:
-            ended = []
-            self._look_at_memory()
-            with self.lock:
-                futures = [self.futures.pop((current, code)) for code, _ in judged]
-                self._remember(current, judged)
-                left = [source for source in self.waiting if self.modelled or source == current
-                        or not self.at_work[source]]
-                # Without a GPU stay with the task whose reference stands, else help where fewest are at work; with one
-                # all references stand, and those come first that have waited for longest.
-                if current not in (left if self.modelled else left[:1]):
-                    ended = self._rest(current, child)
-                    self.at_work[current] -= 1
-                    child, current = None, min(left, key=lambda source: self.at_work[source], default=None)
-                    self.at_work[current] += bool(left)
-                waiting = self.waiting.pop(current, [])
-                count = 1 if self.modelled else len(waiting)
-                if waiting[count:]:
-                    self.waiting[current] = waiting[count:]
-            for future, (_, result) in zip(futures, judged):  # only now, as the scorer must be at rest to be prepared
-                (future.set_exception if isinstance(result, Exception) else future.set_result)(result)
-            self._close(ended)
-            if not left:
-                return
-            codes = [code for _, code in waiting[:count]]
-            try:
-                if child is None:
-                    self._join(current)
-                    with self.lock:
-                        child = self.idle.pop(current, None)
-                child, verdicts = self._judge(child, waiting[0][0], codes)
-                judged = [(code, verdicts[code]) for code in codes]
-            except Exception as error:
-                if child is not None:
-                    child.close()
-                child, judged = None, [(code, error) for code in codes]
-
-    def _remember(self, source, judged):
-        """self.lock is held."""
-        if self.remember:
-            self.verdicts.update({(source, code): result for code, result in judged if isinstance(result, Verdict)})
-            while len(self.verdicts) > 10000:
-                self.verdicts.popitem(last=False)
-
     def wait(self, futures):
-        """Wait until one of `futures` is done."""
+        """Wait until one of `futures` is done; the seconds are added to self.waited."""
+        began = time.monotonic()
         wait(futures, return_when=FIRST_COMPLETED)
+        self.waited += time.monotonic() - began
 
-    def turn(self):
-        """A context within which the GPU may be used beside the sandbox: nothing is being timed then.
+    def sampling(self):
+        """A context within which the model may use the GPU: no kernel is being timed then.
 
-        Its value is None, or says whether anybody waits for the context's end: lane.WritingTurn.wanted().
+        Entering it waits for whoever times a kernel or wants to. Leave it after a few tokens: the others wait for that.
         """
-        if not self.modelled:
-            return WritingTurn(self.settings)
-        return contextlib.nullcontext()
+        return self.gpu.shared()
 
-    def _join(self, source=None):
-        """Wait for the thread that has a task's reference built, or for all of them."""
-        with self.lock:
-            threads = [thread for one, thread in self.starting.items() if source in (None, one)]
-        for thread in threads:
+    def prepare(self, tasks):
+        """While candidates of these tasks are being written, one for each entry, start what judging them will take.
+
+        That is every task's reference, and the candidates' processes: to come up takes them longer than a measurement.
+        Only for the measured clock, and where several tasks may be in work at the same time.
+        """
+        counts = Counter(tasks)
+        with self.changed:
+            self.unusable.clear()  # memory may have been short
+            if not self.modelled and self.settings["tasks"] > 1:
+                for task in list(counts)[:KEPT]:
+                    if task.source not in self.large:
+                        self.waiting.setdefault(task.source, Job(task)).prepare = counts[task]
+            self.changed.notify_all()
+
+    def end_idle(self) -> bool:
+        """End all scorers that are not at work: then their memory is free. Returns whether there were any."""
+        with self.changed:
+            ended, self.idle = self.idle, []
+        for scorer in ended:
+            scorer.child.hang_up()  # all end at once
+        for scorer in ended:
+            scorer.close(wait=not self.modelled)
+        return bool(ended)
+
+    def close(self):
+        """End every process of the sandbox and remove its scratch folder. What waits for a verdict gets a TaskError."""
+        with self.changed:
+            if self.closed:
+                return
+            self.closed = True
+            for job in self.at_work:
+                if job.scorer is not None:
+                    job.scorer.child.hang_up()
+            self.changed.notify_all()
+        self.end_idle()
+        self.control.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for thread in self.threads:
             thread.join()
-        with self.lock:
-            self.starting = {one: self.starting[one] for one in self._being_built()}
+        for job in self.waiting.values():
+            self._fail(job, TaskError("the sandbox is closed"))
+        processes.remove(self.settings["scratch"])
 
-    def _being_built(self) -> set:
-        """Sources of tasks for which a thread of prepare or pass_on is at work. self.lock is held."""
-        return {source for source, thread in self.starting.items() if thread.is_alive()}
+    def __enter__(self):
+        return self
 
-    def _settle(self, source, child):
-        """What a thread ends with that has had a reference built."""
-        self._look_at_memory()
-        with self.lock:
-            ended = self._rest(source, child)
-        self._close(ended)
+    def __exit__(self, *_):
+        self.close()
 
-    def _rest(self, source, child) -> list:
-        """Keep a scorer on a GPU for its task's next turn; where memory is short the heaviest gives its reference up.
+    # The pool's threads
 
-        Returns those that are to be ended, without the lock: that takes a while. self.lock is held.
-        """
-        if child is None:
-            return []
-        if child.large:
-            self.large.add(source)
-        if child.large or source in self.idle:  # two have been at work for it
-            return [child]
-        self.idle[source], child.round = child, self.round
-        ended = []
-        if self.crowded and (self.blank or len(self.idle) > 1):
-            heaviest = max(self.idle, key=lambda source: self.idle[source].weight)
-            if self.blank:  # what they have given up was not enough
-                ended, self.blank = self.blank, []
-            elif self._leave_nothing(heaviest):
-                self.blank.append(self.idle.pop(heaviest))
-                with contextlib.suppress(OSError):  # who hires it will see that it has died
-                    send(self.blank[-1].sock, {})  # give your memory up; to start another process would take far longer
-            else:
-                ended.append(self.idle.pop(heaviest))
-            self.looked, self.crowded = time.monotonic() + 0.3, False  # then that memory is free
-        while len(self.idle) + len(self.blank) > (0 if self.modelled else KEPT):
-            ended.append(self.blank.pop() if self.blank else self.idle.popitem(last=False)[1])
-        return ended
-
-    def _all_idle(self) -> list:
-        """self.lock is held."""
-        children, self.blank = [*self.idle.values(), *self.blank], []
-        self.idle.clear()
-        return children
-
-    def _end_idle(self):
-        with self.lock:
-            children = self._all_idle()
-        self._close(children)
-
-    def _close(self, scorers):
-        """End scorers; on a GPU their memory is free afterwards."""
-        for child in scorers:
-            child.sock.close()  # all end at once
-        for child in scorers:
-            child.close(wait=not self.modelled)
-
-    def _look_at_memory(self):
-        """Note whether less than an eighth of the GPU's memory is free.
-
-        Not to be called with self.lock: while others allocate, the driver takes its time to say.
-        """
-        if self.device != "cpu" and time.monotonic() > self.looked + 0.1:
-            began = self.looked = time.monotonic()
+    def _work(self):
+        """Take jobs from the queue until the sandbox is closed."""
+        while True:
+            with self.changed:
+                while not self.closed and (job := self._next()) is None:
+                    self.changed.wait()
+                if self.closed:
+                    return
+                self.at_work.append(job)
             try:
-                free, total = torch.cuda.mem_get_info(self.device)
-            except RuntimeError:  # it cannot say
-                free, total = 0, 1
-            if self.looked == began:  # else a scorer has been told meanwhile to give its memory up
-                self.crowded = free < total / 8
+                self._load(job)
+                self._prepare(job)
+                self._judge(job)
+            except TaskError as error:
+                self._fail(job, error)
+            except Exception as error:  # a mistake of ours: whoever waits is told
+                self._end_scorer(job)
+                self._fail(job, error)
+            self._release(job)
 
-    def _judge(self, child, task, codes):
-        """Verdicts through a scorer, started where there is none. Returns (scorer or None, {code: verdict})."""
-        verdicts, attempts = {}, {code: 0 for code in codes}
-        while len(verdicts) < len(codes):
-            left = [code for code in codes if code not in verdicts]
-            if child is None:
-                child = self._start_scorer(task)
-            batch = left if not max(attempts[code] for code in left) else left[:1]  # after a failure, one by one
-            for code in batch:
-                attempts[code] += 1
+    def _next(self) -> Job | None:
+        """The job to be begun next, with an idle scorer where one is to do it; None if there is none to begin.
+
+        Candidates come before preparations, tasks that an idle scorer is loaded with before others, then those that
+        fewer threads are at work on; else what has waited for longest. self.changed is held.
+        """
+        threads = Counter(job.task.source for job in self.at_work)
+        loaded = {scorer.source: scorer for scorer in self.idle}
+        ready = [source for source in self.waiting if self.modelled or not threads[source]]
+        if not ready:
+            return None
+        source = min(ready, key=lambda one: (not self.waiting[one].codes, one not in loaded, threads[one]))
+        job = self.waiting.pop(source)
+        if self.modelled and len(job.codes) > 1:  # the others are for other threads
+            self.waiting[source] = Job(job.task, job.codes[1:])
+            job.codes = job.codes[:1]
+        job.scorer = loaded.get(source)
+        if job.scorer is None and len(self.idle) + len(self.at_work) >= self.capacity:
+            job.scorer = self.idle[0]
+        if job.scorer is not None:
+            self.idle.remove(job.scorer)
+        return job
+
+    def _load(self, job):
+        """Have job.scorer loaded with the job's task, or a new one if it cannot be. Raises TaskError."""
+        source = job.task.source
+        if job.scorer is not None and job.scorer.source == source:
+            return
+        if source in self.unusable:
+            raise TaskError(self.unusable[source])
+        if job.scorer is not None and not self._leave_nothing(job.scorer.source, source):
+            self._end_scorer(job)
+        for _ in range(3):  # by a scorer that had another task, by a new one, by a new one with all memory to itself
+            control, reused = self.control, job.scorer is not None
             try:
-                send(child.sock, {"codes": batch})
-                for _ in batch:
-                    patience = 4 * self.settings["timeout"] + 300
-                    answer = receive(child.sock, time.monotonic() + patience)
-                    answer["verdict"]["profile"] = [KernelTime(**entry) for entry in answer["verdict"]["profile"]]
-                    verdicts[batch[answer["index"]]] = Verdict(**answer["verdict"])
-                    self.known = self.known | set(answer["known"]) if len(self.known) < 5000 else set()
+                job.scorer = job.scorer or Scorer(control, self.gpu)
+                job.scorer.load(job.task, self.seed, self.known, 3 * self.settings["timeout"] + 60)
+                if job.scorer.large:
+                    self.large.add(source)
+                    self.end_idle()
+                return
+            except TaskError as error:
+                why = str(error)
+            except (Gone, Orphaned, OSError) as error:
+                why = "it takes too long" if isinstance(error, TimeoutError) else self._last_words()
+                why = f"{job.task.name}: the reference cannot be judged against ({why})"
+            self._end_scorer(job)
+            if self.closed:
+                raise TaskError("the sandbox is closed")
+            if not (reused or self._replace_fork_server(control) or self.end_idle()):
+                break
+        self.unusable[source] = why
+        raise TaskError(why)
+
+    def _leave_nothing(self, *sources) -> bool:
+        """Can one scorer load these tasks one after the other? It runs their code."""
+        return all(map(is_plain, sources)) and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
+
+    def _replace_fork_server(self, control) -> bool:
+        """If the fork server behind `control` has been killed, and with it all its processes, start another one.
+
+        Returns whether there is another one now.
+        """
+        with self.changed:
+            if self.control is control and not self.closed:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(0.2)
+                    self.control.close()
+                    self.control, self.process = processes.start(SCORER, self.settings)
+            return self.control is not control
+
+    def _prepare(self, job):
+        """Have processes started for the candidates to come."""
+        if job.prepare:
+            try:
+                list(job.scorer.order({"prepare": job.prepare}, self.patience))
             except (Gone, OSError):
-                child.close(wait=True)
-                child = None
-                self._end_idle()  # should memory have been short
-                for code in batch:
-                    if code not in verdicts and attempts[code] >= 2:
+                self._end_scorer(job)
+
+    def _judge(self, job):
+        """Judge the job's candidates. If the scorer ends, as when memory runs out, they are tried once more, alone."""
+        failed = set()
+        while job.codes:
+            self._load(job)
+            batch = job.codes[:1] if failed else list(job.codes)
+            try:
+                for answer in job.scorer.order({"codes": batch}, self.patience):
+                    if "verdict" in answer:
+                        self.known = self.known | set(answer["known"]) if len(self.known) < 5000 else set()
+                        profile = [KernelTime(**entry) for entry in answer["verdict"].pop("profile")]
+                        verdict = Verdict(**answer["verdict"], profile=profile)
+                        self._settle(job, batch[answer["index"]], verdict).set_result(verdict)
+            except (Gone, OSError):
+                self._end_scorer(job)
+                self.end_idle()
+                for code in [code for code in batch if code in job.codes]:
+                    if code in failed:
                         why = f"the scorer failed on it, twice ({self._last_words()})"
-                        verdicts[code] = Verdict(clock=self.settings["clock"], error=why)
-        return child, verdicts
+                        verdict = Verdict(clock=self.settings["clock"], error=why)
+                        self._settle(job, code, verdict).set_result(verdict)
+                    failed.add(code)
+
+    def _settle(self, job, code, verdict) -> Future:
+        """A candidate is done: remember its verdict, unless that is None. Returns its Future, to be given a result."""
+        job.codes.remove(code)
+        key = job.task.source, code
+        with self.changed:
+            if verdict is not None and self.remember:
+                self.verdicts[key] = verdict
+                if len(self.verdicts) > REMEMBERED:
+                    del self.verdicts[next(iter(self.verdicts))]
+            return self.futures.pop(key)
+
+    def _fail(self, job, error):
+        for code in list(job.codes):
+            self._settle(job, code, None).set_exception(error)
 
     def _last_words(self):
         """The last line that a scorer left before it ended."""
@@ -389,98 +431,33 @@ class Sandbox:
         lines = log.read_text().strip().split("\n") if log.exists() else [""]
         return lines[-1][:200] or "the process ended"
 
-    def _start_scorer(self, task):
-        if task.source in self.unusable:
-            raise TaskError(self.unusable[task.source])
-        for attempt in ("hire", "first", "last"):
-            child, control = None, self.control
-            self._look_at_memory()
-            if control is None:
-                raise TaskError("the sandbox is closed")
-            try:
-                with self.lock:
-                    child = self._free_scorer(task) if attempt == "hire" else Child(control, "scorer")
-                    if child is None:
-                        continue
-                    child.round = self.round
-                    self.scorers = [one for one in self.scorers if one.life is not None and one is not child] + [child]
-                self._employ(child, task)
-                self.unusable.pop(task.source, None)
-                if child.large:
-                    self._end_idle()
-                return child
-            except TaskError as error:
-                why = self.unusable[task.source] = str(error)
-            except (Gone, OSError, processes.Orphaned) as error:
-                why = "it takes too long" if isinstance(error, TimeoutError) else self._last_words()
-                why = f"{task.name}: the reference cannot be judged against ({why})"
-            if child is not None:
-                child.close()
-            if attempt == "hire":
-                continue
-            with self.lock:
-                if self.control is not control:  # another thread has been here
-                    continue
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self.process.wait(0.2)
-                alive = self.process.poll() is None  # the warm parent: then it is the task that cannot be used
-                if attempt == "last" or alive and not (self.idle or self.blank):
-                    break
-                if not alive:  # somebody has killed it, and with it all its processes
-                    for one in self._all_idle():
-                        one.close()
-                    self.control.close()
-                    os.makedirs(self.settings["scratch"], exist_ok=True)
-                    self.control, self.process = processes.start(SCORER, self.settings)
-            if alive:
-                self._end_idle()  # unless others hold the GPU's memory
-        raise TaskError(why)
+    def _end_scorer(self, job):
+        if job.scorer is not None:
+            job.scorer.close(wait=not self.modelled)
+            job.scorer = None
 
-    def _employ(self, child, task):
-        """Have a scorer build a task's reference. Raises TaskError if that cannot be used, and what Child.ask does."""
-        job = {"name": task.name, "source": task.source, "seed": self.seed, "known": list(self.known)}
-        answer = child.ask(job, time.monotonic() + 3 * self.settings["timeout"] + 60)
-        if answer["unusable"]:
-            raise TaskError(answer["unusable"])
-        child.large, child.weight = answer["large"], answer["weight"]
+    def _release(self, job):
+        """A thread has done its job: keep the scorer, and where memory is short end the one used least recently."""
+        if job.scorer is not None and job.scorer.large:
+            self._end_scorer(job)
+        short, ended = self._memory_is_short(), []
+        with self.changed:
+            self.at_work.remove(job)
+            if job.scorer is not None:
+                self.idle.append(job.scorer)
+            if self.idle and (short or self.closed):
+                ended.append(self.idle.pop(0))
+            self.changed.notify_all()
+        for scorer in ended:
+            scorer.close(wait=True)
 
-    def _free_scorer(self, task):
-        """A scorer that can go on with this task: a blank one, or else the one that has been idle for longest; or None.
-
-        What it has stood for must be of an earlier round (see prepare), unless this one has all the scorers that there
-        may be. self.lock is held.
-        """
-        if self.blank and self._leave_nothing(task.source):
-            return self.blank.pop()
-        full = sum(child.life is not None and child.round == self.round for child in self.scorers) >= KEPT
-        free = [source for source, child in self.idle.items() if (full or child.round < self.round)
-                and self._leave_nothing(task.source, source)]
-        return self.idle.pop(free[0]) if free else None
-
-    def _leave_nothing(self, *sources) -> bool:
-        """Can one scorer build these tasks' references one after the other? It runs their code."""
-        return all(map(is_plain, sources)) and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
-
-    def close(self):
-        """End every process of the sandbox and remove its scratch folder."""
-        if self.control is not None:
-            with self.lock:
-                control, self.control = self.control, None  # what waits fails from now on
-            self._join()
-            self._end_idle()
-            control.close()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-            processes.remove(self.settings["scratch"])
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
+    def _memory_is_short(self) -> bool:
+        """Is less than an eighth of the GPU's memory free?"""
+        try:
+            free, total = torch.cuda.mem_get_info(self.device) if self.device != "cpu" else (1, 1)
+        except RuntimeError:  # the driver cannot say
+            return True
+        return free < total / 8
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -508,44 +485,40 @@ def feedback(verdict):
 # Command line
 
 
-def main():
-    parser = argparse.ArgumentParser(description="Score one kernel by hand: correctness, speedup, coverage.")
-    parser.add_argument("task", metavar="TASK.py", help="a problem in KernelBench's format")
-    parser.add_argument("candidate", metavar="CANDIDATE.py", help="a file that defines ModelNew")
-    parser.add_argument("--device", default=None,
-                        help="cuda measures, cpu models the time (default: cuda where there is a GPU)")
-    parser.add_argument("--trials", type=int, default=5, help="correctness trials (default: 5)")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for the candidate (default: 60)")
-    parser.add_argument("--seed", type=int, default=None, help="makes the inputs reproducible (default: unpredictable)")
-    parser.add_argument("--protocol", choices=["strict", "kernelbench"], default="strict",
-                        help="kernelbench: only the task's own inputs, plain tolerances (default: strict)")
-    parser.add_argument("--baseline", choices=["eager", "compile"], default="eager",
-                        help="what to be faster than: the reference as it is, or under torch.compile (default: eager)")
-    parser.add_argument("--shapes", type=int, default=0, metavar="N",
-                        help="check it on N randomly rescaled shapes of the task, too (default: 0)")
-    parser.add_argument("--json", action="store_true", help="print the verdict as one JSON object and nothing else")
-    options = parser.parse_args()
+def main(argv=None) -> int:
+    """0 when a verdict was reached. Raises UserError for a bad command line and for an unusable task."""
+    parser = argparse.ArgumentParser(description="Score one kernel by hand: correctness, speedup, coverage.",
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add = parser.add_argument
+    add("task", metavar="TASK.py", help="a problem in KernelBench's format")
+    add("candidate", metavar="CANDIDATE.py", help="a file that defines ModelNew")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda measures, cpu models the time")
+    add("--trials", type=int, default=5, help="correctness trials")
+    add("--timeout", type=float, default=60.0, help="seconds for the candidate")
+    add("--seed", type=int, help="makes the inputs reproducible; unpredictable without it")
+    add("--protocol", choices=["strict", "kernelbench"], default="strict",
+        help="kernelbench: only the task's own inputs, plain tolerances")
+    add("--baseline", choices=["eager", "compile"], default="eager",
+        help="what to be faster than: the reference as it is, or under torch.compile")
+    add("--shapes", type=int, default=0, metavar="N", help="check it on N randomly rescaled shapes of the task, too")
+    add("--json", action="store_true", help="print the verdict as one JSON object and nothing else")
+    options = parser.parse_args(argv)
+    if options.trials < 1 or options.timeout <= 0 or options.shapes < 0:
+        raise UserError("--trials and --timeout must be positive, --shapes not negative")
+    task = load_task(options.task)
     try:
-        task = load_task(options.task)
+        text = Path(options.candidate).read_bytes()
+    except OSError as error:
+        raise UserError(f"{options.candidate}: cannot read the candidate ({type(error).__name__})") from None
+    with Sandbox(options.device, trials=options.trials, timeout=options.timeout, seed=options.seed,
+                 protocol=options.protocol, baseline=options.baseline, shapes=options.shapes) as sandbox:
         try:
-            code = Path(options.candidate).read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{options.candidate}: cannot read the candidate ({type(error).__name__})") from None
-        if options.trials < 1 or options.timeout <= 0 or options.shapes < 0:
-            raise ValueError("--trials and --timeout must be positive, --shapes not negative")
-        device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        with Sandbox(device, trials=options.trials, timeout=options.timeout, seed=options.seed,
-                     protocol=options.protocol, baseline=options.baseline, shapes=options.shapes) as sandbox:
-            verdict = sandbox.score(task, [code])[0]
-    except ValueError as error:
-        print(f"sandbox.py: error: {error}", file=sys.stderr)
-        return 2
-    if options.json:
-        print(json.dumps({name: getattr(verdict, name) for name in BORDER}))
-    else:
-        print(feedback(verdict))
+            verdict = sandbox.score(task, [text.decode()])[0]
+        except UnicodeDecodeError:
+            verdict = Verdict(clock=sandbox.settings["clock"], error="the candidate's file is not UTF-8")
+    print(json.dumps({name: getattr(verdict, name) for name in BORDER}) if options.json else feedback(verdict))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_command(main)

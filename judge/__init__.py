@@ -1,6 +1,9 @@
 """Everything behind Sandbox: is a candidate correct, and how fast is it? Imports tasks.py and itself only.
 
-    processes.py      how processes are started, confined, spoken to and ended
+    messages.py       how processes speak to each other: values, tensors, GPU memory that both see
+    processes.py      how processes are started and ended: the fork server and the supervisors
+    confinement.py    what a process is kept from
+    gpu_lock.py       who may use the GPU: many to check, one alone to time
     scorer.py         what each of them does: scorer, candidate, replayer
     rules.py          what a candidate may not do: one page, a table for each rule
     correctness.py    trials, tolerance, the verdict

@@ -13,11 +13,11 @@ import random
 import sys
 import tempfile
 import threading
-import time
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy
 import torch
 from torch.utils._pytree import tree_leaves
 
@@ -49,7 +49,7 @@ class Verdict:
     speedup_low: float | None = None  # lower end of the speedup's 95 % interval; the speedup itself when modelled
     profile: list = field(default_factory=list)  # [KernelTime], hottest first
     excerpt: str = ""  # the candidate's lines around an error, numbered
-    seconds: dict = field(default_factory=dict, compare=False)  # of each stage of judging
+    seconds: dict = field(default_factory=dict, compare=False)  # of each step; of these: wait for the GPU, compile
     disturbed: bool = False  # something else used the GPU meanwhile: the times scatter, or clearing the cache waits
     bandwidth: float | None = None  # inputs, parameters, outputs once, per candidate_ms: share of the device's rate
     arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
@@ -111,11 +111,7 @@ def seed_everything(seed):
     """Seed every generator that a problem's get_inputs may use."""
     random.seed(seed)
     torch.manual_seed(seed)
-    try:
-        import numpy
-        numpy.random.seed(seed)
-    except ImportError:
-        pass
+    numpy.random.seed(seed)
 
 
 def identical(a, b):
@@ -244,7 +240,7 @@ class Reference:
             if bytes_in([trial.inputs, trial.expected]) < 1 << 29:
                 self.kept[index, perturb] = trial
             elif self.device.type == "cuda":
-                torch.cuda.empty_cache()  # the hosts need the room
+                torch.cuda.empty_cache()  # the workers need the room
             return trial
 
     def run(self, trial, around=None, dtype=None):
@@ -358,35 +354,44 @@ def other_shapes(source, count, seed):
 # Entering results into a verdict
 
 
-class Stages:
-    """Enters what each stage of judging took, in seconds, without what its lane has waited and compiled meanwhile."""
-
-    def __init__(self, verdict, lane=None):
-        self.verdict, self.lane = verdict, lane
-        self.last = self.now()
-
-    def now(self):
-        return time.monotonic() - (self.lane.compiling + self.lane.waiting if self.lane else 0.0)
-
-    def end(self, name):
-        now = self.now()
-        self.verdict.seconds[name] = self.verdict.seconds.get(name, 0.0) + now - self.last
-        self.last = now
+EXTENSION = "extension"  # the label of kernels of a CUDA extension, which have no names here
+STRICT, LOOSE = 1e-4, 1e-2  # tolerances: KernelBench's, and that of papers before 2026
 
 
-def set_failure(verdict, code, stage, error, line):
+class Failed(Exception):
+    """The candidate's code failed: `stage` is compile, build or forward; `line` is its line, where known.
+
+    answer: what the process that ran it sent: {"failed": stage, "error": text, "line": number}.
+    """
+
+    def __init__(self, answer):
+        super().__init__(str(answer.get("error"))[:400])
+        self.stage, self.line = answer["failed"], answer.get("line")
+
+
+def reject(verdict, reason):
+    """Enter that the candidate was caught cheating."""
+    verdict.correct, verdict.rejected = False, reason
+
+
+def set_failure(verdict, code, stage, error, line=None):
+    """Enter that the candidate failed at `stage`, with its lines around `line`."""
     verdict.compiled, verdict.correct, verdict.correct_loose = stage != "compile", False, False
     verdict.error, verdict.excerpt = str(error)[:400], numbered(code, line)
-    return verdict
 
 
 def note_comparison(verdict, trial, leaves, note=""):
     """Enter one trial's comparison. Returns whether there is any point in another trial."""
-    problem = compare(trial, leaves, 1e-4)
+    problem = compare(trial, leaves, STRICT)
     if problem:
         verdict.correct, verdict.error = False, verdict.error or problem + note
-        verdict.correct_loose = verdict.correct_loose and compare(trial, leaves, 1e-2) is None
+        verdict.correct_loose = verdict.correct_loose and compare(trial, leaves, LOOSE) is None
     return verdict.correct_loose
+
+
+def tolerance_of(verdict) -> float:
+    """The tolerance at which the candidate has been right so far."""
+    return STRICT if verdict.correct else LOOSE
 
 
 def set_profile(verdict, events, own):

@@ -1,107 +1,223 @@
-"""The order of judgement for the modelled clock, in the scorer's process."""
+"""The order in which a candidate is judged. Both clocks follow it, so both apply the same rules.
 
+    source text      what judge/rules.py refuses is not run
+    start            a process constructs the candidate's model
+    check            its output is compared with the reference's in every trial; inputs may not be changed in place
+    own kernels      it launches kernels of its own, and without them the output is wrong
+    time             of the reference and of the candidate
+
+The first step that fails decides the verdict. What a step does is the business of a *back end*: `Replaying` (below)
+for the modelled clock, `measured.Candidate` for the measured one. Whatever goes wrong in a back end is an exception,
+and `judge` alone turns exceptions into verdicts.
+"""
+
+import contextlib
 import time
+from typing import Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.correctness import (Stages, Verdict, compare, identical, note_comparison, reaching, set_failure, set_profile,
-                               set_roofline)
+from judge.correctness import (EXTENSION, Failed, Verdict, compare, identical, note_comparison, reaching, reject,
+                               set_failure, set_profile, set_roofline, tolerance_of)
 from judge.modelled import BANDWIDTH, PEAK, UNPRICED, Clock, size_of
 from judge.processes import Child, Gone
+from judge.rules import static_check
+from judge.side_effects import has_extension
 from tasks import GPU_BATCH_FACTOR
 
+NVCC_SECONDS = 180  # that compiling a CUDA extension may take, on top of a candidate's time limit
 
-def judge(reference, code, warm, settings):
-    """Record the candidate in one process, replay it in another, compare and price."""
-    verdict, children, deadline = Verdict(clock="modelled"), [], time.monotonic() + settings["timeout"]
-    stages = Stages(verdict)
+
+class BackEnd(Protocol):
+    """One candidate's processes. Any method may raise Failed, TimeoutError, Gone, or ValueError and the like."""
+
+    def start(self, code, timeout) -> tuple[bool, bool]:
+        """Construct the model; `timeout` seconds are all that it has from now on.
+
+        Returns (are its parameters the reference's, in name and shape; may they be perturbed in a trial).
+        """
+
+    def run(self, trial, mute=()) -> tuple[list, list]:
+        """One forward, without the kernels named in `mute`: (leaves of the output, indices of inputs it changed)."""
+
+    def profile(self) -> list:
+        """[[milliseconds, label, is it a kernel of its own]] of one forward."""
+
+    def time(self, verdict):
+        """Enter reference_ms, candidate_ms, speedup, speedup_low and what comes with them; or reject."""
+
+    def close(self, verdict):
+        """End the processes, or keep them for others; enter the seconds spent compiling and waiting, if known."""
+
+
+def judge(back_end, reference, code, settings, timed=True) -> Verdict:
+    """The verdict on one candidate. With `timed=False` it ends after the check: `correct` is all that is known."""
+    timeout = settings["timeout"] + (NVCC_SECONDS if has_extension(code) else 0)
+    verdict = static_check(code)
+    if verdict is None:
+        verdict = Verdict()
+        try:
+            steps(back_end, reference, code, settings, verdict, timeout, timed)
+        except Failed as error:
+            set_failure(verdict, code, error.stage, error, error.line)
+        except TimeoutError:
+            set_failure(verdict, code, "forward", f"no result within {timeout:g} s")
+        except (Gone, OSError):
+            why = "the process ended without a result (crash, exit, memory limit or GPU error)"
+            set_failure(verdict, code, "forward", why)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            set_failure(verdict, code, "forward", "the process sent an answer that makes no sense")
+        finally:
+            back_end.close(verdict)
+    verdict.clock = settings["clock"]
+    if not verdict.correct:
+        verdict.speedup = verdict.speedup_low = None
+    return verdict
+
+
+def steps(back_end, reference, code, settings, verdict, timeout, timed):
+    """All steps that run the candidate."""
+    with stage(verdict, "start"):
+        same, perturb = back_end.start(code, timeout)
+    verdict.compiled = True
+    with stage(verdict, "check"):
+        check(back_end, reference, settings["trials"], verdict, same, perturb)
+    # Who is right to 1e-2 only gets no speedup, but is timed: papers before 2026 count it.
+    if verdict.rejected or not verdict.correct_loose or not timed:
+        return
+    with stage(verdict, "profile"):
+        check_kernels(back_end, reference.trial(0), verdict, settings["require_kernel"])
+    if not verdict.rejected:
+        with stage(verdict, "time"):
+            back_end.time(verdict)
+
+
+@contextlib.contextmanager
+def stage(verdict, name):
+    """Enter the seconds that a step took, waiting for the GPU included."""
+    began = time.monotonic()
     try:
-        children.append(Child(warm, "candidate"))
-        answer = children[0].ask({"code": code, "seed": reference.parameter_seed, "arguments": reference.arguments,
-                                  "inputs": reference.draw("example")}, deadline)
-        children[0].close()
-        stages.end("start")
+        yield
+    finally:
+        verdict.seconds[name] = time.monotonic() - began
+
+
+def check(back_end, reference, trials, verdict, same, perturb):
+    """Compare the outputs in every trial. same, perturb: see BackEnd.start."""
+    note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
+    verdict.correct = verdict.correct_loose = True
+    for index in range(trials):
+        trial = reference.trial(index, perturb)
+        leaves, changed = back_end.run(trial)
+        if set(changed) - set(trial.changed):
+            return reject(verdict, "changes its input tensors in place")
+        if not note_comparison(verdict, trial, leaves, note):
+            return
+
+
+def check_kernels(back_end, trial, verdict, required):
+    """Enter profile and coverage. Where kernels of its own are required, reject a candidate without one that matters.
+
+    A kernel matters if the output is wrong without it. That is not asked of a CUDA extension: it cannot be left out.
+    """
+    def still_right(muted):
+        leaves, _ = back_end.run(trial, muted)
+        return compare(trial, leaves, tolerance_of(verdict)) is None
+
+    events = back_end.profile()
+    own = {label for _, label, mine in events if mine}
+    if required and not own:
+        reject(verdict, "launches no kernel of its own")
+    elif required:
+        own = (own & {EXTENSION}) | reaching(own - {EXTENSION}, still_right)
+        if not own:
+            reject(verdict, "the results of its kernels do not reach the output")
+    set_profile(verdict, events, own)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The modelled clock's back end
+
+
+class Replaying:
+    """Records the candidate's forward in one process, and replays the recorded program in another, which prices it.
+
+    The replayer holds none of the candidate's Python. Its answers are believed, those of the recording process are not:
+    a forged program is replayed and priced like any other.
+    """
+
+    def __init__(self, reference, fork_server, settings):
+        self.reference, self.fork_server = reference, fork_server
+        self.replayer = self.events = None
+
+    def ask(self, process, question):
+        answer = process.ask(question, self.deadline)
         if "failed" in answer:
-            return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
+            raise Failed(answer)
+        return answer
+
+    def start(self, code, timeout):
+        self.deadline = time.monotonic() + timeout
+        reference, recorder = self.reference, Child(self.fork_server, "candidate")
+        try:
+            answer = self.ask(recorder, {"code": code, "seed": reference.parameter_seed,
+                                         "arguments": reference.arguments, "inputs": reference.draw("example")})
+        finally:
+            recorder.close()
         program, constants = answer["program"], answer["constants"]
-        verdict.compiled = True
-        if settings["require_kernel"] and not any(step[0] == "launch" for step in program["steps"]):
-            verdict.rejected = "launches no kernel of its own"
-            return verdict
-        children.append(Child(warm, "replayer"))
-        answer = children[1].ask({"code": code, "program": program, "constants": constants,
-                                  "known": list(reference.known)}, deadline)
-        if "failed" in answer:
-            return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
+        self.replayer = Child(self.fork_server, "replayer")
+        answer = self.ask(self.replayer, {"code": code, "program": program, "constants": constants,
+                                          "known": list(reference.known)})
         reference.known.update(answer["compiled"])
+        return self.match_parameters(program, constants)
 
-        stages.end("compile")
+    def match_parameters(self, program, constants):
+        """Find out which of the program's constants are the model's parameters. Returns what `start` does."""
+        state, self.matched = self.reference.state, {}  # {parameter's name: number of the constant}
+        for name, (number, *_) in program["state"].items():
+            recorded = constants.get(number, torch.empty(0))
+            if name in state and identical(as_bytes(state[name]), recorded):
+                self.matched[name] = number
+        # Other constants may have been derived from parameters, which then cannot be perturbed: these would not follow.
+        # They are priced like parameters if they are no larger than the task's own, else like activations.
+        others = set(constants) - set(self.matched.values())
+        derived = any(constants[number].numel() > 256 for number in others)
+        room = 4096 + sum(size_of(tensor) for tensor in state.values())
+        small = sum(constants[number].numel() for number in others) <= room
+        self.parameters = sorted(set(self.matched.values()) | (others if small else set()))
+        return len(self.matched) == len(state), not derived
 
-        # Which recorded constants are the model's parameters. Perturbed ones can be put in their place only if the
-        # forward reads nothing else that may have been derived from them.
-        matched = {name: ref[0] for name, ref in program["state"].items() if name in reference.state and identical(
-            reference.state[name].contiguous().view(-1).view(torch.uint8), constants.get(ref[0], torch.empty(0)))}
-        derived = any(number not in matched.values() and data.numel() > 256 for number, data in constants.items())
-        note = "" if len(matched) == len(reference.state) else \
-            "; its parameters differ from the reference's (create them in the same order, with the same shapes)"
+    def run(self, trial, mute=()):
+        state = {self.matched[name]: as_bytes(value) for name, value in trial.state.items() if name in self.matched}
+        first = self.events is None  # the price of every forward is the same
+        answer = self.ask(self.replayer, {
+            "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "state": state,
+            "price": first, "mute": list(mute), "parameters": self.parameters})
+        if first:
+            self.events = answer["events"]
+        return tree_leaves(answer["output"]), answer["changed"]
 
-        # Other constants are priced like parameters if they are no larger than the task's own, else like activations.
-        others = {number for number in constants if number not in matched.values()}
-        room = 4096 + sum(size_of(tensor) for tensor in reference.state.values())
-        kept = set(matched.values()) | (others if sum(constants[n].numel() for n in others) <= room else set())
+    def profile(self):
+        return self.events
 
-        def run(trial, price=False, mute=()):
-            state = {matched[name]: value.contiguous().view(-1).view(torch.uint8)
-                     for name, value in trial.state.items() if name in matched}
-            return children[1].ask({"inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)],
-                                    "seed": trial.seed, "state": state, "price": price, "mute": list(mute),
-                                    "parameters": sorted(kept)}, deadline)
-
-        verdict.correct = verdict.correct_loose = True
-        for index in range(settings["trials"]):
-            trial = reference.trial(index, perturb=not derived)
-            answer = run(trial, price=index == 0)
-            if "failed" in answer:
-                return set_failure(verdict, code, answer["failed"], answer["error"], answer["line"])
-            if index == 0:
-                events, live = answer["events"], answer["live"]
-            if set(answer["changed"]) - set(trial.changed):
-                verdict.correct, verdict.rejected = False, "changes its input tensors in place"
-                return verdict
-            if not note_comparison(verdict, trial, tree_leaves(answer["output"]), note):
-                break
-        first = reference.trial(0)
-
-        def still_right(muted):
-            answer = run(first, mute=muted)
-            return "failed" not in answer and compare(first, tree_leaves(answer["output"]), 1e-4) is None
-
-        own = {label for (_, label, mine), alive in zip(events, live) if mine and alive}
-        if verdict.correct and settings["require_kernel"]:
-            own = reaching(own, still_right)
-            if not own:
-                verdict.correct, verdict.rejected = False, "the results of its kernels do not reach the output"
-        set_profile(verdict, events, own)
+    def time(self, verdict):
+        reference, first = self.reference, self.reference.trial(0)
         clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in reference.tensors()})
         reference.run(first, around=clock)
-        unpriced = {label for _, label, mine in events if not mine and UNPRICED.match(label)}
-        if unpriced := sorted(unpriced - {label for _, label, _ in clock.events}):
-            verdict.correct, verdict.rejected = False, f"calls aten.{unpriced[0]}, for which there is no modelled price"
-            return verdict
-        verdict.reference_ms, verdict.candidate_ms = (sum(event[0] for event in e) for e in (clock.events, events))
+        called = {label for _, label, own in self.events if not own}
+        unpriced = sorted(label for label in called - {label for _, label, _ in clock.events} if UNPRICED.match(label))
+        if unpriced:
+            return reject(verdict, f"calls aten.{unpriced[0]}, for which there is no modelled price")
+        verdict.reference_ms = sum(milliseconds for milliseconds, _, _ in clock.events)
+        verdict.candidate_ms = sum(milliseconds for milliseconds, _, _ in self.events)
+        verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
         set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK, GPU_BATCH_FACTOR)
-        if verdict.correct:
-            verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
-        stages.end("check")
-        return verdict
-    except TimeoutError:
-        return set_failure(verdict, code, "forward", f"no result within {settings['timeout']:g} s", None)
-    except (Gone, OSError):
-        why = "the process ended without a result (crash, exit or memory limit)"
-        return set_failure(verdict, code, "forward", why, None)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return set_failure(verdict, code, "forward", "the recorded program is malformed", None)
-    finally:
-        for child in children:
-            child.close()
+
+    def close(self, verdict):
+        if self.replayer is not None:
+            self.replayer.close()
+
+
+def as_bytes(tensor):
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -4,16 +4,23 @@
     candidate    executes a candidate's code; nothing is believed of it
     replayer     runs the program that a candidate has recorded (modelled clock)
 
-sandbox.py says who holds what and what that stops; processes.py starts this file as the warm parent of all of them.
+sandbox.py says who holds what and what that stops; processes.py starts this file as the fork server of all of them.
+
+A scorer takes orders from the sandbox, one after the other. The answer to each ends with a message {"done": ...}.
+
+    {"task": {"name", "source", "seed", "known"}}   build a task's reference, in place of an earlier task's
+    {"prepare": count}                              have processes ready for so many candidates
+    {"codes": [...]}                                judge candidates: a verdict each, as they are done
 """
 
-import contextlib
 import gc
 import json
 import os
+import queue
 import socket
 import sys
 import tempfile
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,12 +28,12 @@ import torch
 import triton
 
 from judge import compiler, judgement, modelled, processes
-from judge.client import Lane
+from judge.client import Client
 from judge.correctness import Reference, describe, identical, load_module, other_shapes
+from judge.gpu_lock import RemoteLock
 from judge.measured import Measured
-from judge.processes import receive, send, spare_memory
-from judge.rules import static_check
-from judge.worker import Host
+from judge.messages import Gone, receive, send, spare_memory
+from judge.worker import Worker
 from tasks import TaskError
 
 HOARD = 6 << 30  # bytes of GPU memory with which a scorer does not take on another task
@@ -35,12 +42,11 @@ HOARD = 6 << 30  # bytes of GPU memory with which a scorer does not take on anot
 # The candidate's process
 
 
-def candidate(sock, warm, settings):
+def candidate(sock, _, settings):
     """Role of the process that holds a candidate's code. What it sends is checked, or replayed by others."""
     folder = Path(tempfile.mkdtemp(dir=".")).absolute()
     if settings["clock"] == "measured":
-        Host(settings, sock, folder, load_module, describe).serve()
-        return
+        return Worker(settings, sock, folder).serve()
     path = folder / "candidate.py"
     job = receive(sock)
     stage = "compile"
@@ -57,7 +63,7 @@ def candidate(sock, warm, settings):
         send(sock, {"failed": stage, "error": text, "line": line})
 
 
-def replayer(sock, warm, settings):
+def replayer(sock, _, settings):
     """Role of the process that runs a recorded program: no host code of the candidate gets here (modelled.Replay)."""
     job = receive(sock)
     stage = "compile"
@@ -82,82 +88,110 @@ def replayer(sock, warm, settings):
 # The scorer's process
 
 
-def scorer(sock, warm, settings):
+def scorer(sock, fork_server, settings):
     """Role of the process that holds one task's reference and judges its candidates, then perhaps another task's."""
-    job, lanes, arenas = receive(sock), [], []
-    while True:
-        try:
-            measured = None
-            if settings["clock"] == "measured":  # starting CUDA takes its time: meanwhile the reference is built
-                lanes = lanes or [Lane(warm, settings, role) for role in ("reference", "candidate")]
-            reference = Reference(job, settings)
-            if settings["clock"] == "measured":
-                measured = Measured(reference, warm, settings, lanes, arenas)
-                spare_memory()
-        except TaskError as error:
-            send(sock, {"unusable": str(error)})
-            return
-        send(sock, {"unusable": None, "large": measured is not None and measured.large,
-                    "weight": (measured and measured.limit) or 0})
-        shapes = []  # see generalise
-        while "codes" in (order := receive(sock)):
-            judge(order, sock, job, reference, measured, warm, settings, shapes)
+    orders, sending, loaded = queue.SimpleQueue(), threading.Lock(), None
+
+    def tell(message):
+        with sending:
+            send(sock, message)
+
+    gpu = RemoteLock(tell)
+    threading.Thread(target=take_messages, args=(sock, orders, gpu), daemon=True).start()
+    while (order := orders.get()) is not None:
+        if "task" in order:
+            clients = []
+            if settings["clock"] == "measured" and loaded is not None:
+                clients = loaded.measured.hand_on()
+            elif settings["clock"] == "measured":  # they start while the reference is built: CUDA takes its time
+                clients = [Client(fork_server, settings, role, gpu) for role in ("reference", "candidate")]
+            loaded = None
+            gc.collect()
             spare_memory()
-        job, lanes = order, measured.hand_on()
-        del reference, measured, shapes
-        gc.collect()
-        spare_memory()
-        if torch.cuda.memory_reserved() > HOARD:  # memory that was shared is not given back
-            return
-        job = job or receive(sock)  # it was only asked for its memory (see Sandbox._rest)
-
-
-def judge(order, sock, job, reference, measured, warm, settings, shapes):
-    """Send a verdict for every candidate of an order. shapes: kept between calls, see generalise."""
-    codes, left = order["codes"], []
-    if "spare" in order:
-        measured.start_spare(order["spare"])
-        measured.calibrate()
-    for index, code in enumerate(codes):
-        verdict = static_check(code)
-        if verdict is None and measured is None:
-            verdict = judgement.judge(reference, code, warm, settings)
-            generalise(verdict, code, job, warm, settings, shapes)
-        if verdict is None:
-            left.append(index)
-        else:
-            verdict.clock = settings["clock"]
-            send(sock, {"index": index, "verdict": asdict(verdict), "known": list(reference.known)})
-    judged = measured.judge([codes[index] for index in left]) if left else ()
-    for position, verdict in list(judged) if settings["shapes"] else judged:  # other shapes once all is quiet again
-        generalise(verdict, codes[left[position]], job, warm, settings, shapes)
-        send(sock, {"index": left[position], "verdict": asdict(verdict), "known": []})
-
-
-def generalise(verdict, code, job, warm, settings, shapes):
-    """Enter whether a correct candidate is correct on other shapes of the task as well. shapes: kept between calls."""
-    if not verdict.correct or not settings["shapes"]:
-        return
-    if not shapes:
-        for change, source in other_shapes(job["source"], settings["shapes"], job["seed"]):
+            if torch.cuda.memory_reserved() > HOARD:  # memory that was shared is not given back
+                return
             try:
-                other = Reference({**job, "source": source}, settings)
-                measured = Measured(other, warm, settings) if settings["clock"] == "measured" else None
-                shapes.append((change, other, measured))
+                loaded = LoadedTask(order["task"], fork_server, settings, gpu, clients)
+                tell({"done": {"unusable": None, "large": loaded.large}})
+            except TaskError as error:
+                return tell({"done": {"unusable": str(error)}})
+        elif "prepare" in order:
+            loaded.measured.prepare(order["prepare"])
+            tell({"done": None})
+        else:
+            for index, verdict in loaded.judge(order["codes"]):
+                tell({"index": index, "verdict": asdict(verdict), "known": list(loaded.reference.known)})
+            tell({"done": None})
+        spare_memory()
+
+
+def take_messages(sock, orders, gpu):
+    """A scorer's second thread: it puts orders into a queue, and None once the sandbox has hung up."""
+    try:
+        while True:
+            message = receive(sock)
+            if "granted" in message:
+                gpu.granted(message["granted"])
+            else:
+                orders.put(message)
+    except Gone:
+        orders.put(None)
+
+
+class LoadedTask:
+    """A task in its scorer: the reference, the clock, and the reference on other shapes once they are asked for.
+
+    clients: of worker processes that another task has handed on. Raises TaskError when the reference cannot be used.
+    """
+
+    def __init__(self, job, fork_server, settings, gpu, clients=()):
+        self.job, self.fork_server, self.settings, self.gpu, self.on_shapes = job, fork_server, settings, gpu, None
+        self.reference, self.measured, self.large = Reference(job, settings), None, False
+        if settings["clock"] == "measured":
+            self.measured = Measured(self.reference, fork_server, settings, gpu, clients)
+            self.large = self.measured.large
+
+    def judge(self, codes):
+        """Yields (index, Verdict) for every candidate, in the order in which they are done."""
+        if self.measured is None:
+            judged = ((index, self.judge_one(code)) for index, code in enumerate(codes))
+        else:
+            judged = self.measured.judge(codes)
+        for index, verdict in list(judged) if self.settings["shapes"] else judged:  # shapes once nothing else is timed
+            if verdict.correct and self.settings["shapes"]:
+                self.try_other_shapes(codes[index], verdict)
+            yield index, verdict
+
+    def judge_one(self, code, timed=True):
+        """The verdict on one candidate; without `timed` only whether it is correct."""
+        if self.measured is not None:
+            return self.measured.judge_one(code, timed)
+        back_end = judgement.Replaying(self.reference, self.fork_server, self.settings)
+        return judgement.judge(back_end, self.reference, code, self.settings, timed)
+
+    def try_other_shapes(self, code, verdict):
+        """Enter whether a correct candidate is correct on other shapes of the task as well."""
+        if self.on_shapes is None:
+            self.on_shapes = self.load_other_shapes()
+        for change, other in self.on_shapes:
+            answer = other.judge_one(code, timed=False)
+            if not answer.correct:
+                verdict.generalises, verdict.shape_error = False, f"with {change}: {answer.rejected or answer.error}"
+                return
+        verdict.generalises = bool(self.on_shapes) or None
+
+    def load_other_shapes(self):
+        """[(what was changed, LoadedTask)]: as many as were asked for, if there are."""
+        count, found = self.settings["shapes"], []
+        for change, source in other_shapes(self.job["source"], count, self.job["seed"]):
+            job = {**self.job, "source": source}
+            try:
+                found.append((change, LoadedTask(job, self.fork_server, self.settings, self.gpu)))
             except TaskError:  # sizes that do not fit together
                 continue
-            if len(shapes) == settings["shapes"]:
+            if len(found) == count:
                 break
-    for change, other, measured in shapes:
-        if measured is None:
-            answer = judgement.judge(other, code, warm, {**settings, "trials": 1})
-        else:
-            with contextlib.ExitStack() as stack:
-                answer, _ = measured.guarded(code, measured.prepare, stack)
-        if not answer.correct:
-            verdict.generalises, verdict.shape_error = False, f"with {change}: {answer.rejected or answer.error}"
-            return
-    verdict.generalises = bool(shapes) or None
+        return found
 
 
 if __name__ == "__main__":
@@ -165,6 +199,6 @@ if __name__ == "__main__":
     compiler.warm_up()
     if settings["device"] != "cpu":
         triton.runtime.driver.active.utils  # built by a C compiler, which no fork should wait for; starts no CUDA
-    processes.warm_parent(socket.socket(fileno=int(sys.argv[2])), settings,
-                     {"scorer": scorer, "candidate": candidate, "reference": candidate, "replayer": replayer})
+    processes.fork_server(socket.socket(fileno=int(sys.argv[2])), settings,
+                          {"scorer": scorer, "candidate": candidate, "reference": candidate, "replayer": replayer})
     os._exit(0)

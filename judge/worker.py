@@ -1,8 +1,11 @@
-"""The process that runs a model under the measured clock: a candidate's, which is not trusted, or the reference's.
+"""A worker: the process that runs a model under the measured clock, a candidate's or the reference's.
 
-It serves the orders of client.py over a socket. Inputs and outputs lie in GPU memory that both can see.
+It serves the orders of its client in the scorer (client.py) over a socket. Inputs and outputs lie in GPU memory that
+both can see. Nothing that it answers about a candidate is believed but the descriptions of tensors, which are checked,
+and its profile; it never holds an expected output.
 """
 
+import contextlib
 import copy
 import gc
 import re
@@ -11,14 +14,16 @@ import time
 
 import torch
 from torch.utils._pytree import tree_leaves
+from triton.runtime import jit
 
-from judge.correctness import perturb_state
+from judge.client import slots_and_outputs
+from judge.correctness import describe, load_module, perturb_state
 from judge.modelled import FREE, Mode
-from judge.processes import ALIGN, BLANK, attach, overwrite, receive, send, spare_memory, views, watch
+from judge.processes import BLANK, attach, overwrite, receive, send, spare_memory, watch
 from judge.side_effects import state, unchanged
 
 PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured (see processes.start)
-PAUSE = 100_000  # clock cycles, 50 microseconds, of which the GPU is given the first graph; part of Lane.overhead
+PAUSE = 100_000  # clock cycles, 50 microseconds, that the GPU waits for the first graph; part of Client.overhead
 
 
 class EventClock(Mode):
@@ -55,41 +60,83 @@ class Noise(Mode):
         return out
 
 
-class Host:
-    """Serves the scorer's orders. Every method named like an order takes its fields and returns the answer."""
+class Worker:
+    """Serves orders. Every method named like an order takes its fields and returns the answer, a dict.
 
-    def __init__(self, settings, sock, folder, load_module, describe):
-        self.sock, self.polite = sock, False
+    sock: the connection to the client; folder: for the sources.
+    """
+
+    def __init__(self, settings, sock, folder):
+        self.sock, self.folder = sock, folder
         self.device = torch.device(settings["device"])
         self.cuda = self.device.type == "cuda"
         self.synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
-        self.load_module, self.describe = load_module, describe
-        self.folder, self.path, self.code, self.loaded = folder, "", "", 0
-        self.stage, self.muted, self.clock = "compile", (), None
-        self.kept, self.graph, self.shared = [], None, None
+        self.path, self.code, self.models = "", "", 0
+        self.stage, self.muted, self.event_clock, self.checking = "compile", (), None, False
+        self.kept, self.graph, self.layout = [], None, None
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
         self.watch_kernels()
         self.before = state()
 
+    def serve(self):
+        """Answer orders until the client hangs up."""
+        while True:
+            order = receive(self.sock)
+            name = order.pop("order")
+            answer = self.obey(name, order)
+            send(self.sock, answer)
+            if name == "get_ready" and "failed" not in answer:
+                self.run_timed()
+
+    def obey(self, name, order):
+        """The answer to an order; what the model raises becomes {"failed": stage, "error": text, "line": number}."""
+        try:
+            return getattr(self, name)(**order)
+        except BaseException as error:  # SystemExit included: the verdict says what happened
+            text, line = describe(error, self.path, self.code)
+            if "nvmlInit" in text:  # PyTorch stumbles over its own report of what happened
+                text = "OutOfMemoryError: more GPU memory than a candidate may take"
+            refused = re.search("Compilation|OutOfResources|PTXAS|Unsupported", type(error).__name__)
+            return {"failed": "compile" if refused else self.stage, "error": text, "line": line}
+
+    # A model comes and goes
+
     def wake(self):
         return {}
 
-    def load(self, code, name, limit):
-        """Execute the source."""
-        if limit is not None:  # bytes of GPU memory
+    def construct(self, code, name, arguments, seed, on_device, limit, compile_it):
+        """Execute the source, and construct the model from its class `name` as the reference was: same seed, same
+        device. limit: bytes of GPU memory that the candidate may take, or None. The answer: see Client.construct.
+        """
+        if limit is not None:
             total = torch.cuda.get_device_properties(self.device).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), self.device)
-        self.stage, self.code, self.loaded, self.queueing = "compile", code, self.loaded + 1, 0.0
-        self.path = str(self.folder / f"candidate{self.loaded}.py")  # Python caches the lines of files by their names
-        self.model_class = getattr(self.load_module("candidate", code, self.path), name, None)
+        self.stage, self.code, self.models, self.queueing = "compile", code, self.models + 1, 0.0
+        self.path = str(self.folder / f"candidate{self.models}.py")  # Python caches the lines of files by their names
+        self.model_class = getattr(load_module("candidate", code, self.path), name, None)
         if not isinstance(self.model_class, type):
             raise NameError(f"the code defines no class {name}")
-        return {}
+        self.stage = "build"
+        self.seed, self.on_device = seed, on_device
+        self.arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in arguments]
+        self.allocate()
+        self.model = self.new_model()
+        self.stage = "forward"
+        state = {key: list(t.shape) for key, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
+        loose = sum(isinstance(value, torch.Tensor) for part in self.model.modules() for value in vars(part).values())
+        if compile_it:
+            self.model = torch.compile(self.model)
+        return {"state": state, "loose": loose}
+
+    def new_model(self):
+        torch.manual_seed(self.seed)
+        with self.device if self.on_device else contextlib.nullcontext():
+            return self.model_class(*self.arguments).to(self.device)
 
     def forget(self):
-        """Leave nothing of a model; the answer says whether another one can have this process."""
+        """Leave nothing of a model. The answer says whether another one can have this process."""
         self.model = self.model_class = self.arguments = self.graph = None
         self.kept = []
         sys.modules.pop("candidate", None)
@@ -103,34 +150,8 @@ class Host:
         return {"seconds": time.process_time(), "bytes": torch.cuda.memory_allocated() if self.cuda else 0,
                 "unchanged": unchanged(self.before)}
 
-    def build(self, arguments, seed, on_device, compile_it):
-        """Construct the model as the reference was: same seed, same device, same order."""
-        self.on_device, self.seed = on_device, seed
-        self.arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in arguments]
-        self.stage = "build"
-        self.lay_out()
-        self.model = self.construct()
-        self.stage = "forward"
-        state = {key: list(t.shape) for key, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
-        loose = sum(isinstance(value, torch.Tensor) for part in self.model.modules() for value in vars(part).values())
-        if compile_it:
-            self.model = torch.compile(self.model)
-        return {"state": state, "loose": loose}
-
-    def construct(self):
-        torch.manual_seed(self.seed)
-        if self.on_device:
-            with self.device:
-                return self.model_class(*self.arguments).to(self.device)
-        return self.model_class(*self.arguments).to(self.device)
-
     def watch_kernels(self):
         """Let launches of the candidate's own Triton kernels be timed and left out, and their compilation apart."""
-        try:
-            from triton.runtime import jit
-        except ImportError:
-            self.registry = {}
-            return
         self.registry = getattr(jit, "_triton_jit_function_registry", {})
         launch, compile_kernel = jit.JITFunction.run, jit.JITFunction._do_compile
 
@@ -140,13 +161,13 @@ class Host:
             name = kernel.fn.__name__
             if name in self.muted:
                 return None
-            if self.clock is not None:
-                return self.clock.around(name, True, lambda: launch(kernel, *args, **kwargs))
+            if self.event_clock is not None:
+                return self.event_clock.around(name, True, lambda: launch(kernel, *args, **kwargs))
             return launch(kernel, *args, **kwargs)
 
         def compile_apart(*args, **kwargs):
-            """Compiling takes up to a second, in which the scorer may give the GPU to others."""
-            if not self.polite:
+            """In a check: compiling takes up to a second, in which the client leaves the GPU to others."""
+            if not self.checking:
                 return compile_kernel(*args, **kwargs)
             self.synchronize()
             send(self.sock, {"compiling": True})
@@ -156,33 +177,34 @@ class Host:
                 return kernel
             finally:
                 send(self.sock, {})
-                receive(self.sock)
+                receive(self.sock)  # the GPU may be used again
 
         jit.JITFunction.run, jit.JITFunction._do_compile = run, compile_apart
 
-    def share(self, handles, inputs, outputs, slots, values):
-        """Open the arenas: `slots` copies of the inputs, one of the outputs, and what is written to clear the cache.
+    # Inputs and outputs
 
-        values: the inputs that are no tensors.
+    def share(self, handles, places, count, slots, values):
+        """Open the memory that is shared, and what is written to clear the cache. See slots_and_outputs.
+
+        handles: to these two, or None; values: [[is it a tensor, else its value]] of a set of inputs.
         """
-        self.tensors, self.outputs, self.shared = [None] * slots, None, (None, values)
-        if handles is None:
-            self.cold = torch.empty(BLANK if self.cuda else 1, dtype=torch.uint8, device=self.device)
+        if handles is not None:
+            self.memory, self.cold = map(attach, handles)
         else:
-            raw_in, raw_out, self.cold = map(attach, handles)
-            size = raw_in.numel() // slots // ALIGN * ALIGN
-            self.shared = [(raw_in[i * size:(i + 1) * size], inputs) for i in range(slots)], values
-            self.outputs = views(raw_out, outputs)
-        self.lay_out()
+            self.memory = None
+            self.cold = torch.empty(BLANK if self.cuda else 1, dtype=torch.uint8, device=self.device)
+        self.layout = places, count, slots, values
+        self.tensors, self.outputs = [None] * slots, None
+        self.allocate()
         return {}
 
-    def lay_out(self):
+    def allocate(self):
         """New objects for the inputs: a model may have changed the shape of a tensor, or the items of a list."""
-        if self.shared is not None:
-            places, values = self.shared
+        if self.layout is not None:
+            *layout, values = self.layout
             self.values = copy.deepcopy(values)
-            if places is not None:
-                self.tensors = [views(*place) for place in places]
+            if self.memory is not None:
+                self.tensors, self.outputs = slots_and_outputs(self.memory, *layout)
 
     def put(self, slot, tensors):
         self.tensors[slot] = [tensor.to(self.device) for tensor in tensors]
@@ -208,11 +230,13 @@ class Host:
         self.synchronize()
         return {"leaves": answer}
 
-    def forward(self, slot, seed, perturb, mute, polite):
-        """One checked call; with `perturb` of a new model, whose parameters are moved as the reference's were."""
+    # Running the model
+
+    def forward(self, slot, seed, perturb, mute):
+        """One call that is not timed. perturb: of a new model, whose parameters are moved as the reference's were."""
         model = self.model
         if perturb:
-            model = self.construct()
+            model = self.new_model()
             state = dict([*model.named_parameters(), *model.named_buffers()])
             with torch.no_grad():
                 for name, value in perturb_state(state, seed).items():
@@ -220,16 +244,16 @@ class Host:
         blocks = [torch.full_like(out, float("nan")) for _ in range(2) for out in self.outputs or []
                   if out.is_floating_point()]
         del blocks  # so that the memory which the allocator hands out next is not a former result, nor zero
-        self.muted, self.polite = set(mute), polite
+        self.muted, self.checking = set(mute), True
         torch.manual_seed(seed)
         try:
             with torch.no_grad(), Noise() if mute else torch.no_grad():
                 return self.hand_over(model(*self.inputs(slot)))
         finally:
-            self.muted, self.polite = (), False
+            self.muted, self.checking = (), False
 
     def capture(self, calls):
-        """Turn the calls into one CUDA graph, which `go` replays from now on: the same kernels, without the host."""
+        """Record the calls as a CUDA graph, to be replayed when timed: their kernels, without the Python around."""
         try:
             spare_memory()  # a graph has a pool of its own
             stream = torch.cuda.ExternalStream(PER_THREAD)
@@ -242,29 +266,42 @@ class Host:
                 self.kept = [self.model(*self.inputs(slot)) for slot in calls]
             self.graph = graph
             spare_memory()
-        except Exception:  # it waits for the GPU, or uses a stream of its own: the host is restarted and times it as is
+        except Exception:  # it waits for the GPU, or uses a stream of its own
             self.kept = []
         return {"captured": self.graph is not None}
 
-    def go(self, calls, repeat):
-        """What is timed: run the calls, keep their results, end when the GPU is done."""
+    def get_ready(self, calls, seed, repeat):
+        """For timing: drop former results, take the GPU over and clear its cache. Timed is `run_timed`."""
+        if self.graph is None:
+            self.kept = []
+        self.next = calls, repeat
+        torch.manual_seed(seed)
+        return {"clearing": overwrite(self.cold)}
+
+    def run_timed(self):
+        """Wait for the starting signal, run, signal the end. The client's clock runs between the two."""
+        watch(self.sock, 0.1)  # awake: waking up would take as long as a kernel
+        self.sock.recv(1)
+        answer = self.obey("go", {})
+        self.sock.send(b"!")
+        send(self.sock, answer)
+
+    def go(self):
+        """Run the calls, keep their results, end when the GPU is done."""
+        calls, repeat = self.next
         if self.graph is not None:
             torch.cuda._sleep(PAUSE)
             for _ in range(repeat):
                 self.graph.replay()
         else:
             with torch.no_grad():
-                self.kept += [self.model(*self.inputs(slot)) for slot in calls]
+                self.kept = [self.model(*self.inputs(slot)) for slot in calls]
         self.synchronize()
         return {}
 
     def collect(self, call):
+        """Hand over what a timed call gave."""
         return self.hand_over(self.kept[call])
-
-    def drop(self):
-        if self.graph is None:
-            self.kept.clear()
-        return {}
 
     def profile(self):
         """[[milliseconds, label, own]] of one forward on the GPU alone: launches are queued behind a pause.
@@ -274,59 +311,22 @@ class Host:
         if not self.cuda:
             return {"events": []}
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        self.clock = EventClock()
+        clock = self.event_clock = EventClock()
         try:
             with torch.no_grad():
                 began = time.perf_counter()
                 pause = min(2 * self.queueing, 0.05)  # seconds; queueing took half of that the last time
                 torch.cuda._sleep(int(2e9 * pause) + 1)  # clock cycles
                 begin.record()
-                self.clock.around("nothing", False, lambda: None)  # what a pair of events costs
-                with self.clock:
+                clock.around("nothing", False, lambda: None)  # what a pair of events costs
+                with clock:
                     self.model(*self.inputs(0))
                 end.record()
                 self.queueing = time.perf_counter() - began
                 self.synchronize()
         finally:
-            clock, self.clock = self.clock, None
+            self.event_clock = None
         (a, b, _, _), *marks = clock.marks
         pair = a.elapsed_time(b)
         events = [[max(a.elapsed_time(b) - pair, 1e-4), label, own] for a, b, label, own in marks]
         return {"events": events, "total": begin.elapsed_time(end) - 2 * pair * (len(marks) + 1)}
-
-    def serve(self):
-        sock = self.sock
-        while True:
-            order = receive(sock)
-            name = order.pop("order")
-            if name == "tell":
-                send(sock, {})
-                self.be_timed(**order)
-            else:
-                send(sock, self.obey(name, order))
-
-    def be_timed(self, calls, seed, repeat, call):
-        """Wait for the signal to get ready, and for the one to begin: the clock runs from it to the signal at the end.
-        """
-        torch.manual_seed(seed)
-        if self.sock.recv(1) != b"!":  # it is called off
-            return
-        clearing = overwrite(self.cold)
-        self.sock.send(b"!")
-        watch(self.sock, 0.1)  # awake: waking up would take as long as a kernel
-        self.sock.recv(1)
-        answer = self.obey("go", {"calls": calls, "repeat": repeat})
-        self.sock.send(b"!")
-        if call is not None and not answer:
-            answer = self.obey("collect", {"call": call})
-        send(self.sock, {**answer, "clearing": clearing})
-
-    def obey(self, name, order):
-        try:
-            return getattr(self, name)(**order)
-        except BaseException as error:  # SystemExit included: the verdict says what happened
-            text, line = self.describe(error, self.path, self.code)
-            if "nvmlInit" in text:  # PyTorch stumbles over its own report of what happened
-                text = "OutOfMemoryError: more GPU memory than a candidate may take"
-            refused = re.search("Compilation|OutOfResources|PTXAS|Unsupported", type(error).__name__)
-            return {"failed": "compile" if refused else self.stage, "error": text, "line": line}

@@ -37,7 +37,10 @@ def start_cuda():
 
 
 def one_process(queues):
-    """Seconds from the fork to the end of a process that starts CUDA and is then killed."""
+    """Seconds from the fork to the end of a process that starts CUDA and is then killed.
+
+    queues: CUDA_DEVICE_MAX_CONNECTIONS as a string, or None for the default.
+    """
     read, write = os.pipe()
 
     def work():
@@ -77,6 +80,7 @@ def time_batches(until, path):
 
 
 def disturb(kind, until):
+    """Start and end one CUDA process after the other until time.monotonic() is `until`, or only keep a core busy."""
     while time.monotonic() < until:
         if kind == "start and end":
             os.waitpid(forked(start_cuda), 0)

@@ -2,8 +2,8 @@
 
     python results/gpu_busy.py COMMAND ...
 
-Prints what the command prints, with the mean of nvidia-smi's utilization since its last line before each: the share of
-time in which any kernel of any process was running.
+Prints what the command prints. Before each line stands the mean of nvidia-smi's utilization since the line before: the
+share of time in which any kernel of any process was running.
 """
 
 import statistics

@@ -147,10 +147,11 @@ def main():
                     print(f"{kind}: {verdict}", flush=True)
             print(f"{min(start + 500, len(codes))} of {len(codes)}, {time.monotonic() - began:.0f} s", flush=True)
         seconds, after = time.monotonic() - began, rate("after")
-        box._end_idle()  # on a GPU the scorer stands by, with its reference
+        time.sleep(1)  # until the scorers are idle
+        box.end_idle()  # the scorers stand by, with their references
         time.sleep(3)
         processes, files = left_over(box)
-        processes = [line for line in processes if f" {os.getpid()} " not in line]  # the warm parent itself
+        processes = [line for line in processes if int(line.split()[1]) != os.getpid()]  # the fork server itself
         print("\n".join((processes + files)[:20]))
     gone = not os.path.exists(box.settings["scratch"]) and not left_over(box)[0]
     scratch = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("soak_left")]

@@ -1,6 +1,10 @@
-"""The measured clock's parts: how batches are timed, and who is accused of what."""
+"""The order of judgement, and the measured clock's parts: workers, the GPU lock, and how times are taken and read."""
 
+import gc
+import os
+import socket
 import sys
+import threading
 import time
 import weakref
 from types import SimpleNamespace
@@ -9,227 +13,453 @@ import pytest
 import torch
 import triton
 
-from judge import worker
-from judge import processes
-from judge.client import Lane
-from judge.correctness import Verdict, describe, load_module
-from judge.measured import Measured, Timing
+from judge import processes, worker
+from judge.correctness import Failed, Reference, Trial, Verdict
+from judge.judgement import judge
+from judge.measured import Candidate, Measured, Timing
+from judge.processes import Gone
 from judge.side_effects import is_plain
-from sandbox import Sandbox
-from test_sandbox import TASK
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The order of judgement
 
 
-def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, monkeypatch):
-    """In a process that they share, over memory that lives as long as that: on a GPU by CUDA IPC, here as it is."""
-    for name in ("run", "_do_compile"):  # a host watches kernels for good; afterwards the test's process does not
+class Scripted:
+    """A back end whose candidate gives `factor` times the expected output, and launches the kernels `own`.
+
+    fails: {name of a method: exception}; needs: the kernels without which the output is another one.
+    """
+
+    def __init__(self, factor=1.0, own=("k",), needs=("k",), changes=(), fails=None):
+        self.factor, self.own, self.needs, self.changes, self.fails = factor, own, needs, changes, fails or {}
+        self.calls = []
+
+    def note(self, name):
+        self.calls.append(name)
+        if name in self.fails:
+            raise self.fails[name]
+
+    def start(self, code, timeout):
+        self.note("start")
+        return True, True
+
+    def run(self, trial, mute=()):
+        self.note("run")
+        return [trial.expected[0] * (2.0 if set(mute) & set(self.needs) else self.factor)], list(self.changes)
+
+    def profile(self):
+        self.note("profile")
+        return [[1.0, "mm", False], *([1.0, name, True] for name in self.own)]
+
+    def time(self, verdict):
+        self.note("time")
+        verdict.reference_ms, verdict.candidate_ms, verdict.speedup, verdict.speedup_low = 2.0, 1.0, 2.0, 1.9
+
+    def close(self, verdict):
+        self.calls.append("close")
+
+
+CHECKED = ["start", "run", "run"]
+PROFILED = [*CHECKED, "profile"]
+
+
+@pytest.mark.parametrize("back_end, calls, expected", [
+    (Scripted(), [*PROFILED, "run", "time"], {"correct": True, "speedup": 2.0, "coverage": 0.5}),
+    (Scripted(fails={"start": Failed({"failed": "compile", "error": "no", "line": 1})}), ["start"],
+     {"compiled": False, "error": "no"}),
+    (Scripted(fails={"start": Failed({"failed": "build", "error": "no"})}), ["start"],
+     {"compiled": True, "error": "no"}),
+    (Scripted(fails={"run": TimeoutError()}), ["start", "run"], {"compiled": True, "error": "no result within 7 s"}),
+    (Scripted(fails={"run": Gone()}), ["start", "run"], {"error": "ended without a result"}),
+    (Scripted(fails={"time": OSError()}), [*PROFILED, "run", "time"], {"error": "ended without a result"}),
+    (Scripted(fails={"run": KeyError()}), ["start", "run"], {"error": "makes no sense"}),
+    (Scripted(changes=[0]), ["start", "run"], {"compiled": True, "rejected": "changes its input tensors in place"}),
+    (Scripted(2.0), ["start", "run"], {"correct_loose": False, "error": "wrong values"}),
+    (Scripted(1.001), [*PROFILED, "run", "time"],
+     {"correct_loose": True, "error": "wrong values", "reference_ms": 2.0, "candidate_ms": 1.0}),
+    (Scripted(own=()), PROFILED, {"rejected": "launches no kernel of its own"}),
+    (Scripted(needs=()), [*PROFILED, "run"], {"rejected": "do not reach the output", "coverage": 0.0}),
+    (Scripted(own=("k", "decoy")), [*PROFILED, "run", "run", "run", "time"],
+     {"correct": True, "speedup": 2.0, "coverage": 1 / 3}),
+    (Scripted(own=("extension",), needs=()), [*PROFILED, "time"], {"correct": True, "coverage": 0.5, "speedup": 2.0}),
+])
+def test_the_first_step_that_fails_decides(back_end, calls, expected):
+    trial = Trial([], 0, {}, [torch.ones(3)], [(1.0, 0.0)], [])
+    reference = SimpleNamespace(trial=lambda index, perturb=True: trial)
+    settings = {"timeout": 7, "trials": 2, "require_kernel": True, "clock": "measured"}
+    verdict = judge(back_end, reference, "class ModelNew: pass", settings)
+    assert back_end.calls == [*calls, "close"] and verdict.clock == "measured"
+    expected = {"correct": False, "speedup": None, "speedup_low": 1.9 if "speedup" in expected else None} | expected
+    for name, value in expected.items():
+        found = getattr(verdict, name)
+        assert value in found if isinstance(value, str) else found == pytest.approx(value), (name, verdict)
+
+
+def test_what_is_refused_is_not_started():
+    back_end = Scripted()
+    verdict = judge(back_end, None, "import ctypes\nclass ModelNew: pass", {"timeout": 7, "clock": "modelled"})
+    assert verdict.rejected == "imports ctypes" and verdict.clock == "modelled" and not back_end.calls
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Workers, here as threads: what they do is the same, and nothing has to be started
+
+
+class Lock:
+    """A stand-in for the GPU lock: many may share it, or one has it alone. `held` records who held it how."""
+
+    def __init__(self):
+        self.condition, self.holders, self.wanted, self.exclusive_waits = threading.Condition(), {}, 0, 0.0
+
+    def acquire(self, exclusive):
+        began, me = time.monotonic(), threading.get_ident()
+        with self.condition:
+            assert me not in self.holders
+            self.wanted += exclusive
+            while self.holders and (exclusive or True in self.holders.values()) or self.wanted and not exclusive:
+                self.condition.wait()
+            self.wanted -= exclusive
+            self.holders[me] = exclusive
+        waited = time.monotonic() - began
+        if exclusive:
+            self.exclusive_waits = max(self.exclusive_waits, waited)
+        return waited
+
+    def release(self):
+        with self.condition:
+            self.holders.pop(threading.get_ident(), None)
+            self.condition.notify_all()
+
+
+@pytest.fixture
+def fork_server(tmp_path, monkeypatch):
+    """Starts a worker in a thread for each request. Its `started` counts them."""
+    for name in ("run", "_do_compile"):  # a worker watches kernels for good; afterwards the test's process does not
         monkeypatch.setattr(triton.runtime.jit.JITFunction, name, getattr(triton.runtime.jit.JITFunction, name))
-    monkeypatch.setattr(worker, "attach", lambda raw: raw)
-    one = worker.Host({"device": "cpu"}, None, tmp_path, load_module, describe)
+    monkeypatch.chdir(tmp_path)  # the reference is written there
+    monkeypatch.setattr(worker, "describe", lambda error, *_: (str(error), None))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    started = []
+
+    def serve(sock, token):
+        folder = tmp_path / f"worker{len(started)}"
+        folder.mkdir()
+        try:
+            worker.Worker({"device": "cpu"}, sock, folder).serve()
+        except (Gone, OSError):
+            pass
+        finally:
+            sock.close()
+            os.close(token)
+
+    def accept():
+        while True:
+            role, descriptors, _, _ = socket.recv_fds(theirs, 256, 2)
+            if not role:
+                return
+            started.append(role.decode())
+            sock = socket.socket(fileno=descriptors[0])
+            threading.Thread(target=serve, args=(sock, descriptors[1]), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield SimpleNamespace(socket=ours, started=started)
+    ours.close()
+
+
+SOURCE = """import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2.0
+
+def get_inputs():
+    return [torch.randn(64, 64)]
+
+def get_init_inputs():
+    return []
+"""
+HONEST = SOURCE.replace("Model(", "ModelNew(")
+SETTINGS = {"device": "cpu", "clock": "measured", "trials": 2, "timeout": 20.0, "protocol": "strict", "shapes": 0,
+            "baseline": "eager", "measure": 0.001, "workers": 3, "tasks": 1, "require_kernel": False}
+
+
+def changed(statement, code=HONEST):
+    """The code with a statement before the last one of its forward."""
+    return code.replace("        return", f"        {statement}\n        return")
+
+
+@pytest.fixture
+def measured(fork_server, monkeypatch):
+    """measured(name=value, ...) with the settings' names: the clock of a task."""
+    made = []
+    monkeypatch.setattr(worker, "unchanged", lambda before: True)  # workers in one process see each other's changes
+
+    def make(source=SOURCE, gpu=None, clients=(), **settings):
+        settings = SETTINGS | settings
+        reference = Reference({"name": "task", "source": source, "seed": 1, "known": []}, settings)
+        made.append(Measured(reference, fork_server.socket, settings, gpu or Lock(), clients))
+        made[-1].workers_started = fork_server.started
+        return made[-1]
+
+    make.tasks = made
+    yield make
+    for task in made:
+        task.close()
+
+
+def test_candidates_are_judged_each_by_what_it_does(measured):
+    codes = {HONEST: None, HONEST.replace("2.0", "2.001"): "wrong values",
+             changed("x.zero_()"): "wrong values", changed("raise ValueError('enough')"): "enough",
+             "def x(": "does not parse", HONEST.replace("def forward", "def backward"): "forward",
+             changed("if not hasattr(self, 'n'): self.n = []\n        self.n.append(1)\n"
+                     "        if len(self.n) > 4: raise ValueError('late')"): "late",
+             changed("if not hasattr(self, 'n'): self.n = []\n        self.n.append(1)\n"
+                     "        if len(self.n) > 4: return x"): "timed calls"}
+    task = measured()
+    verdicts = dict(task.judge(list(codes)))
+    for index, (code, says) in enumerate(codes.items()):
+        verdict = verdicts[index]
+        assert verdict.clock == "measured" and verdict.correct == (says is None), verdict
+        assert says is None or says in (verdict.rejected or verdict.error), verdict
+    honest = verdicts[0]
+    assert honest.speedup == honest.reference_ms / honest.candidate_ms and honest.speedup_low <= honest.speedup
+    assert {"start", "check", "time", "wait", "compile"} <= set(honest.seconds)
+    assert verdicts[1].correct_loose and verdicts[1].reference_ms and verdicts[1].speedup is None
+
+
+def test_workers_serve_the_next_candidate_if_the_last_can_have_left_nothing(measured):
+    patch = HONEST.replace("import torch\n", "import torch\ntorch.set_default_dtype(torch.float32)\n")
+    assert is_plain(HONEST) and not is_plain(patch)
+    task = measured(workers=1)
+    task.prepare(9)
+    assert task.workers_started == ["reference", "candidate"]  # of which only one can be used at a time
+    verdicts = dict(task.judge([HONEST + "y = 1", HONEST.replace("2.0", "3.0"), HONEST]))
+    assert [verdicts[index].correct for index in range(3)] == [True, False, True]
+    assert len(task.workers_started) == 2
+    assert all(verdict.correct for _, verdict in task.judge([patch, patch + "y = 1", HONEST]))
+    assert len(task.workers_started) == 2 + 2
+
+
+def test_workers_serve_the_next_task_and_keep_nothing_of_the_last(measured):
+    task = measured()
+    assert dict(task.judge([HONEST]))[0].correct
+    clients, started = task.hand_on(), task.workers_started
+    assert sorted(client.role for client in clients) == ["candidate", "reference"] and "candidate" not in sys.modules
+    parts = weakref.ref(task), weakref.ref(task.reference)  # its trials can be gigabytes
+    del task
+    measured.tasks.clear()
+    gc.collect()
+    assert [part() for part in parts] == [None, None]
+    other = SOURCE.replace("64, 64", "3, 5").replace("2.0", "4.0")
+    verdicts = dict(measured(other, clients=clients).judge([other.replace("Model(", "ModelNew("), HONEST]))
+    assert verdicts[0].correct and "wrong values" in verdicts[1].error
+    assert 2 <= len(started) <= 3  # the two candidates may have been judged at the same time
+
+
+def test_who_hangs_in_a_check_is_not_waited_for_by_others(measured):
+    """Nor is it faulted for the time in which it waits for others."""
+    gpu = Lock()
+    hangs = changed("if not hasattr(self, 'n'): self.n = 1; import time; time.sleep(3)")
+    verdicts = dict(measured(gpu=gpu).judge([hangs, HONEST, HONEST + "# again"]))
+    assert all(verdict.correct for verdict in verdicts.values()), verdicts
+    assert verdicts[0].seconds["check"] > 3 and not gpu.holders
+    assert gpu.exclusive_waits < 2.5
+
+
+def test_waiting_for_the_gpu_does_not_count_against_the_time_limit(measured):
+    gpu = Lock()
+    task = measured(gpu=gpu, timeout=3.0)
+    task.prepare(1)
+    busy = threading.Thread(target=lambda: (gpu.acquire(True), time.sleep(4), gpu.release()))
+    busy.start()
+    verdict = dict(task.judge([HONEST]))[0]
+    busy.join()
+    assert verdict.correct and verdict.seconds["wait"] > 3, verdict
+
+
+def test_while_a_kernel_is_compiled_others_have_the_gpu(measured, monkeypatch):
+    """The worker announces it in a check, and goes on when the GPU may be used again."""
+    compiling, gpu = [], Lock()
+    monkeypatch.setattr(worker.jit.JITFunction, "_do_compile",
+                        lambda *_: compiling.append(dict(gpu.holders)) or SimpleNamespace(run=None))
+    kernel = changed("torch.compile_now()")
+    monkeypatch.setattr(torch, "compile_now", lambda: worker.jit.JITFunction._do_compile(None), raising=False)
+    verdict = dict(measured(gpu=gpu).judge([kernel]))[0]
+    assert verdict.correct and verdict.seconds["compile"] > 0, verdict
+    assert compiling[0] == {}  # in the check, with the lock released; not in timed calls
+    assert True in compiling[-1].values()
+
+
+def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, fork_server, monkeypatch):
+    """In a worker that they share, over memory that lives as long as that: on a GPU by CUDA IPC, here as it is."""
+    monkeypatch.setattr(worker, "attach", lambda memory: memory)
+    one = worker.Worker({"device": "cpu"}, None, tmp_path)
     x, sizes = torch.arange(6.0).view(2, 3), [2.0]
-    places, size = processes.plan([x])
-    arena = torch.zeros(max(size, processes.ALIGN), dtype=torch.uint8)
-    out = torch.zeros(processes.ALIGN, dtype=torch.uint8)
+    places, size = processes.plan([x, x])  # the input and the output
+    arena = torch.zeros(size, dtype=torch.uint8)
     code = ("import torch\nimport torch.nn as nn\nTABLE = torch.ones(3)\nclass ModelNew(nn.Module):\n"
             "    def forward(self, x, sizes):\n        y = x * sizes[0] * TABLE\n        CHANGE\n        return y\n")
-    seen = []
+    one.share([arena, torch.zeros(1)], places, 1, 1, [[True, None], [False, sizes]])
     for change in ("pass", "x.t_()", "x.unsqueeze_(0)", "x.resize_(1)", "x.requires_grad_()", "sizes[0] = 0.0",
                    "sizes.append(1)", "pass"):
         assert is_plain(code.replace("CHANGE", change))
-        one.load(code.replace("CHANGE", change), "ModelNew", None)
-        seen.append(weakref.ref(sys.modules["candidate"].TABLE))
-        one.build([], 0, False, False)
-        if change == "pass" and len(seen) == 1:
-            one.share((arena, out, out), places, places, 1, [[True, None], [False, sizes]])
-        processes.views(arena, places)[0].copy_(x)
-        one.forward(0, 0, False, (), False)
-        assert torch.equal(processes.views(out, places)[0], 2 * x), change
-        assert one.forget()["unchanged"] and seen[-1]() is None, change
+        one.construct(code.replace("CHANGE", change), "ModelNew", [], 0, False, None, False)
+        table = weakref.ref(sys.modules["candidate"].TABLE)
+        given, result = processes.views(arena, places)
+        given.copy_(x)
+        one.forward(0, 0, False, ())
+        assert torch.equal(result, 2 * x), change
+        assert one.forget()["unchanged"] and table() is None, change
 
 
-class Clocked(Lane):
-    """A lane whose model takes `call` seconds a call, and `nothing` for a batch without calls.
+# ---------------------------------------------------------------------------------------------------------------------
+# Taking times, and reading them
 
-    The first repetition of a batch takes it `first` seconds more, to be timed once `pause`, to clear the cache
-    `clearing`.
+
+class Clocked:
+    """A client whose model takes `call` seconds a call, and whose worker takes `nothing` for a batch without calls.
+
+    A cold iteration takes it `first` seconds more; `pause` to be timed, `clearing` to clear the cache. Its call on slot
+    i gives twice what was put there; in a cold iteration only the calls `does`.
     """
 
-    def __init__(self, call, nothing, pause=0.0, clearing=0.0, first=0.0):
-        self.captured, self.repeat, self.empty = True, None, None
+    def __init__(self, call, nothing=0.0, pause=0.0, clearing=0.0, first=0.0, does=range(4)):
         self.call, self.nothing, self.pause, self.clearing, self.first = call, nothing, pause, clearing, first
-
-    def tell(self, calls, seed=0, repeat=1, call=None):
-        self.seconds, self.answer = self.nothing + self.call * len(calls) * repeat, {"call": call}
-        if calls:
-            self.seconds += self.first
-
-    def go(self):
-        time.sleep(self.pause)
-        return self.seconds, self.answer | {"clearing": self.clearing}
-
-
-def test_a_candidate_that_dawdles_when_there_is_nothing_to_do_gains_nothing():
-    """Only the reference is asked what a batch without calls takes: that is subtracted from both sides' times."""
-    timing = Timing(Clocked(1e-4, 3e-5), Clocked(5e-5, 2e-3, clearing=1.0), [0, 1], True, patience=0.01)
-    for _ in range(10):
-        timing.tell(seed=0, call=1)
-        assert [answer["call"] for answer in timing.batch(call=1)] == [1, 1]
-    reference, candidate, low, disturbed = timing.summary()
-    assert reference == pytest.approx(0.1, rel=1e-3) and len(timing.seconds[1]) == 10
-    assert candidate > 0.05 and low < 2 and not disturbed
-
-
-def test_what_is_disturbed_for_a_while_is_timed_for_longer():
-    def timed(slow):
-        """slow(batch): is the candidate slowed down in this batch? Returns the number of batches and the summary."""
-        reference, candidate, batch = Clocked(1e-4, 0.0, pause=0.002), Clocked(5e-5, 0.0, pause=0.002), 0
-        timing = Timing(reference, candidate, [0, 1], True, patience=0.01)
-        while not timing.enough(0.03):
-            candidate.call = 1e-4 if slow(batch) else 5e-5
-            timing.tell(seed=0, call=0)
-            timing.batch(call=0)
-            batch += 1
-        return batch, timing.summary()
-
-    few, (_, candidate, _, disturbed) = timed(lambda batch: False)
-    assert 6 <= few < 10 and candidate == pytest.approx(0.05) and not disturbed
-    some, (_, candidate, _, disturbed) = timed(lambda batch: batch in (1, 2, 4, 5))
-    assert few < some < 30 and candidate == pytest.approx(0.05) and not disturbed
-    many, (*_, disturbed) = timed(lambda batch: batch % 2)
-    assert some < many < 40 and disturbed
-
-
-def take_batches(timing):
-    """Time batches until they are enough, as Measured.run_batches does; yields each one's number before it."""
-    for batch in range(100):
-        if timing.enough(0.0):
-            return
-        yield batch
-        for once in (True, False) if timing.first_apart() else (False,):
-            timing.tell(seed=0, call=1, once=once)
-            timing.batch(call=1)
-
-
-@pytest.mark.parametrize("reference, candidate, suspect, remembers", [
-    (0.0, 0.0, False, False),
-    (1e-3, 1e-5, False, False),
-    (1e-4, 1e-4, True, False),  # the cache is cold, on both sides
-    (0.0, 3e-4, True, True),
-    (1e-3, 3e-4, True, False),  # another process has the GPU whenever it has been idle
-    (1e-3, 2e-3, True, True),
-])
-def test_who_does_less_when_a_batch_is_repeated_is_accused(reference, candidate, suspect, remembers):
-    """As a kernel does that knows its inputs again: it has to work the first time."""
-    timing = Timing(Clocked(1e-4, 3e-5, first=reference), Clocked(5e-5, 3e-5, first=candidate), [0, 1], True, 0.01)
-    assert min(timing.repeat) > 1
-    batches = list(take_batches(timing))
-    assert (timing.suspect(), timing.remembers()) == (suspect, remembers)
-    assert len(timing.seconds[0]) == len(timing.seconds[1]) == len(batches) == (10 if suspect else 6)
-    assert len(timing.once[0]) == len(timing.once[1]) == (8 if suspect else 2)
-
-
-def test_a_disturbance_is_no_accusation():
-    candidate = Clocked(5e-5, 0.0, first=1e-3)
-    timing = Timing(Clocked(1e-4, 0.0), candidate, [0, 1], True, patience=0.01)
-    for batch in take_batches(timing):
-        assert timing.remembers() == (3 <= batch < 6), batch
-        candidate.first = 1e-3 if batch < 5 else 0.0  # three first repetitions are slow, the fourth is not
-    assert batch == 5 and not timing.suspect()
-
-
-def test_nobody_is_accused_while_something_else_has_the_gpu():
-    """Nor does anybody gain by leaving work out then: only the first repetitions count."""
-    timing = Timing(Clocked(1e-4, 0.0, clearing=0.02), Clocked(5e-5, 0.0, first=3e-4), [0, 1], True, patience=0.01)
-    batches = list(take_batches(timing))
-    assert timing.suspect() and not timing.remembers() and len(timing.once[1]) == 8
-    reference, candidate, low, disturbed = timing.summary()
-    assert (reference, candidate) == pytest.approx((0.1, 0.2)) and low == pytest.approx(0.5) and disturbed
-    assert len(batches) == 10
-
-
-def test_a_reference_that_was_disturbed_for_a_while_is_no_excuse():
-    reference = Clocked(1e-4, 0.0, first=1e-3)
-    timing = Timing(reference, Clocked(5e-5, 0.0, first=3e-4), [0, 1], True, patience=0.01)
-    for batch in take_batches(timing):
-        assert timing.remembers() == (batch > 4), batch
-        reference.first = 1e-3 if batch < 4 else 0.0
-    assert batch == 9 and timing.remembers()
-
-
-class Answering(Clocked):
-    """A Clocked lane whose call on slot i gives twice what was put there; of a first repetition only the calls `does`.
-    """
-
-    def __init__(self, *times, does=range(4)):
-        super().__init__(*times)
         self.does, self.slots, self.out, self.puts = does, dict.fromkeys(range(4), torch.zeros(3)), {}, []
+
+    def go(self, calls, seed=0, repeat=1):
+        time.sleep(self.pause)
+        self.out |= {i: (2 if repeat > 1 or i in self.does else 0) * self.slots[i] for i in calls}
+        return self.nothing + self.call * len(calls) * repeat + (self.first if calls else 0.0), self.clearing
+
+    def overhead(self):
+        return self.nothing
+
+    def repetitions(self, calls, overhead):
+        return max(1, round(0.004 / (self.call * len(calls))))
 
     def put(self, slot, inputs):
         self.slots[slot] = inputs[0]
         self.puts.append(slot)
 
-    def tell(self, calls, seed=0, repeat=1, call=None):
-        super().tell(calls, seed, repeat, call)
-        self.out |= {i: (2 if repeat > 1 or i in self.does else 0) * self.slots[i] for i in calls}
-
     def collect(self, call):
-        return 0.0, {"call": call}
+        return [self.out[call]], 0.0
 
-    def results(self, answer):
-        return [self.out[answer["call"]]]
+    def acquire(self, exclusive=False): ...
 
-    def take_turn(self, alone=False): ...
-
-    poison = finish = drop = take_turn
+    release = finish = acquire
 
 
-def run_batches(reference, candidate):
-    measured, verdict = Measured.__new__(Measured), Verdict(correct=True)
-    measured.calls, measured.graphs, measured.patience, measured.lane = list(range(4)), True, 0.01, reference
-    measured.settings, measured.floor_ms, measured.flops, measured.bandwidth, measured.peak = {"measure": 0}, 0, 0, 1, 1
-    one = SimpleNamespace(inputs=[torch.ones(3)], expected=[torch.ones(3)], allowed=[(1.0, 0.0)])
-    measured.first, measured.reference = one, SimpleNamespace(state={}, trial=lambda index: one, draw=lambda *key: [
-        1.0 + torch.rand(3, generator=torch.Generator().manual_seed(hash(key) % 1000))])
-    measured.run_batches(verdict, candidate, reference)
-    return verdict
+def take_batches(timing, measure=0.0):
+    """Time batches until they are enough, as Candidate.run_batches does; yields each one's number before it."""
+    for batch in range(400):
+        if timing.enough(measure):
+            return
+        yield batch
+        for cold in (True, False) if timing.cold_is_due() else (False,):
+            timing.batch(seed=0, cold=cold)
 
 
-def test_a_first_repetition_that_leaves_calls_to_the_next_one_is_noticed():
-    """One call's result is checked in every batch, but several of a first repetition: up to four calls, all of them."""
-    for _ in range(100):
-        for does in range(4), {0, 1, 2}, {3}:
-            verdict = run_batches(Answering(1e-4, 0.0), Answering(5e-5, 0.0, does=does))
-            assert verdict.correct == (len(does) == 4), does
+def timing_of(reference, candidate):
+    return Timing(reference, candidate, [0, 1], True, patience=0.01)
+
+
+def test_a_candidate_that_stalls_when_there_is_nothing_to_do_gains_nothing():
+    """Only the reference is asked what a batch without calls takes: that is subtracted from both sides' times."""
+    timing = timing_of(Clocked(1e-4, 3e-5), Clocked(5e-5, 2e-3, clearing=1.0))
+    for _ in range(10):
+        timing.batch(seed=0)
+    reference, candidate, low = timing.summary()
+    assert reference == pytest.approx(0.1, rel=1e-3) and len(timing.seconds[1]) == 10
+    assert candidate > 0.05 and low < 2 and not timing.disturbed()
+
+
+@pytest.mark.parametrize("slow, least, most, disturbed", [
+    (lambda batch: False, 6, 10, False),
+    (lambda batch: batch in (1, 2, 4, 5), 6, 40, False),
+    (lambda batch: batch % 2, 9, 50, True),
+])
+def test_what_is_disturbed_is_timed_for_longer(slow, least, most, disturbed):
+    """slow(batch): is the candidate slowed down in this batch?"""
+    candidate = Clocked(5e-5, pause=0.002)
+    timing = timing_of(Clocked(1e-4, pause=0.002), candidate)
+    for batch in take_batches(timing, measure=0.03):
+        candidate.call = 1e-4 if slow(batch) else 5e-5
+    assert least <= batch + 1 <= most and timing.disturbed() == disturbed
+    assert disturbed or timing.summary()[1] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("clearing, disturbed", [(0.005, False), (0.02, True)])
+def test_who_needs_long_to_clear_the_cache_is_not_alone(clearing, disturbed):
+    timing = timing_of(Clocked(1e-4, clearing=clearing), Clocked(5e-5, clearing=9.0))
+    for _ in range(7):
+        timing.batch(seed=0)
+    assert timing.disturbed() == disturbed
+
+
+@pytest.mark.parametrize("reference, candidate, clearing, slow, memoises", [
+    (0.0, 0.0, 0.0, False, False),
+    (1e-3, 1e-5, 0.0, False, False),
+    (1e-4, 1e-4, 0.0, True, False),  # the cache is cold, on both sides
+    (0.0, 3e-4, 0.0, True, True),
+    (1e-3, 3e-4, 0.0, True, False),  # another process has the GPU whenever it has been idle
+    (1e-3, 2e-3, 0.0, True, True),
+    (0.0, 3e-4, 0.02, True, False),  # something else has the GPU: nobody can tell
+])
+def test_who_does_less_when_a_batch_is_repeated_is_found(reference, candidate, clearing, slow, memoises):
+    """As a kernel does that recognises repeated inputs: it has to work the first time. It gains nothing at least."""
+    timing = timing_of(Clocked(1e-4, 3e-5, first=reference, clearing=clearing), Clocked(5e-5, 3e-5, first=candidate))
+    assert min(timing.repeat) > 1
+    batches = list(take_batches(timing))
+    assert (timing.slow_when_cold(), timing.memoises()) == (slow, memoises)
+    assert len(timing.seconds[0]) == len(timing.seconds[1]) == len(batches) == (10 if slow else 6)
+    assert len(timing.cold[0]) == len(timing.cold[1]) == (8 if slow else 2)
+    counts = candidate if slow else candidate / timing.repeat[1]  # of two calls
+    assert timing.summary()[1] == pytest.approx((5e-5 + counts / 2) * 1e3, rel=1e-3)
+
+
+def test_a_disturbance_is_no_accusation():
+    candidate = Clocked(5e-5, first=1e-3)
+    timing = timing_of(Clocked(1e-4), candidate)
+    for batch in take_batches(timing):
+        assert timing.memoises() == (3 <= batch < 6), batch
+        candidate.first = 1e-3 if batch < 5 else 0.0  # three cold iterations are slow, the fourth is not
+    assert batch == 5 and not timing.slow_when_cold()
+
+
+def test_a_reference_that_was_disturbed_for_a_while_is_no_excuse():
+    reference = Clocked(1e-4, first=1e-3)
+    timing = timing_of(reference, Clocked(5e-5, first=3e-4))
+    for batch in take_batches(timing):
+        assert timing.memoises() == (batch > 4), batch
+        reference.first = 1e-3 if batch < 4 else 0.0
+    assert batch == 9 and timing.memoises()
+
+
+def timed(reference, candidate):
+    """The verdict after run_batches, and whether the timed calls were right."""
+    one = Trial([torch.ones(3)], 0, {}, [torch.ones(3)], [(1.0, 0.0)])
+    task = SimpleNamespace(
+        calls=list(range(4)), patience=0.01, settings={"measure": 0, "timeout": 9}, floor_ms=0, flops=0, bandwidth=1,
+        peak=1, first=one, timing=threading.Lock(), reference_client=lambda graphs: reference,
+        reference=SimpleNamespace(state={}, trial=lambda index: one, draw=lambda *key: [1.0 + torch.rand(
+            3, generator=torch.Generator().manual_seed(hash(key) % 1000))]))
+    back_end, verdict = Candidate(task, ""), Verdict(correct=True)
+    back_end.client, back_end.timeout = candidate, 9
+    return verdict, back_end.run_batches(verdict, graphs=True)
+
+
+@pytest.mark.parametrize("does", [range(4), {0, 1, 2}, {3}])
+def test_a_cold_iteration_that_leaves_calls_to_the_next_one_is_noticed(does):
+    """One call's result is checked in every batch, but several of a cold iteration: up to four calls, all of them."""
+    for _ in range(50):
+        verdict, right = timed(Clocked(1e-4), Clocked(5e-5, does=does))
+        assert right == (len(does) == 4) and (verdict.speedup is not None) == right
 
 
 @pytest.mark.parametrize("call, puts", [(1e-4, 4 * 1 + 2 * 4), (1.3e-3, 6 * 4)])
 def test_inputs_are_new_where_calls_are_not_repeated(call, puts):
-    """Else a kernel that knows its inputs again would have to work on one of them only."""
-    reference, candidate = Answering(call, 0.0), Answering(call, 0.0)
-    assert run_batches(reference, candidate).correct
+    """Else a kernel that recognises repeated inputs would have to work on one of them only."""
+    reference, candidate = Clocked(call), Clocked(call)
+    assert timed(reference, candidate)[1]
     assert len(reference.puts) == puts and reference.puts == candidate.puts
-
-
-def test_who_needs_long_to_clear_the_cache_is_not_alone():
-    timing = Timing(Clocked(1e-4, 0.0, clearing=0.02), Clocked(5e-5, 0.0), [0, 1], True, patience=0.01)
-    for _ in range(7):
-        timing.tell(seed=0, call=1)
-        timing.batch(call=1)
-    assert timing.summary()[3]
-
-
-def test_a_host_that_was_told_of_a_batch_can_be_given_another_order():
-    """As when the candidate fails that it was to be timed against."""
-    with Sandbox(clock="measured") as sandbox:
-        lane = Lane(sandbox.control, sandbox.settings, "reference")
-        try:
-            lane.wake()
-            lane.load(TASK.source, "Model")
-            lane.share([torch.ones(2)], [torch.ones(2)], 1, [])
-            lane.tell([0])
-            lane.load(TASK.source, "Model")
-            lane.tell([], repeat=0)
-            seconds, answer = lane.go()
-            assert 0 < seconds < 5 and answer["clearing"] >= 0 and not lane.told
-            lane.load(TASK.source, "Model")
-        finally:
-            lane.close()

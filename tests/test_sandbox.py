@@ -1,33 +1,28 @@
 """One verdict per candidate whatever it does, and the right one: honest kernels, mistakes, faults, the command line."""
 
 import contextlib
-import fcntl
 import functools
 import gc
 import glob
 import json
 import os
-import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import sandbox as sandbox_module
-from judge import processes
-from judge.client import Turn, WritingTurn
-from judge.correctness import Reference, Verdict
-from judge.measured import Measured
+from judge import messages, processes, scorer
 from judge.side_effects import is_plain
 from sandbox import Sandbox, TaskError, feedback
-from tasks import Task
+from tasks import Task, run_command
 
 ROOT = Path(__file__).parent.parent
 
@@ -127,7 +122,7 @@ def test_parameters_are_not_bytes_that_a_kernel_saves(sandbox):
     assert v.correct and 0.8 < v.bandwidth < 1, v
 
 
-def test_nobody_pays_for_importing_the_compiler(sandbox):
+def test_the_compiler_is_not_imported(sandbox):
     """It takes a second, which PyTorch's dispatch modes cost whoever uses one first (see modelled.Mode)."""
     raises = "        import sys\n        raise ValueError('torch._dynamo' in sys.modules)\n"
     assert verdict(sandbox, changed(("        return out", raises))).error.endswith("False")
@@ -159,12 +154,12 @@ def test_mistakes_are_named(sandbox, old, new, compiled, says):
     assert len(feedback(v).split()) <= 120 and says.split()[0].lower() in feedback(v).lower()
 
 
-def test_the_customary_protocol_lets_small_outputs_and_unused_parameters_pass(sandbox):
+def test_the_standard_rule_lets_small_outputs_and_unused_parameters_pass(sandbox):
     task = Task("tiny_values", 0, TASK.source.replace("* self.factor", "* self.factor * 1e-5"))
     code = changed(("x * tl.sigmoid(x) * factor", "x * 0"))
     assert not verdict(sandbox, code, task).correct
-    with Sandbox("cpu", trials=2, protocol="kernelbench") as customary:
-        assert verdict(customary, code, task).correct
+    with Sandbox("cpu", trials=2, protocol="kernelbench") as standard:
+        assert verdict(standard, code, task).correct
 
 
 def test_an_error_shows_the_candidates_lines(sandbox):
@@ -201,12 +196,6 @@ def test_a_fault_costs_one_verdict_and_nothing_else(impatient, fault):
     assert good.correct
 
 
-def test_a_killed_warm_parent_is_replaced(sandbox):
-    assert verdict(sandbox, HONEST + "\n# before\n").correct
-    sandbox.process.kill()
-    assert [v.correct for v in sandbox.score(TASK, [HONEST + f"\n# after {i}\n" for i in range(3)])] == [True] * 3
-
-
 def test_nothing_outlives_a_killed_caller(tmp_path):
     script = tmp_path / "caller.py"
     script.write_text(f"import sys\nsys.path[:0] = {[str(ROOT), str(ROOT / 'tests')]}\nfrom test_sandbox import *\n"
@@ -215,7 +204,7 @@ def test_nothing_outlives_a_killed_caller(tmp_path):
     caller = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     scratch = caller.stdout.readline().strip()
     mine = ["pgrep", "-f", scratch]
-    for _ in range(100):  # until the candidate runs: warm parent, scorer, candidate, and the keepers of the last two
+    for _ in range(100):  # until the candidate runs: fork server, scorer, candidate, and two supervisors
         time.sleep(0.1)
         if len(subprocess.run(mine, capture_output=True, text=True).stdout.split()) >= 5:
             break
@@ -305,6 +294,9 @@ def test_command_line(tmp_path):
     assert list(answer) == ["compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms",
                             "rejected", "error"]
     assert answer["correct"] and answer["clock"] == "modelled" and answer["speedup"] > 1
+    good.write_bytes(HONEST.encode() + "# é".encode("latin-1"))
+    result = command(task, good, "--json", "--device", "cpu")
+    assert result.returncode == 0 and "UTF-8" in json.loads(result.stdout)["error"]
 
 
 @pytest.mark.parametrize("arguments, message", [
@@ -321,7 +313,8 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
     (tmp_path / "empty.py").write_text("import torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["sandbox.py", *arguments])
-    assert sandbox_module.main() == 2
+    with pytest.raises(SystemExit, match="2"):
+        run_command(sandbox_module.main)
     told = capsys.readouterr()
     assert message in told.err and len(told.err.strip().splitlines()) == 1 and not told.out
 
@@ -338,35 +331,38 @@ def copied(task) -> str:
 
 
 PLAIN_NEW = copied(PLAIN)
+SIMPLE = PLAIN.source.replace("import os, time, torch\n", "import torch\n")  # has no side effects
 on_cpu = functools.partial(Sandbox, "cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0)
 
 
-def test_a_killed_warm_parent_is_replaced_also_while_references_are_kept():
-    other = Task("other", 0, PLAIN.source.replace("2.0", "3.0"))
-    with on_cpu(tasks=2) as box:
-        box.prepare([PLAIN, PLAIN])  # one reference, however often it is asked for
-        box.prepare([PLAIN])
-        assert len(box.starting) == 1
-        box.score(PLAIN, [PLAIN_NEW])
-        assert list(box.idle) == [PLAIN.source] and not box.starting
-        os.kill(box.process.pid, signal.SIGKILL)
-        assert box.score(other, [copied(other)])[0].compiled
+def multiple(factor):
+    return Task(f"times {factor}", 0, SIMPLE.replace("x * 2.0", f"x * {factor}.0"))
 
 
-def test_a_large_reference_is_not_kept_and_not_prepared_again(monkeypatch):
-    start = Sandbox._start_scorer
+def judge_copies(box, *tasks):
+    verdicts = box.score_pairs([(task, copied(task)) for task in tasks])
+    assert all(verdict.compiled and verdict.error is None for verdict in verdicts), verdicts  # rejected: a busy machine
 
-    def start_large(box, task):
-        child = start(box, task)
-        child.large = True
-        return child
 
-    monkeypatch.setattr(Sandbox, "_start_scorer", start_large)
-    with on_cpu(tasks=2) as box:
-        box.prepare([PLAIN])
-        assert box.score(PLAIN, [PLAIN_NEW])[0].compiled and not box.idle
-        box.prepare([PLAIN])
-        assert not box.starting
+@pytest.fixture
+def started(monkeypatch):
+    """A list that grows by one with every scorer that is started."""
+    found = []
+
+    class Counted(messages.Child):
+        def __init__(self, *which):
+            found.append(self)
+            super().__init__(*which)
+
+    monkeypatch.setattr(sandbox_module, "Child", Counted)
+    return found
+
+
+def soon(condition) -> bool:
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
 
 
 FORGED = ("for fd in filter(os.path.exists, map('/proc/self/fd/{}'.format, os.listdir('/proc/self/fd'))):\n"
@@ -387,79 +383,108 @@ def test_faults_in_timed_calls_cost_one_verdict_each():
         assert verdict.error is None and (verdict.correct or "clock" in verdict.rejected), verdict
 
 
-def test_a_verdict_that_is_forgotten_while_a_call_waits_is_given_all_the_same():
-    other = Task("other", 0, PLAIN.source.replace("2.0", "3.0"))
-    slow = PLAIN_NEW.replace("        return", "        time.sleep(0.02)\n        return")
-    with on_cpu(tasks=2) as box:
-        box.verdicts[PLAIN.source, "known"] = Verdict(error="known")
-        box.verdicts.update({("", str(i)): Verdict() for i in range(9999)})
-        known, first = box.submit([(PLAIN, "known"), (PLAIN, slow)])
-        assert box.submit([(other, copied(other))])[0].result().compiled
-        assert (PLAIN.source, "known") not in box.verdicts  # the second call is done before the first
-        assert known.result().error == "known" and first.result().error is None
-
-
 @pytest.mark.parametrize("clock", ["modelled", "measured"])
-def test_what_is_handed_in_while_others_are_judged(clock):
-    """The same code again is not judged again; another one of the task goes to the scorer that stands already."""
+def test_what_is_handed_in_while_others_are_judged(clock, started):
+    """The same code again is not judged again; another one of the task goes to the scorer that is loaded already."""
     codes = [f"{PLAIN_NEW}# {i}\n" for i in range(6)]
-    other, scorers = Task("other", 0, PLAIN.source.replace("2.0", "3.0")), []
+    other = Task("other", 0, PLAIN.source.replace("2.0", "3.0"))
     with on_cpu(clock=clock, tasks=2, workers=2) as box:
-        start = box._start_scorer
-        box._start_scorer = lambda task: scorers.append(task.name) or start(task)
         futures = [box.submit([(PLAIN, code)])[0] for code in codes]
         again = box.submit([(PLAIN, codes[-1]), (other, codes[0])])
         assert again[0] is futures[-1]
+        box.wait([futures[0]])
+        assert futures[0].done() and 0 < box.waited < 60
         assert all(future.result(60).compiled for future in [*futures, *again])
-        assert not box.futures and not box.waiting and soon(lambda: not box.at_work.total())
-        assert sorted(set(scorers)) == ["other", PLAIN.name] and len(scorers) <= (4 if clock == "modelled" else 2)
+        assert len(started) <= (4 if clock == "modelled" else 2)
         assert box.score_pairs([(PLAIN, code) for code in codes]) == [future.result() for future in futures]
 
 
-def test_a_reference_that_fails_is_tried_again_in_the_next_round_only(monkeypatch):
+def test_several_candidates_of_a_task_are_judged_at_the_same_time():
+    slow = changed(("import triton\n", "import triton, time\ntime.sleep(2)\n"))
+    with Sandbox("cpu", trials=1, workers=3) as box:
+        began = time.monotonic()
+        assert all(v.correct for v in box.score(TASK, [f"{slow}# {i}\n" for i in range(3)]))
+        assert time.monotonic() - began < 6
+
+
+@pytest.mark.parametrize("clock", ["modelled", "measured"])
+def test_a_killed_fork_server_or_scorer_is_replaced_while_scorers_are_kept(clock, started):
+    with on_cpu(clock=clock, tasks=2, workers=2) as box:
+        box.prepare([PLAIN, PLAIN])
+        assert box.score(PLAIN, [PLAIN_NEW])[0].compiled
+        os.kill(box.process.pid, signal.SIGKILL)
+        other = Task("other", 0, PLAIN.source.replace("2.0", "3.0"))
+        pairs = [(one, f"{copied(one)}# {i}\n") for one in (other, PLAIN) for i in range(2)]
+        assert all(verdict.compiled for verdict in box.score_pairs(pairs))
+        slow = PLAIN_NEW.replace("torch\n", "torch\ntime.sleep(0.5)\n", 1)
+        futures, before = box.submit([(PLAIN, f"{slow}# {i}\n") for i in range(3)]), len(started)
+        time.sleep(0.3)
+        for process in descendants(box.process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        assert all(future.result(60).compiled for future in futures) and len(started) > before
+
+
+def test_a_reference_that_fails_is_tried_again_after_the_next_prepare_only(started):
     bad = Task("bad", 0, PLAIN.source.replace("x * 2.0", "x.nonsense()"))
-    other = Task("other", 0, PLAIN.source + "\ntime.sleep(1)\n")  # it stands only after the bad one has failed
-    started, child = [], processes.Child
-    monkeypatch.setattr(sandbox_module, "Child", lambda *which: started.append(which) or child(*which))
     with on_cpu(tasks=2) as box:
         for code in (PLAIN_NEW, PLAIN_NEW + "#"):
             with pytest.raises(TaskError, match="nonsense"):
                 box.score(bad, [code])
             assert len(started) == 1
-        box.prepare([bad, other])
-        box._join()
-        assert len(started) == 3 and list(box.unusable) == [bad.source] and list(box.idle) == [other.source]
+        box.prepare([bad])
+        assert soon(lambda: len(started) == 2)
+        with pytest.raises(TaskError, match="nonsense"):
+            box.score(bad, [PLAIN_NEW + "##"])
+        assert len(started) == 2
 
 
-def test_when_the_driver_cannot_say_how_much_memory_is_free_all_is_judged(monkeypatch):
-    def fail(device):
-        raise RuntimeError("CUDA error")
+@pytest.mark.parametrize("free", [1, None])
+def test_where_memory_is_short_all_is_judged_and_the_last_scorer_is_not_kept(free, started, monkeypatch):
+    """None: the driver cannot say how much is free."""
+    def mem_get_info(device):
+        if free is None:
+            raise RuntimeError("CUDA error")
+        return free, 100
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
-    with on_cpu(tasks=2) as box:
+    with on_cpu(tasks=2, remember=False) as box:
         box.device = "cuda"
-        assert box.score(PLAIN, [PLAIN_NEW])[0].compiled and box.crowded
+        monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+        for count in (1, 2):
+            judge_copies(box, multiple(3))
+            assert soon(lambda: not descendants(box.process.pid)) and len(started) == count
 
 
 def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
-    other = Task("other", 0, PLAIN.source.replace("2.0", "3.0"))
-    with on_cpu(tasks=2) as box:
+    monkeypatch.setattr(sandbox_module, "KEPT", 1)
+    other, closing = Task("other", 0, PLAIN.source.replace("2.0", "3.0")), threading.Event()
+    close = messages.Child.close
+
+    def slow(child, wait=False):
+        closing.set()
+        time.sleep(1)
+        close(child, wait)
+
+    with on_cpu() as box:
         box.score(PLAIN, [PLAIN_NEW])
-        monkeypatch.setattr(sandbox_module, "KEPT", 1)  # the next one to rest ends the first
-        close, closing = processes.Child.close, threading.Event()
-
-        def slow(child, wait=False):
-            if child.life is not None and wait:
-                closing.set()
-                time.sleep(1)
-            close(child, wait)
-
-        monkeypatch.setattr(processes.Child, "close", slow)
-        assert box.score(other, [copied(other)])[0].compiled and closing.wait(10)
+        monkeypatch.setattr(sandbox_module.Child, "close", slow)
+        futures = box.submit([(other, copied(other))])  # ends the scorer of the first task
+        assert closing.wait(10)
         began = time.monotonic()
-        futures = box.submit([(PLAIN, PLAIN_NEW)])
-        assert time.monotonic() - began < 0.5 and futures[0].result(60).compiled
+        futures += box.submit([(PLAIN, PLAIN_NEW + "#")])
+        assert time.monotonic() - began < 0.5 and all(future.result(60).compiled for future in futures)
         monkeypatch.undo()
+
+
+def test_no_kernel_is_timed_while_the_model_samples():
+    with on_cpu() as box:
+        with box.sampling():
+            futures = box.submit([(PLAIN, PLAIN_NEW)])
+            time.sleep(3)
+            assert not futures[0].done()
+        assert futures[0].result(60).compiled
+        with box.sampling():  # the lock has been given back
+            pass
 
 
 def test_what_waits_when_the_sandbox_is_closed_fails():
@@ -471,13 +496,13 @@ def test_what_waits_when_the_sandbox_is_closed_fails():
             future.result(20)
 
 
-def test_a_candidate_that_hangs_or_dawdles_does_not_keep_others_from_being_timed():
+def test_a_candidate_that_hangs_or_stalls_does_not_keep_others_from_being_timed():
     pause = "        if not hasattr(self, 'n'):\n            self.n = 1\n            time.sleep({})\n        return"
     hanging, slow = (PLAIN_NEW.replace("        return", pause.format(seconds)) for seconds in (99, 2))
     with on_cpu(timeout=6.0, workers=3) as box:
-        hung, dawdled, timed = box.score(PLAIN, [hanging, slow, PLAIN_NEW])
-    assert hung.error == "no result within 6 s" and dawdled.correct and timed.correct, (hung, dawdled, timed)
-    assert timed.seconds["wait"] < 3 and dawdled.seconds["check"] > 2
+        hung, stalled, timed = box.score(PLAIN, [hanging, slow, PLAIN_NEW])
+    assert hung.error == "no result within 6 s" and stalled.correct and timed.correct, (hung, stalled, timed)
+    assert timed.seconds["wait"] < 3 and stalled.seconds["check"] > 2
 
 
 def descendants(process):
@@ -490,21 +515,21 @@ def descendants(process):
 
 
 def test_a_process_is_kept_for_the_next_candidate_if_the_last_can_have_left_nothing_in_it():
-    plain = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n")
-    patch = plain.replace("import torch\n", "import torch\ntorch.set_default_dtype(torch.float64)\n")
-    assert is_plain(plain) and "set_default_dtype" in patch and not is_plain(patch)
+    simple = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n")
+    patch = simple.replace("import torch\n", "import torch\ntorch.set_default_dtype(torch.float64)\n")
+    assert is_plain(simple) and "set_default_dtype" in patch and not is_plain(patch)
     with on_cpu(workers=1) as box:
-        before = [(box.score(PLAIN, [plain + end])[0], descendants(box.process.pid)) for end in ("", "x = 1", "y = 2")]
-        wrong = box.score(PLAIN, [plain.replace("return ", "return 2 * ")])[0], descendants(box.process.pid)
+        before = [(box.score(PLAIN, [simple + end])[0], descendants(box.process.pid)) for end in ("", "x = 1", "y = 2")]
+        wrong = box.score(PLAIN, [simple.replace("return ", "return 2 * ")])[0], descendants(box.process.pid)
         assert box.score(PLAIN, [patch])[0].compiled
         deadline, started = time.monotonic() + 10, before[0][1]
         while len(started - descendants(box.process.pid)) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
         after = descendants(box.process.pid)
-        last = box.score(PLAIN, [plain + "# last\n"])[0]
+        last = box.score(PLAIN, [simple + "# last\n"])[0]
     assert all(verdict.correct and processes == before[0][1] for verdict, processes in before), before
     assert "wrong values" in wrong[0].error and wrong[1] == before[0][1]
-    assert after < started and len(started - after) == 2  # the process and its keeper have ended
+    assert after < started and len(started - after) == 2  # the process and its supervisor have ended
     assert last.correct, last
 
 
@@ -513,332 +538,94 @@ def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in
     tasks = [Task(f"task {i}", 0, PLAIN_NEW.replace("import os, time, torch\n", "import torch\n")
                   .replace("ModelNew", "Model").replace("x * 2.0", f"x * {i}.0").replace("64, 64", f"{i}, 64"))
              for i in (3, 4, 5, 6)]
-    unplain = Task("unplain", 0, tasks[0].source.replace("import torch\n", "import torch, os\n"))
+    other = Task("other", 0, tasks[0].source.replace("import torch\n", "import torch, os\n"))
     seen = []
     with on_cpu(workers=1) as box:
-        for task in (*tasks[:3], unplain, tasks[3]):
+        for task in (*tasks[:3], other, tasks[3]):
             verdicts = box.score(task, [copied(task), PLAIN_NEW])
-            assert [verdict.correct for verdict in verdicts] == [True, False], verdicts
+            assert verdicts[0].error is None and "wrong values" in verdicts[1].error, verdicts
             seen.append(descendants(box.process.pid))
         broken = Task("broken", 0, tasks[1].source.replace("torch.randn", "torch.rendn"))
         with pytest.raises(TaskError, match="rendn"):
             box.score(broken, [PLAIN_NEW])
-        assert box.score(tasks[1], [copied(tasks[1])])[0].correct
-    first, second, third, other, last = seen
-    assert len(first & second & third) >= 4, seen  # the scorer and the reference's process, each with its keeper
-    assert len(other - third) >= 4 and len(last - other) >= 4, seen
+        judge_copies(box, tasks[1])
+    first, second, third, fourth, last = seen
+    assert len(first & second & third) >= 4, seen  # the scorer and the reference's process, each with its supervisor
+    assert len(fourth - third) >= 4 and len(last - fourth) >= 4, seen
 
 
-MULTIPLE = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n").replace("ModelNew", "Model")
-
-
-def multiple(factor):
-    return Task(f"times {factor}", 0, MULTIPLE.replace("x * 2.0", f"x * {factor}.0"))
-
-
-def judge_copies(box, *tasks):
-    verdicts = box.score_pairs([(task, copied(task)) for task in tasks])
-    assert all(verdict.correct for verdict in verdicts), verdicts
-
-
-@pytest.mark.parametrize("kept", [3, 16])
-def test_scorers_go_on_with_the_next_rounds_tasks(kept, monkeypatch):
-    """As at the beginning of a training step: as many tasks as before, and none of them known. KEPT may stand."""
-    monkeypatch.setattr(sandbox_module, "KEPT", kept)
-    tasks = [multiple(factor) for factor in range(3, 12)]
-    seen = []
-    with on_cpu(tasks=3, workers=3) as box:
-        for three in (tasks[:3], tasks[3:6], tasks[6:]):
+def test_the_scorers_of_one_step_go_on_with_the_tasks_of_the_next(started, monkeypatch):
+    """As many tasks as before, and none of them known. With one more, the task used least recently is given up."""
+    monkeypatch.setattr(sandbox_module, "KEPT", 3)
+    tasks = [multiple(factor) for factor in range(3, 13)]
+    with on_cpu(tasks=3, workers=3, remember=False) as box:
+        for three in (tasks[:3], tasks[3:6], tasks[6:9]):
             box.prepare(three)
             judge_copies(box, *three)
-            seen.append({child.life for child in box.scorers})
-            assert set(box.idle) == {task.source for task in three} and len(box.scorers) == 3
-    assert seen[0] == seen[1] == seen[2]
-
-
-def test_a_scorer_that_is_no_longer_needed_is_passed_on():
-    """To a task of the next round, which then begins with it; those that are still needed stay."""
-    first, second, third, later, other = map(multiple, range(3, 8))
-    unplain = Task("unplain", 0, first.source + "import os\n")
-    with on_cpu(tasks=3, workers=3, remember=False) as box:
-        box.prepare([first, second, third])
-        judge_copies(box, first, second, third)
-        scorers = dict(box.idle)
-        assert box.pass_on(second, [unplain, third, later, other]) is later
-        assert box.pass_on(second, [other]) is None  # it has gone
-        assert box.pass_on(first, [third, later]) is None  # which have one
-        assert box.pass_on(first, []) is None
-        box._join()
-        assert box.idle == {first.source: scorers[first.source], third.source: scorers[third.source],
-                            later.source: scorers[second.source]}
-        judge_copies(box, first, third)
-        box.prepare([later, other])
-        judge_copies(box, later, other)
-        assert box.idle[later.source] is scorers[second.source]
-        assert {id(child) for child in box.scorers} == {id(child) for child in scorers.values()}
-
-
-def test_what_a_scorer_is_passed_on_to_costs_nobody_else_theirs(monkeypatch):
-    first, second, third, later = map(multiple, range(3, 7))
-    bad = Task("bad", 0, multiple(7).source.replace("x * 7.0", "x.reshape(7)"))
-    employ = Sandbox._employ
-
-    def large(box, child, task):
-        employ(box, child, task)
-        child.large = task is later
-
-    monkeypatch.setattr(Sandbox, "_employ", large)
-    with on_cpu(tasks=3, workers=3) as box:
-        box.prepare([first, second, third])
-        box._join()
-        scorers = dict(box.idle)
-        for task, following in ((first, bad), (second, later)):
-            assert box.pass_on(task, [following]) is following
-            box._join()
-        assert box.idle == {third.source: scorers[third.source]} and not box.unusable
-        assert scorers[first.source].life is None and scorers[second.source].life is None
-        assert box.large == {later.source} and box.pass_on(third, [later]) is None
-        judge_copies(box, first, later)
-        with pytest.raises(TaskError, match="bad"):
-            box.score(bad, [PLAIN_NEW])
-
-
-def test_where_memory_is_short_the_heaviest_reference_is_given_up():
-    """Its process goes on with another task; or ends, if code has run there that might have left something behind."""
-    first, second, third = map(multiple, range(3, 6))
-    unplain = Task("unplain", 0, first.source + "import os\n")
-    with on_cpu(tasks=4, workers=4, remember=False) as box:
-        box.prepare([first, second, unplain])
-        box._join()
-        scorers = dict(box.idle)
-        for heavy in (second, unplain):
-            scorers[heavy.source].weight, box.crowded = 1 << 40, True
-            judge_copies(box, first)
-            assert heavy.source not in box.idle and not box.crowded
-            judge_copies(box, third)
-        assert soon(lambda: scorers[unplain.source].life is None)
-        assert box.idle == {first.source: scorers[first.source], third.source: scorers[second.source]}
-        for n in range(2):  # the second time giving it up has not been enough
-            box.crowded = True
-            judge_copies(box, first)
-            assert box.blank == [scorers[second.source]][n:] and list(box.idle) == [first.source], n
-        assert soon(lambda: scorers[second.source].life is None)
-        judge_copies(box, second, third)
-
-
-def test_a_round_takes_no_scorer_from_itself_before_it_has_all(monkeypatch):
-    """While some are still at work on the last round's candidates, or have died, which nobody has seen yet."""
-    monkeypatch.setattr(sandbox_module, "KEPT", 4)
-    tasks = [multiple(factor) for factor in range(3, 11)]
-    with on_cpu(tasks=4, workers=4) as box:
-        box.prepare(tasks[:4])
-        box._join()
-        busy = [box.idle.pop(task.source) for task in tasks[:2]]
-        box.idle[tasks[2].source].sock.shutdown(socket.SHUT_RDWR)
-        box.prepare(tasks[4:6])
-        box._join()
-        assert set(box.idle) == {task.source for task in tasks[4:6]} and not set(busy) & set(box.idle.values())
-        assert box._free_scorer(tasks[6]) is None  # it gets a process of its own
-        for task in tasks[6:]:
-            box.prepare([task])
-            box._join()
-        assert len(box.idle) == 4
-        assert box._free_scorer(tasks[4]) in box.scorers  # now there are as many as there may be
-        box._close(busy)
-
-
-def test_no_more_references_are_prepared_than_may_stand(monkeypatch):
-    """When more tasks than that are rolled out, each of which asks for its own."""
-    monkeypatch.setattr(sandbox_module, "KEPT", 2)
-    with on_cpu(tasks=2) as box:
-        for i in range(3, 8):
-            box.prepare([Task(f"task {i}", 0, PLAIN.source.replace("2.0", f"{i}.0"))] * 4)
-        assert len(box.starting) == 2
-        box._join()
-        assert len(box.idle) == 2
+            judge_copies(box, *three)
+        assert len(started) == 3
+        processes_before = descendants(box.process.pid)
+        judge_copies(box, tasks[9])
+        assert descendants(box.process.pid) == processes_before
 
 
 def test_a_scorer_keeps_nothing_of_a_task_when_it_goes_on(tmp_path, monkeypatch):
     """Its reference and trials can be gigabytes."""
     monkeypatch.chdir(tmp_path)  # a scorer writes its reference there
     with on_cpu() as box:
-        reference = Reference({"name": "", "source": multiple(3).source, "seed": 1, "known": []}, box.settings)
-        measured = Measured(reference, box.control, box.settings)
-        (_, verdict), = measured.judge([copied(multiple(3))])
+        job = {"name": "", "source": multiple(3).source, "seed": 1, "known": []}
+        gpu = SimpleNamespace(acquire=lambda exclusive: 0.0, release=lambda: None)
+        loaded = scorer.LoadedTask(job, box.control, box.settings, gpu)
+        (_, verdict), = loaded.judge([copied(multiple(3))])
         assert verdict.correct, verdict
-        parts = weakref.ref(measured), weakref.ref(reference)
-        lanes = measured.hand_on()
-        assert len(lanes) == 2
-        del measured, reference
+        parts = weakref.ref(loaded.measured), weakref.ref(loaded.reference)
+        clients = loaded.measured.hand_on()
+        assert len(clients) == 2
+        del loaded
         gc.collect()
         assert [part() for part in parts] == [None, None]
-        for lane in lanes:
-            lane.close()
+        for client in clients:
+            client.close()
 
 
-def soon(condition) -> bool:
-    end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    return condition()
-
-
-def test_who_writes_can_ask_whether_somebody_waits_for_it_alone(tmp_path):
-    """Somebody wants the GPU alone: as long as a third checks, the writer may go on, and even begin again."""
-    settings, seen = {"scratch": str(tmp_path)}, []
-
-    def time_alone():
-        with Turn(settings, alone=True):
-            seen.append("alone")
-            time.sleep(0.2)
-
-    checking, thread = Turn(settings, alone=False), threading.Thread(target=time_alone)
-    with WritingTurn(settings) as writing:
-        checking.take()
-        assert not writing.wanted()
-        thread.start()
-        assert soon(lambda: is_locked(tmp_path / "gpu.gate"))
-        time.sleep(0.05)
-        assert not writing.wanted()
-    with WritingTurn(settings) as writing:
-        assert not writing.wanted() and not seen
-        checking.give()
-        assert soon(writing.wanted)
-        time.sleep(0.05)
-        assert not seen
-    with WritingTurn(settings) as writing:
-        assert seen and not thread.join(0.05) and not thread.is_alive() and not writing.wanted()
-
-
-def test_who_writes_in_vain_gives_up_the_turn_once_it_could_be_had(tmp_path, monkeypatch):
-    """A candidate had the lock for longer than anybody waits."""
-    monkeypatch.setattr(Turn, "hopeless", False)
-    writing = WritingTurn({"scratch": str(tmp_path)})
-    writing.patience = 0.1
-    with open(tmp_path / "gpu.lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with open(tmp_path / "gpu.gate", "w") as gate:
-            fcntl.flock(gate, fcntl.LOCK_SH)
-            assert writing.take() < 1 and Turn.hopeless and not writing.wanted()
-    assert writing.wanted()
-    writing.give()
-    assert writing.take() < 0.1 and not Turn.hopeless and not writing.wanted()
-    writing.give()
-
-
-def test_who_writes_does_not_come_between_those_who_want_the_gpu_alone(tmp_path):
-    settings, order = {"scratch": str(tmp_path)}, []
-
-    def want(turn, name):
-        with turn:
-            order.append(name)
-            time.sleep(0.05)
-
-    threads = [threading.Thread(target=want, args=(WritingTurn(settings), "writing"))]
-    threads += [threading.Thread(target=want, args=(Turn(settings, alone=True), "alone")) for _ in range(3)]
-    with open(tmp_path / "gpu.lock", "w") as lock, open(tmp_path / "gpu.pen", "w") as pen:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # as another process that times
-        fcntl.flock(pen, fcntl.LOCK_EX)
-        for thread in threads:
-            thread.start()
-        time.sleep(0.3)  # until all three keep the gate shut
-    for thread in threads:
-        thread.join()
-    assert order == ["alone"] * 3 + ["writing"]
-
-
-def is_locked(path) -> bool:
-    with open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
-
-
-def test_who_wants_the_gpu_alone_comes_first_and_one_after_the_other(tmp_path):
-    """Somebody has a shared turn; then come two who want it alone and, in between, two who want to share it."""
-    settings, order, at_once = {"scratch": str(tmp_path)}, [], []
-
-    def want(alone):
-        with Turn(settings, alone):
-            order.append(alone)
-            at_once.append(alone)
-            time.sleep(0.02)
-            order.append(len(at_once) if alone else 0)
-            at_once.pop()
-
-    threads = [threading.Thread(target=want, args=(alone,)) for alone in (True, False, True, False)]
-    with Turn(settings, alone=False):
-        for thread in threads:
-            thread.start()
-            time.sleep(0.05)
-        assert order == []
-    for thread in threads:
-        thread.join()
-    assert order[:4] == [True, 1, True, 1] and order[4:6] == [False, False]
-
-
-def test_a_candidate_that_takes_a_lock_for_good_is_waited_for_once(tmp_path):
-    turn, waited = Turn({"scratch": str(tmp_path)}, alone=False, patience=1.5), []
-
-    def take():
-        waited.append(turn.take())
-        turn.give()
-
-    with open(tmp_path / "gpu.gate", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        take()
-        take()
-    take()
-    assert 1.5 <= waited[0] < 1.9 and 1.0 <= waited[1] < 1.4 and waited[2] < 0.4 and not Turn.hopeless
-
-
-def test_a_turn_that_cannot_be_had_blocks_nobody(tmp_path):
-    for alone in (True, False, True):
-        with pytest.raises(FileNotFoundError):
-            Turn({"scratch": str(tmp_path / "gone")}, alone).take()
-    with Turn({"scratch": str(tmp_path)}, alone=True):
-        assert all(is_locked(tmp_path / name) for name in ("gpu.gate", "gpu.lock", "gpu.pen"))
-
-
-KEEPER_KILLER = """
+KILLER = """
 import json, os, socket, sys, time
 sys.path.insert(0, %r)
 from judge import processes
 
-def play(sock, warm, settings):
+def play(sock, fork_server, settings):
     for _ in range(1100):  # too deep for a recursive removal
         os.mkdir("d")
         os.chdir("d")
     for name in ("/tmp", "/dev/shm"):
-        open(f"{name}/keeper_killer_%d", "w").close()
+        open(f"{name}/supervisor_killer_%d", "w").close()
     if os.fork() == 0:
         os.setsid()
     else:
         os.kill(os.getppid(), 9)
     time.sleep(60)
 
-processes.warm_parent(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]), {"candidate": play})
+processes.fork_server(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]), {"candidate": play})
 """
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mark a process's files by a group of its own")
-def test_who_kills_its_keeper_leaves_nothing(tmp_path):
+def test_who_kills_its_supervisor_leaves_nothing(tmp_path):
     """As with a GPU, where a candidate has no process namespace. None is needed: nothing here uses one."""
     script, scratch = tmp_path / "parent.py", tmp_path / "scratch"
-    script.write_text(KEEPER_KILLER % (str(ROOT), os.getpid()))
+    script.write_text(KILLER % (str(ROOT), os.getpid()))
     scratch.mkdir()
     control, process = processes.start([str(script)], {"scratch": str(scratch), "device": "cuda", "timeout": 5.0,
                                                   "memory": 1 << 33})
     try:
-        child = processes.Child(control, "candidate")
-        assert select.select([child.life], [], [], 20)[0]  # the keeper and the process are dead
+        child = messages.Child(control, "candidate")
+        messages.await_input(child.life, time.monotonic() + 20)  # the supervisor and the process are dead
         child.close()
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             below = subprocess.run(["ps", "-eo", "ppid"], capture_output=True, text=True).stdout.split()
-            files = glob.glob(f"/tmp/keeper_killer_{os.getpid()}") + glob.glob(f"/dev/shm/keeper_killer_{os.getpid()}")
+            files = [name for folder in ("/tmp", "/dev/shm")
+                     for name in glob.glob(f"{folder}/supervisor_killer_{os.getpid()}")]
             if str(process.pid) not in below and not files:
                 break
             time.sleep(0.1)
@@ -846,29 +633,3 @@ def test_who_kills_its_keeper_leaves_nothing(tmp_path):
     finally:
         control.close()
     assert process.wait(15) == 0
-
-
-def test_who_wants_the_gpu_alone_gets_it_from_those_who_share_it(tmp_path):
-    """Three threads take turn after turn without a pause; a fourth wants to be alone now and then."""
-    settings, inside, seen, over = {"scratch": str(tmp_path)}, [], [], threading.Event()
-
-    def share():
-        while not over.is_set():
-            with Turn(settings, alone=False):
-                inside.append(1)
-                time.sleep(0.005)
-                inside.pop()
-
-    threads = [threading.Thread(target=share) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.05)
-    began = time.monotonic()
-    for _ in range(10):
-        with Turn(settings, alone=True):
-            seen += [len(inside), time.sleep(0.005) or len(inside)]
-    seconds = time.monotonic() - began
-    over.set()
-    for thread in threads:
-        thread.join()
-    assert seen == [0] * 20 and seconds < 5  # without the gate it would wait for all three to be out by chance

@@ -2,7 +2,15 @@
 
 It serves the orders of its client in the scorer (client.py) over a socket. Inputs and outputs lie in GPU memory that
 both can see. Nothing that it answers about a candidate is believed but the descriptions of tensors, which are checked,
-and its profile; it never holds an expected output.
+and its profile; it never holds an expected output. The orders:
+
+    construct, forget      a model comes and goes
+    share, put             memory for sets of inputs ("slots") and for one of outputs; inputs without such memory
+    forward                one call that is not timed
+    capture                record calls as a CUDA graph
+    get_ready              then, at a signal, run the calls while the client's clock runs
+    collect                hand over what a timed call gave
+    profile                how long each operator and kernel of a call takes
 """
 
 import contextlib

@@ -28,7 +28,6 @@ threads of a C++ extension) is not stopped by this file; judge/rules.py refuses 
 """
 
 import contextlib
-import functools
 import os
 import random
 import statistics
@@ -38,7 +37,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
-from judge.client import BATCH, Client, blank
+from judge.client import BATCH, Client, memory_speed
 from judge.correctness import EXTENSION, Trial, bytes_in, compare, reject, set_roofline, tolerance_of
 from judge.judgement import judge
 from judge.modelled import Clock
@@ -168,29 +167,6 @@ class Timing:
 def typical(seconds) -> float:
     """The lower quartile: a process that starts slows down many of a few batches, of either side, by a tenth."""
     return statistics.quantiles(seconds)[0]
-
-
-@functools.cache
-def memory_speed(device):
-    """(bytes per millisecond of a copy, seconds to fill `blank`, seconds in which clearing it is done undisturbed)."""
-    _, cold = blank(device)
-    half = cold.numel() // 2
-    fill, copy = mean_seconds(lambda: cold.zero_()), mean_seconds(lambda: cold[:half].copy_(cold[half:]))
-    facts = torch.cuda.get_device_properties(device)
-    clock, bits = getattr(facts, "memory_clock_rate", 0), getattr(facts, "memory_bus_width", 0)  # kHz, wires
-    nominal = cold.numel() / (clock * 1e3 * 2 * bits / 8) if clock and bits else fill
-    return 2 * half / copy / 1e3, fill, 2 * nominal + 1e-4  # a GPU that two processes use takes milliseconds
-
-
-def mean_seconds(work) -> float:
-    """Seconds of one call on the GPU, the mean of ten."""
-    work()
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    for _ in range(10):
-        work()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - began) / 10
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -43,6 +43,29 @@ def blank(device) -> tuple:
     return allocate_apart(device, BLANK)
 
 
+@functools.cache
+def memory_speed(device):
+    """(bytes per millisecond of a copy, seconds to fill `blank`, seconds in which clearing it is done undisturbed)."""
+    _, cold = blank(device)
+    half = cold.numel() // 2
+    fill, copy = mean_seconds(lambda: cold.zero_()), mean_seconds(lambda: cold[:half].copy_(cold[half:]))
+    facts = torch.cuda.get_device_properties(device)
+    clock, bits = getattr(facts, "memory_clock_rate", 0), getattr(facts, "memory_bus_width", 0)  # kHz, wires
+    nominal = cold.numel() / (clock * 1e3 * 2 * bits / 8) if clock and bits else fill
+    return 2 * half / copy / 1e3, fill, 2 * nominal + 1e-4  # a GPU that two processes use takes milliseconds
+
+
+def mean_seconds(work) -> float:
+    """Seconds of one call on the GPU, the mean of ten."""
+    work()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(10):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / 10
+
+
 # Arenas, (pool, bytes), that no worker uses. They are kept because PyTorch never frees memory that was shared with a
 # process which was then killed.
 unused_arenas, choosing = [], threading.Lock()

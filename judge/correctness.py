@@ -323,10 +323,7 @@ def compare(trial, got, tolerance):
                 if float(difference.max()) > worst:
                     worst, where = float(difference.max()), start + int(difference.argmax())
         if count:
-            x, y, position = float(a[where]), float(b[where]), []
-            for n in reversed(shape):
-                position.insert(0, where % n)
-                where //= n
+            x, y, position = float(a[where]), float(b[where]), [int(i) for i in numpy.unravel_index(where, shape)]
             return (f"wrong values: {max(count / a.numel(), 0.01):.0%} of {name} {list(shape)}, worst at {position}: "
                     f"expected {x:.4g}, got {y:.4g}")
     return None

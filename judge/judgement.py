@@ -152,6 +152,7 @@ class Replaying:
         self.replayer = self.events = None
 
     def ask(self, process, question):
+        """A process's answer. Raises Failed if that is what it says, and what Child.ask does."""
         answer = process.ask(question, self.deadline)
         if "failed" in answer:
             raise Failed(answer)
@@ -205,6 +206,7 @@ class Replaying:
         reference, first = self.reference, self.reference.trial(0)
         clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in reference.tensors()})
         reference.run(first, around=clock)
+        # What has no price may be called where the reference calls it, too: then it costs both the same.
         called = {label for _, label, own in self.events if not own}
         unpriced = sorted(label for label in called - {label for _, label, _ in clock.events} if UNPRICED.match(label))
         if unpriced:
@@ -220,4 +222,5 @@ class Replaying:
 
 
 def as_bytes(tensor):
+    """A tensor as the recorder keeps constants: its elements' bytes, in their order."""
     return tensor.contiguous().view(-1).view(torch.uint8)

@@ -27,6 +27,7 @@ Trust assumptions: the worker's own Python and CUDA runtime. A candidate that re
 threads of a C++ extension) is not stopped by this file; judge/rules.py refuses the ways there that it can see.
 """
 
+import contextlib
 import functools
 import os
 import random
@@ -41,6 +42,7 @@ from judge.client import BATCH, Client, blank
 from judge.correctness import EXTENSION, Trial, bytes_in, compare, reject, set_roofline, tolerance_of
 from judge.judgement import judge
 from judge.modelled import Clock
+from judge.processes import BLANK
 from judge.side_effects import has_extension, is_plain
 
 BATCHES = 6  # at least, on each side: the least number for a 95 % interval of a median
@@ -94,12 +96,11 @@ class Timing:
         self.spent += time.monotonic() - began
 
     def outputs(self, call) -> list:
-        """The leaves that a call gave, [the reference's, the candidate's]."""
-        leaves = []
-        for client, handing in zip(self.clients, self.handing):
-            found, taken = client.collect(call)
-            leaves.append(found)
-            handing.append(taken)
+        """The leaves that a call gave, [the reference's, the candidate's], whose are asked for at once."""
+        leaves = [None, None]
+        for which in (1, 0):
+            leaves[which], seconds = self.clients[which].collect(call)
+            self.handing[which].append(seconds)
         return leaves
 
     def enough(self, measure) -> bool:
@@ -172,7 +173,7 @@ def typical(seconds) -> float:
 @functools.cache
 def memory_speed(device):
     """(bytes per millisecond of a copy, seconds to fill `blank`, seconds in which clearing it is done undisturbed)."""
-    cold = blank(device)
+    _, cold = blank(device)
     half = cold.numel() // 2
     fill, copy = mean_seconds(lambda: cold.zero_()), mean_seconds(lambda: cold[:half].copy_(cold[half:]))
     facts = torch.cuda.get_device_properties(device)
@@ -305,7 +306,7 @@ class Measured:
 
     def measure_device(self):
         self.bandwidth, fill, self.patience = memory_speed(self.reference.device)
-        large = self.output_bytes / blank(self.reference.device).numel()
+        large = self.output_bytes / BLANK
         if large > 1:  # what no cache absorbs is written at memory speed
             self.floor_ms = fill * 1e3 * large * 0.6
         if torch.cuda.get_device_capability() == (9, 0):  # Hopper
@@ -328,11 +329,8 @@ class Measured:
         self.calibrate()
 
         def one(index):
-            code = codes[index]
-            if not is_plain(code):
-                return index, self.judge_one(code)
-            with self.sharing:
-                return index, self.judge_one(code)
+            with self.sharing if is_plain(codes[index]) else contextlib.nullcontext():
+                return index, self.judge_one(codes[index])
 
         pool = ThreadPoolExecutor(max(1, min(self.width, len(codes))))
         try:
@@ -473,8 +471,10 @@ class Candidate:
         timing.batch(seed, cold)
         outputs = [timing.outputs(call) for call in checked]
         self.client.acquire()
-        allowed, tolerance = self.task.first.allowed, tolerance_of(verdict)
-        return not any(compare(Trial([], 0, {}, expected, allowed), got, tolerance) for expected, got in outputs)
+        for expected, found in outputs:
+            if compare(Trial([], 0, {}, expected, self.task.first.allowed), found, tolerance_of(verdict)):
+                return False
+        return True
 
     def enter(self, timing, verdict):
         """Enter the times, unless they show that they are not to be believed."""

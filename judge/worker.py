@@ -2,7 +2,15 @@
 
 It serves the orders of its client in the scorer (client.py) over a socket. Inputs and outputs lie in GPU memory that
 both can see. Nothing that it answers about a candidate is believed but the descriptions of tensors, which are checked,
-and its profile; it never holds an expected output.
+and its profile; it never holds an expected output. The orders:
+
+    construct, forget      a model comes and goes
+    share, put             memory for sets of inputs ("slots") and for one of outputs; inputs without such memory
+    forward                one call that is not timed
+    capture                record calls as a CUDA graph
+    get_ready              then, at a signal, run the calls while the client's clock runs
+    collect                hand over what a timed call gave
+    profile                how long each operator and kernel of a call takes
 """
 
 import contextlib
@@ -34,6 +42,7 @@ class EventClock(Mode):
         self.marks, self.depth = [], 0
 
     def around(self, label, own, call):
+        """What call() returns, and a mark; calls within it belong to it. own: is it one of the candidate's kernels?"""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         self.depth += 1
@@ -104,6 +113,7 @@ class Worker:
     # A model comes and goes
 
     def wake(self):
+        """Answer: the process is up."""
         return {}
 
     def construct(self, code, name, arguments, seed, on_device, limit, compile_it):
@@ -131,6 +141,7 @@ class Worker:
         return {"state": state, "loose": loose}
 
     def new_model(self):
+        """A model with the parameters that the constructor gives it."""
         torch.manual_seed(self.seed)
         with self.device if self.on_device else contextlib.nullcontext():
             return self.model_class(*self.arguments).to(self.device)
@@ -207,10 +218,12 @@ class Worker:
                 self.tensors, self.outputs = slots_and_outputs(self.memory, *layout)
 
     def put(self, slot, tensors):
+        """Take a set of inputs over the socket: there is no shared memory."""
         self.tensors[slot] = [tensor.to(self.device) for tensor in tensors]
         return {}
 
     def inputs(self, slot):
+        """The arguments of a call: tensors of a slot, and values."""
         waiting = iter(self.tensors[slot])
         return [next(waiting) if tensor else value for tensor, value in self.values]
 
@@ -241,9 +254,10 @@ class Worker:
             with torch.no_grad():
                 for name, value in perturb_state(state, seed).items():
                     state[name].copy_(value)
+        # The memory that the allocator hands out next must not hold a former result, nor zeros.
         blocks = [torch.full_like(out, float("nan")) for _ in range(2) for out in self.outputs or []
                   if out.is_floating_point()]
-        del blocks  # so that the memory which the allocator hands out next is not a former result, nor zero
+        del blocks
         self.muted, self.checking = set(mute), True
         torch.manual_seed(seed)
         try:

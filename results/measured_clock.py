@@ -4,7 +4,8 @@
                                      [--out measured_clock.json]
     python results/measured_clock.py --remodel measured_clock.json          (after a change of the prices; needs no GPU)
 
-batch       48 kernels of one task, as one step of training scores them: seconds each, and where they go
+batch       48 kernels of one task, as one step of training scores them: seconds each, and of which step (waiting for
+            the GPU included; `wait` and `compile` say how much of it)
 agreement   the expert's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's
             rank correlation of the speedups, by family, and the geometric means of measured / modelled time. The
             measured clock sees the batch sizes usual on a GPU.

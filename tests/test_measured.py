@@ -280,8 +280,15 @@ def test_waiting_for_the_gpu_does_not_count_against_the_time_limit(measured):
 def test_while_a_kernel_is_compiled_others_have_the_gpu(measured, monkeypatch):
     """The worker announces it in a check, and goes on when the GPU may be used again."""
     compiling, gpu = [], Lock()
-    monkeypatch.setattr(worker.jit.JITFunction, "_do_compile",
-                        lambda *_: compiling.append(dict(gpu.holders)) or SimpleNamespace(run=None))
+
+    def compile_kernel(*_):
+        end = time.monotonic() + 5
+        while False in gpu.holders.values() and time.monotonic() < end:  # the client needs a moment to release it
+            time.sleep(0.001)
+        compiling.append(dict(gpu.holders))
+        return SimpleNamespace(run=None)
+
+    monkeypatch.setattr(worker.jit.JITFunction, "_do_compile", compile_kernel)
     kernel = changed("torch.compile_now()")
     monkeypatch.setattr(torch, "compile_now", lambda: worker.jit.JITFunction._do_compile(None), raising=False)
     verdict = dict(measured(gpu=gpu).judge([kernel]))[0]

@@ -43,7 +43,6 @@ from summarizer import REASONS
 from synthetic.generator import training_tasks
 from tasks import GPU_BATCH_FACTOR, UserError, builtin_tasks, folder_tasks, scale_batch
 
-UsageError = UserError  # the name until the merge
 
 
 @dataclass

@@ -50,7 +50,7 @@ from judge import processes
 from judge.correctness import KernelTime, Verdict
 from judge.gpu_lock import GpuLock
 from judge.messages import Child, Gone, Orphaned, receive, send
-from judge.side_effects import is_plain
+from judge.side_effects import is_side_effect_free
 from tasks import Task, TaskError, UserError, load_task, run_command
 
 SCORER = ["-m", "judge.scorer"]  # what the fork server runs, see judge/processes.py
@@ -364,7 +364,8 @@ class Sandbox:
 
     def _leave_nothing(self, *sources) -> bool:
         """Can one scorer load these tasks one after the other? It runs their code."""
-        return all(map(is_plain, sources)) and self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
+        usual = self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
+        return usual and all(map(is_side_effect_free, sources))
 
     def _replace_fork_server(self, control) -> bool:
         """If the fork server behind `control` has been killed, and with it all its processes, start another one.

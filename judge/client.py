@@ -19,7 +19,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from judge.correctness import Failed
-from judge.processes import BLANK, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
+from judge.messages import BLANK, TORCH_NAMES, Child, Gone, dense, export, plan, receive, send, views
 
 BATCH = 0.004  # seconds of work between two readings of the clock, which are good to some 5 microseconds
 HANGS = 1.0  # seconds after which others no longer wait for a candidate

@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from judge.correctness import (EXTENSION, Failed, Verdict, compare, identical, note_comparison, reaching, reject,
                                set_failure, set_profile, set_roofline, tolerance_of)
-from judge.modelled import BANDWIDTH, PEAK, UNPRICED, Clock, size_of
-from judge.processes import Child, Gone
-from judge.rules import static_check
+from judge.prices import BANDWIDTH, PEAK, Clock, size_of
+from judge.messages import Child, Gone
+from judge.rules import UNPRICED, static_check
 from judge.side_effects import has_extension
 from tasks import GPU_BATCH_FACTOR
 

@@ -40,9 +40,9 @@ import torch
 from judge.client import BATCH, Client, memory_speed
 from judge.correctness import EXTENSION, Trial, bytes_in, compare, reject, set_roofline, tolerance_of
 from judge.judgement import judge
-from judge.modelled import Clock
-from judge.processes import BLANK
-from judge.side_effects import has_extension, is_plain
+from judge.prices import Clock
+from judge.messages import BLANK
+from judge.side_effects import has_extension, is_side_effect_free
 
 BATCHES = 6  # at least, on each side: the least number for a 95 % interval of a median
 COLD = 8  # cold iterations of a candidate that may recognise inputs, at least (see Timing.slow_when_cold)
@@ -305,7 +305,7 @@ class Measured:
         self.calibrate()
 
         def one(index):
-            with self.sharing if is_plain(codes[index]) else contextlib.nullcontext():
+            with self.sharing if is_side_effect_free(codes[index]) else contextlib.nullcontext():
                 return index, self.judge_one(codes[index])
 
         pool = ThreadPoolExecutor(max(1, min(self.width, len(codes))))
@@ -474,7 +474,7 @@ class Candidate:
             return
         client.release()
         verdict.seconds.update(wait=client.waiting, compile=client.compiling)
-        if is_plain(self.code) and client.forget():
+        if is_side_effect_free(self.code) and client.forget():
             self.task.idle["candidate"].append(client)
         else:
             client.close()

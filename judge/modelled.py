@@ -38,16 +38,10 @@ from judge import compiler, interpreter
 from judge.compiler import KernelError
 from judge.memory import Memory
 from judge.prices import CACHE_SECTORS, FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
-from judge.processes import TORCH_NAMES, strided
+from judge.messages import TORCH_NAMES, strided
 from judge.recorder import read_value
 from judge.rules import CPU_ONLY, REFUSED_OPERATORS
 from tasks import GPU_BATCH_FACTOR
-
-# What other files of this folder still import from here: they will from where it is defined.
-from judge.prices import BANDWIDTH, PEAK, Mode, size_of  # noqa: F401, E402, isort: skip
-from judge.prices import FREE_OPERATORS as FREE  # noqa: F401, E402, isort: skip
-from judge.recorder import record  # noqa: F401, E402, isort: skip
-from judge.rules import UNPRICED  # noqa: F401, E402, isort: skip
 
 
 def addresses(tree):

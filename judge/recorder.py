@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime import autotuner, jit
 
 from judge.prices import FREE_OPERATORS, Mode, operator_name, size_of, tensors_in
-from judge.processes import decode, encode
+from judge.messages import decode, encode
 from judge.rules import HOST_READS
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 import triton
 
-from judge import compiler, judgement, modelled, processes
+from judge import compiler, judgement, modelled, processes, recorder
 from judge.client import Client
 from judge.correctness import Reference, describe, identical, load_module, other_shapes
 from judge.gpu_lock import RemoteLock
@@ -56,7 +56,7 @@ def candidate(sock, _, settings):
         torch.manual_seed(job["seed"])
         model = module.ModelNew(*job["arguments"])
         stage = "forward"
-        program, constants = modelled.record(model, job["inputs"])
+        program, constants = recorder.record(model, job["inputs"])
         send(sock, {"program": program, "constants": constants})
     except BaseException as error:  # SystemExit included: the verdict says what happened
         text, line = describe(error, path, job["code"])

@@ -60,7 +60,6 @@ def is_side_effect_free(code) -> bool:
         return False
 
 
-is_plain = is_side_effect_free  # its former name
 
 
 class NotAllowed(Exception):

@@ -26,8 +26,8 @@ from triton.runtime import jit
 
 from judge.client import slots_and_outputs
 from judge.correctness import describe, load_module, perturb_state
-from judge.modelled import FREE, Mode
-from judge.processes import BLANK, attach, overwrite, receive, send, spare_memory, watch
+from judge.prices import FREE_OPERATORS, Mode
+from judge.messages import BLANK, attach, overwrite, receive, send, spare_memory, watch
 from judge.side_effects import state, unchanged
 
 PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured (see processes.start)
@@ -54,7 +54,7 @@ class EventClock(Mode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.split("::")[1]
-        if self.depth or func.is_view or name in FREE:
+        if self.depth or func.is_view or name in FREE_OPERATORS:
             return func(*args, **(kwargs or {}))
         return self.around(name, False, lambda: func(*args, **(kwargs or {})))
 

@@ -17,8 +17,8 @@ from judge import processes, worker
 from judge.correctness import Failed, Reference, Trial, Verdict
 from judge.judgement import judge
 from judge.measured import Candidate, Measured, Timing
-from judge.processes import Gone
-from judge.side_effects import is_plain
+from judge.messages import Gone
+from judge.side_effects import is_side_effect_free
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The order of judgement
@@ -229,7 +229,7 @@ def test_candidates_are_judged_each_by_what_it_does(measured):
 
 def test_workers_serve_the_next_candidate_if_the_last_can_have_left_nothing(measured):
     patch = HONEST.replace("import torch\n", "import torch\ntorch.set_default_dtype(torch.float32)\n")
-    assert is_plain(HONEST) and not is_plain(patch)
+    assert is_side_effect_free(HONEST) and not is_side_effect_free(patch)
     task = measured(workers=1)
     task.prepare(9)
     assert task.workers_started == ["reference", "candidate"]  # of which only one can be used at a time
@@ -309,7 +309,7 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, fork_s
     one.share([arena, torch.zeros(1)], places, 1, 1, [[True, None], [False, sizes]])
     for change in ("pass", "x.t_()", "x.unsqueeze_(0)", "x.resize_(1)", "x.requires_grad_()", "sizes[0] = 0.0",
                    "sizes.append(1)", "pass"):
-        assert is_plain(code.replace("CHANGE", change))
+        assert is_side_effect_free(code.replace("CHANGE", change))
         one.construct(code.replace("CHANGE", change), "ModelNew", [], 0, False, None, False)
         table = weakref.ref(sys.modules["candidate"].TABLE)
         given, result = processes.views(arena, places)

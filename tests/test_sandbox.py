@@ -20,7 +20,7 @@ import torch
 
 import sandbox as sandbox_module
 from judge import messages, processes, scorer
-from judge.side_effects import is_plain
+from judge.side_effects import is_side_effect_free
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task, run_command
 
@@ -123,7 +123,7 @@ def test_parameters_are_not_bytes_that_a_kernel_saves(sandbox):
 
 
 def test_the_compiler_is_not_imported(sandbox):
-    """It takes a second, which PyTorch's dispatch modes cost whoever uses one first (see modelled.Mode)."""
+    """It takes a second, which PyTorch's dispatch modes cost whoever uses one first (see prices.Mode)."""
     raises = "        import sys\n        raise ValueError('torch._dynamo' in sys.modules)\n"
     assert verdict(sandbox, changed(("        return out", raises))).error.endswith("False")
 
@@ -517,7 +517,7 @@ def descendants(process):
 def test_a_process_is_kept_for_the_next_candidate_if_the_last_can_have_left_nothing_in_it():
     simple = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n")
     patch = simple.replace("import torch\n", "import torch\ntorch.set_default_dtype(torch.float64)\n")
-    assert is_plain(simple) and "set_default_dtype" in patch and not is_plain(patch)
+    assert is_side_effect_free(simple) and "set_default_dtype" in patch and not is_side_effect_free(patch)
     with on_cpu(workers=1) as box:
         before = [(box.score(PLAIN, [simple + end])[0], descendants(box.process.pid)) for end in ("", "x = 1", "y = 2")]
         wrong = box.score(PLAIN, [simple.replace("return ", "return 2 * ")])[0], descendants(box.process.pid)

@@ -47,9 +47,10 @@ from pathlib import Path
 import torch
 
 from judge import processes
+from judge.connection import Scorer
 from judge.correctness import KernelTime, Verdict
 from judge.gpu_lock import GpuLock
-from judge.messages import Child, Gone, Orphaned, receive, send
+from judge.messages import Gone, Orphaned
 from judge.side_effects import is_side_effect_free
 from tasks import Task, TaskError, UserError, load_task, run_command
 
@@ -57,53 +58,6 @@ SCORER = ["-m", "judge.scorer"]  # what the fork server runs, see judge/processe
 KEPT = 16  # scorers with the measured clock: each has references and CUDA contexts in the GPU's memory
 REMEMBERED = 10000  # verdicts
 BORDER = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected", "error")
-
-
-class Scorer:
-    """A scorer's process as the sandbox sees it. Starting one raises Orphaned when there is no fork server."""
-
-    def __init__(self, fork_server, gpu):
-        self.child, self.gpu, self.sending = Child(fork_server, "scorer"), gpu, threading.Lock()
-        self.source, self.large = None, False  # of the task that it is loaded with; is its reference too large to keep?
-
-    def order(self, order, patience):
-        """Send an order (see judge/scorer.py) and yield the answers; the last one has a "done".
-
-        The scorer's requests for the GPU arrive meanwhile; other threads may grant them. Raises Gone or OSError when
-        the scorer has ended, TimeoutError (an OSError) when it is silent for `patience` seconds.
-        """
-        answer = {}
-        self.send(order)
-        while "done" not in answer:
-            answer = receive(self.child.sock, time.monotonic() + patience)
-            if "lock" in answer:
-                number = answer["lock"]
-                self.gpu.request((self, number), answer["exclusive"], lambda number=number: self.grant(number))
-            elif "unlock" in answer:
-                self.gpu.release((self, answer["unlock"]))
-            else:
-                yield answer
-
-    def load(self, task, seed, known, patience):
-        """Have it build a task's reference, in place of another task's. Raises TaskError, and what `order` does."""
-        job = {"name": task.name, "source": task.source, "seed": seed, "known": list(known)}
-        (answer,) = self.order({"task": job}, patience)
-        if answer["done"]["unusable"]:
-            raise TaskError(answer["done"]["unusable"])
-        self.source, self.large = task.source, answer["done"]["large"]
-
-    def grant(self, number):
-        with contextlib.suppress(OSError):  # it has just ended
-            self.send({"granted": number})
-
-    def send(self, message):
-        with self.sending:
-            send(self.child.sock, message)
-
-    def close(self, wait=False):
-        """End the process with all that it has started; with `wait`, return only when they are gone."""
-        self.child.close(wait)
-        self.gpu.release_all(self)
 
 
 @dataclass

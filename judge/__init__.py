@@ -4,6 +4,7 @@
     processes.py      how processes are started and ended: the fork server and the supervisors
     confinement.py    what a process is kept from
     gpu_lock.py       who may use the GPU: many to check, one alone to time
+    connection.py     a scorer as the sandbox sees it: orders, answers, requests for the GPU
     scorer.py         what each of them does: scorer, candidate, replayer
     rules.py          what a candidate may not do: one page, a table for each rule
     correctness.py    trials, tolerance, the verdict

@@ -42,8 +42,7 @@ from pathlib import Path
 import torch
 
 from judge.confinement import LIBC, confine, isolate, ways_to_isolate
-from judge.messages import (ALIGN, BLANK, TORCH_NAMES, Child, Gone, Orphaned, attach, decode, dense,  # noqa: F401
-                            encode, export, overwrite, plan, receive, send, spare_memory, strided, views, watch)
+from judge.messages import Gone
 
 ROOT = Path(__file__).absolute().parent.parent
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES",

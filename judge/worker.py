@@ -87,7 +87,7 @@ class Worker:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
         self.watch_kernels()
-        self.before = state()
+        self.before, self.began = state(), time.process_time()
 
     def serve(self):
         """Answer orders until the client hangs up."""
@@ -158,7 +158,7 @@ class Worker:
         if self.cuda:
             torch._C._cuda_clearCublasWorkspaces()  # they count as allocated
             torch.cuda.empty_cache()
-        return {"seconds": time.process_time(), "bytes": torch.cuda.memory_allocated() if self.cuda else 0,
+        return {"seconds": time.process_time() - self.began, "bytes": torch.cuda.memory_allocated() if self.cuda else 0,
                 "unchanged": unchanged(self.before)}
 
     def watch_kernels(self):

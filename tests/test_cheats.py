@@ -493,7 +493,7 @@ def test_a_forged_program_is_judged_like_any_other(box):
     """The candidate finds its socket and sends a program of its own making: an answer without work."""
     code = forward("pass", '''
 import os, sys
-processes = sys.modules["judge.processes"]
+messages = sys.modules["judge.messages"]
 socket_class = sys.modules["socket"].socket
 for descriptor in range(3, 64):
     try:
@@ -505,7 +505,7 @@ for descriptor in range(3, 64):
     arguments = {"x_ptr": 1, "bias_ptr": 1, "out_ptr": 1, "n": 0, "columns": 64, "BLOCK": 1024}
     program = {"inputs": [[0, *shape]], "state": {}, "names": {}, "output": {"tensor": [1, *shape]},
                "steps": [["launch", "sigmoid_twice", [0, 1, 1], arguments, {}]]}
-    processes.send(sock, {"program": program, "constants": {1: out.view(-1).view(torch.uint8)}})
+    messages.send(sock, {"program": program, "constants": {1: out.view(-1).view(torch.uint8)}})
 os._exit(0)''')
     fails_here(box, code)
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import sandbox as sandbox_module
-from judge import messages, processes, scorer
+from judge import connection, messages, processes, scorer
 from judge.side_effects import is_side_effect_free
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task, run_command
@@ -354,7 +354,7 @@ def started(monkeypatch):
             found.append(self)
             super().__init__(*which)
 
-    monkeypatch.setattr(sandbox_module, "Child", Counted)
+    monkeypatch.setattr(connection, "Child", Counted)
     return found
 
 
@@ -467,7 +467,7 @@ def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
 
     with on_cpu() as box:
         box.score(PLAIN, [PLAIN_NEW])
-        monkeypatch.setattr(sandbox_module.Child, "close", slow)
+        monkeypatch.setattr(messages.Child, "close", slow)
         futures = box.submit([(other, copied(other))])  # ends the scorer of the first task
         assert closing.wait(10)
         began = time.monotonic()

@@ -13,7 +13,7 @@ import pytest
 import torch
 import triton
 
-from judge import processes, worker
+from judge import messages, processes, worker
 from judge.correctness import Failed, Reference, Trial, Verdict
 from judge.judgement import judge
 from judge.measured import Candidate, Measured, Timing
@@ -302,7 +302,7 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, fork_s
     monkeypatch.setattr(worker, "attach", lambda memory: memory)
     one = worker.Worker({"device": "cpu"}, None, tmp_path)
     x, sizes = torch.arange(6.0).view(2, 3), [2.0]
-    places, size = processes.plan([x, x])  # the input and the output
+    places, size = messages.plan([x, x])  # the input and the output
     arena = torch.zeros(size, dtype=torch.uint8)
     code = ("import torch\nimport torch.nn as nn\nTABLE = torch.ones(3)\nclass ModelNew(nn.Module):\n"
             "    def forward(self, x, sizes):\n        y = x * sizes[0] * TABLE\n        CHANGE\n        return y\n")
@@ -312,7 +312,7 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, fork_s
         assert is_side_effect_free(code.replace("CHANGE", change))
         one.construct(code.replace("CHANGE", change), "ModelNew", [], 0, False, None, False)
         table = weakref.ref(sys.modules["candidate"].TABLE)
-        given, result = processes.views(arena, places)
+        given, result = messages.views(arena, places)
         given.copy_(x)
         one.forward(0, 0, False, ())
         assert torch.equal(result, 2 * x), change

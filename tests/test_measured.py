@@ -13,7 +13,7 @@ import pytest
 import torch
 import triton
 
-from judge import messages, processes, worker
+from judge import messages, worker
 from judge.correctness import Failed, Reference, Trial, Verdict
 from judge.judgement import judge
 from judge.measured import Candidate, Measured, Timing

@@ -14,7 +14,6 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -22,51 +21,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch  # noqa: E402
 
+import candidates  # noqa: E402
+from candidates import TASK, replaced  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
-from tasks import Task  # noqa: E402
 
-TASK = Task("soak", 0, '''
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.sigmoid(x) * 2.0 - 1.0
-
-rows = 256
-
-def get_inputs():
-    return [torch.randn(rows, 256)]
-
-def get_init_inputs():
-    return []
-''')
-
-HONEST = '''
-import os, sys, time
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-@triton.jit
-def kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask)
-    tl.store(out_ptr + offsets, tl.sigmoid(x) * 2.0 - 1.0, mask=mask)
-
-class ModelNew(nn.Module):
-    def forward(self, x):
-        out = torch.empty_like(x)
-        kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
-        return out
-'''
+HONEST = "import os, time\n" + candidates.HONEST  # because of `os` each has a process of its own, also on a GPU
 
 # kind: what stands in place of some text of HONEST
 END = "return out"
 HOSTILE = {
-    "wrong": ("* 2.0 - 1.0, mask", "* 2.0, mask"),
+    "wrong": ("* factor, mask", "* 2.0, mask"),
     "does not compile": ("tl.sigmoid", "tl.sigmoyd"),
     "out of bounds": ("out_ptr + offsets,", "out_ptr + offsets * 100003,"),
     "hang": (END, "while True: pass"),
@@ -80,7 +44,7 @@ HOSTILE = {
     "files": (END, "for folder in ('.', '/tmp', '/dev/shm'): attempt(litter, folder)\n        return out + 1"),
     "full disk": (END, "attempt(fill, 'big')\n        return out + 1"),
     "kill parent": (END, "attempt(os.kill, os.getppid(), 9)\n        return out + 1"),
-    "torch only": (END, "return torch.sigmoid(x) * 2.0 - 1.0"),
+    "torch only": (END, "return torch.nn.functional.silu(x) * self.factor"),
     "close sockets": (END, "os.closerange(3, 1000)"),
 }
 HELPERS = """
@@ -125,7 +89,7 @@ def main():
     kinds = ["honest"] * (options.count // 2)
     kinds += [chance.choice(list(HOSTILE)) for _ in range(options.count - len(kinds))]
     chance.shuffle(kinds)
-    codes = [(HONEST if kind == "honest" else HONEST.replace(*HOSTILE[kind]) + HELPERS) + f"\n# {i}\n"
+    codes = [(HONEST if kind == "honest" else replaced(HONEST, HOSTILE[kind]) + HELPERS) + f"\n# {i}\n"
              for i, kind in enumerate(kinds)]
     wrong, counts = collections.Counter(), collections.Counter(kinds)
     memory = torch.cuda.mem_get_info()[0] if options.device != "cpu" else 0
@@ -153,17 +117,16 @@ def main():
         processes, files = left_over(box)
         processes = [line for line in processes if int(line.split()[1]) != os.getpid()]  # the fork server itself
         print("\n".join((processes + files)[:20]))
-    gone = not os.path.exists(box.settings["scratch"]) and not left_over(box)[0]
-    scratch = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("soak_left")]
+    gone = not os.path.exists(box.settings["scratch"]) and not any(left_over(box))
     lost = memory - torch.cuda.mem_get_info()[0] if options.device != "cpu" else 0
 
     print(f"\n{'kind':20s} candidates  wrong verdicts")
     for kind, count in sorted(counts.items()):
         print(f"{kind:20s} {count:10d} {wrong[kind]:15d}")
     print(f"{len(codes)} candidates in {seconds:.0f} s; honest alone: {before:.2f}/s before, {after:.2f}/s after; "
-          f"left over: {len(processes)} processes, {len(files) + len(scratch)} files, {max(lost, 0) >> 20} MiB of GPU "
+          f"left over: {len(processes)} processes, {len(files)} files, {max(lost, 0) >> 20} MiB of GPU "
           f"memory; gone after close: {gone}")
-    sys.exit(bool(wrong or processes or files or scratch or not gone or lost > 64 << 20 or after < 0.7 * before))
+    sys.exit(bool(wrong or processes or files or not gone or lost > 64 << 20 or after < 0.7 * before))
 
 
 if __name__ == "__main__":

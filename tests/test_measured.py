@@ -13,12 +13,15 @@ import pytest
 import torch
 import triton
 
+from candidates import copied, replaced, times
 from judge import messages, worker
 from judge.correctness import Failed, Reference, Trial, Verdict
+from judge.gpu_lock import GpuLock
 from judge.judgement import judge
 from judge.measured import Candidate, Measured, Timing
 from judge.messages import Gone
 from judge.side_effects import is_side_effect_free
+from test_gpu_lock import Scorer
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The order of judgement
@@ -105,32 +108,6 @@ def test_what_is_refused_is_not_started():
 # Workers, here as threads: what they do is the same, and nothing has to be started
 
 
-class Lock:
-    """A stand-in for the GPU lock: many may share it, or one has it alone. `held` records who held it how."""
-
-    def __init__(self):
-        self.condition, self.holders, self.wanted, self.exclusive_waits = threading.Condition(), {}, 0, 0.0
-
-    def acquire(self, exclusive):
-        began, me = time.monotonic(), threading.get_ident()
-        with self.condition:
-            assert me not in self.holders
-            self.wanted += exclusive
-            while self.holders and (exclusive or True in self.holders.values()) or self.wanted and not exclusive:
-                self.condition.wait()
-            self.wanted -= exclusive
-            self.holders[me] = exclusive
-        waited = time.monotonic() - began
-        if exclusive:
-            self.exclusive_waits = max(self.exclusive_waits, waited)
-        return waited
-
-    def release(self):
-        with self.condition:
-            self.holders.pop(threading.get_ident(), None)
-            self.condition.notify_all()
-
-
 @pytest.fixture
 def fork_server(tmp_path, monkeypatch):
     """Starts a worker in a thread for each request. Its `started` counts them."""
@@ -166,26 +143,15 @@ def fork_server(tmp_path, monkeypatch):
     ours.close()
 
 
-SOURCE = """import torch
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2.0
-
-def get_inputs():
-    return [torch.randn(64, 64)]
-
-def get_init_inputs():
-    return []
-"""
-HONEST = SOURCE.replace("Model(", "ModelNew(")
+SOURCE = times(2).source
+HONEST = copied(times(2))
 SETTINGS = {"device": "cpu", "clock": "measured", "trials": 2, "timeout": 20.0, "protocol": "strict", "shapes": 0,
             "baseline": "eager", "measure": 0.001, "workers": 3, "tasks": 1, "require_kernel": False}
 
 
-def changed(statement, code=HONEST):
-    """The code with a statement before the last one of its forward."""
-    return code.replace("        return", f"        {statement}\n        return")
+def changed(statement):
+    """HONEST with a statement before the last one of its forward."""
+    return replaced(HONEST, ("        return", f"        {statement}\n        return"))
 
 
 @pytest.fixture
@@ -197,7 +163,7 @@ def measured(fork_server, monkeypatch):
     def make(source=SOURCE, gpu=None, clients=(), **settings):
         settings = SETTINGS | settings
         reference = Reference({"name": "task", "source": source, "seed": 1, "known": []}, settings)
-        made.append(Measured(reference, fork_server.socket, settings, gpu or Lock(), clients))
+        made.append(Measured(reference, fork_server.socket, settings, gpu or Scorer(GpuLock()).remote, clients))
         made[-1].workers_started = fork_server.started
         return made[-1]
 
@@ -227,19 +193,6 @@ def test_candidates_are_judged_each_by_what_it_does(measured):
     assert verdicts[1].correct_loose and verdicts[1].reference_ms and verdicts[1].speedup is None
 
 
-def test_workers_serve_the_next_candidate_if_the_last_can_have_left_nothing(measured):
-    patch = HONEST.replace("import torch\n", "import torch\ntorch.set_default_dtype(torch.float32)\n")
-    assert is_side_effect_free(HONEST) and not is_side_effect_free(patch)
-    task = measured(workers=1)
-    task.prepare(9)
-    assert task.workers_started == ["reference", "candidate"]  # of which only one can be used at a time
-    verdicts = dict(task.judge([HONEST + "y = 1", HONEST.replace("2.0", "3.0"), HONEST]))
-    assert [verdicts[index].correct for index in range(3)] == [True, False, True]
-    assert len(task.workers_started) == 2
-    assert all(verdict.correct for _, verdict in task.judge([patch, patch + "y = 1", HONEST]))
-    assert len(task.workers_started) == 2 + 2
-
-
 def test_workers_serve_the_next_task_and_keep_nothing_of_the_last(measured):
     task = measured()
     assert dict(task.judge([HONEST]))[0].correct
@@ -256,20 +209,11 @@ def test_workers_serve_the_next_task_and_keep_nothing_of_the_last(measured):
     assert 2 <= len(started) <= 3  # the two candidates may have been judged at the same time
 
 
-def test_who_hangs_in_a_check_is_not_waited_for_by_others(measured):
-    """Nor is it faulted for the time in which it waits for others."""
-    gpu = Lock()
-    hangs = changed("if not hasattr(self, 'n'): self.n = 1; import time; time.sleep(3)")
-    verdicts = dict(measured(gpu=gpu).judge([hangs, HONEST, HONEST + "# again"]))
-    assert all(verdict.correct for verdict in verdicts.values()), verdicts
-    assert verdicts[0].seconds["check"] > 3 and not gpu.holders
-    assert gpu.exclusive_waits < 2.5
-
-
 def test_waiting_for_the_gpu_does_not_count_against_the_time_limit(measured):
-    gpu = Lock()
-    task = measured(gpu=gpu, timeout=3.0)
-    task.prepare(1)
+    gpu = Scorer(GpuLock()).remote
+    task = measured(gpu=gpu, timeout=3.0, workers=1)
+    task.prepare(9)
+    assert task.workers_started == ["reference", "candidate"]  # of which only one can be used at a time
     busy = threading.Thread(target=lambda: (gpu.acquire(True), time.sleep(4), gpu.release()))
     busy.start()
     verdict = dict(task.judge([HONEST]))[0]
@@ -279,19 +223,19 @@ def test_waiting_for_the_gpu_does_not_count_against_the_time_limit(measured):
 
 def test_while_a_kernel_is_compiled_others_have_the_gpu(measured, monkeypatch):
     """The worker announces it in a check, and goes on when the GPU may be used again."""
-    compiling, gpu = [], Lock()
+    compiling, scorer = [], Scorer(GpuLock())
 
     def compile_kernel(*_):
         end = time.monotonic() + 5
-        while False in gpu.holders.values() and time.monotonic() < end:  # the client needs a moment to release it
+        while False in scorer.lock.holders.values() and time.monotonic() < end:  # the client needs a moment to release it
             time.sleep(0.001)
-        compiling.append(dict(gpu.holders))
+        compiling.append(dict(scorer.lock.holders))
         return SimpleNamespace(run=None)
 
     monkeypatch.setattr(worker.jit.JITFunction, "_do_compile", compile_kernel)
     kernel = changed("torch.compile_now()")
     monkeypatch.setattr(torch, "compile_now", lambda: worker.jit.JITFunction._do_compile(None), raising=False)
-    verdict = dict(measured(gpu=gpu).judge([kernel]))[0]
+    verdict = dict(measured(gpu=scorer.remote).judge([kernel]))[0]
     assert verdict.correct and verdict.seconds["compile"] > 0, verdict
     assert compiling[0] == {}  # in the check, with the lock released; not in timed calls
     assert True in compiling[-1].values()

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gc
 import glob
 import json
 import os
@@ -11,83 +10,33 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import sandbox as sandbox_module
-from judge import connection, messages, processes, scorer
+from candidates import HONEST, TASK, copied, replaced, times
+from judge import connection, messages, processes
 from judge.side_effects import is_side_effect_free
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task, run_command
 
 ROOT = Path(__file__).parent.parent
-
-TASK = Task("scaled_silu", 0, '''
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def __init__(self, features, factor):
-        super().__init__()
-        self.linear = nn.Linear(features, features)
-        self.factor = factor
-
-    def forward(self, x):
-        return torch.nn.functional.silu(self.linear(x)) * self.factor
-
-rows = 64
-
-def get_inputs():
-    return [torch.randn(rows, 32)]
-
-def get_init_inputs():
-    return [32, 2.5]
-''')
-
-HONEST = '''
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-@triton.jit
-def silu_scale(x_ptr, out_ptr, factor, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask)
-    tl.store(out_ptr + offsets, x * tl.sigmoid(x) * factor, mask=mask)
-
-class ModelNew(nn.Module):
-    def __init__(self, features, factor):
-        super().__init__()
-        self.linear = nn.Linear(features, features)
-        self.factor = factor
-
-    def forward(self, x):
-        x = self.linear(x)
-        out = torch.empty_like(x)
-        silu_scale[(triton.cdiv(x.numel(), 1024),)](x, out, self.factor, x.numel(), BLOCK=1024)
-        return out
-'''
-
-
-def changed(*pairs):
-    """HONEST with each (old, new) replaced; the old text must be there."""
-    code = HONEST
-    for old, new in pairs:
-        assert old in code
-        code = code.replace(old, new)
-    return code
+changed = functools.partial(replaced, HONEST)
 
 
 @pytest.fixture(scope="module")
 def sandbox():
     with Sandbox("cpu", trials=2, timeout=20, seed=1) as box:
         yield box
+
+
+def soon(condition, seconds=10) -> bool:
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()
 
 
 def verdict(sandbox, code, task=TASK):
@@ -109,15 +58,13 @@ def test_an_honest_kernel_is_correct_and_faster_for_saving_launches(sandbox):
 
 def test_parameters_are_not_bytes_that_a_kernel_saves(sandbox):
     """On a GPU the batch is 256 times larger and the parameters are not; the share of the bandwidth is one of that."""
-    task = Task("scale", 0, TASK.source.replace("nn.Linear(features, features)", "nn.Parameter(torch.randn(features))")
-                .replace("self.linear(x)", "x * self.linear").replace("return [32", "return [65536")
-                .replace("torch.randn(rows, 32)", "torch.randn(1, 65536)"))
-    assert task.source.count("65536") == 2 and "x * self.linear" in task.source
-    code = changed(("nn.Linear(features, features)", "nn.Parameter(torch.randn(features))"),
-                   ("        x = self.linear(x)\n", ""), ("(x, out, self.factor", "(x, self.linear, out, self.factor"),
+    weight = "nn.Linear(features, features)", "nn.Parameter(torch.randn(features))"
+    task = Task("scale", 0, replaced(TASK.source, weight, ("self.linear(x)", "x * self.linear"),
+                                     ("return [32", "return [65536"), ("randn(rows, 32)", "randn(1, 65536)")))
+    code = changed(weight, ("        x = self.linear(x)\n", ""), ("(x, out,", "(x, self.linear, out,"),
                    ("(x_ptr, out_ptr", "(x_ptr, w_ptr, out_ptr"),
-                   ("tl.load(x_ptr + offsets, mask=mask)",
-                    "tl.load(x_ptr + offsets, mask=mask) * tl.load(w_ptr + offsets, mask=mask)"))
+                   ("offsets, mask=mask)\n    tl.store", "offsets, mask=mask) * tl.load(w_ptr + offsets, mask=mask)\n"
+                    "    tl.store"))
     v = verdict(sandbox, code, task)
     assert v.correct and 0.8 < v.bandwidth < 1, v
 
@@ -203,19 +150,14 @@ def test_nothing_outlives_a_killed_caller(tmp_path):
                       "box.score(TASK, [changed(('return out', 'while True: pass'))])\n")
     caller = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     scratch = caller.stdout.readline().strip()
-    mine = ["pgrep", "-f", scratch]
-    for _ in range(100):  # until the candidate runs: fork server, scorer, candidate, and two supervisors
-        time.sleep(0.1)
-        if len(subprocess.run(mine, capture_output=True, text=True).stdout.split()) >= 5:
-            break
+
+    def left():
+        return subprocess.run(["pgrep", "-f", scratch], capture_output=True, text=True).stdout.split()
+
+    soon(lambda: len(left()) >= 5)  # until the candidate runs: fork server, scorer, candidate, and two supervisors
     caller.kill()
     caller.wait()
-    for _ in range(100):
-        left = subprocess.run(mine, capture_output=True, text=True).stdout.split()
-        if not left and not os.path.exists(scratch):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"left over: processes {left}, scratch folder {os.path.exists(scratch)}")
+    assert soon(lambda: not left() and not os.path.exists(scratch)), left()
 
 
 def test_identical_candidates_are_scored_once_and_order_is_kept(sandbox):
@@ -320,23 +262,10 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
 
 
 # The measured clock runs without a GPU, too, but its times mean nothing there.
-PLAIN = Task("plain", 0, "import os, time, torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
-             "        return x * 2.0\n\ndef get_inputs():\n    return [torch.randn(64, 64)]\n\n"
-             "def get_init_inputs():\n    return []\n")
-
-
-def copied(task) -> str:
-    """A task's reference as a candidate."""
-    return task.source.replace("Model(", "ModelNew(")
-
-
-PLAIN_NEW = copied(PLAIN)
-SIMPLE = PLAIN.source.replace("import os, time, torch\n", "import torch\n")  # has no side effects
 on_cpu = functools.partial(Sandbox, "cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0)
-
-
-def multiple(factor):
-    return Task(f"times {factor}", 0, SIMPLE.replace("x * 2.0", f"x * {factor}.0"))
+UNSAFE = Task("unsafe", 0, times(2).source.replace("import torch", "import os, time, torch"))  # as far as can be told
+UNSAFE_NEW = copied(UNSAFE)
+OTHER = Task("other", 0, UNSAFE.source.replace("2.0", "3.0"))
 
 
 def judge_copies(box, *tasks):
@@ -358,13 +287,6 @@ def started(monkeypatch):
     return found
 
 
-def soon(condition) -> bool:
-    end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return condition()
-
-
 FORGED = ("for fd in filter(os.path.exists, map('/proc/self/fd/{}'.format, os.listdir('/proc/self/fd'))):\n"
           "                if 'socket' in os.readlink(fd): os.write(int(fd.split('/')[-1]), b'!' * 40)")  # says: done
 
@@ -373,10 +295,10 @@ def test_faults_in_timed_calls_cost_one_verdict_each():
     """Things go wrong between the measured clock's starting and stopping signal."""
     faults = {"raise ValueError('enough')": "enough", "os._exit(0)": "ended without a result",
               "time.sleep(99)": "no result within 2 s", FORGED: "the process"}
-    bad = [PLAIN_NEW.replace("        return", "        self.n = getattr(self, 'n', 0) + 1\n        if self.n > 3:\n"
+    bad = [UNSAFE_NEW.replace("        return", "        self.n = getattr(self, 'n', 0) + 1\n        if self.n > 3:\n"
                                                f"            {fault}\n        return") for fault in faults]
     with on_cpu(timeout=2.0, workers=1) as box:
-        verdicts = box.score(PLAIN, [code for i, one in enumerate(bad) for code in (one, f"{PLAIN_NEW}# {i}\n")])
+        verdicts = box.score(UNSAFE, [code for i, one in enumerate(bad) for code in (one, f"{UNSAFE_NEW}# {i}\n")])
     for verdict, says in zip(verdicts[::2], faults.values(), strict=True):
         assert not verdict.correct and verdict.speedup is None and says in verdict.error, verdict
     for verdict in verdicts[1::2]:  # what the reference did in the batch that failed is not taken for its next one
@@ -386,17 +308,16 @@ def test_faults_in_timed_calls_cost_one_verdict_each():
 @pytest.mark.parametrize("clock", ["modelled", "measured"])
 def test_what_is_handed_in_while_others_are_judged(clock, started):
     """The same code again is not judged again; another one of the task goes to the scorer that is loaded already."""
-    codes = [f"{PLAIN_NEW}# {i}\n" for i in range(6)]
-    other = Task("other", 0, PLAIN.source.replace("2.0", "3.0"))
+    codes = [f"{UNSAFE_NEW}# {i}\n" for i in range(6)]
     with on_cpu(clock=clock, tasks=2, workers=2) as box:
-        futures = [box.submit([(PLAIN, code)])[0] for code in codes]
-        again = box.submit([(PLAIN, codes[-1]), (other, codes[0])])
+        futures = [box.submit([(UNSAFE, code)])[0] for code in codes]
+        again = box.submit([(UNSAFE, codes[-1]), (OTHER, codes[0])])
         assert again[0] is futures[-1]
         box.wait([futures[0]])
         assert futures[0].done() and 0 < box.waited < 60
         assert all(future.result(60).compiled for future in [*futures, *again])
         assert len(started) <= (4 if clock == "modelled" else 2)
-        assert box.score_pairs([(PLAIN, code) for code in codes]) == [future.result() for future in futures]
+        assert box.score_pairs([(UNSAFE, code) for code in codes]) == [future.result() for future in futures]
 
 
 def test_several_candidates_of_a_task_are_judged_at_the_same_time():
@@ -410,32 +331,31 @@ def test_several_candidates_of_a_task_are_judged_at_the_same_time():
 @pytest.mark.parametrize("clock", ["modelled", "measured"])
 def test_a_killed_fork_server_or_scorer_is_replaced_while_scorers_are_kept(clock, started):
     with on_cpu(clock=clock, tasks=2, workers=2) as box:
-        box.prepare([PLAIN, PLAIN])
-        assert box.score(PLAIN, [PLAIN_NEW])[0].compiled
+        box.prepare([UNSAFE, UNSAFE])
+        assert box.score(UNSAFE, [UNSAFE_NEW])[0].compiled
         os.kill(box.process.pid, signal.SIGKILL)
-        other = Task("other", 0, PLAIN.source.replace("2.0", "3.0"))
-        pairs = [(one, f"{copied(one)}# {i}\n") for one in (other, PLAIN) for i in range(2)]
+        pairs = [(one, f"{copied(one)}# {i}\n") for one in (OTHER, UNSAFE) for i in range(2)]
         assert all(verdict.compiled for verdict in box.score_pairs(pairs))
-        slow = PLAIN_NEW.replace("torch\n", "torch\ntime.sleep(0.5)\n", 1)
-        futures, before = box.submit([(PLAIN, f"{slow}# {i}\n") for i in range(3)]), len(started)
+        slow = UNSAFE_NEW.replace("torch\n", "torch\ntime.sleep(0.5)\n", 1)
+        futures, before = box.submit([(UNSAFE, f"{slow}# {i}\n") for i in range(3)]), len(started)
         time.sleep(0.3)
-        for process in descendants(box.process.pid):
+        for process in sorted(descendants(box.process.pid)):  # the scorers first, or they report that candidates end
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         assert all(future.result(60).compiled for future in futures) and len(started) > before
 
 
 def test_a_reference_that_fails_is_tried_again_after_the_next_prepare_only(started):
-    bad = Task("bad", 0, PLAIN.source.replace("x * 2.0", "x.nonsense()"))
+    bad = Task("bad", 0, UNSAFE.source.replace("x * 2.0", "x.nonsense()"))
     with on_cpu(tasks=2) as box:
-        for code in (PLAIN_NEW, PLAIN_NEW + "#"):
+        for code in (UNSAFE_NEW, UNSAFE_NEW + "#"):
             with pytest.raises(TaskError, match="nonsense"):
                 box.score(bad, [code])
             assert len(started) == 1
         box.prepare([bad])
         assert soon(lambda: len(started) == 2)
         with pytest.raises(TaskError, match="nonsense"):
-            box.score(bad, [PLAIN_NEW + "##"])
+            box.score(bad, [UNSAFE_NEW + "##"])
         assert len(started) == 2
 
 
@@ -451,14 +371,13 @@ def test_where_memory_is_short_all_is_judged_and_the_last_scorer_is_not_kept(fre
         box.device = "cuda"
         monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
         for count in (1, 2):
-            judge_copies(box, multiple(3))
+            judge_copies(box, times(3))
             assert soon(lambda: not descendants(box.process.pid)) and len(started) == count
 
 
 def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
     monkeypatch.setattr(sandbox_module, "KEPT", 1)
-    other, closing = Task("other", 0, PLAIN.source.replace("2.0", "3.0")), threading.Event()
-    close = messages.Child.close
+    closing, close = threading.Event(), messages.Child.close
 
     def slow(child, wait=False):
         closing.set()
@@ -466,12 +385,12 @@ def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
         close(child, wait)
 
     with on_cpu() as box:
-        box.score(PLAIN, [PLAIN_NEW])
+        box.score(UNSAFE, [UNSAFE_NEW])
         monkeypatch.setattr(messages.Child, "close", slow)
-        futures = box.submit([(other, copied(other))])  # ends the scorer of the first task
+        futures = box.submit([(OTHER, copied(OTHER))])  # ends the scorer of the first task
         assert closing.wait(10)
         began = time.monotonic()
-        futures += box.submit([(PLAIN, PLAIN_NEW + "#")])
+        futures += box.submit([(UNSAFE, UNSAFE_NEW + "#")])
         assert time.monotonic() - began < 0.5 and all(future.result(60).compiled for future in futures)
         monkeypatch.undo()
 
@@ -479,7 +398,7 @@ def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
 def test_no_kernel_is_timed_while_the_model_samples():
     with on_cpu() as box:
         with box.sampling():
-            futures = box.submit([(PLAIN, PLAIN_NEW)])
+            futures = box.submit([(UNSAFE, UNSAFE_NEW)])
             time.sleep(3)
             assert not futures[0].done()
         assert futures[0].result(60).compiled
@@ -488,9 +407,9 @@ def test_no_kernel_is_timed_while_the_model_samples():
 
 
 def test_what_waits_when_the_sandbox_is_closed_fails():
-    slow = PLAIN_NEW.replace("        return", "        time.sleep(1)\n        return")
+    slow = UNSAFE_NEW.replace("        return", "        time.sleep(1)\n        return")
     with on_cpu(tasks=1) as box:
-        futures = box.submit([(Task(name, 0, PLAIN.source + f"# {name}\n"), slow) for name in "abc"])
+        futures = box.submit([(Task(name, 0, UNSAFE.source + f"# {name}\n"), slow) for name in "abc"])
     for future in futures:
         with pytest.raises(TaskError, match="closed"):
             future.result(20)
@@ -498,9 +417,9 @@ def test_what_waits_when_the_sandbox_is_closed_fails():
 
 def test_a_candidate_that_hangs_or_stalls_does_not_keep_others_from_being_timed():
     pause = "        if not hasattr(self, 'n'):\n            self.n = 1\n            time.sleep({})\n        return"
-    hanging, slow = (PLAIN_NEW.replace("        return", pause.format(seconds)) for seconds in (99, 2))
+    hanging, slow = (UNSAFE_NEW.replace("        return", pause.format(seconds)) for seconds in (99, 2))
     with on_cpu(timeout=6.0, workers=3) as box:
-        hung, stalled, timed = box.score(PLAIN, [hanging, slow, PLAIN_NEW])
+        hung, stalled, timed = box.score(UNSAFE, [hanging, slow, UNSAFE_NEW])
     assert hung.error == "no result within 6 s" and stalled.correct and timed.correct, (hung, stalled, timed)
     assert timed.seconds["wait"] < 3 and stalled.seconds["check"] > 2
 
@@ -515,39 +434,34 @@ def descendants(process):
 
 
 def test_a_process_is_kept_for_the_next_candidate_if_the_last_can_have_left_nothing_in_it():
-    simple = PLAIN_NEW.replace("import os, time, torch\n", "import torch\n")
-    patch = simple.replace("import torch\n", "import torch\ntorch.set_default_dtype(torch.float64)\n")
-    assert is_side_effect_free(simple) and "set_default_dtype" in patch and not is_side_effect_free(patch)
+    safe = copied(times(2))
+    patch = replaced(safe, ("import torch\n", "import torch\ntorch.set_default_dtype(torch.float64)\n"))
+    assert is_side_effect_free(safe) and not is_side_effect_free(patch)
     with on_cpu(workers=1) as box:
-        before = [(box.score(PLAIN, [simple + end])[0], descendants(box.process.pid)) for end in ("", "x = 1", "y = 2")]
-        wrong = box.score(PLAIN, [simple.replace("return ", "return 2 * ")])[0], descendants(box.process.pid)
-        assert box.score(PLAIN, [patch])[0].compiled
-        deadline, started = time.monotonic() + 10, before[0][1]
-        while len(started - descendants(box.process.pid)) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        after = descendants(box.process.pid)
-        last = box.score(PLAIN, [simple + "# last\n"])[0]
-    assert all(verdict.correct and processes == before[0][1] for verdict, processes in before), before
-    assert "wrong values" in wrong[0].error and wrong[1] == before[0][1]
-    assert after < started and len(started - after) == 2  # the process and its supervisor have ended
-    assert last.correct, last
+        seen = [(box.score(UNSAFE, [code])[0], descendants(box.process.pid))
+                for code in (safe, safe + "x = 1", safe + "y = 2", safe.replace("return ", "return 2 * "))]
+        assert box.score(UNSAFE, [patch])[0].compiled
+        started = seen[0][1]  # of which the candidate's process and its supervisor end
+        assert soon(lambda: len(started - descendants(box.process.pid)) == 2)
+        assert descendants(box.process.pid) < started
+        last = box.score(UNSAFE, [safe + "# last\n"])[0]
+    assert all(processes == started for _, processes in seen), seen
+    assert last.correct and [verdict.correct for verdict, _ in seen] == [True, True, True, False], seen
+    assert "wrong values" in seen[3][0].error
 
 
 def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in_it(monkeypatch):
     monkeypatch.setattr(sandbox_module, "KEPT", 1)
-    tasks = [Task(f"task {i}", 0, PLAIN_NEW.replace("import os, time, torch\n", "import torch\n")
-                  .replace("ModelNew", "Model").replace("x * 2.0", f"x * {i}.0").replace("64, 64", f"{i}, 64"))
-             for i in (3, 4, 5, 6)]
-    other = Task("other", 0, tasks[0].source.replace("import torch\n", "import torch, os\n"))
+    tasks = [Task(f"task {i}", 0, times(i).source.replace("64, 64", f"{i}, 64")) for i in (3, 4, 5, 6)]
     seen = []
     with on_cpu(workers=1) as box:
-        for task in (*tasks[:3], other, tasks[3]):
-            verdicts = box.score(task, [copied(task), PLAIN_NEW])
+        for task in (*tasks[:3], OTHER, tasks[3]):
+            verdicts = box.score(task, [copied(task), UNSAFE_NEW])
             assert verdicts[0].error is None and "wrong values" in verdicts[1].error, verdicts
             seen.append(descendants(box.process.pid))
         broken = Task("broken", 0, tasks[1].source.replace("torch.randn", "torch.rendn"))
         with pytest.raises(TaskError, match="rendn"):
-            box.score(broken, [PLAIN_NEW])
+            box.score(broken, [UNSAFE_NEW])
         judge_copies(box, tasks[1])
     first, second, third, fourth, last = seen
     assert len(first & second & third) >= 4, seen  # the scorer and the reference's process, each with its supervisor
@@ -557,7 +471,7 @@ def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in
 def test_the_scorers_of_one_step_go_on_with_the_tasks_of_the_next(started, monkeypatch):
     """As many tasks as before, and none of them known. With one more, the task used least recently is given up."""
     monkeypatch.setattr(sandbox_module, "KEPT", 3)
-    tasks = [multiple(factor) for factor in range(3, 13)]
+    tasks = [times(factor) for factor in range(3, 13)]
     with on_cpu(tasks=3, workers=3, remember=False) as box:
         for three in (tasks[:3], tasks[3:6], tasks[6:9]):
             box.prepare(three)
@@ -567,25 +481,6 @@ def test_the_scorers_of_one_step_go_on_with_the_tasks_of_the_next(started, monke
         processes_before = descendants(box.process.pid)
         judge_copies(box, tasks[9])
         assert descendants(box.process.pid) == processes_before
-
-
-def test_a_scorer_keeps_nothing_of_a_task_when_it_goes_on(tmp_path, monkeypatch):
-    """Its reference and trials can be gigabytes."""
-    monkeypatch.chdir(tmp_path)  # a scorer writes its reference there
-    with on_cpu() as box:
-        job = {"name": "", "source": multiple(3).source, "seed": 1, "known": []}
-        gpu = SimpleNamespace(acquire=lambda exclusive: 0.0, release=lambda: None)
-        loaded = scorer.LoadedTask(job, box.control, box.settings, gpu)
-        (_, verdict), = loaded.judge([copied(multiple(3))])
-        assert verdict.correct, verdict
-        parts = weakref.ref(loaded.measured), weakref.ref(loaded.reference)
-        clients = loaded.measured.hand_on()
-        assert len(clients) == 2
-        del loaded
-        gc.collect()
-        assert [part() for part in parts] == [None, None]
-        for client in clients:
-            client.close()
 
 
 KILLER = """
@@ -621,15 +516,9 @@ def test_who_kills_its_supervisor_leaves_nothing(tmp_path):
         child = messages.Child(control, "candidate")
         messages.await_input(child.life, time.monotonic() + 20)  # the supervisor and the process are dead
         child.close()
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            below = subprocess.run(["ps", "-eo", "ppid"], capture_output=True, text=True).stdout.split()
-            files = [name for folder in ("/tmp", "/dev/shm")
-                     for name in glob.glob(f"{folder}/supervisor_killer_{os.getpid()}")]
-            if str(process.pid) not in below and not files:
-                break
-            time.sleep(0.1)
-        assert str(process.pid) not in below and not files and process.poll() is None
+        files = [Path(folder, f"supervisor_killer_{os.getpid()}") for folder in ("/tmp", "/dev/shm")]
+        assert soon(lambda: not descendants(process.pid) and not any(map(Path.exists, files)), 20)
+        assert process.poll() is None
     finally:
         control.close()
     assert process.wait(15) == 0

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn as nn
 
+from candidates import replaced
 from judge.side_effects import is_side_effect_free as free
 from judge.side_effects import state, unchanged
 from synthetic.expert import applicable, read, render
@@ -60,7 +61,7 @@ class ModelNew(nn.Module):
         parts = x.chunk(2, dim=-1)
         parts[0][..., 0] = 1.0
         with torch.no_grad():
-            return launch(torch.cat(parts, dim=-1), self.factor)  # HERE
+            return launch(torch.cat(parts, dim=-1), self.factor)
 '''
 
 
@@ -82,27 +83,20 @@ def test_names_of_kernels_and_functions_may_begin_with_an_underscore():
     assert free(renamed("scale", "_scale")) and free(renamed("launch", "_launch"))
 
 
-@pytest.mark.parametrize("old, new", [
-    ("scale", "__scale"), ("launch", "__getattr__"), ("launch", "__launch"), ("SIZE", "_SIZE"), ("factor", "_factor"),
-    ("x_ptr", "_x_ptr"), ("helper", "_helper"), ("Block", "_Block"), ("nn", "_nn"), ("linear", "_linear"),
-    ("count", "_count"),
-])
-def test_no_other_name_may_begin_with_an_underscore(old, new):
-    assert not free(renamed(old, new))
-
-
-@pytest.mark.parametrize("other", ["SIZE", "idx", "helper", "Block", "linear", "factor"])
-def test_nothing_else_has_the_name_of_such_a_function(other):
-    assert not free(renamed(other, "_launch", renamed("launch", "_launch")))
-
-
 def test_mistakes_are_side_effect_free():
     """They raise an error and no more; most of a small model's failures are of this kind."""
     for old, new in (("self.factor)", "self.faktor)"), ("x.numel(),", "y.numel(),"), ("launch(torch", "lunch(torch")):
-        assert old in SOURCE and free(SOURCE.replace(old, new))
+        assert free(replaced(SOURCE, (old, new)))
 
 
-STATEMENTS = [  # each at the end of ModelNew.forward
+# ---------------------------------------------------------------------------------------------------------------------
+# What could leave something behind
+
+RENAMED = [  # no other name may begin with an underscore, or with two
+    ("scale", "__scale"), ("launch", "__getattr__"), ("launch", "__launch"), ("SIZE", "_SIZE"), ("factor", "_factor"),
+    ("x_ptr", "_x_ptr"), ("helper", "_helper"), ("Block", "_Block"), ("nn", "_nn"), ("linear", "_linear"),
+    ("count", "_count")]
+STATEMENTS = [  # at the end of ModelNew.forward
     "torch.backends.cudnn.benchmark = True", "torch.set_float32_matmul_precision('high')", "torch.manual_seed(1)",
     "nn.Linear.forward = launch", "Block.forward = launch", "x.grad = x", "F.relu = launch", "tl.load = 1",
     "setattr(nn.Linear, 'forward', launch)", "getattr(torch, 'manual' + '_seed')(1)", "vars(torch)", "globals()",
@@ -115,142 +109,13 @@ STATEMENTS = [  # each at the end of ModelNew.forward
     "nn.modules", "F.boolean_dispatch(1)", "tl.inline_asm_elementwise('', '', [], tl.int32, True, 1)",
     "scale.fn", "scale.cache",
     "global SIZE", "del nn.Linear", "import os", "import torch.utils", "from torch import hub", "import sys as math",
-    "from os import path", "from torch.nn import *", "try:\n                pass\n            except: pass",
+    "from os import path", "try:\n                pass\n            except: pass",
     "self = nn.Linear", "self, y = nn.Linear, 1", "y = [self for self in (nn.Linear,)]", "(self := nn.Linear)",
     "for self in (nn.Linear,): self.forward = launch", "y = lambda self: self", "def change(self): self.forward = 1",
     "def open(): pass", "range = 1", "torch = nn", "y = lambda print: 1", "class Other:\n                pass\n"
     "                def f(self): self.x = 1", "yield x", "with open('x') as f: pass", "nn.DataParallel(self)",
-    "y = ModelNew.forward", "self.helper.__func__", "y = super().__getattribute__", "breakpoint()", "input()",
-]
-
-
-@pytest.mark.parametrize("statement", STATEMENTS)
-def test_what_could_leave_something_behind_is_refused(statement):
-    line = "            return launch(torch.cat(parts, dim=-1), self.factor)  # HERE\n"
-    assert line in SOURCE
-    code = SOURCE.replace(line, f"            {statement}\n" + line)
-    compile(code, "a candidate", "exec", dont_inherit=True) if statement != "from torch.nn import *" else None
-    assert not free(code)
-
-
-HEAD = """import math
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-def zero(layer, x):
-    return x * 0
-
-class Patch(nn.Module):
-    def __init__(self, value):
-        self.value = value
-
-class Other(nn.Module):
-    pass
-
-class ModelNew(nn.Module):
-    def forward(self, x):
-        return x
-"""
-ATTACKS = {  # appended to HEAD; each of them once brought a method to run with another `self`, or worse
-    "a positional-only argument before self": "class A(nn.Module):\n    def set(me, /, self, value):\n"
-                                              "        self.value = value\n",
-    "super with two arguments": "super(Other, Other).__init__(nn.Linear, zero)",
-    "super in a nested function": "class A(nn.Module):\n    def __init__(self):\n        def inner(c):\n"
-                                  "            return super().__init__\n        inner(Other)(nn.Linear, zero)\n",
-    "super in a lambda": "class A(nn.Module):\n    def __init__(self):\n        take = lambda c: super().__init__\n",
-    "super as a value": "class A(nn.Module):\n    def __init__(self):\n        take = super\n",
-    "a nested class": "if True:\n    class N(nn.Module):\n        def of(self, c):\n            return c\n",
-    "a class derived from super": "class S(super):\n    def of(self, a):\n        self.value = a\n",
-    "a class derived from an object": "class V(Patch(1)):\n    def of(self, a):\n        self.value = a\n",
-    "a class derived from one of the source": "class V(Patch):\n    pass\n",
-    "a class derived from a tensor": "class V(torch.Tensor):\n    pass\n",
-    "a class with a constant": "class V(nn.Module):\n    size = zero\n",
-    "a class as a value": "kind = Patch",
-    "a class as an argument": "zero(Patch, 1)",
-    "a layer as a value": "zero(nn.Linear, 1)",
-    "triton.heuristics": "triton.heuristics({})(Patch)[None](1)",
-    "triton.autotune by hand": "triton.autotune([triton.Config({})], [])(Patch)[None](1)",
-    "triton.jit by hand": "triton.jit(zero)",
-    "a hook in a Config": "@triton.autotune(configs=[triton.Config({}, pre_hook=zero)], key=[])\n@triton.jit\n"
-                          "def kernel(x):\n    pass\n",
-    "a decorator below jit": "@triton.jit\n@zero\ndef kernel(x):\n    pass\n",
-    "Triton's language outside of a kernel": "tl.program_id(1, zero)",
-    "an argument of Triton's own": "@triton.jit\ndef kernel(x):\n    tl.program_id(0, _semantic=x)\n",
-    "unpacked keywords": "zero(**{'layer': 1, 'x': 1})",
-    "a module under a name of Python's": "import torch as list\nvalue = list\n",
-    "a loader": "value = math.__loader__",
-    "a relative import": "from .torch import nn as relative",
-    "a context entered twice": "g = torch.no_grad()\nwith g:\n    with g:\n        pass\n",
-    "a context that is kept": "with torch.no_grad() as g:\n    pass\n",
-    "a store that never happens": "class A(nn.Module):\n    def of(self):\n        if False:\n"
-                                  "            self.compile = 1\n        self.compile()\n",
-    "a buffer that never is": "class A(nn.Module):\n    def of(self):\n        if False:\n"
-                              "            self.register_buffer('compile', None)\n        self.compile()\n",
-    "items that are attributes": "nn.ParameterDict()['__annotations__']",
-    "print to an object": "print('x', file=zero)",
-    "a text that Triton reads in another way": '@triton.jit\ndef \\\nkernel(x):\n    """\ndef kernel(x):\n    evil()\n'
-                                               '"""\n',
-    "a def within a string": '@triton.jit\ndef kernel(x):\n    """\n    def kernel(x): pass"""\n',
-    "a form feed": "x = 1\f",
-    "a module by the name of self": "import torch as self\nself.float32 = self.float16\n",
-    "a class by the name of self": "class self(nn.Module):\n    pass\nself.add_module(Other(), 'x', 1)\n",
-    "other built-ins": "import torch as __builtins__\ndef f():\n    set_default_dtype(torch.float64)\n",
-    "a buffer by any name": "class A(nn.Module):\n    def of(self, name):\n        self.register_buffer(name, None)\n",
-    "a module by a hidden name": "class A(nn.Module):\n    def of(self):\n        self.add_module('__wrapped__', 1)\n",
-    "registration for later": "class A(nn.Module):\n    def of(self):\n        return self.register_buffer\n",
-    "a node of a syntax tree": "class Call(nn.Module):\n    pass\n",
-    "a kernel that calls its argument": "@triton.jit\ndef kernel(x, f: tl.constexpr):\n    f(x)\n",
-    "a kernel that calls a function": "@triton.jit\ndef kernel(x):\n    zero(x, x)\n",
-    "a kernel that calls a class": "@triton.jit\ndef kernel(x):\n    Patch(1)\n",
-    "a kernel that reads any attribute": "@triton.jit\ndef kernel(x):\n    y = x.value\n",
-    "a reduction by an object": "@triton.jit\ndef kernel(x):\n    tl.reduce(x, 0, x)\n",
-    "a shifted reduction": "@triton.jit\ndef kernel(x):\n    tl.reduce(*x, kernel)\n",
-    "a tensor made by hand": "@triton.jit\ndef kernel(x):\n    tl.tensor(x, x)\n",
-    "autotune's other arguments": "@triton.autotune([], [], None, zero)\n@triton.jit\ndef kernel(x):\n    pass\n",
-    "an option in a Config": "@triton.autotune([triton.Config({'ptx_options': 'x'})], [])\n@triton.jit\n"
-                             "def kernel(x):\n    pass\n",
-    "an option of a launch": "@triton.jit\ndef kernel(x):\n    pass\nkernel[(1,)](1, ir_override='x')\n",
-    "a launch for later": "@triton.jit\ndef kernel(x):\n    pass\nlater = kernel[(1,)]\n",
-    "a kernel as an argument": "@triton.jit\ndef kernel(x):\n    pass\nzero(kernel, 1)\n",
-}
-
-
-@pytest.mark.parametrize("name", ATTACKS)
-def test_known_attacks_are_refused(name):
-    assert free(HEAD)
-    code = HEAD + ATTACKS[name]
-    compile(code, name, "exec", dont_inherit=True)
-    assert not free(code)
-
-
-@pytest.mark.parametrize("cookie", ["utf-7", "unicode_escape", "raw_unicode_escape"])
-def test_a_source_that_would_be_decoded_in_another_way_is_refused(cookie):
-    assert not free(f"# coding: {cookie}\n" + HEAD) and not free(f"\n# -*- coding: {cookie} -*-\n" + HEAD)
-
-
-@pytest.mark.parametrize("tail", [" + 1" * 900, ".view(1)" * 900, " + (1" * 80 + ")" * 80])
-def test_a_deep_source_raises_no_error(tail):
-    assert free(HEAD) and free(HEAD.replace("return x\n", f"return x{tail}\n")) in (True, False)
-
-
-def test_unchanged_sees_what_has_changed(monkeypatch):
-    before = state()
-    assert unchanged(before)
-    changes = [(nn.Linear, "forward", len), (nn.ReLU, "novelty", 1), (torch, "relu", len), (torch.Tensor, "view", len),
-               (nn.functional, "gelu", len), (torch, "float32", torch.float16),
-               (torch.backends.cudnn, "benchmark", True)]
-    for where, name, value in changes:
-        with monkeypatch.context() as patch:
-            patch.setattr(where, name, value, raising=False)
-            assert not unchanged(before), (where, name)
-        assert unchanged(before)
-    with torch.no_grad():
-        assert not unchanged(before)
-
-
-CLASSES = {
+    "y = ModelNew.forward", "self.helper.__func__", "y = super().__getattribute__", "breakpoint()", "input()"]
+CLASSES = {  # name: (some text of SOURCE, what stands there instead)
     "a method by a name that tensors have": ("def helper(self, x):", "def view(self, x):"),
     "a method by another name": ("    def forward(self, x):\n        if",
                                  "    other = helper\n\n    def forward(self, x):\n        if"),
@@ -267,11 +132,115 @@ CLASSES = {
     "two modules under one name": ("import math", "import math\nimport torch as math"),
     "a decorator of something else": ("@triton.jit", "@triton.runtime.jit.JITFunction"),
     "autotuning": ("@triton.jit", "@triton.autotune([triton.Config({'BLOCK': 256})], key=['n'])\n@triton.jit"),
-    "no syntax": ("class Block", "class class Block"),
 }
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_the_model_is_all_that_self_can_be(name):
-    old, new = CLASSES[name]
-    assert old in SOURCE and not free(SOURCE.replace(old, new))
+def method(body, arguments="self"):
+    return f"class A(nn.Module):\n    def of({arguments}):\n        {body}\n"
+
+
+def kernel(body, arguments="x", decorator="@triton.jit\n"):
+    return f"{decorator}def kernel({arguments}):\n    {body}\n"
+
+
+ATTACKS = {  # at the end of SOURCE; each of them once brought a method to run with another `self`, or worse
+    "a positional-only argument before self": method("self.value = value", "me, /, self, value"),
+    "super with two arguments": "super(Block, Block).__init__(nn.Linear, launch)",
+    "super in a nested function": method("def inner(c):\n            return super().__init__\n"
+                                         "        inner(Block)(nn.Linear, launch)"),
+    "super in a lambda": method("take = lambda c: super().__init__"),
+    "super as a value": method("take = super"),
+    "a nested class": "if True:\n    class N(nn.Module):\n        def of(self, c):\n            return c\n",
+    "a class derived from super": "class V(super):\n    pass\n",
+    "a class derived from an object": "class V(Block(1)):\n    pass\n",
+    "a class derived from one of the source": "class V(Block):\n    pass\n",
+    "a class derived from a tensor": "class V(torch.Tensor):\n    pass\n",
+    "a class with a constant": "class V(nn.Module):\n    size = launch\n",
+    "a class as a value": "kind = Block",
+    "a class as an argument": "launch(Block, 1)",
+    "a layer as a value": "launch(nn.Linear, 1)",
+    "triton.heuristics": "triton.heuristics({})(Block)[None](1)",
+    "triton.autotune by hand": "triton.autotune([triton.Config({})], [])(Block)[None](1)",
+    "triton.jit by hand": "triton.jit(launch)",
+    "a hook in a Config": "@triton.autotune(configs=[triton.Config({}, pre_hook=launch)], key=[])\n" + kernel("pass"),
+    "a decorator below jit": kernel("pass", decorator="@triton.jit\n@launch\n"),
+    "Triton's language outside of a kernel": "tl.program_id(1, launch)",
+    "an argument of Triton's own": kernel("tl.program_id(0, _semantic=x)"),
+    "unpacked keywords": "launch(**{'factor': 1, 'x': 1})",
+    "a module under a name of Python's": "import torch as list\nvalue = list\n",
+    "a loader": "value = math.__loader__",
+    "a relative import": "from .torch import nn as relative",
+    "everything in a module": "from torch.nn import *",
+    "a context entered twice": "g = torch.no_grad()\nwith g:\n    with g:\n        pass\n",
+    "a context that is kept": "with torch.no_grad() as g:\n    pass\n",
+    "a store that never happens": method("if False:\n            self.compile = 1\n        self.compile()"),
+    "a buffer that never is": method("if False:\n            self.register_buffer('compile', None)\n"
+                                     "        self.compile()"),
+    "items that are attributes": "nn.ParameterDict()['__annotations__']",
+    "print to an object": "print('x', file=launch)",
+    "a text that Triton reads in another way": '@triton.jit\ndef \\\nkernel(x):\n    """\ndef kernel(x):\n    evil()\n'
+                                               '"""\n',
+    "a def within a string": kernel('"""\n    def kernel(x): pass"""'),
+    "a form feed": "x = 1\f",
+    "a module by the name of self": "import torch as self\nself.float32 = self.float16\n",
+    "a class by the name of self": "class self(nn.Module):\n    pass\nself.add_module(launch, 'x', 1)\n",
+    "other built-ins": "import torch as __builtins__\ndef f():\n    set_default_dtype(torch.float64)\n",
+    "a buffer by any name": method("self.register_buffer(name, None)", "self, name"),
+    "a module by a hidden name": method("self.add_module('__wrapped__', 1)"),
+    "registration for later": method("return self.register_buffer"),
+    "a node of a syntax tree": "class Call(nn.Module):\n    pass\n",
+    "a kernel that calls its argument": kernel("f(x)", "x, f: tl.constexpr"),
+    "a kernel that calls a function": kernel("launch(x, x)"),
+    "a kernel that calls a class": kernel("Block(1)"),
+    "a kernel that reads any attribute": kernel("y = x.value"),
+    "a reduction by an object": kernel("tl.reduce(x, 0, x)"),
+    "a shifted reduction": kernel("tl.reduce(*x, kernel)"),
+    "a tensor made by hand": kernel("tl.tensor(x, x)"),
+    "autotune's other arguments": "@triton.autotune([], [], None, launch)\n" + kernel("pass"),
+    "an option in a Config": "@triton.autotune([triton.Config({'ptx_options': 'x'})], [])\n" + kernel("pass"),
+    "an option of a launch": kernel("pass") + "kernel[(1,)](1, ir_override='x')\n",
+    "a launch for later": kernel("pass") + "later = kernel[(1,)]\n",
+    "a kernel as an argument": kernel("pass") + "launch(kernel, 1)\n",
+}
+LAST = "            return launch(torch.cat(parts, dim=-1), self.factor)\n"
+REFUSED = {
+    **{f"{old} as {new}": renamed(old, new) for old, new in RENAMED},
+    **{f"{other} by the name of a function": renamed(other, "_launch", renamed("launch", "_launch"))
+       for other in ("SIZE", "idx", "helper", "Block", "linear", "factor")},
+    **{statement: replaced(SOURCE, (LAST, f"            {statement}\n{LAST}")) for statement in STATEMENTS},
+    **{name: replaced(SOURCE, pair) for name, pair in CLASSES.items()},
+    **{name: SOURCE + code for name, code in ATTACKS.items()},
+    "no syntax": "class class Block",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_could_leave_something_behind_is_refused(name):
+    if name != "no syntax":
+        compile(REFUSED[name], name, "exec", dont_inherit=True)
+    assert not free(REFUSED[name])
+
+
+@pytest.mark.parametrize("cookie", ["utf-7", "unicode_escape", "raw_unicode_escape"])
+def test_a_source_that_would_be_decoded_in_another_way_is_refused(cookie):
+    assert not free(f"# coding: {cookie}\n" + SOURCE) and not free(f"\n# -*- coding: {cookie} -*-\n" + SOURCE)
+
+
+@pytest.mark.parametrize("tail", [" + 1" * 900, ".view(1)" * 900, " + (1" * 80 + ")" * 80])
+def test_a_deep_source_raises_no_error(tail):
+    assert free(replaced(SOURCE, ("return out\n", f"return out{tail}\n"))) in (True, False)
+
+
+def test_unchanged_sees_what_has_changed(monkeypatch):
+    before = state()
+    assert unchanged(before)
+    changes = [(nn.Linear, "forward", len), (nn.ReLU, "novelty", 1), (torch, "relu", len), (torch.Tensor, "view", len),
+               (nn.functional, "gelu", len), (torch, "float32", torch.float16),
+               (torch.backends.cudnn, "benchmark", True)]
+    for where, name, value in changes:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, value, raising=False)
+            assert not unchanged(before), (where, name)
+        assert unchanged(before)
+    with torch.no_grad():
+        assert not unchanged(before)

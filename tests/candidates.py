@@ -10,10 +10,12 @@ class Model(nn.Module):
     def __init__(self, features, factor):
         super().__init__()
         self.linear = nn.Linear(features, features)
+        self.bias = nn.Parameter(torch.randn(features))
         self.factor = factor
 
     def forward(self, x):
-        return torch.nn.functional.silu(self.linear(x)) * self.factor
+        x = self.linear(x)
+        return torch.nn.functional.silu(x + self.bias) * self.factor
 
 rows = 64
 
@@ -31,24 +33,30 @@ import triton
 import triton.language as tl
 
 @triton.jit
-def silu_scale(x_ptr, out_ptr, factor, n, BLOCK: tl.constexpr):
+def bias_silu_scale(x_ptr, bias_ptr, out_ptr, factor, n, columns, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask)
+    x = tl.load(x_ptr + offsets, mask=mask) + tl.load(bias_ptr + offsets % columns, mask=mask)
     tl.store(out_ptr + offsets, x * tl.sigmoid(x) * factor, mask=mask)
 
 class ModelNew(nn.Module):
     def __init__(self, features, factor):
         super().__init__()
         self.linear = nn.Linear(features, features)
+        self.bias = nn.Parameter(torch.randn(features))
         self.factor = factor
 
     def forward(self, x):
         x = self.linear(x)
         out = torch.empty_like(x)
-        silu_scale[(triton.cdiv(x.numel(), 1024),)](x, out, self.factor, x.numel(), BLOCK=1024)
+        n = x.numel()
+        bias_silu_scale[(triton.cdiv(n, 1024),)](x, self.bias, out, self.factor, n, x.shape[1], BLOCK=1024)
         return out
 '''
+
+
+# For `replaced`, in TASK and in HONEST
+WITHOUT_LAYER = ("        self.linear = nn.Linear(features, features)\n", ""), ("        x = self.linear(x)\n", "")
 
 
 def replaced(text, *pairs):
@@ -59,20 +67,25 @@ def replaced(text, *pairs):
     return text
 
 
-def times(factor) -> Task:
-    """A task whose reference has no side effects."""
-    return Task(f"times {factor}", 0, f'''import torch
+def small_task(name, body, arguments="x", inputs="torch.randn(64, 64)") -> Task:
+    """A task without parameters. body: of its forward."""
+    return Task(name, 0, f'''import torch
 
 class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * {factor}.0
+    def forward(self, {arguments}):
+        {body}
 
 def get_inputs():
-    return [torch.randn(64, 64)]
+    return [{inputs}]
 
 def get_init_inputs():
     return []
 ''')
+
+
+def times(factor) -> Task:
+    """A task without side effects."""
+    return small_task(f"times {factor}", f"return x * {factor}.0")
 
 
 def copied(task) -> str:

@@ -50,9 +50,9 @@ HOSTILE = {
 HELPERS = """
 def attempt(call, *arguments):
     try:
-        return call(*arguments)
+        call(*arguments)
     except OSError:
-        return None
+        pass
 
 def daemon():
     if os.fork() == 0:

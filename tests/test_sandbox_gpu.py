@@ -1,5 +1,6 @@
 """The measured clock on a GPU. Skips itself where there is none."""
 
+import functools
 import subprocess
 import sys
 import time
@@ -7,70 +8,29 @@ import time
 import pytest
 import torch
 
+import candidates
+from candidates import WITHOUT_LAYER, replaced
 from sandbox import Sandbox, feedback
 from tasks import Task
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
 
-TASK = Task("scaled_silu", 0, '''
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def __init__(self, features, factor):
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(features))
-        self.factor = factor
-
-    def forward(self, x):
-        return torch.nn.functional.silu(x + self.bias) * self.factor
-
-def get_inputs():
-    return [torch.randn(8192, 2048)]
-
-def get_init_inputs():
-    return [2048, 2.5]
-''')
-
-HONEST = '''
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-@triton.jit
-def bias_silu_scale(x_ptr, bias_ptr, out_ptr, factor, n, columns, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = offsets < n
-    x = tl.load(x_ptr + offsets, mask=mask) + tl.load(bias_ptr + offsets % columns, mask=mask)
-    tl.store(out_ptr + offsets, x * tl.sigmoid(x) * factor, mask=mask)
-
-class ModelNew(nn.Module):
-    def __init__(self, features, factor):
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(features))
-        self.factor = factor
-
-    def forward(self, x):
-        out = torch.empty_like(x)
-        n = x.numel()
-        bias_silu_scale[(triton.cdiv(n, 1024),)](x, self.bias, out, self.factor, n, x.shape[1], BLOCK=1024)
-        return out
-'''
-
-TORCH = HONEST[HONEST.index("class ModelNew"):]
-TORCH = "import torch\nimport torch.nn as nn\n" + TORCH[:TORCH.index("        out = torch")] + \
-    "        return torch.nn.functional.silu(x + self.bias) * self.factor\n"
+# The task of the tests without a GPU, but larger and only what the kernel does
+TASK = Task("scaled_silu", 0, replaced(candidates.TASK.source, *WITHOUT_LAYER, ("rows = 64\n\n", ""),
+                                       ("torch.randn(rows, 32)", "torch.randn(8192, 2048)"),
+                                       ("[32, 2.5]", "[2048, 2.5]")))
+HONEST = replaced(candidates.HONEST, *WITHOUT_LAYER)
+changed = functools.partial(replaced, HONEST)
 
 
-def changed(*pairs):
-    """HONEST with each (old, new) replaced; the old text must be there."""
-    code = HONEST
-    for old, new in pairs:
-        assert old in code
-        code = code.replace(old, new)
-    return code
+def model(result):
+    """The class ModelNew of HONEST with a forward that only returns this expression."""
+    return HONEST[HONEST.index("class ModelNew"):HONEST.index("        out = torch")] + f"        return {result}\n"
+
+
+IMPORTS = "import torch\nimport torch.nn as nn\n"
+TORCH = IMPORTS + model("torch.nn.functional.silu(x + self.bias) * self.factor")
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +164,7 @@ def test_a_captured_kernel_that_recognises_repeated_inputs_is_caught(sandbox):
 
 def test_a_captured_kernel_that_skips_half_of_what_it_recognises_gains_nothing(sandbox):
     """Too little to be rejected; its cold iterations count, in which it is as fast as the honest one at best."""
-    half = changed(*RECOGNISES).replace("if first == seen:", "if (first == seen) & (tl.program_id(0) % 2 == 0):")
+    half = changed(*RECOGNISES, ("if first == seen:", "if (first == seen) & (tl.program_id(0) % 2 == 0):"))
     for v in sandbox.score(TASK, [f"{half}# {i}\n" for i in range(4)]):
         assert v.rejected or v.speedup < 3.7, v
 
@@ -240,8 +200,7 @@ def test_recycled_memory_holds_the_expected_output_only_in_a_naive_check(sandbox
     x = torch.randn(1024, 2048, device="cuda")
     expected = torch.sigmoid(x).cpu()  # the block on the GPU is free again
     assert torch.equal(torch.empty_like(x).cpu(), expected)
-    code = TORCH[:TORCH.index("        return torch")] + "        return torch.empty_like(x)\n"
-    assert not verdict(sandbox, code).correct
+    assert not verdict(sandbox, IMPORTS + model("torch.empty_like(x)")).correct
     assert not verdict(sandbox, changed(("        bias_silu", "        if False: bias_silu"))).correct
 
 
@@ -277,15 +236,7 @@ torch::Tensor fused(torch::Tensor x, torch::Tensor bias, double factor) {
 header = "torch::Tensor fused(torch::Tensor x, torch::Tensor bias, double factor);"
 module = load_inline(name="fused", cpp_sources=header, cuda_sources=source, functions=["fused"])
 
-class ModelNew(nn.Module):
-    def __init__(self, features, factor):
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(features))
-        self.factor = factor
-
-    def forward(self, x):
-        return module.fused(x, self.bias, self.factor)
-'''
+''' + model("module.fused(x, self.bias, self.factor)")
 
 
 def test_cuda_sources_are_compiled_and_scored(sandbox):

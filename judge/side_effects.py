@@ -36,7 +36,6 @@ import triton.language as tl
 from torch.overrides import get_overridable_functions
 
 from judge import rules
-from judge.rules import dotted, imports
 
 # Attributes of tensors and layers, with what layers declare to be their constants.
 KNOWN_ATTRIBUTES = rules.ATTRIBUTES.union(*(getattr(layer, "__constants__", ()) for layer in vars(nn).values()))
@@ -60,8 +59,6 @@ def is_side_effect_free(code) -> bool:
         return False
 
 
-
-
 class NotAllowed(Exception):
     """Something that is not part of the small language."""
 
@@ -76,17 +73,12 @@ def require(condition):
         raise NotAllowed
 
 
-def registered_name(node):
-    """The name that a call of register_buffer and the like gives to an attribute of the model, or None."""
-    if isinstance(node.func, ast.Attribute) and node.func.attr in rules.REGISTERING and node.args:
-        return getattr(node.args[0], "value", None)
-
-
 class Source:
     """A source text and what its names stand for. Every method raises NotAllowed where the text leaves the language.
 
-    modules: {name in the source: module}; fields: attributes that are set somewhere; known: attributes of anything;
-    own: those of `self`. All names mean the same wherever they stand (`check_names`), so no scopes are needed.
+    modules: {name in the source: module}; registered: names that register_buffer and the like are given; fields:
+    attributes that are set somewhere; known: attributes of anything; own: those of `self`. All names mean the same
+    wherever they stand (`check_names`), so no scopes are needed.
     """
 
     def __init__(self, code):
@@ -100,18 +92,18 @@ class Source:
         self.kernels = {node.name for node in kernels}
         self.parameters = {argument.arg for node in kernels for argument in ast.walk(node.args)
                            if isinstance(argument, ast.arg)}
-        self.modules, self.fields = {}, set()
-        for node in self.nodes:
-            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-                self.fields.add(node.attr)
-            elif isinstance(node, ast.Call) and isinstance(registered_name(node), str):
-                self.fields.add(registered_name(node))
+        registering = [node for node in self.nodes if isinstance(node, ast.Call)
+                       and isinstance(node.func, ast.Attribute) and node.func.attr in rules.REGISTERING]
+        self.registered = {getattr(node.args[0], "value", None) if node.args else None for node in registering}
+        self.fields = self.registered | {node.attr for node in self.nodes if isinstance(node, ast.Attribute)
+                                         and not isinstance(node.ctx, ast.Load)}
+        self.modules = {}
         self.known = KNOWN_ATTRIBUTES | operators()[2]
         self.own = self.known | rules.OWN_METHODS | self.fields | {method.name for method in self.methods}
 
     def check(self):
         self.check_text()
-        for name, path in imports(self.tree):
+        for name, path in rules.imports(self.tree):
             require(path in rules.MODULES and "." not in name and not name.startswith("_"))
             require(self.modules.setdefault(name, path) == path)
         self.check_names()
@@ -135,6 +127,7 @@ class Source:
     def check_names(self):
         """Every name means the same wherever it stands, and `self` is the first argument of methods and nothing else.
         """
+        require(all(isinstance(name, str) and not name.startswith("_") for name in self.registered))
         stored = {node.id for node in self.nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
         used = {node.id for node in self.nodes if isinstance(node, ast.Name)}
         arguments = [node.arg for node in self.nodes if isinstance(node, ast.arg)]
@@ -147,8 +140,8 @@ class Source:
         require(len(self.class_names) == len(self.classes) and not (stored | set(arguments)) & self.kernels)
         require(not variables & self.class_names and not (variables | self.class_names) & set(self.modules))
         require(not (variables | self.class_names | set(self.modules)) & set(dir(builtins)))
-        taken = [name in rules.TRITON_NAMES or hasattr(ast, name) for name in self.class_names | self.parameters]
-        require(not any(taken))
+        for name in self.class_names | self.parameters:
+            require(name not in rules.TRITON_NAMES and not hasattr(ast, name))
         # Methods and attributes hide nothing that nn.Module or a tensor has.
         hidden = self.known | rules.OWN_METHODS | variables | used | set(dir(nn.Module)) - {"__init__", "forward"}
         require(not methods & hidden and not self.fields & set(dir(nn.Module)) - {"training"})
@@ -166,13 +159,13 @@ class Source:
                 require(not part.decorator_list)
                 self.check_function(part, node.name)
             else:
-                text = isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
-                require(text or isinstance(part, ast.Pass))
+                is_text = isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
+                require(is_text or isinstance(part, ast.Pass))
 
     def check_function(self, node, class_name=None):
         """A function, a method of a class, or a kernel, whose only decorator is `triton.jit`."""
         require([self.path(decorator) for decorator in node.decorator_list] in ([], ["triton.jit"]))
-        require(node.returns is None or self.is_annotation(node.returns))
+        require(self.is_annotation(node.returns))
         self.check_arguments(node.args)
         starts = ("super().__init__()", f"super({class_name}, self).__init__()") if class_name else ()
         for part in node.body:
@@ -182,20 +175,20 @@ class Source:
     def check_arguments(self, node):
         require(not node.posonlyargs)
         for argument in [*node.args, *node.kwonlyargs, node.vararg, node.kwarg]:
-            require(argument is None or argument.annotation is None or self.is_annotation(argument.annotation))
-        for default in [*node.defaults, *node.kw_defaults]:
-            if default is not None:
-                self.check_part(default)
+            require(argument is None or self.is_annotation(argument.annotation))
+        for default in filter(None, [*node.defaults, *node.kw_defaults]):
+            self.check_part(default)
 
     def is_annotation(self, node) -> bool:
-        return isinstance(node, ast.Constant) or (self.path(node) or ast.unparse(node)) in rules.ANNOTATIONS
+        """May this stand as an annotation? None: there is none."""
+        if node is None or isinstance(node, ast.Constant):
+            return True
+        return (self.path(node) or ast.unparse(node)) in rules.ANNOTATIONS
 
     def path(self, node) -> str:
         """The full dotted name of something in a module, such as torch.nn.Linear, or an empty string."""
-        names = dotted(node)
-        if len(names) < 2 or names[0] not in self.modules:
-            return ""
-        return ".".join([self.modules[names[0]], *names[1:]])
+        root, *rest = rules.dotted(node) or [""]
+        return ".".join([self.modules[root], *rest]) if rest and root in self.modules else ""
 
     def check_part(self, node, kernel=False, called=False):
         """A statement or an expression. kernel: of a Triton kernel; called: it is what a call calls."""
@@ -225,20 +218,15 @@ class Source:
 
     def check_name(self, name, kernel, called):
         require(not name.startswith("_") or name == "_" or name in self.private)
-        require(name not in self.modules and (called or name not in self.class_names | self.kernels))
-        if kernel:
-            require(not called or name in rules.JIT_BUILTINS | self.kernels)
-        else:
-            require(name not in self.kernels)
+        require(name not in self.modules and (called or name not in self.class_names))
+        require(name not in self.kernels or kernel and called)  # launches are calls of another form, see check_call
+        require(not (kernel and called) or name in rules.JIT_BUILTINS | self.kernels)
         require(name in rules.BUILTINS or not hasattr(builtins, name))  # a name that nothing has only raises an error
 
     def check_call(self, node, kernel):
         path, parts = self.path(node.func), [*node.args, *(keyword.value for keyword in node.keywords)]
         named = {keyword.arg for keyword in node.keywords}
         require(all(name and not name.startswith("_") for name in named))
-        if isinstance(node.func, ast.Attribute) and node.func.attr in rules.REGISTERING:
-            name = registered_name(node)
-            require(isinstance(name, str) and not name.startswith("_"))
         if isinstance(node.func, ast.Subscript):  # a launch, kernel[grid](...), and nothing else
             require(not kernel and isinstance(node.func.value, ast.Name) and node.func.value.id in self.kernels)
             require(named <= self.parameters | rules.LAUNCH_OPTIONS)
@@ -298,15 +286,13 @@ def state() -> dict:
     found = {("settings", 0): (torch.is_grad_enabled(), torch.get_default_dtype(), torch.is_autocast_enabled("cuda"),
                                torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark,
                                torch.backends.cudnn.allow_tf32, torch.are_deterministic_algorithms_enabled())}
-    modules = [builtins, math, torch, nn.functional, nn.init, triton, tl, tl.math]
-    classes = [torch.Tensor, triton.runtime.jit.JITFunction, triton.runtime.Autotuner, tl.tensor]
-    classes += [layer for layer in vars(nn).values() if isinstance(layer, type)]
-    for where in modules:
-        found |= {(where.__name__, name): id(value) for name, value in list(vars(where).items())
+    for module in (builtins, math, torch, nn.functional, nn.init, triton, tl, tl.math):
+        found |= {(module.__name__, name): id(value) for name, value in list(vars(module).items())
                   if not isinstance(value, types.ModuleType) and not name.startswith("_")}
-    for where in classes:
-        found[where.__name__, None] = {name: id(value) for name, value in vars(where).items()
-                                       if name != "__annotations__"}
+    layers = [layer for layer in vars(nn).values() if isinstance(layer, type)]
+    for kind in (torch.Tensor, triton.runtime.jit.JITFunction, triton.runtime.Autotuner, tl.tensor, *layers):
+        found[kind.__name__, None] = {name: id(value) for name, value in vars(kind).items()
+                                      if name != "__annotations__"}
     return found
 
 

@@ -38,19 +38,19 @@ def allocate_apart(device, size) -> tuple:
 
 
 @functools.cache
-def blank(device) -> tuple:
+def cache_buffer(device) -> tuple:
     """(pool, BLANK bytes) to clear the cache with, the same for a scorer and all its workers."""
     return allocate_apart(device, BLANK)
 
 
 @functools.cache
 def memory_speed(device):
-    """(bytes per millisecond of a copy, seconds to fill `blank`, seconds in which clearing it is done undisturbed)."""
-    _, cold = blank(device)
+    """(bytes per millisecond of a copy, seconds to fill `cache_buffer`, seconds that clearing it takes undisturbed)."""
+    _, cold = cache_buffer(device)
     half = cold.numel() // 2
     fill, copy = mean_seconds(lambda: cold.zero_()), mean_seconds(lambda: cold[:half].copy_(cold[half:]))
-    facts = torch.cuda.get_device_properties(device)
-    clock, bits = getattr(facts, "memory_clock_rate", 0), getattr(facts, "memory_bus_width", 0)  # kHz, wires
+    properties = torch.cuda.get_device_properties(device)
+    clock, bits = getattr(properties, "memory_clock_rate", 0), getattr(properties, "memory_bus_width", 0)  # kHz, wires
     nominal = cold.numel() / (clock * 1e3 * 2 * bits / 8) if clock and bits else fill
     return 2 * half / copy / 1e3, fill, 2 * nominal + 1e-4  # a GPU that two processes use takes milliseconds
 
@@ -68,13 +68,13 @@ def mean_seconds(work) -> float:
 
 # Arenas, (pool, bytes), that no worker uses. They are kept because PyTorch never frees memory that was shared with a
 # process which was then killed.
-unused_arenas, choosing = [], threading.Lock()
+unused_arenas, arena_lock = [], threading.Lock()
 
 
 def take_arena(device, size):
     """An unused arena of at least `size` bytes, or a new one."""
     size = max(size, SMALLEST)
-    with choosing:
+    with arena_lock:
         for position, (_, memory) in enumerate(unused_arenas):
             if memory.numel() >= size:
                 return unused_arenas.pop(position)
@@ -116,8 +116,8 @@ class Client:
         self.compiling = self.waiting = 0.0  # seconds
         self.models = 0  # that it has had
         self.arena = self.outputs = None  # memory shared with it
-        self.wanted = None  # [(dtype, shape)] of the task's outputs, once memory is shared for that task
-        self.repeat = self.empty = None  # see repetitions and overhead
+        self.output_layout = None  # [(dtype, shape)] of the task's outputs, once memory is shared for that task
+        self.repeat = self.empty_batch = None  # see repetitions and overhead
 
     # The GPU lock
 
@@ -136,18 +136,18 @@ class Client:
         self.exclusive = None
         self.gpu.release()
 
-    def let_others(self):
+    def yield_lock(self):
         """Let those who want the GPU alone have it, if there are any, and share it again."""
         self.release()
         self.acquire()
 
     # Orders
 
-    def until(self):
+    def order_deadline(self):
         return self.deadline or time.monotonic() + self.timeout
 
     def answer(self):
-        answer = receive(self.child.sock, self.until())
+        answer = receive(self.child.sock, self.order_deadline())
         if not isinstance(answer, dict) or any(isinstance(x, torch.Tensor) for x in tree_leaves(
                 [value for name, value in answer.items() if name != "leaves"])):
             raise Gone
@@ -195,7 +195,7 @@ class Client:
         Returns {"state": {parameter's or buffer's name: shape}, "loose": number of other tensors that the model has}.
         """
         self.models += 1
-        self.repeat = self.empty = None
+        self.repeat = self.empty_batch = None
         return self.order("construct", code=code, name=name, arguments=arguments, seed=seed, on_device=on_device,
                           limit=limit, compile_it=compile_it)
 
@@ -206,8 +206,8 @@ class Client:
         self.deadline, self.compiling, self.waiting = time.monotonic() + HANGS, 0.0, 0.0
         try:
             left = self.order("forget")
-            well = left["unchanged"] is True and left["bytes"] < SMALLEST
-            return well and left["seconds"] < self.timeout  # its limit is twice that, see processes.py
+            clean = left["unchanged"] is True and left["bytes"] < SMALLEST
+            return clean and left["seconds"] < self.timeout  # its limit is twice that, see processes.py
         except (Failed, Gone, OSError, KeyError, TypeError):  # TimeoutError is an OSError
             return False
         finally:
@@ -216,7 +216,7 @@ class Client:
     def close(self):
         """End the process, and only then let others use the memory that it could write to."""
         self.child.close(wait=True)
-        self.give_arena()
+        self.return_arena()
 
     # Inputs and outputs
 
@@ -237,18 +237,18 @@ class Client:
         self.slots = self.outputs = None
         if handles is not None:
             self.slots, self.outputs = slots_and_outputs(self.arena[1], places, len(tensors), slots)
-        self.wanted = [(leaf.dtype, list(leaf.shape)) for leaf in expected]
+        self.output_layout = [(leaf.dtype, list(leaf.shape)) for leaf in expected]
 
     def share_arena(self, size):
-        """Handles to an arena and to `blank`, for another process; None where CUDA IPC does not work."""
-        self.give_arena()
+        """Handles to an arena and to `cache_buffer`, for another process; None where CUDA IPC does not work."""
+        self.return_arena()
         self.arena = take_arena(self.device, size)
-        handles = [export(memory) for _, memory in (self.arena, blank(self.device))]
+        handles = [export(memory) for _, memory in (self.arena, cache_buffer(self.device))]
         return None if None in handles else handles
 
-    def give_arena(self):
+    def return_arena(self):
         if self.arena is not None:
-            with choosing:
+            with arena_lock:
                 unused_arenas.append(self.arena)
             self.arena = None
 
@@ -265,8 +265,8 @@ class Client:
         if self.slots is None:
             return []
         tensors = [(i, x) for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
-        differ = [(dense(x) != dense(place)).any() for (_, x), place in zip(tensors, self.slots[slot])]
-        return [i for (i, _), yes in zip(tensors, torch.stack(differ).tolist() if differ else ()) if yes]
+        differs = [(dense(x) != dense(place)).any() for (_, x), place in zip(tensors, self.slots[slot])]
+        return [i for (i, _), changed in zip(tensors, torch.stack(differs).tolist() if differs else ()) if changed]
 
     def results(self, answer) -> list:
         """The leaves of an output: private copies of tensors, or the name of a type where one is no tensor."""
@@ -280,7 +280,7 @@ class Client:
                 dtype, shape = TORCH_NAMES[entry["dtype"]], [abs(int(n)) for n in entry["shape"]]
                 if math.prod(shape) >> 63:
                     raise ValueError("no tensor is so large")
-                agrees = self.wanted[i:i + 1] == [(dtype, shape)] and entry["device"] == self.device.type
+                agrees = self.output_layout[i:i + 1] == [(dtype, shape)] and entry["device"] == self.device.type
                 wrong = torch.empty((), dtype=dtype, device="meta").expand(shape)  # takes no memory, whatever the shape
                 leaves.append(self.outputs[i].clone() if agrees else wrong)
         return leaves
@@ -308,7 +308,7 @@ class Client:
 
     def capture(self, calls) -> bool:
         """Have the calls recorded as a CUDA graph. Returns whether that worked; if not, the process may be unusable."""
-        self.repeat = self.empty = None
+        self.repeat = self.empty_batch = None
         return self.shared_order("capture", calls=calls)["captured"] is True
 
     def go(self, calls, seed=0, repeat=1) -> tuple:
@@ -318,7 +318,7 @@ class Client:
         clear the cache before that).
         """
         ready = self.order("get_ready", calls=calls, seed=seed, repeat=repeat)
-        seconds = self.child.start_and_stop(self.until())
+        seconds = self.child.start_and_stop(self.order_deadline())
         self.answer()
         return seconds, ready["clearing"]
 
@@ -336,9 +336,9 @@ class Client:
 
     def overhead(self) -> float:
         """Seconds that a batch without calls takes. Asked of the reference only: a candidate might stall."""
-        if self.empty is None:
-            self.empty = self.quickest([], repeat=0, times=9)
-        return self.empty
+        if self.empty_batch is None:
+            self.empty_batch = self.quickest([], repeat=0, times=9)
+        return self.empty_batch
 
     def repetitions(self, calls, overhead) -> int:
         """How many times captured calls must be repeated to take BATCH seconds, apart from `overhead`."""

@@ -140,8 +140,8 @@ class Timing:
 
     def computes_late(self) -> bool:
         """Did handing an output over take so much longer than the reference's that it must have been computed then?"""
-        mine, theirs = map(statistics.median, self.handing)
-        return theirs > 2 * mine + 0.5 * statistics.median(self.seconds[1]) / len(self.calls) + 5e-4
+        reference, candidate = map(statistics.median, self.handing)
+        return candidate > 2 * reference + 0.5 * statistics.median(self.seconds[1]) / len(self.calls) + 5e-4
 
     def times(self) -> tuple:
         """What counts of (reference, candidate): a list of seconds of all calls once, for each."""
@@ -198,7 +198,7 @@ class Measured:
         size = bytes_in(self.first.inputs) + self.output_bytes
         self.large = size > 1 << 30  # then little else fits beside it
         self.slots = max(1 if self.large else 2, min(32, (1 << 28) // max(size, 1)))
-        self.width, self.limit = settings["workers"], None  # candidates at a time; bytes of GPU memory for each
+        self.at_a_time, self.memory_limit = settings["workers"], None  # candidates; bytes of GPU memory each
         self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below
         self.floor_ms, self.patience = 0.0, 0.01
         if self.cuda:
@@ -225,9 +225,9 @@ class Measured:
         before = torch.cuda.memory_allocated()
         reference.run(self.first)
         peak = torch.cuda.max_memory_allocated() - before
-        self.limit = 3 * peak + 6 * bytes_in(reference.state) + (self.slots + 2) * size + (1 << 30)
+        self.memory_limit = 3 * peak + 6 * bytes_in(reference.state) + (self.slots + 2) * size + (1 << 30)
         room = torch.cuda.mem_get_info()[0] * 0.7 / self.settings["tasks"]
-        self.width = max(1, min(self.width, int(room / self.limit)))
+        self.at_a_time = max(1, min(self.at_a_time, int(room / self.memory_limit)))
 
     def take_client(self, role):
         """A client whose worker has no model."""
@@ -296,7 +296,7 @@ class Measured:
 
     def prepare(self, count):
         """Let processes of up to `count` candidates start: with a GPU that takes longer than a measurement."""
-        while len(self.idle["candidate"]) < min(count, self.width, self.shared_workers()):
+        while len(self.idle["candidate"]) < min(count, self.at_a_time, self.shared_workers()):
             self.idle["candidate"].append(self.new_client("candidate"))
         self.calibrate()
 
@@ -308,7 +308,7 @@ class Measured:
             with self.sharing if is_side_effect_free(codes[index]) else contextlib.nullcontext():
                 return index, self.judge_one(codes[index])
 
-        pool = ThreadPoolExecutor(max(1, min(self.width, len(codes))))
+        pool = ThreadPoolExecutor(max(1, min(self.at_a_time, len(codes))))
         try:
             for done in as_completed([pool.submit(one, index) for index in range(len(codes))]):
                 yield done.result()
@@ -328,7 +328,7 @@ class Measured:
             else:
                 client.close()
         for client in clients:
-            client.wanted = None
+            client.output_layout = None
         return clients
 
     def close(self):
@@ -362,15 +362,15 @@ class Candidate:
         client = self.client = task.take_client("candidate")
         client.deadline = time.monotonic() + self.timeout
         built = client.construct(self.code, "ModelNew", reference.arguments, reference.parameter_seed,
-                                 reference.on_device, task.limit)
-        if client.wanted is None:  # else it has had another candidate of this task
+                                 reference.on_device, task.memory_limit)
+        if client.output_layout is None:  # else it has had another candidate of this task
             client.share(task.first.inputs, task.first.expected, task.slots)
         return built
 
     def run(self, trial, mute=()):
         """One forward in slot 0; the first one compiles the kernels. The GPU is shared."""
         client = self.client
-        client.let_others()
+        client.yield_lock()
         client.put(0, trial.inputs)
         leaves = client.forward(0, trial.seed, perturb=bool(trial.state), mute=mute)
         return leaves, client.changed(0, trial.inputs)
@@ -438,7 +438,7 @@ class Candidate:
                     return False
                 if not self.batch_is_right(timing, seed, checked[:1], verdict):
                     return False
-        self.enter(timing, verdict)
+        self.enter_times(timing, verdict)
         return True
 
     def batch_is_right(self, timing, seed, checked, verdict, cold=False) -> bool:
@@ -452,7 +452,7 @@ class Candidate:
                 return False
         return True
 
-    def enter(self, timing, verdict):
+    def enter_times(self, timing, verdict):
         """Enter the times, unless they show that they are not to be believed."""
         task = self.task
         verdict.reference_ms, verdict.candidate_ms, low = timing.summary()

@@ -275,6 +275,8 @@ def test_what_is_handed_in_while_others_are_judged(clock, started):
         futures = [box.submit([(UNSAFE, code)])[0] for code in codes]
         again = box.submit([(UNSAFE, codes[-1]), (OTHER, codes[0])])
         assert again[0] is futures[-1]
+        with box.changed:
+            assert sum(job.codes.count(codes[-1]) for job in [*box.waiting.values(), *box.at_work]) <= 1
         box.wait([futures[0]])
         assert futures[0].done() and 0 < box.waited < 60
         assert all(future.result(60).compiled and future.result().error is None for future in futures)

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import backbone
-from conftest import tiny_qwen
+from conftest import LargestTensor, plain_logprobs, tiny_qwen
 import fast.optimizer
 from fast.optimizer import SplitAdamW, make_adamw
 
@@ -117,33 +116,20 @@ def test_a_saved_state_continues_bit_for_bit(tmp_path):
         after.load_state_dict(naive.state_dict())
 
 
-class LargestFloat32(TorchDispatchMode):
-    """Elements of the largest float32 tensor that an operation returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if torch.is_tensor(tensor) and tensor.dtype == torch.float32:
-                self.numel = max(self.numel, tensor.numel())
-        return out
-
-
 def test_neither_clipping_nor_a_slice_copies_a_whole_tensor_to_float32():
     parameters = weights()
     train(parameters, SplitAdamW(parameters, 1e-6), 1)
-    with LargestFloat32() as seen:
+    with LargestTensor(torch.float32) as seen:
         torch.nn.utils.clip_grad_norm_(parameters, 0.1)
-    assert seen.numel <= 2
+    assert seen.elements <= 2
     parameters = [torch.nn.Parameter(torch.zeros(2000, dtype=torch.bfloat16)) for _ in range(2)]
     optimizer = SplitAdamW(parameters, 1e-6)
     train(parameters, optimizer, 1)
     for state in optimizer.state.values():
         state["exp_avg_sq"] = state["exp_avg_sq"].double()  # the one that is large and may be
-    with LargestFloat32() as seen:
+    with LargestTensor(torch.float32) as seen:
         optimizer.step()
-    assert seen.numel <= fast.optimizer.SLICE
+    assert seen.elements <= fast.optimizer.SLICE
 
 
 # ---- rescoring in pieces and with recomputation
@@ -151,22 +137,10 @@ def test_neither_clipping_nor_a_slice_copies_a_whole_tensor_to_float32():
 ROWS = [([5, 6, 7], [8, 9, 10, 11]), ([9] * 20, [4, 3, 2]), ([5, 6, 7, 8, 9, 10, 11, 30], [31, 32]), ([12], [13] * 30)]
 
 
-def gradients(model, rows=ROWS):
+def gradients(model, logprobs):
     """(log-probabilities, gradients) of a loss that weighs every token differently."""
     model.model.zero_grad()
-    scored = model.logprobs(rows)
-    flat = torch.cat(scored)
-    (flat * torch.linspace(-1, 2, len(flat))).sum().backward()
-    return [s.detach() for s in scored], [p.grad.clone() for p in model.model.parameters()]
-
-
-def plain(model, rows=ROWS):
-    """Each row by itself through the model's own forward, all logits in one piece."""
-    model.model.zero_grad()
-    scored = []
-    for prompt, reply in rows:
-        logits = model.model(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1:-1].float()
-        scored.append(logits.log_softmax(-1)[range(len(reply)), reply])
+    scored = logprobs(ROWS)
     flat = torch.cat(scored)
     (flat * torch.linspace(-1, 2, len(flat))).sum().backward()
     return [s.detach() for s in scored], [p.grad.clone() for p in model.model.parameters()]
@@ -178,22 +152,24 @@ def same(a, b, atol=1e-5):
 
 
 @pytest.mark.parametrize("positions", [1, 7, 10**6])
-def test_logits_in_pieces_equal_one_piece(model, monkeypatch, positions):
+def test_logits_in_pieces_and_merged_turns_equal_plain_rows(model, inputs, monkeypatch, positions):
     sizes, head = [], model._head
     monkeypatch.setattr(backbone, "LOGITS", positions * len(model.tokenizer))
     monkeypatch.setattr(model, "_head", lambda hidden: sizes.append(len(hidden)) or head(hidden))
-    assert same(gradients(model), plain(model))
+    got = gradients(model, model.logprobs)
+    assert inputs == [(3, 31)]  # four rows, two of which are turns of one rollout
+    assert same(got, gradients(model, lambda rows: [plain_logprobs(model, *row) for row in rows]))
     assert max(sizes) == min(positions, 39)
     assert sum(sizes) == (39 if positions > 39 else 78)  # one piece is not computed again
 
 
 @pytest.mark.parametrize("recompute", [1, 2])
 def test_recomputed_layers_give_the_same_gradients(model, recompute):
-    calls, want = [], gradients(model)
+    calls, want = [], gradients(model, model.logprobs)
     model.recompute = recompute
     for layer in model.layers:
         layer.self_attn.register_forward_pre_hook(lambda *_, layer=layer: calls.append(model.layers.index(layer)))
-    got = gradients(model)
+    got = gradients(model, model.logprobs)
     assert all(torch.equal(x, y) for a, b in zip(got, want) for x, y in zip(a, b))
     assert sorted(calls) == sorted([0, 1, *range(recompute)])  # the first `recompute` layers ran twice
     assert not any("forward" in vars(layer) for layer in model.layers)

@@ -75,7 +75,7 @@ class Attempt:
     """One turn of a sample."""
 
     reply: str  # everything that the policy wrote
-    has_code: bool
+    has_code: bool  # whether a ModelNew could be read out of it
     verdict: Verdict  # against eager PyTorch
     against_compile: Verdict | None = None  # with --baseline compile, for correct turns
 
@@ -84,10 +84,10 @@ class Attempt:
 class Sample:
     """One rollout on one problem."""
 
-    task: str
+    task: str  # name of the problem
     index: int  # 0 .. samples - 1
     skills: list[str]  # names of the skills in the prompt
-    turns: list[Attempt]
+    turns: list[Attempt]  # each but the first has seen the verdict before it
 
 
 def read_results(path) -> dict:
@@ -133,7 +133,7 @@ def speed(attempt, baseline="eager", tolerance=1e-4, rule="standard") -> float:
     timed = attempt.verdict if baseline == "eager" else attempt.against_compile
     if timed is None or not is_correct(attempt, tolerance) or rule == "strict" and not attempt.verdict.coverage:
         return 0.0
-    estimate, low = timed.speedup, timed.speedup_low
+    estimate, low = timed.speedup, timed.speedup_low  # low: the lower end of its 95 % interval
     if estimate is None and timed.reference_ms and timed.candidate_ms:
         estimate = timed.reference_ms / timed.candidate_ms
         low = estimate if timed.clock == "modelled" else 0.0  # a modelled time has no spread
@@ -167,10 +167,9 @@ def figures(samples, turns, baseline, tolerance, rule, best_of=False) -> dict:
 
     best_of: a task counts once, with the best of its samples; otherwise every sample counts.
     """
-    groups = []  # what counts once: the turns of a sample, or those of all samples of a task
-    for rows in samples.values():
-        tries = [sample.turns[:turns] for sample in rows]
-        groups += [sum(tries, [])] if best_of else tries
+    tries = [[sample.turns[:turns] for sample in rows] for rows in samples.values()]
+    # What counts once: the turns of all samples of a task together, or those of each sample.
+    groups = [sum(rows, []) for rows in tries] if best_of else sum(tries, [])
     right = [any(is_correct(attempt, tolerance) for attempt in group) for group in groups]
     credited = [max(speed(attempt, baseline, tolerance, rule) for attempt in group) for group in groups]
     estimates = [max(speed(attempt, baseline, tolerance) for attempt in group) for group in groups]
@@ -188,7 +187,7 @@ def all_figures(samples, turns, baselines) -> dict:
     problems, kinds, clocks = {}, Counter(), set()
     for task, group in samples.items():
         attempts = [attempt for sample in group for attempt in sample.turns]
-        best = max(attempts, key=speed)
+        best = max(attempts, key=speed)  # by the standard rule, against eager PyTorch
         errors = Counter(a.verdict.rejected or a.verdict.error for a in attempts if not a.verdict.correct)
         became = Counter(map(kind, group))
         problems[task] = {"kinds": dict(became), "skills": group[0].skills, "best_speedup": speed(best) or None,
@@ -242,8 +241,7 @@ def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sa
         chosen = [selection.skills for (selection,) in selections]
     # A generator of their own for these tasks, so that a batch gives the same whatever ran before it.
     names = "\n".join([str(options.seed)] + [task.name for task in tasks])
-    seed = int(hashlib.sha256(names.encode()).hexdigest()[:15], 16)
-    generator = torch.Generator(options.device).manual_seed(seed)
+    generator = torch.Generator(options.device).manual_seed(int(hashlib.sha256(names.encode()).hexdigest()[:15], 16))
     jobs = [(task, skills) for task, skills in zip(tasks, chosen) for _ in range(options.samples)]
     trajectories = rollout(model, sandbox, jobs, options.turns, options.max_new_tokens, options.max_prompt_tokens,
                            temperature=0.0 if options.samples == 1 else options.temperature, generator=generator)
@@ -284,9 +282,9 @@ def table(summary) -> str:
                          f"{shares}{mean:>11}")
     lines += ["", f"{'problem':<52}{'best':>8}  what became of its samples"]
     for task, problem in summary["problems"].items():
-        best = f"{problem['best_speedup']:.2f}x" if problem["best_speedup"] else "-"
+        solved = problem["best_speedup"]
         kinds = ", ".join(f"{problem['kinds'][k]} {k}" for k in KINDS if k in problem["kinds"])
-        error = "" if problem["best_speedup"] else f": {problem['most_common_error']}"
+        best, error = (f"{solved:.2f}x", "") if solved else ("-", f": {problem['most_common_error']}")
         lines.append(f"  {task[:49]:<50}{best:>8}  {kinds}{error}"[:160])
     return "\n".join(lines)
 
@@ -294,14 +292,13 @@ def table(summary) -> str:
 def plot(summary, samples, path):
     """Two panels: Fast_p against p under both rules, and the gain from turn to turn."""
     from matplotlib.figure import Figure  # only here: it takes a second to import
-
     config, grid = summary["config"], [0.5 + i / 40 for i in range(141)]
     fig = Figure(figsize=(11, 4), layout="constrained")
-    left, right = fig.subplots(1, 2)
+    left, right = fig.subplots(1, 2, subplot_kw={"ylim": (0, 100)})
     tries = [sample.turns for group in samples.values() for sample in group]
     for baseline, rule in itertools.product(config["baselines"], RULES):
         credited = [max(speed(attempt, baseline, 1e-4, rule) for attempt in turns) for turns in tries]
-        shares = [100 * statistics.mean(value > p for value in credited) for p in grid]
+        shares = [100 * sum(value > p for value in credited) / len(tries) for p in grid]
         left.plot(grid, shares, linewidth=2.5 if rule == "strict" else 1.2,  # both stay visible where they are equal
                   label=f"{rule}, against {baseline}")
     left.set(xlabel="p", ylabel="Fast_p, % of samples", title=f"speedup {summary['clock']}, tolerance 1e-4")
@@ -312,7 +309,6 @@ def plot(summary, samples, path):
     right.set(xlabel="turns", ylabel="% of samples", title="by turns, strict, against eager",
               xticks=range(1, config["turns"] + 1))
     for axis in (left, right):
-        axis.set(ylim=(0, 100))
         axis.legend(fontsize=8)
         axis.grid(alpha=0.3)
     fig.suptitle(f"{config['source']}, level {config['level']}: {config['model']}, {summary['skills']}", fontsize=10)
@@ -323,7 +319,6 @@ def machine(device) -> dict:
     """What the times depend on: the GPU, or the CPU with the number of cores that we may use, and the versions."""
     import transformers
     import triton
-
     if device == "cuda":
         hardware = torch.cuda.get_device_name()
     else:
@@ -353,10 +348,10 @@ def choose(tasks, ids) -> list:
         first, last, step = match.groups()
         span = range(int(first), int(last or first) + 1) if first else []
         wanted.update(span or [number for number in numbers if step and number % int(step) == 0])
-    if not wanted:
-        raise UserError(f"--ids {ids}: no problem of this level is meant by that")
-    if wanted - set(numbers):
-        raise UserError(f"--ids {ids}: there is no problem {min(wanted - set(numbers))} in this level")
+    missing = wanted - set(numbers)
+    if missing or not wanted:
+        what = f"problem {min(missing)}" if missing else "such problem"
+        raise UserError(f"--ids {ids}: there is no {what} in this level")
     return [numbers[number] for number in sorted(wanted)]
 
 
@@ -425,7 +420,7 @@ def start(options):
     for name in ("samples", "turns", "batch", "timeout", "max_new_tokens", "max_prompt_tokens", "temperature"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be above 0")
-    options.batch = options.batch or (256 if options.device == "cuda" else 32)
+    options.batch = options.batch or (256 if options.device == "cuda" else 32)  # fills a GPU; spares a CPU's memory
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no GPU is available here")
     if options.baseline == "compile" and options.device == "cpu":
@@ -444,9 +439,9 @@ def start(options):
     # Everything that changes a result; --batch and --timeout too, which shape the random numbers and the verdicts.
     config = {name: value for name, value in vars(options).items() if name not in ("out", "kernelbench")}
     config["source"] = "KernelBench" if options.kernelbench else "built-in problems"
-    config["weights"] = digest_of_model(options.model)
+    config["weights"] = digest_of_model(options.model)  # a model trained on is another model
     config["baselines"] = ["eager", "compile"] if options.baseline == "compile" else ["eager"]
-    config["problems_in_level"] = len(level)
+    config["problems_in_level"] = len(level)  # so that the report of a part says that it is one
     config["problems"] = {task.name: hashlib.sha256(task.source.encode()).hexdigest()[:16] for task in tasks}
     return tasks, model, library, config
 
@@ -471,9 +466,8 @@ def main(argv=None) -> int:
             compiled = stack.enter_context(Sandbox(options.device, baseline="compile", **settings))
         samples = evaluate(model, library, sandbox, compiled, tasks, options, done, out / "results.jsonl")
     summary = {"command": " ".join(["python", "bench.py", *argv]), "config": config, "seed": options.seed,
-               **machine(options.device),  # hardware and versions
+               **machine(options.device), "seconds_of_last_run": round(time.time() - started, 1),
                "skills": "no skills" if library is None else f"skills out of {len(library)}",
-               "seconds_of_last_run": round(time.time() - started, 1),
                **all_figures(samples, options.turns, config["baselines"])}
     write_atomically(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     plot(summary, samples, out / "fast_p.png")

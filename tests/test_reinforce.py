@@ -34,7 +34,7 @@ from synthetic.tiny import random_qwen3
 
 
 def configure(given, parameters=1e6):
-    return report.configure(given, parameters, (OPTIONS, SIZES, RECIPES))
+    return report.configure(given, parameters, OPTIONS, SIZES, RECIPES)
 
 
 # ---- rewards

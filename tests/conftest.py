@@ -12,12 +12,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import pytest
 import torch
+import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(1)  # these models are so small that a second thread only waits, longest on a busy machine
 
 import backbone
 from backbone import Backbone, Completion
+from fast.attention import attention_kind
 from sandbox import KernelTime, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
 from tasks import Task, TaskError, run_command
@@ -50,6 +52,20 @@ def tiny_qwen(tokenizer, seed=0):
     return random_qwen3(len(tokenizer), 48, 96, 2, head_dim=16, max_position_embeddings=4096, initializer_range=0.15,
                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
                         bos_token_id=None).eval()
+
+
+TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+        "intermediate_size": 64, "max_position_embeddings": 512, "initializer_range": 0.15}
+
+
+def tiny_model(name, tokenizer, experts=None, **config):
+    """A model with random weights of any architecture that transformers has, Llama or another."""
+    config = getattr(transformers, name + "Config")(vocab_size=len(tokenizer), **TINY | config)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, tokenizer.eos_token_id, tokenizer.pad_token_id
+    torch.manual_seed(0)
+    kind = getattr(transformers, name + ("LMHeadModel" if name == "GPT2" else "ForCausalLM"))
+    experts = {"experts_implementation": experts} if experts else {}
+    return kind._from_config(config, attn_implementation=attention_kind(config), **experts).eval()
 
 
 @pytest.fixture(scope="session")

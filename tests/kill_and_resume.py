@@ -18,15 +18,14 @@ sys.path.insert(0, str(ROOT))
 
 from test_reinforce import run_with_kills, same
 
-FEW = ["--steps", "4", "--batch", "1", "--k", "2", "--n", "1", "--no-eval"]
-
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--kills", type=int, default=10, help="how often the run is killed")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("flags", nargs="*", default=FEW, help="of reinforce.py, after --")
+    parser.add_argument("flags", nargs="*", default="--steps 4 --batch 1 --k 2 --n 1 --no-eval".split(),
+                        help="of reinforce.py, after --")
     options = parser.parse_args()
     command, rng = [sys.executable, str(ROOT / "reinforce.py"), "--device", "cpu"], random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from backbone import Backbone, extract_code, extract_tool_call
-from conftest import make_task, plain_logprobs
-from fast.attention import attention_kind
+from conftest import make_task, plain_logprobs, tiny_model
 from policy import next_messages, policy_messages
 from sandbox import Verdict
 from tasks import UserError
@@ -32,12 +31,10 @@ def test_every_form_of_a_tool_call_is_read(text):
 
 MALFORMED = [
     "", "no call at all", "<tool_call>", "<tool_call></tool_call>", "</tool_call><tool_call>",
-    "<tool_call>{</tool_call>", "<tool_call>[]</tool_call>", "<tool_call>null</tool_call>",
-    "<tool_call>3</tool_call>", '<tool_call>"f"</tool_call>', '<tool_call>{"name": "f"}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": null}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": "{"}</tool_call>',
-    '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>',
+    "<tool_call>{</tool_call>", "<tool_call>[]</tool_call>", "<tool_call>null</tool_call>", "<tool_call>3</tool_call>",
+    '<tool_call>"f"</tool_call>', '<tool_call>{"name": "f"}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": null}</tool_call>', '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": "{"}</tool_call>', '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>',
     '<tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>', "<function=f>", "<function=f></function>",
     "<function=f><parameter=a>1</function>", "<function=g><parameter=a>1</parameter></function>",
     "```json\n[1, 2]\n```", "```json\n{\n```", "```json", "``````",
@@ -46,8 +43,7 @@ MALFORMED = [
     "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \ud800}}</tool_call>",
     '<tool_call>{"name": "f", "arguments": {"a": NaN, "a": 1e999}</tool_call>',
     "```python\nclass ModelOld:\n    pass\n```", "```python\nclass ModelNew", "class ModelNew: pass",
-    "```python class ModelNew```", "```python\n# class ModelNew\n```",
-]
+    "```python class ModelNew```", "```python\n# class ModelNew\n```"]
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -144,10 +140,6 @@ def test_broken_weights_are_told_in_one_line(model, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
-        "intermediate_size": 64, "max_position_embeddings": 512, "initializer_range": 0.15}
-
-
 @pytest.mark.parametrize("name, fast, more", [
     ("Llama", True, {}),
     ("Llama", False, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
@@ -165,13 +157,7 @@ TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "
                            "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2}),
 ])
 def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tokenizer, capsys):
-    import transformers
-
-    config = getattr(transformers, name + "Config")(vocab_size=len(tokenizer), **TINY | more)
-    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, tokenizer.eos_token_id, tokenizer.pad_token_id
-    torch.manual_seed(0)
-    kind = getattr(transformers, name + ("LMHeadModel" if name == "GPT2" else "ForCausalLM"))
-    model = Backbone(kind._from_config(config, attn_implementation=attention_kind(config)).eval(), tokenizer)
+    model = Backbone(tiny_model(name, tokenizer, **more), tokenizer)
     assert ("plain path" in capsys.readouterr().out) != fast
     replies = model.sample(PROMPTS, 20, 1.0, torch.Generator().manual_seed(0))
     for reply, new in zip(replies, model.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):

@@ -59,13 +59,6 @@ def test_a_turn_right_to_one_percent_counts_at_that_tolerance_alone():
     assert fast([loose], 1.2, rule="strict", tolerance=1e-2) == 1
 
 
-def test_a_detected_cheat_is_never_correct():
-    cheat = attempt(None, correct_loose=True, reference_ms=3.0, candidate_ms=1.0, rejected="decoy kernel")
-    for tolerance in bench.TOLERANCES:
-        row = bench.figures({"a": [sample(cheat)]}, 1, "eager", tolerance, "standard")
-        assert row["correct"] == 0 and row["fast_1"] == 0 and row["geometric_mean"] is None
-
-
 def test_figures_by_hand():
     """Two problems, two samples, two turns; the shares and means are worked out here in the comments."""
     samples = {"a": [sample(attempt(0.5), attempt(2.0)), sample(attempt(), attempt())],
@@ -85,7 +78,7 @@ def test_figures_by_hand():
 NO_CODE = Attempt("sorry", False, Verdict(error="the reply has no code block that defines ModelNew"))
 UNUSABLE = Attempt("reply", True, Verdict(error="unusable task: x: the reference crashes"))
 BROKEN = Attempt("reply", True, Verdict(error="does not parse"))
-CHEAT = attempt(None, rejected="decoy")
+CHEAT = attempt(2.0, rejected="decoy")  # never correct, whatever else its verdict says
 
 
 @pytest.mark.parametrize("turns, became", [
@@ -106,14 +99,10 @@ def test_clocks_are_never_mixed():
 # ---- --ids
 
 
-def names(tasks):
-    return [task.name for task in tasks]
-
-
 def test_ids():
     tasks = [Task(f"level1/{i}_P", 1, "") for i in range(1, 13)]
-    assert names(bench.choose(tasks, "every5")) == ["level1/5_P", "level1/10_P"]
-    assert names(bench.choose(tasks, "10, 2-4,2")) == [f"level1/{i}_P" for i in (2, 3, 4, 10)]
+    assert bench.choose(tasks, "every5") == [tasks[4], tasks[9]]
+    assert bench.choose(tasks, "10, 2-4,2") == [*tasks[1:4], tasks[9]]
     assert bench.choose(tasks, None) == tasks
     for bad in ("13", "3-20", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
         with pytest.raises(UserError, match="--ids"):

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from backbone import Backbone, PlainEngine
+from conftest import tiny_model
 from fast.slots import Slots
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
@@ -284,14 +285,9 @@ def test_prompts_that_fit_go_before_one_that_is_too_long_for_the_slots(model, wh
 @pytest.mark.parametrize("experts", ["eager", None])
 def test_a_step_that_cannot_be_recorded_is_launched_kernel_by_kernel(tokenizer, experts, capsys):
     """transformers' plain loop over a mixture's experts asks the GPU which were chosen."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                            num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=4,
-                            num_experts_per_tok=2, moe_intermediate_size=32, initializer_range=0.15)
-    mixture = Qwen3MoeForCausalLM._from_config(config, attn_implementation="causal", experts_implementation=experts)
-    model = Backbone(mixture.to("cuda").eval(), tokenizer)
+    mixture = tiny_model("Qwen3Moe", tokenizer, experts, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                         moe_intermediate_size=32)
+    model = Backbone(mixture.to("cuda"), tokenizer)
     for count in (8, 3):
         replies = generate(model, PROMPTS[:count], 30)
         assert [tokens for tokens, _ in replies] == [plain_reply(model, prompt, 30)[0] for prompt in PROMPTS[:count]]

@@ -46,21 +46,17 @@ def test_counts_and_names():
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_runs_deterministic_finite_not_constant(task):
-    outputs = []
-    for _ in range(2):
-        model, inputs = build(task.source, 0)
-        kept = [value.clone() for value in inputs]
-        with torch.no_grad():
-            outputs.append(model(*inputs))
-        assert all(torch.equal(a, b) for a, b in zip(kept, inputs)), "changes its inputs"
-    first, again = outputs
+    (model, inputs), (twin, same) = build(task.source, 0), build(task.source, 0)
+    kept = [value.clone() for value in inputs]
+    with torch.no_grad():
+        first, again = model(*inputs), twin(*same)
+        other = model(*load(task.source)["get_inputs"]())  # the same parameters, the next inputs
+    assert all(torch.equal(a, b) for a, b in zip(kept, inputs)), "changes its inputs"
     assert isinstance(first, torch.Tensor) and first.dtype == torch.float32
     assert torch.equal(first, again), "not deterministic for a seed"
     assert torch.isfinite(first).all()
     if first.numel() > 1:  # spread against magnitude, so that shares of 1/1024 count as well
         assert first.std() > 0.02 * first.abs().mean(), "(nearly) constant"
-    with torch.no_grad():
-        other = model(*load(task.source)["get_inputs"]())  # the same parameters, the next inputs
     # Neither zeros nor the answer to other inputs may pass as an answer, even at the loose tolerance of 1e-2.
     for wrong in (torch.zeros_like(first), other):
         assert not torch.allclose(wrong, first, rtol=1e-2, atol=1e-2)

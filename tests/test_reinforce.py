@@ -645,8 +645,7 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
 def test_resume_refuses_what_would_be_another_run(world, refusal, capsys, tmp_path, tokenizer):
     out = world("run", "--steps", "1")
     capsys.readouterr()
-    model = ["--model", tmp_path / "model"]
-    assert "already holds a run" in refusal(reinforce.main, "--out", out, *model, "--device", "cpu")
+    assert "already holds a run" in refusal(reinforce.main, "--out", out, "--device", "cpu")
     assert "--model" in refusal(reinforce.main, "--out", out, "--resume", "--model", tmp_path)
     assert "--gamma" in refusal(reinforce.main, "--out", out, "--resume", "--gamma", "0.5")
     random_qwen3(len(tokenizer), 48, 64, 2, head_dim=16).save_pretrained(out / "checkpoint")

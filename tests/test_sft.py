@@ -22,8 +22,6 @@ from synthetic import expert
 from synthetic.examples import Example, Writer, diversity_filter, spoil
 from synthetic.tiny import HELD_OUT, random_qwen3, train_tokenizer
 
-ROOT = Path(sft.__file__).parent
-
 
 class Scorer:
     """A sandbox that finds a kernel right unless it says that it is spoiled, and a later one faster."""
@@ -50,8 +48,7 @@ def chat(examples):
 
 
 def test_writing_is_repeatable(examples):
-    writer = Writer(None)
-    again = [e.messages for seed in range(20) for e in writer.write(seed)]
+    again = [e.messages for seed in range(20) for e in Writer(None).write(seed)]
     assert len(again) > 20 and again == [e.messages for e in examples[: len(again)]]
 
 
@@ -223,7 +220,7 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
 
 
 def test_the_shipped_model_is_small_complete_and_follows_a_skill():
-    folder = ROOT / "checkpoints" / "tiny"
+    folder = Path(sft.__file__).parent / "checkpoints" / "tiny"
     assert sum(p.stat().st_size for p in folder.iterdir()) <= 16e6
     model = Backbone.load(folder)
     writer, seed, prompts, names = Writer(None), HELD_OUT, [], []

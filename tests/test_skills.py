@@ -78,8 +78,7 @@ def test_recall_finds_by_meaningful_words_and_drops_the_rest():
     library = SkillLibrary(LIBRARY)
     assert library.recall("x = torch.Softmax(x)")[0].name == "row-softmax"
     assert library.recall("self.bias_of_convolution")[0].name == "fold-bias"
-    assert library.recall("unrelated vocabulary") == []
-    assert library.recall("") == []
+    assert library.recall("unrelated vocabulary") == library.recall("") == []
     assert len(library.recall("row", top=1)) == 1
 
 

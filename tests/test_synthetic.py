@@ -86,8 +86,7 @@ def test_the_constructor_is_copied_to_the_letter(problems):
 
 def test_techniques_are_told_from_structure_not_from_plans():
     code = "Plan: fuse-pointwise-run\n# fuse-pointwise-run\nclass ModelNew: pass"
-    assert techniques_in(code) == set()
-    assert techniques_in("") == set()
+    assert techniques_in(code) == techniques_in("") == set()
 
 
 def test_skill_texts_pass_the_checks_that_proposals_face():

@@ -111,8 +111,7 @@ def test_one_operator_has_one_name_however_it_is_spelled():
 ])
 def test_an_evaluation_problem_in_disguise_is_refused(old, new):
     assert old in PROBLEM
-    evaluation = {fingerprint(PROBLEM)}
-    assert unfit(task(PROBLEM.replace(old, new)), evaluation) == "near an evaluation problem"
+    assert unfit(task(PROBLEM.replace(old, new)), {fingerprint(PROBLEM)}) == "near an evaluation problem"
 
 
 def test_another_operator_makes_another_problem():

@@ -463,10 +463,10 @@ def state(out):
             "optimizer": moments}
 
 
-def same(a, b):
+def same(a, b, without=()):
     a, b = state(a), state(b)
     for part in a:
-        assert a[part] == b[part], part
+        assert part in without or a[part] == b[part], part
     return True
 
 

@@ -4,21 +4,31 @@
 
 As the paper evaluates: one greedy selection for each task, its skills injected, T = 3 turns, 8 samples a task. A sample
 is judged by its best turn. Everything is a share of *all* problems asked for; one that cannot be used counts as failed,
-with the reason.
+with the reason. (A share of the solved problems alone would rise when a model fails on the hard ones.)
 
     correct         share of samples with a correct turn
-    Fast_p          share of samples with a correct turn whose speedup is above p
-    geometric mean  of the speedups of the correct samples' best turns
+    Fast_p          share of samples with a correct turn whose speedup is above p: Fast_1 asks whether a kernel is worth
+                    using at all, Fast_2 whether it halves the time
+    geometric mean  of the speedups of the correct samples' best turns; failed samples are not in it, so it says how
+                    good the kernels are, and only together with `correct` how good the model is
 
-Each at two tolerances (1e-4, which KernelBench uses today, and 1e-2, which papers up to early 2026 used), as the mean
-over samples and for the best of a task's samples, after one turn and after all of them, and under two rules:
+Each figure is there twice in three respects.
 
+    mean of samples, best sample    what one try gives, and what the best of a task's tries gives (pass@1, pass@8)
+    first turn, T turns             without feedback and with it; the difference is what the verdicts were worth
+    tolerance 1e-4, 1e-2            what KernelBench uses today, and what papers up to early 2026 used: at 1e-2 a kernel
+                                    that computes in half precision can pass as correct
+
+And under two rules, since the standard one lets a model win by doing nothing:
+
+    standard   KernelBench's: the speedup's estimate is above p. An unchanged torch call, timed twice, is as fast as the
+               reference give or take a percent, so about half of such answers count for Fast_1.
     strict     a win needs own kernels that do work (coverage above 0) and the *lower end* of the speedup's 95 %
                interval above p; an unchanged torch call at 1.00 +/- 0.01 is no win
-    standard   KernelBench's: the speedup's estimate above p
 
-The reference is eager PyTorch; `--baseline compile` reports against torch.compile as well (GPU only). Speedups are
-measured on a GPU and modelled without one; a report says which, and results of the two never meet in one folder.
+The reference is eager PyTorch; `--baseline compile` reports against torch.compile as well (GPU only): a fusion that
+torch.compile finds by itself is a win against the first and none against the second. Speedups are measured on a GPU and
+modelled without one; a report says which, and results of the two never meet in one folder.
 
 What it leaves in --out: results.jsonl, one line a sample with every reply and verdict, from which a rerun of the same
 command goes on; summary.json, all figures with command, seed, hardware and versions; fast_p.png.
@@ -31,10 +41,10 @@ import contextlib
 import hashlib
 import itertools
 import json
-import math
 import os
 import platform
 import re
+import statistics
 import sys
 import time
 from collections import Counter
@@ -51,8 +61,8 @@ from selector import select
 from skills import SkillLibrary, write_atomically
 
 THRESHOLDS = (1.0, 1.2, 1.5, 2.0)  # the p of Fast_p
-TOLERANCES = (1e-4, 1e-2)
-RULES = ("strict", "standard")
+TOLERANCES = (1e-4, 1e-2)  # how far a value may be off, relative to its size
+RULES = ("strict", "standard")  # for what counts as a win; see above
 # What became of a sample, best first; `kind` has the definitions.
 KINDS = ("faster", "correct", "rejected", "wrong", "broken", "no code", "unusable")
 
@@ -60,13 +70,12 @@ KINDS = ("faster", "correct", "rejected", "wrong", "broken", "no code", "unusabl
 # ----------------------------------------------------------------------------------------------------------------------
 # Records: what a line of results.jsonl holds
 
-
 @dataclass
 class Attempt:
     """One turn of a sample."""
 
     reply: str  # everything that the policy wrote
-    has_code: bool
+    has_code: bool  # whether a ModelNew could be read out of it
     verdict: Verdict  # against eager PyTorch
     against_compile: Verdict | None = None  # with --baseline compile, for correct turns
 
@@ -75,10 +84,10 @@ class Attempt:
 class Sample:
     """One rollout on one problem."""
 
-    task: str
+    task: str  # name of the problem
     index: int  # 0 .. samples - 1
     skills: list[str]  # names of the skills in the prompt
-    turns: list[Attempt]
+    turns: list[Attempt]  # each but the first has seen the verdict before it
 
 
 def read_results(path) -> dict:
@@ -109,7 +118,6 @@ def read_results(path) -> dict:
 # ----------------------------------------------------------------------------------------------------------------------
 # Figures
 
-
 def is_correct(attempt, tolerance=1e-4) -> bool:
     """Whether a turn counts as correct. A detected cheat never does."""
     verdict = attempt.verdict
@@ -125,7 +133,7 @@ def speed(attempt, baseline="eager", tolerance=1e-4, rule="standard") -> float:
     timed = attempt.verdict if baseline == "eager" else attempt.against_compile
     if timed is None or not is_correct(attempt, tolerance) or rule == "strict" and not attempt.verdict.coverage:
         return 0.0
-    estimate, low = timed.speedup, timed.speedup_low
+    estimate, low = timed.speedup, timed.speedup_low  # low: the lower end of its 95 % interval
     if estimate is None and timed.reference_ms and timed.candidate_ms:
         estimate = timed.reference_ms / timed.candidate_ms
         low = estimate if timed.clock == "modelled" else 0.0  # a modelled time has no spread
@@ -159,20 +167,17 @@ def figures(samples, turns, baseline, tolerance, rule, best_of=False) -> dict:
 
     best_of: a task counts once, with the best of its samples; otherwise every sample counts.
     """
-    groups = []  # what counts once: the turns of a sample, or those of all samples of a task
-    for rows in samples.values():
-        tries = [sample.turns[:turns] for sample in rows]
-        groups += [sum(tries, [])] if best_of else tries
+    tries = [[sample.turns[:turns] for sample in rows] for rows in samples.values()]
+    # What counts once: the turns of all samples of a task together, or those of each sample.
+    groups = [sum(rows, []) for rows in tries] if best_of else sum(tries, [])
     right = [any(is_correct(attempt, tolerance) for attempt in group) for group in groups]
     credited = [max(speed(attempt, baseline, tolerance, rule) for attempt in group) for group in groups]
     estimates = [max(speed(attempt, baseline, tolerance) for attempt in group) for group in groups]
-    logs = [math.log(value) for value in estimates if value > 0]
-    row = {"baseline": baseline, "tolerance": tolerance, "rule": rule, "turns": turns,
-           "of": "best sample" if best_of else "mean of samples", "correct": sum(right) / len(groups)}
-    for p in THRESHOLDS:
-        row[f"fast_{p:g}"] = sum(value > p for value in credited) / len(groups)
-    row["geometric_mean"] = math.exp(sum(logs) / len(logs)) if logs else None
-    return row
+    speeds = [value for value in estimates if value > 0]  # of the correct ones, whatever the rule
+    return {"baseline": baseline, "tolerance": tolerance, "rule": rule, "turns": turns,
+            "of": "best sample" if best_of else "mean of samples", "correct": sum(right) / len(groups),
+            **{f"fast_{p:g}": sum(value > p for value in credited) / len(groups) for p in THRESHOLDS},
+            "geometric_mean": statistics.geometric_mean(speeds) if speeds else None}
 
 
 def all_figures(samples, turns, baselines) -> dict:
@@ -182,7 +187,7 @@ def all_figures(samples, turns, baselines) -> dict:
     problems, kinds, clocks = {}, Counter(), set()
     for task, group in samples.items():
         attempts = [attempt for sample in group for attempt in sample.turns]
-        best = max(attempts, key=speed)
+        best = max(attempts, key=speed)  # by the standard rule, against eager PyTorch
         errors = Counter(a.verdict.rejected or a.verdict.error for a in attempts if not a.verdict.correct)
         became = Counter(map(kind, group))
         problems[task] = {"kinds": dict(became), "skills": group[0].skills, "best_speedup": speed(best) or None,
@@ -197,7 +202,6 @@ def all_figures(samples, turns, baselines) -> dict:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The run
-
 
 def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> dict:
     """Roll out every sample that is not in `done`, appending to `path` batch by batch. Returns {task: [Sample, ...]}.
@@ -237,8 +241,7 @@ def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sa
         chosen = [selection.skills for (selection,) in selections]
     # A generator of their own for these tasks, so that a batch gives the same whatever ran before it.
     names = "\n".join([str(options.seed)] + [task.name for task in tasks])
-    seed = int(hashlib.sha256(names.encode()).hexdigest()[:15], 16)
-    generator = torch.Generator(options.device).manual_seed(seed)
+    generator = torch.Generator(options.device).manual_seed(int(hashlib.sha256(names.encode()).hexdigest()[:15], 16))
     jobs = [(task, skills) for task, skills in zip(tasks, chosen) for _ in range(options.samples)]
     trajectories = rollout(model, sandbox, jobs, options.turns, options.max_new_tokens, options.max_prompt_tokens,
                            temperature=0.0 if options.samples == 1 else options.temperature, generator=generator)
@@ -247,20 +250,15 @@ def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sa
         attempts = [Attempt(turn.completion.text, turn.code is not None, turn.verdict) for turn in trajectory.turns]
         samples.append(Sample(trajectory.task.name, i % options.samples, [s.name for s in trajectory.skills], attempts))
     if compiled is not None:
-        again, pairs = [], []  # the correct attempts, and their (task, code)
-        for sample, trajectory in zip(samples, trajectories):
-            for attempt, turn in zip(sample.turns, trajectory.turns):
-                if is_correct(attempt, max(TOLERANCES)):
-                    again.append(attempt)
-                    pairs.append((trajectory.task, turn.code))
-        for attempt, verdict in zip(again, score_pairs(compiled, pairs)):
+        again = [(attempt, (trajectory.task, turn.code)) for sample, trajectory in zip(samples, trajectories)
+                 for attempt, turn in zip(sample.turns, trajectory.turns) if is_correct(attempt, max(TOLERANCES))]
+        for (attempt, _), verdict in zip(again, score_pairs(compiled, [pair for _, pair in again])):
             attempt.against_compile = verdict
     return samples
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Reports
-
 
 def table(summary) -> str:
     """summary.json as text: what was run, the figures in percent, and a line for each problem."""
@@ -273,9 +271,8 @@ def table(summary) -> str:
         thresholds = "".join(f"{f'Fast_{p:g}':>10}" for p in THRESHOLDS)
         lines += ["", f"{title:<52}{'correct':>8}{thresholds}{'geo. mean':>11}"]
         for row in summary["figures"]:
-            if row["baseline"] != baseline or row["turns"] not in (1, config["turns"]):
-                continue  # the turns between are in summary.json and in the plot
-            if row["of"] == "best sample" and config["samples"] == 1:
+            between = row["turns"] not in (1, config["turns"])  # these are in summary.json and in the plot
+            if row["baseline"] != baseline or between or row["of"] == "best sample" and config["samples"] == 1:
                 continue
             turns = "first turn" if row["turns"] == 1 else f"{row['turns']} turns"
             tolerance = f"{row['tolerance']:.0e}".replace("e-0", "e-")
@@ -285,28 +282,25 @@ def table(summary) -> str:
                          f"{shares}{mean:>11}")
     lines += ["", f"{'problem':<52}{'best':>8}  what became of its samples"]
     for task, problem in summary["problems"].items():
-        best = f"{problem['best_speedup']:.2f}x" if problem["best_speedup"] else "-"
+        solved = problem["best_speedup"]
         kinds = ", ".join(f"{problem['kinds'][k]} {k}" for k in KINDS if k in problem["kinds"])
-        error = "" if problem["best_speedup"] else f": {problem['most_common_error']}"
+        best, error = (f"{solved:.2f}x", "") if solved else ("-", f": {problem['most_common_error']}")
         lines.append(f"  {task[:49]:<50}{best:>8}  {kinds}{error}"[:160])
     return "\n".join(lines)
 
 
 def plot(summary, samples, path):
     """Two panels: Fast_p against p under both rules, and the gain from turn to turn."""
-    import matplotlib  # only here: it takes a second to import
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    import numpy as np
-
-    config = summary["config"]
-    fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
-    grid = np.linspace(0.5, 4, 141)
-    rollouts = [sample for group in samples.values() for sample in group]
+    from matplotlib.figure import Figure  # only here: it takes a second to import
+    config, grid = summary["config"], [0.5 + i / 40 for i in range(141)]
+    fig = Figure(figsize=(11, 4), layout="constrained")
+    left, right = fig.subplots(1, 2, subplot_kw={"ylim": (0, 100)})
+    tries = [sample.turns for group in samples.values() for sample in group]
     for baseline, rule in itertools.product(config["baselines"], RULES):
-        credited = np.array([max(speed(attempt, baseline, 1e-4, rule) for attempt in s.turns) for s in rollouts])
-        left.plot(grid, [100 * np.mean(credited > p) for p in grid], linewidth=2.5 if rule == "strict" else 1.2,
-                  label=f"{rule}, against {baseline}")  # of two widths, so that both stay visible if equal
+        credited = [max(speed(attempt, baseline, 1e-4, rule) for attempt in turns) for turns in tries]
+        shares = [100 * sum(value > p for value in credited) / len(tries) for p in grid]
+        left.plot(grid, shares, linewidth=2.5 if rule == "strict" else 1.2,  # both stay visible where they are equal
+                  label=f"{rule}, against {baseline}")
     left.set(xlabel="p", ylabel="Fast_p, % of samples", title=f"speedup {summary['clock']}, tolerance 1e-4")
     shown = {"baseline": "eager", "of": "mean of samples", "tolerance": 1e-4, "rule": "strict"}.items()
     rows = [row for row in summary["figures"] if shown <= row.items()]
@@ -315,35 +309,29 @@ def plot(summary, samples, path):
     right.set(xlabel="turns", ylabel="% of samples", title="by turns, strict, against eager",
               xticks=range(1, config["turns"] + 1))
     for axis in (left, right):
-        axis.set_ylim(0, 100)
         axis.legend(fontsize=8)
         axis.grid(alpha=0.3)
     fig.suptitle(f"{config['source']}, level {config['level']}: {config['model']}, {summary['skills']}", fontsize=10)
     fig.savefig(path, dpi=120)
-    plt.close(fig)
 
 
-def hardware(device) -> str:
-    """The name of the GPU, or of the CPU with the number of cores that this process may use."""
-    if device == "cuda":
-        return torch.cuda.get_device_name()
-    info = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*: (.*)", info.read_text()) if info.is_file() else None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{model[1] if model else platform.machine()}, {cores} cores"
-
-
-def versions() -> dict:
-    """Of what the figures depend on."""
+def machine(device) -> dict:
+    """What the times depend on: the GPU, or the CPU with the number of cores that we may use, and the versions."""
     import transformers
     import triton
-    return {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__,
-            "transformers": transformers.__version__}
+    if device == "cuda":
+        hardware = torch.cuda.get_device_name()
+    else:
+        info = Path("/proc/cpuinfo")
+        model = re.search(r"model name\s*: (.*)", info.read_text()) if info.is_file() else None
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        hardware = f"{model[1] if model else platform.machine()}, {cores} cores"
+    versions = {module.__name__: module.__version__ for module in (torch, triton, transformers)}
+    return {"hardware": hardware, "versions": {"python": platform.python_version(), **versions}}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Command line
-
 
 def choose(tasks, ids) -> list:
     """The tasks that --ids names: "5,10,15", "1-20", "every5" (ids divisible by 5) or a mixture; all when it is None.
@@ -354,26 +342,23 @@ def choose(tasks, ids) -> list:
     numbers = {int(task.name.split("/")[-1].split("_")[0]): task for task in tasks}
     wanted = set(numbers) if ids is None else set()
     for part in ids.replace(" ", "").split(",") if ids is not None else []:
-        span = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        every = re.fullmatch(r"every(\d*[1-9]\d*)", part)
-        if every:
-            wanted |= {number for number in numbers if number % int(every[1]) == 0}
-        elif span:
-            wanted |= set(range(int(span[1]), int(span[2] or span[1]) + 1))
-        else:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?|every(\d*[1-9]\d*)", part)
+        if not match:
             raise UserError(f"--ids {ids}: cannot read '{part}' (write 5,10,15 or 1-20 or every5)")
-    if not wanted:
-        raise UserError(f"--ids {ids}: no problem of this level is meant by that")
-    if wanted - set(numbers):
-        raise UserError(f"--ids {ids}: there is no problem {min(wanted - set(numbers))} in this level")
+        first, last, step = match.groups()
+        span = range(int(first), int(last or first) + 1) if first else []
+        wanted.update(span or [number for number in numbers if step and number % int(step) == 0])
+    missing = wanted - set(numbers)
+    if missing or not wanted:
+        what = f"problem {min(missing)}" if missing else "such problem"
+        raise UserError(f"--ids {ids}: there is no {what} in this level")
     return [numbers[number] for number in sorted(wanted)]
 
 
 def digest_of_model(model) -> str:
     """Tells two states of a model folder apart: sizes, first and last megabyte of each weight file, and the library."""
     digest = hashlib.sha256()
-    files = [path for path in Path(model).glob("*") if path.suffix in (".safetensors", ".bin", ".jsonl")]
-    for path in sorted(files):
+    for path in sorted(path for path in Path(model).glob("*") if path.suffix in (".safetensors", ".bin", ".jsonl")):
         size = path.stat().st_size
         with open(path, "rb") as file:
             digest.update(f"{path.name} {size}".encode() + file.read(1 << 20))
@@ -384,19 +369,18 @@ def digest_of_model(model) -> str:
 
 def claim(out, config):
     """Make `out` the folder of this configuration. Raises UserError when it cannot be, or belongs to another one."""
-    before = config
+    path = out / "config.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if (out / "config.json").is_file():
-            before = json.loads((out / "config.json").read_text())
-        elif (out / "results.jsonl").exists():
-            raise UserError(f"{out}: holds results without their config.json; choose another --out")
-        else:
-            write_atomically(out / "config.json", json.dumps(config, indent=1) + "\n")
+        if not path.is_file():
+            if (out / "results.jsonl").exists():
+                raise UserError(f"{out}: holds results without their config.json; choose another --out")
+            write_atomically(path, json.dumps(config, indent=1) + "\n")
+        before = json.loads(path.read_text())
     except OSError as error:
         raise UserError(f"{out}: cannot be used as --out ({error.strerror or error})") from None
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{out}/config.json: not valid JSON") from None
+        raise UserError(f"{path}: not valid JSON") from None
     changed = [key for key in config if not isinstance(before, dict) or before.get(key) != config[key]]
     if changed:
         raise UserError(f"{out}: holds results of another configuration ({', '.join(changed)} changed); "
@@ -434,17 +418,15 @@ def start(options):
     Returns (tasks, model, library, config). config: what shapes a result, to be compared when a run goes on.
     """
     for name in ("samples", "turns", "batch", "timeout", "max_new_tokens", "max_prompt_tokens", "temperature"):
-        value = getattr(options, name)
-        if value is not None and not value > 0:
+        if (value := getattr(options, name)) is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be above 0")
-    options.batch = options.batch or (256 if options.device == "cuda" else 32)
+    options.batch = options.batch or (256 if options.device == "cuda" else 32)  # fills a GPU; spares a CPU's memory
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no GPU is available here")
     if options.baseline == "compile" and options.device == "cpu":
         raise UserError("--baseline compile: needs a GPU; torch.compile has no modelled clock")
-    level = builtin_tasks(options.level, options.device)
-    if options.kernelbench:
-        level = kernelbench_tasks(options.kernelbench, options.level)
+    level = (kernelbench_tasks(options.kernelbench, options.level) if options.kernelbench
+             else builtin_tasks(options.level, options.device))
     tasks = choose(level, options.ids)
     model = Backbone.load(options.model, options.device)
     library = None if options.no_skills else SkillLibrary.of_model(options.model)
@@ -457,9 +439,9 @@ def start(options):
     # Everything that changes a result; --batch and --timeout too, which shape the random numbers and the verdicts.
     config = {name: value for name, value in vars(options).items() if name not in ("out", "kernelbench")}
     config["source"] = "KernelBench" if options.kernelbench else "built-in problems"
-    config["weights"] = digest_of_model(options.model)
+    config["weights"] = digest_of_model(options.model)  # a model trained on is another model
     config["baselines"] = ["eager", "compile"] if options.baseline == "compile" else ["eager"]
-    config["problems_in_level"] = len(level)
+    config["problems_in_level"] = len(level)  # so that the report of a part says that it is one
     config["problems"] = {task.name: hashlib.sha256(task.source.encode()).hexdigest()[:16] for task in tasks}
     return tasks, model, library, config
 
@@ -479,19 +461,17 @@ def main(argv=None) -> int:
     with contextlib.ExitStack() as stack:
         settings = {"timeout": options.timeout, "seed": options.seed, "tasks": 1 if options.kernelbench else 4}
         sandbox = stack.enter_context(Sandbox(options.device, **settings))
-        compiled = None
+        compiled = None  # a second sandbox, whose reference is torch.compile's
         if options.baseline == "compile":
             compiled = stack.enter_context(Sandbox(options.device, baseline="compile", **settings))
         samples = evaluate(model, library, sandbox, compiled, tasks, options, done, out / "results.jsonl")
     summary = {"command": " ".join(["python", "bench.py", *argv]), "config": config, "seed": options.seed,
-               "hardware": hardware(options.device), "versions": versions(),
+               **machine(options.device), "seconds_of_last_run": round(time.time() - started, 1),
                "skills": "no skills" if library is None else f"skills out of {len(library)}",
-               "seconds_of_last_run": round(time.time() - started, 1),
                **all_figures(samples, options.turns, config["baselines"])}
     write_atomically(out / "summary.json", json.dumps(summary, indent=1) + "\n")
     plot(summary, samples, out / "fast_p.png")
-    print(table(summary))
-    print(f"\nresults.jsonl, summary.json and fast_p.png are in {out}")
+    print(f"{table(summary)}\n\nresults.jsonl, summary.json and fast_p.png are in {out}")
     return 0
 
 

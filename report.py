@@ -44,7 +44,6 @@ from synthetic.generator import training_tasks
 from tasks import GPU_BATCH_FACTOR, UserError, builtin_tasks, folder_tasks, scale_batch
 
 
-
 @dataclass
 class Run:
     """The state of a run: what reinforce.py's phases read, and what one step hands to the next."""
@@ -61,7 +60,7 @@ class Run:
     sandbox: Sandbox | None = None
     compiled: Sandbox | None = None  # judges against torch.compile; only CUDA Agent's reward asks
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
-    bar: tqdm | None = None  # counts steps, and names the phase
+    bar: tqdm = field(default_factory=lambda: tqdm(disable=True))  # counts steps, and names the phase
 
     @property
     def clock(self) -> str:
@@ -71,8 +70,7 @@ class Run:
     @contextlib.contextmanager
     def phase(self, name):
         """Time a phase and show its name. What it waits for the sandbox is counted under `sandbox` instead."""
-        if self.bar is not None:
-            self.bar.set_description(f"step {self.step + 1}: {name}")
+        self.bar.set_description(f"step {self.step + 1}: {name}")
         start, before = time.monotonic(), self.sandbox.waited
         yield
         waited = self.sandbox.waited - before
@@ -99,11 +97,9 @@ def command_line(argv, description, tables, choices) -> dict:
     parser.add_argument("--recipe", choices=list(recipes), help="reward, and what goes with it (default: davinci)")
     for name, (default, meaning) in options.items():
         others = [f", {recipe}: {changed[name]}" for recipe, changed in recipes.items() if name in changed]
-        kind = {"type": type(default), "metavar": "X"}
+        kind = {"choices": list(choices[name])} if name in choices else {"type": type(default), "metavar": "X"}
         if type(default) is bool:
             kind = {"action": argparse.BooleanOptionalAction if default else "store_true"}
-        elif name in choices:
-            kind = {"choices": list(choices[name])}
         parser.add_argument(flag(name), help=f"{meaning} (default: {default}{''.join(others)})", **kind)
     for name, (cpu, gpu, paper, meaning) in sizes.items():
         parser.add_argument(flag(name), type=type(cpu), metavar="X", help=f"{meaning} (default: {cpu} on a CPU, {gpu} "
@@ -116,13 +112,12 @@ def flag(name) -> str:
     return "--" + name.replace("_", "-")
 
 
-def configure(given, parameters, tables) -> argparse.Namespace:
+def configure(given, parameters, options, sizes, recipes) -> argparse.Namespace:
     """All options: those given, and the defaults for this device, recipe and number of model parameters.
 
     What comes later in this order wins: sizes, options, what the recipe changes, what was given. Raises UserError where
     a number is too small.
     """
-    options, sizes, recipes = tables
     column = 2 if parameters >= 1e9 else int(given["device"] == "cuda")
     config = {"recipe": "davinci"} | {name: row[column] for name, row in sizes.items()}
     config |= {name: default for name, (default, _) in options.items()}
@@ -150,7 +145,7 @@ def open_run(given, tables, changeable) -> Run:
     model = Backbone.load(source, given["device"])
     for parameter in model.model.parameters():
         parameter.data = parameter.data.clone()  # a mapped file's alignment would change the last bit of a product
-    args = configure(given, sum(p.numel() for p in model.model.parameters()), tables)
+    args = configure(given, sum(p.numel() for p in model.model.parameters()), *tables)
     library, generator = SkillLibrary.of_model(source), torch.Generator(model.device).manual_seed(args.seed)
     run = Run(args, out, model, make_adamw(model.model.parameters(), args.lr), library, len(library), generator)
     if saved:
@@ -215,8 +210,8 @@ def task_stream(args):
     batch (tasks.scale_batch), so that kernels take long enough to be measured.
     """
     if args.tasks == "synth":
-        for task in training_tasks(args.seed):
-            yield task if args.device == "cpu" else scale_batch(task, GPU_BATCH_FACTOR)
+        made = training_tasks(args.seed)
+        yield from made if args.device == "cpu" else (scale_batch(task, GPU_BATCH_FACTOR) for task in made)
     listed = builtin_tasks(device=args.device) if args.tasks == "builtin" else folder_tasks(args.tasks)
     rng = random.Random(args.seed)
     while True:
@@ -275,13 +270,10 @@ def save_checkpoint(run):
 
 def read_metrics(run) -> list[dict]:
     """The lines of complete steps: not one that a kill cut off, nor one whose checkpoint was never written."""
-    path, kept = run.out / "metrics.jsonl", []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        with contextlib.suppress(ValueError):
-            metrics = json.loads(line)
-            if metrics["step"] <= run.step:
-                kept.append(metrics)
-    return kept
+    path = run.out / "metrics.jsonl"
+    text = path.read_text() if path.is_file() else ""
+    lines = map(json.loads, text[:text.rfind("\n") + 1].splitlines())
+    return [line for line in lines if line["step"] <= run.step]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -302,14 +294,13 @@ def rollout_metrics(episodes) -> dict:
     """
     trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    best = []  # for each rollout the speedup of its fastest correct turn, or 0
-    for trajectory in trajectories:
-        best.append(max((t.verdict.speedup for t in trajectory.turns if t.verdict.correct), default=0.0))
+    # for each rollout the speedup of its fastest correct turn, or 0
+    best = [max((turn.verdict.speedup for turn in trajectory.turns if turn.verdict.correct), default=0.0)
+            for trajectory in trajectories]
     return {"reward_best": mean(trajectory.best_reward for trajectory in trajectories),
             "reward_turn": mean(turn.reward for turn in turns),
             "correct": mean(speedup > 0 for speedup in best),
-            "fast_1": mean(speedup > 1 for speedup in best),
-            "fast_1.2": mean(speedup > 1.2 for speedup in best),
+            "fast_1": mean(speedup > 1 for speedup in best), "fast_1.2": mean(speedup > 1.2 for speedup in best),
             "speedup": mean(s for s in best if s),
             "correct_first": mean(trajectory.turns[0].verdict.correct for trajectory in trajectories),
             "coverage": mean(turn.verdict.coverage or 0.0 for turn in turns if turn.verdict.correct),
@@ -344,15 +335,15 @@ def step_metrics(run, episodes) -> dict:
 
 def progress(m, args) -> str:
     """The line that a step prints; before the first step only the evaluation. m: a line of metrics.jsonl."""
-    evaluation = f"evaluation: reward {m['eval_reward_best']:.3f}, correct {m['eval_correct']:.0%}, " \
-                 f"Fast_1 {m['eval_fast_1']:.0%} ({m['clock']})" if "eval_fast_1" in m else ""
-    if m["step"] == 0:
-        return f"before training  {evaluation}"
-    text = (f"step {m['step']}/{args.steps}  reward {m['reward_best']:.3f}  correct {m['correct']:.0%}  "
-            f"Fast_1 {m['fast_1']:.0%}  speedup {m['speedup'] or 0:.2f}x ({m['clock']})  rows {m['policy_rows']}"
-            f"+{m['selection_rows']}+{m['summary_rows']}  skills {m['library']} (+{m['staged']})  "
-            f"proposals passed {m['passed']} of {m['proposals']}  {sum(m['seconds'].values()):.0f} s")
-    return text + ("  |  " + evaluation if evaluation else "")
+    text = "before training" if m["step"] == 0 else (
+        f"step {m['step']}/{args.steps}  reward {m['reward_best']:.3f}  correct {m['correct']:.0%}  "
+        f"Fast_1 {m['fast_1']:.0%}  speedup {m['speedup'] or 0:.2f}x ({m['clock']})  rows {m['policy_rows']}"
+        f"+{m['selection_rows']}+{m['summary_rows']}  skills {m['library']} (+{m['staged']})  "
+        f"proposals passed {m['passed']} of {m['proposals']}  {sum(m['seconds'].values()):.0f} s")
+    if "eval_fast_1" in m:
+        text += (f"{'  |' if m['step'] else ''}  evaluation: reward {m['eval_reward_best']:.3f}, "
+                 f"correct {m['eval_correct']:.0%}, Fast_1 {m['eval_fast_1']:.0%} ({m['clock']})")
+    return text
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -365,9 +356,8 @@ def record_rollouts(run, path, episodes):
     A later turn's prompt is what came before it and the `feedback` there, so only the first is written out. Rewards and
     advantages are there, too: what the update was made from can be computed again from these lines alone.
     """
-    @functools.cache  # many replies answer the same prompt
-    def text(ids):
-        return run.model.tokenizer.decode(ids, skip_special_tokens=False)
+    # Many replies answer the same prompt, which is decoded once.
+    text = functools.cache(lambda ids: run.model.tokenizer.decode(ids, skip_special_tokens=False))
 
     def opening(role, task, completion):
         return {"role": role, "task": task.name, "prompt": text(tuple(completion.prompt_ids))}
@@ -393,13 +383,12 @@ def record_rollouts(run, path, episodes):
 
 def draw_curves(run):
     """curves.png: rewards, training, evaluation, skills, rejected proposals and seconds over the steps."""
-    import matplotlib  # here: it takes half a second to import
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # here: it takes half a second to import
 
     metrics, name = read_metrics(run), f"({run.clock} clock)"
     steps = [m for m in metrics if m["step"] > 0]
-    figure, axes = plt.subplots(2, 3, figsize=(15, 8), layout="constrained")
+    figure = Figure(figsize=(15, 8), layout="constrained")
+    axes = figure.subplots(2, 3)
     for axis, title, keys in (
             (axes[0, 0], "reward by role", ["reward_best", "reward_turn", "reward_selection", "reward_summary"]),
             (axes[0, 1], f"training tasks {name}", ["correct", "fast_1", "fast_1.2", "coverage"]),
@@ -407,8 +396,8 @@ def draw_curves(run):
             (axes[1, 0], "skills", ["library", "proposals", "passed", "selected_learnt"])):
         axis.set_title(title)
         for key in keys:
-            points = [(m["step"], m[key]) for m in metrics if m.get(key) is not None]
-            xs, ys = [x for x, _ in points], [y for _, y in points]
+            points = {m["step"]: m[key] for m in metrics if m.get(key) is not None}
+            xs, ys = list(points), list(points.values())
             if len(points) > 30 and key != "library":  # a step's tasks are few: show the mean of ten steps, too
                 [line] = axis.plot(xs, ys, alpha=0.2)
                 ys = [mean(ys[max(0, i - 4):i + 6]) for i in range(len(ys))]
@@ -416,12 +405,12 @@ def draw_curves(run):
             elif points:
                 axis.plot(xs, ys, marker=".", label=key)
     phases = dict.fromkeys(phase for m in steps for phase in m["seconds"])
-    stacks = {"share of proposals rejected": {reason: [m["rejected"].get(reason, 0) / max(m["proposals"], 1)
-                                                       for m in steps] for reason in REASONS},
-              "seconds of a step": {phase: [m["seconds"].get(phase, 0) for m in steps] for phase in phases}}
-    for axis, (title, stack) in zip(axes[1, 1:], stacks.items()):
+    seconds = {phase: [m["seconds"].get(phase, 0) for m in steps] for phase in phases}
+    rejected = {why: [m["rejected"].get(why, 0) / max(m["proposals"], 1) for m in steps] for why in REASONS
+                if any(why in m["rejected"] for m in steps)}
+    for axis, title, stack in ((axes[1, 1], "share of proposals rejected", rejected),
+                               (axes[1, 2], "seconds of a step", seconds)):
         axis.set_title(title)
-        stack = {label: values for label, values in stack.items() if any(values)}
         if stack:
             axis.stackplot([m["step"] for m in steps], list(stack.values()), labels=list(stack))
     for axis in axes.flat:
@@ -431,4 +420,3 @@ def draw_curves(run):
         else:
             axis.text(0.5, 0.5, "none in this run", ha="center", transform=axis.transAxes)
     figure.savefig(run.out / "curves.png", dpi=100)
-    plt.close(figure)

@@ -12,21 +12,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import pytest
 import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(1)  # these models are so small that a second thread only waits, longest on a busy machine
 
 import backbone
 from backbone import Backbone, Completion
-from sandbox import KernelTime, Sandbox, Verdict, feedback
-from tasks import Task, TaskError
-
-TEMPLATE = """{%- for m in messages -%}
-<|im_start|>{{ m.role }}
-{{ m.content }}{% if loop.first and tools %}
-{% for t in tools %}# Tool {{ t.function.name }}{% endfor %}{% endif %}<|im_end|>
-{% endfor -%}
-{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+from fast.attention import attention_kind
+from sandbox import KernelTime, Verdict, feedback
+from synthetic.tiny import random_qwen3, train_tokenizer
+from tasks import Task, TaskError, run_command
 
 SOURCE = """import torch
 import torch.nn as nn
@@ -43,42 +39,39 @@ def get_init_inputs():
 """
 
 
+CONTENT = "Motivation: relu reads memory twice.\nKey Idea: fuse.\nExample:\nx = tl.maximum(x, 0.0)"  # of a skill
+
+
 def make_task(n=0) -> Task:
     return Task(f"task{n}", 0, SOURCE.format(factor=n + 2))
 
 
-def tiny_tokenizer():
-    """A byte-level BPE of at most 900 tokens with a ChatML template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=900, special_tokens=["<|pad|>", "<|im_start|>", "<|im_end|>"],
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
-    texts = [*backbone.SYSTEM.values(), SOURCE, kernel(1.5), json.dumps(backbone.UPDATE_TOOL), feedback(Verdict())]
-    tokenizer.train_from_iterator(texts * 2, trainer)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|pad|>")
-    wrapped.chat_template = TEMPLATE
-    return wrapped
-
-
 def tiny_qwen(tokenizer, seed=0):
     """A Qwen3 of 100 thousand parameters with random weights (large ones, so that its answers are not uniform)."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     torch.manual_seed(seed)
-    config = Qwen3Config(vocab_size=len(tokenizer), hidden_size=48, intermediate_size=96, num_hidden_layers=2,
-                         num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
-                         max_position_embeddings=4096, initializer_range=0.15, eos_token_id=tokenizer.eos_token_id,
-                         pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
-    return Qwen3ForCausalLM(config).eval()
+    return random_qwen3(len(tokenizer), 48, 96, 2, head_dim=16, max_position_embeddings=4096, initializer_range=0.15,
+                        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+                        bos_token_id=None).eval()
+
+
+TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
+        "intermediate_size": 64, "max_position_embeddings": 512, "initializer_range": 0.15}
+
+
+def tiny_model(name, tokenizer, experts=None, **config):
+    """A model with random weights of any architecture that transformers has, Llama or another."""
+    config = getattr(transformers, name + "Config")(vocab_size=len(tokenizer), **TINY | config)
+    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, tokenizer.eos_token_id, tokenizer.pad_token_id
+    torch.manual_seed(0)
+    kind = getattr(transformers, name + ("LMHeadModel" if name == "GPT2" else "ForCausalLM"))
+    experts = {"experts_implementation": experts} if experts else {}
+    return kind._from_config(config, attn_implementation=attention_kind(config), **experts).eval()
 
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return tiny_tokenizer()
+    return train_tokenizer([*backbone.SYSTEM.values(), SOURCE, kernel(1.5), json.dumps(backbone.UPDATE_TOOL),
+                            feedback(Verdict())], 900)
 
 
 @pytest.fixture(scope="session")
@@ -92,6 +85,52 @@ def model_folder(tmp_path_factory, tokenizer):
 @pytest.fixture
 def model(model_folder):
     return Backbone.load(model_folder)
+
+
+@pytest.fixture
+def inputs(model):
+    """Shapes of the token ids that the model is called with: (R, L) prompts, (n, 1) steps that are no replays."""
+    shapes = []
+    hook = model.model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True)
+    yield shapes
+    hook.remove()
+
+
+class LargestTensor(TorchDispatchMode):
+    """Counts operators, and the elements of the largest tensor (of a dtype, or of any) that one has returned."""
+
+    def __init__(self, dtype=None):
+        super().__init__()
+        self.dtype, self.elements, self.operators = dtype, 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.operators += 1
+        for value in torch.utils._pytree.tree_leaves(result):
+            if torch.is_tensor(value) and self.dtype in (None, value.dtype):
+                self.elements = max(self.elements, value.numel())
+        return result
+
+
+def plain_logprobs(model, prompt, reply):
+    """The slow twin of Backbone.logprobs: one row by itself, through the model's own forward, without a cache."""
+    logits = model.model(torch.tensor([prompt + reply]), use_cache=False).logits[0, len(prompt) - 1:-1].float()
+    return logits.log_softmax(-1)[range(len(reply)), reply]
+
+
+@pytest.fixture
+def refusal(capsys, monkeypatch):
+    """A function that runs a program's main with arguments, and returns the one line with which it refuses them."""
+    def run(main, *arguments):
+        monkeypatch.setattr(sys, "argv", ["program.py"])
+        with pytest.raises(SystemExit) as end:
+            run_command(lambda: main([str(argument) for argument in arguments]))
+        out, err = capsys.readouterr()
+        assert end.value.code == 2 and out == "" and err.count("\n") == 1 and ": error: " in err, (out, err)
+        return err
+
+    return run
 
 
 def role_of(prompt) -> str:
@@ -113,7 +152,17 @@ class Scripted(Backbone):
         return ScriptedSampler(self, max_new_tokens, temperature, generator)
 
 
-class ScriptedSampler:
+class Opened:
+    """What a with statement opens and has nothing to close of."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+class ScriptedSampler(Opened):
     """Backbone.sampler with Scripted's choice of words: each step writes whole replies."""
 
     def __init__(self, model, max_new_tokens, temperature, generator):
@@ -152,26 +201,8 @@ class ScriptedSampler:
     def pause(self):
         pass
 
-    close = pause
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.close()
-
-
-def completed(judge, *arguments) -> Future:
-    """What Sandbox.submit returns for a pair, once that is judged; it may be a TaskError."""
-    future = Future()
-    try:
-        future.set_result(judge(*arguments))
-    except TaskError as error:
-        future.set_exception(error)
-    return future
-
-
-class FakeSandbox:
+class FakeSandbox(Opened):
     """Believes what the code says of itself: `# speedup 1.5 coverage 0.8`; without that line the code is wrong."""
 
     def __init__(self, device="cpu", **_):
@@ -185,12 +216,16 @@ class FakeSandbox:
 
     def submit(self, pairs):
         self.scored += pairs
-        return [completed(self.verdict, task, code) for task, code in pairs]
+        futures = [Future() for _ in pairs]
+        for future, pair in zip(futures, pairs):
+            try:
+                future.set_result(self.verdict(*pair))
+            except TaskError as error:
+                future.set_exception(error)
+        return futures
 
     def wait(self, futures):
         assert any(future.done() for future in futures)
-
-    score_pairs = Sandbox.score_pairs
 
     def verdict(self, task, code):
         claim = re.search(r"# speedup ([\d.]+) coverage ([\d.]+)", code)
@@ -201,16 +236,24 @@ class FakeSandbox:
                        candidate_ms=1 / speedup, speedup_low=speedup, correct_loose=True,
                        profile=[KernelTime("fused_kernel", coverage, True)])
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
 
 def kernel(speedup, coverage=0.8, note="") -> str:
     """A policy reply whose kernel has this speedup in the eyes of FakeSandbox."""
     return f"Plan: x.\n\n```python\nclass ModelNew:\n    # speedup {speedup} coverage {coverage} {note}\n    pass\n```"
+
+
+def entry(**changes) -> dict:
+    """A well-formed entry of new_skills."""
+    return {"name": "learnt", "description": "relu forward randn", "scope": "general", "tags": ["relu"],
+            "content": CONTENT} | changes
+
+
+def proposing(*skills) -> str:
+    return call("update_skill_library", new_skills=list(skills))
+
+
+def selecting(*names) -> str:
+    return call("select_skills", selected_skills=[{"name": name, "reason": "r"} for name in names])
 
 
 def call(name, **arguments) -> str:

@@ -5,10 +5,8 @@ import random
 import pytest
 import torch
 
-import backbone
 from backbone import Backbone, extract_code, extract_tool_call
-from conftest import make_task
-from fast.attention import attention_kind
+from conftest import make_task, plain_logprobs, tiny_model
 from policy import next_messages, policy_messages
 from sandbox import Verdict
 from tasks import UserError
@@ -18,44 +16,34 @@ from tasks import UserError
 CALL = '{"name": "f", "arguments": {"a": [1, "x"]}}'
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"<tool_call>\n{CALL}\n</tool_call>",
-        f"thinking\n<tool_call>{CALL}</tool_call>trailing",
-        '<tool_call>{"name": "f", "arguments": "{\\"a\\": [1, \\"x\\"]}"}</tool_call>',
-        '<function=f><parameter=a>[1, "x"]</parameter></function>',
-        '<tool_call><function=f>\n<parameter=a>\n[1, "x"]\n</parameter>\n</function></tool_call>',
-        f"```json\n{CALL}\n```",
-        '```json\n{"a": [1, "x"]}\n```',
-        '```\n{"a": [1, "x"]}\n```',
-        f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>{CALL}</tool_call>',
-        f'<tool_call>broken</tool_call><tool_call>{CALL}</tool_call>'
-        '<tool_call>{"name": "g", "arguments": 1}</tool_call>',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    f"<tool_call>\n{CALL}\n</tool_call>", f"thinking\n<tool_call>{CALL}</tool_call>trailing",
+    '<tool_call>{"name": "f", "arguments": "{\\"a\\": [1, \\"x\\"]}"}</tool_call>',
+    '<function=f><parameter=a>[1, "x"]</parameter></function>',
+    '<tool_call><function=f>\n<parameter=a>\n[1, "x"]\n</parameter>\n</function></tool_call>',
+    f"```json\n{CALL}\n```", '```json\n{"a": [1, "x"]}\n```', '```\n{"a": [1, "x"]}\n```',
+    f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>{CALL}</tool_call>',
+    f"<tool_call>broken</tool_call><tool_call>{CALL}</tool_call>"
+    '<tool_call>{"name": "g", "arguments": 1}</tool_call>'])
 def test_every_form_of_a_tool_call_is_read(text):
     assert extract_tool_call(text, "f") == {"a": [1, "x"]}
 
 
 MALFORMED = [
     "", "no call at all", "<tool_call>", "<tool_call></tool_call>", "</tool_call><tool_call>",
-    "<tool_call>{</tool_call>", "<tool_call>[]</tool_call>", "<tool_call>null</tool_call>",
-    "<tool_call>3</tool_call>", '<tool_call>"f"</tool_call>', '<tool_call>{"name": "f"}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": null}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": "{"}</tool_call>',
-    '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>',
+    "<tool_call>{</tool_call>", "<tool_call>[]</tool_call>", "<tool_call>null</tool_call>", "<tool_call>3</tool_call>",
+    '<tool_call>"f"</tool_call>', '<tool_call>{"name": "f"}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": null}</tool_call>', '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": "{"}</tool_call>', '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>',
     '<tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>', "<function=f>", "<function=f></function>",
     "<function=f><parameter=a>1</function>", "<function=g><parameter=a>1</parameter></function>",
-    "```json\n[1, 2]\n```", "```json\n{\n```", "```json", "```", "``````",
+    "```json\n[1, 2]\n```", "```json\n{\n```", "```json", "``````",
     '```json\n{"name": "g", "arguments": {"a": 1}}\n```', "<tool_call>" * 50,
     "<tool_call>" + "[" * 100_000 + "</tool_call>", "```json\n" + '{"a":' * 50_000 + "\n```", "\x00\ud800\uffff",
     "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \ud800}}</tool_call>",
     '<tool_call>{"name": "f", "arguments": {"a": NaN, "a": 1e999}</tool_call>',
     "```python\nclass ModelOld:\n    pass\n```", "```python\nclass ModelNew", "class ModelNew: pass",
-    "```python class ModelNew```", "```python\n# class ModelNew\n```",
-]
+    "```python class ModelNew```", "```python\n# class ModelNew\n```"]
 
 
 @pytest.mark.parametrize("text", MALFORMED)
@@ -79,10 +67,8 @@ def test_parsing_survives_random_damage():
 
 
 def test_code_is_the_last_block_that_defines_model_new():
-    text = (
-        "```python\nclass ModelNew:\n    a = 1\n```\nBetter:\n```py title=x\nimport torch\n\n"
-        "class ModelNew(nn.Module):\n    b = 2\n```\n```python\nprint(ModelNew)\n```"
-    )
+    text = ("```python\nclass ModelNew:\n    a = 1\n```\nBetter:\n```py title=x\nimport torch\n\n"
+            "class ModelNew(nn.Module):\n    b = 2\n```\n```python\nprint(ModelNew)\n```")
     assert extract_code(text) == "import torch\n\nclass ModelNew(nn.Module):\n    b = 2\n"
 
 
@@ -144,56 +130,14 @@ def test_later_turns_extend_the_ids_token_by_token(model):
             assert ids.count(model.tokenizer.eos_token_id) == model.chat_ids(later).count(model.tokenizer.eos_token_id)
 
 
-def test_merged_turns_score_like_separate_rows(model):
-    messages = policy_messages(make_task(), ())
-    first = model.sample([model.chat_ids(messages)], 30, 1.0, torch.Generator().manual_seed(0))[0]
-    second = model.sample([model.next_ids(first, next_messages(messages, first.text, Verdict(error="x")))], 25, 1.0,
-                          torch.Generator().manual_seed(1))[0]
-    stranger = model.sample([[5, 6, 7]], 10, 1.0, torch.Generator().manual_seed(2))[0]
-    rows = [(r.prompt_ids, r.token_ids) for r in (first, stranger, second)]
-    shapes = []
-    hook = model.model.base_model.register_forward_pre_hook(
-        lambda m, a, k: shapes.append(k["input_ids"].shape), with_kwargs=True
-    )
-    together = model.logprobs(rows)
-    hook.remove()
-    assert shapes == [(2, len(second.prompt_ids) + len(second.token_ids))]  # two sequences carry three rows
-    for row, got in zip(rows, together):
-        assert torch.allclose(got, model.logprobs([row])[0], atol=1e-5)
-
-
 # ---- loading
 
-def test_save_and_load_is_exact(model, tmp_path):
-    model.save(tmp_path)
-    again = Backbone.load(tmp_path)
-    for (name, a), (_, b) in zip(model.model.named_parameters(), again.model.named_parameters()):
-        assert torch.equal(a, b), name
-    assert again.chat_ids(policy_messages(make_task(), ())) == model.chat_ids(policy_messages(make_task(), ()))
-
-
-def test_bad_folders_are_told_in_one_line(model, tmp_path):
-    with pytest.raises(UserError, match="no such model folder"):
-        Backbone.load(tmp_path / "none")
-    with pytest.raises(UserError, match="no weights"):
-        Backbone.load(tmp_path)
+def test_broken_weights_are_told_in_one_line(model, tmp_path):
     model.save(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="cannot load the model") as caught:
         Backbone.load(tmp_path)
     assert "\n" not in str(caught.value)
-    (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="no weights"):
-        Backbone.load(tmp_path)
-
-
-def test_tools_reach_the_prompt(model):
-    text = model.chat_text([{"role": "user", "content": "u"}], backbone.SELECT_TOOL)
-    assert "select_skills" in text and text.endswith("<|im_start|>assistant\n")
-
-
-TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2,
-        "intermediate_size": 64, "max_position_embeddings": 512, "initializer_range": 0.15}
 
 
 @pytest.mark.parametrize("name, fast, more", [
@@ -213,18 +157,10 @@ TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "
                            "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2}),
 ])
 def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tokenizer, capsys):
-    import transformers
-
-    config = getattr(transformers, name + "Config")(vocab_size=len(tokenizer), **TINY | more)
-    config.bos_token_id, config.eos_token_id, config.pad_token_id = None, tokenizer.eos_token_id, tokenizer.pad_token_id
-    torch.manual_seed(0)
-    kind = getattr(transformers, name + ("LMHeadModel" if name == "GPT2" else "ForCausalLM"))
-    model = Backbone(kind._from_config(config, attn_implementation=attention_kind(config)).eval(), tokenizer)
+    model = Backbone(tiny_model(name, tokenizer, **more), tokenizer)
     assert ("plain path" in capsys.readouterr().out) != fast
     replies = model.sample(PROMPTS, 20, 1.0, torch.Generator().manual_seed(0))
     for reply, new in zip(replies, model.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):
-        with torch.no_grad():  # the whole sequence at once, without a cache
-            whole = model.model(torch.tensor([reply.prompt_ids + reply.token_ids]), use_cache=False).logits[0]
-        want = whole.log_softmax(-1)[len(reply.prompt_ids) - 1:-1].gather(-1, torch.tensor(reply.token_ids)[:, None])
-        assert (want[:, 0] - torch.tensor(reply.logprobs)).abs().max() < 1e-4
-        assert (want[:, 0] - new).abs().max() < 1e-4
+        want = plain_logprobs(model, reply.prompt_ids, reply.token_ids)
+        assert (want - torch.tensor(reply.logprobs)).abs().max() < 1e-4
+        assert (want - new).abs().max() < 1e-4

@@ -1,7 +1,6 @@
 """bench.py: what counts as a win, that a run can be interrupted, and that bad input is refused in one line."""
 
 import argparse
-import contextlib
 import json
 import math
 import re
@@ -12,9 +11,9 @@ import pytest
 import torch
 
 import bench
-from backbone import SELECT_TOOL, Completion
+from backbone import SELECT_TOOL, Backbone, Completion
 from bench import Attempt, Sample
-from conftest import FakeSandbox, kernel
+from conftest import FakeSandbox, ScriptedSampler, kernel, selecting
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
@@ -60,13 +59,6 @@ def test_a_turn_right_to_one_percent_counts_at_that_tolerance_alone():
     assert fast([loose], 1.2, rule="strict", tolerance=1e-2) == 1
 
 
-def test_a_detected_cheat_is_never_correct():
-    cheat = attempt(None, correct_loose=True, reference_ms=3.0, candidate_ms=1.0, rejected="decoy kernel")
-    for tolerance in bench.TOLERANCES:
-        row = bench.figures({"a": [sample(cheat)]}, 1, "eager", tolerance, "standard")
-        assert row["correct"] == 0 and row["fast_1"] == 0 and row["geometric_mean"] is None
-
-
 def test_figures_by_hand():
     """Two problems, two samples, two turns; the shares and means are worked out here in the comments."""
     samples = {"a": [sample(attempt(0.5), attempt(2.0)), sample(attempt(), attempt())],
@@ -86,7 +78,7 @@ def test_figures_by_hand():
 NO_CODE = Attempt("sorry", False, Verdict(error="the reply has no code block that defines ModelNew"))
 UNUSABLE = Attempt("reply", True, Verdict(error="unusable task: x: the reference crashes"))
 BROKEN = Attempt("reply", True, Verdict(error="does not parse"))
-CHEAT = attempt(None, rejected="decoy")
+CHEAT = attempt(2.0, rejected="decoy")  # never correct, whatever else its verdict says
 
 
 @pytest.mark.parametrize("turns, became", [
@@ -107,14 +99,10 @@ def test_clocks_are_never_mixed():
 # ---- --ids
 
 
-def names(tasks):
-    return [task.name for task in tasks]
-
-
 def test_ids():
     tasks = [Task(f"level1/{i}_P", 1, "") for i in range(1, 13)]
-    assert names(bench.choose(tasks, "every5")) == ["level1/5_P", "level1/10_P"]
-    assert names(bench.choose(tasks, "10, 2-4,2")) == [f"level1/{i}_P" for i in (2, 3, 4, 10)]
+    assert bench.choose(tasks, "every5") == [tasks[4], tasks[9]]
+    assert bench.choose(tasks, "10, 2-4,2") == [*tasks[1:4], tasks[9]]
     assert bench.choose(tasks, None) == tasks
     for bad in ("13", "3-20", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
         with pytest.raises(UserError, match="--ids"):
@@ -129,6 +117,8 @@ LIBRARY = SkillLibrary([Skill("fuse", "fuse softplus", "general", ("softplus",),
 class Scripted:
     """A model whose prompts are numbers into a list of conversations, and whose replies `script` makes up."""
 
+    at_a_time, sample = None, Backbone.sample
+
     def __init__(self, script):
         self.script, self.seen = script, []
         self.asked = Counter()  # (temperature, longest reply) -> replies
@@ -142,42 +132,22 @@ class Scripted:
     def next_ids(self, completion, messages, tool=None):
         return self.chat_ids(messages, tool)
 
-    def answer(self, prompt, max_new_tokens, temperature, generator):
-        self.asked[temperature, max_new_tokens] += 1
-        return Completion(prompt, [1], [0.0], self.script(*self.seen[prompt[0]], generator), True)
-
-    def sample(self, prompts, *how):
-        return [self.answer(prompt, *how) for prompt in prompts]
-
     def sampler(self, *how):
-        return Sampler(self, how)
+        return Sampler(self, *how)
 
 
-class Sampler(contextlib.nullcontext):
-    def __init__(self, model, how):
-        super().__init__(self)
-        self.model, self.how, self.added = model, how, []
+class Sampler(ScriptedSampler):
+    """It counts what it is asked for."""
 
-    @property
-    def waiting(self):
-        return len(self.added)
-
-    def add(self, prompt, key):
-        self.added.append((key, prompt))
-
-    def step(self):
-        now, self.added = self.added, []
-        return [(key, self.model.answer(prompt, *self.how)) for key, prompt in now]
-
-    def pause(self):
-        pass
+    def answer(self, prompt):
+        self.model.asked[self.temperature, self.limit] += 1
+        return Completion(prompt, [1], [0.0], self.model.script(*self.model.seen[prompt[0]], self.generator), True)
 
 
 def by_chance(messages, tool, generator):
     """Selects the only skill; writes a kernel of random speed, or now and then nothing."""
     if tool is SELECT_TOOL:
-        call = {"think": "", "selected_skills": [{"name": "fuse", "reason": "softplus"}]}
-        return f'<tool_call>{json.dumps({"name": "select_skills", "arguments": call})}</tool_call>'
+        return selecting("fuse")
     luck = torch.rand((), generator=generator).item()
     return kernel(luck * 3) if luck > 0.2 else "I have no idea."
 
@@ -202,13 +172,10 @@ class Scorer(FakeSandbox):
 
 def run(tasks, path, model=None, library=None, sandbox=None, compiled=None, done=None, **more):
     """bench.evaluate with usual arguments."""
-    return bench.evaluate(model or Scripted(by_chance), library, sandbox or Scorer(), compiled, tasks, options(**more),
-                          {} if done is None else done, path)
-
-
-def options(**more):
-    return argparse.Namespace(**{"samples": 2, "turns": 3, "batch": 4, "seed": 0, "device": "cpu", "temperature": 1.0,
-                                 "max_new_tokens": 99, "max_prompt_tokens": 1000, **more})
+    usual = {"samples": 2, "turns": 3, "batch": 4, "seed": 0, "device": "cpu", "temperature": 1.0,
+             "max_new_tokens": 99, "max_prompt_tokens": 1000}
+    return bench.evaluate(model or Scripted(by_chance), library, sandbox or Scorer(), compiled, tasks,
+                          argparse.Namespace(**usual | more), {} if done is None else done, path)
 
 
 def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
@@ -229,23 +196,15 @@ def test_interrupted_run_ends_as_the_uninterrupted_one(tmp_path):
     whole = run(tasks, tmp_path / "whole.jsonl", library=LIBRARY)
     with pytest.raises(KeyboardInterrupt):  # in the middle of the second batch
         run(tasks, path, library=LIBRARY, sandbox=Scorer(lives=5))
-    assert len(path.read_text().splitlines()) == 4
-    path.write_text(path.read_text() + '{"task": "level1/3_GeluSk')  # killed while it wrote
-    done, model = bench.read_results(path), Scripted(by_chance)
-    assert len(done) == 4
-    assert run(tasks, path, model, LIBRARY, done=done) == whole
-    assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert model.asked == {(0, 99): 5, (1.0, 99): 5 * 2 * 3}  # the first batch was not done again
-    assert bench.read_results(path) == {(s.task, s.index): s for rows in whole.values() for s in rows}
-
-
-def test_batch_whose_end_was_lost_is_completed(tmp_path):
-    tasks, path = builtin_tasks(1)[:2], tmp_path / "results.jsonl"
-    whole = run(tasks, path, library=LIBRARY)
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:3]) + lines[3][:50])
-    parts = run(tasks, path, library=LIBRARY, done=bench.read_results(path))
-    assert len(lines) == 4 and parts == whole and path.read_text() == "".join(lines)
+    lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 14 and path.read_text() == "".join(lines[:4])
+    for complete in (4, 7):  # killed while it wrote the next line: the second batch's first, its last
+        path.write_text("".join(lines[:complete]) + lines[complete][:50])
+        done, model = bench.read_results(path), Scripted(by_chance)
+        assert len(done) == complete
+        assert run(tasks, path, model, LIBRARY, done=done) == whole and path.read_text() == "".join(lines)
+        assert model.asked == {(0, 99): 5, (1.0, 99): 5 * 2 * 3}  # the first batch was not done again
+        assert bench.read_results(path) == {(s.task, s.index): s for rows in whole.values() for s in rows}
 
 
 def test_seed_changes_the_samples(tmp_path):
@@ -297,79 +256,61 @@ def command(monkeypatch, capsys, *arguments, model=None):
 
 
 def test_command_end_to_end(tmp_path, monkeypatch, capsys):
-    """Two problems through the real sandbox, then the rerun that finds everything there."""
-    arguments = ["--level", 1, "--ids", "1,5", "--samples", 2, "--model", tmp_path, "--out", tmp_path / "out"]
-    code, out, err, model = command(monkeypatch, capsys, *arguments)
-    assert code == 0, err
-    summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert summary["clock"] == "modelled" and "modelled" in out and "measured" not in out
-    assert summary["command"].startswith("python bench.py --device cpu --level 1 --ids 1,5")
-    assert summary["versions"]["torch"] == torch.__version__ and summary["seed"] == 0 and summary["hardware"]
-    after = {row["turns"]: row for row in summary["figures"]
-             if (row["of"], row["tolerance"], row["rule"]) == ("mean of samples", 1e-4, "strict")}
-    assert (after[1]["correct"], after[2]["correct"], after[3]["correct"]) == (0, 0.5, 0.5)
-    assert (after[2]["fast_1"], after[3]["fast_1"], after[3]["fast_2"]) == (0, 0.5, 0.5)  # one kernel for three
-    assert after[3]["geometric_mean"] > 2
-    assert summary["problems"]["level1/1_AffineSoftplus"]["kinds"] == {"faster": 2}
-    assert summary["problems"]["level1/5_TemperedSoftmax"]["kinds"] == {"no code": 2}
-    assert (tmp_path / "out/fast_p.png").stat().st_size > 10000
-    assert "level1/5_TemperedSoftmax" in out and "no code block" in out
-    code, again, err, model = command(monkeypatch, capsys, *arguments)
-    assert code == 0 and not model.asked and again == out and "4 of 4 samples are there already" in err
-
-
-def test_unusable_problem_counts_as_failed_with_its_reason(tmp_path, monkeypatch, capsys):
+    """A problem that is solved, one that cannot be used and one that gets no code, through the real sandbox."""
     folder = tmp_path / "bench" / "KernelBench" / "level1"
     folder.mkdir(parents=True)
     good = builtin_tasks(1)[0].source
     (folder / "1_Good.py").write_text(good)
     (folder / "2_Bad.py").write_text(good.replace("F.softplus(x)", "F.no_softplus_there(x)"))
-    code, out, err, _ = command(monkeypatch, capsys, "--level", 1, "--kernelbench", tmp_path / "bench", "--samples", 1,
-                                "--model", tmp_path, "--out", tmp_path / "out")
-    assert code == 0
+    (folder / "3_Hard.py").write_text(builtin_tasks(1)[4].source)
+    arguments = ["--level", 1, "--ids", "1-3", "--samples", 2, "--kernelbench", tmp_path / "bench", "--model", tmp_path,
+                 "--out", tmp_path / "out"]
+    code, out, err, model = command(monkeypatch, capsys, *arguments)
+    assert code == 0, err
     summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert summary["problems"]["level1/1_Good"]["kinds"] == {"faster": 1}
-    assert summary["problems"]["level1/2_Bad"]["kinds"] == {"unusable": 1}
-    assert "no_softplus_there" in summary["problems"]["level1/2_Bad"]["most_common_error"]
-    row = summary["figures"][0]
-    assert row["correct"] == 0.5 and row["fast_1"] == 0.5  # of all problems
+    assert summary["clock"] == "modelled" and "modelled" in out and "measured" not in out
+    assert summary["command"].startswith("python bench.py --device cpu --level 1 --ids 1-3")
+    assert summary["versions"]["torch"] == torch.__version__ and summary["seed"] == 0 and summary["hardware"]
+    after = {row["turns"]: row for row in summary["figures"]
+             if (row["of"], row["tolerance"], row["rule"]) == ("mean of samples", 1e-4, "strict")}
+    third = 1 / 3  # of all problems
+    assert (after[1]["correct"], after[2]["correct"], after[3]["correct"]) == (0, third, third)
+    assert (after[2]["fast_1"], after[3]["fast_1"], after[3]["fast_2"]) == (0, third, third)  # one kernel for three
+    assert after[3]["geometric_mean"] > 2
+    problems = [summary["problems"][f"level1/{name}"] for name in ("1_Good", "2_Bad", "3_Hard")]
+    assert [problem["kinds"] for problem in problems] == [{"faster": 2}, {"unusable": 2}, {"no code": 2}]
+    assert "no_softplus_there" in problems[1]["most_common_error"]
+    assert (tmp_path / "out/fast_p.png").stat().st_size > 10000
+    assert "level1/3_Hard" in out and "no code block" in out
+    code, again, err, model = command(monkeypatch, capsys, *arguments)
+    assert code == 0 and not model.asked and again == out and "6 of 6 samples are there already" in err
 
 
-def test_changed_configuration_is_refused(tmp_path, monkeypatch, capsys):
+def test_changed_configuration_is_refused(tmp_path, monkeypatch, capsys, refusal):
     arguments = ["--level", 1, "--ids", "2", "--samples", 1, "--turns", 1, "--model", tmp_path, "--out",
                  tmp_path / "out"]
     assert command(monkeypatch, capsys, *arguments)[0] == 0
-    for changed, name in ((["--seed", 1], "seed"), (["--samples", 2], "samples"), (["--no-skills"], "no_skills")):
-        code, out, err, model = command(monkeypatch, capsys, *arguments, *changed)
-        assert code == 2 and out == "" and f"{name} changed" in err and err.count("\n") == 1 and not model.asked
-    (tmp_path / "model.safetensors").write_bytes(b"other weights")
-    code, out, err, _ = command(monkeypatch, capsys, *arguments)
-    assert code == 2 and "weights changed" in err
+    for changed, name in ((["--seed", 1], "seed"), (["--samples", 2], "samples"), (["--no-skills"], "no_skills"),
+                          ([], "weights")):
+        if not changed:
+            (tmp_path / "model.safetensors").write_bytes(b"other weights")
+        assert f"{name} changed" in refusal(bench.main, "--device", "cpu", *arguments, *changed)
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--model", "no/such/folder"], "no/such/folder"),
-    (["--kernelbench", "no/such/checkout"], "no level1/ there"),
-    (["--device", "cuda"], "no GPU"),
-    (["--baseline", "compile"], "needs a GPU"),
-    (["--ids", "1,2,x"], "cannot read 'x'"),
-    (["--ids", "999"], "no problem 999"),
-    (["--samples", "0"], "--samples 0: must be above 0"),
-    (["--turns", "-1"], "--turns -1: must be above 0"),
-    (["--max-new-tokens", "4096", "--max-prompt-tokens", "1"], "context of 4096 tokens"),
-    (["--out", "FILE"], "cannot be used as --out"),
-    (["--out", "FILE/below"], "cannot be used as --out"),
-])
-def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, capsys):
+    ("--model no/such/folder", "no/such/folder"), ("--kernelbench no/such/checkout", "no level1/ there"),
+    ("--device cuda", "no GPU"), ("--baseline compile", "needs a GPU"), ("--ids 1,2,x", "cannot read 'x'"),
+    ("--ids 999", "no problem 999"), ("--samples 0", "--samples 0: must be above 0"),
+    ("--turns -1", "--turns -1: must be above 0"),
+    ("--max-new-tokens 4096 --max-prompt-tokens 1", "context of 4096 tokens"),
+    ("--out file", "cannot be used as --out"), ("--out file/below", "cannot be used as --out")])
+def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):
     (tmp_path / "file").write_text("")
-    arguments = [argument.replace("FILE", str(tmp_path / "file")) for argument in arguments]
+    arguments = arguments.split()
     if "--model" not in arguments:
         monkeypatch.setattr(bench.Backbone, "load", lambda path, device: Scripted(by_task))
         arguments += ["--model", str(tmp_path)]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        run_command(lambda: bench.main(["--level", "1", *arguments]))
-    out, err = capsys.readouterr()
-    assert end.value.code == 2 and out == "" and err.count("\n") == 1 and message in err
+    assert message in refusal(bench.main, "--level", 1, *arguments)
     assert not (tmp_path / "runs").exists()

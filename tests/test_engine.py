@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from backbone import Backbone, PlainEngine
+from conftest import tiny_model
 from fast.slots import Slots
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
@@ -68,22 +69,17 @@ print("all right")
 """
 
 
-def run_kernels(device, dtypes, shapes, **environment):
+@pytest.mark.parametrize("device, dtypes, shapes", [
+    pytest.param("cpu", "[(torch.float32, 1e-5)]", [(2, 4, 2, 16, 70), (1, 3, 1, 40, 33)],
+                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="the next one is the real thing")),
+    pytest.param("cuda", "[(torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)]",
+                 [(3, 8, 2, 64, 200), (1, 4, 4, 16, 70), (2, 6, 2, 40, 130), (64, 32, 8, 128, 1300)], marks=needs_gpu)])
+def test_kernels(device, dtypes, shapes):
+    """In Triton's interpreter, or on a GPU."""
     done = subprocess.run([sys.executable, "-c", KERNELS.replace("%r", f"'{device}', {dtypes}, {shapes}")], text=True,
-                          capture_output=True, env=os.environ | environment, cwd=Path(__file__).parent.parent)
+                          capture_output=True, cwd=Path(__file__).parent.parent,
+                          env=os.environ | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {}))
     assert done.stdout.strip() == "all right", done.stderr[-2000:]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the next one is the real thing")
-def test_kernels_in_the_interpreter():
-    run_kernels("cpu", "[(torch.float32, 1e-5)]", [(2, 4, 2, 16, 70), (1, 3, 1, 40, 33)],
-                TRITON_INTERPRET="1")
-
-
-@needs_gpu
-def test_kernels_on_a_gpu():
-    run_kernels("cuda", "[(torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 3e-2)]",
-                [(3, 8, 2, 64, 200), (1, 4, 4, 16, 70), (2, 6, 2, 40, 130), (64, 32, 8, 128, 1300)])
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=needs_gpu)])
@@ -144,16 +140,6 @@ def generator_for(model, seed=7):
     return torch.Generator(model.device).manual_seed(seed)
 
 
-@pytest.fixture
-def inputs(model):
-    """Shapes of the token ids that the model is called with: (R, L) prompts, (n, 1) steps that are no replays."""
-    shapes = []
-    hook = model.model.base_model.register_forward_pre_hook(
-        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True)
-    yield shapes
-    hook.remove()
-
-
 @pytest.mark.parametrize("most", [1, 3, 4, 8, 64])
 def test_replies_are_those_of_the_plain_path(model, engine, plain, most, monkeypatch):
     """With fewer slots than prompts, each slot goes from one sequence to the next."""
@@ -164,18 +150,12 @@ def test_replies_are_those_of_the_plain_path(model, engine, plain, most, monkeyp
             assert logprobs == pytest.approx(want_logprobs, abs=1e-5)
 
 
-def test_calls_do_not_see_what_earlier_ones_have_left(model, engine, plain):
-    for count, limit in ((8, 60), (1, 60), (5, 20), (8, 60), (3, 60)):
+def test_every_limit_is_kept_and_calls_do_not_see_what_earlier_ones_have_left(model, engine, plain, monkeypatch):
+    monkeypatch.setattr(engine, "most", 4)
+    for count, limit in ((8, 60), (1, 60), (5, 20), (8, 60), (3, 60), *((8, n) for n in (0, 1, 2, 15, 16, 17, 32))):
         for (tokens, _), (want, _) in zip(generate(model, PROMPTS[:count], limit), plain):
             assert tokens == want[:limit]
-
-
-@pytest.mark.parametrize("limit", [0, 1, 2, 15, 16, 17, 32])
-def test_every_limit_is_kept(model, engine, plain, limit, monkeypatch):
-    monkeypatch.setattr(engine, "most", 4)
-    for (tokens, _), (want, _) in zip(generate(model, PROMPTS, limit), plain):
-        assert tokens == want[:limit]
-    assert generate(model, [], limit) == []
+    assert generate(model, [], 20) == []
 
 
 def test_finished_sequences_are_replaced_before_the_others_end(model, monkeypatch, inputs):
@@ -305,14 +285,9 @@ def test_prompts_that_fit_go_before_one_that_is_too_long_for_the_slots(model, wh
 @pytest.mark.parametrize("experts", ["eager", None])
 def test_a_step_that_cannot_be_recorded_is_launched_kernel_by_kernel(tokenizer, experts, capsys):
     """transformers' plain loop over a mixture's experts asks the GPU which were chosen."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
-                            num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=4,
-                            num_experts_per_tok=2, moe_intermediate_size=32, initializer_range=0.15)
-    mixture = Qwen3MoeForCausalLM._from_config(config, attn_implementation="causal", experts_implementation=experts)
-    model = Backbone(mixture.to("cuda").eval(), tokenizer)
+    mixture = tiny_model("Qwen3Moe", tokenizer, experts, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                         moe_intermediate_size=32)
+    model = Backbone(mixture.to("cuda"), tokenizer)
     for count in (8, 3):
         replies = generate(model, PROMPTS[:count], 30)
         assert [tokens for tokens, _ in replies] == [plain_reply(model, prompt, 30)[0] for prompt in PROMPTS[:count]]

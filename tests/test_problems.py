@@ -4,9 +4,9 @@ import re
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from conftest import LargestTensor
 from synthetic.generator import synthesize
 from tasks import builtin_tasks, scale_batch
 
@@ -28,20 +28,11 @@ def build(source, seed):
     return model, names["get_inputs"]()
 
 
-class LargestTensor(TorchDispatchMode):
-    """Remembers the element count of the largest tensor that any operator returned, and the number of operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.elements, self.operators = 0, 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.operators += 1
-        for value in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(value, torch.Tensor):
-                self.elements = max(self.elements, value.numel())
-        return result
+def work(model, inputs):
+    """(elements of the largest tensor, operators, FLOPs) of one forward."""
+    with torch.no_grad(), LargestTensor() as seen, FlopCounterMode(display=False) as flops:
+        model(*inputs)
+    return seen.elements, seen.operators, flops.get_total_flops()
 
 
 def test_counts_and_names():
@@ -55,21 +46,17 @@ def test_counts_and_names():
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_runs_deterministic_finite_not_constant(task):
-    outputs = []
-    for _ in range(2):
-        model, inputs = build(task.source, 0)
-        kept = [value.clone() for value in inputs]
-        with torch.no_grad():
-            outputs.append(model(*inputs))
-        assert all(torch.equal(a, b) for a, b in zip(kept, inputs)), "changes its inputs"
-    first, again = outputs
+    (model, inputs), (twin, same) = build(task.source, 0), build(task.source, 0)
+    kept = [value.clone() for value in inputs]
+    with torch.no_grad():
+        first, again = model(*inputs), twin(*same)
+        other = model(*load(task.source)["get_inputs"]())  # the same parameters, the next inputs
+    assert all(torch.equal(a, b) for a, b in zip(kept, inputs)), "changes its inputs"
     assert isinstance(first, torch.Tensor) and first.dtype == torch.float32
     assert torch.equal(first, again), "not deterministic for a seed"
     assert torch.isfinite(first).all()
     if first.numel() > 1:  # spread against magnitude, so that shares of 1/1024 count as well
         assert first.std() > 0.02 * first.abs().mean(), "(nearly) constant"
-    with torch.no_grad():
-        other = model(*load(task.source)["get_inputs"]())  # the same parameters, the next inputs
     # Neither zeros nor the answer to other inputs may pass as an answer, even at the loose tolerance of 1e-2.
     for wrong in (torch.zeros_like(first), other):
         assert not torch.allclose(wrong, first, rtol=1e-2, atol=1e-2)
@@ -78,11 +65,9 @@ def test_runs_deterministic_finite_not_constant(task):
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def test_size(task):
     model, inputs = build(task.source, 0)
-    with torch.no_grad(), LargestTensor() as seen, FlopCounterMode(display=False) as flops:
-        model(*inputs)
-    largest = max([seen.elements] + [value.numel() for value in inputs])
-    assert 32 * 1024 <= largest <= 256 * 1024
-    assert flops.get_total_flops() < 1e9
+    elements, _, flops = work(model, inputs)
+    assert 32 * 1024 <= max([elements] + [value.numel() for value in inputs]) <= 256 * 1024
+    assert flops < 1e9
     assert max(len(line) for line in task.source.split("\n")) <= 120
 
 
@@ -97,22 +82,14 @@ def test_first_constant_is_the_leading_dimension(task):
     assert inputs2[0].shape[0] == 2 * inputs[0].shape[0]
     for a, b in zip(inputs, inputs2):  # whatever does not grow with the batch keeps its shape altogether
         assert b.shape in (a.shape, (2 * a.shape[0], *a.shape[1:]))
-    with torch.no_grad(), LargestTensor() as seen:
-        model(*inputs)
-    with torch.no_grad(), LargestTensor() as seen2:
-        model2(*inputs2)
-    assert seen2.operators == seen.operators  # no loop over the batch
-    assert seen2.elements <= 2 * seen.elements  # no tensor that grows with the batch squared
+    (elements, operators, _), (elements2, operators2, _) = work(model, inputs), work(model2, inputs2)
+    assert operators2 == operators  # no loop over the batch
+    assert elements2 <= 2 * elements  # no tensor that grows with the batch squared
 
 
 @pytest.mark.parametrize("seed", [17, 80, 250])  # the diagonal is a parameter; an input; the columns are 512 * 4
 def test_a_larger_batch_makes_no_larger_diagonal_matrix(seed):
     task = synthesize(seed, clutter=True)
     assert task.family == "diagonal" and "torch.diag(" in task.source
-    work = []
-    for problem in (task, scale_batch(task, 4)):
-        model, inputs = build(problem.source, 0)
-        with torch.no_grad(), LargestTensor() as seen, FlopCounterMode(display=False) as flops:
-            model(*inputs)
-        work.append((seen.elements, flops.get_total_flops()))
-    assert work[1] == (4 * work[0][0], 4 * work[0][1])
+    (elements, _, flops), large = (work(*build(one.source, 0)) for one in (task, scale_batch(task, 4)))
+    assert (large[0], large[2]) == (4 * elements, 4 * flops)

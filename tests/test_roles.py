@@ -1,6 +1,7 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
 
 import contextlib
+import re
 from concurrent.futures import Future
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 import backbone
 import summarizer
 from backbone import Completion
-from conftest import FakeSandbox, Scripted, ScriptedSampler, call, kernel, make_task
+from conftest import (CONTENT, FakeSandbox, Scripted, ScriptedSampler, call, entry, kernel, make_task, proposing,
+                      selecting)
 from policy import Trajectory, Turn, rollout, score_pairs
 from sandbox import Verdict
 from selector import read_selection, select
@@ -18,11 +20,8 @@ from summarizer import (Proposal, Summary, apply_pass_rule, best_skill, best_tri
                         read_proposals, trigger, verify)
 from tasks import TaskError
 
-CONTENT = "Motivation: relu reads memory twice.\nKey Idea: one kernel.\nExample:\nx = tl.maximum(x, 0.0)"
-SKILLS = [  # each shares a word with the task
-    Skill(f"skill-{i}", f"description {i}", "general", (word,), f"{CONTENT} body{i}")
-    for i, word in enumerate(["forward", "module", "inputs", "randn", "init"])
-]
+SKILLS = [Skill(f"skill-{i}", f"description {i}", "general", (word,), f"{CONTENT} body{i}")
+          for i, word in enumerate(["forward", "module", "inputs", "randn", "init"])]  # words of the task
 
 
 @pytest.fixture
@@ -30,23 +29,7 @@ def scripted(model):
     return Scripted(model.model, model.tokenizer)
 
 
-def selecting(*names) -> str:
-    return call("select_skills", selected_skills=[{"name": n, "reason": "r"} for n in names])
-
-
-def proposing(*skills) -> str:
-    return call("update_skill_library", new_skills=list(skills))
-
-
-def entry(**changes) -> dict:
-    return {"name": "new-skill", "description": "d", "scope": "general", "tags": ["a"], "content": CONTENT} | changes
-
-
 # ---- selection
-
-
-def selected(arguments) -> str:
-    return f'<tool_call>{{"name": "select_skills", "arguments": {arguments}}}</tool_call>'
 
 
 @pytest.mark.parametrize("reply, chosen, dropped", [
@@ -57,8 +40,8 @@ def selected(arguments) -> str:
     (selecting(), [], []), ("skill-1", [], []), (proposing(entry(name="skill-1")), [], []),
     (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
     ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []),
-    (selected('{"selected_skills": "skill-1"}'), [], []), (selected("{}"), [], []),
-    (selected('{"selected_skills": {"name": "skill-1"}}'), [], [])])
+    (call("select_skills", selected_skills="skill-1"), [], []), (call("select_skills"), [], []),
+    (call("select_skills", selected_skills={"name": "skill-1"}), [], [])])
 def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
     skills, gone = read_selection(reply, SKILLS)
     assert [s.name for s in skills] == chosen and list(gone) == dropped
@@ -134,14 +117,12 @@ def test_a_reply_without_code_never_reaches_the_sandbox(scripted):
 def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
     scripted.script = lambda role, prompt: [kernel(1.0)]
     jobs = [(make_task(), ()), (make_task(), SKILLS)]
-    lengths = [
-        [len(t.completion.prompt_ids) for t in tr.turns] for tr in rollout(scripted, FakeSandbox(), jobs, 3, 400)
-    ]
+    whole = rollout(scripted, FakeSandbox(), jobs, 3, 400)
+    lengths = [[len(turn.completion.prompt_ids) for turn in one.turns] for one in whole]
     assert lengths[0][2] < lengths[1][1]
     short = rollout(scripted, FakeSandbox(), jobs, 3, 400, max_prompt_tokens=lengths[1][0])
-    assert [len(tr.turns) for tr in short] == [sum(n <= lengths[1][0] for n in row) for row in lengths] and len(
-        short[1].turns
-    ) == 1
+    assert [len(tr.turns) for tr in short] == [sum(n <= lengths[1][0] for n in row) for row in lengths]
+    assert len(short[1].turns) == 1
     never = rollout(scripted, FakeSandbox(), jobs, 3, 400, max_prompt_tokens=lengths[1][0] - 1)[1]
     assert len(never.turns) == 1 and never.turns[0].completion.token_ids == []
     assert "more than" in never.turns[0].verdict.error and not never.turns[0].verdict.correct
@@ -175,9 +156,12 @@ def test_on_a_gpu_rollouts_go_through_their_turns_independently(scripted):
         (what, name) for name in reversed(names) for what in ("judged", "handed in", "judged")]
 
 
-@pytest.mark.parametrize("device, when", [("cuda", [1, 2, 3, 4, 5, 6]), ("cpu", [3, 3, 3, 6, 6, 6])])
+@pytest.mark.parametrize("device, when", [("cuda", [1, 3, 4, 5, 6]), ("cpu", [3, 3, 6, 6, 6])])
 def test_kernels_are_judged_at_once_on_a_gpu_and_together_on_a_cpu(scripted, device, when):
-    """A model that writes one reply after the other. when: how many it has written when each kernel is judged."""
+    """A model that writes one reply after the other; one has no kernel. when: how many it had written at each verdict.
+
+    On a CPU that rollout waits for the others, so that all begin their next turns together and in order.
+    """
     judged = []
 
     class Eager(FakeSandbox):
@@ -185,16 +169,10 @@ def test_kernels_are_judged_at_once_on_a_gpu_and_together_on_a_cpu(scripted, dev
             judged.append(len(scripted.asked))
             return super().verdict(task, code)
 
-    scripted.script, scripted.at_a_time = lambda role, prompt: [kernel(1.0)], 1
-    assert all(len(one.turns) == 2 for one in rollout(scripted, Eager(device), [(make_task(), ())] * 3, 2, 400))
-    assert judged == when
-
-
-def test_on_a_cpu_all_rollouts_begin_their_next_turns_together_and_in_order(scripted):
-    """Also the one whose reply holds no kernel, which needs no verdict of the sandbox."""
     scripted.at_a_time = 1
     scripted.script = lambda role, prompt: ["no code" if "* 3" in prompt and "Compiled" not in prompt else kernel(1.0)]
-    rollout(scripted, FakeSandbox(), [(make_task(i), ()) for i in range(3)], 2, 400)
+    done = rollout(scripted, Eager(device), [(make_task(i), ()) for i in range(3)], 2, 400)
+    assert judged == when and [len(one.turns) for one in done] == [2, 2, 2]
     assert [prompt.split("relu(x) * ")[1][0] for _, prompt in scripted.asked] == list("234234")
 
 
@@ -220,15 +198,6 @@ def test_the_model_uses_the_gpu_in_short_pieces_and_leaves_nothing_running(scrip
     scripted.sampler = lambda *arguments: Slow(scripted, *arguments)
     rollout(scripted, Gate("cuda"), [(make_task(), ())], 1, 400)
     assert events == ["in", *["step"] * 8, "pause", "out", "in", "step", "pause", "out"]
-
-
-def test_greedy_rollouts_need_no_generator_and_repeat(model):
-    torch.manual_seed(1)
-    one = rollout(model, FakeSandbox(), [(make_task(), ())] * 2, 2, 12, temperature=0)
-    torch.manual_seed(2)
-    two = rollout(model, FakeSandbox(), [(make_task(), ())] * 2, 2, 12, temperature=0)
-    first, second = ([t.completion.token_ids for tr in rollouts for t in tr.turns] for rollouts in (one, two))
-    assert first == second
 
 
 def test_an_unusable_task_costs_only_its_own_candidates(capsys):
@@ -272,15 +241,11 @@ def test_best_trigger_takes_the_fastest_of_those_that_trigger():
 # ---- summary: what
 
 
-def updating(arguments) -> str:
-    return f'<tool_call>{{"name": "update_skill_library", "arguments": {arguments}}}</tool_call>'
-
-
 @pytest.mark.parametrize("reply, reasons", [
     (proposing(entry(name="a"), entry(name="b")), [None, None]), (proposing(), []), ("", ["no tool call"]),
     (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"]),
     (selecting("a"), ["no tool call"]), ("<tool_call>{</tool_call>", ["no tool call"]),
-    (updating('{"new_skills": "x"}'), ["malformed"]), (updating('{"think": "x"}'), ["malformed"]),
+    (call("update_skill_library", new_skills="x"), ["malformed"]), (call("update_skill_library"), ["malformed"]),
     (proposing("text"), ["malformed"]), (proposing(None, entry()), ["malformed", None])] + [
     (proposing(entry(**changes)), [reason]) for reason, several in {
         None: [{}, {"scope": "task_specific/softmax"}, {"name": "skill-1"},
@@ -300,68 +265,39 @@ def test_form_check_records_a_reason(reply, reasons):
     assert all(p.skill is not None for p in proposals if not p.rejected)
 
 
-LAZY = """Use torch.compile instead.
-use torch.compile(model, mode='max-autotune')
-Wrap the module in torch.compile and return it.
-Decorate forward with @torch.compile.
-Fall back to PyTorch for small inputs.
-When in doubt, fall back to torch.
-Falling back to eager is safest.
-It is best to fall back on the native implementation.
-Call cuBLAS for the matmul.
-Using cuDNN is faster than any kernel.
-Rely on torch.compile to fuse the operators.
-Just use PyTorch's own operators.
-Simply call torch.softmax(x).
-Use the built-in PyTorch function.
-Use torch.sum(x) instead of a custom kernel.
-Use torch.matmul directly.
-Avoid writing custom kernels.
-Do not write a Triton kernel for this.
-Don't write kernels for small tensors.
-There is no need to write a kernel here.
-Instead of a custom Triton kernel, return the eager result.
-Rather than writing your own kernel, keep the eager code.
-Leave the matmul to cuBLAS.
-Delegate the reduction to PyTorch.
-Replace the kernel with torch.sum.
-Never use a custom kernel for batch norm.""".split("\n")
+def sentences(text) -> list:
+    return re.split(r"(?<=\.) ", " ".join(text.split()))
 
-HONEST = """Unlike torch.matmul, the kernel reads each row once.
-Do not use torch.compile; write the fused kernel yourself.
-Replace torch.sum with a reduction inside the kernel.
-Instead of torch.softmax, one program handles a row.
-Call the convolution without bias and add the bias as the first operator of the fused kernel.
-Pass bias None to F.conv and treat the bias as a broadcast parameter of the tail.
-Each program computes its terms and stores their sum; a short torch sum finishes the loss.
-Extend the row kernel by the pointwise steps around it instead of launching more kernels.
-torch.diag(d) @ x builds a dense matrix of zeros and multiplies by it.
-A scan kept in torch cannot be fused with what surrounds it.
-Never call cuBLAS for a diagonal product; scale the rows in a kernel.
-This beats torch.compile by 1.3x.
-Rather than calling cuBLAS, keep the tile in registers.
-Use torch.empty_like for the output and launch one kernel.
-Use torch.empty instead of torch.zeros for the output.
-Avoid writing intermediates to memory: one kernel does the chain.
-Avoid launching a second kernel for the bias.
-PyTorch falls back to a slow path for non-contiguous inputs, so write a kernel.
-Use one fused Triton kernel instead of a Triton kernel per operator.
-The matmul may stay a torch call; fuse its epilogue.
-It is faster than cuBLAS followed by a pointwise kernel.
-Keep F.conv2d and compute everything after it in one Triton kernel.""".split("\n") + [
-    "```python\n# use torch.compile\n```"
-]
+
+LAZY = sentences("""Use torch.compile instead. Use torch.compile(model, mode='max-autotune'). Wrap the module in
+torch.compile and return it. Decorate forward with @torch.compile. Fall back to PyTorch for small inputs. When in
+doubt, fall back to torch. Falling back to eager is safest. It is best to fall back on the native implementation. Call
+cuBLAS for the matmul. Using cuDNN is faster than any kernel. Rely on torch.compile to fuse the operators. Just use
+PyTorch's own operators. Simply call torch.softmax(x). Use the built-in PyTorch function. Use torch.sum(x) instead of a
+custom kernel. Use torch.matmul directly. Avoid writing custom kernels. Do not write a Triton kernel for this. Don't
+write kernels for small tensors. There is no need to write a kernel here. Instead of a custom Triton kernel, return the
+eager result. Rather than writing your own kernel, keep the eager code. Leave the matmul to cuBLAS. Delegate the
+reduction to PyTorch. Replace the kernel with torch.sum. Never use a custom kernel for batch norm.""")
+
+HONEST = sentences("""Unlike torch.matmul, the kernel reads each row once. Do not use torch.compile; write the fused
+kernel yourself. Replace torch.sum with a reduction inside the kernel. Instead of torch.softmax, one program handles a
+row. Call the convolution without bias and add the bias as the first operator of the fused kernel. Pass bias None to
+F.conv and treat the bias as a broadcast parameter of the tail. Each program computes its terms and stores their sum; a
+short torch sum finishes the loss. Extend the row kernel by the pointwise steps around it instead of launching more
+kernels. torch.diag(d) @ x builds a dense matrix of zeros and multiplies by it. A scan kept in torch cannot be fused
+with what surrounds it. Never call cuBLAS for a diagonal product; scale the rows in a kernel. This beats torch.compile
+by 1.3x. Rather than calling cuBLAS, keep the tile in registers. Use torch.empty_like for the output and launch one
+kernel. Use torch.empty instead of torch.zeros for the output. Avoid writing intermediates to memory: one kernel does
+the chain. Avoid launching a second kernel for the bias. PyTorch falls back to a slow path for non-contiguous inputs,
+so write a kernel. Use one fused Triton kernel instead of a Triton kernel per operator. The matmul may stay a torch
+call; fuse its epilogue. It is faster than cuBLAS followed by a pointwise kernel. Keep F.conv2d and compute everything
+after it in one Triton kernel.""")
+HONEST.append("```python\n# use torch.compile\n```")
 
 
 @pytest.mark.parametrize("text, lazy", [(text, True) for text in LAZY] + [(text, False) for text in HONEST])
 def test_advice_not_to_write_kernels_is_refused_and_mentioning_torch_is_not(text, lazy):
     assert bool(lazy_advice("Motivation: speed.\nKey Idea: " + text)) == lazy
-
-
-def test_no_technique_of_the_expert_is_lazy_advice():
-    from synthetic.expert import TECHNIQUES
-    texts = [text for t in TECHNIQUES.values() for text in (t.description, *t.motivation, *t.idea)]
-    assert len(texts) > 20 and [text for text in texts if lazy_advice(text)] == []
 
 
 def test_s_summaries_of_each_winner(scripted):
@@ -410,27 +346,11 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     verify(scripted, sandbox := FakeSandbox(), lists, 400)
     assert len(scripted.asked) == len(sandbox.scored) == 3
     assert all(role == "policy" and "Speedup" not in prompt for role, prompt in scripted.asked)  # single turn
-    assert (all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2])
-            and "body0" not in scripted.asked[2][1])
+    assert all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2])
+    assert "body0" not in scripted.asked[2][1]
     assert [[p.rejected for p in s.proposals] for s in lists[0]] == [[None, "too slow"], [None, "malformed"]]
     assert best_skill(lists[0]).name == "skill-2" and best_skill(lists[0]).verify_speedup == 1.5
     assert best_skill(lists[2]).verify_speedup == 1.9 and best_skill([]) is None
-
-
-def test_best_skill_is_the_fastest_that_passed():
-    summary = summary_of(*SKILLS[:3])
-    for proposal, speedup in zip(summary.proposals, (1.3, 9.0, 1.8)):
-        apply_pass_rule(proposal, Turn(None, "", Verdict(correct=speedup < 5, speedup=speedup)), summary.first)
-    assert best_skill([summary]).name == "skill-2"
-
-
-@pytest.mark.parametrize("reply", ["", "x" * 50, "<tool_call>{</tool_call>", "```python\nclass ModelNew", "\x00"])
-def test_any_reply_of_any_role_is_survived(scripted, reply):
-    scripted.script = lambda role, prompt: [reply]
-    assert select(scripted, SkillLibrary(SKILLS), [make_task()], 1)[0][0].skills == ()
-    assert rollout(scripted, FakeSandbox(), [(make_task(), ())], 2, 100)[0].turns[1].code is None
-    [[summary]] = propose(scripted, [best_trigger([trajectory(1.0, 2.0)])], 1, None)
-    assert summary.proposals[0].rejected == "no tool call"
 
 
 def test_roles_differ_only_in_system_prompt_and_tool(scripted):

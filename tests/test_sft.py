@@ -1,6 +1,7 @@
 """The cold start: what its examples teach, which tokens carry loss, diversity filter, batches, the shipped model."""
 
 import argparse
+import itertools
 import json
 import random
 import re
@@ -20,9 +21,6 @@ from synthetic import examples as examples_module
 from synthetic import expert
 from synthetic.examples import Example, Writer, diversity_filter, spoil
 from synthetic.tiny import HELD_OUT, random_qwen3, train_tokenizer
-from tasks import run_command
-
-ROOT = Path(sft.__file__).parent
 
 
 class Scorer:
@@ -40,9 +38,8 @@ def examples():
     plain, executing = Writer(None), Writer(Scorer())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examples_module, "spoil", lambda code, rng: spoil(code, rng) + "# spoiled\n")
-        return [e for seed in range(120) for e in plain.write(seed)] + [
-            e for seed in range(60) for e in executing.write(seed)
-        ]
+        return [e for writer, seeds in ((plain, 120), (executing, 60)) for seed in range(seeds)
+                for e in writer.write(seed)]
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +47,13 @@ def chat(examples):
     return Chat(train_tokenizer([m["content"] for e in examples for m in e.messages], 1024))
 
 
-def test_all_five_kinds_are_written(examples):
-    assert {e.kind for e in examples} == {"policy", "policy+skills", "selection", "summary", "summary+skills"}
-
-
 def test_writing_is_repeatable(examples):
-    writer = Writer(None)
-    again = [e.messages for seed in range(20) for e in writer.write(seed)]
+    again = [e.messages for seed in range(20) for e in Writer(None).write(seed)]
     assert len(again) > 20 and again == [e.messages for e in examples[: len(again)]]
 
 
 def test_replies_parse_as_what_they_are(examples):
+    assert {e.kind for e in examples} == {"policy", "policy+skills", "selection", "summary", "summary+skills"}
     for e in examples:
         reply = e.messages[-1]["content"]
         if e.kind.startswith("policy"):
@@ -114,21 +107,13 @@ def test_the_turn_after_a_broken_kernel_steps_back(examples):
 def test_loss_falls_on_the_assistants_tokens_only(examples, chat):
     for e in [e for e in examples if len(e.messages) > 3][:20] + examples[:40]:
         ids, mask = encode(chat, e)
+        assert chat.chat_text(e.messages, e.tool, reply=False) == chat.tokenizer.decode(ids) + "\n"
+        prompt = chat.chat_ids(e.messages[:2], e.tool)  # as sampling has it
+        assert list(ids[:len(prompt)]) == prompt
         learnt = [m["content"] for m in e.messages if m["role"] == "assistant"][e.unlearnt:]
-        spans, start = [], None
-        for i, on in enumerate([*mask, False]):
-            start = i if on and start is None else start
-            if not on and start is not None:
-                spans.append(chat.tokenizer.decode(ids[start:i]))
-                start = None
+        runs = itertools.groupby(zip(ids, mask), key=lambda pair: pair[1])
+        spans = [chat.tokenizer.decode([token for token, _ in run]) for on, run in runs if on]
         assert spans == [text + "<|im_end|>" for text in learnt]
-
-
-def test_examples_hold_exactly_the_prompts_that_sampling_uses(examples, chat):
-    e = next(e for e in examples if len(e.messages) == 5 and e.kind == "policy")
-    ids, mask = encode(chat, e)
-    assert chat.chat_text(e.messages, reply=False) == chat.tokenizer.decode(ids) + "\n"
-    assert list(ids[:len(chat.chat_ids(e.messages[:2]))]) == chat.chat_ids(e.messages[:2])
 
 
 def test_a_name_is_split_the_same_way_wherever_it_stands(chat):
@@ -136,11 +121,6 @@ def test_a_name_is_split_the_same_way_wherever_it_stands(chat):
     for text in ("self.zorbag_qi(x)", "(zorbag_qi, y)", "zorbag_qi = 3", "\n        zorbag_qi\n"):
         ids = chat.encode(text)
         assert any(ids[i:i + len(name)] == name for i in range(len(ids)))
-
-
-def test_decoding_gives_the_text_back(examples, chat):
-    for text in (message["content"] for e in examples[::20] for message in e.messages):
-        assert chat.tokenizer.decode(chat.encode(text)) == text
 
 
 def test_the_cache_gives_back_what_it_was_given(examples, chat, tmp_path):
@@ -210,17 +190,12 @@ def test_rows_of_the_papers_layout_are_read_and_bad_ones_reported(tmp_path, chat
 def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeypatch):
     steps = []
 
-    class Step:
-        rate = torch.tensor(0.0)
+    def step(ids, targets):
+        steps.append((sorted(set(ids[:, 0].tolist()) - {0}), step.rate.item()))
+        return torch.tensor(1.0)
 
-        def __init__(self, *_, **__):
-            pass
-
-        def __call__(self, ids, targets):
-            steps.append((sorted(set(ids[:, 0].tolist()) - {0}), self.rate.item()))
-            return torch.tensor(1.0)
-
-    monkeypatch.setattr(sft, "TrainStep", Step)
+    step.rate = torch.tensor(0.0)
+    monkeypatch.setattr(sft, "TrainStep", lambda *_, **__: step)
     data = [(np.full(10, i), np.ones(10, dtype=bool)) for i in range(1, 9)]
     args = argparse.Namespace(seed=0, epochs=1.5, batch_tokens=2 * sft.WIDTHS[0], lr=1.0)
     history = sft.train(random_qwen3(32, 32, 64, 1), data, 0, args)
@@ -236,18 +211,16 @@ def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeyp
     ([], "--out or --cache is required"),
     (["--out", "OUT", "--epochs", "0"], "--epochs 0: choose a number above 0"),
 ])
-def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, capsys):
+def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        run_command(lambda: sft.main(arguments))
-    assert end.value.code == 2 and message in capsys.readouterr().err.strip().split("\n")[-1]
+    assert message in refusal(sft.main, *arguments)
 
 
 # ---- the shipped model
 
 
 def test_the_shipped_model_is_small_complete_and_follows_a_skill():
-    folder = ROOT / "checkpoints" / "tiny"
+    folder = Path(sft.__file__).parent / "checkpoints" / "tiny"
     assert sum(p.stat().st_size for p in folder.iterdir()) <= 16e6
     model = Backbone.load(folder)
     writer, seed, prompts, names = Writer(None), HELD_OUT, [], []

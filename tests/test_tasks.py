@@ -41,24 +41,19 @@ def task(source):
     return tasks.Task("t", 0, source)
 
 
-@pytest.mark.parametrize("text, message", [
-    ("class Model: pass\ndef get_init_inputs(): return []\n", "get_inputs"),
-    ("def get_inputs(:\n", "not valid Python, line 1"),
-    ("\0", "not valid Python"),
-])
-def test_a_bad_problem_file_is_a_one_line_error(tmp_path, text, message):
+@pytest.mark.parametrize("load, text, message", [
+    (load_task, "class Model: pass\ndef get_init_inputs(): return []\n", "get_inputs"),
+    (load_task, "def get_inputs(:\n", "not valid Python, line 1"), (load_task, "\0", "not valid Python"),
+    (load_task, None, "cannot read the problem"), (folder_tasks, None, "no problem files"),
+    (lambda path: folder_tasks(path.parent), None, "no problem files"),
+    (lambda path: kernelbench_tasks(path.parent, 1), None, "no level1/ there")])
+def test_bad_or_missing_problems_are_told_in_one_line(tmp_path, load, text, message):
     path = tmp_path / "p.py"
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     with pytest.raises(TaskError, match=message) as error:
-        load_task(path)
+        load(path)
     assert "\n" not in str(error.value)
-
-
-def test_missing_files_and_folders_are_told(tmp_path):
-    for load, *arguments in ((load_task, tmp_path / "no.py"), (folder_tasks, tmp_path), (folder_tasks, tmp_path / "no"),
-                             (kernelbench_tasks, tmp_path, 1)):
-        with pytest.raises(TaskError):
-            load(*arguments)
 
 
 @pytest.mark.parametrize("ending, status, told", [
@@ -116,8 +111,7 @@ def test_one_operator_has_one_name_however_it_is_spelled():
 ])
 def test_an_evaluation_problem_in_disguise_is_refused(old, new):
     assert old in PROBLEM
-    evaluation = {fingerprint(PROBLEM)}
-    assert unfit(task(PROBLEM.replace(old, new)), evaluation) == "near an evaluation problem"
+    assert unfit(task(PROBLEM.replace(old, new)), {fingerprint(PROBLEM)}) == "near an evaluation problem"
 
 
 def test_another_operator_makes_another_problem():
@@ -135,13 +129,9 @@ def test_every_built_in_problem_is_known_to_the_check():
     assert len(evaluation) > 41 + 150  # KernelBench's hashes are there
 
 
-def test_the_training_stream_keeps_clear_and_is_reproducible():
-    evaluation = evaluation_fingerprints()
-    first = list(itertools.islice(training_tasks(3), 12))
-    assert first == list(itertools.islice(training_tasks(3), 12))
-    assert first != list(itertools.islice(training_tasks(4), 12))
-    assert not any(fingerprint(t.source) in evaluation for t in first)
-    assert len({t.source for t in first}) == 12
+def test_the_training_stream_keeps_clear_of_the_evaluation():
+    evaluation, sources = evaluation_fingerprints(), {task.source for task in itertools.islice(training_tasks(3), 12)}
+    assert len(sources) == 12 and not any(fingerprint(source) in evaluation for source in sources)
 
 
 # ---- the filters
@@ -168,8 +158,7 @@ def test_synthesised_problems_parse_and_vary(clutter):
     for t in made:
         names = {node.name for node in ast.parse(t.source).body if hasattr(node, "name")}
         assert names == {"Model", "get_inputs", "get_init_inputs"}
-    fit = sum(unfit(t, frozenset()) is None for t in made)
-    assert fit >= 50
+    assert sum(unfit(t, frozenset()) is None for t in made) >= 50
 
 
 def test_the_project_ships_hashes_and_no_problem_of_kernelbench():

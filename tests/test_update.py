@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import backbone
-from conftest import tiny_qwen
+from conftest import LargestTensor, plain_logprobs
 import fast.optimizer
 from fast.optimizer import SplitAdamW, make_adamw
 
@@ -34,9 +33,10 @@ def train(parameters, optimizer, steps, first=0):
         optimizer.step()
 
 
-def master(p, optimizer):
+def joined(p, low):
+    """The float32 weights of which p holds the upper halves and `low` the rest."""
     value = p.detach().float()
-    value.view(torch.int32).add_(optimizer.state[p]["low"])
+    value.view(torch.int32).add_(low)
     return value
 
 
@@ -56,10 +56,10 @@ def test_bfloat16_learns_at_the_papers_rate_and_plain_adamw_does_not():
     train(split, optimizer, 200)
     train(plain, torch.optim.AdamW(plain, 1e-6), 200)
     for before, want, p, naive in zip(start, exact, split, plain):
-        moved, error = (want - before).abs(), (master(p, optimizer) - want).abs()
+        moved, error = (want - before).abs(), (joined(p, optimizer.state[p]["low"]) - want).abs()
         assert moved.mean() > 2e-5  # 200 steps of 1e-6, many of them back
         assert error.max() < 0.01 * moved.max()  # the first moment's rounding
-        assert torch.equal(p, master(p, optimizer).bfloat16())
+        assert torch.equal(p, joined(p, optimizer.state[p]["low"]).bfloat16())
         large = before.abs() > 0.01
         assert torch.equal(naive[large], before[large].bfloat16())  # AdamW on bfloat16 alone stays where it was
     assert (split[0] != weights()[0]).float().mean() > 0.2
@@ -75,11 +75,9 @@ def test_weight_and_low_are_a_float32():
                              for d in (torch.bfloat16, torch.int16, torch.bfloat16, torch.float32))
     p.copy_(wanted)
     low.copy_((wanted.view(torch.int32) - p.float().view(torch.int32)).clamp(max=32767))
-    before = p.float()
-    before.view(torch.int32).add_(low)
+    before = joined(p, low)
     fast.optimizer.adamw_step(group, 1, p, torch.zeros(5006), first, second, low)  # a step that changes nothing
-    after = p.float()
-    after.view(torch.int32).add_(low)
+    after = joined(p, low)
     assert torch.equal(after[:-1], before[:-1]) and torch.equal(before[:5000], wanted[:5000])
     assert torch.allclose(before[5000:5004], wanted[5000:5004], rtol=2**-23) and p[-2].isinf() and p[-1].isnan()
 
@@ -117,33 +115,20 @@ def test_a_saved_state_continues_bit_for_bit(tmp_path):
         after.load_state_dict(naive.state_dict())
 
 
-class LargestFloat32(TorchDispatchMode):
-    """Elements of the largest float32 tensor that an operation returns."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(out):
-            if torch.is_tensor(tensor) and tensor.dtype == torch.float32:
-                self.numel = max(self.numel, tensor.numel())
-        return out
-
-
 def test_neither_clipping_nor_a_slice_copies_a_whole_tensor_to_float32():
     parameters = weights()
     train(parameters, SplitAdamW(parameters, 1e-6), 1)
-    with LargestFloat32() as seen:
+    with LargestTensor(torch.float32) as seen:
         torch.nn.utils.clip_grad_norm_(parameters, 0.1)
-    assert seen.numel <= 2
+    assert seen.elements <= 2
     parameters = [torch.nn.Parameter(torch.zeros(2000, dtype=torch.bfloat16)) for _ in range(2)]
     optimizer = SplitAdamW(parameters, 1e-6)
     train(parameters, optimizer, 1)
     for state in optimizer.state.values():
         state["exp_avg_sq"] = state["exp_avg_sq"].double()  # the one that is large and may be
-    with LargestFloat32() as seen:
+    with LargestTensor(torch.float32) as seen:
         optimizer.step()
-    assert seen.numel <= fast.optimizer.SLICE
+    assert seen.elements <= fast.optimizer.SLICE
 
 
 # ---- rescoring in pieces and with recomputation
@@ -151,22 +136,10 @@ def test_neither_clipping_nor_a_slice_copies_a_whole_tensor_to_float32():
 ROWS = [([5, 6, 7], [8, 9, 10, 11]), ([9] * 20, [4, 3, 2]), ([5, 6, 7, 8, 9, 10, 11, 30], [31, 32]), ([12], [13] * 30)]
 
 
-def gradients(model, rows=ROWS):
+def gradients(model, logprobs):
     """(log-probabilities, gradients) of a loss that weighs every token differently."""
     model.model.zero_grad()
-    scored = model.logprobs(rows)
-    flat = torch.cat(scored)
-    (flat * torch.linspace(-1, 2, len(flat))).sum().backward()
-    return [s.detach() for s in scored], [p.grad.clone() for p in model.model.parameters()]
-
-
-def plain(model, rows=ROWS):
-    """Each row by itself through the model's own forward, all logits in one piece."""
-    model.model.zero_grad()
-    scored = []
-    for prompt, reply in rows:
-        logits = model.model(torch.tensor([prompt + reply])).logits[0, len(prompt) - 1:-1].float()
-        scored.append(logits.log_softmax(-1)[range(len(reply)), reply])
+    scored = logprobs(ROWS)
     flat = torch.cat(scored)
     (flat * torch.linspace(-1, 2, len(flat))).sum().backward()
     return [s.detach() for s in scored], [p.grad.clone() for p in model.model.parameters()]
@@ -178,22 +151,24 @@ def same(a, b, atol=1e-5):
 
 
 @pytest.mark.parametrize("positions", [1, 7, 10**6])
-def test_logits_in_pieces_equal_one_piece(model, monkeypatch, positions):
+def test_logits_in_pieces_and_merged_turns_equal_plain_rows(model, inputs, monkeypatch, positions):
     sizes, head = [], model._head
     monkeypatch.setattr(backbone, "LOGITS", positions * len(model.tokenizer))
     monkeypatch.setattr(model, "_head", lambda hidden: sizes.append(len(hidden)) or head(hidden))
-    assert same(gradients(model), plain(model))
+    got = gradients(model, model.logprobs)
+    assert inputs == [(3, 31)]  # four rows, two of which are turns of one rollout
+    assert same(got, gradients(model, lambda rows: [plain_logprobs(model, *row) for row in rows]))
     assert max(sizes) == min(positions, 39)
     assert sum(sizes) == (39 if positions > 39 else 78)  # one piece is not computed again
 
 
 @pytest.mark.parametrize("recompute", [1, 2])
 def test_recomputed_layers_give_the_same_gradients(model, recompute):
-    calls, want = [], gradients(model)
+    calls, want = [], gradients(model, model.logprobs)
     model.recompute = recompute
     for layer in model.layers:
         layer.self_attn.register_forward_pre_hook(lambda *_, layer=layer: calls.append(model.layers.index(layer)))
-    got = gradients(model)
+    got = gradients(model, model.logprobs)
     assert all(torch.equal(x, y) for a, b in zip(got, want) for x, y in zip(a, b))
     assert sorted(calls) == sorted([0, 1, *range(recompute)])  # the first `recompute` layers ran twice
     assert not any("forward" in vars(layer) for layer in model.layers)
@@ -238,19 +213,3 @@ def test_nothing_is_recomputed_unless_memory_asks_for_it(model, monkeypatch):
     assert chosen == [0, 1, 2]  # of two layers
     with torch.no_grad():
         assert model.recomputed_layers(10**9) == 0
-
-
-def test_bfloat16_model_learns_through_the_whole_update(tokenizer):
-    """At the paper's learning rate a bfloat16 model follows the float32 one; the same data, 40 steps."""
-    models = [backbone.Backbone(tiny_qwen(tokenizer).to(dtype), tokenizer) for dtype in (torch.float32, torch.bfloat16)]
-    models[0].model.load_state_dict(models[1].model.state_dict())
-    start = [p.detach().clone() for p in models[0].model.parameters()]
-    for model in models:
-        optimizer = make_adamw(model.model.parameters(), 1e-6)
-        for _ in range(40):
-            optimizer.zero_grad()
-            (-torch.cat(model.logprobs(ROWS)).sum()).backward()
-            optimizer.step()
-    for before, want, p in zip(start, *(m.model.parameters() for m in models)):
-        moved, followed = (want - before).flatten(), (master(p, optimizer) - before).flatten()
-        assert torch.cosine_similarity(moved, followed, dim=0) > 0.9

@@ -148,7 +148,6 @@ class Completion:
     finished: bool  # False when max_new_tokens cut the reply off
 
 
-ModelError = UserError  # its old name
 
 
 LOGITS = 2**28  # logits that `logprobs` computes at a time: 1 GiB in float32, of which about four exist at once

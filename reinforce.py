@@ -16,10 +16,10 @@ once, each against its own kind of group:
     selection  mean over its rollouts of the best reward       the task's k selections              0.3
     summary    speedup of its best verified skill, at most 6   the task's s summaries               0.5
 
-How it differs from the paper's release: MRS is applied inside the update, where the trainer's probabilities are there
-anyway, so a reply that it masks was a member of its group. A proposal that repeats a skill of the library is rejected
-(summarizer.identity); the release gives it another name. The divisor of adv_cross_scheme has a floor: it would blow
-timing noise up to full advantages where all kernels are equally fast. A summary's speedup is clipped as the Policy's.
+How it differs from the paper's release: MRS is applied inside the update, where the trainer's probabilities are known
+anyway, so a masked reply still counted in its group's baseline. A proposal that repeats a skill of the library is
+rejected (summarizer.identity); the release gives it another name. The divisor of adv_cross_scheme has a minimum:
+without it, timing noise would become full advantages. A summary's speedup is clipped as the Policy's.
 
 In comments: N tokens of a reply; B tasks, k selections and s summaries of a task, n rollouts of a scheme, T turns.
 """
@@ -66,11 +66,11 @@ SIZES = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (mod
 }
 OPTIONS = {  # name: default, meaning
     "model": ("checkpoints/tiny", "model folder or hub id; a skill_library.jsonl in it is loaded with it"),
-    "tasks": ("synth", "synth: synthesised; builtin: the evaluation's, to see the loop learn; or a folder of problems"),
+    "tasks": ("synth", "synth: synthesised; builtin: the evaluation problems (to see it learn, no result); or a folder"),
     "seed": (0, "of tasks, sampling and the modelled clock's inputs"),
     "temperature": (1.0, "of all sampling in training"),
     "gamma": (1.0, "gamma: how much of the next turn's return a turn is credited with"),
-    "baseline": ("leave-one-out", "of a return: the others' mean, the group's, or that over its deviation (GRPO)"),
+    "baseline": ("leave-one-out", "what a return is compared with: mean of the others, of the group, or GRPO's"),
     "skills": (True, "select and write skills; without: (k + 1) n rollouts on the bare task"),
     "prs": (True, "profiling-based rejection: drop correct turns whose kernels do little of the work"),
     "mrs": (True, "mismatch rejection: drop replies on which sampler and trainer disagree"),
@@ -88,7 +88,7 @@ OPTIONS = {  # name: default, meaning
     "freeze_selection": (False, "ablation: Selection is used but not trained"),
     "freeze_summary": (False, "ablation: Summary is used but not trained"),
 }
-RECIPES = {  # what a neighbour does otherwise than OPTIONS says; each has its reward in REWARDS
+RECIPES = {  # what a related system does differently from OPTIONS; each has its reward in REWARDS
     "davinci": {},
     "drkernel": dict(skills=False, cross_scheme=False),
     "kevin": dict(skills=False, cross_scheme=False, prs=False, mrs=False, gamma=0.4, baseline="group-norm"),

@@ -7,6 +7,7 @@ All programs of a launch run together, in lockstep (lockstep.py). When a branch 
 what has been stored is undone and they run one by one.
 """
 
+import ast
 import inspect
 import math
 import types
@@ -21,6 +22,7 @@ from judge.compiler import FILE, KernelError
 from judge.lockstep import Diverged, Lockstep, block_pointers, unwrap, uniform
 from judge.prices import LIBDEVICE_COST, OTHER_LIBDEVICE
 
+STOCK_NAMES = ("interpreter_semantic", "_InterpreterComparison")  # that its transformer of syntax trees writes
 TOGETHER = 256  # programs at a time, fewer for large blocks:
 ELEMENTS = 1 << 17  # numpy is fastest while an array fits into the processor's cache
 # CUDA's libdevice functions that torch calls by another name.
@@ -50,9 +52,16 @@ class Interpreter:
         self.diverging = set()  # names of kernels whose programs run one by one
 
     def convert(self, function):
-        """The interpreted function of a compiled one."""
+        """The interpreted function of a compiled one; of a candidate's, made of the syntax tree that was checked."""
         if function.fn not in self.converted:
-            self.converted[function.fn] = stock.InterpretedFunction(function.fn)
+            found = self.converted[function.fn] = stock.InterpretedFunction(function.fn)
+            if function.fn.__code__.co_filename == FILE:
+                tree, scope, made = found.rewriter.ast_transformer.visit(function.parse()), function.fn.__globals__, {}
+                scope.update({name: getattr(owner, member) for name, (owner, member, _) in function.imported.items()
+                              if owner is not None})  # Triton's functions are other ones by now
+                scope.update({name: vars(stock)[name] for name in STOCK_NAMES if name in vars(stock)})
+                exec(compile(ast.fix_missing_locations(tree), FILE, "exec"), scope, made)
+                found.rewritten_fn[function.fn] = made[function.fn.__name__]
         return self.converted[function.fn]
 
     def convert_triton(self):

@@ -3,7 +3,7 @@
     rule               looked at by                      kind     why
     static check       static_check, in the scorer,      denies   the few things with which a candidate could fool the
                        before anything runs                       process that runs it; the reason is told
-    kernels            compiler.check_kernel             allows   where there is no GPU a kernel's body runs as Python,
+    kernels            compiler.check_kernel, member     allows   where there is no GPU a kernel's body runs as Python,
                                                                   in a process that must hold none of the candidate's
     ATen operators     recorder.py, modelled.Replay      denies   a recording may name any operator; not those that
                        and judgement.py                           leave its tensors, or whose price is unknown
@@ -68,6 +68,13 @@ KERNEL_SYNTAX = (*COMMON_SYNTAX, ast.FunctionDef, ast.arguments, ast.arg, ast.An
 KERNEL_BUILTINS = ("range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum",
                    "str")
 KERNEL_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself
+KERNEL_MODULES = {"triton.language", *(f"triton.language.{name}" for name in (
+    "core", "math", "standard", "random", "target_info", "extra", "extra.libdevice", "extra.cuda",
+    "extra.cuda.libdevice"))}
+KERNEL_TYPES = {"tensor", "tensor_descriptor", "dtype", "block_type", "pointer_type", "constexpr", "const", "range",
+                "static_range", "tuple", "slice", "condition", "PropagateNan", "TRITON_MAX_TENSOR_NUMEL"}
+DEFAULT_SYNTAX = (ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop,
+                  ast.expr_context)  # of a parameter's default: no call
 
 # ---------------------------------------------------------------------------------------------------------------------
 # ATen operators, where there is no GPU
@@ -164,6 +171,8 @@ def offending_name(node, names):
 
 def static_check(code):
     """What can be judged without running anything: returns a Verdict, or None to go on."""
+    if re.search(r"\r(?!\n)|[\f\v]", code):  # a new line to some readers of the text and not to others
+        return Verdict(error="does not parse: a carriage return or form feed that ends no line")
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

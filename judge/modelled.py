@@ -75,7 +75,8 @@ class Replay:
             raise KernelError(f"{name} is not a @triton.jit function at the top level of the file")
         kinds = [(key, value["tensor"][1] if isinstance(value, dict) and "tensor" in value else value)
                  for key, value in arguments.items()]
-        key = hashlib.sha256(repr((texts[name], kinds, options)).encode()).hexdigest()
+        passed = [text for other, text in texts.items() if repr({"kernel": other}) in repr(kinds)]
+        key = hashlib.sha256(repr((texts[name], passed, kinds, options)).encode()).hexdigest()
         if key not in known and key not in self.compiled:
             self.compiled.add(key)
             values = self.arguments(

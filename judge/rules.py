@@ -5,8 +5,8 @@
                        before anything runs                       process that runs it; the reason is told
     kernels            compiler.check_kernel, member     allows   where there is no GPU a kernel's body runs as Python,
                                                                   in a process that must hold none of the candidate's
-    ATen operators     recorder.py, modelled.Replay      denies   a recording may name any operator; not those that
-                       and judgement.py                           leave its tensors, or whose price is unknown
+    ATen operators     prices.refusal, in the scorer,    allows   a recording may name any operator: some leave their
+                       before the program is replayed             tensors, and most do more work than their bytes show
     system calls       processes.filter_system_calls     denies   what no candidate needs without a GPU
     side-effect-free   side_effects.py                   allows   who may share a process on a GPU: no more than an
                                                                   honest kernel needs
@@ -82,11 +82,22 @@ DEFAULT_SYNTAX = (ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp,
 # In the candidate's process nothing is computed, so a forward cannot decide by what it computes.
 HOST_READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique", "_unique2"}
 REFUSED_OPERATORS = {"from_file", "set_", "resize_", "_resize_output_"}  # they reach outside of a recording's tensors
-CPU_ONLY = ("mkldnn", "fbgemm", "nnpack", "quantized", "slow_conv")  # what no GPU has cannot be priced for one
-# More work than their bytes show. What is here has no price, so a candidate may call it only where the reference does.
-UNPRICED = re.compile(r"_*(linalg_(?!vector_norm)|fft|trilinear|euclidean_dist|[cp]dist|int_mm|grouped_mm|scaled_mm|"
-                      r"scaled_grouped|weight_int|native_multi_head|transformer|matrix_exp|cholesky|geqrf|orgqr|ormqr|"
-                      r"lu_|triangular_solve|lstm|gru|rnn|thnn|fused_dropout|ctc_loss)")
+# A candidate may call what is known to be worth its price: what PyTorch calls pointwise or a view (also in place or
+# for lists of tensors), what makes tensors of none, what prices.py has by name, and these. Anything else only where the
+# reference calls it: then it costs both the same. On complex numbers only pointwise operators and views are known.
+ONE_PASS = {  # they read their inputs once and write their outputs once
+    "_softmax", "_log_softmax", "_safe_softmax", "hardswish", "glu", "_prelu_kernel", "addr", "exponential",
+    "cat", "stack", "repeat", "flip", "roll", "rot90", "tril", "triu", "diag_embed", "block_diag", "trace",
+    "pixel_shuffle", "pixel_unshuffle", "im2col", "col2im", "native_channel_shuffle", "native_dropout", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
+    "replication_pad1d", "replication_pad2d", "replication_pad3d", "upsample_nearest1d", "upsample_nearest2d",
+    "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "index_put",
+    "index_fill", "index_add", "scatter", "scatter_add", "scatter_reduce", "nll_loss_forward", "nll_loss2d_forward"}
+REFERENCE_ONLY = re.compile(  # although prices.py has them
+    r".*backward.*|_reshape_alias.*|_?nested.*"  # they go where an index or a stride says, and some do not check it
+    r"|_?empty_(permuted|.*quantized)"  # what is not initialised and not poisoned
+    r"|_*(mkldnn|fbgemm|nnpack|quantized|slow_conv).*"  # no GPU has them
+    r"|median|nanmedian|kthvalue|mode"  # they sort, but cost no more than a sum
+    r"|_*scaled_dot_product.*")  # a product, a softmax and a product in one: cheaper than any of them
 
 # ---------------------------------------------------------------------------------------------------------------------
 # System calls: {machine: (its number in a filter, clone, what is refused)}. Refused are fork, vfork, execve, execveat,

@@ -16,6 +16,7 @@ import builtins
 import copy
 import inspect
 import linecache
+import re
 
 import torch
 import triton
@@ -24,8 +25,8 @@ import triton.language.extra.cuda.libdevice  # so that `member` finds them
 import triton.language.extra.libdevice
 from triton.runtime import jit
 
-from judge.rules import (DEFAULT_SYNTAX, KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_MODULES, KERNEL_SYNTAX, KERNEL_TYPES,
-                         dotted, imports)
+from judge.rules import (KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_MODULES, KERNEL_SYNTAX, KERNEL_TYPES, dotted,
+                         imports)
 
 FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
 NO_TEXT = "def kernel(): pass\n"  # every line of a candidate's text as Triton sees it, which is given the tree instead
@@ -66,17 +67,21 @@ def member(owner, name):
     return found if language or libdevice or name in KERNEL_TYPES else None
 
 
-def imported(body):
-    """{name: (its module or None, its name there, what it is)} of what statements import of Triton for kernels."""
-    found, statements = {}, [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    for name, path in imports(ast.Module(statements, [])):
-        root, *parts = ("triton" if "." in name and path == name else path).split(".")
-        owner, value = None, triton if root == "triton" else None
-        for part in parts:
-            owner, value = value, member(value, part) if inspect.ismodule(value) else None
-        if value is not None:
-            found[name.split(".")[0]] = owner, parts[-1] if parts else root, value
+def find(path):
+    """What a kernel may use by a path that begins with "triton", or None."""
+    root, *names = path.split(".")
+    found = triton if root == "triton" else None
+    for name in names:
+        found = member(found, name) if inspect.ismodule(found) else None
     return found
+
+
+def imported(body):
+    """{name: path} of what statements import of Triton that kernels may use."""
+    statements = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    bound = {name.split(".")[0]: name.split(".")[0] if "." in name else path  # `import a.b` binds a
+             for name, path in imports(ast.Module(statements, []))}
+    return {name: path for name, path in bound.items() if find(path) is not None}
 
 
 def check_kernel(node, scope):
@@ -84,7 +89,7 @@ def check_kernel(node, scope):
 
     Interpreting runs a kernel's body as Python, so this is the border: no imports, no names but Triton's, the kernels
     and the constants in `scope`, no attribute that is not a member of Triton's tensors and types. Defaults are run when
-    the kernel is defined, so they compute nothing.
+    the kernel is defined, so they call nothing.
     """
     local = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)} | {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -107,7 +112,7 @@ def check_kernel(node, scope):
         return found
 
     for default in filter(None, [*node.args.defaults, *node.args.kw_defaults]):
-        if not all(isinstance(child, DEFAULT_SYNTAX) for child in ast.walk(default)):
+        if any(isinstance(child, ast.Call) for child in ast.walk(default)):
             refuse(default, f"a default that is computed ({ast.unparse(default)})")
     for child in ast.walk(node):
         if not isinstance(child, KERNEL_SYNTAX) or child is not node and isinstance(child, ast.FunctionDef):
@@ -129,15 +134,14 @@ def build(code, constants):
     """
     body = ast.parse(code).body
     known = imported(body)
-    scope = {"triton": triton, "tl": tl, **constants, **{name: value for name, (_, _, value) in known.items()}}
+    scope = {"triton": triton, "tl": tl, **constants, **{name: find(path) for name, path in known.items()}}
     nodes = {node.name: node for node in body if is_kernel(node)}
     scope.update(dict.fromkeys(nodes, True))
     for node in nodes.values():
         node.decorator_list, node.returns = [], None
         for parameter in ast.walk(node.args):  # of annotations only tl.constexpr means anything here
             if isinstance(parameter, ast.arg) and parameter.annotation is not None:
-                written = ast.unparse(parameter.annotation).strip("'")
-                if written.split(".")[-1] != "constexpr" or "(" in written:
+                if not re.fullmatch(r"'?([\w.]+\.)?constexpr'?", ast.unparse(parameter.annotation)):
                     parameter.annotation = None
         check_kernel(node, scope)
     linecache.cache[FILE] = (0, None, [NO_TEXT] * max([node.end_lineno for node in nodes.values()], default=0), FILE)
@@ -155,7 +159,7 @@ def build(code, constants):
             parts += sorted(used)
         texts[name] = "\n".join(
             ast.unparse(nodes[part]) if part in nodes else
-            f"{part} = {known[part][0]} {known[part][1]}" if part in known else f"{part} = {constants[part]!r}"
+            f"{part} = {known.get(part) or repr(constants[part])}"
             for part in parts if part in nodes or part in known or part in constants)
     return {name: scope[name] for name in nodes}, texts
 

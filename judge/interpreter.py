@@ -8,12 +8,14 @@ what has been stored is undone and they run one by one.
 """
 
 import ast
+import functools
 import inspect
 import math
 import types
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime import jit
@@ -57,8 +59,8 @@ class Interpreter:
             found = self.converted[function.fn] = stock.InterpretedFunction(function.fn)
             if function.fn.__code__.co_filename == FILE:
                 tree, scope, made = found.rewriter.ast_transformer.visit(function.parse()), function.fn.__globals__, {}
-                scope.update({name: getattr(owner, member) for name, (owner, member, _) in function.imported.items()
-                              if owner is not None})  # Triton's functions are other ones by now
+                scope.update({name: functools.reduce(getattr, path.split(".")[1:], triton)  # by now it is another
+                              for name, path in function.imported.items()})
                 scope.update({name: vars(stock)[name] for name in STOCK_NAMES if name in vars(stock)})
                 exec(compile(ast.fix_missing_locations(tree), FILE, "exec"), scope, made)
                 found.rewritten_fn[function.fn] = made[function.fn.__name__]

@@ -16,7 +16,6 @@ cheaper under another operator's name or written in another way.
 """
 
 import functools
-import itertools
 import math
 import re
 
@@ -72,6 +71,13 @@ def base_name(name):
     return name.rstrip("_")
 
 
+@functools.cache
+def is_pointwise(func):
+    """Does PyTorch call an operator pointwise? (Of many in-place forms it only says so of the other form.)"""
+    plain = getattr(getattr(torch.ops.aten, base_name(operator_name(func)), None), func._overloadname, func)
+    return torch.Tag.pointwise in {*func.tags, *plain.tags}
+
+
 def size_of(tensor, parameters=()):
     """Bytes of memory behind a tensor; dimensions that are expanded (stride 0) count once.
 
@@ -116,7 +122,7 @@ class Call:
         x = self.sources[0]
         if self.name in REDUCTIONS and self.result.numel() < x.numel():
             return self.slowdown_of_reduction(x)
-        if torch.Tag.pointwise in self.func.tags or self.name in ("copy_", "addr") or self.name.endswith("_copy") or \
+        if is_pointwise(self.func) or self.name in ("copy_", "addr") or self.name.endswith("_copy") or \
                 "_foreach" in self.name:
             layouts = [[(n, stride) for n, stride in zip(tensor.shape, tensor.stride()) if n > 1]
                        for tensor in [*self.sources, self.result]]
@@ -287,7 +293,7 @@ def operator_kernels(func, args, kwargs, out, parameters=()):
 # ---------------------------------------------------------------------------------------------------------------------
 # Which operators a candidate may call, and which prices the scorer takes from the replayer
 
-NAMED = {base_name(name) for name in FREE_OPERATORS | WRITE_ONLY | GATHERS | REDUCTIONS | ONE_PASS}
+NAMED = {base_name(name) for name in FREE_OPERATORS | WRITE_ONLY | GATHERS | REDUCTIONS}
 
 
 def kind_of(func, on_complex):
@@ -302,10 +308,11 @@ def is_known(func, on_complex):
         return False
     plain = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
     forms = [getattr(plain, overload) for overload in plain.overloads()] if plain is not None else [func]
-    if any(torch.Tag.pointwise in form.tags or form.is_view for form in forms) or name.endswith("_copy"):
+    if any(is_pointwise(form) or form.is_view for form in forms) or name.endswith("_copy"):
         return True
     factory = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
-    return not on_complex and (factory or name in NAMED or price_of_operator(name) is not one_kernel)
+    return not on_complex and bool(
+        factory or name in NAMED or ONE_PASS.fullmatch(name) or price_of_operator(name) is not one_kernel)
 
 
 def refusal(step, called):
@@ -315,28 +322,17 @@ def refusal(step, called):
     decode(step[2:4], layouts.append)
     on_complex = any("complex" in layout[1] for layout in layouts)
     kind = kind_of(func, on_complex)
-    if base in REFUSED_OPERATORS:
-        return f"aten.{kind} is not supported here"
-    if kind not in called and not is_known(func, on_complex):
+    if kind in REFUSED_OPERATORS or kind not in called and not is_known(func, on_complex):
         return f"aten.{kind} has no modelled price: it may be called only where the reference calls it"
 
 
-def is_free(step):
-    """Does a recorded step have no price? (Views are no steps.)"""
-    base, overload = step[1].split(".")
-    mutable = getattr(getattr(torch.ops.aten, base), overload)._schema.is_mutable
-    return base in FREE_OPERATORS or bool(step[4]) and not mutable and all(0 in layout[2] for layout in step[4])
-
-
 def check_events(steps, events):
-    """Raise ValueError unless a replayer's events are those of a program's steps, and none is cheaper than a launch."""
-    wanted = [("upload", False) if step[0] == "upload" else (step[1].split(".")[0], step[0] == "launch")
-              for step in steps if step[0] != "operator" or not is_free(step)]
-    wanted, found = ([(key, len(list(group))) for key, group in itertools.groupby(labels)]
-                     for labels in (wanted, [(label, own) for _, label, own in events]))
-    same = len(wanted) == len(found) and all(  # an operator may launch several kernels
-        a == b or a[0] == b[0] and a[1] < b[1] and not a[0][1] for a, b in zip(wanted, found))
-    if not same or not all(math.isfinite(ms) and ms >= LAUNCH_MS for ms, _, _ in events):
+    """Raise ValueError unless a replayer's events are those of a program's steps in order, none below a launch."""
+    costly = [step[1].split(".")[0] for step in steps if step[0] == "launch" or step[0] == "operator" and
+              step[1].split(".")[0] not in FREE_OPERATORS and not all(0 in layout[2] for layout in step[4])]
+    found, own = (label for _, label, _ in events), [label for _, label, mine in events if mine]
+    if own != [step[1] for step in steps if step[0] == "launch"] or not all(label in found for label in costly) or \
+            not all(math.isfinite(ms) and ms >= LAUNCH_MS for ms, _, _ in events):
         raise ValueError("prices that are not those of the program")
 
 

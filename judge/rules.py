@@ -73,25 +73,22 @@ KERNEL_MODULES = {"triton.language", *(f"triton.language.{name}" for name in (
     "extra.cuda.libdevice"))}
 KERNEL_TYPES = {"tensor", "tensor_descriptor", "dtype", "block_type", "pointer_type", "constexpr", "const", "range",
                 "static_range", "tuple", "slice", "condition", "PropagateNan", "TRITON_MAX_TENSOR_NUMEL"}
-DEFAULT_SYNTAX = (ast.Constant, ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop,
-                  ast.expr_context)  # of a parameter's default: no call
 
 # ---------------------------------------------------------------------------------------------------------------------
 # ATen operators, where there is no GPU
 
 # In the candidate's process nothing is computed, so a forward cannot decide by what it computes.
 HOST_READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique", "_unique2"}
-REFUSED_OPERATORS = {"from_file", "set_", "resize_", "_resize_output_"}  # they reach outside of a recording's tensors
+REFUSED_OPERATORS = {"from_file", "set", "resize", "_resize_output"}  # they reach outside of a recording's tensors
 # A candidate may call what is known to be worth its price: what PyTorch calls pointwise or a view (also in place or
 # for lists of tensors), what makes tensors of none, what prices.py has by name, and these. Anything else only where the
 # reference calls it: then it costs both the same. On complex numbers only pointwise operators and views are known.
-ONE_PASS = {  # they read their inputs once and write their outputs once
-    "_softmax", "_log_softmax", "_safe_softmax", "hardswish", "glu", "_prelu_kernel", "addr", "exponential",
-    "cat", "stack", "repeat", "flip", "roll", "rot90", "tril", "triu", "diag_embed", "block_diag", "trace",
-    "pixel_shuffle", "pixel_unshuffle", "im2col", "col2im", "native_channel_shuffle", "native_dropout", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d",
-    "replication_pad1d", "replication_pad2d", "replication_pad3d", "upsample_nearest1d", "upsample_nearest2d",
-    "upsample_nearest3d", "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "index_put",
-    "index_fill", "index_add", "scatter", "scatter_add", "scatter_reduce", "nll_loss_forward", "nll_loss2d_forward"}
+ONE_PASS = re.compile(  # they read their inputs once and write their outputs once
+    r"_(log_|safe_)?softmax|hardswish|glu|_prelu_kernel|floor_divide|addr|nll_loss(2d)?_forward"
+    r"|exponential|native_dropout"
+    r"|cat|stack|repeat|flip|roll|rot90|tril|triu|diag_embed|block_diag|trace|pixel_(un)?shuffle|native_channel_shuffle"
+    r"|im2col|col2im|(reflection|replication)_pad[123]d|upsample_(nearest[123]d|linear1d|bilinear2d|trilinear3d)"
+    r"|index_(put|fill|add)|scatter(_add|_reduce)?")  # they check their indices
 REFERENCE_ONLY = re.compile(  # although prices.py has them
     r".*backward.*|_reshape_alias.*|_?nested.*"  # they go where an index or a stride says, and some do not check it
     r"|_?empty_(permuted|.*quantized)"  # what is not initialised and not poisoned

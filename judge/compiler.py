@@ -4,10 +4,16 @@
     compile_kernel(kernel, arguments, options)    for sm_90 (needs no GPU): refuses what a GPU would refuse
 
 interpreter.py runs what `build` returns.
+
+What holds: nothing of a candidate's text is executed but the kernels' bodies; imports are looked up, not executed, and
+only public names of Triton's language are found; the syntax tree that was checked is the one that is compiled and the
+one that is interpreted, and the text is not read again. What does not: a body may loop for ever or fill the memory, and
+an error in Triton's own builtins or in its compiler is within reach; the replayer's confinement is for that.
 """
 
 import ast
 import builtins
+import copy
 import inspect
 import linecache
 import re
@@ -15,11 +21,15 @@ import re
 import torch
 import triton
 import triton.language as tl
+import triton.language.extra.cuda.libdevice  # so that `member` finds them
+import triton.language.extra.libdevice
 from triton.runtime import jit
 
-from judge.rules import KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_SYNTAX, dotted
+from judge.rules import (KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_MODULES, KERNEL_SYNTAX, KERNEL_TYPES, dotted,
+                         imports)
 
 FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
+NO_TEXT = "def kernel(): pass\n"  # every line of a candidate's text as Triton sees it, which is given the tree instead
 
 
 class KernelError(Exception):
@@ -44,11 +54,42 @@ def is_kernel(node):
         ast.unparse(getattr(decorator, "func", decorator)).split(".")[-1] == "jit" for decorator in node.decorator_list)
 
 
+def member(owner, name):
+    """What a kernel may use as `owner.name`, where the owner is a module; else None."""
+    found = getattr(owner, name, None)
+    home = getattr(found, "__name__" if inspect.ismodule(found) else "__module__", None)
+    if name.startswith("_"):
+        return None
+    if owner is triton or inspect.ismodule(found):
+        return found if name in KERNEL_HELPERS or home in KERNEL_MODULES and inspect.ismodule(found) else None
+    language = isinstance(found, (tl.dtype, tl.constexpr, jit.JITCallable)) or tl.core.is_builtin(found)
+    libdevice = inspect.isfunction(found) and home == owner.__name__ and home.endswith(".libdevice")
+    return found if language or libdevice or name in KERNEL_TYPES else None
+
+
+def find(path):
+    """What a kernel may use by a path that begins with "triton", or None."""
+    root, *names = path.split(".")
+    found = triton if root == "triton" else None
+    for name in names:
+        found = member(found, name) if inspect.ismodule(found) else None
+    return found
+
+
+def imported(body):
+    """{name: path} of what statements import of Triton that kernels may use."""
+    statements = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    bound = {name.split(".")[0]: name.split(".")[0] if "." in name else path  # `import a.b` binds a
+             for name, path in imports(ast.Module(statements, []))}
+    return {name: path for name, path in bound.items() if find(path) is not None}
+
+
 def check_kernel(node, scope):
     """Raise KernelError unless the function uses only what Triton's language has.
 
     Interpreting runs a kernel's body as Python, so this is the border: no imports, no names but Triton's, the kernels
-    and the constants in `scope`, no attribute that is not a member of Triton's tensors and types.
+    and the constants in `scope`, no attribute that is not a member of Triton's tensors and types. Defaults are run when
+    the kernel is defined, so they call nothing.
     """
     local = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)} | {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -65,16 +106,14 @@ def check_kernel(node, scope):
         for count, name in enumerate(names[1:], 2):
             if not inspect.ismodule(found):
                 return None
-            owner, found = found, getattr(found, name, None)
-            home = getattr(found, "__name__" if inspect.ismodule(found) else "__module__", "") or ""
-            if owner is triton and not inspect.ismodule(found):
-                allowed = name in KERNEL_HELPERS
-            else:
-                allowed = home.startswith("triton.language") or isinstance(found, (tl.dtype, jit.JITFunction))
-            if not allowed or name.startswith("_"):
+            found = member(found, name)
+            if found is None:
                 refuse(child, ".".join(names[:count]))
         return found
 
+    for default in filter(None, [*node.args.defaults, *node.args.kw_defaults]):
+        if any(isinstance(child, ast.Call) for child in ast.walk(default)):
+            refuse(default, f"a default that is computed ({ast.unparse(default)})")
     for child in ast.walk(node):
         if not isinstance(child, KERNEL_SYNTAX) or child is not node and isinstance(child, ast.FunctionDef):
             refuse(child, type(child).__name__)
@@ -94,30 +133,34 @@ def build(code, constants):
     outside Triton's language.
     """
     body = ast.parse(code).body
-    scope = {"triton": triton, "tl": tl, **constants, "__name__": "kernels"}
-    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom)) and all(
-        re.match(r"triton(\.language|$)", getattr(node, "module", None) or alias.name) for alias in node.names)]
-    exec(compile(ast.Module(imports, []), "<imports>", "exec"), scope)
-    kernels = [node for node in body if is_kernel(node)]
-    scope.update({node.name: True for node in kernels})
-    for node in kernels:
-        first = node.decorator_list[0]
-        node.decorator_list = []
+    known = imported(body)
+    scope = {"triton": triton, "tl": tl, **constants, **{name: find(path) for name, path in known.items()}}
+    nodes = {node.name: node for node in body if is_kernel(node)}
+    scope.update(dict.fromkeys(nodes, True))
+    for node in nodes.values():
+        node.decorator_list, node.returns = [], None
+        for parameter in ast.walk(node.args):  # of annotations only tl.constexpr means anything here
+            if isinstance(parameter, ast.arg) and parameter.annotation is not None:
+                if not re.fullmatch(r"'?([\w.]+\.)?constexpr'?", ast.unparse(parameter.annotation)):
+                    parameter.annotation = None
         check_kernel(node, scope)
-        # Triton finds a function's text by the line of its first decorator, so one stays, and stays there.
-        node.decorator_list = [ast.copy_location(ast.Name("__jit__", ast.Load()), first)]
-    scope.update(__jit__=triton.jit, __builtins__=dict(BUILTINS))
-    linecache.cache[FILE] = (len(code), None, [line + "\n" for line in code.split("\n")], FILE)
-    exec(compile(ast.fix_missing_locations(ast.Module(kernels, [])), FILE, "exec"), scope)
-    nodes, texts = {node.name: node for node in kernels}, {}
-    for name in nodes:
+    linecache.cache[FILE] = (0, None, [NO_TEXT] * max([node.end_lineno for node in nodes.values()], default=0), FILE)
+    scope.update(__name__="kernels", __builtins__=dict(BUILTINS))
+    exec(compile(ast.Module(list(nodes.values()), []), FILE, "exec"), scope)
+    texts = {}
+    for name, node in nodes.items():
+        scope[name] = kernel = triton.jit(scope[name])
+        kernel.parse = lambda node=node: ast.Module([copy.deepcopy(node)], [])
+        kernel.imported = known
         parts, found = [name], {name}
         for part in parts:  # grows by what each part calls
             used = {n.id for n in ast.walk(nodes[part]) if isinstance(n, ast.Name)} - found if part in nodes else set()
             found |= used
             parts += sorted(used)
-        texts[name] = "\n".join(ast.unparse(nodes[part]) if part in nodes else f"{part} = {constants[part]!r}"
-                                for part in parts if part in nodes or part in constants)
+        texts[name] = "\n".join(
+            ast.unparse(nodes[part]) if part in nodes else
+            f"{part} = {known.get(part) or repr(constants[part])}"
+            for part in parts if part in nodes or part in known or part in constants)
     return {name: scope[name] for name in nodes}, texts
 
 
@@ -166,13 +209,12 @@ def compile_kernel(kernel, arguments, options):
     except KernelError:
         raise
     except Exception as error:
-        while error.__cause__ is not None and hasattr(error.__cause__, "node"):
-            error = error.__cause__  # an error inside a called function is wrapped in its caller's
+        line, inner = None, error
+        while inner is not None and hasattr(inner, "node"):  # an error in a called function is wrapped in its caller's
+            error, inner = inner, inner.__cause__
+            if error.node is not None and error.src == NO_TEXT:  # not a line of Triton's own functions
+                line = error.node.lineno
         text = getattr(error, "error_message", None) or str(error).strip().split("\n")[-1] or type(error).__name__
-        node, text_of_kernel, line = getattr(error, "node", None), getattr(error, "src", None), None
-        if node is not None and text_of_kernel:  # Triton counts lines from the kernel's `def`
-            head, rows = text_of_kernel.split("\n")[0], linecache.cache[FILE][2]
-            line = next((i for i, row in enumerate(rows) if head in row), first) + node.lineno
         raise KernelError(f"{type(error).__name__}: {text}", line) from None
     if metadata.get("shared", 0) > 227 * 1024:
         raise KernelError(f"out of resource: shared memory, required {metadata['shared']} bytes, limit 232448", first)

@@ -7,12 +7,15 @@ All programs of a launch run together, in lockstep (lockstep.py). When a branch 
 what has been stored is undone and they run one by one.
 """
 
+import ast
+import functools
 import inspect
 import math
 import types
 
 import numpy as np
 import torch
+import triton
 import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime import jit
@@ -21,6 +24,7 @@ from judge.compiler import FILE, KernelError
 from judge.lockstep import Diverged, Lockstep, block_pointers, unwrap, uniform
 from judge.prices import LIBDEVICE_COST, OTHER_LIBDEVICE
 
+STOCK_NAMES = ("interpreter_semantic", "_InterpreterComparison")  # that its transformer of syntax trees writes
 TOGETHER = 256  # programs at a time, fewer for large blocks:
 ELEMENTS = 1 << 17  # numpy is fastest while an array fits into the processor's cache
 # CUDA's libdevice functions that torch calls by another name.
@@ -50,9 +54,16 @@ class Interpreter:
         self.diverging = set()  # names of kernels whose programs run one by one
 
     def convert(self, function):
-        """The interpreted function of a compiled one."""
+        """The interpreted function of a compiled one; of a candidate's, made of the syntax tree that was checked."""
         if function.fn not in self.converted:
-            self.converted[function.fn] = stock.InterpretedFunction(function.fn)
+            found = self.converted[function.fn] = stock.InterpretedFunction(function.fn)
+            if function.fn.__code__.co_filename == FILE:
+                tree, scope, made = found.rewriter.ast_transformer.visit(function.parse()), function.fn.__globals__, {}
+                scope.update({name: functools.reduce(getattr, path.split(".")[1:], triton)  # by now it is another
+                              for name, path in function.imported.items()})
+                scope.update({name: vars(stock)[name] for name in STOCK_NAMES if name in vars(stock)})
+                exec(compile(ast.fix_missing_locations(tree), FILE, "exec"), scope, made)
+                found.rewritten_fn[function.fn] = made[function.fn.__name__]
         return self.converted[function.fn]
 
     def convert_triton(self):

@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from judge.correctness import (EXTENSION, Failed, Verdict, compare, identical, note_comparison, reaching, reject,
                                set_failure, set_profile, set_roofline, tolerance_of)
-from judge.prices import BANDWIDTH, PEAK, Clock, size_of
+from judge.prices import BANDWIDTH, PEAK, Clock, check_events, refusal, size_of
 from judge.messages import Child, Gone
-from judge.rules import UNPRICED, static_check
+from judge.rules import static_check
 from judge.side_effects import has_extension
 from tasks import GPU_BATCH_FACTOR
 
@@ -143,8 +143,8 @@ def check_kernels(back_end, trial, verdict, required):
 class Replaying:
     """Records the candidate's forward in one process, and replays the recorded program in another, which prices it.
 
-    The replayer holds none of the candidate's Python. Its answers are believed, those of the recording process are not:
-    a forged program is replayed and priced like any other.
+    The replayer holds none of the candidate's Python. Its answers are believed as far as they fit the program; those of
+    the recording process are not: a forged program is replayed and priced like any other.
     """
 
     def __init__(self, reference, fork_server, settings):
@@ -167,6 +167,11 @@ class Replaying:
         finally:
             recorder.close()
         program, constants = answer["program"], answer["constants"]
+        self.steps = program["steps"]
+        for step in self.steps:
+            reason = step[0] == "operator" and refusal(step, priced(reference).called)
+            if reason:
+                raise Failed({"failed": "forward", "error": reason})
         self.replayer = Child(self.fork_server, "replayer")
         answer = self.ask(self.replayer, {"code": code, "program": program, "constants": constants,
                                           "known": list(reference.known)})
@@ -196,6 +201,7 @@ class Replaying:
             "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "state": state,
             "price": first, "mute": list(mute), "parameters": self.parameters})
         if first:
+            check_events(self.steps, answer["events"])
             self.events = answer["events"]
         return tree_leaves(answer["output"]), answer["changed"]
 
@@ -203,14 +209,7 @@ class Replaying:
         return self.events
 
     def time(self, verdict):
-        reference, first = self.reference, self.reference.trial(0)
-        clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in reference.tensors()})
-        reference.run(first, around=clock)
-        # What has no price may be called where the reference calls it, too: then it costs both the same.
-        called = {label for _, label, own in self.events if not own}
-        unpriced = sorted(label for label in called - {label for _, label, _ in clock.events} if UNPRICED.match(label))
-        if unpriced:
-            return reject(verdict, f"calls aten.{unpriced[0]}, for which there is no modelled price")
+        reference, clock = self.reference, priced(self.reference)
         verdict.reference_ms = sum(milliseconds for milliseconds, _, _ in clock.events)
         verdict.candidate_ms = sum(milliseconds for milliseconds, _, _ in self.events)
         verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
@@ -219,6 +218,14 @@ class Replaying:
     def close(self, verdict):
         if self.replayer is not None:
             self.replayer.close()
+
+
+def priced(reference):
+    """The modelled clock that has seen a reference's forward, once."""
+    if not hasattr(reference, "clock"):
+        reference.clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in reference.tensors()})
+        reference.run(reference.trial(0), around=reference.clock)
+    return reference.clock
 
 
 def as_bytes(tensor):

@@ -5,7 +5,10 @@ operators and Triton launches. A second process, which holds no line of the cand
 recording on inputs that the candidate has never seen (`Replay`), interprets the Triton kernels in numpy
 (interpreter.py) and prices every step (prices.py). So whatever the candidate's Python did (cache, patch, thread, read
 a clock, look for the reference), only the recorded steps can produce the output that is compared, and exactly their
-work is charged. Nothing of a recording is believed: a forged one is replayed and priced like any other.
+work is charged. Nothing of a recording is believed: a forged one is replayed and priced like any other, once the scorer
+has found that it calls no operator but those whose work is known, and those of the reference (prices.refusal). Of the
+prices the scorer checks that they belong to the steps (prices.check_events); what a launch moved and computed is known
+to the replayer alone.
 
 Modelled
     ATen operators     the kernels that CUDA really launches for them: views are free; a convolution's bias is a second
@@ -40,7 +43,6 @@ from judge.memory import Memory
 from judge.prices import CACHE_SECTORS, FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
 from judge.messages import TORCH_NAMES, strided
 from judge.recorder import read_value
-from judge.rules import CPU_ONLY, REFUSED_OPERATORS
 from tasks import GPU_BATCH_FACTOR
 
 
@@ -75,7 +77,8 @@ class Replay:
             raise KernelError(f"{name} is not a @triton.jit function at the top level of the file")
         kinds = [(key, value["tensor"][1] if isinstance(value, dict) and "tensor" in value else value)
                  for key, value in arguments.items()]
-        key = hashlib.sha256(repr((texts[name], kinds, options)).encode()).hexdigest()
+        passed = [text for other, text in texts.items() if repr({"kernel": other}) in repr(kinds)]
+        key = hashlib.sha256(repr((texts[name], passed, kinds, options)).encode()).hexdigest()
         if key not in known and key not in self.compiled:
             self.compiled.add(key)
             values = self.arguments(
@@ -150,8 +153,6 @@ class Replay:
         args, kwargs = read_value(args, self.tensor), read_value(kwargs, self.tensor)
         if "device" in kwargs:
             kwargs["device"] = torch.device("cpu")
-        if base in REFUSED_OPERATORS or base != "mkldnn_rnn_layer" and base.lstrip("_").startswith(CPU_ONLY):
-            raise RuntimeError(f"aten.{base} is not supported here")
         if func._schema.is_mutable and not func._schema.returns:  # what it writes would be nobody's result
             raise RuntimeError(f"aten.{base} in place is not supported here")
         with clock:

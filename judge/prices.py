@@ -24,6 +24,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from judge.messages import decode
+from judge.rules import ONE_PASS, REFERENCE_ONLY, REFUSED_OPERATORS
 from tasks import GPU_BATCH_FACTOR
 
 # An H200's measured copy bandwidth and fp32 rate, divided by the factor by which problems are smaller here.
@@ -62,6 +64,18 @@ REDUCTIONS = {"sum", "mean", "prod", "amax", "amin", "max", "min", "argmax", "ar
 def operator_name(func):
     """An ATen operator's name, without its namespace and overload."""
     return func._schema.name.split("::")[1]
+
+
+def base_name(name):
+    """An operator's name without the underscore of its in-place form, which does the same work."""
+    return name.rstrip("_")
+
+
+@functools.cache
+def is_pointwise(func):
+    """Does PyTorch call an operator pointwise? (Of many in-place forms it only says so of the other form.)"""
+    plain = getattr(getattr(torch.ops.aten, base_name(operator_name(func)), None), func._overloadname, func)
+    return torch.Tag.pointwise in {*func.tags, *plain.tags}
 
 
 def size_of(tensor, parameters=()):
@@ -108,7 +122,7 @@ class Call:
         x = self.sources[0]
         if self.name in REDUCTIONS and self.result.numel() < x.numel():
             return self.slowdown_of_reduction(x)
-        if torch.Tag.pointwise in self.func.tags or self.name in ("copy_", "addr") or self.name.endswith("_copy") or \
+        if is_pointwise(self.func) or self.name in ("copy_", "addr") or self.name.endswith("_copy") or \
                 "_foreach" in self.name:
             layouts = [[(n, stride) for n, stride in zip(tensor.shape, tensor.stride()) if n > 1]
                        for tensor in [*self.sources, self.result]]
@@ -140,6 +154,7 @@ def one_kernel(call):
 
 def product(call, flops):
     """A matrix product: at these sizes cuBLAS hardly overlaps loading and multiplying."""
+    flops *= 4 if call.result.is_complex() else 1
     return [(1.3 * (call.read + call.written + flops / PEAK * BANDWIDTH), flops)]
 
 
@@ -216,6 +231,12 @@ def loss_of_logits(call):
     return [(2 * call.first, 0), (2 * call.first, 0), (3 * call.first, 0), (3 * call.first, 0)] + reduction
 
 
+def topk(call):
+    if 8 * call.result.numel() > call.elements:  # nearly all of them: a sort
+        return [(2 * (call.first + 8 * call.elements), 0)] * 4
+    return [(call.first, 0), (call.first, 0), (call.first + call.written, 0)]
+
+
 def pooling(call):
     return [((10 if "pool3d" in call.name else 2.3) * (call.read + call.written), call.elements)]
 
@@ -237,7 +258,7 @@ def recurrent_layer(call):
 OPERATOR_PRICES = [  # (names as a regular expression, price); everything else is `one_kernel`
     ("mm|bmm|addmm|baddbmm|mv|addmv|dot|vdot|_addmm_activation", matrix_product),
     ("addbmm", summed_products),
-    (".*conv.*", convolution),
+    (".*conv(?!ert).*", convolution),
     (".*batch_norm.*", batch_norm),
     ("native_group_norm", group_norm),
     ("native_layer_norm", layer_norm),
@@ -247,7 +268,7 @@ OPERATOR_PRICES = [  # (names as a regular expression, price); everything else i
     ("log_sigmoid_forward", lambda call: [(call.read + size_of(call.result), call.elements)]),
     ("constant_pad_nd", lambda call: [(call.written, 0), (2 * call.first, 0)]),  # fills, then copies
     ("sort|argsort|msort", lambda call: [(2 * call.written, 0)] * 4),  # four passes of a radix sort
-    ("topk", lambda call: [(call.first, 0), (call.first, 0), (call.first + call.written, 0)]),
+    ("topk", topk),
     ("cumsum|cumprod|logcumsumexp", lambda call: [(2.3 * (call.read + call.written), call.elements)]),
     (".*_pool.*", pooling),
     ("_scaled_dot_product.*", attention),
@@ -266,7 +287,53 @@ def operator_kernels(func, args, kwargs, out, parameters=()):
     parameters: see `size_of`.
     """
     call = Call(func, args, kwargs, out, parameters)
-    return [] if call.free else price_of_operator(call.name)(call)
+    return [] if call.free else price_of_operator(base_name(call.name))(call)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Which operators a candidate may call, and which prices the scorer takes from the replayer
+
+NAMED = {base_name(name) for name in FREE_OPERATORS | WRITE_ONLY | GATHERS | REDUCTIONS}
+
+
+def kind_of(func, on_complex):
+    """What an operator has to be called by, for a reference to have called it as well."""
+    return base_name(operator_name(func)) + (" of complex numbers" if on_complex else "")
+
+
+def is_known(func, on_complex):
+    """Does an operator do no more work than its price says, on memory that is its own? See rules.ONE_PASS."""
+    name = base_name(operator_name(func))
+    if REFERENCE_ONLY.fullmatch(name):
+        return False
+    plain = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
+    forms = [getattr(plain, overload) for overload in plain.overloads()] if plain is not None else [func]
+    if any(is_pointwise(form) or form.is_view for form in forms) or name.endswith("_copy"):
+        return True
+    factory = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
+    return not on_complex and bool(
+        factory or name in NAMED or ONE_PASS.fullmatch(name) or price_of_operator(name) is not one_kernel)
+
+
+def refusal(step, called):
+    """Why a candidate may not call a recorded step's operator, or None. called: by the reference (`Clock.called`)."""
+    layouts, (base, overload) = [], step[1].split(".")
+    func = getattr(getattr(torch.ops.aten, base), overload)
+    decode(step[2:4], layouts.append)
+    on_complex = any("complex" in layout[1] for layout in layouts)
+    kind = kind_of(func, on_complex)
+    if kind in REFUSED_OPERATORS or kind not in called and not is_known(func, on_complex):
+        return f"aten.{kind} has no modelled price: it may be called only where the reference calls it"
+
+
+def check_events(steps, events):
+    """Raise ValueError unless a replayer's events are those of a program's steps in order, none below a launch."""
+    costly = [step[1].split(".")[0] for step in steps if step[0] == "launch" or step[0] == "operator" and
+              step[1].split(".")[0] not in FREE_OPERATORS and not all(0 in layout[2] for layout in step[4])]
+    found, own = (label for _, label, _ in events), [label for _, label, mine in events if mine]
+    if own != [step[1] for step in steps if step[0] == "launch"] or not all(label in found for label in costly) or \
+            not all(math.isfinite(ms) and ms >= LAUNCH_MS for ms, _, _ in events):
+        raise ValueError("prices that are not those of the program")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -283,17 +350,17 @@ class Mode(TorchDispatchMode):
 
 
 class Clock(Mode):
-    """While active, prices every ATen call: `events` collects [milliseconds, label, own kernel?], `flops` the rest.
-
-    parameters: see `size_of`.
+    """While active, prices every ATen call: `events` collects [milliseconds, label, own kernel?], `flops` the rest, and
+    `called` what was called (`kind_of`). parameters: see `size_of`.
     """
 
     def __init__(self, parameters=()):
         super().__init__()
-        self.events, self.flops, self.parameters = [], 0, parameters
+        self.events, self.flops, self.called, self.parameters = [], 0, set(), parameters
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
+        self.called.add(kind_of(func, any(tensor.is_complex() for tensor in tensors_in([args, kwargs]))))
         for moved, flops in operator_kernels(func, args, kwargs or {}, out, self.parameters):
             self.events.append([milliseconds(moved, flops), operator_name(func), False])
             self.flops += flops

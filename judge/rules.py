@@ -3,10 +3,10 @@
     rule               looked at by                      kind     why
     static check       static_check, in the scorer,      denies   the few things with which a candidate could fool the
                        before anything runs                       process that runs it; the reason is told
-    kernels            compiler.check_kernel             allows   where there is no GPU a kernel's body runs as Python,
+    kernels            compiler.check_kernel, member     allows   where there is no GPU a kernel's body runs as Python,
                                                                   in a process that must hold none of the candidate's
-    ATen operators     recorder.py, modelled.Replay      denies   a recording may name any operator; not those that
-                       and judgement.py                           leave its tensors, or whose price is unknown
+    ATen operators     prices.refusal, in the scorer,    allows   a recording may name any operator: some leave their
+                       before the program is replayed             tensors, and most do more work than their bytes show
     system calls       processes.filter_system_calls     denies   what no candidate needs without a GPU
     side-effect-free   side_effects.py                   allows   who may share a process on a GPU: no more than an
                                                                   honest kernel needs
@@ -68,18 +68,33 @@ KERNEL_SYNTAX = (*COMMON_SYNTAX, ast.FunctionDef, ast.arguments, ast.arg, ast.An
 KERNEL_BUILTINS = ("range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum",
                    "str")
 KERNEL_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself
+KERNEL_MODULES = {"triton.language", *(f"triton.language.{name}" for name in (
+    "core", "math", "standard", "random", "target_info", "extra", "extra.libdevice", "extra.cuda",
+    "extra.cuda.libdevice"))}
+KERNEL_TYPES = {"tensor", "tensor_descriptor", "dtype", "block_type", "pointer_type", "constexpr", "const", "range",
+                "static_range", "tuple", "slice", "condition", "PropagateNan", "TRITON_MAX_TENSOR_NUMEL"}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # ATen operators, where there is no GPU
 
 # In the candidate's process nothing is computed, so a forward cannot decide by what it computes.
 HOST_READS = {"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "unique", "_unique2"}
-REFUSED_OPERATORS = {"from_file", "set_", "resize_", "_resize_output_"}  # they reach outside of a recording's tensors
-CPU_ONLY = ("mkldnn", "fbgemm", "nnpack", "quantized", "slow_conv")  # what no GPU has cannot be priced for one
-# More work than their bytes show. What is here has no price, so a candidate may call it only where the reference does.
-UNPRICED = re.compile(r"_*(linalg_(?!vector_norm)|fft|trilinear|euclidean_dist|[cp]dist|int_mm|grouped_mm|scaled_mm|"
-                      r"scaled_grouped|weight_int|native_multi_head|transformer|matrix_exp|cholesky|geqrf|orgqr|ormqr|"
-                      r"lu_|triangular_solve|lstm|gru|rnn|thnn|fused_dropout|ctc_loss)")
+REFUSED_OPERATORS = {"from_file", "set", "resize", "_resize_output"}  # they reach outside of a recording's tensors
+# A candidate may call what is known to be worth its price: what PyTorch calls pointwise or a view (also in place or
+# for lists of tensors), what makes tensors of none, what prices.py has by name, and these. Anything else only where the
+# reference calls it: then it costs both the same. On complex numbers only pointwise operators and views are known.
+ONE_PASS = re.compile(  # they read their inputs once and write their outputs once
+    r"_(log_|safe_)?softmax|hardswish|glu|_prelu_kernel|floor_divide|addr|nll_loss(2d)?_forward"
+    r"|exponential|native_dropout"
+    r"|cat|stack|repeat|flip|roll|rot90|tril|triu|diag_embed|block_diag|trace|pixel_(un)?shuffle|native_channel_shuffle"
+    r"|im2col|col2im|(reflection|replication)_pad[123]d|upsample_(nearest[123]d|linear1d|bilinear2d|trilinear3d)"
+    r"|index_(put|fill|add)|scatter(_add|_reduce)?")  # they check their indices
+REFERENCE_ONLY = re.compile(  # although prices.py has them
+    r".*backward.*|_reshape_alias.*|_?nested.*"  # they go where an index or a stride says, and some do not check it
+    r"|_?empty_(permuted|.*quantized)"  # what is not initialised and not poisoned
+    r"|_*(mkldnn|fbgemm|nnpack|quantized|slow_conv).*"  # no GPU has them
+    r"|median|nanmedian|kthvalue|mode"  # they sort, but cost no more than a sum
+    r"|_*scaled_dot_product.*")  # a product, a softmax and a product in one: cheaper than any of them
 
 # ---------------------------------------------------------------------------------------------------------------------
 # System calls: {machine: (its number in a filter, clone, what is refused)}. Refused are fork, vfork, execve, execveat,
@@ -164,6 +179,8 @@ def offending_name(node, names):
 
 def static_check(code):
     """What can be judged without running anything: returns a Verdict, or None to go on."""
+    if re.search(r"\r(?!\n)|[\f\v]", code):  # a new line to some readers of the text and not to others
+        return Verdict(error="does not parse: a carriage return or form feed that ends no line")
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -90,6 +90,9 @@ if __name__ == "__main__" and sys.argv[1:] == ["--naive"]:
     naive_server()
     sys.exit(0)
 
+import torch  # noqa: E402
+
+from judge import compiler, prices, recorder  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
 from tasks import Task  # noqa: E402
 
@@ -533,3 +536,161 @@ def test_a_kernel_that_reaches_into_python(box):
         code = HONEST.replace("    tl.store(out_ptr", f"    {statement}\n    tl.store(out_ptr")
         verdict = fails_here(box, code, says=says)
         assert not verdict.compiled
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Text that runs where verdicts are made: there is no GPU, so kernels are built in a process that prices them
+
+SAYS_SO = "__import__('os').environ.__setitem__('RAN', 'yes')"
+TEXTS = {  # {where it stands: (imports, a kernel beside the honest one, what the builder says, if it refuses)}
+    "a default": ("", f"def helper(a={SAYS_SO}): return a", "a default that is computed"),
+    "a keyword's default": ("", f"def helper(a, *, b={SAYS_SO}): return a", "a default that is computed"),
+    "an annotation": ("", f"def helper(a: {SAYS_SO}): return a", None),
+    "an annotation beside constexpr": ("", f"def helper(a: {SAYS_SO} or tl.constexpr): return a", None),
+    "an annotation of *args": ("", f"def helper(*a: {SAYS_SO}): return a", None),
+    "a return annotation": ("", f"def helper(a) -> {SAYS_SO}: return a", None),
+    "a decorator": ("", f"@triton.heuristics({{'a': {SAYS_SO}}})\ndef helper(a): return a", None),
+    "builtins imported": ("from triton.language.core import __builtins__ as b",
+                          "def helper(a=b['exec'](f'import os; os.environ[{\"RAN\"!r}] = {\"yes\"!r}')): return a",
+                          "a default that is computed"),
+    "builtins in the body": ("from triton.language.core import __builtins__ as b",
+                             "def helper(a): return b['len']('')", "b is not defined"),
+    "a module of Python's": ("from triton.language.core import inspect as i", "def helper(a): return i.sys.modules",
+                             "i.sys"),
+    "a helper of Triton's": ("import triton.language.core as c", "def helper(a): return c.builtin(a)", "c.builtin"),
+    "a module of Triton's": ("from triton.runtime import jit as j", "def helper(a): return j.JITFunction(a)",
+                             "j.JITFunction"),
+}
+
+
+@pytest.mark.parametrize("where", TEXTS)
+def test_no_text_runs_when_kernels_are_built(where, monkeypatch):
+    imported, kernel, says = TEXTS[where]
+    code = f"import triton\nimport triton.language as tl\n{imported}\n@triton.jit\n{kernel}\n"
+    if "__import__" in kernel:
+        monkeypatch.delenv("RAN", raising=False)
+        exec(code.replace("@triton.jit\n", "").replace("@triton.heuristics", "@(lambda _: lambda f: f)"), {})
+        assert os.environ.pop("RAN") == "yes"
+    if says is None:
+        assert list(compiler.build(code, {})[0]) == ["helper"]
+    else:
+        with pytest.raises(compiler.KernelError, match=says):
+            compiler.build(code, {})
+    assert "RAN" not in os.environ
+
+
+OTHER_TEXT = HONEST.replace("    offsets = ", '''    """
+    def sigmoid_twice(x_ptr, bias_ptr, out_ptr, n, columns, BLOCK: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mask = offsets < n
+        x = tl.load(x_ptr + offsets, mask=mask) + tl.load(bias_ptr + offsets % columns, mask=mask)
+        tl.store(out_ptr + offsets, tl.sigmoid(x) * 2.0, mask=mask)
+    """
+    offsets = ''', 1).replace("\n\ndef fused", '\n    # """\n\ndef fused')
+
+
+def test_the_text_that_is_interpreted_is_the_text_that_is_compiled(box, naively):
+    """Triton's interpreter begins at the last line that begins with `def`, its compiler at the first."""
+    code = "x".join(OTHER_TEXT.rsplit("tl.sigmoid(x)", 1))  # the sigmoid is in the docstring alone
+    assert naively(POINTWISE, code)["correct"]
+    fails_here(box, code, says="wrong values")
+    assert box.score(Task("victim", 0, POINTWISE), [OTHER_TEXT])[0].correct
+    fails_here(box, "# \r# \f\n" + HONEST, says="carriage return")  # lines to some readers of a text, not to others
+
+
+def test_functions_imported_by_name(box):
+    by_name = HONEST.replace("tl.sigmoid", "f")
+    good, bad = (f"from triton.language.{path} as f\n{by_name}"
+                 for path in ("standard import sigmoid", "math import cos"))
+    assert box.score(Task("victim", 0, POINTWISE), [good])[0].correct
+    fails_here(box, bad, says="wrong values")
+
+
+PASSED = HONEST.replace("@triton.jit", "@triton.jit\ndef g(a):\n    return BODY\n\n@triton.jit", 1).replace(
+    "columns, BLOCK", "columns, F: tl.constexpr, BLOCK").replace("tl.sigmoid(x)", "F(x)").replace(
+    "x.shape[1], BLOCK", "x.shape[1], g, BLOCK")
+
+
+def test_a_kernel_that_was_compiled_with_another_function_is_compiled_anew(box):
+    assert box.score(Task("victim", 0, POINTWISE), [PASSED.replace("BODY", "tl.sigmoid(a)")])[0].correct
+    fails_here(box, PASSED.replace("BODY", "tl.sigmoid(a) + len(str(1)) - 1"), says="str is not defined")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Operators that do more than their price says, or write where an index says
+
+WEIGHTS = "self.weights = torch.randn(512, 512)"
+MATRICES = POINTWISE.replace("self.bias = nn.Parameter(torch.zeros(64))", WEIGHTS).replace("64", "512").replace(
+    "torch.sigmoid(x + self.bias)", "torch.sigmoid(x @ self.weights)")
+PRICED_ALIKE = {  # {an operator in place: what it may not be cheaper than}
+    "torch.zeros(256, 512).addmm_(x, w)": "x @ w", "torch.zeros(1, 256, 512).baddbmm_(x[None], w[None])[0]": "x @ w",
+    "torch.zeros(256, 512).addbmm_(x[None], w[None])": "x @ w", "(x + 0).cumsum_(1)": "(x + 0).cumsum(1)",
+    "x.topk(512, 1).values": "x.sort(1).values",
+    "x.add(0).masked_fill_(x[:1] > 0, 1)": "x.add(0).masked_fill(x[:1] > 0, 1)"}
+
+
+@pytest.mark.parametrize("name", PRICED_ALIKE)
+def test_no_operator_is_cheaper_under_another_name(name):
+    x, w = torch.randn(256, 512), torch.randn(512, 512)
+    prices_of = []
+    for call in (name, PRICED_ALIKE[name]):
+        with torch.no_grad(), prices.Clock() as clock:
+            eval(call, {"torch": torch, "x": x, "w": w})
+        prices_of.append(sum(milliseconds for milliseconds, _, _ in clock.events))
+    assert prices_of[0] >= prices_of[1]
+
+
+UNKNOWN = [  # products, sorts and indices that are not checked
+    "torch.ops.aten._foreach_mm([x], [w])[0]", "torch.ops.aten._compute_linear_combination(w, x)",
+    "torch.nn.functional.embedding_bag(torch.arange(512).repeat(256, 1), w, per_sample_weights=x, mode='sum')",
+    "(torch.complex(x, x) @ torch.complex(w, w)).real", "x.to(torch.cfloat) @ w.to(torch.cfloat)",
+    "torch.nn.functional.scaled_dot_product_attention(x[None, None], w[None, None], w[None, None])",
+    "x.median(1, keepdim=True).values", "torch.searchsorted(x, x)", "torch.bilinear(x, x, w.view(1, 512, 512))",
+    "torch.ops.aten.max_pool2d_with_indices_backward(x[None], x[None], [1, 1], [1, 1], [0, 0], [1, 1], False, far)",
+    "torch.ops.aten._segment_reduce_backward(x, x, x, 'sum', lengths=far)", "torch.ops.aten._unsafe_index(x, [far])",
+    "torch.ops.aten._reshape_alias_copy(x, [4], [1 << 20])", "torch.empty_permuted((4, 4), (0, 1))",
+    "torch.ops.aten.embedding_renorm_(x, far, 1.0, 2.0)", "torch.ops.aten.resize(x, [1 << 20])"]
+
+
+class Steps(prices.Mode):
+    """Notes the steps that a candidate's process would record, and runs none of them that may not be called."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        def layout(tensor):
+            return [0, str(tensor.dtype), list(tensor.shape), list(tensor.stride()), 0]
+
+        step = ["operator", f"{prices.operator_name(func)}.{func._overloadname}",
+                *(recorder.write_value(value, layout) for value in (args, kwargs or {})), []]
+        reason = prices.refusal(step, set())
+        if reason is not None:
+            raise PermissionError(reason)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("call", UNKNOWN)
+def test_an_operator_whose_work_is_not_known_is_refused(call):
+    far = torch.zeros(1, 256, 512).long()
+    names = {"torch": torch, "x": torch.randn(256, 512), "w": torch.randn(512, 512), "far": far}
+    with torch.no_grad(), Steps(), pytest.raises(PermissionError, match="has no modelled price"):
+        eval(call, names)
+
+
+def test_the_refusal_comes_before_the_replay_and_names_the_operator(box):
+    product = "torch.ops.aten._foreach_mm([x], [self.weights])[0]"
+    code = forward(f"return fused({product}, torch.zeros(512))", WEIGHTS)
+    fails_here(box, code, MATRICES, says="aten._foreach_mm has no modelled price")
+    same = MATRICES.replace("x @ self.weights", product)
+    assert box.score(Task("victim", 0, same), [code])[0].correct
+
+
+def test_prices_that_are_not_those_of_the_program():
+    layout = [0, "torch.float32", [4], [1], 0]
+    steps = [["operator", "relu.default", {"tuple": [{"tensor": layout}]}, {"dict": []}, [layout]],
+             ["launch", "kernel", [1, 1, 1], {}, {}]]
+    prices.check_events(steps, [[0.003, "relu", False], [0.002, "kernel", True]])
+    for events in ([], [[0.002, "kernel", True]], [[0.003, "relu", False], [1e-6, "kernel", True]],
+                   [[0.002, "kernel", True], [0.003, "relu", False]], [[0.003, "relu", False], [-1, "kernel", True]],
+                   [[0.003, "relu", False], [float("nan"), "kernel", True]],
+                   [[0.003, "relu", True], [0.002, "kernel", True]]):
+        with pytest.raises(ValueError):
+            prices.check_events(steps, events)

@@ -562,6 +562,6 @@ def test_work_without_a_price_is_refused_unless_it_is_asked_for(box):
     head = "def forward(self, x):\n"
     assert head in kernel
     cheat = kernel.replace(head, f"{head}        x = {product.format('x')}\n")
-    assert "no modelled price" in box.score(task, [cheat])[0].rejected
+    assert "no modelled price" in box.score(task, [cheat])[0].error
     same = problem("torch.relu(" + product.format("x") + ")", "torch.randn(128, 64)")
     assert box.score(same, [cheat])[0].correct

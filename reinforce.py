@@ -66,7 +66,7 @@ SIZES = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (mod
 }
 OPTIONS = {  # name: default, meaning
     "model": ("checkpoints/tiny", "model folder or hub id; a skill_library.jsonl in it is loaded with it"),
-    "tasks": ("synth", "synth: synthesised; builtin: the evaluation problems (to see it learn, no result); or a folder"),
+    "tasks": ("synth", "synth: synthesised; builtin: the evaluation problems (to see it learn); or a folder"),
     "seed": (0, "of tasks, sampling and the modelled clock's inputs"),
     "temperature": (1.0, "of all sampling in training"),
     "gamma": (1.0, "gamma: how much of the next turn's return a turn is credited with"),

@@ -41,7 +41,7 @@ from pathlib import Path
 
 import torch
 
-from judge.confinement import LIBC, confine, isolate, ways_to_isolate
+from judge.confinement import HOSTILE, LIBC, confine, isolate, ways_to_isolate
 from judge.messages import Gone
 
 ROOT = Path(__file__).absolute().parent.parent
@@ -86,7 +86,7 @@ def fork_server(control, settings, roles):
     socket that it is given as `fork_server`; others get None.
     """
     torch.set_num_threads(1)
-    settings["isolation"] = ways_to_isolate(settings["device"])
+    settings["isolation"] = ways_to_isolate(settings["device"], settings["scratch"])
     gc.collect()
     gc.freeze()  # or the first collection in each fork would copy every page
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's business; it closes the socket
@@ -178,10 +178,10 @@ def supervise(sock, role, play, asks, settings):
     """
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the process become children of this one
-    hostile = role == "candidate"
+    hostile = role in HOSTILE
     scratch = tempfile.mkdtemp(prefix=f"tmp{os.getpid()}-", dir=settings["scratch"])
     if hostile and settings["isolation"] is not None:
-        isolate(settings["device"], settings["isolation"])
+        isolate(settings["device"], settings["isolation"][0])
     process = os.fork()
     if process == 0:
         run_role(sock, role, play, asks, scratch, settings)
@@ -215,7 +215,7 @@ def run_role(sock, role, play, asks, scratch, settings):
     """The supervised process, from the fork to its end."""
     try:
         os.setpgid(0, 0)
-        if role == "candidate" and settings["device"] != "cpu":
+        if role in HOSTILE and settings["device"] != "cpu":
             with contextlib.suppress(OSError):  # only root may
                 os.setgid(GROUPS + os.getppid())
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setgid, which would take it back

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import torch
 import triton
+from torch.utils._pytree import tree_map_only
 
 from judge import compiler, judgement, modelled, processes, recorder
 from judge.client import Client
@@ -57,7 +58,7 @@ def candidate(sock, _, settings):
         model = module.ModelNew(*job["arguments"])
         stage = "forward"
         program, constants = recorder.record(model, job["inputs"])
-        send(sock, {"program": program, "constants": constants})
+        send(sock, {"program": program, "constants": constants}, job["room"])
     except BaseException as error:  # SystemExit included: the verdict says what happened
         text, line = describe(error, path, job["code"])
         send(sock, {"failed": stage, "error": text, "line": line})
@@ -77,11 +78,19 @@ def replayer(sock, _, settings):
             output, events, live = replay.run(run["inputs"], run["seed"], run["state"], run["price"], set(run["mute"]),
                                               run["parameters"])
             changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
-            send(sock, {"output": output, "events": events, "live": live, "changed": changed})
+            output = tree_map_only(torch.Tensor, lambda tensor: packed(tensor, run["room"]), output)
+            send(sock, {"output": output, "events": events, "live": live, "changed": changed}, run["room"])
     except compiler.KernelError as error:
         send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
     except Exception as error:
         send(sock, {"failed": stage, "error": describe(error, "")[0], "line": None})
+
+
+def packed(tensor, room):
+    """The tensor without gaps between its elements. Raises ValueError if it is too large to be passed on."""
+    if tensor.numel() * tensor.element_size() > room:
+        raise ValueError(f"an output of {tensor.numel():,} elements")
+    return tensor.contiguous()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

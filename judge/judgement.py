@@ -165,10 +165,10 @@ class Replaying:
         self.deadline = time.monotonic() + timeout
         reference, recorder = self.reference, Child(self.fork_server, "candidate")
         inputs = reference.draw("example")
+        room = ROOM + bytes_in([inputs, 2 * [reference.state]])  # it may hold its parameters in another form as well
         try:
             answer = self.ask(recorder, {"code": code, "seed": reference.parameter_seed,
-                                         "arguments": reference.arguments, "inputs": inputs},
-                              ROOM + bytes_in([inputs, reference.state]))
+                                         "arguments": reference.arguments, "inputs": inputs}, room)
         finally:
             recorder.close()
         program, constants = answer["program"], answer["constants"]

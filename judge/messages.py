@@ -212,7 +212,11 @@ class Child:
     def ask(self, tree, deadline=None, room=ROOM):
         """Send a message and wait for the answer, see `receive`. Raises Gone or TimeoutError."""
         try:
+            self.sock.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
             send(self.sock, tree)
+            self.sock.settimeout(None)
+        except TimeoutError:  # it does not read
+            raise
         except OSError:
             raise Gone from None
         return receive(self.sock, deadline, room)

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map_only
 
 from judge import compiler, judgement, modelled, processes, recorder
 from judge.client import Client
-from judge.correctness import Reference, describe, identical, load_module, other_shapes
+from judge.correctness import Reference, bytes_in, describe, identical, load_module, other_shapes
 from judge.gpu_lock import RemoteLock
 from judge.measured import Measured
 from judge.messages import Gone, receive, send, spare_memory
@@ -78,19 +78,14 @@ def replayer(sock, _, settings):
             output, events, live = replay.run(run["inputs"], run["seed"], run["state"], run["price"], set(run["mute"]),
                                               run["parameters"])
             changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
-            output = tree_map_only(torch.Tensor, lambda tensor: packed(tensor, run["room"]), output)
+            if bytes_in(output) > run["room"]:
+                raise ValueError(f"an output of {bytes_in(output):,} bytes ({run['room']:,} are allowed)")
+            output = tree_map_only(torch.Tensor, torch.Tensor.contiguous, output)  # gaps are not passed on
             send(sock, {"output": output, "events": events, "live": live, "changed": changed}, run["room"])
     except compiler.KernelError as error:
         send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
     except Exception as error:
         send(sock, {"failed": stage, "error": describe(error, "")[0], "line": None})
-
-
-def packed(tensor, room):
-    """The tensor without gaps between its elements. Raises ValueError if it is too large to be passed on."""
-    if tensor.numel() * tensor.element_size() > room:
-        raise ValueError(f"an output of {tensor.numel():,} elements")
-    return tensor.contiguous()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

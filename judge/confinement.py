@@ -13,12 +13,23 @@ from pathlib import Path
 
 import torch
 
-from judge.rules import FORBIDDEN
+from judge.rules import MACHINES, REFUSED_EVERYWHERE, REFUSED_WITHOUT_GPU
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
-PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, FILTER = 22, 38, 2
+HOSTILE = {"candidate", "replayer"}  # roles of processes that hold a candidate's code, or that of its kernels
+NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
+NAMESPACES = 0x7E020000  # all that clone can make anew
+MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
+MOUNT_SETATTR, LANDLOCK = 442, (444, 445, 446)  # numbers of system calls, the same on all machines
+PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, FILTER = 22, 24, 38, 2
+DAC_OVERRIDE = 1 << 1  # the capability to read what another user owns
+
+
+def demand(answer):
+    """What a function of libc answers. Raises OSError where it failed: nothing goes on half confined."""
+    if answer < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return answer
 
 
 def isolate(device, user):
@@ -26,73 +37,105 @@ def isolate(device, user):
 
     user: take a user namespace as well, which an ordinary user needs for the others.
     """
-    wanted = (NEWNET if device != "cpu" else NEWPID | NEWNET | NEWIPC) | (NEWUSER if user else 0)
+    wanted = NEWNET | NEWUTS | (NEWPID | NEWIPC if device == "cpu" else 0) | (NEWUSER if user else 0)
     ids = os.getuid(), os.getgid()
-    if LIBC.unshare(wanted):
-        raise PermissionError
+    demand(LIBC.unshare(wanted))
     if user:
         Path("/proc/self/setgroups").write_text("deny")
         for name, number in zip(("uid_map", "gid_map"), ids):
             Path(f"/proc/self/{name}").write_text(f"{number} {number} 1")
 
 
-def ways_to_isolate(device):
-    """The argument `user` with which `isolate` works here, or None. Tried in processes of their own."""
-    for user in (False, True):
+def ways_to_isolate(device, scratch):
+    """(the argument `user` with which `isolate` works here, does `read_only_except` work), or None without namespaces.
+
+    Tried in processes of their own, the strictest way first.
+    """
+    for mounts, user in [(True, False), (True, True)] * (device == "cpu") + [(False, False), (False, True)]:
         child = os.fork()
         if child == 0:
             try:
                 isolate(device, user)
                 inner = os.fork()
                 if inner == 0:
+                    if mounts:
+                        read_only_except(scratch)
                     torch.zeros(1, device=device)  # a GPU must still be usable
                     os._exit(0)
                 os._exit(os.waitpid(inner, 0)[1] != 0)
             finally:
                 os._exit(1)
         if os.waitpid(child, 0)[1] == 0:
-            return user
+            return user, mounts
     return None
 
 
 def read_only_except(scratch):
-    """In a mount namespace of its own: all file systems read-only, but `scratch` and /dev/shm, which are in memory."""
+    """In a mount namespace of its own: all file systems read-only and without devices, and new ones in memory on
+    `scratch` and /dev/shm. Raises OSError where that cannot be had (Linux 5.12).
+    """
     def mount(source, target, kind, flags, options=None):
-        return LIBC.mount(*(text and text.encode() for text in (source, target, kind)), flags, options)
+        demand(LIBC.mount(*(text and text.encode() for text in (source, target, kind)), flags, options))
 
-    if LIBC.unshare(NEWNS) or mount(None, "/", None, MS_REC | MS_PRIVATE):
-        return
-    mount("proc", "/proc", "proc", 0)
+    demand(LIBC.unshare(NEWNS))
+    mount(None, "/", None, MS_REC | MS_PRIVATE)
+    mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV)
+    attributes = struct.pack("QQQQ", 1 | 2 | 4, 0, 0, 0)  # read-only, nosuid, nodev; the mounts below as well (0x8000)
+    demand(LIBC.syscall(MOUNT_SETATTR, -100, b"/", 0x8000, attributes, len(attributes)))
     for folder in (scratch, "/dev/shm"):
-        mount("tmpfs", folder, "tmpfs", 0, b"size=256m")
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        point = line.split()[1].encode().decode("unicode_escape")
-        if point != scratch and not point.startswith(("/dev/", "/proc/")):
-            locked = os.statvfs(point).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)  # may not be dropped
-            mount(None, point, None, MS_REMOUNT | MS_BIND | MS_RDONLY | locked)
+        mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, b"size=256m")
 
 
-def filter_system_calls():
-    """Refuse FORBIDDEN, and clone except for threads, in this process and for good. Returns whether that worked.
+def drop_privileges(kept=0):
+    """No capability but those of the mask `kept`, in this process and for good: not by running a program either."""
+    for number in range(64):
+        LIBC.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)  # an ordinary user may not, and no_new_privs is as good
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    kept &= int(status["CapPrm"], 16)
+    demand(LIBC.capset(struct.pack("Ii", 0x20080522, 0), struct.pack("6I", kept, kept, 0, 0, 0, 0)))
+    demand(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+
+
+def guard_others(*folders):
+    """Landlock, where the kernel has it: nothing is written outside of `folders`, other processes' memory and
+    descriptors are out of reach in /proc (Linux 5.13), and they get no signals (6.12). Needs no namespace.
+    """
+    create, add, restrict = LANDLOCK
+    version = LIBC.syscall(create, None, 0, 1)
+    if version < 1:
+        return
+    rights = 0x1FF2 | (0x2000 if version > 1 else 0) | (0x4000 if version > 2 else 0)  # all writing; rename; truncate
+    rules = demand(LIBC.syscall(create, struct.pack("QQQ", rights, 0, 3 if version > 5 else 0), 24, 0))
+    for folder in folders:
+        place = os.open(folder, os.O_PATH)
+        demand(LIBC.syscall(add, rules, 1, struct.pack("=Qi", rights, place), 0))
+        os.close(place)
+    demand(LIBC.syscall(restrict, rules, 0))
+    os.close(rules)
+
+
+def filter_system_calls(with_gpu):
+    """Refuse what the tables in rules.py say, in this process and for good; on x86-64 and arm64.
 
     The filter is a program of (code, jump if true, jump if false, value), jumps counting from the next instruction.
     """
-    if os.uname().machine not in FORBIDDEN:
-        return False
-    architecture, clone, numbers = FORBIDDEN[os.uname().machine]
+    if os.uname().machine not in MACHINES:
+        return
+    column, architecture, clone = MACHINES[os.uname().machine]
     load, equal, above, bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF: load word, jump if ==, >=, &; return
     allow, refuse, unknown = 0x7FFF0000, 0x50000 | 1, 0x50000 | 38  # EPERM; ENOSYS makes libc fall back to clone
     rules = [(load, 0, 0, 4), (equal, 1, 0, architecture), (answer, 0, 0, refuse), (load, 0, 0, 0),
              (above, 0, 1, 0x40000000), (answer, 0, 0, refuse), (equal, 0, 1, 435), (answer, 0, 0, unknown)]
-    for number in numbers:
-        rules += [(equal, 0, 1, number), (answer, 0, 0, refuse)]
-    rules += [(equal, 0, 3, clone), (load, 0, 0, 16), (bits, 1, 0, 0x10000), (answer, 0, 0, refuse),
-              (answer, 0, 0, allow)]  # 0x10000: CLONE_THREAD, in the first argument
+    for line in REFUSED_EVERYWHERE if with_gpu else REFUSED_EVERYWHERE + REFUSED_WITHOUT_GPU:
+        for number in line[column]:
+            rules += [(equal, 0, 1, number), (answer, 0, 0, refuse)]
+    thread = 0 if with_gpu else 0x10000  # CLONE_THREAD, in the first argument
+    rules += [(equal, 0, 5, clone), (load, 0, 0, 16), (bits, 0, 1, NAMESPACES), (answer, 0, 0, refuse),
+              (bits, 1, 0, thread), (answer, 0, 0, allow if with_gpu else refuse), (answer, 0, 0, allow)]
     code = b"".join(struct.pack("HBBI", *rule) for rule in rules)
     buffer = ctypes.create_string_buffer(code)
     program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(buffer)))
-    LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)  # without it an ordinary user may not set a filter
-    return LIBC.prctl(PR_SET_SECCOMP, FILTER, ctypes.c_void_p(ctypes.addressof(program)), 0, 0) == 0
+    demand(LIBC.prctl(PR_SET_SECCOMP, FILTER, ctypes.c_void_p(ctypes.addressof(program)), 0, 0))
 
 
 def confine(sock, role, asks, scratch, settings):
@@ -108,7 +151,8 @@ def confine(sock, role, asks, scratch, settings):
         os.closerange(last, descriptor)
         last = descriptor + 1
     os.closerange(last, 65536)
-    if role == "candidate" and settings["device"] == "cpu" and settings["isolation"] is not None:
+    without_gpu, hostile = settings["device"] == "cpu", role in HOSTILE
+    if hostile and without_gpu and settings["isolation"] is not None and settings["isolation"][1]:
         read_only_except(scratch)
     os.chdir(scratch)
     folders = {"HOME": "", "TMPDIR": "", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
@@ -121,9 +165,12 @@ def confine(sock, role, asks, scratch, settings):
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-    if settings["device"] == "cpu":  # CUDA reserves more address space than there is memory
+    if without_gpu:  # CUDA reserves more address space than there is memory
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         limit = used + settings["memory"] * (4 if role in ("scorer", "reference") else 1)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        if role == "candidate":
-            filter_system_calls()
+    if hostile:
+        drop_privileges(0 if without_gpu else DAC_OVERRIDE)  # compilers read what may belong to another user
+        if without_gpu:
+            guard_others(scratch, "/dev/shm")
+        filter_system_calls(not without_gpu)

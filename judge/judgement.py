@@ -18,14 +18,15 @@ from typing import Protocol
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.correctness import (EXTENSION, Failed, Verdict, compare, identical, note_comparison, reaching, reject,
-                               set_failure, set_profile, set_roofline, tolerance_of)
+from judge.correctness import (EXTENSION, Failed, Verdict, bytes_in, compare, identical, note_comparison, reaching,
+                               reject, set_failure, set_profile, set_roofline, tolerance_of)
+from judge.messages import ROOM, Child, Gone
 from judge.prices import BANDWIDTH, PEAK, Clock, check_events, refusal, size_of
-from judge.messages import Child, Gone
 from judge.rules import static_check
 from judge.side_effects import has_extension
 from tasks import GPU_BATCH_FACTOR
 
+ROOM_FOR_MISTAKES = 1 << 20  # bytes beside an output's: of a wrong shape or type, it is compared all the same
 NVCC_SECONDS = 180  # that compiling a CUDA extension may take, on top of a candidate's time limit
 
 
@@ -151,9 +152,11 @@ class Replaying:
         self.reference, self.fork_server = reference, fork_server
         self.replayer = self.events = None
 
-    def ask(self, process, question):
-        """A process's answer. Raises Failed if that is what it says, and what Child.ask does."""
-        answer = process.ask(question, self.deadline)
+    def ask(self, process, question, room=ROOM):
+        """A process's answer, with at most `room` bytes of tensors. Raises Failed if that is what it says, and what
+        Child.ask does.
+        """
+        answer = process.ask({**question, "room": room}, self.deadline, room)
         if "failed" in answer:
             raise Failed(answer)
         return answer
@@ -161,9 +164,11 @@ class Replaying:
     def start(self, code, timeout):
         self.deadline = time.monotonic() + timeout
         reference, recorder = self.reference, Child(self.fork_server, "candidate")
+        inputs = reference.draw("example")
+        room = ROOM + bytes_in([inputs, 2 * [reference.state]])  # it may hold its parameters in another form as well
         try:
             answer = self.ask(recorder, {"code": code, "seed": reference.parameter_seed,
-                                         "arguments": reference.arguments, "inputs": reference.draw("example")})
+                                         "arguments": reference.arguments, "inputs": inputs}, room)
         finally:
             recorder.close()
         program, constants = answer["program"], answer["constants"]
@@ -199,7 +204,8 @@ class Replaying:
         first = self.events is None  # the price of every forward is the same
         answer = self.ask(self.replayer, {
             "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "state": state,
-            "price": first, "mute": list(mute), "parameters": self.parameters})
+            "price": first, "mute": list(mute), "parameters": self.parameters},
+            ROOM_FOR_MISTAKES + 2 * bytes_in(trial.expected))
         if first:
             check_events(self.steps, answer["events"])
             self.events = answer["events"]

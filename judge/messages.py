@@ -1,6 +1,8 @@
 """Messages between processes: nested values and tensors over a socket, and tensors in GPU memory that both can see.
 
-A message is JSON beside the raw bytes of its tensors, because unpickling would run code of the sender's.
+A message is JSON beside the raw bytes of its tensors, because unpickling would run code of the sender's. Who reads a
+message from a process that is not trusted says for how many bytes of tensors there is room; the JSON then has a limit,
+too. The tensors follow the JSON in the order of their names there, one after the other, so none can be named twice.
 """
 
 import contextlib
@@ -15,6 +17,10 @@ import torch
 
 TORCH_NAMES = {str(getattr(torch, name)): getattr(torch, name) for name in dir(torch)
                if isinstance(getattr(torch, name), (torch.dtype, torch.layout, torch.memory_format))}
+
+
+HEADER = 2 << 20  # bytes of JSON from a process that is not trusted; Python's objects are up to 50 times as large
+ROOM = 256 << 20  # bytes of tensors from such a process, where nothing else is known
 
 
 class Gone(Exception):
@@ -106,8 +112,11 @@ def place(tensor, start) -> list:
 # Over a socket. One thread may send while another one receives.
 
 
-def send(sock, tree):
-    """Send nested lists, dicts, numbers, strings and tensors. Strides are kept, shared memory and devices are not."""
+def send(sock, tree, room=None):
+    """Send nested lists, dicts, numbers, strings and tensors. Strides are kept, shared memory and devices are not.
+
+    room: what the reader's is. Raises ValueError for a message that it would not take.
+    """
     chunks, total = [], 0
 
     def add(tensor):
@@ -117,17 +126,24 @@ def send(sock, tree):
         return place(tensor, total - chunks[-1].nbytes)
 
     header = json.dumps(encode(tree, add)).encode()
+    if room is not None and (len(header) > HEADER or total > room):
+        raise ValueError(f"too much to pass on: {total:,} bytes of tensors ({room:,} are allowed), "
+                         f"described in {len(header):,} ({HEADER:,} are allowed)")
     sock.sendall(struct.pack("<QQ", len(header), total) + header)
     for chunk in chunks:
         sock.sendall(chunk)
 
 
-def receive(sock, deadline=None, limit=1 << 36):
-    """The next message, of `limit` bytes at most. Raises Gone, or TimeoutError once time.monotonic() passes `deadline`.
+def receive(sock, deadline=None, room=None):
+    """The next message. Raises Gone, or TimeoutError once time.monotonic() passes `deadline`.
+
+    room: how many bytes its tensors may have in all; None if the sender is trusted with that and the JSON's length.
     """
+    taken = 0
+
     def read(count):
-        buffer = bytearray(count)
-        view = memoryview(buffer)
+        buffer = torch.empty(count, dtype=torch.uint8)
+        view = memoryview(buffer.numpy())
         while view.nbytes:
             await_input(sock, deadline)
             got = sock.recv_into(view)
@@ -137,16 +153,23 @@ def receive(sock, deadline=None, limit=1 << 36):
         return buffer
 
     def tensor(entry):
+        nonlocal taken
         start, end, dtype, shape, stride = entry
-        return strided(payload[start:end].clone(), TORCH_NAMES[dtype], shape, stride)
+        if not start == taken <= end <= total:
+            raise ValueError("tensors overlap")
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimeoutError
+        taken = end
+        return strided(read(end - start), TORCH_NAMES[dtype], shape, stride)
 
     try:
-        header, total = struct.unpack("<QQ", read(16))
-        if header + total > limit:
+        header, total = struct.unpack("<QQ", read(16).numpy())
+        if room is not None and (header > HEADER or total > room):
             raise Gone
-        tree = json.loads(read(header).decode())
-        payload = torch.frombuffer(read(total), dtype=torch.uint8) if total else torch.empty(0, dtype=torch.uint8)
-        return decode(tree, tensor)
+        tree = decode(json.loads(read(header).numpy().tobytes()), tensor)
+        if taken != total:
+            raise Gone
+        return tree
     except TimeoutError:
         raise
     except (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, MemoryError, RecursionError):
@@ -186,13 +209,17 @@ class Child:
             there.close()
             os.close(token)
 
-    def ask(self, tree, deadline=None):
-        """Send a message and wait for the answer. Raises Gone or TimeoutError."""
+    def ask(self, tree, deadline=None, room=ROOM):
+        """Send a message and wait for the answer, see `receive`. Raises Gone or TimeoutError."""
         try:
+            self.sock.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
             send(self.sock, tree)
+            self.sock.settimeout(None)
+        except TimeoutError:  # it does not read
+            raise
         except OSError:
             raise Gone from None
-        return receive(self.sock, deadline)
+        return receive(self.sock, deadline, room)
 
     def start_and_stop(self, deadline):
         """Seconds between the starting signal and the process's own: one byte each way. Raises Gone or TimeoutError."""

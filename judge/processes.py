@@ -8,19 +8,28 @@ kill, and it always works: also when the closing is done by the kernel because t
 
     caller -- fork server -- supervisor -- process      one socket pair from each process to whoever asked for it
 
-What a process in the role of a candidate is kept from, and where (confinement.py):
+What a process is kept from that holds a candidate's code or the kernels of that code (the roles candidate and
+replayer), and where (confinement.py):
 
     everywhere            its own process group and scratch folder (removed with it), closed file descriptors, no
                           output streams, an environment without secrets; limits on CPU seconds, file size and open
-                          files; descendants that leave the process group are found and killed
-    with a GPU            its resident memory and the number of its processes are watched
-    without a GPU         a limit on its address space; a system call filter: no new processes or programs, no
-                          sockets, no access to other processes (x86-64 and arm64)
-    as root, or where     without a GPU: process, network and IPC namespaces, and a file system that is read-only but
-    user namespaces are   for a scratch folder in memory: it sees no other process and leaves nothing in /tmp or
-    permitted             /dev/shm; with a GPU only the network is cut (compilers must run, GPU memory be shared),
-                          and what it leaves in those two is removed after it (only as root)
-Not prevented: reading files that this user can read, exhausting the GPU's memory, attacks on the kernel or the driver.
+                          files; descendants that leave the process group are found and killed; no capability of
+                          root's and no way to get one; a system call filter (x86-64 and arm64): no mounts, no other
+                          namespaces, nothing of the machine's, no access to the memory of other processes
+    with a GPU            its resident memory and the number of its processes are watched; of root's capabilities it
+                          keeps the one to read any file
+    without a GPU         a limit on its address space; the filter also refuses new processes and programs, sockets,
+                          and memory that no limit counts; where the kernel has Landlock, nothing is written but in
+                          its scratch folder and /dev/shm, other processes cannot be looked into (Linux 5.13), nor be
+                          signalled (6.12)
+    as root, or where     without a GPU: process, network, host name and IPC namespaces, and (Linux 5.12) a file system
+    user namespaces are   that is read-only and without devices but for a scratch folder in memory: it sees no other
+    permitted             process and leaves nothing in /tmp or /dev/shm; with a GPU only network and host name are cut
+                          (compilers must run, GPU memory be shared), and what it leaves in those two is removed after
+                          it (only as root)
+
+A part that is there but fails ends the process. Not prevented: reading files that this user can read, exhausting the
+GPU's memory, attacks on the kernel or the driver; with a GPU also writing what this user can write, and signals.
 """
 
 import contextlib
@@ -41,7 +50,7 @@ from pathlib import Path
 
 import torch
 
-from judge.confinement import LIBC, confine, isolate, ways_to_isolate
+from judge.confinement import HOSTILE, LIBC, confine, isolate, ways_to_isolate
 from judge.messages import Gone
 
 ROOT = Path(__file__).absolute().parent.parent
@@ -86,7 +95,7 @@ def fork_server(control, settings, roles):
     socket that it is given as `fork_server`; others get None.
     """
     torch.set_num_threads(1)
-    settings["isolation"] = ways_to_isolate(settings["device"])
+    settings["isolation"] = ways_to_isolate(settings["device"], settings["scratch"])
     gc.collect()
     gc.freeze()  # or the first collection in each fork would copy every page
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's business; it closes the socket
@@ -178,10 +187,10 @@ def supervise(sock, role, play, asks, settings):
     """
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the process become children of this one
-    hostile = role == "candidate"
+    hostile = role in HOSTILE
     scratch = tempfile.mkdtemp(prefix=f"tmp{os.getpid()}-", dir=settings["scratch"])
     if hostile and settings["isolation"] is not None:
-        isolate(settings["device"], settings["isolation"])
+        isolate(settings["device"], settings["isolation"][0])
     process = os.fork()
     if process == 0:
         run_role(sock, role, play, asks, scratch, settings)
@@ -215,7 +224,7 @@ def run_role(sock, role, play, asks, scratch, settings):
     """The supervised process, from the fork to its end."""
     try:
         os.setpgid(0, 0)
-        if role == "candidate" and settings["device"] != "cpu":
+        if role in HOSTILE and settings["device"] != "cpu":
             with contextlib.suppress(OSError):  # only root may
                 os.setgid(GROUPS + os.getppid())
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setgid, which would take it back

@@ -7,7 +7,7 @@
                                                                   in a process that must hold none of the candidate's
     ATen operators     prices.refusal, in the scorer,    allows   a recording may name any operator: some leave their
                        before the program is replayed             tensors, and most do more work than their bytes show
-    system calls       processes.filter_system_calls     denies   what no candidate needs without a GPU
+    system calls       confinement.filter_system_calls   denies   what no candidate needs, and less without a GPU
     side-effect-free   side_effects.py                   allows   who may share a process on a GPU: no more than an
                                                                   honest kernel needs
 
@@ -97,11 +97,39 @@ REFERENCE_ONLY = re.compile(  # although prices.py has them
     r"|_*scaled_dot_product.*")  # a product, a softmax and a product in one: cheaper than any of them
 
 # ---------------------------------------------------------------------------------------------------------------------
-# System calls: {machine: (its number in a filter, clone, what is refused)}. Refused are fork, vfork, execve, execveat,
-# ptrace, socket, process_vm_readv, process_vm_writev, io_uring_setup; clone only makes threads.
+# System calls, for processes that hold a candidate's code, or that of its kernels: numbers on x86-64 and on arm64.
+# The first part is refused with a GPU, too. It could not be tried on one, but Docker's default profile, under which
+# CUDA is used every day, refuses all of it but chroot and access to the memory of other processes.
 
-FORBIDDEN = {"x86_64": (0xC000003E, 56, [57, 58, 59, 322, 101, 41, 310, 311, 425]),
-             "aarch64": (0xC00000B7, 220, [221, 281, 117, 198, 270, 271, 425])}
+REFUSED_EVERYWHERE = [
+    # ptrace, process_vm_readv, process_vm_writev, process_madvise, pidfd_getfd, kcmp: into other processes
+    ([101, 310, 311, 440, 438, 312], [117, 270, 271, 440, 438, 272]),
+    # mount, umount2, pivot_root, chroot: another file system than the read-only one
+    ([165, 166, 155, 161], [40, 39, 41, 51]),
+    # the same by descriptors: open_tree to fspick, mount_setattr, open_tree_attr
+    ([*range(428, 434), 442, 467], [*range(428, 434), 442, 467]),
+    # unshare, setns: other namespaces, and in a user namespace of its own all capabilities again
+    ([272, 308], [97, 268]),
+    # open_by_handle_at: files without their folders
+    ([304], [265]),
+    # bpf, perf_event_open, userfaultfd, io_uring_*: tools for attacks on the kernel, and ways round this filter
+    ([321, 298, 323, 425, 426, 427], [280, 241, 282, 425, 426, 427]),
+    # add_key, request_key, keyctl: the keyrings of the machine, which are in no namespace
+    ([248, 249, 250], [217, 218, 219]),
+    # swapon, swapoff, reboot, sethostname, setdomainname, quotactl, acct, settimeofday, clock_settime: the machine's
+    ([167, 168, 169, 170, 171, 179, 163, 164, 227], [224, 225, 142, 161, 162, 60, 89, 170, 112]),
+    # init_module, finit_module, delete_module, kexec_load, kexec_file_load, iopl, ioperm, quotactl_fd: likewise
+    ([175, 313, 176, 246, 320, 172, 173, 443], [105, 273, 106, 104, 294, 443])]
+REFUSED_WITHOUT_GPU = [
+    # fork, vfork, execve, execveat: other processes and programs; clone makes threads only
+    ([57, 58, 59, 322], [221, 281]),
+    # socket, mknod, mknodat: ways out
+    ([41, 133, 259], [198, 33]),
+    # setpriority, sched_setscheduler, sched_setparam, sched_setattr, ioprio_set: to slow other processes down
+    ([141, 144, 142, 314, 251], [140, 119, 118, 274, 30]),
+    # memfd_create, memfd_secret, shmget, msgget: memory that no limit counts
+    ([319, 447, 29, 68], [279, 447, 194, 186])]
+MACHINES = {"x86_64": (0, 0xC000003E, 56), "aarch64": (1, 0xC00000B7, 220)}  # column above, number in a filter, clone
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Side-effect-free: what a source may name whose process serves another candidate afterwards. side_effects.py adds

@@ -26,10 +26,11 @@ from pathlib import Path
 
 import torch
 import triton
+from torch.utils._pytree import tree_map_only
 
 from judge import compiler, judgement, modelled, processes, recorder
 from judge.client import Client
-from judge.correctness import Reference, describe, identical, load_module, other_shapes
+from judge.correctness import Reference, bytes_in, describe, identical, load_module, other_shapes
 from judge.gpu_lock import RemoteLock
 from judge.measured import Measured
 from judge.messages import Gone, receive, send, spare_memory
@@ -57,7 +58,7 @@ def candidate(sock, _, settings):
         model = module.ModelNew(*job["arguments"])
         stage = "forward"
         program, constants = recorder.record(model, job["inputs"])
-        send(sock, {"program": program, "constants": constants})
+        send(sock, {"program": program, "constants": constants}, job["room"])
     except BaseException as error:  # SystemExit included: the verdict says what happened
         text, line = describe(error, path, job["code"])
         send(sock, {"failed": stage, "error": text, "line": line})
@@ -77,7 +78,10 @@ def replayer(sock, _, settings):
             output, events, live = replay.run(run["inputs"], run["seed"], run["state"], run["price"], set(run["mute"]),
                                               run["parameters"])
             changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
-            send(sock, {"output": output, "events": events, "live": live, "changed": changed})
+            if bytes_in(output) > run["room"]:
+                raise ValueError(f"an output of {bytes_in(output):,} bytes ({run['room']:,} are allowed)")
+            output = tree_map_only(torch.Tensor, torch.Tensor.contiguous, output)  # gaps are not passed on
+            send(sock, {"output": output, "events": events, "live": live, "changed": changed}, run["room"])
     except compiler.KernelError as error:
         send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
     except Exception as error:

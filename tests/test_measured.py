@@ -84,8 +84,8 @@ PROFILED = [*CHECKED, "profile"]
     (Scripted(own=("extension",), needs=()), [*PROFILED, "time"], {"correct": True, "coverage": 0.5, "speedup": 2.0}),
 ])
 def test_the_first_step_that_fails_decides(back_end, calls, expected):
-    trial = Trial([], 0, {}, [torch.ones(3)], [(1.0, 0.0)], [])
-    reference = SimpleNamespace(trial=lambda index, perturb=True: trial)
+    trial = Trial([], 0, [torch.ones(3)], [(1.0, 0.0)], [])
+    reference = SimpleNamespace(trial=lambda index: trial)
     settings = {"timeout": 7, "trials": 2, "require_kernel": True, "clock": "measured"}
     verdict = judge(back_end, reference, "class ModelNew: pass", settings)
     assert back_end.calls == [*calls, "close"] and verdict.clock == "measured"
@@ -445,7 +445,7 @@ def test_a_reference_that_was_disturbed_for_a_while_is_no_excuse():
 
 def timed(reference, candidate):
     """The verdict after run_batches, and whether the timed calls were right."""
-    one = Trial([torch.ones(3)], 0, {}, [torch.ones(3)], [(1.0, 0.0)])
+    one = Trial([torch.ones(3)], 0, [torch.ones(3)], [(1.0, 0.0)])
     task = SimpleNamespace(
         calls=list(range(4)), patience=0.01, settings={"measure": 0, "timeout": 9}, floor_ms=0, flops=0, bandwidth=1,
         peak=1, first=one, timing=threading.Lock(), reference_client=lambda graphs: reference,

@@ -149,7 +149,7 @@ def structure(tree) -> str:
     if isinstance(tree, (list, tuple)):
         inside = ", ".join(map(structure, tree))
         return f"[{inside}]" if isinstance(tree, list) else f"({inside})"
-    return "tensor"
+    return "tensor" if isinstance(tree, torch.Tensor) else type(tree).__name__
 
 
 def finite(leaves) -> bool:

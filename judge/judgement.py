@@ -163,7 +163,7 @@ class Replaying:
         self.deadline = time.monotonic() + timeout
         reference, recorder = self.reference, Child(self.fork_server, "candidate")
         try:
-            count = 2 + derive(reference.job["seed"], code) % 4  # of the forwards that are recorded: nobody can know
+            count = 3 + derive(reference.job["seed"], code) % 3  # of the forwards that are recorded: nobody can know
             answer = self.ask(recorder, {"code": code, "seed": reference.parameter_seed, "names": reference.names,
                                          "arguments": reference.arguments,
                                          "calls": [reference.draw("example", call) for call in range(count)]})

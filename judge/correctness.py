@@ -184,46 +184,31 @@ class Reference:
             self.arguments = list(self.module.get_init_inputs())
             self.parameter_seed = derive(job["seed"], "parameters")
             try:
-                self.on_device, self.names = self.device.type != "cpu", None
-                self.use(self.construct())
+                self.on_device = self.device.type != "cpu"
+                self.construct()
             except (RuntimeError, TypeError):
                 if not self.on_device:
                     raise
                 self.on_device = False  # a constructor that needs its tensors on the CPU
-                self.use(self.construct())
+                self.construct()
             if self.strict:
-                self.perturb()
-            self.trial(0)
+                self.construct(parameter_names(self.model))
+            if not finite(self.trial(0).expected):  # perturbed parameters may leave a function's domain
+                self.kept.clear()
+                self.construct()
+                self.trial(0)
         except TaskError:
             raise
         except Exception as error:
             raise TaskError(f"{job['name']}: the reference fails: {describe(error, '')[0]}") from None
 
-    def construct(self):
+    def construct(self, names=None):
+        """Set `model`, and `state` to its parameters and buffers. names: see perturbation.construct."""
+        self.names = names
         arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in self.arguments]
         with self.device if self.on_device else contextlib.nullcontext():
-            return construct(self.module.Model, arguments, self.parameter_seed, self.names).to(self.device)
-
-    def use(self, model):
-        self.model = model
+            self.model = construct(self.module.Model, arguments, self.parameter_seed, names).to(self.device)
         self.state = {name: t.detach().clone() for name, t in self.tensors()}
-
-    def perturb(self):
-        """Construct the model with perturbed parameters, unless it fails with them, or its output is finite no more.
-
-        Sets `names`, with which candidates are constructed, too (perturbation.construct).
-        """
-        plain, trial = self.model, Trial(self.draw("trial", 0), 0)
-        was_finite = finite(self.run(trial)[0])
-        self.names = parameter_names(plain)
-        try:
-            self.use(self.construct())
-            if not was_finite or finite(self.run(trial)[0]):
-                return
-        except RuntimeError:
-            pass
-        self.names = None
-        self.use(plain)
 
     def tensors(self):
         return [*self.model.named_parameters(), *self.model.named_buffers()]

@@ -28,8 +28,17 @@ def construct(model_class, arguments, seed, names):
     torch.manual_seed(seed)
     if names is None:
         return model_class(*arguments)
-    with Perturbation(seed, names):
-        return model_class(*arguments)
+    moving = Perturbation(seed, names)
+    hooks = [module.register_module_parameter_registration_hook(moving.register),
+             module.register_module_buffer_registration_hook(moving.register)]
+    try:
+        with moving:
+            model = model_class(*arguments)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    moving.move(list(moving.waiting))
+    return model
 
 
 def address(tensor):
@@ -45,28 +54,16 @@ class Perturbation(Mode):
         self.waiting = {}  # {address: (tensor, its index in `names`)} of those that are yet to be moved
         self.known = {}  # {address: storage} of what was registered, or computed from that
 
-    def __enter__(self):
-        self.hooks = [module.register_module_parameter_registration_hook(self.register),
-                      module.register_module_buffer_registration_hook(self.register)]
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        super().__exit__(*error)
-        for hook in self.hooks:
-            hook.remove()
-        self.move(list(self.waiting))
-
     def register(self, _, name, tensor):
         """A module gets a parameter or buffer. It has the noise of the reference's of that name, or else of that shape.
         """
         if tensor is None or not tensor.is_floating_point() or tensor.numel() == 0 or address(tensor) in self.known:
             return
-        shape, is_parameter = tuple(tensor.shape), isinstance(tensor, torch.nn.Parameter)
         self.known[address(tensor)] = tensor.untyped_storage()
-        index = next((i for i, found in enumerate(self.names) if found == (name, shape)), None)
-        if index is None and is_parameter:  # a buffer may be anything: a mask, a table
-            index = next((i for i, found in enumerate(self.names) if found and found[1] == shape), None)
-        if index is not None:
+        fits = [i for i, found in enumerate(self.names) if found and found[1] == tuple(tensor.shape)]
+        named = [i for i in fits if self.names[i][0] == name]
+        if named or fits and isinstance(tensor, torch.nn.Parameter):  # any other buffer may be a mask, a table
+            index = (named or fits)[0]
             self.waiting[address(tensor)] = tensor, index, name
             self.names[index] = None
 

@@ -14,6 +14,7 @@ a counter would differ. What a kernel wrote in an earlier call is zero here, so 
 Not noticed: a forward that decides by the clock, by chance, by a file, or by what it hides in another module.
 """
 
+import gc
 import inspect
 import sys
 import types
@@ -194,16 +195,8 @@ def plain_values(root) -> list:
             found.append(value)
         elif id(value) not in seen:
             seen[id(value)] = value  # kept, so that nothing else gets its id
-            if isinstance(value, (list, tuple, set)):
-                waiting += value
-            elif isinstance(value, dict):
-                waiting += [*value.keys(), *value.values()]
-            elif inspect.isfunction(value) and mine:
-                waiting += [value.__defaults__, value.__kwdefaults__, vars(value), value.__closure__]
-            elif isinstance(value, types.CellType) and value != types.CellType():  # of a closure; not empty
-                waiting.append(value.cell_contents)
-            elif mine and hasattr(value, "__dict__"):
-                waiting.append(dict(vars(value)))
+            if mine or isinstance(value, (list, tuple, set, dict, types.CellType)):  # a cell is part of a closure
+                waiting += gc.get_referents(value)
     return found
 
 

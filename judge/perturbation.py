@@ -7,7 +7,8 @@ the constructor is done: `nn.init` and others that only write come first, and wh
 What has been computed from parameters is not moved once more if it is registered, nor are tied parameters.
 
 A candidate that evades this in its constructor has other parameters than the reference, and gets other results. Not
-followed: what a kernel of its own, or numpy, makes of parameters within the constructor.
+followed: what a kernel of its own, or numpy, makes of parameters within the constructor. Values that are filled in
+after something was computed from a parameter stay as they are.
 """
 
 import torch

@@ -176,7 +176,7 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.fc = torch.nn.Linear(8, 8)
-        torch.nn.init.trunc_normal_(self.fc.weight)
+        torch.nn.init.xavier_uniform_(self.fc.weight)
         torch.nn.init.zeros_(self.fc.bias)
         self.tied = self.fc.weight
         self.norm = torch.nn.BatchNorm1d(8)

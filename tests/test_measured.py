@@ -310,11 +310,11 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, fork_s
     for change in ("pass", "x.t_()", "x.unsqueeze_(0)", "x.resize_(1)", "x.requires_grad_()", "sizes[0] = 0.0",
                    "sizes.append(1)", "pass"):
         assert is_side_effect_free(code.replace("CHANGE", change))
-        one.construct(code.replace("CHANGE", change), "ModelNew", [], 0, False, None, False)
+        one.construct(code.replace("CHANGE", change), "ModelNew", [], None, 0, False, None, False)
         table = weakref.ref(sys.modules["candidate"].TABLE)
         given, result = messages.views(arena, places)
         given.copy_(x)
-        one.forward(0, 0, False, ())
+        one.forward(0, 0, ())
         assert torch.equal(result, 2 * x), change
         assert one.forget()["unchanged"] and table() is None, change
 

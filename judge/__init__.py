@@ -8,6 +8,7 @@
     scorer.py         what each of them does: scorer, candidate, replayer
     rules.py          what a candidate may not do: one page, a table for each rule
     correctness.py    trials, tolerance, the verdict
+    perturbation.py   parameters other than the constructor's
     judgement.py      the order in which a candidate is judged
     modelled.py       the clock without a GPU: replays what was recorded, and prices every step
     recorder.py       one forward of a candidate, as data

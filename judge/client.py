@@ -190,15 +190,16 @@ class Client:
         self.order("wake")
         self.deadline = None
 
-    def construct(self, code, name, arguments, seed, on_device, limit=None, compile_it=False) -> dict:
-        """Execute the source, and construct the model from its class `name`. limit: bytes of GPU memory it may take.
+    def construct(self, code, name, reference, limit=None, compile_it=False) -> dict:
+        """Execute the source, and construct the model from its class `name` as the reference was constructed.
 
-        Returns {"state": {parameter's or buffer's name: shape}, "loose": number of other tensors that the model has}.
+        limit: bytes of GPU memory it may take. Returns {"state": {parameter's or buffer's name: shape}}.
         """
         self.models += 1
         self.repeat = self.empty_batch = None
-        return self.order("construct", code=code, name=name, arguments=arguments, seed=seed, on_device=on_device,
-                          limit=limit, compile_it=compile_it)
+        return self.order("construct", code=code, name=name, arguments=reference.arguments, names=reference.names,
+                          seed=reference.parameter_seed, on_device=reference.on_device, limit=limit,
+                          compile_it=compile_it)
 
     def forget(self) -> bool:
         """Have the process forget its model. Returns whether it is as good as new for the next one."""
@@ -302,10 +303,11 @@ class Client:
 
     # Running the model
 
-    def forward(self, slot, seed, perturb=False, mute=()) -> list:
-        """The output's leaves of one call that is not timed, without the kernels named in `mute`."""
+    def forward(self, slot, seed, mute=()) -> tuple:
+        """(leaves, `structure`) of the output of one call that is not timed, without the kernels named in `mute`."""
         self.poison()
-        return self.results(self.shared_order("forward", slot=slot, seed=seed, perturb=perturb, mute=list(mute)))
+        answer = self.shared_order("forward", slot=slot, seed=seed, mute=list(mute))
+        return self.results(answer), answer["structure"]
 
     def capture(self, calls) -> bool:
         """Have the calls recorded as a CUDA graph. Returns whether that worked; if not, the process may be unusable."""

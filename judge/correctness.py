@@ -2,8 +2,8 @@
 
 The reference model and its expected outputs live in the scorer's process. A trial is a draw from the task's
 `get_inputs` under a seed that no candidate knows. Under the strict protocol only the first is taken as drawn; later
-ones come from other distributions (scaled, negated) and with perturbed parameters, so that work which happens not to
-matter for one distribution must still be done.
+ones come from other distributions (scaled, negated), and parameters are perturbed (perturbation.py), so that work which
+happens not to matter for one distribution, or for weights of 1, must still be done.
 """
 
 import ast
@@ -21,6 +21,7 @@ import numpy
 import torch
 from torch.utils._pytree import tree_leaves
 
+from judge.perturbation import construct, parameter_names
 from tasks import TaskError
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -141,23 +142,24 @@ def vary(inputs, kind):
     return [one(x) for x in inputs]
 
 
-def perturb_state(state, seed):
-    """Float parameters and buffers moved a little, so that no weight is exactly 1 and no bias 0: {name: tensor}."""
-    moved, generator = {}, None
-    for name, value in state.items():
-        if value.is_floating_point():
-            generator = generator or torch.Generator(value.device).manual_seed(seed)
-            noise = torch.rand(value.shape, generator=generator, device=value.device) * 2 - 1
-            shift = torch.randn(value.shape, generator=generator, device=value.device) * 0.05
-            moved[name] = (value * (1 + 0.2 * noise) + (0 if name.endswith("running_var") else shift)).to(value.dtype)
-    return moved
+def structure(tree) -> str:
+    """How the tensors of an output are nested: "(tensor, [tensor])". A named tuple is a tuple."""
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{key!r}: {structure(value)}" for key, value in tree.items()) + "}"
+    if isinstance(tree, (list, tuple)):
+        inside = ", ".join(map(structure, tree))
+        return f"[{inside}]" if isinstance(tree, list) else f"({inside})"
+    return "tensor" if isinstance(tree, torch.Tensor) else type(tree).__name__
+
+
+def finite(leaves) -> bool:
+    return all(bool(t.isfinite().all()) for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point())
 
 
 @dataclass
 class Trial:
     inputs: list
     seed: int  # for random operators in the forward
-    state: dict  # parameters and buffers where they are not the constructed ones: perturb_state(..., seed)
     expected: list = None  # the leaves of the reference's output
     allowed: list = None  # for each, see Reference.tolerance
     changed: list = None  # indices of inputs that the reference itself changes in place
@@ -183,24 +185,30 @@ class Reference:
             self.parameter_seed = derive(job["seed"], "parameters")
             try:
                 self.on_device = self.device.type != "cpu"
-                self.model = self.construct()
+                self.construct()
             except (RuntimeError, TypeError):
                 if not self.on_device:
                     raise
                 self.on_device = False  # a constructor that needs its tensors on the CPU
-                self.model = self.construct()
-            self.state = {name: t.detach().clone() for name, t in self.tensors()}
-            self.trial(0)
+                self.construct()
+            if self.strict:
+                self.construct(parameter_names(self.model))
+            if not finite(self.trial(0).expected):  # perturbed parameters may leave a function's domain
+                self.kept.clear()
+                self.construct()
+                self.trial(0)
         except TaskError:
             raise
         except Exception as error:
             raise TaskError(f"{job['name']}: the reference fails: {describe(error, '')[0]}") from None
 
-    def construct(self):
-        torch.manual_seed(self.parameter_seed)
+    def construct(self, names=None):
+        """Set `model`, and `state` to its parameters and buffers. names: see perturbation.construct."""
+        self.names = names
         arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in self.arguments]
         with self.device if self.on_device else contextlib.nullcontext():
-            return self.module.Model(*arguments).to(self.device)
+            self.model = construct(self.module.Model, arguments, self.parameter_seed, names).to(self.device)
+        self.state = {name: t.detach().clone() for name, t in self.tensors()}
 
     def tensors(self):
         return [*self.model.named_parameters(), *self.model.named_buffers()]
@@ -212,20 +220,18 @@ class Reference:
             inputs = list(self.module.get_inputs())
         return [x.detach().to(self.device) if isinstance(x, torch.Tensor) else x for x in inputs]
 
-    def trial(self, index, perturb=True):
+    def trial(self, index):
         """Trial number `index`. The first is as the task draws it. Others of the strict protocol are fresh draws, of
-        varied distributions and (with `perturb`) with perturbed parameters, as long as the reference stays finite
-        there.
+        varied distributions as long as the reference stays finite there.
         """
         with self.lock:
-            if (index, perturb) in self.kept:
-                return self.kept[index, perturb]
+            if index in self.kept:
+                return self.kept[index]
             kinds = [1 + (index - 1) % 3, 0] if index and self.strict else [0]
             for kind in kinds:
                 seed = derive(self.job["seed"], self.job["source"], "trial", index)
                 inputs = self.draw("trial", index)
-                trial = Trial(vary(inputs, kind) if kind else inputs, seed,
-                              perturb_state(self.state, seed) if index and self.strict and perturb else {})
+                trial = Trial(vary(inputs, kind) if kind else inputs, seed)
                 try:
                     trial.expected, trial.changed = self.run(trial)
                 except RuntimeError:
@@ -234,11 +240,11 @@ class Reference:
                     continue
                 if not trial.expected or not all(isinstance(t, torch.Tensor) for t in trial.expected):
                     raise TaskError(f"{self.job['name']}: the reference returns something other than tensors")
-                if all(not t.is_floating_point() or bool(t.isfinite().all()) for t in trial.expected):
+                if finite(trial.expected):
                     break
             trial.allowed = self.tolerance(trial)
             if bytes_in([trial.inputs, trial.expected]) < 1 << 29:
-                self.kept[index, perturb] = trial
+                self.kept[index] = trial
             elif self.device.type == "cuda":
                 torch.cuda.empty_cache()  # the workers need the room
             return trial
@@ -248,7 +254,7 @@ class Reference:
         with self.lock, torch.no_grad():
             inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in trial.inputs]
             for name, tensor in self.tensors():
-                tensor.copy_(trial.state.get(name, self.state[name]))
+                tensor.copy_(self.state[name])
             if dtype is not None:
                 self.model.to(dtype)
                 inputs = [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
@@ -257,6 +263,7 @@ class Reference:
                 out = self.model(*inputs)
             changed = [] if dtype is not None else [i for i, (old, new) in enumerate(zip(trial.inputs, inputs))
                                                     if isinstance(old, torch.Tensor) and not identical(old, new)]
+            self.structure = structure(out)
             return tree_leaves(out), changed
 
     def tolerance(self, trial):
@@ -289,6 +296,12 @@ class Reference:
                 rounding = 4 * float((mine.double() - other).nan_to_num(0, 0, 0).abs().max())
             allowed.append((min(1.0, size), min(rounding, most * size + 1e-7)))
         return allowed
+
+
+def check_structure(found, expected):
+    """Raise Failed unless an output is nested like the reference's. Both: `structure` of it."""
+    if found != expected:
+        raise Failed({"failed": "forward", "error": f"wrong output: {found} instead of {expected}"})
 
 
 def compare(trial, got, tolerance):

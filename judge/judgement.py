@@ -11,18 +11,21 @@ for the modelled clock, `measured.Candidate` for the measured one. Whatever goes
 and `judge` alone turns exceptions into verdicts.
 """
 
+import ast
 import contextlib
+import re
 import time
 from typing import Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.correctness import (EXTENSION, Failed, Verdict, bytes_in, compare, identical, note_comparison, reaching,
-                               reject, set_failure, set_profile, set_roofline, tolerance_of)
+from judge.correctness import (EXTENSION, Failed, Verdict, bytes_in, check_structure, compare, derive, describe,
+                               identical, note_comparison, numbered, reaching, reject, set_failure, set_profile,
+                               set_roofline, structure, tolerance_of)
 from judge.messages import ROOM, Child, Gone
 from judge.prices import BANDWIDTH, PEAK, Clock, check_events, refusal, size_of
-from judge.rules import static_check
+from judge.rules import offence, parse
 from judge.side_effects import has_extension
 from tasks import GPU_BATCH_FACTOR
 
@@ -33,10 +36,10 @@ NVCC_SECONDS = 180  # that compiling a CUDA extension may take, on top of a cand
 class BackEnd(Protocol):
     """One candidate's processes. Any method may raise Failed, TimeoutError, Gone, or ValueError and the like."""
 
-    def start(self, code, timeout) -> tuple[bool, bool]:
+    def start(self, code, timeout) -> bool:
         """Construct the model; `timeout` seconds are all that it has from now on.
 
-        Returns (are its parameters the reference's, in name and shape; may they be perturbed in a trial).
+        Returns whether its parameters are the reference's, in name and shape.
         """
 
     def run(self, trial, mute=()) -> tuple[list, list]:
@@ -50,6 +53,21 @@ class BackEnd(Protocol):
 
     def close(self, verdict):
         """End the processes, or keep them for others; enter the seconds spent compiling and waiting, if known."""
+
+
+def static_check(code):
+    """What can be judged without running anything: returns a Verdict, or None to go on."""
+    if re.search(r"\r(?!\n)|[\f\v]", code):  # a new line to some readers of the text and not to others
+        return Verdict(error="does not parse: a carriage return or form feed that ends no line")
+    try:
+        tree = parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        text, line = describe(error, "")
+        return Verdict(error=f"does not parse: {text}", excerpt=numbered(code, line))
+    if not any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in tree.body):
+        return Verdict(error="the code defines no class ModelNew")
+    reason = offence(tree)
+    return Verdict(compiled=True, rejected=reason) if reason else None
 
 
 def judge(back_end, reference, code, settings, timed=True) -> Verdict:
@@ -80,10 +98,10 @@ def judge(back_end, reference, code, settings, timed=True) -> Verdict:
 def steps(back_end, reference, code, settings, verdict, timeout, timed):
     """All steps that run the candidate."""
     with stage(verdict, "start"):
-        same, perturb = back_end.start(code, timeout)
+        same = back_end.start(code, timeout)
     verdict.compiled = True
     with stage(verdict, "check"):
-        check(back_end, reference, settings["trials"], verdict, same, perturb)
+        check(back_end, reference, settings["trials"], verdict, same)
     # Who is right to 1e-2 only gets no speedup, but is timed: papers before 2026 count it.
     if verdict.rejected or not verdict.correct_loose or not timed:
         return
@@ -104,12 +122,12 @@ def stage(verdict, name):
         verdict.seconds[name] = time.monotonic() - began
 
 
-def check(back_end, reference, trials, verdict, same, perturb):
-    """Compare the outputs in every trial. same, perturb: see BackEnd.start."""
+def check(back_end, reference, trials, verdict, same):
+    """Compare the outputs in every trial. same: see BackEnd.start."""
     note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
     verdict.correct = verdict.correct_loose = True
     for index in range(trials):
-        trial = reference.trial(index, perturb)
+        trial = reference.trial(index)
         leaves, changed = back_end.run(trial)
         if set(changed) - set(trial.changed):
             return reject(verdict, "changes its input tensors in place")
@@ -164,11 +182,12 @@ class Replaying:
     def start(self, code, timeout):
         self.deadline = time.monotonic() + timeout
         reference, recorder = self.reference, Child(self.fork_server, "candidate")
-        inputs = reference.draw("example")
-        room = ROOM + bytes_in([inputs, 2 * [reference.state]])  # it may hold its parameters in another form as well
+        count = 3 + derive(reference.job["seed"], code) % 3  # of the forwards that are recorded: nobody can know
+        calls = [reference.draw("example", call) for call in range(count)]
+        room = ROOM + bytes_in([calls, 2 * [reference.state]])  # it may hold its parameters in another form as well
         try:
-            answer = self.ask(recorder, {"code": code, "seed": reference.parameter_seed,
-                                         "arguments": reference.arguments, "inputs": inputs}, room)
+            answer = self.ask(recorder, {"code": code, "seed": reference.parameter_seed, "names": reference.names,
+                                         "arguments": reference.arguments, "calls": calls}, room)
         finally:
             recorder.close()
         program, constants = answer["program"], answer["constants"]
@@ -185,27 +204,24 @@ class Replaying:
 
     def match_parameters(self, program, constants):
         """Find out which of the program's constants are the model's parameters. Returns what `start` does."""
-        state, self.matched = self.reference.state, {}  # {parameter's name: number of the constant}
+        state, matched = self.reference.state, {}  # {parameter's name: number of the constant}
         for name, (number, *_) in program["state"].items():
             recorded = constants.get(number, torch.empty(0))
             if name in state and identical(as_bytes(state[name]), recorded):
-                self.matched[name] = number
-        # Other constants may have been derived from parameters, which then cannot be perturbed: these would not follow.
-        # They are priced like parameters if they are no larger than the task's own, else like activations.
-        others = set(constants) - set(self.matched.values())
-        derived = any(constants[number].numel() > 256 for number in others)
+                matched[name] = number
+        # Other constants are priced like parameters if they are no larger than the task's own, else like activations.
+        others = set(constants) - set(matched.values())
         room = 4096 + sum(size_of(tensor) for tensor in state.values())
         small = sum(constants[number].numel() for number in others) <= room
-        self.parameters = sorted(set(self.matched.values()) | (others if small else set()))
-        return len(self.matched) == len(state), not derived
+        self.parameters = sorted(set(matched.values()) | (others if small else set()))
+        return len(matched) == len(state)
 
     def run(self, trial, mute=()):
-        state = {self.matched[name]: as_bytes(value) for name, value in trial.state.items() if name in self.matched}
         first = self.events is None  # the price of every forward is the same
         answer = self.ask(self.replayer, {
-            "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "state": state,
-            "price": first, "mute": list(mute), "parameters": self.parameters},
-            ROOM_FOR_MISTAKES + 2 * bytes_in(trial.expected))
+            "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "price": first,
+            "mute": list(mute), "parameters": self.parameters}, ROOM_FOR_MISTAKES + 2 * bytes_in(trial.expected))
+        check_structure(structure(answer["output"]), self.reference.structure)
         if first:
             check_events(self.steps, answer["events"])
             self.events = answer["events"]

@@ -38,7 +38,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import torch
 
 from judge.client import BATCH, Client, memory_speed
-from judge.correctness import EXTENSION, Trial, bytes_in, compare, reject, set_roofline, tolerance_of
+from judge.correctness import (EXTENSION, Trial, bytes_in, check_structure, compare, reject, set_roofline,
+                               tolerance_of)
 from judge.judgement import judge
 from judge.prices import Clock
 from judge.messages import BLANK
@@ -215,12 +216,11 @@ class Measured:
     def limit_memory(self, size):
         """Set what a candidate may allocate, so that one that hoards takes nothing from others, and how many may run.
 
-        For a trial with perturbed parameters these exist in up to six copies (two models, the new values and what makes
-        them). size: bytes of inputs and outputs.
+        While parameters are perturbed there are up to six copies of them. size: bytes of inputs and outputs.
         """
         reference = self.reference
         if not self.large:
-            reference.trial(1, perturb=False)  # kept for Candidate.time
+            reference.trial(1)  # kept for Candidate.time
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         reference.run(self.first)
@@ -243,8 +243,7 @@ class Measured:
         reference, client = self.reference, self.take_client("reference")
         compiled = self.settings["baseline"] == "compile"
         client.timeout = self.settings["timeout"] + (300 if compiled else 0)
-        client.construct(reference.job["source"], "Model", reference.arguments, reference.parameter_seed,
-                         reference.on_device, compile_it=compiled)
+        client.construct(reference.job["source"], "Model", reference, compile_it=compiled)
         client.share(self.first.inputs, self.first.expected, self.slots)
         self.fill(client, range(self.slots))
         return client
@@ -353,16 +352,14 @@ class Candidate:
         built = self.construct()
         self.client.acquire()
         state = self.task.reference.state
-        same = built["state"] == {name: list(tensor.shape) for name, tensor in state.items()}
-        return same, same and not built["loose"]
+        return built["state"] == {name: list(tensor.shape) for name, tensor in state.items()}
 
     def construct(self):
         """Construct the model in a worker. Returns what Client.construct does."""
-        task, reference = self.task, self.task.reference
+        task = self.task
         client = self.client = task.take_client("candidate")
         client.deadline = time.monotonic() + self.timeout
-        built = client.construct(self.code, "ModelNew", reference.arguments, reference.parameter_seed,
-                                 reference.on_device, task.memory_limit)
+        built = client.construct(self.code, "ModelNew", task.reference, task.memory_limit)
         if client.output_layout is None:  # else it has had another candidate of this task
             client.share(task.first.inputs, task.first.expected, task.slots)
         return built
@@ -372,7 +369,8 @@ class Candidate:
         client = self.client
         client.yield_lock()
         client.put(0, trial.inputs)
-        leaves = client.forward(0, trial.seed, perturb=bool(trial.state), mute=mute)
+        leaves, found = client.forward(0, trial.seed, mute=mute)
+        check_structure(found, self.task.reference.structure)
         return leaves, client.changed(0, trial.inputs)
 
     def profile(self):
@@ -403,7 +401,7 @@ class Candidate:
         if task.graphs and not (has_extension(self.code) and "ynchronize" in self.code):
             if client.capture(task.calls) and self.run_batches(verdict, graphs=True):
                 # A graph knows nothing of what the code would do later: call it again, on other inputs than at first.
-                trial = task.reference.trial(1, perturb=False)
+                trial = task.reference.trial(1)
                 if compare(trial, self.run(trial)[0], tolerance_of(verdict)):
                     reject(verdict, "its later calls give other results than its first ones")
                 return
@@ -448,7 +446,7 @@ class Candidate:
         outputs = [timing.outputs(call) for call in checked]
         self.client.acquire()
         for expected, found in outputs:
-            if compare(Trial([], 0, {}, expected, self.task.first.allowed), found, tolerance_of(verdict)):
+            if compare(Trial([], 0, expected, self.task.first.allowed), found, tolerance_of(verdict)):
                 return False
         return True
 

@@ -59,7 +59,8 @@ class Replay:
     """
 
     def __init__(self, code, recording, constants, known=()):
-        self.recording, self.constants = recording, constants
+        self.recording, self.left = recording, {}  # left: the constants as the last forward has left them
+        self.constants = {int(number): data for number, data in constants.items()}
         os.environ["DISABLE_LLVM_OPT"] = "1"  # in this process kernels only need to compile, nothing runs them
         names = {name: read_value(value, None) for name, value in recording["names"].items()}
         self.kernels, texts = compiler.build(code, names)
@@ -93,16 +94,18 @@ class Replay:
             raise KernelError(f"{step[1]} is launched without its argument {missing[0]}", stage="launch")
         return arguments
 
-    def run(self, inputs, seed, constants=None, price=False, mute=(), parameters=()):
+    def run(self, inputs, seed, price=False, mute=(), parameters=()):
         """One forward. Returns (output tree, events, live): live marks the events whose results reach the output.
 
-        inputs: tensors in the order of the recording; constants: {number: bytes} in place of recorded ones. With
-        `price`, events are [milliseconds, label, own kernel?]. Kernels named in `mute` are skipped, and memory starts
-        as finite noise: an output that is still right never needed them. parameters: the numbers of the constants that
-        are priced as such.
+        inputs: tensors in the order of the recording. With `price`, events are [milliseconds, label, own kernel?].
+        Kernels named in `mute` are skipped, and memory starts as finite noise: an output that is still right never
+        needed them. parameters: the numbers of the constants that are priced as such.
+
+        What a forward leaves in constants that are not the model's state is there in the next one, as it is on a GPU:
+        an accumulator that nobody sets back, a flag that says `done`. (Not when kernels are muted.)
         """
         self.mute = mute
-        self.allocate(inputs, {**self.constants, **(constants or {})})
+        self.allocate(inputs)
         self.parameters = {self.storages[int(number)].data_ptr() for number in parameters}
         events, flow = [], []  # flow: (event indices, storages read, storages written) of every step
         torch.manual_seed(seed)
@@ -129,15 +132,17 @@ class Replay:
                     live[index] = True
         return output, events, live
 
-    def allocate(self, inputs, constants):
+    def allocate(self, inputs):
         """The storages that exist before the first step."""
-        self.storages = {}
+        state, left = {layout[0] for layout in self.recording["state"].values()}, {} if self.mute else self.left
+        for number, data in self.constants.items():
+            if number in state or number not in left:
+                left[number] = data.clone().untyped_storage()
+        self.storages = dict(left)
         for layout, tensor in zip(self.recording["inputs"], inputs, strict=True):
             if [str(tensor.dtype), list(tensor.shape), list(tensor.stride())] != layout[1:4]:
                 raise RuntimeError("the shapes of the inputs change from one call to the next")
             self.storages[layout[0]] = tensor.untyped_storage()
-        for number, data in constants.items():
-            self.storages[int(number)] = data.clone().untyped_storage()
 
     def tensor(self, layout):
         """The tensor that has this layout. Raises ValueError if it does not fit its storage."""

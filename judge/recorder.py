@@ -1,14 +1,23 @@
-"""The modelled clock, first half: record one forward of a candidate, in the candidate's own process.
+"""The modelled clock, first half: record a forward of a candidate, in the candidate's own process.
 
-    recording, constants = record(model, inputs)
+    recording, constants = record(model, calls)
 
 A recording is a straight-line list of steps: every ATen operator and every Triton launch, as data. Kernels are
 recorded but not run. A tensor is written as its layout, [storage, dtype, shape, strides, offset], with storages
 numbered in order of appearance, so that views need no step of their own. modelled.py replays it in another process,
 which believes nothing of it.
+
+A forward may not do its work in some calls only. So several are recorded, on inputs of other values in the same
+memory, and the last one is judged. The first may differ (it makes a mask, or a buffer); from the second on the
+programs must be equal, and so must be all numbers and strings that the candidate's objects, functions and module hold:
+a counter would differ. What a kernel wrote in an earlier call is zero here, so that a result kept for later is wrong.
+Not noticed: a forward that decides by the clock, by chance, by a file, or by what it hides in another module.
 """
 
+import gc
 import inspect
+import sys
+import types
 
 import torch
 import triton.language as tl
@@ -18,6 +27,7 @@ from triton.runtime import autotuner, jit
 
 from judge.prices import FREE_OPERATORS, Mode, operator_name, size_of, tensors_in
 from judge.messages import decode, encode
+from judge.perturbation import written_by
 from judge.rules import HOST_READS
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -64,6 +74,8 @@ class Recorder(Mode):
         self.numbers, self.storages = {}, []  # number of a storage by its address; all of them, so that none is reused
         self.derived = set()  # storages that depend on the inputs or on a kernel, hence unknown while recording
         self.names = {}  # global constants that the launched kernels may refer to
+        self.read, self.written = set(), set()  # storages that the host reads; that operators write
+        self.on_host = {}  # {address: storage} of tensors that the forward asks for on the CPU by name
 
     def layout(self, tensor, created=False):
         """The tensor as data. created: by a step, or an input; otherwise a new storage is a constant."""
@@ -87,12 +99,18 @@ class Recorder(Mode):
     def is_new(self, tensor):
         return tensor.untyped_storage().data_ptr() not in self.numbers
 
+    def is_derived(self, tensor):
+        return self.numbers.get(tensor.untyped_storage().data_ptr()) in self.derived
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, operator_name(func)
         arguments = [write_value(args, self.layout), write_value(kwargs, self.layout)]
         touched = {self.layout(tensor)[0] for tensor in tensors_in([args, kwargs])}
-        if name in HOST_READS and touched & self.derived:
-            raise RuntimeError(f"forward reads computed values back to the host (aten.{name}): not supported here")
+        if name in HOST_READS:
+            self.read |= touched
+            if touched & self.derived:
+                raise RuntimeError(f"forward reads computed values back to the host (aten.{name}): not supported here")
+        self.written |= {self.layout(tensor)[0] for tensor in tensors_in(written_by(func, args, kwargs))}
         out = func(*args, **kwargs)
         results = tensors_in(out)
         for tensor in results:
@@ -107,6 +125,12 @@ class Recorder(Mode):
             self.steps.append(["upload", size_of(results[0])])
         return out
 
+    def to_device(self, value):
+        """`write_value` of what is passed to a kernel or returned: a tensor must be on the GPU."""
+        if self.on_host.keys() & {tensor.untyped_storage().data_ptr() for tensor in tensors_in(value)}:
+            raise RuntimeError("a tensor on the CPU is returned, or passed to a kernel")
+        return write_value(value, self.layout)
+
     def launch(self, kernel, args, kwargs, grid):
         """What `kernel[grid](*args, **kwargs)` does while recording."""
         signature = inspect.signature(kernel.fn)
@@ -115,7 +139,7 @@ class Recorder(Mode):
         bound.apply_defaults()
         grid = grid({**bound.arguments, **options}) if callable(grid) else grid
         grid = [int(size) for size in ((grid,) if isinstance(grid, int) else grid)]
-        arguments = {key: write_value(value.value if isinstance(value, tl.constexpr) else value, self.layout)
+        arguments = {key: self.to_device(value.value if isinstance(value, tl.constexpr) else value)
                      for key, value in bound.arguments.items()}
         self.derived.update(self.layout(tensor)[0] for tensor in tensors_in(list(bound.arguments.values())))
         for name, value in kernel.fn.__globals__.items():
@@ -126,27 +150,64 @@ class Recorder(Mode):
 
 
 class PretendCuda(TorchFunctionMode):
-    """Lets code written for a GPU run where there is none: device="cuda" means the CPU, `.cuda()` does nothing."""
+    """Lets code written for a GPU run where there is none: device="cuda" means the CPU, `.cuda()` does nothing.
+
+    Tensors say that they are on a GPU, except those that are asked for on the CPU by name, and what is computed from
+    these alone. (Where no device is named, nothing is said: on a GPU such a tensor would be on the CPU.)
+    """
+
+    def __init__(self, recorder):
+        super().__init__()
+        self.recorder, self.on_host = recorder, recorder.on_host
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
-        if "cuda" in str(kwargs.get("device", "")):
-            kwargs["device"] = "cpu"
+        sources = [tensor.untyped_storage() for tensor in tensors_in([args, kwargs])]
+        on_host = bool(sources) and all(storage.data_ptr() in self.on_host for storage in sources)
+        if func == torch.Tensor.device.__get__:
+            return torch.device("cpu") if on_host else torch.device("cuda", 0)
+        named = [kwargs.get("device"), *(args[1:] if name == "to" else [])]
+        device = "cpu" if name == "cpu" else "cuda" if name == "cuda" else "".join(
+            str(torch.device(value).type) for value in named if isinstance(value, (str, torch.device)))
+        if device == "cpu" and name in ("cpu", "to") and not on_host and self.recorder.is_derived(args[0]):
+            raise RuntimeError("forward moves computed values to the CPU")
+        if device == "cuda" and sources:
+            self.on_host.pop(sources[0].data_ptr(), None)
         if name == "cuda":
             return args[0]
-        if name == "to":
+        if device == "cuda":
+            kwargs = {key: "cpu" if key == "device" else value for key, value in kwargs.items()}
             args = tuple("cpu" if isinstance(a, (str, torch.device)) and "cuda" in str(a) else a for a in args)
-        return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if device == "cpu" and name not in ("cpu", "to") or device != "cuda" and on_host:
+            self.on_host.update((tensor.untyped_storage().data_ptr(), tensor.untyped_storage())
+                                for tensor in tensors_in(out))
+        return out
 
 
-def record(model, inputs):
-    """Run one forward of the candidate's model. Patches this process for good: nothing else can run in it.
+def plain_values(root) -> list:
+    """Every number and string that the candidate's own objects hold, in a fixed order."""
+    found, seen, waiting = [], {}, [root]
+    while waiting:
+        value = waiting.pop()
+        mine = getattr(value, "__module__", None) == "candidate" or isinstance(value, torch.nn.Module)
+        if value is None or isinstance(value, (bool, int, float, str)):
+            found.append(value)
+        elif id(value) not in seen:
+            seen[id(value)] = value  # kept, so that nothing else gets its id
+            if mine or isinstance(value, (list, tuple, set, dict, types.CellType)):  # a cell is part of a closure
+                waiting += gc.get_referents(value)
+    return found
 
-    Returns (recording, constants): {"inputs", "steps", "output", "names", "state"} with `state` the layouts of the
-    parameters and buffers; {storage number: its bytes as a uint8 tensor}. Raises what the forward raises, and
-    RuntimeError where it reads computed values.
+
+def record(model, calls):
+    """Run forwards of the candidate's model. Patches this process for good: nothing else can run in it.
+
+    calls: the arguments of each. Returns (recording, constants) of the last one: {"inputs", "steps", "output", "names",
+    "state"} with `state` the layouts of the parameters and buffers; {storage number: its bytes as a uint8 tensor}.
+    Raises what the forward raises, and RuntimeError where it reads computed values, or is not the same in every call.
     """
-    recorder = Recorder()
+    recorder = None
 
     def run(kernel, *args, grid, warmup, **kwargs):
         if not warmup:
@@ -163,10 +224,25 @@ def record(model, inputs):
     jit.JITFunction.run, autotuner.Autotuner.run = run, run_tuned
     torch.Tensor.is_cuda = property(lambda tensor: True)  # asserted by many a kernel's wrapper
     torch.cuda.synchronize = lambda *_: None
-    with torch.no_grad(), PretendCuda(), recorder:
-        layouts = recorder.inputs(tensors_in(list(inputs)))
-        named = [*model.named_parameters(), *model.named_buffers()]
-        state = {name: recorder.layout(tensor) for name, tensor in named}
-        output = write_value(model(*inputs), recorder.layout)
-    recording = {"inputs": layouts, "steps": recorder.steps, "output": output, "names": recorder.names, "state": state}
+    inputs, first, earlier = list(calls[0]), {}, None
+    for number, call in enumerate(calls):
+        for tensor, other in zip(tensors_in(inputs), tensors_in(list(call)), strict=True):
+            tensor.untyped_storage().copy_(other.untyped_storage())
+        named = dict([*model.named_parameters(), *model.named_buffers()])
+        for name, tensor in named.items():  # a forward may change buffers, as the reference does
+            tensor.untyped_storage().copy_(first.setdefault(name, tensor.untyped_storage().clone()))
+        recorder = Recorder()
+        with torch.no_grad(), PretendCuda(recorder), recorder:
+            layouts = recorder.inputs(tensors_in(inputs))
+            state = {name: recorder.layout(tensor) for name, tensor in named.items()}
+            output = recorder.to_device(model(*inputs))
+        recording = {"inputs": layouts, "steps": recorder.steps, "output": output, "names": recorder.names,
+                     "state": state}
+        fixed = {number: data for number, data in recorder.constants.items() if number not in recorder.written}
+        now = repr([recording, plain_values([model, vars(sys.modules["candidate"])])]), fixed
+        differs = number > 1 and (now[0] != earlier[0] or fixed.keys() != earlier[1].keys() or
+                                  not all(map(torch.equal, fixed.values(), earlier[1].values())))
+        if differs or recorder.read & recorder.written & recorder.constants.keys():
+            raise RuntimeError("forward keeps state: from one call to the next it does something else, or counts")
+        earlier = now
     return recording, recorder.constants

@@ -1,8 +1,8 @@
 """What a candidate may not do, on one page: which rule applies where, and why.
 
     rule               looked at by                      kind     why
-    static check       static_check, in the scorer,      denies   the few things with which a candidate could fool the
-                       before anything runs                       process that runs it; the reason is told
+    static check       judgement.static_check, in the    denies   the few things with which a candidate could fool the
+                       scorer, before anything runs               process that runs it; the reason is told
     kernels            compiler.check_kernel, member     allows   where there is no GPU a kernel's body runs as Python,
                                                                   in a process that must hold none of the candidate's
     ATen operators     prices.refusal, in the scorer,    allows   a recording may name any operator: some leave their
@@ -11,13 +11,20 @@
     side-effect-free   side_effects.py                   allows   who may share a process on a GPU: no more than an
                                                                   honest kernel needs
 
-Each section below holds the tables of one rule; the last function is the static check itself.
+Each section below holds the tables of one rule; the last function is what the static check refuses.
 """
 
 import ast
 import re
+import threading
 
-from judge.correctness import Verdict, describe, numbered
+_parsing = threading.Lock()
+
+
+def parse(code) -> ast.Module:
+    """ast.parse, for threads: in two at once it can raise SystemError (CPython 3.11)."""
+    with _parsing:
+        return ast.parse(code)
 
 
 def dotted(node):
@@ -203,18 +210,3 @@ def offending_name(node, names):
     if rest and root in names and not isinstance(node.ctx, ast.Load) and \
             not ".".join([root, *rest]).startswith(SETTINGS):
         return f"replaces {ast.unparse(node)}"
-
-
-def static_check(code):
-    """What can be judged without running anything: returns a Verdict, or None to go on."""
-    if re.search(r"\r(?!\n)|[\f\v]", code):  # a new line to some readers of the text and not to others
-        return Verdict(error="does not parse: a carriage return or form feed that ends no line")
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        text, line = describe(error, "")
-        return Verdict(error=f"does not parse: {text}", excerpt=numbered(code, line))
-    if not any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in tree.body):
-        return Verdict(error="the code defines no class ModelNew")
-    reason = offence(tree)
-    return Verdict(compiled=True, rejected=reason) if reason else None

@@ -34,6 +34,7 @@ from judge.correctness import Reference, bytes_in, describe, identical, load_mod
 from judge.gpu_lock import RemoteLock
 from judge.measured import Measured
 from judge.messages import Gone, receive, send, spare_memory
+from judge.perturbation import construct
 from judge.worker import Worker
 from tasks import TaskError
 
@@ -54,10 +55,9 @@ def candidate(sock, _, settings):
     try:
         module = load_module("candidate", job["code"], path)
         stage = "build"
-        torch.manual_seed(job["seed"])
-        model = module.ModelNew(*job["arguments"])
+        model = construct(module.ModelNew, job["arguments"], job["seed"], job["names"])
         stage = "forward"
-        program, constants = recorder.record(model, job["inputs"])
+        program, constants = recorder.record(model, job["calls"])
         send(sock, {"program": program, "constants": constants}, job["room"])
     except BaseException as error:  # SystemExit included: the verdict says what happened
         text, line = describe(error, path, job["code"])
@@ -75,7 +75,7 @@ def replayer(sock, _, settings):
         while True:
             run = receive(sock)
             before = [tensor.clone() for tensor in run["inputs"]]
-            output, events, live = replay.run(run["inputs"], run["seed"], run["state"], run["price"], set(run["mute"]),
+            output, events, live = replay.run(run["inputs"], run["seed"], run["price"], set(run["mute"]),
                                               run["parameters"])
             changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
             if bytes_in(output) > run["room"]:

@@ -82,7 +82,7 @@ class Source:
     """
 
     def __init__(self, code):
-        self.code, self.tree = code, ast.parse(code)
+        self.code, self.tree = code, rules.parse(code)
         self.nodes = list(ast.walk(self.tree))
         self.functions = [node for node in self.tree.body if isinstance(node, ast.FunctionDef)]
         self.classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]

@@ -25,9 +25,10 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime import jit
 
 from judge.client import slots_and_outputs
-from judge.correctness import describe, load_module, perturb_state
+from judge.correctness import describe, load_module, structure
 from judge.prices import FREE_OPERATORS, Mode
 from judge.messages import BLANK, attach, overwrite, receive, send, spare_memory, watch
+from judge.perturbation import construct
 from judge.side_effects import state, unchanged
 
 PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured (see processes.start)
@@ -116,9 +117,10 @@ class Worker:
         """Answer: the process is up."""
         return {}
 
-    def construct(self, code, name, arguments, seed, on_device, limit, compile_it):
+    def construct(self, code, name, arguments, names, seed, on_device, limit, compile_it):
         """Execute the source, and construct the model from its class `name` as the reference was: same seed, same
-        device. limit: bytes of GPU memory that the candidate may take, or None. The answer: see Client.construct.
+        device, same perturbation. limit: bytes of GPU memory that the candidate may take, or None. The answer: see
+        Client.construct.
         """
         if limit is not None:
             total = torch.cuda.get_device_properties(self.device).total_memory
@@ -129,26 +131,19 @@ class Worker:
         if not isinstance(self.model_class, type):
             raise NameError(f"the code defines no class {name}")
         self.stage = "build"
-        self.seed, self.on_device = seed, on_device
-        self.arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in arguments]
+        arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in arguments]
         self.allocate()
-        self.model = self.new_model()
+        with self.device if on_device else contextlib.nullcontext():
+            self.model = construct(self.model_class, arguments, seed, names).to(self.device)
         self.stage = "forward"
         state = {key: list(t.shape) for key, t in [*self.model.named_parameters(), *self.model.named_buffers()]}
-        loose = sum(isinstance(value, torch.Tensor) for part in self.model.modules() for value in vars(part).values())
         if compile_it:
             self.model = torch.compile(self.model)
-        return {"state": state, "loose": loose}
-
-    def new_model(self):
-        """A model with the parameters that the constructor gives it."""
-        torch.manual_seed(self.seed)
-        with self.device if self.on_device else contextlib.nullcontext():
-            return self.model_class(*self.arguments).to(self.device)
+        return {"state": state}
 
     def forget(self):
         """Leave nothing of a model. The answer says whether another one can have this process."""
-        self.model = self.model_class = self.arguments = self.graph = None
+        self.model = self.model_class = self.graph = None
         self.kept = []
         sys.modules.pop("candidate", None)
         for name in [name for name in self.registry if name.startswith("candidate:")]:
@@ -241,19 +236,12 @@ class Worker:
                 self.outputs[i].copy_(leaf)
             answer.append(entry)
         self.synchronize()
-        return {"leaves": answer}
+        return {"leaves": answer, "structure": structure(out)}
 
     # Running the model
 
-    def forward(self, slot, seed, perturb, mute):
-        """One call that is not timed. perturb: of a new model, whose parameters are moved as the reference's were."""
-        model = self.model
-        if perturb:
-            model = self.new_model()
-            state = dict([*model.named_parameters(), *model.named_buffers()])
-            with torch.no_grad():
-                for name, value in perturb_state(state, seed).items():
-                    state[name].copy_(value)
+    def forward(self, slot, seed, mute):
+        """One call that is not timed."""
         # The memory that the allocator hands out next must not hold a former result, nor zeros.
         blocks = [torch.full_like(out, float("nan")) for _ in range(2) for out in self.outputs or []
                   if out.is_floating_point()]
@@ -262,7 +250,7 @@ class Worker:
         torch.manual_seed(seed)
         try:
             with torch.no_grad(), Noise() if mute else torch.no_grad():
-                return self.hand_over(model(*self.inputs(slot)))
+                return self.hand_over(self.model(*self.inputs(slot)))
         finally:
             self.muted, self.checking = (), False
 

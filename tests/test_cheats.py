@@ -382,7 +382,7 @@ def test_reading_the_expected_output_from_recycled_memory(box):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Caching: what is recorded is the first call, which has to do the work
+# Caching: several calls are recorded, and the last one is judged (more in test_judgement.py)
 
 CACHES = {
     **{key: (f"if {key} not in self.seen:\n    self.seen[{key}] = fused(x, self.bias)\nreturn self.seen[{key}]", 1)
@@ -401,7 +401,7 @@ def test_doing_less_after_the_first_call_saves_nothing(box, naively, name):
     result = naively(POINTWISE, code)
     assert result["correct"] and result["speedup"] > at_least  # interpreted, the honest kernel is far below
     honest, verdict = box.score(Task("victim", 0, POINTWISE), [HONEST, code])
-    assert verdict.speedup == honest.speedup
+    assert verdict.speedup == honest.speedup if name == "the timing phase" else not verdict.correct, verdict
 
 
 def test_a_cache_that_reads_its_input_is_refused(box, naively):

@@ -48,7 +48,7 @@ class Scripted:
 
     def start(self, code, timeout):
         self.note("start")
-        return True, True
+        return True
 
     def run(self, trial, mute=()):
         self.note("run")
@@ -91,8 +91,8 @@ PROFILED = [*CHECKED, "profile"]
     (Scripted(own=("extension",), needs=()), [*PROFILED, "time"], {"correct": True, "coverage": 0.5, "speedup": 2.0}),
 ])
 def test_the_first_step_that_fails_decides(back_end, calls, expected):
-    trial = Trial([], 0, {}, [torch.ones(3)], [(1.0, 0.0)], [])
-    reference = SimpleNamespace(trial=lambda index, perturb=True: trial)
+    trial = Trial([], 0, [torch.ones(3)], [(1.0, 0.0)], [])
+    reference = SimpleNamespace(trial=lambda index: trial)
     settings = {"timeout": 7, "trials": 2, "require_kernel": True, "clock": "measured"}
     verdict = judge(back_end, reference, "class ModelNew: pass", settings)
     assert back_end.calls == [*calls, "close"] and verdict.clock == "measured"
@@ -247,11 +247,11 @@ def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, starte
     for change in ("pass", "x.t_()", "x.unsqueeze_(0)", "x.resize_(1)", "x.requires_grad_()", "sizes[0] = 0.0",
                    "sizes.append(1)", "pass"):
         assert is_side_effect_free(code.replace("CHANGE", change))
-        one.construct(code.replace("CHANGE", change), "ModelNew", [], 0, False, None, False)
+        one.construct(code.replace("CHANGE", change), "ModelNew", [], None, 0, False, None, False)
         table = weakref.ref(sys.modules["candidate"].TABLE)
         given, result = messages.views(arena, places)
         given.copy_(x)
-        one.forward(0, 0, False, ())
+        one.forward(0, 0, ())
         assert torch.equal(result, 2 * x), change
         assert one.forget()["unchanged"] and table() is None, change
 
@@ -380,7 +380,7 @@ def test_who_is_disturbed_for_a_while_is_neither_accused_nor_excused(disturbed, 
 
 def timed(reference, candidate):
     """The verdict after run_batches, and whether the timed calls were right."""
-    one = Trial([torch.ones(3)], 0, {}, [torch.ones(3)], [(1.0, 0.0)])
+    one = Trial([torch.ones(3)], 0, [torch.ones(3)], [(1.0, 0.0)])
     task = SimpleNamespace(
         calls=list(range(4)), patience=0.01, settings={"measure": 0, "timeout": 9}, floor_ms=0, flops=0, bandwidth=1,
         peak=1, first=one, timing=threading.Lock(), reference_client=lambda graphs: reference,

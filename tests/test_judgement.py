@@ -1,0 +1,206 @@
+"""What a candidate would get away with if only one forward were recorded, with parameters as they are constructed.
+
+Each exploit is beside the reason why it fails. Honest candidates that look like one must pass.
+"""
+
+import pytest
+import torch
+
+from judge.correctness import structure
+from judge.perturbation import construct, parameter_names
+from sandbox import Sandbox
+from tasks import Task
+
+TASK = '''
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64).eval()
+        self.scale = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        return torch.relu(self.norm(x)) * self.scale
+
+def get_inputs():
+    return [torch.randn(32, 64)]
+
+def get_init_inputs():
+    return []
+'''
+
+HEAD = '''
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+@triton.jit
+def affine(x, scale, shift, out):
+    c = tl.arange(0, 64)
+    o = tl.program_id(0) * 64 + c
+    tl.store(out + o, tl.maximum(tl.load(x + o) * tl.load(scale + c) + tl.load(shift + c), 0.0))
+
+@triton.jit
+def unless_done(x, scale, shift, out, done):
+    c = tl.arange(0, 64)
+    o = tl.program_id(0) * 64 + c
+    todo = tl.load(done) == 0
+    tl.store(out + o, tl.maximum(tl.load(x + o) * tl.load(scale + c) + tl.load(shift + c), 0.0), mask=todo)
+
+def fused(x, scale, shift):
+    out = torch.empty_like(x)
+    affine[(32,)](x, scale, shift, out)
+    return out
+
+'''
+FOLD = '''self.scale = nn.Parameter(torch.ones(64))
+self.norm = nn.BatchNorm1d(64).eval()
+self.by = (self.norm.weight / torch.sqrt(self.norm.running_var + 1e-5)).detach()
+self.plus = (self.norm.bias - self.norm.running_mean * self.by).detach()'''
+HONEST = "return fused(x, self.by, self.plus) * self.scale"
+
+
+def candidate(forward, more="", top="", state=FOLD):
+    """A candidate with these statements in forward; more: in the constructor; top: at the top level."""
+    def indented(text):
+        return "".join(f"        {line}\n" for line in text.strip().split("\n"))
+    return (HEAD + top + "\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+            + indented(f"{state}\n{more}") + "    def forward(self, x):\n" + indented(forward))
+
+
+@pytest.fixture(scope="module")
+def verdict():
+    with Sandbox("cpu", trials=3, seed=0) as sandbox:
+        yield lambda code: sandbox.score(Task("affine", 0, TASK), [code])[0]
+
+
+HONEST_ONES = {
+    "batch norm folded in the constructor": candidate(HONEST),
+    "folded tensors as parameters and buffers": candidate(
+        "return fused(x, self.a, self.b) * self.scale",
+        "self.a = nn.Parameter(self.by)\nself.register_buffer('b', self.plus.clone())"),
+    "a parameter of another name": candidate(HONEST.replace("self.scale", "self.s"), state=FOLD.replace(
+        "self.scale", "self.s")),
+    "a mask that the first call makes": candidate(
+        "if self.ones is None:\n    self.ones = torch.tril(torch.ones(64, 64, device=x.device))[-1]\n"
+        + HONEST + " * self.ones", "self.ones = None"),
+    "a mask of a parameter's shape": candidate(HONEST + " * self.ones",
+                                               "self.register_buffer('ones', torch.ones(64))"),
+    "a buffer that every call fills": candidate(
+        "self.out.copy_(x)\nreturn fused(self.out, self.by, self.plus) * self.scale", "self.out = torch.zeros(32, 64)"),
+    "numbers that are made on the CPU, and moved": candidate(
+        HONEST + " * torch.ones(64, device='cpu').to(x.device)"),
+}
+IGNORED = "return fused(x, torch.ones(64), torch.zeros(64))"  # right only while no parameter is anything but 1 or 0
+TABLE = "self.table = torch.ones(100)"  # was held for a tensor computed from parameters, which are then not moved
+RIGHT = HONEST.removeprefix("return ")
+STATE = "forward keeps state"
+EXPLOITS = {  # what does not work: (candidate, why)
+    "parameters ignored": (candidate(IGNORED), "wrong values"),
+    "parameters ignored, and a table read": (candidate(IGNORED + " * self.table[0]", TABLE), "wrong values"),
+    "parameters replaced by ones after the constructor has looked at them": (candidate(
+        IGNORED + " * self.one", "self.one = float(self.scale.mean() > 0)"), "wrong values"),
+    "no parameters at all": (candidate(IGNORED, state="pass"), "wrong values"),
+    "a result for each address": (candidate(
+        f"if x.data_ptr() not in self.seen:\n    self.seen[x.data_ptr()] = {RIGHT}\nreturn self.seen[x.data_ptr()]",
+        "self.seen = {}"), "wrong values"),
+    "honest 100 times, and counted": (candidate(
+        f"self.calls += 1\nif self.calls <= 100:\n    self.last = {RIGHT}\nreturn self.last", "self.calls = 0"),
+        STATE),
+    "counted in a closure": (candidate(
+        "return step(self, x)", top=f'''
+def make():
+    calls = 0
+    def step(self, x):
+        nonlocal calls
+        calls += 1
+        if calls <= 100:
+            self.last = {RIGHT}
+        return self.last
+    return step
+
+step = make()
+'''), STATE),
+    "counted in a buffer that the host reads": (candidate(
+        f"if int(self.calls) <= 100:\n    self.last = {RIGHT}\nself.calls += 1\nreturn self.last",
+        "self.register_buffer('calls', torch.zeros((), dtype=torch.int32))"), STATE),
+    "a flag in memory that the kernel looks at": (candidate(
+        "unless_done[(32,)](x, self.by, self.plus, self.out, self.done)\nself.done += 1\nreturn self.out * self.scale",
+        "self.done = torch.zeros(1, dtype=torch.int32)\nself.out = torch.zeros(32, 64)"), "wrong values"),
+    "another nesting": (candidate(f"return [{RIGHT}]"), "wrong output: [tensor] instead of tensor"),
+    "a result on the CPU": (candidate(f"return ({RIGHT}).cpu()"), "moves computed values to the CPU"),
+    "a result in memory of the CPU": (candidate(
+        f"out = torch.empty(x.shape, device='cpu')\nout.copy_({RIGHT})\nreturn out"), "a tensor on the CPU"),
+    "a result computed on the CPU": (candidate(
+        "out = torch.zeros(x.shape, device='cpu')\nreturn (out + 1) * 2"), "a tensor on the CPU"),
+}
+
+
+@pytest.mark.parametrize("name", HONEST_ONES)
+def test_honest_candidates_pass(verdict, name):
+    v = verdict(HONEST_ONES[name])
+    assert v.correct and v.coverage > 0.2, v
+
+
+@pytest.mark.parametrize("name", EXPLOITS)
+def test_exploits_fail(verdict, name):
+    code, why = EXPLOITS[name]
+    v = verdict(code)
+    assert not v.correct and why in (v.rejected or v.error), v
+
+
+def naive(code):
+    """Two calls of a candidate without kernels, with parameters as they are: is each result the reference's?"""
+    space = {"__name__": "task"}
+    exec(TASK + code, space)
+    x, reference, model = torch.randn(32, 64), space["Model"](), space["ModelNew"]()
+    return [bool(torch.allclose(model(y), reference(y), atol=1e-2)) for y in (x, -x)]
+
+
+def test_a_naive_check_lets_them_pass():
+    make = "\nclass ModelNew(nn.Module):\n    last = None\n    def forward(self, x):\n        "
+    with torch.no_grad():
+        assert naive(make + "return torch.relu(x)") == [True, True]  # ignores all parameters
+        keeps = "self.last = torch.relu(x) if self.last is None else self.last\n        return self.last"
+        assert naive(make + keeps) == [True, False]  # and who looks once sees nothing
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The parts
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = torch.nn.Linear(8, 8)
+        torch.nn.init.xavier_uniform_(self.fc.weight)
+        torch.nn.init.zeros_(self.fc.bias)
+        self.tied = self.fc.weight
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.copy = self.fc.weight.detach().t().contiguous()
+        self.drawn = torch.rand(3)
+
+
+def test_parameters_are_moved_once_and_what_is_computed_from_them_follows():
+    plain = construct(Model, [], 1, None)
+    names = parameter_names(plain)
+    moved, again = construct(Model, [], 1, names), construct(Model, [], 1, names)
+    for name, value in plain.state_dict().items():
+        if value.is_floating_point():
+            assert not (moved.state_dict()[name] == value).any(), name
+        assert torch.equal(moved.state_dict()[name], again.state_dict()[name])
+    assert moved.tied is moved.fc.weight and torch.equal(moved.copy, moved.fc.weight.t())
+    assert (moved.norm.running_var > 0.5).all() and torch.equal(moved.drawn, plain.drawn)
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.rand(8, 8, generator=generator) * 2 - 1
+    once = plain.fc.weight * (1 + 0.2 * noise) + 0.05 * torch.randn(8, 8, generator=generator)
+    assert torch.allclose(moved.fc.weight, once)
+
+
+def test_structure():
+    x = torch.zeros(2)
+    assert structure(x) == "tensor" and structure([x, (x, x)]) == "[tensor, (tensor, tensor)]"
+    assert structure({"a": x}) == "{'a': tensor}" and structure(torch.max(x, 0)) == "(tensor, tensor)"

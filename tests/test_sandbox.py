@@ -81,7 +81,7 @@ def test_a_seed_makes_verdicts_reproducible(sandbox):
     ("x = self.linear(x)", "x = self.liner(x)", True, "liner"),
     ("return out", "return out[:, 1:]", True, "shape [64, 31] instead of [64, 32]"),
     ("return out", "return out.half()", True, "dtype"),
-    ("return out", "return None", True, "instead of a tensor"),
+    ("return out", "return None", True, "instead of tensor"),
     ("tl.load(x_ptr + offsets, mask=mask)", "tl.load(x_ptr + offsets + 1, mask=mask)", True, "out-of-bounds"),
     ("tl.sigmoid(x)", "tl.sigmoyd(x)", False, "tl.sigmoyd"),
     ("x * tl.sigmoid(x)", "x * tl.dot(x, x)", False, "compil"),

@@ -22,8 +22,15 @@ from judge.prices import (DOT_COST, ERF, FMA, INSTRUCTION_COST, INTEGER_DIVISION
                           UNALIGNED_DOT, UNIFORM_DIVISION)
 
 
+LOOKS = 1000  # at the same value in a row, before a program counts as waiting
+
+
 class Diverged(Exception):
     """A branch, loop bound or index differs between the programs that run in lockstep."""
+
+
+class Waiting(Diverged):
+    """Programs wait for one that does not run beside them."""
 
 
 def uniform(tensor):
@@ -77,8 +84,10 @@ class Lockstep(stock.InterpreterBuilder):
     """
 
     memory = None  # of the launch that runs
+    block = 0  # elements of the largest block that the running kernel has computed
     programs = None  # three arrays, the coordinates of the programs that run
     last_division = None, None, None  # operands and result
+    looks, last_seen = 0, None  # how often in a row scalar atomics have returned the same
 
     # --- where a program is
 
@@ -173,27 +182,34 @@ class Lockstep(stock.InterpreterBuilder):
         return [np.ascontiguousarray(np.broadcast_to(x, (programs, *x.shape[1:])))
                 for x in np.broadcast_arrays(*arrays)]
 
-    def before_atomic(self, pointers, mask, dtype):
-        number, index = self.memory.locate(pointers, mask, dtype.itemsize, store=True)
-        if number is not None:
-            self.memory.before_store(number, dtype, index)
-
     def create_atomic_rmw(self, op, pointers, value, mask, sem, scope):
         addresses, values, active = self.in_each_program(pointers.data, value.data, mask.data)
-        self.before_atomic(addresses, active, values.dtype)
-        return super().create_atomic_rmw(op, TensorHandle(addresses, pointers.dtype), TensorHandle(values, value.dtype),
-                                         TensorHandle(active, tl.int1), sem, scope)
+        self.memory.before_atomic(addresses, active, values.dtype)
+        return self.after_atomic(addresses, super().create_atomic_rmw(
+            op, TensorHandle(addresses, pointers.dtype), TensorHandle(values, value.dtype),
+            TensorHandle(active, tl.int1), sem, scope))
 
     def create_atomic_cas(self, pointers, compare, value, sem, scope):
         addresses, expected, values = self.in_each_program(pointers.data, compare.data, value.data)
-        self.before_atomic(addresses, None, values.dtype)
-        return super().create_atomic_cas(TensorHandle(addresses, pointers.dtype), TensorHandle(expected, compare.dtype),
-                                         TensorHandle(values, value.dtype), sem, scope)
+        self.memory.before_atomic(addresses, None, values.dtype)
+        return self.after_atomic(addresses, super().create_atomic_cas(
+            TensorHandle(addresses, pointers.dtype), TensorHandle(expected, compare.dtype),
+            TensorHandle(values, value.dtype), sem, scope))
+
+    def after_atomic(self, addresses, out):
+        """Raise Waiting where programs do nothing but look at one scalar, and it does not change."""
+        if out.data[0].size == 1:
+            seen = addresses.tobytes() + out.data.tobytes()
+            self.looks, self.last_seen = (self.looks + 1 if seen == self.last_seen else 0), seen
+            if self.looks > LOOKS:
+                raise Waiting("waits for programs of the same launch that need not run beside it: use a second launch")
+        return out
 
     # --- arithmetic
 
     def count(self, out, cost, *sources):
         """Count `cost` FLOPs for each element of `out`, and pass on how the tiles that it is made of lie in memory."""
+        self.block = max(self.block, out.data.size // len(out.data))
         # What all programs share is computed by each of them (which for indices and masks is not worth counting).
         shared = out.data.ndim > 1 and len(out.data) == 1 and cost > 1
         self.memory.compute(out.data.size * cost * (len(self.programs[0]) if shared else 1))

@@ -23,6 +23,7 @@ from judge.prices import LIBDEVICE_COST, OTHER_LIBDEVICE
 
 TOGETHER = 256  # programs at a time, fewer for large blocks:
 ELEMENTS = 1 << 17  # numpy is fastest while an array fits into the processor's cache
+PATIENCE = 32, 1000  # looks at the same scalar before a program counts as waiting; when all seem to wait
 GRID_LIMITS = (1 << 31) - 1, 65535, 65535
 # CUDA's libdevice functions that torch calls by another name.
 LIBDEVICE = {"fast_expf": torch.exp, "fast_logf": torch.log, "fast_sinf": torch.sin, "fast_cosf": torch.cos,
@@ -122,29 +123,29 @@ class Interpreter:
         self.builder.set_grid_dim(*grid)
         postponed = 0  # how many in a row were not able to end before others have run
         while len(numbers):
-            self.builder.block = self.blocks.get(name, ELEMENTS // 2)
-            together = 1 if name in self.diverging else max(2, min(TOGETHER, half, ELEMENTS // self.builder.block))
+            most = min(TOGETHER, half, ELEMENTS // self.blocks.get(name, ELEMENTS))
+            together = 1 if name in self.diverging else max(2, most)
             running, numbers = numbers[:together], numbers[together:]
             self.builder.programs, memory.races.programs = coordinates[:, running], running + 1
-            self.builder.block = 1
+            self.builder.block, self.builder.looks = 1, 0
+            self.builder.patience = PATIENCE[postponed > len(numbers)]
             try:
                 function.rewrite()(**values)
+                memory.flush(len(running))
             except Exception as error:
                 while error.__cause__ is not None and not isinstance(error, Diverged):
                     error = error.__cause__
-                waits = isinstance(error, Waiting) and postponed < len(numbers)
+                waits = isinstance(error, Waiting) and postponed <= 2 * len(numbers)
                 if not isinstance(error, Diverged) or len(running) == 1 and not waits:
                     raise in_candidate(name, error) from None
                 memory.roll_back()
-                self.builder.looks = 0
                 if len(running) == 1:
                     numbers, postponed = np.append(numbers, running), postponed + 1
                 else:
                     numbers = np.append(running, numbers)
                     self.diverging.add(name)
-                continue
-            memory.flush(len(running))
-            self.blocks[name], postponed = max(self.builder.block, self.blocks.get(name, 1)), 0
+            else:
+                self.blocks[name], postponed = max(self.builder.block, self.blocks.get(name, 1)), 0
 
 
 def check_limits(name, grid, options):

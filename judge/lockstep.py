@@ -22,8 +22,6 @@ from judge.prices import (DOT_COST, ERF, FMA, INSTRUCTION_COST, INTEGER_DIVISION
                           UNALIGNED_DOT, UNIFORM_DIVISION)
 
 
-LOOKS = 1000  # at the same value in a row, before a program counts as waiting
-
 
 class Diverged(Exception):
     """A branch, loop bound or index differs between the programs that run in lockstep."""
@@ -87,7 +85,7 @@ class Lockstep(stock.InterpreterBuilder):
     block = 0  # elements of the largest block that the running kernel has computed
     programs = None  # three arrays, the coordinates of the programs that run
     last_division = None, None, None  # operands and result
-    looks, last_seen = 0, None  # how often in a row scalar atomics have returned the same
+    looks, last_seen, patience = 0, None, 0  # times in a row that a scalar atomic has returned the same; the limit
 
     # --- where a program is
 
@@ -201,7 +199,7 @@ class Lockstep(stock.InterpreterBuilder):
         if out.data[0].size == 1:
             seen = addresses.tobytes() + out.data.tobytes()
             self.looks, self.last_seen = (self.looks + 1 if seen == self.last_seen else 0), seen
-            if self.looks > LOOKS:
+            if self.looks > self.patience:
                 raise Waiting("waits for programs of the same launch that need not run beside it: use a second launch")
         return out
 

@@ -32,7 +32,7 @@ class Memory:
         self.cache_sectors, self.counting = cache_sectors, counting
         self.parameters = {number for number, s in enumerate(self.storages) if s.data_ptr() in parameters}
         self.parameters_share = parameters_share
-        self.log = []  # (storage number, sectors, mask or None) of every access since the last flush
+        self.log = []  # (storage number, bytes' offsets, mask or None, size if loaded) of accesses since the last flush
         self.fetched = 0  # sectors so far, which is the cache's clock
         self.touched = {}  # {storage number: the value of `fetched` when each of its sectors was last touched}
         self.bytes, self.flops, self.flushed_flops, self.flushed_atomics, self.has_dot = 0, 0, 0, 0, False
@@ -58,7 +58,7 @@ class Memory:
         if mask is not None:
             offsets = np.where(mask, offsets, np.uint64(0))
         if self.counting:
-            self.log.append((number, (offsets >> np.uint64(self.SECTOR)).astype(np.int64), mask))
+            self.log.append((number, offsets.astype(np.int64), mask, 0 if store else size))
         if (low - start) % size:
             raise KernelError("misaligned address", stage="launch")
         return number, (offsets // np.uint64(size)).astype(np.int64)
@@ -130,12 +130,15 @@ class Memory:
 
     def flush(self, programs):
         """Accumulate the cost of what the log holds, program by program: each finds in the cache what others left."""
+        for number, offsets, mask, size in self.log:
+            if size:  # is it still what was loaded?
+                self.races.look(number, offsets // size, size, mask)
         for program in range(programs if self.log else 0):
-            for number, sectors, mask in self.log:
-                row = sectors[program if len(sectors) > 1 else 0]
+            for number, offsets, mask, _ in self.log:
+                row = offsets[program if len(offsets) > 1 else 0]
                 if mask is not None:
                     row = row[mask[program if len(mask) > 1 else 0]]
-                self.fetch(number, row)
+                self.fetch(number, row >> self.SECTOR)
         self.undo, self.log, self.flushed_flops, self.flushed_atomics = [], [], self.flops, len(self.races.atomics)
 
     def fetch(self, number, sectors):

@@ -1,16 +1,19 @@
-"""Races between the programs of one launch: what a GPU gives to nobody twice is an error here.
+"""Races between the programs of one launch: what a GPU leaves to chance is an error here.
 
-On a GPU the programs of a grid run in any order and side by side, so what one stores is nothing to the others until
-atomics say so: it stores, then does an atomic; they do one on the same address later, then look (or a chain of such).
-`Races` notes who last wrote each element and in which order the atomics came. An error is
+On a GPU the programs of a grid run in any order and side by side. So a program must not rely on what another one has
+stored, or not stored yet, until atomics put the two in order: one stores, then does an atomic; the other does one on
+the same address after that, then loads. (Or a chain of several programs.) `Races` notes who has last written each
+element and the order of the atomics. It is an error
 
-    to load or to change an element that another program stored, and to load or to overwrite one that another changed by
-    an atomic, unless a chain of atomics leads from there to here;
+    to load or to change an element that another program has stored, and to load or to overwrite one that another has
+    changed by an atomic, unless such a chain leads from there to here;
+    to store where another program of the same lockstep has loaded (looked at where launches are priced);
     to store different values at one place in one statement.
 
-Not an error: the same bits stored over another program's. Not seen: a store over what another program has only read,
-and a result that depends on the order of atomics. For these, programs run in a new order in every trial
-(interpreter.py), which the values then show. Atomics on blocks add up, but put nothing in order.
+The same bits stored over another program's are no error. Not seen: a store over what a program has loaded that ran
+before, and results that depend on the order of atomics alone. Against both, programs run in another order, and in at
+least two parts, in every trial but the priced one (interpreter.py): then the values are wrong. An atomic on a block of
+more than one element puts nothing in order, nor does a volatile load.
 """
 
 import numpy as np
@@ -38,7 +41,7 @@ class Races:
         if number not in self.stamps:
             return
         grain, stamps = self.stamps[number]
-        stamps = stamps[index * size // grain]
+        stamps = stamps[index if size == grain else index * size // grain]
         programs = self.programs.reshape(-1, *[1] * (index.ndim - 1))
         foreign = (stamps & PROGRAM != programs) & (stamps != 0) & (True if mask is None else mask)
         if not foreign.any():

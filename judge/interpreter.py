@@ -49,7 +49,8 @@ class Interpreter:
         self.constexprs = {name: {p.name for p in kernel.params if p.is_constexpr} for name, kernel in kernels.items()}
         for function in self.functions.values():
             function.fn.__globals__.update(self.functions)  # a kernel that calls a kernel finds the interpreted one
-        self.diverging, self.blocks = set(), {}  # kernels whose programs run one by one; {kernel: elements of a block}
+        self.diverging, self.atomic = set(), set()  # kernels whose programs run one by one; in two halves at least
+        self.blocks = {}  # {kernel: elements of its largest block so far}
 
     def convert(self, function):
         """The interpreted function of a compiled one."""
@@ -116,9 +117,10 @@ class Interpreter:
         function, constexprs = self.functions[name], self.constexprs[name]
         values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
         numbers = np.arange(math.prod(grid))  # of the programs that have still to run
-        coordinates, half = np.indices(grid, dtype=np.int32).reshape(3, -1), len(numbers)
-        if not memory.counting:  # caches are priced in order; results must be the same in any, and in two halves
-            numbers, half = np.random.default_rng(torch.initial_seed()).permutation(numbers), -(-half // 2)
+        coordinates = np.indices(grid, dtype=np.int32).reshape(3, -1)
+        if not memory.counting:  # caches are priced in order; results must be the same in any
+            numbers = np.random.default_rng(torch.initial_seed()).permutation(numbers)
+        half = -(-len(numbers) // 2) if name in self.atomic else len(numbers)
         self.builder.memory, self.builder.grid_idx = memory, (0, 0, 0)
         self.builder.set_grid_dim(*grid)
         postponed = 0  # how many in a row were not able to end before others have run
@@ -145,6 +147,7 @@ class Interpreter:
                     numbers = np.append(running, numbers)
                     self.diverging.add(name)
             else:
+                self.atomic |= {name} if memory.has_atomics else set()
                 self.blocks[name], postponed = max(self.builder.block, self.blocks.get(name, 1)), 0
 
 

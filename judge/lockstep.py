@@ -8,7 +8,8 @@ agree and do not (a branch, a loop bound) raises Diverged; interpreter.py then r
 Every operation also counts what it costs on the card (the end of prices.py).
 
 Where it matters for correctness it computes as the hardware does: an fp32 `tl.dot` rounds its operands to TF32 unless
-told otherwise (`input_precision="ieee"` or "tf32x3"), and an access outside every tensor is an error.
+told otherwise (`input_precision="ieee"` or "tf32x3"), and an access outside every tensor is an error. What a masked
+load without `other` leaves out is 0: Triton calls it undefined, but for NVIDIA's cards its compiler always writes 0.
 """
 
 import numpy as np
@@ -207,14 +208,18 @@ class Lockstep(stock.InterpreterBuilder):
 
     def count(self, out, cost, *sources):
         """Count `cost` FLOPs for each element of `out`, and pass on how the tiles that it is made of lie in memory."""
-        self.block = max(self.block, out.data.size // len(out.data))
-        # What all programs share is computed by each of them (which for indices and masks is not worth counting).
-        shared = out.data.ndim > 1 and len(out.data) == 1 and cost > 1
-        self.memory.compute(out.data.size * cost * (len(self.programs[0]) if shared else 1))
+        self.compute(out.data, cost)
         steps = [x.attr["steps"] for x in sources if "steps" in x.attr and x.data.shape[1:] == out.data.shape[1:]]
         if steps:
             out.attr["steps"] = [max(step) for step in zip(*steps)]
         return out
+
+    def compute(self, data, cost=1):
+        """Count `cost` FLOPs for each element. What all programs share is computed by each, but indices for nothing."""
+        shared, programs = len(data) == 1, len(self.programs[0])
+        times = programs if cost > 1 or data.dtype.kind == "f" else programs == 1
+        self.memory.compute(data.size * cost * (times if shared else 1))
+        self.block = max(self.block, data[0].size)
 
     def binary_op(self, a, b, op):
         cost = INSTRUCTION_COST.get(op, 1)
@@ -303,7 +308,7 @@ class Lockstep(stock.InterpreterBuilder):
             left = block[:at - 1] + ([1] if keep_dims else []) + block[at:]
         ufunc = self.numpy_function(combine, tensors, {
             "_sum_combine": np.add, "_elementwise_max": np.fmax, "_elementwise_min": np.fmin})
-        self.memory.compute(arrays[0].size)
+        self.compute(arrays[0])
         if ufunc is not None:
             arrays = [ufunc.reduce(arrays[0], axis=at, dtype=arrays[0].dtype)]
         else:
@@ -321,7 +326,7 @@ class Lockstep(stock.InterpreterBuilder):
         if unwrap(reverse):
             arrays = [np.flip(x, at) for x in arrays]
         function = self.numpy_function(combine, tensors, {"_sum_combine": np.cumsum, "_prod_combine": np.cumprod})
-        self.memory.compute(arrays[0].size)
+        self.compute(arrays[0])
         if function is not None:
             arrays = [function(arrays[0], axis=at, dtype=arrays[0].dtype)]
         else:

@@ -19,7 +19,7 @@ class Memory:
     parameters: addresses of storages that are no smaller here than on a GPU. Their bytes count `parameters_share`
     times, and once fetched they stay at hand without taking room in the cache, until something is stored in them.
 
-    flops: what the arithmetic costs, in fp32 FLOPs; has_dot: is tl.dot part of it?
+    flops: what the arithmetic costs, in fp32 FLOPs; has_dot, has_atomics: are tl.dot, atomics part of it?
     written: the addresses of storages in which something was stored.
     """
 
@@ -35,7 +35,8 @@ class Memory:
         self.log = []  # (storage number, bytes' offsets, mask or None, size if loaded) of accesses since the last flush
         self.fetched = 0  # sectors so far, which is the cache's clock
         self.touched = {}  # {storage number: the value of `fetched` when each of its sectors was last touched}
-        self.bytes, self.flops, self.flushed_flops, self.flushed_atomics, self.has_dot = 0, 0, 0, 0, False
+        self.bytes, self.flops, self.flushed_flops, self.flushed_atomics = 0, 0, 0, 0
+        self.has_dot = self.has_atomics = False
 
     # --- access
 
@@ -97,6 +98,7 @@ class Memory:
         number, index = self.locate(pointers, mask, dtype.itemsize, store=True)
         if number is None:
             return
+        self.has_atomics = True
         self.races.look(number, index, dtype.itemsize, mask, lambda stamps: stamps & ATOMIC != 0)
         self.before_store(number, dtype, index, mask, ATOMIC)
         if pointers[0].size == 1:

@@ -11,9 +11,9 @@ element and the order of the atomics. It is an error
     to store different values at one place in one statement.
 
 The same bits stored over another program's are no error. Not seen: a store over what a program has loaded that ran
-before, and results that depend on the order of atomics alone. Against both, programs run in another order, and in at
-least two parts, in every trial but the priced one (interpreter.py): then the values are wrong. An atomic on a block of
-more than one element puts nothing in order, nor does a volatile load.
+before, and results that depend on the order of atomics alone. Against both, programs run in another order, and with
+atomics in at least two parts, in every trial but the priced one (interpreter.py): then the values are wrong. An atomic
+on a block of more than one element puts nothing in order, nor does a volatile load.
 """
 
 import numpy as np

@@ -104,8 +104,8 @@ def overlap(x, out, n):
 }
 
 
-def says(box, task, code):
-    verdict = box.score(task, [code])[0]
+def says(sandbox, task, code):
+    verdict = sandbox.score(task, [code])[0]
     assert not verdict.correct
     return verdict.error
 

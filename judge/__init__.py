@@ -17,6 +17,7 @@
     interpreter.py    the same kernels, run in numpy
     lockstep.py       Triton's operations, for all programs of a launch at once
     memory.py         what an interpreted kernel may touch, and what that costs
+    races.py          what programs of one launch may know of each other
     measured.py       the clock with a GPU
     worker.py         the process that runs a model under it
     client.py         the scorer's side of that process

@@ -21,12 +21,14 @@ from triton.runtime import interpreter as stock
 from triton.runtime import jit
 
 from judge.compiler import FILE, KernelError
-from judge.lockstep import Diverged, Lockstep, block_pointers, unwrap, uniform
+from judge.lockstep import Diverged, Lockstep, Waiting, block_pointers, unwrap, uniform
 from judge.prices import LIBDEVICE_COST, OTHER_LIBDEVICE
 
 STOCK_NAMES = ("interpreter_semantic", "_InterpreterComparison")  # that its transformer of syntax trees writes
 TOGETHER = 256  # programs at a time, fewer for large blocks:
 ELEMENTS = 1 << 17  # numpy is fastest while an array fits into the processor's cache
+PATIENCE = 32, 1000  # looks at the same scalar before a program counts as waiting; when all seem to wait
+GRID_LIMITS = (1 << 31) - 1, 65535, 65535
 # CUDA's libdevice functions that torch calls by another name.
 LIBDEVICE = {"fast_expf": torch.exp, "fast_logf": torch.log, "fast_sinf": torch.sin, "fast_cosf": torch.cos,
              "fast_powf": torch.pow, "fast_tanhf": torch.tanh, "fabs": torch.abs, "rint": torch.round,
@@ -51,7 +53,8 @@ class Interpreter:
         self.constexprs = {name: {p.name for p in kernel.params if p.is_constexpr} for name, kernel in kernels.items()}
         for function in self.functions.values():
             function.fn.__globals__.update(self.functions)  # a kernel that calls a kernel finds the interpreted one
-        self.diverging = set()  # names of kernels whose programs run one by one
+        self.diverging, self.atomic = set(), set()  # kernels whose programs run one by one; in two halves at least
+        self.blocks = {}  # {kernel: elements of its largest block so far}
 
     def convert(self, function):
         """The interpreted function of a compiled one; of a candidate's, made of the syntax tree that was checked."""
@@ -119,36 +122,54 @@ class Interpreter:
                 if inspect.isfunction(getattr(module, name)) and callable(function):
                     setattr(module, name, interpreted(name, function))
 
-    def launch(self, name, grid, arguments, memory):
+    def launch(self, name, grid, arguments, memory, options):
         """Run one launch on `memory`. Raises KernelError (stage "launch") with the candidate's line."""
+        check_limits(name, grid, options)
         function, constexprs = self.functions[name], self.constexprs[name]
         values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
+        numbers = np.arange(math.prod(grid))  # of the programs that have still to run
         coordinates = np.indices(grid, dtype=np.int32).reshape(3, -1)
-        together = self.together([unwrap(arguments[key]) for key in constexprs])
+        if not memory.counting:  # caches are priced in order; results must be the same in any
+            numbers = np.random.default_rng(torch.initial_seed()).permutation(numbers)
+        half = -(-len(numbers) // 2) if name in self.atomic else len(numbers)
         self.builder.memory, self.builder.grid_idx = memory, (0, 0, 0)
         self.builder.set_grid_dim(*grid)
-        start = 0
-        while start < coordinates.shape[1]:
-            programs = 1 if name in self.diverging else min(together, coordinates.shape[1] - start)
-            self.builder.programs = coordinates[:, start:start + programs]
+        postponed = 0  # how many in a row were not able to end before others have run
+        while len(numbers):
+            most = min(TOGETHER, half, ELEMENTS // self.blocks.get(name, ELEMENTS))
+            together = 1 if name in self.diverging else max(2, most)
+            running, numbers = numbers[:together], numbers[together:]
+            self.builder.programs, memory.races.programs = coordinates[:, running], running + 1
+            self.builder.block, self.builder.looks = 1, 0
+            self.builder.patience = PATIENCE[postponed > len(numbers)]
             try:
                 function.rewrite()(**values)
+                memory.flush(len(running))
             except Exception as error:
                 while error.__cause__ is not None and not isinstance(error, Diverged):
                     error = error.__cause__
-                if not isinstance(error, Diverged) or programs == 1:
+                waits = isinstance(error, Waiting) and postponed <= 2 * len(numbers)
+                if not isinstance(error, Diverged) or len(running) == 1 and not waits:
                     raise in_candidate(name, error) from None
                 memory.roll_back()
-                self.diverging.add(name)
-                continue
-            memory.flush(programs)
-            start += programs
+                if len(running) == 1:
+                    numbers, postponed = np.append(numbers, running), postponed + 1
+                else:
+                    numbers = np.append(running, numbers)
+                    self.diverging.add(name)
+            else:
+                self.atomic |= {name} if memory.has_atomics else set()
+                self.blocks[name], postponed = max(self.builder.block, self.blocks.get(name, 1)), 0
 
-    def together(self, constants):
-        """How many programs run at a time. constants: the values of constexprs, the largest of them a block's sizes."""
-        sizes = sorted((value for value in constants if isinstance(value, int) and value > 1), reverse=True)
-        block = math.prod(sizes[:2] if len(sizes) > 2 else sizes[:1] or [1024])
-        return max(1, min(TOGETHER, ELEMENTS // block))
+
+def check_limits(name, grid, options):
+    """Raises KernelError for a launch that a GPU refuses."""
+    for what, value, most in [("dimensions of the grid", len(grid), 3),
+                              ("num_warps", unwrap(options.get("num_warps", 4)), 32),
+                              ("num_ctas", unwrap(options.get("num_ctas", 1)), 8),
+                              *zip(("grid in x", "grid in y", "grid in z"), grid, GRID_LIMITS)]:
+        if value > most:
+            raise KernelError(f"{name}: {what}: {value} is more than the GPU's limit of {most}", stage="launch")
 
 
 def in_candidate(name, error):
@@ -158,5 +179,5 @@ def in_candidate(name, error):
         if frame.tb_frame.f_code.co_filename == FILE:
             line = frame.tb_lineno
         frame = frame.tb_next
-    text = str(error) if isinstance(error, KernelError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, (KernelError, Waiting)) else f"{type(error).__name__}: {error}"
     return KernelError(f"{name}: {text}", line, "launch")

@@ -8,7 +8,8 @@ agree and do not (a branch, a loop bound) raises Diverged; interpreter.py then r
 Every operation also counts what it costs on the card (the end of prices.py).
 
 Where it matters for correctness it computes as the hardware does: an fp32 `tl.dot` rounds its operands to TF32 unless
-told otherwise (`input_precision="ieee"` or "tf32x3"), and an access outside every tensor is an error.
+told otherwise (`input_precision="ieee"` or "tf32x3"), and an access outside every tensor is an error. What a masked
+load without `other` leaves out is 0: Triton calls it undefined, but for NVIDIA's cards its compiler always writes 0.
 """
 
 import numpy as np
@@ -22,8 +23,13 @@ from judge.prices import (DOT_COST, ERF, FMA, INSTRUCTION_COST, INTEGER_DIVISION
                           UNALIGNED_DOT, UNIFORM_DIVISION)
 
 
+
 class Diverged(Exception):
     """A branch, loop bound or index differs between the programs that run in lockstep."""
+
+
+class Waiting(Diverged):
+    """Programs wait for one that does not run beside them."""
 
 
 def uniform(tensor):
@@ -77,8 +83,10 @@ class Lockstep(stock.InterpreterBuilder):
     """
 
     memory = None  # of the launch that runs
+    block = 0  # elements of the largest block that the running kernel has computed
     programs = None  # three arrays, the coordinates of the programs that run
     last_division = None, None, None  # operands and result
+    looks, last_seen, patience = 0, None, 0  # times in a row that a scalar atomic has returned the same; the limit
 
     # --- where a program is
 
@@ -173,34 +181,45 @@ class Lockstep(stock.InterpreterBuilder):
         return [np.ascontiguousarray(np.broadcast_to(x, (programs, *x.shape[1:])))
                 for x in np.broadcast_arrays(*arrays)]
 
-    def before_atomic(self, pointers, mask, dtype):
-        number, index = self.memory.locate(pointers, mask, dtype.itemsize, store=True)
-        if number is not None:
-            self.memory.before_store(number, dtype, index)
-
     def create_atomic_rmw(self, op, pointers, value, mask, sem, scope):
         addresses, values, active = self.in_each_program(pointers.data, value.data, mask.data)
-        self.before_atomic(addresses, active, values.dtype)
-        return super().create_atomic_rmw(op, TensorHandle(addresses, pointers.dtype), TensorHandle(values, value.dtype),
-                                         TensorHandle(active, tl.int1), sem, scope)
+        self.memory.before_atomic(addresses, active, values.dtype)
+        return self.after_atomic(addresses, super().create_atomic_rmw(
+            op, TensorHandle(addresses, pointers.dtype), TensorHandle(values, value.dtype),
+            TensorHandle(active, tl.int1), sem, scope))
 
     def create_atomic_cas(self, pointers, compare, value, sem, scope):
         addresses, expected, values = self.in_each_program(pointers.data, compare.data, value.data)
-        self.before_atomic(addresses, None, values.dtype)
-        return super().create_atomic_cas(TensorHandle(addresses, pointers.dtype), TensorHandle(expected, compare.dtype),
-                                         TensorHandle(values, value.dtype), sem, scope)
+        self.memory.before_atomic(addresses, None, values.dtype)
+        return self.after_atomic(addresses, super().create_atomic_cas(
+            TensorHandle(addresses, pointers.dtype), TensorHandle(expected, compare.dtype),
+            TensorHandle(values, value.dtype), sem, scope))
+
+    def after_atomic(self, addresses, out):
+        """Raise Waiting where programs do nothing but look at one scalar, and it does not change."""
+        if out.data[0].size == 1:
+            seen = addresses.tobytes() + out.data.tobytes()
+            self.looks, self.last_seen = (self.looks + 1 if seen == self.last_seen else 0), seen
+            if self.looks > self.patience:
+                raise Waiting("waits for programs of the same launch that need not run beside it: use a second launch")
+        return out
 
     # --- arithmetic
 
     def count(self, out, cost, *sources):
         """Count `cost` FLOPs for each element of `out`, and pass on how the tiles that it is made of lie in memory."""
-        # What all programs share is computed by each of them (which for indices and masks is not worth counting).
-        shared = out.data.ndim > 1 and len(out.data) == 1 and cost > 1
-        self.memory.compute(out.data.size * cost * (len(self.programs[0]) if shared else 1))
+        self.compute(out.data, cost)
         steps = [x.attr["steps"] for x in sources if "steps" in x.attr and x.data.shape[1:] == out.data.shape[1:]]
         if steps:
             out.attr["steps"] = [max(step) for step in zip(*steps)]
         return out
+
+    def compute(self, data, cost=1):
+        """Count `cost` FLOPs for each element. What all programs share is computed by each, but indices for nothing."""
+        shared, programs = len(data) == 1, len(self.programs[0])
+        times = programs if cost > 1 or data.dtype.kind == "f" else programs == 1
+        self.memory.compute(data.size * cost * (times if shared else 1))
+        self.block = max(self.block, data[0].size)
 
     def binary_op(self, a, b, op):
         cost = INSTRUCTION_COST.get(op, 1)
@@ -289,7 +308,7 @@ class Lockstep(stock.InterpreterBuilder):
             left = block[:at - 1] + ([1] if keep_dims else []) + block[at:]
         ufunc = self.numpy_function(combine, tensors, {
             "_sum_combine": np.add, "_elementwise_max": np.fmax, "_elementwise_min": np.fmin})
-        self.memory.compute(arrays[0].size)
+        self.compute(arrays[0])
         if ufunc is not None:
             arrays = [ufunc.reduce(arrays[0], axis=at, dtype=arrays[0].dtype)]
         else:
@@ -307,7 +326,7 @@ class Lockstep(stock.InterpreterBuilder):
         if unwrap(reverse):
             arrays = [np.flip(x, at) for x in arrays]
         function = self.numpy_function(combine, tensors, {"_sum_combine": np.cumsum, "_prod_combine": np.cumprod})
-        self.memory.compute(arrays[0].size)
+        self.compute(arrays[0])
         if function is not None:
             arrays = [function(arrays[0], axis=at, dtype=arrays[0].dtype)]
         else:

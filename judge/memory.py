@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from judge.compiler import KernelError
+from judge.races import ATOMIC, RACE, Races
 
 
 class Memory:
@@ -18,7 +19,7 @@ class Memory:
     parameters: addresses of storages that are no smaller here than on a GPU. Their bytes count `parameters_share`
     times, and once fetched they stay at hand without taking room in the cache, until something is stored in them.
 
-    flops: what the arithmetic costs, in fp32 FLOPs; has_dot: is tl.dot part of it?
+    flops: what the arithmetic costs, in fp32 FLOPs; has_dot, has_atomics: are tl.dot, atomics part of it?
     written: the addresses of storages in which something was stored.
     """
 
@@ -27,14 +28,15 @@ class Memory:
     def __init__(self, storages, cache_sectors=0, counting=False, parameters=(), parameters_share=1.0):
         self.storages = sorted({s.data_ptr(): s for s in storages if s.nbytes()}.values(), key=lambda s: s.data_ptr())
         self.starts = np.array([s.data_ptr() for s in self.storages], dtype=np.uint64)
-        self.views, self.written, self.undo = {}, set(), []
+        self.views, self.written, self.undo, self.races = {}, set(), [], Races()
         self.cache_sectors, self.counting = cache_sectors, counting
         self.parameters = {number for number, s in enumerate(self.storages) if s.data_ptr() in parameters}
         self.parameters_share = parameters_share
-        self.log = []  # (storage number, sectors, mask or None) of every access since the last flush
+        self.log = []  # (storage number, bytes' offsets, mask or None, size if loaded) of accesses since the last flush
         self.fetched = 0  # sectors so far, which is the cache's clock
         self.touched = {}  # {storage number: the value of `fetched` when each of its sectors was last touched}
-        self.bytes, self.flops, self.flushed_flops, self.has_dot = 0, 0, 0, False
+        self.bytes, self.flops, self.flushed_flops, self.flushed_atomics = 0, 0, 0, 0
+        self.has_dot = self.has_atomics = False
 
     # --- access
 
@@ -57,7 +59,7 @@ class Memory:
         if mask is not None:
             offsets = np.where(mask, offsets, np.uint64(0))
         if self.counting:
-            self.log.append((number, (offsets >> np.uint64(self.SECTOR)).astype(np.int64), mask))
+            self.log.append((number, offsets.astype(np.int64), mask, 0 if store else size))
         if (low - start) % size:
             raise KernelError("misaligned address", stage="launch")
         return number, (offsets // np.uint64(size)).astype(np.int64)
@@ -73,25 +75,46 @@ class Memory:
         number, index = self.locate(pointers, mask, dtype.itemsize, store=False)
         if number is None:
             return np.broadcast_to(other, pointers.shape)
+        self.races.look(number, index, dtype.itemsize, mask)
         values = self.view(number, dtype)[index]
         return values if mask is None else np.where(mask, values, other)
 
     def store(self, pointers, mask, values):
         number, index = self.locate(pointers, mask, values.dtype.itemsize, store=True)
-        if number is not None:
-            if mask is not None:
-                index, values = index[mask], values[mask]
-            self.before_store(number, values.dtype, index)
-            self.view(number, values.dtype)[index] = values
+        if number is None:
+            return
+        view, bits = self.view(number, values.dtype), f"u{values.dtype.itemsize}"
+        self.races.look(number, index, values.dtype.itemsize, mask,
+                        lambda stamps: view[index].view(bits) == values.view(bits))
+        self.before_store(number, values.dtype, index, mask)
+        if mask is not None:
+            index, values = index[mask], values[mask]
+        view[index] = values
+        if (view[index].view(bits) != values.view(bits)).any():
+            raise KernelError("overwrites " + RACE.format("stores in the same place"))
 
-    def before_store(self, number, dtype, index):
-        """Note what is about to be overwritten."""
+    def before_atomic(self, pointers, mask, dtype):
+        """Check an atomic's addresses, one row for each program, and note its order: a scalar one is a signal."""
+        number, index = self.locate(pointers, mask, dtype.itemsize, store=True)
+        if number is None:
+            return
+        self.has_atomics = True
+        self.races.look(number, index, dtype.itemsize, mask, lambda stamps: stamps & ATOMIC != 0)
+        self.before_store(number, dtype, index, mask, ATOMIC)
+        if pointers[0].size == 1:
+            active = slice(None) if mask is None else mask.reshape(-1)
+            self.races.atomics += zip(self.races.programs[active].tolist(), pointers.reshape(-1)[active].tolist())
+
+    def before_store(self, number, dtype, index, mask, atomic=0):
+        """Note what is about to be overwritten, and by whom."""
         self.written.add(self.storages[number].data_ptr())
         if number in self.parameters:
             self.parameters.remove(number)
             self.touched.pop(number, None)
+        undo = self.races.write(number, self.storages[number].nbytes(), index, dtype.itemsize, mask, atomic)
+        index = index if mask is None else index[mask]
         view = self.view(number, dtype)
-        self.undo.append((view, index, view[index]))
+        self.undo += [undo, (view, index, view[index])]
 
     # --- cost
 
@@ -105,16 +128,20 @@ class Memory:
         for view, index, values in reversed(self.undo):
             view[index] = values
         self.undo, self.log, self.flops = [], [], self.flushed_flops
+        del self.races.atomics[self.flushed_atomics:]
 
     def flush(self, programs):
         """Accumulate the cost of what the log holds, program by program: each finds in the cache what others left."""
+        for number, offsets, mask, size in self.log:
+            if size:  # is it still what was loaded?
+                self.races.look(number, offsets // size, size, mask)
         for program in range(programs if self.log else 0):
-            for number, sectors, mask in self.log:
-                row = sectors[program if len(sectors) > 1 else 0]
+            for number, offsets, mask, _ in self.log:
+                row = offsets[program if len(offsets) > 1 else 0]
                 if mask is not None:
                     row = row[mask[program if len(mask) > 1 else 0]]
-                self.fetch(number, row)
-        self.undo, self.log, self.flushed_flops = [], [], self.flops
+                self.fetch(number, row >> self.SECTOR)
+        self.undo, self.log, self.flushed_flops, self.flushed_atomics = [], [], self.flops, len(self.races.atomics)
 
     def fetch(self, number, sectors):
         """Touch sectors of a storage, and count those that are not in the cache: a cache's worth came after them."""

@@ -186,10 +186,10 @@ class Replay:
 
     def launch(self, step, clock, price):
         """Interpret a Triton launch. Returns the addresses of the storages that it may read, and that it writes."""
-        _, name, grid, _, _ = step
+        _, name, grid, _, options = step
         arguments = self.arguments(step, self.tensor)
         memory = Memory(self.storages.values(), CACHE_SECTORS, price, self.parameters, 1 / GPU_BATCH_FACTOR)
-        self.interpreter.launch(name, grid, arguments, memory)
+        self.interpreter.launch(name, grid, arguments, memory, {k: read_value(v, None) for k, v in options.items()})
         if price:
             ms = launch_milliseconds(memory.bytes, memory.flops, math.prod(grid), memory.has_dot)
             clock.events.append([ms, name, True])

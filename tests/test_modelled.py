@@ -440,9 +440,20 @@ def get_init_inputs():
     early = doubled.replace("    v = tl.load", """    if tl.program_id(0) == 0:
         for i in range(0, n, BLOCK):
             tl.load(out + i + tl.arange(0, BLOCK))
-    v = tl.load""")  # all of it is touched before most of it is written
-    verdict = box.score(problem("x * 2.0"), [early])[0]
-    assert verdict.correct and verdict.candidate_ms > 0.99 * 2 * prices.milliseconds(2 * size * 2 ** 20)
+    v = tl.load""")  # one program touches all of it before most of it is written: a race
+    assert "another program of the same launch stored" in box.score(problem("x * 2.0"), [early])[0].error
+
+
+def test_what_all_programs_compute_counts_for_each(box):
+    code = solution('''
+@triton.jit
+def share(x, out, BLOCK: tl.constexpr):
+    total = tl.sum(tl.load(x + tl.arange(0, BLOCK)), axis=0)
+    c = tl.program_id(0) * 64 + tl.arange(0, 64)
+    tl.store(out + c, tl.load(x + c) - total)
+''', "out = torch.empty_like(x)\nshare[(256,)](x, out, BLOCK=16384)\nreturn out")
+    verdict = box.score(problem("x - x.sum()"), [code])[0]
+    assert verdict.correct and verdict.candidate_ms > 256 * 16384 / prices.PEAK
 
 
 def test_strided_access_costs_whole_sectors(box):

@@ -1,0 +1,77 @@
+"""Races between the programs of one launch: what a GPU leaves to chance is an error here.
+
+On a GPU the programs of a grid run in any order and side by side. So a program must not rely on what another one has
+stored, or not stored yet, until atomics put the two in order: one stores, then does an atomic; the other does one on
+the same address after that, then loads. (Or a chain of several programs.) `Races` notes who has last written each
+element and the order of the atomics. It is an error
+
+    to load or to change an element that another program has stored, and to load or to overwrite one that another has
+    changed by an atomic, unless such a chain leads from there to here;
+    to store where another program of the same lockstep has loaded (looked at where launches are priced);
+    to store different values at one place in one statement.
+
+The same bits stored over another program's are no error. Not seen: a store over what a program has loaded that ran
+before, and results that depend on the order of atomics alone. Against both, programs run in another order, and with
+atomics in at least two parts, in every trial but the priced one (interpreter.py): then the values are wrong. An atomic
+on a block of more than one element puts nothing in order, nor does a volatile load.
+"""
+
+import numpy as np
+
+from judge.compiler import KernelError
+
+RACE = ("what another program of the same launch {}: on a GPU programs run in no order, "
+        "unless atomics make them wait; use a second launch")
+PROGRAM, ATOMIC, TIME = (1 << 31) - 1, 1 << 31, 32  # a stamp: program, by an atomic?, number of atomics before it
+
+
+class Races:
+    """Of one launch. `programs` holds the numbers, from 1, of those that run now in lockstep."""
+
+    def __init__(self):
+        self.programs = None
+        self.stamps = {}  # {storage number: (bytes of an element, stamp of each element's last writer, or 0)}
+        self.atomics = []  # (program, address) of each scalar atomic, in order
+
+    def look(self, number, index, size, mask, harmless=lambda stamps: False):
+        """Raises KernelError if an element's last writer is unknown to a program that comes to it.
+
+        size: bytes of an element; harmless(stamps): where that does not matter.
+        """
+        if number not in self.stamps:
+            return
+        grain, stamps = self.stamps[number]
+        stamps = stamps[index if size == grain else index * size // grain]
+        programs = self.programs.reshape(-1, *[1] * (index.ndim - 1))
+        foreign = (stamps & PROGRAM != programs) & (stamps != 0) & (True if mask is None else mask)
+        if not foreign.any():
+            return
+        foreign, stamps = np.broadcast_arrays(foreign & ~np.asarray(harmless(stamps)), stamps)
+        for program, theirs in zip(self.programs, (row[found] for row, found in zip(stamps, foreign))):
+            known = self.known(program) if theirs.size else {}
+            for stamp in np.unique(theirs).tolist():
+                if known.get(stamp & PROGRAM, -1) < stamp >> TIME:
+                    raise KernelError("touches " + RACE.format("changed" if stamp & ATOMIC else "stored"))
+
+    def known(self, program):
+        """{another program: the number of its last atomic that came before what `program` does now}."""
+        known, addresses = {program: len(self.atomics)}, set()
+        for time in range(len(self.atomics) - 1, -1, -1):
+            other, address = self.atomics[time]
+            if other in known:
+                addresses.add(address)
+            elif address in addresses:
+                known[other] = time
+        return known
+
+    def write(self, number, length, index, size, mask, atomic=0):
+        """Note the writers of elements. Returns what undoes it. length: bytes of the storage."""
+        grain, stamps = self.stamps.setdefault(number, (size, np.zeros(length // size + 1, dtype=np.int64)))
+        programs = self.programs.reshape(-1, *[1] * (index.ndim - 1))
+        writers = np.broadcast_to(programs if len(index) > 1 else programs[-1:], index.shape)
+        if mask is not None:
+            index, writers = index[mask], writers[mask]
+        place = index * size // grain
+        undo = stamps, place, stamps[place]
+        stamps[place] = writers | atomic | len(self.atomics) << TIME
+        return undo

@@ -1,0 +1,163 @@
+"""What a GPU would get wrong is wrong in the interpreter: races between a launch's programs, and the card's limits.
+
+The naive check is test_cheats.py's: Triton's own interpreter, which runs one program after the other, in order.
+"""
+
+import pytest
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from test_cheats import box, naively  # noqa: F401 (fixtures)
+from test_modelled import problem, solution
+
+TOTAL = problem("torch.sigmoid(x).sum()", "torch.randn(64, 64)")
+SHARE = problem("torch.exp(x) / torch.exp(x).sum()", "torch.randn(64, 64)")
+TWICE = problem("x * 2.0", "torch.randn(64, 64)")
+
+
+def add_up(body, arguments=""):
+    """`body` has s, a program's part of the total, and adds it up in `out` with the help of part, lock and count."""
+    lines = "\n".join("    " + line for line in body.strip("\n").split("\n"))
+    return solution(f'''
+@triton.jit
+def total(x, part, lock, count, out{arguments}):
+    p = tl.program_id(0)
+    s = tl.sum(tl.sigmoid(tl.load(x + p * 128 + tl.arange(0, 128))), axis=0)
+{lines}
+''', f'''
+lock, count = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+part, out = torch.empty(32), torch.zeros(())
+total[(32,)](x, part, lock, count, out{", HUGE=1 << 40" if arguments else ""})
+return out''')
+
+
+def share(body):
+    """`body` has e, a program's exponentials, and finds out their total over all programs."""
+    lines = "\n".join("    " + line for line in body.strip("\n").split("\n"))
+    return solution(f'''
+@triton.jit
+def share(x, part, total, count, out):
+    p = tl.program_id(0)
+    e = tl.exp(tl.load(x + p * 128 + tl.arange(0, 128)))
+{lines}
+    tl.store(out + p * 128 + tl.arange(0, 128), e / t)
+''', '''
+part, total, count, out = torch.empty(32), torch.zeros(1), torch.zeros(1, dtype=torch.int32), torch.empty_like(x)
+share[(32,)](x, part, total, count, out)
+return out''')
+
+
+ALL = "tl.sum(tl.load(part + tl.arange(0, 32)), axis=0)"
+LOCK = "while tl.atomic_cas(lock, 0, 1) == 1:\n    pass\n"
+STORED, CHANGED, SAME = "what another program of the same launch stored", "changed", "stores in the same place"
+IN_ORDER = {  # races that programs in order, one by one, win: {name: (task, code, what the verdict says)}
+    "+= without an atomic": (TOTAL, add_up("tl.store(out, tl.load(out) + s)"), SAME),
+    "+= by programs that should run one by one": (
+        TOTAL, add_up("tl.store(out, tl.load(out) + s)", ", HUGE: tl.constexpr"), SAME),
+    "+= by programs that branch": (
+        TOTAL, add_up("if p % 2 == 0:\n    s += 0\ntl.store(out, tl.load(out) + s)"), STORED),
+    "+= under a lock of each program's own": (
+        TOTAL, add_up(LOCK.replace("lock", "lock + p") + "tl.store(out, tl.load(out) + s)"), SAME),
+    "+= under a lock given back too early": (
+        TOTAL, add_up(LOCK + "t = tl.load(out)\ntl.atomic_xchg(lock, 0)\ntl.store(out, t + s)"), STORED),
+    "the last block is that of the last program": (
+        TOTAL, add_up(f"tl.store(part + p, s)\nif p == 31:\n    tl.store(out, {ALL})"), STORED),
+    "the last block counts before it stores": (TOTAL, add_up(
+        f"n = tl.atomic_add(count, 1)\ntl.store(part + p, s)\nif n == 31:\n    tl.store(out, {ALL})"), STORED),
+    "a scan in the order of atomics": (problem("x.flatten().cumsum(0)", "torch.randn(64, 64)"), solution("""
+@triton.jit
+def scan(x, carry, out):
+    o = tl.program_id(0) * 128 + tl.arange(0, 128)
+    v = tl.load(x + o)
+    before = tl.atomic_add(carry, tl.sum(v, axis=0))
+    tl.store(out + o, tl.cumsum(v, axis=0) + before)
+""", "out = torch.empty(x.numel())\nscan[(32,)](x, torch.zeros(1), out)\nreturn out"), "wrong values"),
+}
+IN_LOCKSTEP = {  # races that programs win which run in lockstep
+    "partial sums read by all": (SHARE, share(f"tl.store(part + p, tl.sum(e, axis=0))\nt = {ALL}"), STORED),
+    "atomic_add, then a plain load": (
+        SHARE, share("tl.atomic_add(total, tl.sum(e, axis=0))\nt = tl.load(total)"), CHANGED),
+    "the total read by atomics, too early": (
+        SHARE, share("tl.atomic_add(total, tl.sum(e, axis=0))\nt = tl.atomic_add(total, 0.0)"), "wrong values"),
+    "atomics that wait for nobody": (SHARE, share(
+        f"tl.store(part + p, tl.sum(e, axis=0))\ntl.atomic_add(count, 1)\ntl.atomic_add(count, 1)\nt = {ALL}"),
+        "wrong values"),
+    "a barrier for the whole grid": (SHARE, share(
+        f"tl.store(part + p, tl.sum(e, axis=0))\ntl.atomic_add(count, 1)\n"
+        "while tl.atomic_add(count, 0) < 32:\n    pass\n"
+        f"t = {ALL}"), "waits for programs"),
+    "all load what one is about to overwrite": (problem("x + x[-1]", "torch.randn(64, 64)"), solution("""
+@triton.jit
+def last(y):
+    c = tl.arange(0, 64)
+    tl.store(y + tl.program_id(0) * 64 + c, tl.load(y + tl.program_id(0) * 64 + c) + tl.load(y + 63 * 64 + c))
+""", "y = x.clone()\nlast[(64,)](y)\nreturn y"), STORED),
+    "tiles overlap, and the right one comes last": (TWICE, solution("""
+@triton.jit
+def overlap(x, out, n):
+    o = tl.program_id(0) * 64 + tl.arange(0, 128)
+    v = tl.load(x + o, mask=o < n, other=0.0)
+    tl.store(out + o, tl.where(tl.arange(0, 128) < 64, v * 2, 0.0), mask=o < n)
+""", "out = torch.empty_like(x)\noverlap[(64,)](x, out, x.numel())\nreturn out"), SAME),
+}
+
+
+def says(sandbox, task, code):
+    verdict = sandbox.score(task, [code])[0]
+    assert not verdict.correct
+    return verdict.error
+
+
+@pytest.mark.parametrize("name", IN_ORDER)
+def test_a_race_that_programs_in_order_win_is_an_error(box, naively, name):  # noqa: F811
+    task, code, reason = IN_ORDER[name]
+    assert naively(task.source, code)["correct"]
+    assert reason in says(box, task, code)
+
+
+@pytest.mark.parametrize("name", IN_LOCKSTEP)
+def test_a_race_that_lockstep_wins_is_an_error(box, name):  # noqa: F811
+    task, code, reason = IN_LOCKSTEP[name]
+    assert reason in says(box, task, code)
+
+
+@pytest.mark.parametrize("body", [
+    "tl.atomic_add(out, s)",
+    LOCK + "tl.store(out, tl.load(out) + s)\ntl.atomic_xchg(lock, 0)",
+    f"tl.store(part + p, s)\nif tl.atomic_add(count, 1) == 31:\n    tl.store(out, {ALL})",
+    "while tl.atomic_cas(lock, p, p) != p:\n    pass\nif p > 0:\n    s += tl.load(out)\ntl.store(out, s)\n"
+    "tl.atomic_xchg(lock, p + 1)"], ids=["atomics", "a mutex", "the last block", "in the order of programs"])
+def test_atomics_that_order_programs_are_accepted(box, body):  # noqa: F811
+    assert box.score(TOTAL, [add_up(body)])[0].correct
+
+
+@pytest.mark.parametrize("launch, reason", [
+    ("[(8,)](x, out, BLOCK=512, num_warps=64)", "num_warps: 64"),
+    ("[(8,)](x, out, BLOCK=512, num_ctas=32)", "num_ctas: 32"),
+    ("[(8, 70000)](x, out, BLOCK=512)", "grid in y: 70000"),
+    ("[(8, 1, 65536)](x, out, BLOCK=512)", "grid in z: 65536"),
+    ("[(8, 1, 1, 1)](x, out, BLOCK=512)", "dimensions of the grid: 4")])
+def test_what_a_gpu_cannot_launch(box, launch, reason):  # noqa: F811
+    assert reason in says(box, TWICE, solution("""
+@triton.jit
+def twice(x, out, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, tl.load(x + o) * 2)
+""", f"out = torch.empty_like(x)\ntwice{launch}\nreturn out"))
+
+
+@triton.jit
+def padded(x, out, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    tl.store(out + column, tl.load(x + column, mask=column < 50))
+
+
+def test_the_compiler_zeroes_what_a_mask_leaves_out():
+    """So the interpreter does, too. (Where loads are copied to shared memory, cp.async fills up with zeros.)"""
+    source = ASTSource(padded, {"x": "*fp32", "out": "*fp32", "BLOCK": "constexpr"}, {"BLOCK": 64})
+    lines = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"].split("\n")
+    at = next(i for i, line in enumerate(lines) if "ld.global" in line)
+    register = lines[at].split("{")[1].split("}")[0].strip()
+    assert any(line.split()[1:] == [f"{register},", "0x0;"] for line in lines[at - 4:at])

@@ -371,7 +371,7 @@ HOARDS = {  # what a forward returns in place of y: what the verdict says
     "[y] * 2000": "524,288,000 bytes (1,572,864 are allowed)",
     "y.expand(4000, 256, 256)": "1,048,576,000 bytes (1,572,864 are allowed)",
     "[y[:1, :1]] * 40000": "(2,097,152 are allowed)",
-    "y + BIG[:1]": "269,484,032 bytes of tensors (268,",
+    "y + BIG[:1]": "269,484,032 bytes of tensors (269,",
     "y.flatten()[:: 2]": "wrong output: shape",
 }
 

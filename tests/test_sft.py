@@ -48,7 +48,8 @@ def chat(examples):
 
 
 def test_writing_is_repeatable(examples):
-    again = [e.messages for seed in range(20) for e in Writer(None).write(seed)]
+    writer = Writer(None)
+    again = [e.messages for seed in range(20) for e in writer.write(seed)]
     assert len(again) > 20 and again == [e.messages for e in examples[: len(again)]]
 
 

@@ -20,15 +20,28 @@ Two clocks. Without a GPU the time is *modelled* (judge/modelled.py, judge/inter
 (judge/measured.py). A Verdict says which; the two are never compared. What counts as correct is in
 judge/correctness.py.
 
-What it stops, on both: wrong answers of every kind, whatever hides them (fresh inputs for every trial, of several
-distributions, with perturbed parameters; a tolerance in proportion to the output); torch passed off as a kernel; decoy
-kernels; hangs, crashes, floods, hoarding; reading, patching or forging what is in its own process.
-Without a GPU nothing that the candidate's Python does can reach the verdict: only the recorded program is judged.
-With a GPU that program is a CUDA graph, but it lives in the candidate's process. So three things rest on rules that a
-deliberate attack could break: the list in judge/rules.py; that the GPU is done when the candidate's CUDA runtime says
-so (cross-checked by reading results); and the shares in profile and coverage, which are measured in its process. Native
-code of a CUDA extension can do there what it likes. There is a test for every cheat, in tests/test_cheats.py or, where
-it takes a GPU, test_sandbox_gpu.py.
+What holds on each path (judge/rules.py has the rules; a test for every line is in tests/, mostly test_cheats.py):
+
+    against                     without a GPU                            with a GPU
+    wrong answers, hidden       fresh inputs of several distributions, parameters perturbed in both constructors,
+    in any way                  a tolerance in proportion to the output, the same structure and device
+    patching and forging        only the recorded program is judged      the captured graph is timed, but it lives in
+                                                                         the candidate's process
+    code in kernels' texts      no text of a candidate is executed in    kernels are compiled in the candidate's
+                                the replayer: the checked syntax tree    process
+    state across calls          several forwards are recorded, the       cold iterations are timed, outputs of timed
+                                last is judged                           calls are checked
+    races within a launch       an error                                 as the GPU does
+    torch in place of kernels   an operator of known work only, decoy    measured; decoy kernels are found by leaving
+                                kernels are found by leaving them out    them out
+    the machine                 no capability, a read-only file system,  a system call filter, no capability but one,
+                                a system call filter, Landlock           no network
+    hangs, crashes, floods      limits on time, memory and messages, for either
+
+    Not stopped without a GPU: a forward that reads the clock, files or chance; kernels that are slow for reasons that
+    have no price (cache misses of scalar loads, all work in one program); a kernel that only copies earns coverage.
+    Not stopped with a GPU: native code of a CUDA extension, a CUDA runtime in the candidate's process that says too
+    early that it is done (cross-checked by reading results), shares in profile and coverage, which it measures itself.
 """
 
 import argparse

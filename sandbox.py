@@ -60,17 +60,18 @@ from pathlib import Path
 import torch
 
 from judge import processes
-from judge.connection import Scorer
+from judge.connection import ScorerConnection
 from judge.correctness import KernelTime, Verdict
 from judge.gpu_lock import GpuLock
 from judge.messages import Gone, Orphaned
 from judge.side_effects import is_side_effect_free
 from tasks import Task, TaskError, UserError, load_task, run_command
 
-SCORER = ["-m", "judge.scorer"]  # what the fork server runs, see judge/processes.py
-KEPT = 16  # scorers with the measured clock: each has references and CUDA contexts in the GPU's memory
-REMEMBERED = 10000  # verdicts
-BORDER = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected", "error")
+SCORER_COMMAND = ["-m", "judge.scorer"]  # what the fork server runs, see judge/processes.py
+MAX_SCORERS = 16  # scorers with the measured clock: each has references and CUDA contexts in the GPU's memory
+MAX_VERDICTS = 10000  # verdicts
+JSON_FIELDS = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected",
+               "error")
 
 
 @dataclass
@@ -80,7 +81,7 @@ class Job:
     task: Task
     codes: list = field(default_factory=list)  # candidates without a verdict
     prepare: int = 0  # candidates to have processes ready for
-    scorer: Scorer = None  # who does it; None until one has been started, and after it has ended
+    scorer: ScorerConnection = None  # that judges it; None until one has been started, and after it has ended
 
 
 class Sandbox:
@@ -145,9 +146,9 @@ class Sandbox:
         self.unusable = {}  # source -> why its reference could not be used, since the last prepare()
         self.large = set()  # sources of tasks whose references are not kept
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
-        self.control, self.process = processes.start(SCORER, self.settings)
+        self.control, self.process = processes.start(SCORER_COMMAND, self.settings)
         count = self.workers if self.modelled else tasks
-        self.capacity = count if self.modelled else max(count, KEPT)  # scorers, at work and idle
+        self.capacity = count if self.modelled else max(count, MAX_SCORERS)  # scorers, at work and idle
         self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
         for thread in self.threads:
             thread.start()
@@ -209,7 +210,7 @@ class Sandbox:
         with self.changed:
             self.unusable.clear()  # memory may have been short
             if not self.modelled and self.settings["tasks"] > 1:
-                for task in list(counts)[:KEPT]:
+                for task in list(counts)[:MAX_SCORERS]:
                     if task.source not in self.large:
                         self.waiting.setdefault(task.source, Job(task)).prepare = counts[task]
             self.changed.notify_all()
@@ -305,12 +306,12 @@ class Sandbox:
             return
         if source in self.unusable:
             raise TaskError(self.unusable[source])
-        if job.scorer is not None and not self._leave_nothing(job.scorer.source, source):
+        if job.scorer is not None and not self._may_share_a_scorer(job.scorer.source, source):
             self._end_scorer(job)
         for _ in range(3):  # by a scorer that had another task, by a new one, by a new one with all memory to itself
             control, reused = self.control, job.scorer is not None
             try:
-                job.scorer = job.scorer or Scorer(control, self.gpu)
+                job.scorer = job.scorer or ScorerConnection(control, self.gpu)
                 job.scorer.load(job.task, self.seed, self.known, 3 * self.settings["timeout"] + 60)
                 if job.scorer.large:
                     self.large.add(source)
@@ -319,7 +320,7 @@ class Sandbox:
             except TaskError as error:
                 why = str(error)
             except (Gone, Orphaned, OSError) as error:
-                why = "it takes too long" if isinstance(error, TimeoutError) else self._last_words()
+                why = "it takes too long" if isinstance(error, TimeoutError) else self._last_log_line()
                 why = f"{job.task.name}: the reference cannot be judged against ({why})"
             self._end_scorer(job)
             if self.closed:
@@ -329,8 +330,8 @@ class Sandbox:
         self.unusable[source] = why
         raise TaskError(why)
 
-    def _leave_nothing(self, *sources) -> bool:
-        """Can one scorer load these tasks one after the other? It runs their code."""
+    def _may_share_a_scorer(self, *sources) -> bool:
+        """May one scorer, which runs their code, load these tasks one after the other?"""
         usual = self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
         return usual and all(map(is_side_effect_free, sources))
 
@@ -344,7 +345,7 @@ class Sandbox:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(0.2)
                     self.control.close()
-                    self.control, self.process = processes.start(SCORER, self.settings)
+                    self.control, self.process = processes.start(SCORER_COMMAND, self.settings)
             return self.control is not control
 
     def _prepare(self, job):
@@ -373,7 +374,7 @@ class Sandbox:
                 self.end_idle()
                 for code in [code for code in batch if code in job.codes]:
                     if code in failed:
-                        why = f"the scorer failed on it, twice ({self._last_words()})"
+                        why = f"the scorer failed on it, twice ({self._last_log_line()})"
                         verdict = Verdict(clock=self.settings["clock"], error=why)
                         self._settle(job, code, verdict).set_result(verdict)
                     failed.add(code)
@@ -385,7 +386,7 @@ class Sandbox:
         with self.changed:
             if verdict is not None and self.remember:
                 self.verdicts[key] = verdict
-                if len(self.verdicts) > REMEMBERED:
+                if len(self.verdicts) > MAX_VERDICTS:
                     del self.verdicts[next(iter(self.verdicts))]
             return self.futures.pop(key)
 
@@ -393,7 +394,7 @@ class Sandbox:
         for code in list(job.codes):
             self._settle(job, code, None).set_exception(error)
 
-    def _last_words(self):
+    def _last_log_line(self):
         """The last line that a scorer left before it ended."""
         log = Path(self.settings["scratch"], "scorer.log")
         lines = log.read_text().strip().split("\n") if log.exists() else [""]
@@ -484,7 +485,7 @@ def main(argv=None) -> int:
             verdict = sandbox.score(task, [text.decode()])[0]
         except UnicodeDecodeError:
             verdict = Verdict(clock=sandbox.settings["clock"], error="the candidate's file is not UTF-8")
-    print(json.dumps({name: getattr(verdict, name) for name in BORDER}) if options.json else feedback(verdict))
+    print(json.dumps({name: getattr(verdict, name) for name in JSON_FIELDS}) if options.json else feedback(verdict))
     return 0
 
 

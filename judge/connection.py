@@ -8,7 +8,7 @@ from judge.messages import Child, receive, send
 from tasks import TaskError
 
 
-class Scorer:
+class ScorerConnection:
     """A scorer's process as the sandbox sees it. Starting one raises Orphaned when there is no fork server."""
 
     def __init__(self, fork_server, gpu):

@@ -57,8 +57,8 @@ ROOT = Path(__file__).absolute().parent.parent
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES",
              "PYTHONPATH", "VIRTUAL_ENV", "CC", "CXX")  # variables of the environment; none holds a secret
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-CROWD = 64  # processes that a candidate may start on a GPU, compilers in the main
-GROUPS = 1 << 30  # plus its supervisor's process id: the group under which a candidate runs on a GPU
+MAX_PROCESSES = 64  # processes that a candidate may start on a GPU, compilers in the main
+FIRST_GROUP_ID = 1 << 30  # plus its supervisor's process id: the group under which a candidate runs on a GPU
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The fork server
@@ -172,7 +172,7 @@ def clean_up_after(supervisor, settings):
     for place in ("/dev/shm", "/tmp") if settings["device"] != "cpu" else ():
         for entry in os.scandir(place) if os.path.isdir(place) else ():
             with contextlib.suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_gid == GROUPS + supervisor:
+                if entry.stat(follow_symlinks=False).st_gid == FIRST_GROUP_ID + supervisor:
                     remove(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
 
@@ -226,7 +226,7 @@ def run_role(sock, role, play, asks, scratch, settings):
         os.setpgid(0, 0)
         if role in HOSTILE and settings["device"] != "cpu":
             with contextlib.suppress(OSError):  # only root may
-                os.setgid(GROUPS + os.getppid())
+                os.setgid(FIRST_GROUP_ID + os.getppid())
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setgid, which would take it back
         confine(sock, role, asks, scratch, settings)
         play(sock, asks, settings)
@@ -241,10 +241,10 @@ def run_role(sock, role, play, asks, scratch, settings):
 
 
 def crowded(process) -> bool:
-    """Has a process more than CROWD descendants?"""
+    """Has a process more than MAX_PROCESSES descendants?"""
     found, waiting = 0, [process]
-    while waiting and found <= CROWD:
+    while waiting and found <= MAX_PROCESSES:
         new = children(waiting.pop())
         found += len(new)
         waiting += new
-    return found > CROWD
+    return found > MAX_PROCESSES

@@ -38,7 +38,7 @@ from judge.perturbation import construct
 from judge.worker import Worker
 from tasks import TaskError
 
-HOARD = 6 << 30  # bytes of GPU memory with which a scorer does not take on another task
+MAX_RESERVED = 6 << 30  # bytes of GPU memory with which a scorer does not take on another task
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The candidate's process
@@ -112,7 +112,7 @@ def scorer(sock, fork_server, settings):
             loaded = None
             gc.collect()
             spare_memory()
-            if torch.cuda.memory_reserved() > HOARD:  # memory that was shared is not given back
+            if torch.cuda.memory_reserved() > MAX_RESERVED:  # memory that was shared is not given back
                 return
             try:
                 loaded = LoadedTask(order["task"], fork_server, settings, gpu, clients)

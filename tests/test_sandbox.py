@@ -339,7 +339,7 @@ def test_where_memory_is_short_all_is_judged_and_the_last_scorer_is_not_kept(fre
 
 
 def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
-    monkeypatch.setattr(sandbox_module, "KEPT", 1)
+    monkeypatch.setattr(sandbox_module, "MAX_SCORERS", 1)
     closing, close = threading.Event(), messages.Child.close
 
     def slow(child, wait=False):
@@ -414,7 +414,7 @@ def test_a_process_is_kept_for_the_next_candidate_if_the_last_can_have_left_noth
 
 
 def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in_it(monkeypatch):
-    monkeypatch.setattr(sandbox_module, "KEPT", 1)
+    monkeypatch.setattr(sandbox_module, "MAX_SCORERS", 1)
     tasks = [Task(f"task {i}", 0, times(i).source.replace("64, 64", f"{i}, 64")) for i in (3, 4, 5, 6)]
     seen = []
     with on_cpu(workers=1) as box:
@@ -433,7 +433,7 @@ def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in
 
 def test_the_scorers_of_one_step_go_on_with_the_tasks_of_the_next(started, monkeypatch):
     """As many tasks as before, and none of them known. With one more, the task used least recently is given up."""
-    monkeypatch.setattr(sandbox_module, "KEPT", 3)
+    monkeypatch.setattr(sandbox_module, "MAX_SCORERS", 3)
     tasks = [times(factor) for factor in range(3, 13)]
     with on_cpu(tasks=3, workers=3, remember=False) as box:
         for three in (tasks[:3], tasks[3:6], tasks[6:9]):

@@ -95,7 +95,7 @@ class Replay:
         return arguments
 
     def run(self, inputs, seed, price=False, mute=(), parameters=()):
-        """One forward. Returns (output tree, events, live): live marks the events whose results reach the output.
+        """One forward. Returns (output tree, events).
 
         inputs: tensors in the order of the recording. With `price`, events are [milliseconds, label, own kernel?].
         Kernels named in `mute` are skipped, and memory starts as finite noise: an output that is still right never
@@ -107,30 +107,23 @@ class Replay:
         self.mute = mute
         self.allocate(inputs)
         self.parameters = {self.storages[int(number)].data_ptr() for number in parameters}
-        events, flow = [], []  # flow: (event indices, storages read, storages written) of every step
+        events = []
         torch.manual_seed(seed)
         with torch.no_grad():
             for step in self.recording["steps"]:
                 if step[0] == "launch" and step[1] in mute:
                     continue
-                clock, reads, writes = Clock(self.parameters), set(), set()
+                clock, writes = Clock(self.parameters), set()
                 if step[0] == "operator":
-                    reads, writes = self.operator(step, clock if price else torch.no_grad())
+                    writes = self.operator(step, clock if price else torch.no_grad())
                 elif step[0] == "launch":
-                    reads, writes = self.launch(step, clock, price)
+                    writes = self.launch(step, clock, price)
                 else:
                     clock.events.append([milliseconds(0), "upload", False])
                 self.parameters -= writes  # what is written may be as large as the batch
-                flow.append((range(len(events), len(events) + len(clock.events)), reads, writes))
                 events += clock.events
             output = read_value(self.recording["output"], self.tensor)
-        needed, live = addresses(output), [False] * len(events)
-        for indices, reads, writes in reversed(flow):
-            if writes & needed:
-                needed |= reads
-                for index in indices:
-                    live[index] = True
-        return output, events, live
+        return output, events
 
     def allocate(self, inputs):
         """The storages that exist before the first step."""
@@ -151,7 +144,7 @@ class Replay:
         return strided(raw[offset * TORCH_NAMES[dtype].itemsize:], TORCH_NAMES[dtype], shape, strides)
 
     def operator(self, step, clock):
-        """Call an ATen operator within `clock`. Returns the addresses of the storages that it reads and writes."""
+        """Call an ATen operator within `clock`. Returns the addresses of the storages that it writes."""
         _, name, args, kwargs, layouts = step
         base, overload = name.split(".")
         func = getattr(getattr(torch.ops.aten, base), overload)
@@ -172,7 +165,7 @@ class Replay:
             self.poison(results)
         changed = [value for argument, value in zip(func._schema.arguments, args)
                    if argument.alias_info is not None and argument.alias_info.is_write]
-        return addresses([args, kwargs]), addresses([results, changed])
+        return addresses([results, changed])
 
     def poison(self, tensors):
         """What uninitialised memory holds: NaN (finite noise while kernels are muted): it cannot pass for a result."""
@@ -185,7 +178,7 @@ class Replay:
                 tensor.fill_(float("nan"))
 
     def launch(self, step, clock, price):
-        """Interpret a Triton launch. Returns the addresses of the storages that it may read, and that it writes."""
+        """Interpret a Triton launch. Returns the addresses of the storages that it writes."""
         _, name, grid, _, options = step
         arguments = self.arguments(step, self.tensor)
         memory = Memory(self.storages.values(), CACHE_SECTORS, price, self.parameters, 1 / GPU_BATCH_FACTOR)
@@ -193,4 +186,4 @@ class Replay:
         if price:
             ms = launch_milliseconds(memory.bytes, memory.flops, math.prod(grid), memory.has_dot)
             clock.events.append([ms, name, True])
-        return addresses(list(arguments.values())), memory.written
+        return memory.written

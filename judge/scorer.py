@@ -75,13 +75,12 @@ def replayer(sock, _, settings):
         while True:
             run = receive(sock)
             before = [tensor.clone() for tensor in run["inputs"]]
-            output, events, live = replay.run(run["inputs"], run["seed"], run["price"], set(run["mute"]),
-                                              run["parameters"])
+            output, events = replay.run(run["inputs"], run["seed"], run["price"], set(run["mute"]), run["parameters"])
             changed = [i for i, (old, new) in enumerate(zip(before, run["inputs"])) if not identical(old, new)]
             if bytes_in(output) > run["room"]:
                 raise ValueError(f"an output of {bytes_in(output):,} bytes ({run['room']:,} are allowed)")
             output = tree_map_only(torch.Tensor, torch.Tensor.contiguous, output)  # gaps are not passed on
-            send(sock, {"output": output, "events": events, "live": live, "changed": changed}, run["room"])
+            send(sock, {"output": output, "events": events, "changed": changed}, run["room"])
     except compiler.KernelError as error:
         send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
     except Exception as error:

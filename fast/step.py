@@ -90,7 +90,8 @@ class Step:
         # Not by torch.cuda.graph(), which first has PyTorch give back all unused memory: while the sandbox's processes
         # start, that takes much longer than all the rest.
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(generator)
+        if generator is not None:                   # greedy replies draw nothing
+            graph.register_generator_state(generator)
         torch.cuda.synchronize()
         graph.capture_begin(next(iter(slots.graphs.values())).pool() if slots.graphs else None)  # they share memory
         self._write(slots, temperature, generator)

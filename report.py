@@ -324,13 +324,18 @@ def step_metrics(run, episodes) -> dict:
             # Summary: its reward, and what became of its proposals
             "reward_summary": mean(summary.reward for summary in summaries),
             "summaries": len(summaries), "proposals": len(proposals), "passed": sum(not p.rejected for p in proposals),
+            "known": sum(p.known and not p.rejected for p in proposals),  # passed, but the library had it already
             "rejected": dict(sorted(Counter(p.rejected for p in proposals if p.rejected).items())),
             "staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library),
-            # replies that were in a group and have an advantage, and turns that PRS masked
+            # replies in a group; those of them that teach: an advantage other than 0 that no filter masks
             "policy_rows": sum(turn.advantage is not None for turn in turns),
             "selection_rows": sum(selection.advantage is not None for selection in selections),
             "summary_rows": sum(summary.advantage is not None for summary in summaries),
-            "prs_masked": sum(turn.advantage is None and bool(turn.completion.token_ids) for turn in turns)}
+            "policy_live": sum(bool(turn.advantage) and not turn.masked for turn in turns),
+            "selection_live": sum(bool(selection.advantage) for selection in selections),
+            "summary_live": sum(bool(summary.advantage) for summary in summaries),
+            # turns masked by PRS, void, or of a task whose rollouts all earned the same
+            **{f"{why}_masked": sum(turn.masked == why for turn in turns) for why in ("prs", "void", "group")}}
 
 
 def progress(m, args) -> str:
@@ -364,7 +369,7 @@ def record_rollouts(run, path, episodes):
 
     def attempt(turn):
         return {"reply": turn.completion.text, "verdict": turn.verdict, "feedback": feedback(turn.verdict),
-                "reward": turn.reward, "advantage": turn.advantage}
+                "reward": turn.reward, "advantage": turn.advantage, "masked": turn.masked}
 
     lines = []
     for e in episodes:
@@ -375,7 +380,7 @@ def record_rollouts(run, path, episodes):
             "skills": [skill.name for skill in t.skills], "turns": list(map(attempt, t.turns))} for t in e.trajectories]
         lines += [opening("summary", e.task, s.completion) | {
             "reply": s.completion.text, "reward": s.reward, "advantage": s.advantage, "proposals": [
-                {"written": p.written, "rejected": p.rejected, "detail": p.detail,
+                {"written": p.written, "rejected": p.rejected, "detail": p.detail, "known": p.known,
                  "attempt": p.attempt and attempt(p.attempt), "staged": bool(p.skill) and p.skill == e.staged}
                 for p in s.proposals]} for s in e.summaries]
     write_atomically(path, "".join(json.dumps(line, default=vars) + "\n" for line in lines))

@@ -22,11 +22,13 @@ from transformers import Qwen3ForCausalLM
 import reinforce
 import report
 import summarizer
-from backbone import Backbone
+import policy
+from backbone import Backbone, Completion
 from conftest import (CONTENT, FakeSandbox, Scripted, entry, kernel, make_task, plain_logprobs, proposing,
                       selecting)
-from reinforce import (BASELINES, OPTIONS, RECIPES, REWARDS, SIZES, Row, clipped_loss, cuda_agent_reward, group_mean,
-                       leave_one_out, micro_batches, mrs_keeps, policy_advantages, prs_probability, update)
+from policy import REWARDS, Trajectory, Turn, cuda_agent_reward, davinci_reward, reward_turns
+from reinforce import (BASELINES, OPTIONS, RECIPES, SIZES, Row, clipped_loss, group_mean, leave_one_out, micro_batches,
+                       mrs_keeps, policy_advantages, prs_probability, update, varies)
 from sandbox import Sandbox, Verdict
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
@@ -50,7 +52,7 @@ WRONG = [Verdict(), Verdict(compiled=True, error="wrong values"),
 
 @pytest.mark.parametrize("recipe, speedup, coverage, reward", [
     ("davinci", 1.0, 1.0, 1.5), ("davinci", 2.0, 0.5, 1.75), ("davinci", 0.5, 0.0, 0.75), ("davinci", 60.0, 1.0, 4.0),
-    ("drkernel", 2.0, 0.5, 1.75), ("kevin", 1.1, 1.0, 1.4), ("kevin", 10.0, 0.0, 10.3), ("cuda-agent", 0.5, 0.0, 1.0),
+    ("kevin", 1.1, 1.0, 1.4), ("kevin", 10.0, 0.0, 10.3), ("cuda-agent", 0.5, 0.0, 1.0),
     ("cuda-agent", 1.04, 0.0, 1.0), ("cuda-agent", 1.06, 0.0, 2.0)])
 def test_rewards(recipe, speedup, coverage, reward):
     assert REWARDS[recipe](right(speedup, coverage)) == pytest.approx(reward)
@@ -63,7 +65,7 @@ def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
 
 
 def test_recipes_set_what_the_systems_differ_in():
-    davinci, drkernel, kevin, _ = (configure({"device": "cpu", "recipe": name}) for name in REWARDS)
+    davinci, drkernel, kevin, _ = (configure({"device": "cpu", "recipe": name}) for name in RECIPES)
     assert (davinci.gamma, davinci.baseline, davinci.skills) == (1.0, "leave-one-out", True)
     assert (kevin.gamma, kevin.baseline, kevin.prs) == (0.4, "group-norm", False)
     assert not drkernel.skills and drkernel.prs and drkernel.mrs
@@ -75,40 +77,41 @@ def test_recipes_set_what_the_systems_differ_in():
 # ---- advantages
 
 
-def slow_policy_advantages(rewards, members, gamma, baseline, cross_scheme):
+def slow_policy_advantages(rewards, members, tokens, gamma, baseline, cross_scheme, group):
     """The double loop: every turn looks for its own group."""
     returns = [[sum(gamma ** (u - t) * row[u] for u in range(t, len(row))) for t in range(len(row))] for row in rewards]
+    places = [(i, t) for i, row in enumerate(rewards) for t in range(len(row)) if members[i][t]]
     advantages = {}
-    for i, row in enumerate(rewards):
-        for t in range(len(row)):
-            if not members[i][t]:
-                continue
-            others = [returns[j][t] for j in range(len(rewards)) if j != i and t < len(rewards[j]) and members[j][t]]
-            whole = others + [returns[i][t]]
-            if baseline == "leave-one-out":
-                advantages[i, t] = returns[i][t] - (sum(others) / len(others) if others else 0.0)
-            else:
-                advantages[i, t] = returns[i][t] - sum(whole) / len(whole)
-                if baseline == "group-norm":
-                    spread = statistics.pstdev(whole)
-                    advantages[i, t] = advantages[i, t] / spread if spread > 1e-8 else 0.0
-    if cross_scheme and any(abs(a) > 1e-9 for a in advantages.values()):
-        scale = max(sum(map(abs, advantages.values())) / len(advantages), 0.05)
-        advantages = {key: a / scale for key, a in advantages.items()}
+    for i, t in places:
+        others = [returns[j][u] for j, u in places if (j, u) != (i, t) and (group == "task" or u == t)]
+        whole = others + [returns[i][t]]
+        if baseline == "leave-one-out":
+            advantages[i, t] = returns[i][t] - (sum(others) / len(others) if others else 0.0)
+        else:
+            advantages[i, t] = returns[i][t] - sum(whole) / len(whole)
+            if baseline == "group-norm":
+                spread = statistics.pstdev(whole)
+                advantages[i, t] = advantages[i, t] / spread if spread > 1e-8 else 0.0
+    if cross_scheme:
+        each = [abs(advantages[i, t]) for i, t in places for _ in range(tokens[i][t])]  # token by token
+        scale = max(sum(each) / len(each), 0.05) if each else 1.0
+        advantages = {place: a / scale for place, a in advantages.items()}
     return [[advantages.get((i, t)) for t in range(len(row))] for i, row in enumerate(rewards)]
 
 
 @pytest.mark.parametrize("baseline", list(BASELINES))
 @pytest.mark.parametrize("cross_scheme", [False, True])
-def test_advantages_equal_the_slow_twin(baseline, cross_scheme):
+@pytest.mark.parametrize("group", ["turn", "task"])
+def test_advantages_equal_the_slow_twin(baseline, cross_scheme, group):
     rng = random.Random(0)
-    for _ in range(200):
+    for _ in range(100):
         rewards = [[rng.choice([0, 0, 1.2, 2.5, rng.random()]) for _ in range(rng.randint(1, 4))]
                    for _ in range(rng.randint(1, 8))]
         members = [[rng.random() < 0.8 for _ in row] for row in rewards]
+        tokens = [[rng.choice([0, 0, 3, 40]) for _ in row] for row in rewards]
         gamma = rng.choice([1.0, 0.4])
-        got = policy_advantages(rewards, members, gamma, BASELINES[baseline], cross_scheme)
-        want = slow_policy_advantages(rewards, members, gamma, baseline, cross_scheme)
+        got = policy_advantages(rewards, members, tokens, gamma, BASELINES[baseline], cross_scheme, group)
+        want = slow_policy_advantages(rewards, members, tokens, gamma, baseline, cross_scheme, group)
         for mine, slow in zip(got, want):
             assert [a is None for a in mine] == [a is None for a in slow]
             assert [a for a in mine if a is not None] == pytest.approx([a for a in slow if a is not None], abs=1e-8)
@@ -118,10 +121,10 @@ def test_equal_returns_have_exactly_no_advantage():
     for baseline in BASELINES.values():
         assert baseline([0.1 + 0.2, 0.3, 0.3]) == [0.0] * 3 or baseline is group_mean
         assert baseline([0.1] * 7) == [0.0] * 7
-    timed = policy_advantages([[1.301], [1.299], [1.3]], [[True]] * 3, cross_scheme=True)
+    timed = policy_advantages([[1.301], [1.299], [1.3]], [[True]] * 3, [[9]] * 3, cross_scheme=True)
     assert max(abs(a) for row in timed for a in row) < 0.05  # neither is a timing's
     noisy = [[0.1 + 0.2], [0.3], [0.3], [0.15 * 2]]
-    assert policy_advantages(noisy, [[True]] * 4, cross_scheme=True) == [[0.0]] * 4  # noise is not blown up
+    assert policy_advantages(noisy, [[True]] * 4, [[9]] * 4, cross_scheme=True) == [[0.0]] * 4  # noise is not blown up
 
 
 # ---- filters and loss
@@ -133,23 +136,31 @@ def test_prs_keeps_by_coverage():
     assert all(prs_probability(verdict) == 1.0 for verdict in WRONG)
 
 
-@pytest.mark.parametrize("change, kept", [
-    ([0.0] * 50, True), ([0.0009] * 50, True), ([-0.0009] * 50, True), ([0.0011] * 50, False), ([-0.0011] * 50, False),
-    ([0.5, -0.5] * 25, True), ([9.0, -9.0], True), ([9.5, -9.5], False)])
-def test_mrs_judges_the_geometric_mean_and_the_worst_token(change, kept):
-    old = -torch.rand(len(change), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert mrs_keeps(old + torch.tensor(change, dtype=torch.float64), old) == kept
+@pytest.mark.parametrize("drifts, kept", [
+    ([[0.0] * 50], [True]), ([[0.0009] * 50], [True]), ([[-0.0009] * 50], [True]), ([[0.0011] * 50], [False]),
+    ([[-0.0011] * 50], [False]), ([[0.5, -0.5] * 25], [True]), ([[9.0, -9.0]], [True]), ([[9.5, -9.5]], [False]),
+    ([[0.003] * 10, [0.0] * 90], [True, True]),  # the long turn decides for the short one
+    ([[0.0] * 10, [0.0011] * 990], [False, False]),
+    ([[9.5, -9.5], [0.0]], [False, True])])  # a token's veto is its turn's
+def test_mrs_looks_at_the_rollouts_geometric_mean_and_at_each_turns_worst_token(drifts, kept):
+    assert mrs_keeps([torch.tensor(drift, dtype=torch.float64) for drift in drifts]) == kept
 
 
 @pytest.mark.parametrize("ratio, advantage, value, slope", [
     (1.0, 1.7, -1.7, -1.7), (1.1, 2.0, -2.2, -2.2),  # on policy: the policy gradient
-    (1.5, 2.0, -2.56, 0.0), (0.5, 2.0, -1.0, -1.0),  # a good reply: no push beyond 1.28
-    (0.9, -2.0, 1.8, 1.8), (0.5, -2.0, 1.6, 0.0), (1.5, -2.0, 3.0, 3.0)])  # a bad one: none below 0.8
+    (1.5, 2.0, -2.56, 0.0), (0.5, 2.0, -1.0, -1.0), (9.0, 2.0, -2.56, 0.0),  # a good reply: no push beyond 1.28
+    (0.9, -2.0, 1.8, 1.8), (0.5, -2.0, 1.6, 0.0), (1.5, -2.0, 3.0, 3.0),  # a bad one: none below 0.8
+    (2.9, -2.0, 5.8, 5.8), (3.1, -2.0, 6.0, 0.0)])  # nor above 3
 def test_loss_is_clipped(ratio, advantage, value, slope):
     new = torch.tensor([math.log(ratio)], requires_grad=True)
-    loss = clipped_loss(new, torch.zeros(1), advantage, 0.2, 0.28)
+    loss = clipped_loss(new, torch.zeros(1), torch.tensor([advantage]), 0.2, 0.28)
     loss.backward()
     assert loss.item() == pytest.approx(value) and new.grad.item() == pytest.approx(slope, abs=1e-6)
+
+
+def test_a_group_varies_by_its_sample_standard_deviation():
+    assert varies([1.0, 1.0015], 1e-3) and not varies([1.0, 1.0013], 1e-3)  # 0.00106 and 0.00092
+    assert varies([0.3], 1e-3) and varies([1.0, 1.0], 0.0)
 
 
 def sampled_rows(model, advantages, turns=2, roles=("policy",)):
@@ -166,73 +177,95 @@ def sampled_rows(model, advantages, turns=2, roles=("policy",)):
     return sequences
 
 
-def naive_gradients(model, sequences):
+def naive_gradients(model, sequences, loss_mean="sum", scale=1.0):
     """One plain forward for each row, all rows, one backward."""
     rows = [row for rows in sequences for row in rows]
-    loss = 0.0
+    loss, count = 0.0, len(rows) if loss_mean == "sum" else sum(len(row.completion.token_ids) for row in rows)
     for row in rows:
         new = plain_logprobs(model, row.completion.prompt_ids, row.completion.token_ids)
         ratio = (new - torch.tensor(row.completion.logprobs)).exp()
-        loss = loss - torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage).sum() / len(rows)
+        loss = loss - torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage).sum() / (count * scale)
     model.model.zero_grad()
     loss.backward()
     return loss.item(), [p.grad.clone() for p in model.model.parameters()]
 
 
-@pytest.mark.parametrize("budget", [1, 200, 10**9])
-def test_update_equals_one_naive_batch_whatever_the_micro_batches(model, budget):
+@pytest.mark.parametrize("budget, loss_mean, scale", [(1, "sum", 1.0), (200, "sum", 10.0), (10**9, "token", 1.0)])
+def test_update_equals_one_naive_batch_whatever_the_micro_batches(model, budget, loss_mean, scale):
     advantages = [1.0, -0.5, 0.0, 0.3, -2.0, 0.0, 0.0, 0.0, 0.7, 0.25]
     sequences = sampled_rows(model, advantages, roles=("policy", "selection", "summary"))
-    args = configure({"device": "cpu", "update_tokens": budget, "grad_clip": 1e9, "mrs": False})
-    loss, want = naive_gradients(model, sequences)
+    args = configure({"device": "cpu", "update_tokens": budget, "grad_clip": 1e9, "loss_mean": loss_mean,
+                      "loss_scale": scale})
+    loss, want = naive_gradients(model, sequences, loss_mean, scale)
     model.model.zero_grad()
     stats = update(model, Mock(), sequences, args)
     assert stats["loss"] == pytest.approx(loss, abs=1e-5) and (stats["rows"], stats["rows_live"]) == (10, 6)
+    assert not stats["grad_clipped"] and not stats["zero_gradient"]
     for gradient, parameter in zip(want, model.model.parameters()):
         assert torch.allclose(gradient, parameter.grad, atol=2e-5 * max(1.0, gradient.abs().max().item()))
 
 
-def test_rows_without_advantage_are_not_computed(model, monkeypatch):
+def test_rollouts_without_advantage_are_not_computed(model, monkeypatch):
     sequences = sampled_rows(model, [0.0, 1.0, 0.0, 0.0, -1.0, 0.0])
     seen, logprobs = [], model.logprobs
     monkeypatch.setattr(model, "logprobs", lambda rows: seen.append(rows) or logprobs(rows))
-    update(model, Mock(), sequences, configure({"device": "cpu"}))
-    assert sum(map(len, seen)) == 2
+    stats = update(model, Mock(), sequences, configure({"device": "cpu"}))
+    assert sum(map(len, seen)) == 4 and (stats["rows"], stats["rows_live"]) == (6, 2)
     idle, none = Mock(), [[Row("policy", rows[0].completion, 0.0)] for rows in sequences]
     stats = update(model, idle, none, configure({"device": "cpu"}))
     assert len(seen) == 1 and not idle.step.called and stats["rows"] == 3  # nothing to learn: the weights stay
+    assert stats["zero_gradient"] and not stats["grad_clipped"]
 
 
 def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
     sequences = sampled_rows(model, [1.0] * 40)
     batches = list(micro_batches(sequences, 400))
-    packed, given = ([id(row) for rows in several for row in rows] for several in (batches, sequences))
-    assert sorted(packed) == sorted(given)
+    assert sorted(id(rows) for batch in batches for rows in batch) == sorted(map(id, sequences))
     widths = []
     for batch in batches:
-        whole = {id(rows) for rows in sequences if any(row is r for row in rows for r in batch)}
-        assert len(batch) == 2 * len(whole)  # both turns of each rollout, which run as one sequence
-        widths.append(max(len(row.completion.prompt_ids) + len(row.completion.token_ids) for row in batch))
-        assert len(whole) * widths[-1] <= 400 or len(whole) == 1
+        widths.append(max(len(r.completion.prompt_ids) + len(r.completion.token_ids) for rows in batch for r in rows))
+        assert len(batch) * widths[-1] <= 400 or len(batch) == 1  # both turns of a rollout run as one sequence
     assert widths == sorted(widths, reverse=True) and 1 < len(batches) < 20
 
 
-def test_gradients_are_clipped_by_norm(model):
+def test_gradients_are_clipped_by_norm_after_the_loss_is_scaled(model):
     sequences = sampled_rows(model, [500.0, -400.0])
-    stats = update(model, Mock(), sequences, configure({"device": "cpu", "grad_clip": 0.5}))
-    norm = torch.stack([p.grad.norm() for p in model.model.parameters()]).norm().item()
-    assert stats["grad_norm"] > 10 and norm == pytest.approx(0.5, rel=1e-3)
+    optimizer, norms = Mock(), []
+    norm = lambda: torch.stack([p.grad.norm() for p in model.model.parameters()]).norm().item()  # noqa: E731
+    optimizer.step, optimizer.zero_grad = lambda: norms.append(norm()), lambda **_: model.model.zero_grad()
+    args = {"device": "cpu", "loss_scale": 1.0}
+    plain = update(model, optimizer, sequences, configure(args | {"grad_clip": 0.5}))
+    scaled = update(model, optimizer, sequences, configure(args | {"loss_scale": plain["grad_norm"]}))
+    assert plain["grad_norm"] > 10 and plain["grad_clipped"] and norms[0] == pytest.approx(0.5, rel=1e-3)
+    assert scaled["grad_norm"] == pytest.approx(1.0, rel=1e-3) and norms[1] == pytest.approx(1.0, rel=1e-3)
 
 
-def test_replies_that_the_trainer_sees_otherwise_are_masked(model):
-    """MRS on policy rows only: log-probabilities that are off by 1 % a token."""
-    def off(role):
-        sequences = sampled_rows(model, [1.0, 1.0], turns=1, roles=(role,))
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(model, monkeypatch):
+    sequences, optimizer = sampled_rows(model, [1.0, -1.0]), Mock()
+    sequences[0][0].advantage = float("nan")
+    stats = update(model, optimizer, sequences, configure({"device": "cpu"}))
+    assert not optimizer.step.called and math.isnan(stats["grad_norm"])
+
+
+@pytest.mark.parametrize("options, masked", [({}, [2, 1]), ({"mrs": False}, [0, 0])])
+def test_replies_that_the_trainer_sees_otherwise_are_masked(model, options, masked):
+    """MRS: log-probabilities off by 1 % a token in one reply mask its rollout's turns, or its own in other roles."""
+    def off(role, turns):
+        sequences = sampled_rows(model, [1.0] * 4, turns=turns, roles=(role,))
         sequences[0][0].completion.logprobs = [p - 0.01 for p in sequences[0][0].completion.logprobs]
-        stats = update(model, Mock(), sequences, configure({"device": "cpu"}))
-        return stats["mrs_masked"], stats["rows"]
+        stats = update(model, Mock(), sequences, configure({"device": "cpu"} | options))
+        assert stats["rows_live"] == 4 - stats["mrs_masked"]
+        return stats["mrs_masked"]
 
-    assert off("policy") == (1, 2) and off("selection") == (0, 2)
+    assert [off("policy", 2), off("selection", 1)] == masked
+
+
+def test_the_ratio_and_its_clipped_tokens_are_counted(model):
+    sequences = sampled_rows(model, [1.0, 1.0], turns=1)
+    first = sequences[0][0].completion
+    first.logprobs = [p + (math.log(2) if i < 3 else 0.0) for i, p in enumerate(first.logprobs)]  # the ratio is 0.5
+    stats = update(model, Mock(), sequences, configure({"device": "cpu", "mrs": False}))
+    assert stats["clipped"] == 3 and stats["ratio_off"] == pytest.approx(0.5, abs=1e-3)
 
 
 # ---- the training step
@@ -324,8 +357,8 @@ def test_training_steps(world, monkeypatch):
     assert flushed and sum(m["selected_learnt"] for m in lines if m["step"] > flushed[0]) > 0
     assert sum(m["selected_learnt"] for m in lines[1:flushed[0] + 1]) == 0  # not before it was flushed
     for m in lines[1:]:
-        assert m["policy_rows"] + m["prs_masked"] == 2 * 3 * 2 * 2 and m["selection_rows"] == 4
-        assert m["rows"] == m["policy_rows"] + m["selection_rows"] + m["summary_rows"] and m["mrs_masked"] == 0
+        assert m["policy_rows"] + m["void_masked"] == 2 * 3 * 2 * 2 and m["selection_rows"] == 4
+        assert m["rows_live"] == m["policy_live"] + m["selection_live"] + m["summary_live"] and m["mrs_masked"] == 0
         assert m["ratio_off"] < 1e-4 and m["clipped"] == 0 and m["grad_norm"] > 0  # exactly on-policy
         assert m["library"] == lines[m["step"] - 1]["library"] + m["staged"]
     assert sum(m["summary_rows"] for m in lines[1:]) > 0 and sum(m["prs_masked"] for m in lines[1:]) > 0
@@ -340,7 +373,7 @@ def test_training_steps(world, monkeypatch):
 
 @pytest.mark.parametrize("proposals, reward, staged", [
     ([(1.5, None), (2.5, None), (2.0, None), (9.0, "too slow")], 2.5, 2.5), ([], 0.0, None),
-    ([(400.0, None)], reinforce.SPEEDUP_CAP, 400.0), ([(400.0, "too slow")], 0.0, None)])
+    ([(400.0, None)], policy.SPEEDUP_CAP, 400.0), ([(400.0, "too slow")], 0.0, None)])
 def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals, reward, staged, monkeypatch):
     """Which is staged."""
     monkeypatch.setattr(reinforce.summarizer, "verify", lambda *_: None)
@@ -355,18 +388,21 @@ def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals
 def test_records_hold_what_happened(world):
     """Rewards and advantages recomputed from the transcript alone."""
     out = world("run", "--steps", "2")
+    encode = Backbone.load(out / "checkpoint").encode
     for step in (1, 2):
         rollouts, selections, summaries = (records(out, step, role) for role in ("policy", "selection", "summary"))
         assert len(rollouts) == 2 * 3 * 2 and len(selections) == 2 * 2
         for task in {line["task"] for line in rollouts}:
             mine = [line for line in rollouts if line["task"] == task]
             rewards = [[turn["reward"] for turn in line["turns"]] for line in mine]
-            kept = [[turn["advantage"] is not None for turn in line["turns"]] for line in mine]
-            want = slow_policy_advantages(rewards, kept, 1.0, "leave-one-out", True)
+            members = [[turn["masked"] != "void" for turn in line["turns"]] for line in mine]
+            tokens = [[0 if turn["masked"] else len(encode(turn["reply"])) + 1 for turn in line["turns"]]
+                      for line in mine]
+            want = slow_policy_advantages(rewards, members, tokens, 1.0, "leave-one-out", True, "turn")
             for line, row in zip(mine, want):
                 assert [turn["advantage"] for turn in line["turns"]] == pytest.approx(row)
                 for turn in line["turns"]:
-                    assert turn["reward"] == reinforce.davinci_reward(Verdict(**turn["verdict"]))
+                    assert turn["reward"] == davinci_reward(Verdict(**turn["verdict"]))
                     assert turn["reply"] and turn["feedback"] and line["prompt"].startswith("<|im_start|>system")
             asked = [line for line in selections if line["task"] == task]
             for line in asked:  # schemes that chose the same skills pool their rollouts
@@ -377,8 +413,8 @@ def test_records_hold_what_happened(world):
         for line in summaries:
             passed = [p for p in line["proposals"] if not p["rejected"]]
             fastest = max((p["attempt"]["verdict"]["speedup"] for p in passed), default=0.0)
-            assert line["reward"] == min(fastest, reinforce.SPEEDUP_CAP)
-            assert all(p["detail"] or p["rejected"] in ("no tool call", "too many", "known already", None)
+            assert line["reward"] == min(fastest, policy.SPEEDUP_CAP)
+            assert all(p["detail"] or p["rejected"] in ("no tool call", "too many", None)
                        for p in line["proposals"])
 
 
@@ -396,7 +432,8 @@ def test_ablations(world):
     assert all(not line["skills"] for line in records(out, 1, "policy")) and len(records(out, 1, "policy")) == 12
     out = world("b", "--steps", "2", "--bm25-only")
     assert records(out, 1, "selection") == [] and all(m["selection_rows"] == 0 for m in metrics(out)[1:])
-    assert sum(len(line["skills"]) > 0 for line in records(out, 1, "policy")) == 8  # k of k + 1 schemes
+    chosen = {(line["task"], *line["skills"]) for line in records(out, 1, "policy")}
+    assert len(chosen) == 2 and all(len(skills) > 1 for skills in chosen)  # all k + 1 schemes: there is no null scheme
     out = world("c", "--steps", "3", "--no-verify")
     proposals = [p for step in (1, 2, 3) for line in records(out, step, "summary") for p in line["proposals"]]
     assert proposals and all(p["attempt"] is None for p in proposals) and sum(m["staged"] for m in metrics(out)[1:]) > 0

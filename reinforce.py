@@ -19,7 +19,7 @@ against its own kind of group:
 How it differs from the paper's release (the rest, with file and line: results/faithful.md):
     update        one optimiser step over all rows, so the clip hardly acts; the release takes up to five of 192 rows
     batch         too few groups with variance: trained on what is left; the release buffers them and rolls out again
-    MRS           asks rollouts with a gradient only; cross_scheme's mean therefore looks at PRS, not at MRS
+    MRS           looks at a rollout's replies that have a gradient; cross_scheme's mean looks at PRS, not at MRS
     cross_scheme  its divisor has a minimum: without it, timing noise would become full advantages
     selection     its return is the mean of its rollouts' best, as in the paper; the release takes their maximum
     summary       the speedup is clipped as the Policy's; all rollouts may trigger; a known skill is not staged again
@@ -257,17 +257,17 @@ def micro_batches(sequences, budget):
 def update(model, optimizer, sequences, args) -> dict:
     """One optimiser step on the joint loss of all roles: the mean over all replies of their clipped losses.
 
-    sequences: lists of rows that share one token sequence. A row without advantage counts in the mean; a sequence of
-    such rows is not computed. Gradients add up over micro-batches, whose sizes therefore do not change the result.
+    sequences: lists of rows that share one token sequence. A row without advantage has no gradient: it is counted in
+    the mean and not computed. Gradients add up over micro-batches, whose sizes therefore do not change the result.
     """
     every = list(itertools.chain(*sequences))
     count = len(every) if args.loss_mean == "sum" else sum(len(row.completion.token_ids) for row in every)
-    live = [rows for rows in sequences if any(row.advantage for row in rows)]
+    live = [[row for row in rows if row.advantage] for rows in sequences]
     stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": len(every),
-             "rows_live": 0, "tokens_live": 0}
+             "rows_live": sum(map(len, live)), "tokens_live": 0}
     total = torch.zeros((), device=model.device)
     model.release()  # the sampler's cache: activations need its memory
-    for packed in micro_batches(live, args.update_tokens):
+    for packed in micro_batches(filter(None, live), args.update_tokens):
         rows = list(itertools.chain(*packed))
         # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of
         # later turns, but the model did not write it, so it earns no gradient.
@@ -278,15 +278,14 @@ def update(model, optimizer, sequences, args) -> dict:
         keeps = [keep for rows in packed for keep in mrs_keeps([next(drifts) for _ in rows])]
         kept = []  # (new, old, advantage), (N,) each
         for row, new, view, old, keep in zip(rows, scored, views, olds, keeps):
-            if row.advantage and args.mrs and not keep:
+            if args.mrs and not keep:
                 stats["mrs_masked"] += 1
-            elif row.advantage:
-                kept.append((new, old, torch.full_like(old, row.advantage)))
-                ratio = (view - old).exp()  # (N,)
-                stats["clipped"] += ((ratio < 1 - args.clip_low) | (ratio > 1 + args.clip_high)).sum().item()
-                stats["ratio_off"] = max(stats["ratio_off"], (ratio - 1).abs().max().item())
-                stats["rows_live"] += 1
-                stats["tokens_live"] += len(view)
+                continue
+            kept.append((new, old, torch.full_like(old, row.advantage)))
+            ratio = (view - old).exp()  # (N,)
+            stats["clipped"] += ((ratio < 1 - args.clip_low) | (ratio > 1 + args.clip_high)).sum().item()
+            stats["ratio_off"] = max(stats["ratio_off"], (ratio - 1).abs().max().item())
+            stats["tokens_live"] += len(view)
         if kept:
             new, old, advantage = (torch.cat(column).to(scored[0].device) for column in zip(*kept))  # (N,) of all rows
             loss = clipped_loss(new, old, advantage, args.clip_low, args.clip_high) / (count * args.loss_scale)

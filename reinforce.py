@@ -148,6 +148,7 @@ def _clean(advantage) -> float:  # equal returns must give exactly 0: adv_cross_
 
 
 BASELINES = {"leave-one-out": leave_one_out, "group-mean": group_mean, "group-norm": group_norm}
+CHOICES = {"reward": policy.REWARDS, "baseline": BASELINES, "group": ("turn", "task"), "loss_mean": ("sum", "token")}
 DUAL_CLIP = 3.0  # a reply that was worse than its group's mean is not pushed away harder than at this ratio
 DIVISOR_FLOOR = 0.05  # of adv_cross_scheme: a measured speedup scatters by a few percent, which is no signal
 
@@ -261,37 +262,33 @@ def update(model, optimizer, sequences, args) -> dict:
     the mean and not computed. Gradients add up over micro-batches, whose sizes therefore do not change the result.
     """
     every = list(itertools.chain(*sequences))
-    count = len(every) if args.loss_mean == "sum" else sum(len(row.completion.token_ids) for row in every)
+    tokens = sum(len(row.completion.token_ids) for row in every)
+    divisor = args.loss_scale * (len(every) if args.loss_mean == "sum" else tokens)
     live = [[row for row in rows if row.advantage] for rows in sequences]
     stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": len(every),
              "rows_live": sum(map(len, live)), "tokens_live": 0}
     total = torch.zeros((), device=model.device)
     model.release()  # the sampler's cache: activations need its memory
     for packed in micro_batches(filter(None, live), args.update_tokens):
-        rows = list(itertools.chain(*packed))
+        rows = list(itertools.chain(*packed))  # of M tokens in all
         # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of
         # later turns, but the model did not write it, so it earns no gradient.
-        scored = model.logprobs([(row.completion.prompt_ids, row.completion.token_ids) for row in rows])  # of (N,)
-        views = torch.cat(scored).detach().cpu().split([len(new) for new in scored])  # waits for the GPU only once
-        olds = [torch.tensor(row.completion.logprobs) for row in rows]  # of (N,)
-        drifts = iter([view - old for view, old in zip(views, olds)])
-        keeps = [keep for rows in packed for keep in mrs_keeps([next(drifts) for _ in rows])]
-        kept = []  # (new, old, advantage), (N,) each
-        for row, new, view, old, keep in zip(rows, scored, views, olds, keeps):
-            if args.mrs and not keep:
-                stats["mrs_masked"] += 1
-                continue
-            kept.append((new, old, torch.full_like(old, row.advantage)))
-            ratio = (view - old).exp()  # (N,)
-            stats["clipped"] += ((ratio < 1 - args.clip_low) | (ratio > 1 + args.clip_high)).sum().item()
-            stats["ratio_off"] = max(stats["ratio_off"], (ratio - 1).abs().max().item())
-            stats["tokens_live"] += len(view)
-        if kept:
-            new, old, advantage = (torch.cat(column).to(scored[0].device) for column in zip(*kept))  # (N,) of all rows
-            loss = clipped_loss(new, old, advantage, args.clip_low, args.clip_high) / (count * args.loss_scale)
-            loss.backward()
-            total += loss.detach()
-        del scored, new, kept  # if all is masked there was no backward: its graph would live on beside the next one
+        scored = model.logprobs([(row.completion.prompt_ids, row.completion.token_ids) for row in rows])  # (N,) each
+        sizes = [len(row.completion.token_ids) for row in rows]
+        new, old = torch.cat(scored), torch.tensor([p for row in rows for p in row.completion.logprobs])  # (M,)
+        drift = new.detach().cpu() - old  # (M,)
+        drifts = iter(drift.split(sizes))
+        keeps = [keep or not args.mrs for turns in packed for keep in mrs_keeps([next(drifts) for _ in turns])]
+        advantage = torch.tensor([row.advantage * keep for row, keep in zip(rows, keeps)])
+        advantage = advantage.repeat_interleave(torch.tensor(sizes))  # (M,)
+        loss = clipped_loss(new, old.to(new.device), advantage.to(new.device), args.clip_low, args.clip_high) / divisor
+        loss.backward()
+        total += loss.detach()
+        ratio = drift.exp()  # (M,)
+        stats["clipped"] += ((ratio < 1 - args.clip_low) | (ratio > 1 + args.clip_high)).sum().item()
+        stats["ratio_off"] = max(stats["ratio_off"], (ratio - 1).abs().max().item())
+        stats["mrs_masked"] += keeps.count(False)
+        stats["tokens_live"] += sum(size for size, keep in zip(sizes, keeps) if keep)
     if stats["tokens_live"]:
         stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.model.parameters(), args.grad_clip).item()
         if math.isfinite(stats["grad_norm"]):  # else the weights would be lost, all of them
@@ -446,9 +443,8 @@ def credit(run, episodes) -> list[list[Row]]:
 
 def flush(run, episodes):
     """The staged skills join the library, and every step leaves a snapshot."""
-    for episode in episodes:
-        if episode.staged:
-            run.library.stage(episode.staged)
+    for staged in (episode.staged for episode in episodes if episode.staged):
+        run.library.stage(staged)
     run.library.flush()
     run.library.save_snapshot(run.out / "skill_library", run.step + 1)
 
@@ -472,19 +468,19 @@ def evaluate_if_due(run, step) -> dict:
 
 def main(argv=None) -> int:
     tables = OPTIONS, SIZES, RECIPES
-    choices = {"reward": policy.REWARDS, "baseline": BASELINES, "group": ("turn", "task"), "loss_mean": ("sum", "token")}
-    run = open_run(command_line(argv, __doc__, tables, choices), tables, CHANGEABLE)
+    run = open_run(command_line(argv, __doc__, tables, CHOICES), tables, CHANGEABLE)
     args = run.args
-    kernels = args.batch * (args.k + 1) * args.n * args.turns
-    print(f"{run.out}: {args.model} on {args.device}, steps {run.step} to {args.steps}. A step: {args.batch} tasks "
-          f"x ({args.k} + 1) schemes x {args.n} rollouts x {args.turns} turns = {kernels} kernels.", flush=True)
+    drawn = args.batch * args.oversample  # tasks of a step
+    print(f"{run.out}: {args.model} on {args.device}, steps {run.step} to {args.steps}. A step: {drawn} tasks x "
+          f"({args.k} + 1) schemes x {args.n} rollouts x {args.turns} turns = "
+          f"{drawn * (args.k + 1) * args.n * args.turns} kernels.", flush=True)
     seed = args.seed if args.device == "cpu" else None  # makes modelled verdicts, and so a resumed run, exact
     try:
         with contextlib.ExitStack() as stack:
             run.sandbox = stack.enter_context(Sandbox(args.device, trials=args.trials, tasks=8, seed=seed))
             if args.reward == "cuda-agent" and args.device == "cuda":
                 run.compiled = stack.enter_context(Sandbox(args.device, trials=1, tasks=4, baseline="compile"))
-            train(run, itertools.islice(task_stream(args), run.step * args.batch * args.oversample, None))
+            train(run, itertools.islice(task_stream(args), run.step * drawn, None))
     except KeyboardInterrupt:
         if run.settled is not None and run.step % args.save_every:
             save_checkpoint(run)

@@ -6,7 +6,7 @@ The folder of a run, --out:
     metrics.jsonl                          one object a step; README.md says what each number means
     rollouts/step_N.jsonl                  every prompt, reply, verdict, selection, proposal, and why it was rejected
     rollouts/eval_N.jsonl                  the same for the evaluation after step N
-    skill_library/global_step_N.jsonl      the library after a step in which a skill has joined it
+    skill_library/global_step_N.jsonl      the library after step N
     checkpoint/                            a model folder with its skill library (bench.py loads it), and trainer.pt:
                                            all that --resume needs
     curves.png
@@ -22,6 +22,7 @@ and the position in the stream of tasks are all that one step hands to the next.
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import random
@@ -387,18 +388,24 @@ def record_rollouts(run, path, episodes):
 
 
 def draw_curves(run):
-    """curves.png: rewards, training, evaluation, skills, rejected proposals and seconds over the steps."""
+    """curves.png: rewards, training, evaluation, replies that teach, skills, rejected proposals, seconds, update."""
     from matplotlib.figure import Figure  # here: it takes half a second to import
 
     metrics, name = read_metrics(run), f"({run.clock} clock)"
     steps = [m for m in metrics if m["step"] > 0]
-    figure = Figure(figsize=(15, 8), layout="constrained")
-    axes = figure.subplots(2, 3)
+    for m, role in itertools.product(steps, ("policy", "selection", "summary")):
+        if m[f"{role}_rows"]:
+            m[f"{role}_live_share"] = m[f"{role}_live"] / m[f"{role}_rows"]
+    figure = Figure(figsize=(20, 8), layout="constrained")
+    axes = figure.subplots(2, 4)
     for axis, title, keys in (
             (axes[0, 0], "reward by role", ["reward_best", "reward_turn", "reward_selection", "reward_summary"]),
             (axes[0, 1], f"training tasks {name}", ["correct", "fast_1", "fast_1.2", "coverage"]),
             (axes[0, 2], f"built-in problems {name}", ["eval_reward_best", "eval_correct", "eval_fast_1"]),
-            (axes[1, 0], "skills", ["library", "proposals", "passed", "selected_learnt"])):
+            (axes[1, 0], "skills", ["library", "proposals", "passed", "selected_learnt"]),
+            (axes[0, 3], "share of replies that teach", [f"{role}_live_share" for role in ("policy", "selection",
+                                                                                           "summary")]),
+            (axes[1, 3], "update", ["grad_norm", "zero_gradient", "grad_clipped"])):
         axis.set_title(title)
         for key in keys:
             points = {m["step"]: m[key] for m in metrics if m.get(key) is not None}

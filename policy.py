@@ -7,7 +7,7 @@ sandbox judges all kernels that are there.
     play ---- prompt ----> Backbone.sampler ---- Completion ----> play
     play -- (task, code) --> Sandbox.submit ------ Verdict ------> play
 
-This file knows nothing of retrieval, storage or advantages: reinforce.py fills in each turn's reward and advantage.
+`reward_turns` then fills in what each turn has earned. This file knows nothing of retrieval, storage or advantages.
 """
 
 import contextlib
@@ -31,8 +31,9 @@ class Turn:
     completion: Completion  # its token_ids are empty when the prompt was too long to be answered
     code: str | None  # the extracted ModelNew source; None when the reply holds none
     verdict: Verdict
-    reward: float | None = None  # filled in once by reinforce.py
+    reward: float | None = None  # filled in once by reward_turns
     advantage: float | None = None  # filled in once by reinforce.py; stays None where a turn is no member of a group
+    masked: str | None = None  # why it is left out of the loss: "void", "prs" or "group" (reinforce.credit)
 
 
 @dataclass
@@ -179,3 +180,62 @@ def _say_once(text):
 def not_judged(sandbox, error) -> Verdict:
     """The verdict on what never reached the sandbox."""
     return Verdict(clock="modelled" if sandbox.device == "cpu" else "measured", error=error)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Reward of one turn (paper: reward), and the neighbours'
+
+SPEEDUP_CAP = 6.0  # a speedup beyond it earns no more
+
+
+def davinci_reward(verdict) -> float:
+    """r = 0.5 correct + 0.5 correct clip(speedup, 0, 6) + 0.5 correct coverage. Dr. Kernel's is the same.
+
+    >>> davinci_reward(Verdict(correct=True, speedup=8.0, coverage=0.5))
+    3.75
+    """
+    if not verdict.correct:
+        return 0.0
+    return 0.5 + 0.5 * min(max(verdict.speedup, 0.0), SPEEDUP_CAP) + 0.5 * (verdict.coverage or 0.0)
+
+
+def kevin_reward(verdict) -> float:
+    """r = 0.3 correct + correct speedup (Kevin)."""
+    return 0.3 + verdict.speedup if verdict.correct else 0.0
+
+
+def cuda_agent_reward(verdict, over_compiled=None) -> float:
+    """-1 wrong, 1 correct, 2 also 5 % faster than eager PyTorch, 3 also 5 % faster than torch.compile (CUDA Agent).
+
+    over_compiled: the verdict against torch.compile; without one (no GPU) the third milestone is out of reach.
+    """
+    if not verdict.correct:
+        return -1.0
+    if verdict.speedup <= 1.05:
+        return 1.0
+    return 3.0 if over_compiled and over_compiled.correct and over_compiled.speedup > 1.05 else 2.0
+
+
+REWARDS = {"davinci": davinci_reward, "kevin": kevin_reward, "cuda-agent": cuda_agent_reward}
+
+
+def reward_turns(trajectories, name, compiled=None, mask_void=True):
+    """Fill in the reward of every turn. name: in REWARDS. compiled: a sandbox that judges against torch.compile.
+
+    mask_void: a turn that fails after an earlier one has earned something is void. It gets no reward, is in no group
+    and in no loss: an attempt to improve a working kernel is not punished (release: mask_void_turn).
+    """
+    turns = [(trajectory.task, turn) for trajectory in trajectories for turn in trajectory.turns]
+    for _, turn in turns:
+        turn.reward = REWARDS[name](turn.verdict)
+    if compiled:  # CUDA Agent's third milestone
+        fast = [(task, turn) for task, turn in turns if turn.reward == 2.0]
+        verdicts = score_pairs(compiled, [(task, turn.code) for task, turn in fast])
+        for (_, turn), verdict in zip(fast, verdicts):
+            turn.reward = cuda_agent_reward(turn.verdict, verdict)
+    for trajectory in trajectories if mask_void else ():
+        best = 0.0  # of the turns so far
+        for turn in trajectory.turns:
+            if turn.reward <= 0 < best:
+                turn.masked, turn.reward = "void", 0.0
+            best = max(best, turn.reward)

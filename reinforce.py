@@ -7,19 +7,24 @@
     ablations: --no-skills --bm25-only --no-verify --freeze-selection --freeze-summary --baseline group-mean
 
 How it differs from PPO: no critic and no KL term; one update for each batch of rollouts, so the clipped ratio is 1 up
-to rounding and the clip only guards; token log-probabilities are summed, not averaged, within a reply. How it differs
-from GRPO: the baseline leaves the sample itself out; returns are compared turn by turn; and three roles are trained at
-once, each against its own kind of group:
+to rounding and the clip only guards; token log-probabilities are summed, not averaged, within a reply. From GRPO: the
+baseline leaves the sample itself out; returns are compared turn by turn; and three roles are trained at once, each
+against its own kind of group:
 
     role       return G                                        group that it is compared with       weight
     policy     r_t + gamma * G_{t+1}                           same task, same turn, all rollouts   1
     selection  mean over its rollouts of the best reward       the task's k selections              0.3
     summary    speedup of its best verified skill, at most 6   the task's s summaries               0.5
 
-How it differs from the paper's release: MRS is applied inside the update, where the trainer's probabilities are known
-anyway, so a masked reply still counted in its group's baseline. A proposal that repeats a skill of the library is
-rejected (summarizer.identity); the release gives it another name. The divisor of adv_cross_scheme has a minimum:
-without it, timing noise would become full advantages. A summary's speedup is clipped as the Policy's.
+How it differs from the paper's release (the rest, with file and line: results/faithful.md):
+    update        one optimiser step over all rows, so the clip hardly acts; the release takes up to five of 192 rows
+    batch         too few groups with variance: trained on what is left; the release buffers them and rolls out again
+    MRS           looks at a rollout's replies that have a gradient; cross_scheme's mean looks at PRS, not at MRS
+    cross_scheme  its divisor has a minimum: without it, timing noise would become full advantages
+    selection     its return is the mean of its rollouts' best, as in the paper; the release takes their maximum
+    summary       the speedup is clipped as the Policy's; all rollouts may trigger; a known skill is not staged again
+    prompts       own wording, chat template and short feedback; thinking is off; Selection sees 1,000 characters
+    start         the checkpoint's skill library; the release begins with an empty one
 
 In comments: N tokens of a reply; B tasks, k selections and s summaries of a task, n rollouts of a scheme, T turns.
 """
@@ -49,12 +54,14 @@ from skills import Skill
 
 SIZES = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (models over 1e9 parameters), meaning
     "steps": (6, 100, 200, "training steps"),
-    "batch": (4, 16, 16, "B: tasks in a step"),
-    "k": (2, 3, 3, "k: selections sampled for each task; with the null scheme they make k + 1 schemes"),
+    "batch": (3, 16, 16, "B: tasks in a step"),
+    "k": (3, 3, 3, "k: selections sampled for each task; with the null scheme they make k + 1 schemes"),
     "n": (2, 4, 4, "n: rollouts of each scheme"),
     "turns": (2, 3, 3, "T: turns of a rollout"),
-    "s": (2, 8, 8, "s: parallel summaries of a task's best triggering rollout"),
+    "s": (3, 8, 8, "s: parallel summaries of a task's best triggering rollout"),
+    "oversample": (1, 1, 2, "tasks rolled out for each one that is trained on; the first B that vary are (--min-std)"),
     "lr": (5e-5, 5e-5, 1e-6, "eta: AdamW's learning rate"),
+    "loss_scale": (30.0, 30.0, 1000.0, "the loss is divided by it before the gradient is clipped: a tenth of a reply"),
     "policy_tokens": (900, 1500, 8192, "most tokens of a Policy reply"),
     "selection_tokens": (250, 400, 1024, "most tokens of a Selection reply"),
     "summary_tokens": (600, 1000, 2048, "most tokens of a Summary reply"),
@@ -70,10 +77,15 @@ OPTIONS = {  # name: default, meaning
     "seed": (0, "of tasks, sampling and the modelled clock's inputs"),
     "temperature": (1.0, "of all sampling in training"),
     "gamma": (1.0, "gamma: how much of the next turn's return a turn is credited with"),
+    "reward": ("davinci", "of a turn: a name in policy.REWARDS"),
     "baseline": ("leave-one-out", "what a return is compared with: mean of the others, of the group, or GRPO's"),
+    "group": ("turn", "what a policy return is compared with: the same turn of its task, or every turn of it"),
+    "loss_mean": ("sum", "sum: of a reply's tokens, then the mean of replies; token: the mean of all tokens"),
     "skills": (True, "select and write skills; without: (k + 1) n rollouts on the bare task"),
     "prs": (True, "profiling-based rejection: drop correct turns whose kernels do little of the work"),
     "mrs": (True, "mismatch rejection: drop replies on which sampler and trainer disagree"),
+    "mask_void": (True, "a turn that fails after a success is void: no loss, no member of its group"),
+    "min_std": (1e-3, "a group whose rewards have a smaller standard deviation is not trained on"),
     "cross_scheme": (True, "adv_cross_scheme: divide a task's advantages by their mean magnitude"),
     "trigger": (1.2, "gain that triggers a summary and that a new skill must show"),
     "selection_weight": (0.3, "lambda_sel: weight of Selection's advantages"),
@@ -88,51 +100,14 @@ OPTIONS = {  # name: default, meaning
     "freeze_selection": (False, "ablation: Selection is used but not trained"),
     "freeze_summary": (False, "ablation: Summary is used but not trained"),
 }
-RECIPES = {  # what a related system does differently from OPTIONS; each has its reward in REWARDS
+RECIPES = {  # what a related system sets differently from OPTIONS and SIZES: a new one is a row here
     "davinci": {},
     "drkernel": dict(skills=False, cross_scheme=False),
-    "kevin": dict(skills=False, cross_scheme=False, prs=False, mrs=False, gamma=0.4, baseline="group-norm"),
-    "cuda-agent": dict(skills=False, cross_scheme=False, prs=False, mrs=False),
+    "kevin": dict(reward="kevin", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False, gamma=0.4,
+                  baseline="group-norm", group="task", loss_mean="token", loss_scale=1.0),
+    "cuda-agent": dict(reward="cuda-agent", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False),
 }
 CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval"}  # what may differ when a run is continued
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Reward of one turn (paper: reward), and the neighbours'. A verdict is sandbox.Verdict.
-
-SPEEDUP_CAP = 6.0  # a speedup beyond it earns no more
-
-
-def davinci_reward(verdict) -> float:
-    """r = 0.5 correct + 0.5 correct clip(speedup, 0, 6) + 0.5 correct coverage. Dr. Kernel's is the same.
-
-    >>> from sandbox import Verdict
-    >>> davinci_reward(Verdict(correct=True, speedup=8.0, coverage=0.5))
-    3.75
-    """
-    if not verdict.correct:
-        return 0.0
-    return 0.5 + 0.5 * min(max(verdict.speedup, 0.0), SPEEDUP_CAP) + 0.5 * (verdict.coverage or 0.0)
-
-
-def kevin_reward(verdict) -> float:
-    """r = 0.3 correct + correct speedup (Kevin)."""
-    return 0.3 + verdict.speedup if verdict.correct else 0.0
-
-
-def cuda_agent_reward(verdict, over_compiled=None) -> float:
-    """-1 wrong, 1 correct, 2 also 5 % faster than eager PyTorch, 3 also 5 % faster than torch.compile (CUDA Agent).
-
-    over_compiled: the verdict against torch.compile; without one (no GPU) the third milestone is out of reach.
-    """
-    if not verdict.correct:
-        return -1.0
-    if verdict.speedup <= 1.05:
-        return 1.0
-    return 3.0 if over_compiled and over_compiled.correct and over_compiled.speedup > 1.05 else 2.0
-
-
-REWARDS = {"davinci": davinci_reward, "drkernel": davinci_reward, "kevin": kevin_reward,
-           "cuda-agent": cuda_agent_reward}
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Advantages: one rule, three groupings (paper: turn-level REINFORCE with leave-one-out, TRLOO)
@@ -173,6 +148,8 @@ def _clean(advantage) -> float:  # equal returns must give exactly 0: adv_cross_
 
 
 BASELINES = {"leave-one-out": leave_one_out, "group-mean": group_mean, "group-norm": group_norm}
+CHOICES = {"reward": policy.REWARDS, "baseline": BASELINES, "group": ("turn", "task"), "loss_mean": ("sum", "token")}
+DUAL_CLIP = 3.0  # a reply that was worse than its group's mean is not pushed away harder than at this ratio
 DIVISOR_FLOOR = 0.05  # of adv_cross_scheme: a measured speedup scatters by a few percent, which is no signal
 
 
@@ -188,22 +165,28 @@ def returns_to_go(rewards, gamma) -> list[float]:
     return returns
 
 
-def policy_advantages(rewards, members, gamma=1.0, baseline=leave_one_out, cross_scheme=False):
+def policy_advantages(rewards, members, tokens, gamma=1.0, baseline=leave_one_out, cross_scheme=False, group="turn"):
     """TRLOO: turn t of a rollout against turn t of all rollouts of the same task, whatever their scheme.
 
-    rewards[i][t], members[i][t]: of turn t of rollout i; rollouts may have different lengths. A masked turn (no member)
-    has earned its reward all the same, and earlier turns are credited with it, but its own advantage is None.
-    cross_scheme divides by the mean magnitude over all of the task's members (paper: cross-scheme advantages).
+    rewards[i][t], members[i][t], tokens[i][t]: of turn t of rollout i; rollouts may have different lengths. A turn that
+    is no member has the advantage None; earlier turns are credited with its reward all the same. tokens: that the loss
+    will see, 0 where a filter masks the turn. cross_scheme divides by the mean magnitude over the task's tokens (paper:
+    cross-scheme advantages). group "task": against every turn of the task (Kevin).
     """
     returns = [returns_to_go(row, gamma) for row in rewards]
     advantages = [[None] * len(row) for row in rewards]
-    for t in range(max(map(len, rewards), default=0)):
-        group = [i for i, row in enumerate(rewards) if t < len(row) and members[i][t]]
-        for i, advantage in zip(group, baseline([returns[i][t] for i in group])):
+    groups = {}  # turn, or the task -> its members, (i, t) each
+    for i, row in enumerate(members):
+        for t, member in enumerate(row):
+            if member:
+                groups.setdefault(t if group == "turn" else "task", []).append((i, t))
+    for places in groups.values():
+        for (i, t), advantage in zip(places, baseline([returns[i][t] for i, t in places])):
             advantages[i][t] = advantage
-    magnitudes = [abs(a) for row in advantages for a in row if a is not None]
-    if cross_scheme and any(magnitudes):
-        scale = max(sum(magnitudes) / len(magnitudes), DIVISOR_FLOOR)
+    places = list(itertools.chain(*groups.values()))
+    total = sum(tokens[i][t] for i, t in places)
+    if cross_scheme and total:
+        scale = max(sum(tokens[i][t] * abs(advantages[i][t]) for i, t in places) / total, DIVISOR_FLOOR)
         advantages = [[a if a is None else a / scale for a in row] for row in advantages]
     return advantages
 
@@ -216,23 +199,30 @@ def prs_probability(verdict) -> float:
     return min(max(((verdict.coverage or 0.0) - 0.3) / 0.1, 0.0), 1.0) if verdict.correct else 1.0
 
 
-def mrs_keeps(new, old) -> bool:
-    """MRS: is the trainer's view `new` of a reply's sampled log-probabilities `old` close enough to learn from? (N,)
+def varies(rewards, min_std) -> bool:
+    """Whether a group can teach: one reward alone, or a sample standard deviation of at least `min_std`."""
+    return len(rewards) < 2 or statistics.stdev(rewards) >= min_std
 
-    The geometric mean of pi_train / pi_rollout must lie in [0.999, 1.001], and no token's ratio below 1e-4.
+
+def mrs_keeps(drifts) -> list[bool]:
+    """MRS: which of a rollout's replies are learnt from. drifts: trainer's log-probabilities - sampler's, (N,) each.
+
+    The geometric mean of pi_train / pi_rollout over all tokens of the rollout must lie in [0.999, 1.001], or none is;
+    nor is a reply with a token whose ratio is below 1e-4. Selection's and Summary's replies stand alone.
     """
-    log_ratio = new.detach() - old  # (N,)
-    return abs(log_ratio.mean().exp().item() - 1.0) <= 1e-3 and log_ratio.min().item() >= math.log(1e-4)
+    close = abs(torch.cat(drifts).mean().exp().item() - 1.0) <= 1e-3
+    return [close and drift.min().item() >= math.log(1e-4) for drift in drifts]
 
 
 def clipped_loss(new, old, advantage, low, high):
-    """REINFORCE with PPO's clipped ratio, summed over tokens. new (with gradients), old: (N,); returns a scalar.
+    """REINFORCE with PPO's clipped ratio, summed over tokens. new (with gradients), old, advantage: (N,).
 
-    advantage: a number, or (N,) for the tokens of several replies. At new = old the gradient is that of
-    -advantage * log pi(reply).
+    At new = old the gradient is that of -advantage * log pi(reply). Where the advantage is negative, the loss is at
+    most DUAL_CLIP times its magnitude. Returns a scalar.
     """
     ratio = (new - old).exp()  # (N,)
-    return -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage).sum()
+    loss = -torch.minimum(ratio * advantage, ratio.clamp(1 - low, 1 + high) * advantage)  # (N,)
+    return torch.where(advantage < 0, loss.minimum(-DUAL_CLIP * advantage), loss).sum()
 
 
 @dataclass
@@ -241,11 +231,11 @@ class Row:
 
     role: str
     completion: Completion
-    advantage: float  # times the role's weight
+    advantage: float  # times the role's weight; 0 where a filter masks the reply
 
 
 def micro_batches(sequences, budget):
-    """Pack `sequences` (lists of rows), longest first, into lists of rows of at most `budget` tokens, padding included.
+    """Pack `sequences` (lists of rows), longest first, into lists of sequences of at most `budget` tokens with padding.
 
     A rollout's turns stay together: Backbone.logprobs runs them as one where each prompt extends the turn before it.
     """
@@ -260,7 +250,7 @@ def micro_batches(sequences, budget):
             yield batch
             batch, count = [], 0
         width = width if batch else length
-        batch, count = batch + rows, count + more
+        batch, count = batch + [rows], count + more
     if batch:
         yield batch
 
@@ -271,43 +261,42 @@ def update(model, optimizer, sequences, args) -> dict:
     sequences: lists of rows that share one token sequence. A row without advantage has no gradient: it is counted in
     the mean and not computed. Gradients add up over micro-batches, whose sizes therefore do not change the result.
     """
-    count = sum(map(len, sequences))
-    live = [[row for row in rows if row.advantage != 0] for rows in sequences]
-    live = [rows for rows in live if rows]
-    stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": count,
+    every = list(itertools.chain(*sequences))
+    tokens = sum(len(row.completion.token_ids) for row in every)
+    divisor = args.loss_scale * (len(every) if args.loss_mean == "sum" else tokens)
+    live = [[row for row in rows if row.advantage] for rows in sequences]
+    stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": len(every),
              "rows_live": sum(map(len, live)), "tokens_live": 0}
     total = torch.zeros((), device=model.device)
     model.release()  # the sampler's cache: activations need its memory
-    for rows in micro_batches(live, args.update_tokens):
+    for packed in micro_batches(filter(None, live), args.update_tokens):
+        rows = list(itertools.chain(*packed))  # of M tokens in all
         # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of
         # later turns, but the model did not write it, so it earns no gradient.
-        scored = model.logprobs([(row.completion.prompt_ids, row.completion.token_ids) for row in rows])  # of (N,)
-        views = torch.cat(scored).detach().cpu().split([len(new) for new in scored])  # waits for the GPU only once
-        kept = []  # (new, old, advantage), (N,) each
-        for row, new, view in zip(rows, scored, views):
-            old = torch.tensor(row.completion.logprobs)  # (N,)
-            if args.mrs and row.role == "policy" and not mrs_keeps(view, old):
-                stats["mrs_masked"] += 1
-                continue
-            kept.append((new, old, torch.full_like(old, row.advantage)))
-            ratio = (view - old).exp()  # (N,)
-            stats["clipped"] += ((ratio < 1 - args.clip_low) | (ratio > 1 + args.clip_high)).sum().item()
-            stats["ratio_off"] = max(stats["ratio_off"], (ratio - 1).abs().max().item())
-            stats["tokens_live"] += len(view)
-        if kept:
-            new, old, advantage = (torch.cat(column).to(scored[0].device) for column in zip(*kept))  # (N,) of all rows
-            loss = clipped_loss(new, old, advantage, args.clip_low, args.clip_high) / count
-            loss.backward()
-            total += loss.detach()
-        del scored, new, kept  # if all is masked there was no backward: its graph would live on beside the next one
+        scored = model.logprobs([(row.completion.prompt_ids, row.completion.token_ids) for row in rows])  # (N,) each
+        sizes = [len(row.completion.token_ids) for row in rows]
+        new, old = torch.cat(scored), torch.tensor([p for row in rows for p in row.completion.logprobs])  # (M,)
+        drift = new.detach().cpu() - old  # (M,)
+        drifts = iter(drift.split(sizes))
+        keeps = [keep or not args.mrs for turns in packed for keep in mrs_keeps([next(drifts) for _ in turns])]
+        advantage = torch.tensor([row.advantage * keep for row, keep in zip(rows, keeps)])
+        advantage = advantage.repeat_interleave(torch.tensor(sizes))  # (M,)
+        loss = clipped_loss(new, old.to(new.device), advantage.to(new.device), args.clip_low, args.clip_high) / divisor
+        loss.backward()
+        total += loss.detach()
+        ratio = drift.exp()  # (M,)
+        stats["clipped"] += ((ratio < 1 - args.clip_low) | (ratio > 1 + args.clip_high)).sum().item()
+        stats["ratio_off"] = max(stats["ratio_off"], (ratio - 1).abs().max().item())
+        stats["mrs_masked"] += keeps.count(False)
+        stats["tokens_live"] += sum(size for size, keep in zip(sizes, keeps) if keep)
     if stats["tokens_live"]:
         stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.model.parameters(), args.grad_clip).item()
         if math.isfinite(stats["grad_norm"]):  # else the weights would be lost, all of them
             optimizer.step()
-    stats["loss"] = total.item()
     optimizer.zero_grad(set_to_none=True)
     model.release()  # what the update has used, too: sampling and the sandbox need it
-    return stats
+    return stats | {"loss": total.item(), "grad_clipped": stats["grad_norm"] > args.grad_clip,
+                    "zero_gradient": not stats["tokens_live"]}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -332,7 +321,7 @@ def train(run, stream):
     with tqdm(total=args.steps, initial=run.step, unit="step", disable=None) as run.bar:
         while run.step < args.steps:
             run.seconds.clear()
-            batch = list(itertools.islice(stream, args.batch))
+            batch = list(itertools.islice(stream, args.batch * args.oversample))
             run.sandbox.prepare(batch)
             with run.phase("select"):  # k selections for each task; with the null scheme k + 1 schemes
                 episodes = select(run, batch, args.k if args.skills else 0, args.temperature)
@@ -369,7 +358,8 @@ def roll_out(run, episodes, schemes, n, temperature, generator):
     args, jobs = run.args, []
     for episode in episodes:
         skills = [selection.skills for selection in episode.selections]
-        skills += [()] * (schemes - len(skills))  # one null scheme; without skills all schemes are
+        null = skills[0] if args.bm25_only and skills else ()  # BM25 alone: all schemes have its choice
+        skills += [null] * (schemes - len(skills))  # one null scheme; without skills all schemes are
         jobs += [(episode.task, chosen) for chosen in skills for _ in range(n)]
     done = iter(policy.rollout(run.model, run.sandbox, jobs, args.turns, args.policy_tokens, args.prompt_tokens,
                                temperature, generator))
@@ -379,14 +369,8 @@ def roll_out(run, episodes, schemes, n, temperature, generator):
 
 def score(run, episodes):
     """Fill in the reward of every turn and of every selection (paper: reward; selection reward)."""
-    turns = [(e.task, turn) for e in episodes for trajectory in e.trajectories for turn in trajectory.turns]
-    for _, turn in turns:
-        turn.reward = REWARDS[run.args.recipe](turn.verdict)
-    if run.compiled:  # CUDA Agent's third milestone
-        fast = [(task, turn) for task, turn in turns if turn.reward == 2.0]
-        verdicts = policy.score_pairs(run.compiled, [(task, turn.code) for task, turn in fast])
-        for (_, turn), verdict in zip(fast, verdicts):
-            turn.reward = cuda_agent_reward(turn.verdict, verdict)
+    trajectories = [trajectory for episode in episodes for trajectory in episode.trajectories]
+    policy.reward_turns(trajectories, run.args.reward, run.compiled, run.args.mask_void)
     for episode in episodes:
         for selection in episode.selections:
             # Schemes that chose the same set of skills pool their rollouts, the null scheme included.
@@ -415,45 +399,54 @@ def verify(run, episodes):
     for episode in episodes:
         for summary in episode.summaries:
             passed = [proposal.skill for proposal in summary.proposals if not proposal.rejected]
-            speedups = [1.0 if args.no_verify else min(skill.verify_speedup, SPEEDUP_CAP) for skill in passed]
+            speedups = [1.0 if args.no_verify else min(skill.verify_speedup, policy.SPEEDUP_CAP) for skill in passed]
             summary.reward = max(speedups, default=0.0)
         episode.staged = summarizer.best_skill(episode.summaries)
 
 
 def credit(run, episodes) -> list[list[Row]]:
-    """Fill in every advantage and return the rows of the loss, those of one rollout together."""
-    args, baseline, sequences = run.args, BASELINES[run.args.baseline], []
+    """Fill in every advantage and return the rows of the loss, those of one rollout together.
+
+    Groups and baselines come first, then the filters: a reply that one masks has no loss, and stays in its group.
+    """
+    args, baseline, sequences, trained = run.args, BASELINES[run.args.baseline], [], 0
     for episode in episodes:
         turns = [trajectory.turns for trajectory in episode.trajectories]
-        draws = iter(torch.rand(sum(map(len, turns)), generator=run.generator, device=run.generator.device).tolist())
-        members = []  # not in a group: turns that PRS masks, and those whose prompt was too long to be answered
-        for row in turns:
-            kept = [next(draws) < prs_probability(turn.verdict) or not args.prs for turn in row]
-            members.append([keep and bool(turn.completion.token_ids) for turn, keep in zip(row, kept)])
+        useful = trained < args.batch and varies([row[-1].reward for row in turns], args.min_std)
+        trained += useful
+        draws = torch.rand(sum(map(len, turns)), generator=run.generator, device=run.generator.device).tolist()
+        for turn, draw in zip(itertools.chain(*turns), draws):
+            dropped = args.prs and draw >= prs_probability(turn.verdict)
+            turn.masked = turn.masked or ("prs" if dropped else None if useful else "group")
         rewards = [[turn.reward for turn in row] for row in turns]
-        advantages = policy_advantages(rewards, members, args.gamma, baseline, args.cross_scheme)
+        members = [[turn.masked != "void" for turn in row] for row in turns]
+        tokens = [[0 if turn.masked else len(turn.completion.token_ids) for turn in row] for row in turns]
+        advantages = policy_advantages(rewards, members, tokens, args.gamma, baseline, args.cross_scheme, args.group)
         for row, values in zip(turns, advantages):
             for turn, advantage in zip(row, values):
                 turn.advantage = advantage
-            sequences.append([Row("policy", t.completion, t.advantage) for t in row if t.advantage is not None])
+            if useful:
+                sequences.append([Row("policy", turn.completion, 0.0 if turn.masked else turn.advantage)
+                                  for turn in row if turn.masked != "void" and turn.completion.token_ids])
         asked = [selection for selection in episode.selections if selection.completion]
         for role, answers, weight, frozen in (
                 ("selection", asked, args.selection_weight, args.freeze_selection),
                 ("summary", episode.summaries, args.summary_weight, args.freeze_summary)):
-            for answer, advantage in zip(answers, baseline([answer.reward for answer in answers])):
-                answer.advantage = advantage
+            returns = [answer.reward for answer in answers]
+            useful = varies(returns, args.min_std)
+            for answer, advantage in zip(answers, baseline(returns)):
+                answer.advantage = advantage if useful else 0.0
                 if not frozen:
-                    sequences.append([Row(role, answer.completion, weight * advantage)])
+                    sequences.append([Row(role, answer.completion, weight * answer.advantage)])
     return [rows for rows in sequences if rows]
 
 
 def flush(run, episodes):
-    """The staged skills join the library, and a new snapshot is written if there are any."""
-    for episode in episodes:
-        if episode.staged:
-            run.library.stage(episode.staged)
-    if run.library.flush():
-        run.library.save_snapshot(run.out / "skill_library", run.step + 1)
+    """The staged skills join the library, and every step leaves a snapshot."""
+    for staged in (episode.staged for episode in episodes if episode.staged):
+        run.library.stage(staged)
+    run.library.flush()
+    run.library.save_snapshot(run.out / "skill_library", run.step + 1)
 
 
 def evaluate_if_due(run, step) -> dict:
@@ -475,18 +468,19 @@ def evaluate_if_due(run, step) -> dict:
 
 def main(argv=None) -> int:
     tables = OPTIONS, SIZES, RECIPES
-    run = open_run(command_line(argv, __doc__, tables, choices={"baseline": BASELINES}), tables, CHANGEABLE)
+    run = open_run(command_line(argv, __doc__, tables, CHOICES), tables, CHANGEABLE)
     args = run.args
-    kernels = args.batch * (args.k + 1) * args.n * args.turns
-    print(f"{run.out}: {args.model} on {args.device}, steps {run.step} to {args.steps}. A step: {args.batch} tasks "
-          f"x ({args.k} + 1) schemes x {args.n} rollouts x {args.turns} turns = {kernels} kernels.", flush=True)
+    drawn = args.batch * args.oversample  # tasks of a step
+    print(f"{run.out}: {args.model} on {args.device}, steps {run.step} to {args.steps}. A step: {drawn} tasks x "
+          f"({args.k} + 1) schemes x {args.n} rollouts x {args.turns} turns = "
+          f"{drawn * (args.k + 1) * args.n * args.turns} kernels.", flush=True)
     seed = args.seed if args.device == "cpu" else None  # makes modelled verdicts, and so a resumed run, exact
     try:
         with contextlib.ExitStack() as stack:
             run.sandbox = stack.enter_context(Sandbox(args.device, trials=args.trials, tasks=8, seed=seed))
-            if args.recipe == "cuda-agent" and args.device == "cuda":
+            if args.reward == "cuda-agent" and args.device == "cuda":
                 run.compiled = stack.enter_context(Sandbox(args.device, trials=1, tasks=4, baseline="compile"))
-            train(run, itertools.islice(task_stream(args), run.step * args.batch, None))
+            train(run, itertools.islice(task_stream(args), run.step * drawn, None))
     except KeyboardInterrupt:
         if run.settled is not None and run.step % args.save_every:
             save_checkpoint(run)

@@ -6,7 +6,7 @@ The folder of a run, --out:
     metrics.jsonl                          one object a step; README.md says what each number means
     rollouts/step_N.jsonl                  every prompt, reply, verdict, selection, proposal, and why it was rejected
     rollouts/eval_N.jsonl                  the same for the evaluation after step N
-    skill_library/global_step_N.jsonl      the library after a step in which a skill has joined it
+    skill_library/global_step_N.jsonl      the library after step N
     checkpoint/                            a model folder with its skill library (bench.py loads it), and trainer.pt:
                                            all that --resume needs
     curves.png
@@ -22,6 +22,7 @@ and the position in the stream of tasks are all that one step hands to the next.
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import random
@@ -324,13 +325,18 @@ def step_metrics(run, episodes) -> dict:
             # Summary: its reward, and what became of its proposals
             "reward_summary": mean(summary.reward for summary in summaries),
             "summaries": len(summaries), "proposals": len(proposals), "passed": sum(not p.rejected for p in proposals),
+            "known": sum(p.known and not p.rejected for p in proposals),  # passed, but the library had it already
             "rejected": dict(sorted(Counter(p.rejected for p in proposals if p.rejected).items())),
             "staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library),
-            # replies that were in a group and have an advantage, and turns that PRS masked
+            # replies in a group; those of them that teach: an advantage other than 0 that no filter masks
             "policy_rows": sum(turn.advantage is not None for turn in turns),
             "selection_rows": sum(selection.advantage is not None for selection in selections),
             "summary_rows": sum(summary.advantage is not None for summary in summaries),
-            "prs_masked": sum(turn.advantage is None and bool(turn.completion.token_ids) for turn in turns)}
+            "policy_live": sum(bool(turn.advantage) and not turn.masked for turn in turns),
+            "selection_live": sum(bool(selection.advantage) for selection in selections),
+            "summary_live": sum(bool(summary.advantage) for summary in summaries),
+            # turns masked by PRS, void, or of a task whose rollouts all earned the same
+            **{f"{why}_masked": sum(turn.masked == why for turn in turns) for why in ("prs", "void", "group")}}
 
 
 def progress(m, args) -> str:
@@ -364,7 +370,7 @@ def record_rollouts(run, path, episodes):
 
     def attempt(turn):
         return {"reply": turn.completion.text, "verdict": turn.verdict, "feedback": feedback(turn.verdict),
-                "reward": turn.reward, "advantage": turn.advantage}
+                "reward": turn.reward, "advantage": turn.advantage, "masked": turn.masked}
 
     lines = []
     for e in episodes:
@@ -375,25 +381,31 @@ def record_rollouts(run, path, episodes):
             "skills": [skill.name for skill in t.skills], "turns": list(map(attempt, t.turns))} for t in e.trajectories]
         lines += [opening("summary", e.task, s.completion) | {
             "reply": s.completion.text, "reward": s.reward, "advantage": s.advantage, "proposals": [
-                {"written": p.written, "rejected": p.rejected, "detail": p.detail,
+                {"written": p.written, "rejected": p.rejected, "detail": p.detail, "known": p.known,
                  "attempt": p.attempt and attempt(p.attempt), "staged": bool(p.skill) and p.skill == e.staged}
                 for p in s.proposals]} for s in e.summaries]
     write_atomically(path, "".join(json.dumps(line, default=vars) + "\n" for line in lines))
 
 
 def draw_curves(run):
-    """curves.png: rewards, training, evaluation, skills, rejected proposals and seconds over the steps."""
+    """curves.png: rewards, training, evaluation, replies that teach, skills, rejected proposals, seconds, update."""
     from matplotlib.figure import Figure  # here: it takes half a second to import
 
     metrics, name = read_metrics(run), f"({run.clock} clock)"
     steps = [m for m in metrics if m["step"] > 0]
-    figure = Figure(figsize=(15, 8), layout="constrained")
-    axes = figure.subplots(2, 3)
+    for m, role in itertools.product(steps, ("policy", "selection", "summary")):
+        if m[f"{role}_rows"]:
+            m[f"{role}_live_share"] = m[f"{role}_live"] / m[f"{role}_rows"]
+    figure = Figure(figsize=(20, 8), layout="constrained")
+    axes = figure.subplots(2, 4)
     for axis, title, keys in (
             (axes[0, 0], "reward by role", ["reward_best", "reward_turn", "reward_selection", "reward_summary"]),
             (axes[0, 1], f"training tasks {name}", ["correct", "fast_1", "fast_1.2", "coverage"]),
             (axes[0, 2], f"built-in problems {name}", ["eval_reward_best", "eval_correct", "eval_fast_1"]),
-            (axes[1, 0], "skills", ["library", "proposals", "passed", "selected_learnt"])):
+            (axes[1, 0], "skills", ["library", "proposals", "passed", "selected_learnt"]),
+            (axes[0, 3], "share of replies that teach", [f"{role}_live_share" for role in ("policy", "selection",
+                                                                                           "summary")]),
+            (axes[1, 3], "update", ["grad_norm", "zero_gradient", "grad_clipped"])):
         axis.set_title(title)
         for key in keys:
             points = {m["step"]: m[key] for m in metrics if m.get(key) is not None}

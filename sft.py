@@ -278,7 +278,7 @@ def train(model, data, pad, args) -> list[dict]:
 
 
 def built_in_examples(args) -> list[Example]:
-    """The examples of the built-in cold start, after the diversity filter.
+    """The examples of the built-in cold start, after the diversity filter unless --no-diversity-filter.
 
     Single turns and selections are only written; trajectories of several turns are executed as well, in the sandbox
     without a GPU, as they hold its feedback. Those take far longer to make, so there are fewer, and each counts
@@ -286,7 +286,9 @@ def built_in_examples(args) -> list[Example]:
     """
     single = write_examples(0, args.problems, False, args.processes, "single turns and selections")
     executed = write_examples(500_000_000, args.executed, True, args.processes, "executed trajectories and summaries")
-    examples = diversity_filter(single + executed, random.Random(args.seed))
+    examples = single + executed
+    if not args.no_diversity_filter:
+        examples = diversity_filter(examples, random.Random(args.seed))
     rare = [e for e in examples if len(e.messages) > 3 or "summary" in e.kind]
     return examples + rare * (args.repeat_executed - 1)
 
@@ -323,6 +325,7 @@ def parse(argv):
     add("--problems", type=int, default=100_000, help="synthesised problems for single turns and selections")
     add("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
     add("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
+    add("--no-diversity-filter", action="store_true", help="ablation: keep what is over-represented")
     add("--vocabulary", type=int, default=2048, help="tokens of the tiny model's tokenizer")
     add("--epochs", type=float, default=2.2, help="passes over the examples (paper: 4)")
     add("--batch-tokens", type=int, default=32_768,

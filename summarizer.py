@@ -23,8 +23,7 @@ GAIN = 1.2  # paper: of the best turn over the first, over PyTorch, and again of
 MOST_PROPOSALS = 2  # in one answer
 MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content; a little over is accepted
 # Why a proposal was rejected, in the order of the checks; the words that metrics and curves use.
-REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "known already", "not correct",
-           "too slow")
+REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "not correct", "too slow")
 
 
 @dataclass
@@ -33,6 +32,7 @@ class Proposal:
 
     written: object  # the entry of new_skills as the model wrote it
     skill: Skill | None = None  # None when malformed; verify_speedup is set once it has passed
+    known: bool = False  # the library has it: verified and rewarded like any other, but not staged
     rejected: str | None = None  # one of REASONS
     detail: str = ""  # what exactly was wrong
     attempt: Turn | None = None  # the verification
@@ -141,8 +141,7 @@ def read_proposals(text, known=frozenset(), count_tokens=len) -> list[Proposal]:
             proposal.rejected, proposal.detail = "too long", f"{tokens} tokens of content"
         elif advice := lazy_advice(f"{skill.description}\n{skill.content}"):
             proposal.rejected, proposal.detail = "lazy advice", advice
-        elif not identity(skill).isdisjoint(known):
-            proposal.rejected = "known already"
+        proposal.known = skill is not None and not identity(skill).isdisjoint(known)
         proposals.append(proposal)
     return proposals
 
@@ -150,8 +149,8 @@ def read_proposals(text, known=frozenset(), count_tokens=len) -> list[Proposal]:
 def identity(skill) -> frozenset[str]:
     """Texts by which a skill counts as known: its content, or its name with its description, whatever the spacing.
 
-    The paper only makes names unique. Without this, a technique that keeps proving itself is proposed again and again
-    with another example, and its copies crowd all others out of BM25's top 20.
+    Such a proposal is worth its reward, as in the release, but is not staged (the release stages it under another
+    name): a technique that keeps proving itself would crowd all others out of BM25's top 20 with its copies.
     """
     texts = skill.content, f"{skill.name}\n{skill.description}"
     return frozenset(" ".join(text.lower().split()) for text in texts)
@@ -265,6 +264,6 @@ def apply_pass_rule(proposal, attempt, first, gain=GAIN):
 
 
 def best_skill(summaries) -> Skill | None:
-    """Of one task's summaries, the passing skill with the fastest verification (paper: it is staged)."""
-    passed = [p.skill for summary in summaries for p in summary.proposals if not p.rejected]
+    """Of one task's summaries, the new passing skill with the fastest verification (paper: it is staged)."""
+    passed = [p.skill for summary in summaries for p in summary.proposals if not p.rejected and not p.known]
     return max(passed, key=lambda skill: skill.verify_speedup or 0, default=None)

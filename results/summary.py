@@ -67,6 +67,16 @@ def main(argv=None) -> int:
         print(f"  proposals {proposals}, passed {passed}, "
               f"rejected {dict(rejected.most_common())}; library {steps[-1]['library']}, skills that were learnt "
               f"selected {sum(line['selected_learnt'] for line in steps)} times")
+        live = {role: (sum(line[f"{role}_live"] for line in steps), sum(line[f"{role}_rows"] for line in steps))
+                for role in ("policy", "selection", "summary") if f"{role}_live" in steps[0]}  # not in older runs
+        print("  replies that teach: " + ", ".join(f"{role} {a} of {b}" for role, (a, b) in live.items()))
+        masked = {why: sum(line.get(f"{why}_masked", 0) for line in steps) for why in ("prs", "void", "group", "mrs")}
+        norms = [line["grad_norm"] for line in steps]
+        clipped = sum(line.get("grad_clipped", line["grad_norm"] > 1.0) for line in steps)
+        print(f"  turns masked {masked}; gradient norm {min(norms):.2f} to {max(norms):.2f}, mean "
+              f"{statistics.mean(norms):.2f}, clipped in {clipped} steps, "
+              f"none in {sum(line['tokens_live'] == 0 for line in steps)}; Summary's return "
+              + ", ".join("-" if line["reward_summary"] is None else f"{line['reward_summary']:.2f}" for line in steps))
         phases = {name: statistics.mean(line["seconds"].get(name, 0) for line in steps) for name in steps[0]["seconds"]}
         print(f"  seconds of a step {sum(phases.values()):.1f}: "
               + ", ".join(f"{name} {value:.2f}" for name, value in phases.items()))

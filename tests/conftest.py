@@ -4,6 +4,7 @@ replies are scripted, and a sandbox that reads its verdict out of the code."""
 import contextlib
 import json
 import re
+import statistics
 import sys
 from concurrent.futures import Future
 from pathlib import Path
@@ -18,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 torch.set_num_threads(1)  # these models are so small that a second thread only waits, longest on a busy machine
 
 import backbone
+import reinforce
+import report
 from backbone import Backbone, Completion
 from fast.attention import attention_kind
 from sandbox import KernelTime, Verdict, feedback
@@ -259,3 +262,30 @@ def selecting(*names) -> str:
 def call(name, **arguments) -> str:
     """A reply that is a tool call."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': {'think': 't'} | arguments})}</tool_call>"
+
+
+def configure(given, parameters=1e6):
+    """All options of reinforce.py: those given, and the defaults of a model of this size."""
+    return report.configure(given, parameters, reinforce.OPTIONS, reinforce.SIZES, reinforce.RECIPES)
+
+
+def slow_policy_advantages(rewards, members, tokens, gamma, baseline, cross_scheme, group):
+    """The double loop: every turn looks for its own group."""
+    returns = [[sum(gamma ** (u - t) * row[u] for u in range(t, len(row))) for t in range(len(row))] for row in rewards]
+    places = [(i, t) for i, row in enumerate(rewards) for t in range(len(row)) if members[i][t]]
+    advantages = {}
+    for i, t in places:
+        others = [returns[j][u] for j, u in places if (j, u) != (i, t) and (group == "task" or u == t)]
+        whole = others + [returns[i][t]]
+        if baseline == "leave-one-out":
+            advantages[i, t] = returns[i][t] - (sum(others) / len(others) if others else 0.0)
+        else:
+            advantages[i, t] = returns[i][t] - sum(whole) / len(whole)
+            if baseline == "group-norm":
+                spread = statistics.pstdev(whole)
+                advantages[i, t] = advantages[i, t] / spread if spread > 1e-8 else 0.0
+    if cross_scheme:
+        each = [abs(advantages[i, t]) for i, t in places for _ in range(tokens[i][t])]  # token by token
+        scale = max(sum(each) / len(each), 0.05) if each else 1.0
+        advantages = {place: a / scale for place, a in advantages.items()}
+    return [[advantages.get((i, t)) for t in range(len(row))] for i, row in enumerate(rewards)]

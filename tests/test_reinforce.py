@@ -1,9 +1,8 @@
-"""Rewards, advantages, filters, loss, the training step, and resuming after a kill at any point."""
+"""The training step, and resuming after a kill at any point."""
 
 import functools
 import itertools
 import json
-import math
 import random
 import re
 import shutil
@@ -12,228 +11,23 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
+import policy
 import reinforce
 import report
-import summarizer
 from backbone import Backbone
-from conftest import (CONTENT, FakeSandbox, Scripted, entry, kernel, make_task, plain_logprobs, proposing,
-                      selecting)
-from reinforce import (BASELINES, OPTIONS, RECIPES, REWARDS, SIZES, Row, clipped_loss, cuda_agent_reward, group_mean,
-                       leave_one_out, micro_batches, mrs_keeps, policy_advantages, prs_probability, update)
+from conftest import (CONTENT, FakeSandbox, Scripted, configure, entry, kernel, make_task, proposing, selecting,
+                      slow_policy_advantages)
+from policy import davinci_reward
+from reinforce import RECIPES, leave_one_out
 from sandbox import Sandbox, Verdict
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
 from synthetic.tiny import random_qwen3
-
-
-def configure(given, parameters=1e6):
-    return report.configure(given, parameters, OPTIONS, SIZES, RECIPES)
-
-
-# ---- rewards
-
-
-def right(speedup, coverage=0.0):
-    return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage)
-
-
-WRONG = [Verdict(), Verdict(compiled=True, error="wrong values"),
-         Verdict(compiled=True, rejected="decoy", coverage=0.9)]
-
-
-@pytest.mark.parametrize("recipe, speedup, coverage, reward", [
-    ("davinci", 1.0, 1.0, 1.5), ("davinci", 2.0, 0.5, 1.75), ("davinci", 0.5, 0.0, 0.75), ("davinci", 60.0, 1.0, 4.0),
-    ("drkernel", 2.0, 0.5, 1.75), ("kevin", 1.1, 1.0, 1.4), ("kevin", 10.0, 0.0, 10.3), ("cuda-agent", 0.5, 0.0, 1.0),
-    ("cuda-agent", 1.04, 0.0, 1.0), ("cuda-agent", 1.06, 0.0, 2.0)])
-def test_rewards(recipe, speedup, coverage, reward):
-    assert REWARDS[recipe](right(speedup, coverage)) == pytest.approx(reward)
-    assert [REWARDS[recipe](verdict) for verdict in WRONG] == [-1.0 if recipe == "cuda-agent" else 0.0] * 3
-
-
-def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
-    assert cuda_agent_reward(right(2.0), right(1.06)) == 3 and cuda_agent_reward(right(2.0), right(1.04)) == 2
-    assert cuda_agent_reward(right(1.0), right(1.5)) == 1  # compiled code may be slower than eager code
-
-
-def test_recipes_set_what_the_systems_differ_in():
-    davinci, drkernel, kevin, _ = (configure({"device": "cpu", "recipe": name}) for name in REWARDS)
-    assert (davinci.gamma, davinci.baseline, davinci.skills) == (1.0, "leave-one-out", True)
-    assert (kevin.gamma, kevin.baseline, kevin.prs) == (0.4, "group-norm", False)
-    assert not drkernel.skills and drkernel.prs and drkernel.mrs
-    assert configure({"device": "cpu", "recipe": "kevin", "gamma": 0.9}).gamma == 0.9
-    assert configure({"device": "cpu"}).lr == 5e-5 and configure({"device": "cuda"}, 8e9).lr == 1e-6
-    assert (configure({"device": "cuda"}).batch, configure({"device": "cuda"}).s) == (16, 8)
-
-
-# ---- advantages
-
-
-def slow_policy_advantages(rewards, members, gamma, baseline, cross_scheme):
-    """The double loop: every turn looks for its own group."""
-    returns = [[sum(gamma ** (u - t) * row[u] for u in range(t, len(row))) for t in range(len(row))] for row in rewards]
-    advantages = {}
-    for i, row in enumerate(rewards):
-        for t in range(len(row)):
-            if not members[i][t]:
-                continue
-            others = [returns[j][t] for j in range(len(rewards)) if j != i and t < len(rewards[j]) and members[j][t]]
-            whole = others + [returns[i][t]]
-            if baseline == "leave-one-out":
-                advantages[i, t] = returns[i][t] - (sum(others) / len(others) if others else 0.0)
-            else:
-                advantages[i, t] = returns[i][t] - sum(whole) / len(whole)
-                if baseline == "group-norm":
-                    spread = statistics.pstdev(whole)
-                    advantages[i, t] = advantages[i, t] / spread if spread > 1e-8 else 0.0
-    if cross_scheme and any(abs(a) > 1e-9 for a in advantages.values()):
-        scale = max(sum(map(abs, advantages.values())) / len(advantages), 0.05)
-        advantages = {key: a / scale for key, a in advantages.items()}
-    return [[advantages.get((i, t)) for t in range(len(row))] for i, row in enumerate(rewards)]
-
-
-@pytest.mark.parametrize("baseline", list(BASELINES))
-@pytest.mark.parametrize("cross_scheme", [False, True])
-def test_advantages_equal_the_slow_twin(baseline, cross_scheme):
-    rng = random.Random(0)
-    for _ in range(200):
-        rewards = [[rng.choice([0, 0, 1.2, 2.5, rng.random()]) for _ in range(rng.randint(1, 4))]
-                   for _ in range(rng.randint(1, 8))]
-        members = [[rng.random() < 0.8 for _ in row] for row in rewards]
-        gamma = rng.choice([1.0, 0.4])
-        got = policy_advantages(rewards, members, gamma, BASELINES[baseline], cross_scheme)
-        want = slow_policy_advantages(rewards, members, gamma, baseline, cross_scheme)
-        for mine, slow in zip(got, want):
-            assert [a is None for a in mine] == [a is None for a in slow]
-            assert [a for a in mine if a is not None] == pytest.approx([a for a in slow if a is not None], abs=1e-8)
-
-
-def test_equal_returns_have_exactly_no_advantage():
-    for baseline in BASELINES.values():
-        assert baseline([0.1 + 0.2, 0.3, 0.3]) == [0.0] * 3 or baseline is group_mean
-        assert baseline([0.1] * 7) == [0.0] * 7
-    timed = policy_advantages([[1.301], [1.299], [1.3]], [[True]] * 3, cross_scheme=True)
-    assert max(abs(a) for row in timed for a in row) < 0.05  # neither is a timing's
-    noisy = [[0.1 + 0.2], [0.3], [0.3], [0.15 * 2]]
-    assert policy_advantages(noisy, [[True]] * 4, cross_scheme=True) == [[0.0]] * 4  # noise is not blown up
-
-
-# ---- filters and loss
-
-
-def test_prs_keeps_by_coverage():
-    assert [prs_probability(right(2.0, c)) for c in (0.0, 0.3, 0.4, 1.0)] == [0.0, 0.0, pytest.approx(1.0), 1.0]
-    assert prs_probability(right(2.0, 0.33)) == pytest.approx(0.3)
-    assert all(prs_probability(verdict) == 1.0 for verdict in WRONG)
-
-
-@pytest.mark.parametrize("change, kept", [
-    ([0.0] * 50, True), ([0.0009] * 50, True), ([-0.0009] * 50, True), ([0.0011] * 50, False), ([-0.0011] * 50, False),
-    ([0.5, -0.5] * 25, True), ([9.0, -9.0], True), ([9.5, -9.5], False)])
-def test_mrs_judges_the_geometric_mean_and_the_worst_token(change, kept):
-    old = -torch.rand(len(change), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert mrs_keeps(old + torch.tensor(change, dtype=torch.float64), old) == kept
-
-
-@pytest.mark.parametrize("ratio, advantage, value, slope", [
-    (1.0, 1.7, -1.7, -1.7), (1.1, 2.0, -2.2, -2.2),  # on policy: the policy gradient
-    (1.5, 2.0, -2.56, 0.0), (0.5, 2.0, -1.0, -1.0),  # a good reply: no push beyond 1.28
-    (0.9, -2.0, 1.8, 1.8), (0.5, -2.0, 1.6, 0.0), (1.5, -2.0, 3.0, 3.0)])  # a bad one: none below 0.8
-def test_loss_is_clipped(ratio, advantage, value, slope):
-    new = torch.tensor([math.log(ratio)], requires_grad=True)
-    loss = clipped_loss(new, torch.zeros(1), advantage, 0.2, 0.28)
-    loss.backward()
-    assert loss.item() == pytest.approx(value) and new.grad.item() == pytest.approx(slope, abs=1e-6)
-
-
-def sampled_rows(model, advantages, turns=2, roles=("policy",)):
-    """Sequences of `turns` rows (a reply, then a later turn that extends it) sampled from the model."""
-    generator, sequences, advantages = torch.Generator().manual_seed(5), [], list(advantages)
-    while advantages:
-        prompt = torch.randint(5, 300, (random.Random(len(advantages)).randint(4, 60),), generator=generator).tolist()
-        rows = []
-        for _ in range(turns):
-            reply = model.sample([prompt], 30, 1.0, generator)[0]
-            rows.append(Row(roles[len(sequences) % len(roles)], reply, advantages.pop(0)))
-            prompt = reply.prompt_ids + reply.token_ids + [7, 8, 9]
-        sequences.append(rows)
-    return sequences
-
-
-def naive_gradients(model, sequences):
-    """One plain forward for each row, all rows, one backward."""
-    rows = [row for rows in sequences for row in rows]
-    loss = 0.0
-    for row in rows:
-        new = plain_logprobs(model, row.completion.prompt_ids, row.completion.token_ids)
-        ratio = (new - torch.tensor(row.completion.logprobs)).exp()
-        loss = loss - torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage).sum() / len(rows)
-    model.model.zero_grad()
-    loss.backward()
-    return loss.item(), [p.grad.clone() for p in model.model.parameters()]
-
-
-@pytest.mark.parametrize("budget", [1, 200, 10**9])
-def test_update_equals_one_naive_batch_whatever_the_micro_batches(model, budget):
-    advantages = [1.0, -0.5, 0.0, 0.3, -2.0, 0.0, 0.0, 0.0, 0.7, 0.25]
-    sequences = sampled_rows(model, advantages, roles=("policy", "selection", "summary"))
-    args = configure({"device": "cpu", "update_tokens": budget, "grad_clip": 1e9, "mrs": False})
-    loss, want = naive_gradients(model, sequences)
-    model.model.zero_grad()
-    stats = update(model, Mock(), sequences, args)
-    assert stats["loss"] == pytest.approx(loss, abs=1e-5) and (stats["rows"], stats["rows_live"]) == (10, 6)
-    for gradient, parameter in zip(want, model.model.parameters()):
-        assert torch.allclose(gradient, parameter.grad, atol=2e-5 * max(1.0, gradient.abs().max().item()))
-
-
-def test_rows_without_advantage_are_not_computed(model, monkeypatch):
-    sequences = sampled_rows(model, [0.0, 1.0, 0.0, 0.0, -1.0, 0.0])
-    seen, logprobs = [], model.logprobs
-    monkeypatch.setattr(model, "logprobs", lambda rows: seen.append(rows) or logprobs(rows))
-    update(model, Mock(), sequences, configure({"device": "cpu"}))
-    assert sum(map(len, seen)) == 2
-    idle, none = Mock(), [[Row("policy", rows[0].completion, 0.0)] for rows in sequences]
-    stats = update(model, idle, none, configure({"device": "cpu"}))
-    assert len(seen) == 1 and not idle.step.called and stats["rows"] == 3  # nothing to learn: the weights stay
-
-
-def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
-    sequences = sampled_rows(model, [1.0] * 40)
-    batches = list(micro_batches(sequences, 400))
-    packed, given = ([id(row) for rows in several for row in rows] for several in (batches, sequences))
-    assert sorted(packed) == sorted(given)
-    widths = []
-    for batch in batches:
-        whole = {id(rows) for rows in sequences if any(row is r for row in rows for r in batch)}
-        assert len(batch) == 2 * len(whole)  # both turns of each rollout, which run as one sequence
-        widths.append(max(len(row.completion.prompt_ids) + len(row.completion.token_ids) for row in batch))
-        assert len(whole) * widths[-1] <= 400 or len(whole) == 1
-    assert widths == sorted(widths, reverse=True) and 1 < len(batches) < 20
-
-
-def test_gradients_are_clipped_by_norm(model):
-    sequences = sampled_rows(model, [500.0, -400.0])
-    stats = update(model, Mock(), sequences, configure({"device": "cpu", "grad_clip": 0.5}))
-    norm = torch.stack([p.grad.norm() for p in model.model.parameters()]).norm().item()
-    assert stats["grad_norm"] > 10 and norm == pytest.approx(0.5, rel=1e-3)
-
-
-def test_replies_that_the_trainer_sees_otherwise_are_masked(model):
-    """MRS on policy rows only: log-probabilities that are off by 1 % a token."""
-    def off(role):
-        sequences = sampled_rows(model, [1.0, 1.0], turns=1, roles=(role,))
-        sequences[0][0].completion.logprobs = [p - 0.01 for p in sequences[0][0].completion.logprobs]
-        stats = update(model, Mock(), sequences, configure({"device": "cpu"}))
-        return stats["mrs_masked"], stats["rows"]
-
-    assert off("policy") == (1, 2) and off("selection") == (0, 2)
-
 
 # ---- the training step
 
@@ -323,9 +117,10 @@ def test_training_steps(world, monkeypatch):
     flushed = [m["step"] for m in lines[1:] if m["staged"]]
     assert flushed and sum(m["selected_learnt"] for m in lines if m["step"] > flushed[0]) > 0
     assert sum(m["selected_learnt"] for m in lines[1:flushed[0] + 1]) == 0  # not before it was flushed
+    assert len(list((out / "skill_library").iterdir())) == 7  # a snapshot of every step
     for m in lines[1:]:
-        assert m["policy_rows"] + m["prs_masked"] == 2 * 3 * 2 * 2 and m["selection_rows"] == 4
-        assert m["rows"] == m["policy_rows"] + m["selection_rows"] + m["summary_rows"] and m["mrs_masked"] == 0
+        assert m["policy_rows"] + m["void_masked"] == 2 * 3 * 2 * 2 and m["selection_rows"] == 4
+        assert m["rows_live"] == m["policy_live"] + m["selection_live"] + m["summary_live"] and m["mrs_masked"] == 0
         assert m["ratio_off"] < 1e-4 and m["clipped"] == 0 and m["grad_norm"] > 0  # exactly on-policy
         assert m["library"] == lines[m["step"] - 1]["library"] + m["staged"]
     assert sum(m["summary_rows"] for m in lines[1:]) > 0 and sum(m["prs_masked"] for m in lines[1:]) > 0
@@ -338,35 +133,24 @@ def test_training_steps(world, monkeypatch):
     assert (out / "curves.png").stat().st_size > 10_000 and not list(out.glob("*.tmp*"))
 
 
-@pytest.mark.parametrize("proposals, reward, staged", [
-    ([(1.5, None), (2.5, None), (2.0, None), (9.0, "too slow")], 2.5, 2.5), ([], 0.0, None),
-    ([(400.0, None)], reinforce.SPEEDUP_CAP, 400.0), ([(400.0, "too slow")], 0.0, None)])
-def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals, reward, staged, monkeypatch):
-    """Which is staged."""
-    monkeypatch.setattr(reinforce.summarizer, "verify", lambda *_: None)
-    proposals = [summarizer.Proposal({}, Skill(f"s{x}", "", "", [], "", x), rejected) for x, rejected in proposals]
-    episode = reinforce.Episode(None, [], [], [summarizer.Summary(None, None, None, None, None, proposals)])
-    args = SimpleNamespace(no_verify=False, policy_tokens=1, prompt_tokens=1, trigger=1.2)
-    reinforce.verify(SimpleNamespace(args=args, model=None, sandbox=None), [episode])
-    assert episode.summaries[0].reward == reward
-    assert (episode.staged and episode.staged.verify_speedup) == staged
-
-
 def test_records_hold_what_happened(world):
     """Rewards and advantages recomputed from the transcript alone."""
     out = world("run", "--steps", "2")
+    encode = Backbone.load(out / "checkpoint").encode
     for step in (1, 2):
         rollouts, selections, summaries = (records(out, step, role) for role in ("policy", "selection", "summary"))
         assert len(rollouts) == 2 * 3 * 2 and len(selections) == 2 * 2
         for task in {line["task"] for line in rollouts}:
             mine = [line for line in rollouts if line["task"] == task]
             rewards = [[turn["reward"] for turn in line["turns"]] for line in mine]
-            kept = [[turn["advantage"] is not None for turn in line["turns"]] for line in mine]
-            want = slow_policy_advantages(rewards, kept, 1.0, "leave-one-out", True)
+            members = [[turn["masked"] != "void" for turn in line["turns"]] for line in mine]
+            tokens = [[0 if turn["masked"] else len(encode(turn["reply"])) + 1 for turn in line["turns"]]
+                      for line in mine]
+            want = slow_policy_advantages(rewards, members, tokens, 1.0, "leave-one-out", True, "turn")
             for line, row in zip(mine, want):
                 assert [turn["advantage"] for turn in line["turns"]] == pytest.approx(row)
                 for turn in line["turns"]:
-                    assert turn["reward"] == reinforce.davinci_reward(Verdict(**turn["verdict"]))
+                    assert turn["reward"] == davinci_reward(Verdict(**turn["verdict"]))
                     assert turn["reply"] and turn["feedback"] and line["prompt"].startswith("<|im_start|>system")
             asked = [line for line in selections if line["task"] == task]
             for line in asked:  # schemes that chose the same skills pool their rollouts
@@ -377,8 +161,8 @@ def test_records_hold_what_happened(world):
         for line in summaries:
             passed = [p for p in line["proposals"] if not p["rejected"]]
             fastest = max((p["attempt"]["verdict"]["speedup"] for p in passed), default=0.0)
-            assert line["reward"] == min(fastest, reinforce.SPEEDUP_CAP)
-            assert all(p["detail"] or p["rejected"] in ("no tool call", "too many", "known already", None)
+            assert line["reward"] == min(fastest, policy.SPEEDUP_CAP)
+            assert all(p["detail"] or p["rejected"] in ("no tool call", "too many", None)
                        for p in line["proposals"])
 
 
@@ -396,7 +180,8 @@ def test_ablations(world):
     assert all(not line["skills"] for line in records(out, 1, "policy")) and len(records(out, 1, "policy")) == 12
     out = world("b", "--steps", "2", "--bm25-only")
     assert records(out, 1, "selection") == [] and all(m["selection_rows"] == 0 for m in metrics(out)[1:])
-    assert sum(len(line["skills"]) > 0 for line in records(out, 1, "policy")) == 8  # k of k + 1 schemes
+    chosen = {(line["task"], *line["skills"]) for line in records(out, 1, "policy")}
+    assert len(chosen) == 2 and all(len(skills) > 1 for skills in chosen)  # all k + 1 schemes: there is no null scheme
     out = world("c", "--steps", "3", "--no-verify")
     proposals = [p for step in (1, 2, 3) for line in records(out, step, "summary") for p in line["proposals"]]
     assert proposals and all(p["attempt"] is None for p in proposals) and sum(m["staged"] for m in metrics(out)[1:]) > 0
@@ -407,10 +192,23 @@ def test_ablations(world):
         line = metrics(out)[1]
         assert line["rows"] == sum(line[f"{one}_rows"] for one in ("policy", "selection", "summary") if one != role)
         assert weights(out) != weights(base)
+    out = world("twice", "--steps", "1", "--oversample", "2")
+    assert len({line["task"] for line in records(out, 1, "policy")}) == 4  # of five, for a batch of two
     out = world("d", "--steps", "1", "--baseline", "group-mean", "--no-cross-scheme")
     for line in records(out, 1, "selection"):
         group = [other["reward"] for other in records(out, 1, "selection") if other["task"] == line["task"]]
         assert line["advantage"] == pytest.approx(line["reward"] - statistics.mean(group))
+
+
+def test_a_recipe_is_five_lines(world, monkeypatch):
+    """As README.md tells a forker: a reward, and a row by name; all else keeps davinci's values."""
+    monkeypatch.setitem(policy.REWARDS, "speed", lambda verdict: verdict.speedup if verdict.correct else 0.0)
+    monkeypatch.setitem(RECIPES, "mine", dict(reward="speed", gamma=0.5))
+    out = world("run", "--recipe", "mine", "--steps", "1")
+    turns = [turn for line in records(out, 1, "policy") for turn in line["turns"]]
+    assert all(turn["reward"] == (turn["verdict"]["speedup"] or 0.0) for turn in turns)
+    config = json.loads((out / "config.json").read_text())
+    assert {"gamma": 0.5, "prs": True, "k": 2, "recipe": "mine"}.items() <= config.items()
 
 
 def test_evaluation_before_after_and_between(world, monkeypatch):

@@ -18,7 +18,7 @@ from selector import read_selection, select
 from skills import Skill, SkillLibrary
 from summarizer import (Proposal, Summary, apply_pass_rule, best_skill, best_trigger, lazy_advice, propose,
                         read_proposals, trigger, verify)
-from tasks import TaskError
+from tasks import Task, TaskError
 
 SKILLS = [Skill(f"skill-{i}", f"description {i}", "general", (word,), f"{CONTENT} body{i}")
           for i, word in enumerate(["forward", "module", "inputs", "randn", "init"])]  # words of the task
@@ -59,12 +59,27 @@ def test_k_selections_for_each_task_see_candidates_but_no_bodies(scripted):
         assert role == "selection" and "description 4" in prompt and "body" not in prompt and "select_skills" in prompt
 
 
+def test_replies_belong_to_the_task_that_they_answer(scripted):
+    """Tasks with other candidates each: what one task's reply names is no candidate of the next."""
+    words = ["apples", "pears", "plums", "figs"]
+    library = SkillLibrary([Skill(f"use-{word}", word, "general", (), word) for word in words])
+    tasks = [Task(word, 0, word) for word in words]
+    scripted.script = lambda role, prompt: [selecting(next(f"use-{w}" for w in words if f"```python\n{w}\n" in prompt))]
+    for task, mine in zip(tasks, select(scripted, library, tasks, 2)):
+        assert [[s.name for s in one.skills] for one in mine] == [[f"use-{task.name}"]] * 2
+        assert [s.name for s in mine[0].candidates] == [f"use-{task.name}"] and not mine[0].dropped
+    winners = [best_trigger([trajectory(1.0, 2.0, task=task)]) for task in tasks]
+    scripted.script = lambda role, prompt: [proposing(entry(name=next(w for w in words if f"\n{w}\n" in prompt)))]
+    for task, mine in zip(tasks, propose(scripted, winners, 2, None)):
+        assert [(s.task, s.proposals[0].skill.name, s.winner.task) for s in mine] == [(task, task.name, task)] * 2
+
+
 def test_long_tasks_are_cut_at_a_thousand_characters(scripted):
     scripted.script = lambda role, prompt: ["none"]
     task = make_task()
-    long = type(task)("long", 0, task.source + "#" * 900 + "LATE" + "#" * 500)
-    select(scripted, SkillLibrary(SKILLS), [long], 1)
-    assert "###" in scripted.asked[0][1] and "LATE" not in scripted.asked[0][1]
+    filler = "#" * (999 - len(task.source.strip()))
+    select(scripted, SkillLibrary(SKILLS), [Task("long", 0, task.source.strip() + filler + "@$")], 1)
+    assert filler + "@\n" in scripted.asked[0][1] and "$" not in scripted.asked[0][1].split("Candidate")[0]
 
 
 def test_nobody_is_asked_without_candidates_or_with_bm25_alone(scripted):
@@ -236,9 +251,15 @@ def test_best_trigger_takes_the_fastest_of_those_that_trigger():
     rollouts = [trajectory(1.0, 1.5), trajectory(3.0, 3.1), trajectory(1.0, 2.0), trajectory(None, 9.0)]
     assert best_trigger(rollouts)[0] is rollouts[2]
     assert best_trigger(rollouts[1:2] + rollouts[3:]) is None and best_trigger([]) is None
+    assert best_trigger(rollouts[:1], 1.5)[2].verdict.speedup == 1.5 and best_trigger(rollouts[:1], 1.6) is None
 
 
 # ---- summary: what
+
+
+def words(count) -> str:
+    """A skill's content of so many words."""
+    return CONTENT + " a" * (count - len(CONTENT.split()))
 
 
 @pytest.mark.parametrize("reply, reasons", [
@@ -248,21 +269,30 @@ def test_best_trigger_takes_the_fastest_of_those_that_trigger():
     (call("update_skill_library", new_skills="x"), ["malformed"]), (call("update_skill_library"), ["malformed"]),
     (proposing("text"), ["malformed"]), (proposing(None, entry()), ["malformed", None])] + [
     (proposing(entry(**changes)), [reason]) for reason, several in {
-        None: [{}, {"scope": "task_specific/softmax"}, {"name": "skill-1"},
+        None: [{"tags": ["t"] * 16}, {"description": "d" * 500}, {"content": words(640)},
+               {}, {"scope": "task_specific/softmax"}, {"name": "skill-1"},
                {"content": "## Motivation\nx\n### Key idea\ny\n**Example**\n```\nz\n```"}],
         "malformed": [{"name": ""}, {"name": 3}, {"name": "x" * 90}, {"name": "a\nb"}, {"description": None},
                       {"description": "d" * 600}, {"scope": "everywhere"}, {"scope": "task_specific/"},
-                      {"tags": "a, b"}, {"tags": []}, {"tags": [1]}, {"content": "Motivation: x\nExample: y"}],
-        "too long": [{"content": CONTENT + "\n" + "a " * 2000}],
-        "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"}],
-        "known already": [{"content": "  " + CONTENT.replace(" ", "  ") + " BODY0"},
-                          {"name": "skill-1", "description": "Description  1"}]}.items() for changes in several])
+                      {"tags": ["t"] * 17}, {"description": "d" * 501}, {"tags": "a, b"}, {"tags": []}, {"tags": [1]},
+                      {"content": "Motivation: x\nExample: y"}],
+        "too long": [{"content": words(641)}],
+        "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"}]
+        }.items() for changes in several])
 def test_form_check_records_a_reason(reply, reasons):
-    known = {key for skill in SKILLS for key in summarizer.identity(skill)}
-    proposals = read_proposals(reply, known, lambda text: len(text.split()))
+    proposals = read_proposals(reply, count_tokens=lambda text: len(text.split()))
     assert [p.rejected for p in proposals] == reasons
     assert all(p.rejected is None or p.rejected in summarizer.REASONS for p in proposals)
     assert all(p.skill is not None for p in proposals if not p.rejected)
+
+
+@pytest.mark.parametrize("changes, known", [
+    ({}, False), ({"content": "  " + CONTENT.replace(" ", "  ") + " BODY0"}, True), ({"name": "skill-1"}, False),
+    ({"name": "skill-1", "description": "Description  1"}, True), ({"description": "description 1"}, False)])
+def test_a_known_proposal_is_marked_and_not_rejected(changes, known):
+    keys = {key for skill in SKILLS for key in summarizer.identity(skill)}
+    [proposal] = read_proposals(proposing(entry(**changes)), keys)
+    assert proposal.known == known and proposal.rejected is None
 
 
 def sentences(text) -> list:
@@ -339,18 +369,32 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     """Equal proposals of several summaries share one attempt; each of them gets its verdict."""
     scripted.script = lambda role, prompt: [kernel({"body2": 1.5, "body3": 1.1, "body4": 1.9}[
         next(word for word in ("body2", "body3", "body4") if word in prompt)])]
+    temperatures, sampler = [], scripted.sampler
+    scripted.sampler = lambda limit, temperature, generator: temperatures.append(temperature) or sampler(limit)
     two, three, four = SKILLS[2:]
     lists = [[summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2])], [],
              [summary_of(four)]]
     lists[0][1].proposals.append(Proposal(None, rejected="malformed"))
     verify(scripted, sandbox := FakeSandbox(), lists, 400)
-    assert len(scripted.asked) == len(sandbox.scored) == 3
+    assert len(scripted.asked) == len(sandbox.scored) == 3 and temperatures == [0]
     assert all(role == "policy" and "Speedup" not in prompt for role, prompt in scripted.asked)  # single turn
     assert all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2])
     assert "body0" not in scripted.asked[2][1]
     assert [[p.rejected for p in s.proposals] for s in lists[0]] == [[None, "too slow"], [None, "malformed"]]
     assert best_skill(lists[0]).name == "skill-2" and best_skill(lists[0]).verify_speedup == 1.5
     assert best_skill(lists[2]).verify_speedup == 1.9 and best_skill([]) is None
+    strict = summary_of(two)
+    verify(scripted, FakeSandbox(), [[strict]], 400, gain=1.6)
+    assert strict.proposals[0].rejected == "too slow"
+
+
+def test_a_known_skill_is_verified_and_rewarded_but_never_staged(scripted):
+    scripted.script = lambda role, prompt: [kernel(3.0 if "body2" in prompt else 1.5)]
+    summary = summary_of(SKILLS[2], SKILLS[3])
+    summary.proposals[0].known = True
+    verify(scripted, FakeSandbox(), [[summary]], 400)
+    assert [p.skill.verify_speedup for p in summary.proposals] == [3.0, 1.5]
+    assert best_skill([summary]).name == "skill-3" and best_skill([summary_of()]) is None
 
 
 def test_roles_differ_only_in_system_prompt_and_tool(scripted):

@@ -85,6 +85,8 @@ def test_recall_finds_by_meaningful_words_and_drops_the_rest():
 def test_small_libraries_are_recalled_whole():
     assert SkillLibrary().recall("softmax") == []
     assert [s.name for s in SkillLibrary([skill("only")]).recall("softmax")] == ["only"]
+    assert len(SkillLibrary(LIBRARY[:2]).recall("nothing of it")) == 2
+    assert SkillLibrary(LIBRARY[:3]).recall("unrelated vocabulary") == []
 
 
 def test_the_index_is_built_once_after_a_change(monkeypatch):

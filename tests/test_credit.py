@@ -1,0 +1,339 @@
+"""Rewards, advantages, filters, loss and one optimiser step, each against numbers made by hand or a slow twin."""
+
+import itertools
+import math
+import random
+import statistics
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+import policy
+import reinforce
+import summarizer
+from backbone import Completion
+from conftest import configure, plain_logprobs, slow_policy_advantages
+from policy import REWARDS, Trajectory, Turn, cuda_agent_reward, reward_turns
+from reinforce import (BASELINES, Row, clipped_loss, group_mean, leave_one_out, micro_batches, mrs_keeps,
+                       policy_advantages, prs_probability, update, varies)
+from sandbox import Verdict
+from skills import Skill
+
+# ---- rewards
+
+
+def right(speedup, coverage=0.0):
+    return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage)
+
+
+WRONG = [Verdict(), Verdict(compiled=True, error="wrong values"),
+         Verdict(compiled=True, rejected="decoy", coverage=0.9)]
+
+
+@pytest.mark.parametrize("recipe, speedup, coverage, reward", [
+    ("davinci", 1.0, 1.0, 1.5), ("davinci", 2.0, 0.5, 1.75), ("davinci", 0.5, 0.0, 0.75), ("davinci", 60.0, 1.0, 4.0),
+    ("kevin", 1.1, 1.0, 1.4), ("kevin", 10.0, 0.0, 10.3), ("cuda-agent", 0.5, 0.0, 1.0),
+    ("cuda-agent", 1.04, 0.0, 1.0), ("cuda-agent", 1.06, 0.0, 2.0)])
+def test_rewards(recipe, speedup, coverage, reward):
+    assert REWARDS[recipe](right(speedup, coverage)) == pytest.approx(reward)
+    assert [REWARDS[recipe](verdict) for verdict in WRONG] == [-1.0 if recipe == "cuda-agent" else 0.0] * 3
+
+
+def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
+    assert cuda_agent_reward(right(2.0), right(1.06)) == 3 and cuda_agent_reward(right(2.0), right(1.04)) == 2
+    assert cuda_agent_reward(right(1.0), right(1.5)) == 1  # compiled code may be slower than eager code
+
+
+# ---- advantages
+
+
+@pytest.mark.parametrize("baseline", list(BASELINES))
+@pytest.mark.parametrize("cross_scheme", [False, True])
+@pytest.mark.parametrize("group", ["turn", "task"])
+def test_advantages_equal_the_slow_twin(baseline, cross_scheme, group):
+    rng = random.Random(0)
+    for _ in range(100):
+        rewards = [[rng.choice([0, 0, 1.2, 2.5, rng.random()]) for _ in range(rng.randint(1, 4))]
+                   for _ in range(rng.randint(1, 8))]
+        members = [[rng.random() < 0.8 for _ in row] for row in rewards]
+        tokens = [[rng.choice([0, 0, 3, 40]) for _ in row] for row in rewards]
+        gamma = rng.choice([1.0, 0.4])
+        got = policy_advantages(rewards, members, tokens, gamma, BASELINES[baseline], cross_scheme, group)
+        want = slow_policy_advantages(rewards, members, tokens, gamma, baseline, cross_scheme, group)
+        for mine, slow in zip(got, want):
+            assert [a is None for a in mine] == [a is None for a in slow]
+            assert [a for a in mine if a is not None] == pytest.approx([a for a in slow if a is not None], abs=1e-8)
+
+
+def test_equal_returns_have_exactly_no_advantage():
+    for baseline in BASELINES.values():
+        assert baseline([0.1 + 0.2, 0.3, 0.3]) == [0.0] * 3 or baseline is group_mean
+        assert baseline([0.1] * 7) == [0.0] * 7
+    timed = policy_advantages([[1.301], [1.299], [1.3]], [[True]] * 3, [[9]] * 3, cross_scheme=True)
+    assert max(abs(a) for row in timed for a in row) < 0.05  # neither is a timing's
+    noisy = [[0.1 + 0.2], [0.3], [0.3], [0.15 * 2]]
+    assert policy_advantages(noisy, [[True]] * 4, [[9]] * 4, cross_scheme=True) == [[0.0]] * 4  # noise is not blown up
+
+
+# ---- filters and loss
+
+
+def test_prs_keeps_by_coverage():
+    assert [prs_probability(right(2.0, c)) for c in (0.0, 0.3, 0.4, 1.0)] == [0.0, 0.0, pytest.approx(1.0), 1.0]
+    assert prs_probability(right(2.0, 0.33)) == pytest.approx(0.3)
+    assert all(prs_probability(verdict) == 1.0 for verdict in WRONG)
+
+
+@pytest.mark.parametrize("drifts, kept", [
+    ([[0.0] * 50], [True]), ([[0.0009] * 50], [True]), ([[-0.0009] * 50], [True]), ([[0.0011] * 50], [False]),
+    ([[-0.0011] * 50], [False]), ([[0.5, -0.5] * 25], [True]), ([[9.0, -9.0]], [True]), ([[9.5, -9.5]], [False]),
+    ([[0.003] * 10, [0.0] * 90], [True, True]),  # the long turn decides for the short one
+    ([[0.0] * 10, [0.0011] * 990], [False, False]),
+    ([[9.5, -9.5], [0.0]], [False, True])])  # a token's veto is its turn's
+def test_mrs_looks_at_the_rollouts_geometric_mean_and_at_each_turns_worst_token(drifts, kept):
+    assert mrs_keeps([torch.tensor(drift, dtype=torch.float64) for drift in drifts]) == kept
+
+
+@pytest.mark.parametrize("ratio, advantage, value, slope", [
+    (1.0, 1.7, -1.7, -1.7), (1.1, 2.0, -2.2, -2.2),  # on policy: the policy gradient
+    (1.5, 2.0, -2.56, 0.0), (0.5, 2.0, -1.0, -1.0), (9.0, 2.0, -2.56, 0.0),  # a good reply: no push beyond 1.28
+    (0.9, -2.0, 1.8, 1.8), (0.5, -2.0, 1.6, 0.0), (1.5, -2.0, 3.0, 3.0),  # a bad one: none below 0.8
+    (2.9, -2.0, 5.8, 5.8), (3.1, -2.0, 6.0, 0.0)])  # nor above 3
+def test_loss_is_clipped(ratio, advantage, value, slope):
+    new = torch.tensor([math.log(ratio)], requires_grad=True)
+    loss = clipped_loss(new, torch.zeros(1), torch.tensor([advantage]), 0.2, 0.28)
+    loss.backward()
+    assert loss.item() == pytest.approx(value) and new.grad.item() == pytest.approx(slope, abs=1e-6)
+
+
+def test_a_group_varies_by_its_sample_standard_deviation():
+    assert varies([1.0, 1.0015], 1e-3) and not varies([1.0, 1.0013], 1e-3)  # 0.00106 and 0.00092
+    assert varies([0.3], 1e-3) and varies([1.0, 1.0], 0.0)
+
+
+def sampled_rows(model, advantages, turns=2, roles=("policy",)):
+    """Sequences of `turns` rows (a reply, then a later turn that extends it) sampled from the model."""
+    generator, sequences, advantages = torch.Generator().manual_seed(5), [], list(advantages)
+    while advantages:
+        prompt = torch.randint(5, 300, (random.Random(len(advantages)).randint(4, 60),), generator=generator).tolist()
+        rows = []
+        for _ in range(turns):
+            reply = model.sample([prompt], 30, 1.0, generator)[0]
+            rows.append(Row(roles[len(sequences) % len(roles)], reply, advantages.pop(0)))
+            prompt = reply.prompt_ids + reply.token_ids + [7, 8, 9]
+        sequences.append(rows)
+    return sequences
+
+
+def naive_gradients(model, sequences, loss_mean="sum", scale=1.0):
+    """One plain forward for each row, all rows, one backward."""
+    rows = [row for rows in sequences for row in rows]
+    loss, count = 0.0, len(rows) if loss_mean == "sum" else sum(len(row.completion.token_ids) for row in rows)
+    for row in rows:
+        new = plain_logprobs(model, row.completion.prompt_ids, row.completion.token_ids)
+        ratio = (new - torch.tensor(row.completion.logprobs)).exp()
+        loss = loss - torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage).sum()
+    loss = loss / (count * scale)
+    model.model.zero_grad()
+    loss.backward()
+    return loss.item(), [p.grad.clone() for p in model.model.parameters()]
+
+
+@pytest.mark.parametrize("budget, loss_mean, scale", [(1, "sum", 1.0), (200, "sum", 10.0), (10**9, "token", 1.0)])
+def test_update_equals_one_naive_batch_whatever_the_micro_batches(model, budget, loss_mean, scale):
+    advantages = [1.0, -0.5, 0.0, 0.3, -2.0, 0.0, 0.0, 0.0, 0.7, 0.25]
+    sequences = sampled_rows(model, advantages, roles=("policy", "selection", "summary"))
+    args = configure({"device": "cpu", "update_tokens": budget, "grad_clip": 1e9, "loss_mean": loss_mean,
+                      "loss_scale": scale})
+    loss, want = naive_gradients(model, sequences, loss_mean, scale)
+    model.model.zero_grad()
+    stats = update(model, Mock(), sequences, args)
+    assert stats["loss"] == pytest.approx(loss, abs=1e-5) and (stats["rows"], stats["rows_live"]) == (10, 6)
+    assert not stats["grad_clipped"] and not stats["zero_gradient"]
+    for gradient, parameter in zip(want, model.model.parameters()):
+        assert torch.allclose(gradient, parameter.grad, atol=2e-5 * max(1.0, gradient.abs().max().item()))
+
+
+def test_rows_without_advantage_are_not_computed(model, monkeypatch):
+    sequences = sampled_rows(model, [0.0, 1.0, 0.0, 0.0, -1.0, 0.0])
+    seen, logprobs = [], model.logprobs
+    monkeypatch.setattr(model, "logprobs", lambda rows: seen.append(rows) or logprobs(rows))
+    stats = update(model, Mock(), sequences, configure({"device": "cpu"}))
+    assert sum(map(len, seen)) == 2 and (stats["rows"], stats["rows_live"]) == (6, 2)
+    idle, none = Mock(), [[Row("policy", rows[0].completion, 0.0)] for rows in sequences]
+    stats = update(model, idle, none, configure({"device": "cpu"}))
+    assert len(seen) == 1 and not idle.step.called and stats["rows"] == 3  # nothing to learn: the weights stay
+    assert stats["zero_gradient"] and not stats["grad_clipped"]
+
+
+def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
+    sequences = sampled_rows(model, [1.0] * 40)
+    batches = list(micro_batches(sequences, 400))
+    assert sorted(id(rows) for batch in batches for rows in batch) == sorted(map(id, sequences))
+    widths = []
+    for batch in batches:
+        widths.append(max(len(r.completion.prompt_ids) + len(r.completion.token_ids) for rows in batch for r in rows))
+        assert len(batch) * widths[-1] <= 400 or len(batch) == 1  # both turns of a rollout run as one sequence
+    assert widths == sorted(widths, reverse=True) and 1 < len(batches) < 20
+
+
+def test_gradients_are_clipped_by_norm_after_the_loss_is_scaled(model):
+    sequences = sampled_rows(model, [500.0, -400.0])
+    optimizer, norms = Mock(), []
+    norm = lambda: torch.stack([p.grad.norm() for p in model.model.parameters()]).norm().item()  # noqa: E731
+    optimizer.step, optimizer.zero_grad = lambda: norms.append(norm()), lambda **_: model.model.zero_grad()
+    args = {"device": "cpu", "loss_scale": 1.0}
+    plain = update(model, optimizer, sequences, configure(args | {"grad_clip": 0.5}))
+    scaled = update(model, optimizer, sequences, configure(args | {"loss_scale": plain["grad_norm"]}))
+    assert plain["grad_norm"] > 10 and plain["grad_clipped"] and norms[0] == pytest.approx(0.5, rel=1e-3)
+    assert scaled["grad_norm"] == pytest.approx(1.0, rel=1e-3) and norms[1] == pytest.approx(1.0, rel=1e-3)
+
+
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(model, monkeypatch):
+    sequences, optimizer = sampled_rows(model, [1.0, -1.0]), Mock()
+    sequences[0][0].advantage = float("nan")
+    stats = update(model, optimizer, sequences, configure({"device": "cpu"}))
+    assert not optimizer.step.called and math.isnan(stats["grad_norm"])
+
+
+@pytest.mark.parametrize("options, masked", [({}, [2, 1]), ({"mrs": False}, [0, 0])])
+def test_replies_that_the_trainer_sees_otherwise_are_masked(model, options, masked):
+    """MRS: log-probabilities off by 1 % a token in one reply mask its rollout's turns, or its own in other roles."""
+    def off(role, turns):
+        sequences = sampled_rows(model, [1.0] * 4, turns=turns, roles=(role,))
+        sequences[0][0].completion.logprobs = [p - 0.01 for p in sequences[0][0].completion.logprobs]
+        stats = update(model, Mock(), sequences, configure({"device": "cpu"} | options))
+        return stats["mrs_masked"]
+
+    assert [off("policy", 2), off("selection", 1)] == masked
+
+
+def test_the_ratio_and_its_clipped_tokens_are_counted(model):
+    sequences = sampled_rows(model, [1.0, 1.0], turns=1)
+    first = sequences[0][0].completion
+    first.logprobs = [p + (math.log(2) if i < 3 else 0.0) for i, p in enumerate(first.logprobs)]  # the ratio is 0.5
+    stats = update(model, Mock(), sequences, configure({"device": "cpu", "mrs": False}))
+    assert stats["clipped"] == 3 and stats["ratio_off"] == pytest.approx(0.5, abs=1e-3)
+
+
+# ---- score and credit, on episodes made by hand
+
+
+def reply(tokens=2):
+    return Completion([1], [2] * tokens, [0.0] * tokens, "", True)
+
+
+def rolled(*verdicts, skills=()):
+    return Trajectory(None, tuple(skills), [Turn(reply(), "code", verdict) for verdict in verdicts])
+
+
+def a_run(options=(), **more):
+    args = configure({"device": "cpu", "batch": 9} | dict(options))
+    return SimpleNamespace(args=args, compiled=None, generator=torch.Generator().manual_seed(0), **more)
+
+
+def credited(rewards, selections=(), summaries=(), coverage=1.0, **options):
+    """(episode, rows of the loss) for rollouts with these rewards of their turns; 0 stands for a wrong kernel."""
+    episode = reinforce.Episode(None, [SimpleNamespace(completion=reply(), reward=r) for r in selections],
+                                [rolled(*(right(1.0, coverage) if r else Verdict() for r in row)) for row in rewards],
+                                [SimpleNamespace(completion=reply(), reward=r) for r in summaries])
+    for trajectory, row in zip(episode.trajectories, rewards):
+        for turn, reward in zip(trajectory.turns, row):
+            turn.reward = reward
+    return episode, reinforce.credit(a_run({"cross_scheme": False} | options), [episode])
+
+
+def test_each_role_has_its_weight_its_group_and_its_discount():
+    options = {"gamma": 0.5, "selection_weight": 0.25, "summary_weight": 3.0}
+    _, rows = credited([[1.0, 2.0], [3.0, 4.0]], (1.0, 2.0), (0.0, 5.0), **options)
+    assert [[(row.role, row.advantage) for row in several] for several in rows] == [
+        [("policy", -3.0), ("policy", -2.0)], [("policy", 3.0), ("policy", 2.0)],  # 1 + 0.5 * 2 against 3 + 0.5 * 4
+        [("selection", -0.25)], [("selection", 0.25)], [("summary", -15.0)], [("summary", 15.0)]]
+    _, rows = credited([[1.0], [3.0]], (1.0, 2.0), (0.0, 5.0), freeze_selection=True, freeze_summary=True)
+    assert [row.role for several in rows for row in several] == ["policy"] * 2
+    episode, rows = credited([[1.0], [3.0]], (1.0, 1.0005), (2.0, 2.0))  # groups without variance
+    assert [row.advantage for row in itertools.chain(*rows)] == [-2.0, 2.0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("options, masked, advantages", [
+    ({}, ["prs"] * 3, [0.0] * 3), ({"prs": False}, [None] * 3, [-1.5, 0.0, 1.5])])
+def test_what_prs_masks_stays_in_its_group(options, masked, advantages):
+    episode, rows = credited([[1.0], [2.0], [3.0]], coverage=0.0, **options)
+    turns = [trajectory.turns[0] for trajectory in episode.trajectories]
+    assert [turn.masked for turn in turns] == masked and [turn.advantage for turn in turns] == [-1.5, 0.0, 1.5]
+    assert [row.advantage for row in itertools.chain(*rows)] == advantages
+    episode, rows = credited([[0.0], [2.0], [3.0]], coverage=0.0)  # a wrong turn is never dropped
+    assert [row.advantage for row in itertools.chain(*rows)] == [-2.5, 0.0, 0.0]
+
+
+def test_the_magnitude_that_divides_a_tasks_advantages_is_that_of_the_tokens_in_the_loss():
+    episode, rows = credited([[0.0], [2.0], [4.0]], coverage=0.0, cross_scheme=True)
+    assert [t.turns[0].advantage for t in episode.trajectories] == [-1.0, 0.0, 1.0]  # |-3| alone: PRS masks the others
+
+
+def test_a_prompt_too_long_is_a_member_without_a_loss():
+    episode, _ = credited([[0.0], [2.0], [4.0]])
+    episode.trajectories[0].turns[0].completion = reply(0)
+    rows = reinforce.credit(a_run({"cross_scheme": False}), [episode])
+    assert [row.advantage for row in itertools.chain(*rows)] == [0.0, 3.0]
+
+
+def test_a_failure_after_a_success_is_void():
+    rollouts = [rolled(right(2.0), Verdict(), right(3.0)), rolled(Verdict(), Verdict(), right(1.0)), rolled(right(1.0))]
+    rollouts[2].turns.append(Turn(reply(), None, Verdict()))
+    reward_turns(rollouts, "cuda-agent")
+    assert [[t.masked for t in r.turns] for r in rollouts] == [[None, "void", None], [None] * 3, [None, "void"]]
+    assert [[t.reward for t in r.turns] for r in rollouts] == [[2.0, 0.0, 2.0], [-1.0, -1.0, 1.0], [1.0, 0.0]]
+    rows = reinforce.credit(a_run({"cross_scheme": False, "prs": False}), [reinforce.Episode(None, [], rollouts)])
+    assert [[row.advantage for row in several] for several in rows] == [[4.0, 1.0], [-3.5, 0.0, -1.0], [-0.5]]
+    assert rollouts[0].turns[1].advantage is None
+    again = [rolled(right(2.0), Verdict())]
+    reward_turns(again, "davinci", mask_void=False)
+    assert again[0].turns[1].masked is None
+
+
+def test_the_first_tasks_that_vary_are_trained_on():
+    """Variance is that of the last turns' rewards."""
+    episodes = [credited(rewards)[0] for rewards in ([[1.0, 2.0], [3.0, 2.0]], [[1.0], [2.0]], [[1.0, 0.0], [1.0, 3.0]],
+                                                     [[1.0], [3.0]])]
+    for turn in (turn for e in episodes for t in e.trajectories for turn in t.turns):
+        turn.masked = None
+    rows = reinforce.credit(a_run({"batch": 2, "cross_scheme": False}), episodes)
+    assert [[t.turns[0].masked for t in e.trajectories] for e in episodes] == [["group"] * 2, [None] * 2, [None] * 2,
+                                                                               ["group"] * 2]
+    assert [row.advantage for row in itertools.chain(*rows)] == [-1.0, 1.0, -3.0, -3.0, 3.0, 3.0]
+    assert len(reinforce.credit(a_run({"min_std": 0.0}), episodes[:1])) == 2
+
+
+def test_selections_of_the_same_skills_share_their_rollouts():
+    a, b, c = (Skill(name, "", "", (), "") for name in "abc")
+    episode = reinforce.Episode(None, [SimpleNamespace(skills=skills) for skills in ((a, b), (b, a), (c,), ())])
+    for skills, speedups in (((a, b), (1.0, 2.0)), ((b, a), (3.0,)), ((c,), (4.0, 1.0)), ((), (5.0,)), ((), (1.0,))):
+        episode.trajectories.append(rolled(*map(right, speedups), skills=skills))
+    reinforce.score(a_run(), [episode])
+    assert [s.reward for s in episode.selections] == [1.75, 1.75, 2.5, 2.0]  # 0.5 + 0.5 * the mean of the best speedups
+
+
+def test_the_third_milestone_is_asked_for_where_the_second_is_reached(monkeypatch):
+    asked, turns = [], rolled(right(1.0), right(2.0), Verdict(), right(3.0))
+    monkeypatch.setattr(policy, "score_pairs", lambda sandbox, pairs: asked.extend(pairs) or [right(1.2), right(1.0)])
+    for turn, code in zip(turns.turns, "abcd"):
+        turn.code = code
+    reward_turns([turns], "cuda-agent", compiled=object(), mask_void=False)
+    assert [code for _, code in asked] == ["b", "d"] and [t.reward for t in turns.turns] == [1.0, 3.0, -1.0, 2.0]
+
+
+@pytest.mark.parametrize("proposals, reward, staged", [
+    ([(1.5, None), (2.5, None), (2.0, None), (9.0, "too slow")], 2.5, 2.5), ([], 0.0, None),
+    ([(400.0, None)], policy.SPEEDUP_CAP, 400.0), ([(400.0, "too slow")], 0.0, None)])
+def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals, reward, staged, monkeypatch):
+    """Which is staged."""
+    monkeypatch.setattr(reinforce.summarizer, "verify", lambda *_: None)
+    proposals = [summarizer.Proposal({}, Skill(f"s{x}", "", "", [], "", x), rejected=why) for x, why in proposals]
+    episode = reinforce.Episode(None, [], [], [summarizer.Summary(None, None, None, None, None, proposals)])
+    args = SimpleNamespace(no_verify=False, policy_tokens=1, prompt_tokens=1, trigger=1.2)
+    reinforce.verify(SimpleNamespace(args=args, model=None, sandbox=None), [episode])
+    assert episode.summaries[0].reward == reward
+    assert (episode.staged and episode.staged.verify_speedup) == staged

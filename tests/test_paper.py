@@ -1,0 +1,92 @@
+"""Every number of the paper, written down from the paper and its release, not from the code: a slip must not pass."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import policy
+import reinforce
+import selector
+import skills
+import summarizer
+from backbone import SELECT_TOOL, UPDATE_TOOL
+from conftest import configure
+from sandbox import Verdict
+
+# What a model of over a billion parameters is trained with, on a GPU. Paper's symbol or the release's variable: value.
+PAPER = {
+    "batch": 16, "k": 3, "n": 4, "turns": 3, "s": 8, "oversample": 2,  # B, k, n, T, s, PROMPT_OVERSAMPLING_FACTOR
+    "lr": 1e-6, "loss_scale": 1000.0, "grad_clip": 1.0, "clip_low": 0.2, "clip_high": 0.28,
+    "temperature": 1.0, "gamma": 1.0, "selection_weight": 0.3, "summary_weight": 0.5, "trigger": 1.2,
+    "prompt_tokens": 24576, "policy_tokens": 8192, "selection_tokens": 1024, "summary_tokens": 2048,
+    "trials": 5, "eval_samples": 8, "min_std": 1e-3, "steps": 200,
+    "reward": "davinci", "baseline": "leave-one-out", "group": "turn", "loss_mean": "sum",
+    "prs": True, "mrs": True, "cross_scheme": True, "mask_void": True, "skills": True,
+    "bm25_only": False, "no_verify": False, "freeze_selection": False, "freeze_summary": False, "no_eval": False}
+TINY = {"batch": 3, "k": 3, "n": 2, "turns": 2, "s": 3, "oversample": 1, "lr": 5e-5, "loss_scale": 30.0, "steps": 6,
+        "policy_tokens": 900, "selection_tokens": 250, "summary_tokens": 600, "prompt_tokens": 3500, "trials": 3,
+        "eval_samples": 1, "save_every": 1, "update_tokens": 16384}
+CONSTANTS = [
+    (policy.SPEEDUP_CAP, 6.0), (reinforce.DUAL_CLIP, 3.0), (reinforce.DIVISOR_FLOOR, 0.05), (summarizer.GAIN, 1.2),
+    (summarizer.MOST_PROPOSALS, 2), (summarizer.MOST_CONTENT_TOKENS, 640),  # 512 and a quarter
+    (selector.MOST_SKILLS, 3), (selector.TASK_CHARACTERS, 1000), (skills.CANDIDATES, 20)]
+
+
+def test_a_large_model_is_trained_with_the_papers_numbers():
+    options = vars(configure({"device": "cuda"}, 8e9))
+    assert {name: options[name] for name in PAPER} == PAPER
+    assert vars(configure({"device": "cuda"}, 1e9))["lr"] == 1e-6 and configure({"device": "cuda"}, 0.9e9).lr == 5e-5
+
+
+def test_the_tiny_model_on_two_cores_has_its_own():
+    options = vars(configure({"device": "cpu"}))
+    assert {name: options[name] for name in TINY} == TINY
+    different = {name for name in PAPER if options[name] != PAPER[name]}
+    assert different == {*TINY, "k"} - {"k", "save_every", "update_tokens"}
+
+
+@pytest.mark.parametrize("mine, papers", CONSTANTS)
+def test_constants(mine, papers):
+    assert mine == papers
+
+
+@pytest.mark.parametrize("correct, speedup, coverage, reward", [
+    (True, 1.0, 0.0, 1.0), (True, 1.0, 1.0, 1.5), (True, 6.0, 1.0, 4.0), (True, 7.0, 1.0, 4.0), (True, 0.0, 0.0, 0.5),
+    (False, 3.0, 1.0, 0.0)])
+def test_the_reward_of_a_turn(correct, speedup, coverage, reward):
+    assert policy.davinci_reward(Verdict(correct=correct, speedup=speedup, coverage=coverage)) == reward
+
+
+@pytest.mark.parametrize("coverage, probability", [(0.3, 0.0), (0.35, 0.5), (0.4, 1.0)])
+def test_profiling_based_rejection(coverage, probability):
+    assert reinforce.prs_probability(Verdict(correct=True, coverage=coverage)) == pytest.approx(probability)
+    assert reinforce.prs_probability(Verdict(correct=False, coverage=coverage)) == 1.0
+
+
+def test_the_tools_have_the_releases_names_and_fields():
+    select, update = SELECT_TOOL["function"], UPDATE_TOOL["function"]
+    assert (select["name"], list(select["parameters"]["properties"])) == ("select_skills", ["think", "selected_skills"])
+    chosen = select["parameters"]["properties"]["selected_skills"]["items"]["properties"]
+    assert list(chosen) == ["name", "reason"]
+    assert (update["name"], list(update["parameters"]["properties"])) == (
+        "update_skill_library", ["think", "new_skills"])
+    written = update["parameters"]["properties"]["new_skills"]["items"]["properties"]
+    assert list(written) == ["name", "description", "scope", "tags", "content"]
+
+
+def test_what_may_change_when_a_run_is_continued():
+    assert reinforce.CHANGEABLE == {"steps", "eval_every", "save_every", "no_eval"}
+
+
+def test_what_the_table_of_differences_names_is_there():
+    """results/faithful.md, column 'ours': every file, function, constant and option in backticks exists."""
+    root = Path(__file__).parent.parent
+    sources = {str(path.relative_to(root)): path.read_text() for path in root.rglob("*.py")}
+    rows = re.findall(r"^\| \d+ \|.*\|$", (root / "results/faithful.md").read_text(), re.MULTILINE)
+    ours = [row.strip("| ").split(" | ")[3] for row in rows]
+    named = {name for cell in ours for name in re.findall(r"`([^`]+)`", cell)}
+    text = "\n".join(sources.values())
+    lost = [name for name in sorted(named) if name not in sources and not (root / name).is_dir()
+            and not all(re.search(rf"\b{word}\b", text) for word in re.findall(r"\w+", name))]
+    assert len(rows) > 130 and len(named) > 80 and not lost

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import backbone
 from backbone import Completion
+from chat.prompts import PROMPTS, fill, role_messages, skill_text
 from sandbox import Verdict, feedback
 from skills import Skill
 from tasks import Task, TaskError
@@ -50,16 +51,17 @@ class Trajectory:
 
 def policy_messages(task, skills) -> list[dict]:
     """The first turn's prompt: the chosen skills in full in the system message, the task as the user's."""
-    system = backbone.SYSTEM["policy"]
-    for skill in skills:
-        system += f"\n\n# Skill: {skill.name}\n{skill.description}\n{skill.content}"
-    user = f"```python\n{task.source.strip()}\n```"
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    shown = "\n\n".join(skill_text("skill", skill) for skill in skills)
+    shown = shown and PROMPTS["skill_injection_header"] + shown + PROMPTS["skill_injection_footer"]
+    messages = role_messages("policy", task_description=task.source.strip(), skills=shown)
+    if "__skills__" not in PROMPTS["policy_user"]:  # which else says where they stand
+        messages[0]["content"] += shown
+    return messages
 
 
 def next_messages(messages, reply, verdict) -> list[dict]:
     """The following turn's prompt: the history, the reply just given, and the sandbox's feedback on it."""
-    return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": feedback(verdict)}]
+    return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": fill("feedback", feedback=feedback(verdict))}]
 
 
 def play(model, sandbox, trajectory, turns, prompt, limit):

@@ -1,0 +1,7 @@
+"""What the model reads: prompts, and the chat template that makes token ids of them. It knows no weights.
+
+    prompts.py      the prompts and tools of the three roles, from prompts.yaml or a file of the user's
+    template.py     messages to token ids, by the chat template of whatever model it is
+
+    backbone, sft -- template -- prompts -- prompts.yaml          selector, policy, summarizer -- prompts (by backbone)
+"""

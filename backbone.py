@@ -18,7 +18,6 @@ import logging
 import math
 import re
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,10 +29,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
 from chat.prompts import SELECT_TOOL, SYSTEM, UPDATE_TOOL  # noqa: F401: what the roles ask a model with
-from chat.template import Chat
+from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms, fuse_rotation
 from fast.engine import Engine
 from fast.slots import padded
+from fast.step import nucleus
 from tasks import UserError
 
 hf_logging.disable_progress_bar()
@@ -101,25 +101,13 @@ def _call_from_json(text, name, bare):
         return None
     if call.get("name") == name:
         arguments = call.get("arguments", call.get("args"))
-        arguments = _literal_or_text(arguments) if isinstance(arguments, str) else arguments  # some models quote it twice
+        if isinstance(arguments, str):
+            arguments = _literal_or_text(arguments)  # some models quote it twice
         return arguments if isinstance(arguments, dict) else None
     return call if bare and "name" not in call else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Completion:
-    """One sampled reply."""
-
-    prompt_ids: list[int]
-    token_ids: list[int]  # what the model wrote, its end-of-turn token included
-    logprobs: list[float]  # log-probability of each token of token_ids at temperature 1, when it was sampled
-    text: str  # token_ids as text, without the end-of-turn token
-    finished: bool  # False when max_new_tokens cut the reply off
-
-
 
 LOGITS = 2**28  # logits that `logprobs` computes at a time: 1 GiB in float32, of which about four exist at once
 
@@ -228,13 +216,15 @@ class Backbone(Chat):
 
     # ---- sampling
 
-    def sampler(self, max_new_tokens, temperature=1.0, generator=None) -> "Sampler":
+    def sampler(self, max_new_tokens, temperature=1.0, generator=None, top_p=1.0) -> "Sampler":
         """A Sampler. One at a time: when another one is made, the first can no longer be used.
 
         Replies end with a stop token, or without one after max_new_tokens. temperature 0 is greedy. generator: a
-        torch.Generator; the same state of it and the same order of calls give the same replies.
+        torch.Generator; the same state of it and the same order of calls give the same replies. top_p: draw only from
+        the likeliest tokens that together have this probability (paper: 0.95 at evaluation). A Completion's
+        log-probabilities are those of the whole distribution all the same.
         """
-        return Sampler(self, max_new_tokens, temperature, generator)
+        return Sampler(self, max_new_tokens, temperature, generator, top_p)
 
     def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None) -> list[Completion]:
         """One reply to each prompt (a list of token ids each), in their order. Arguments as of `sampler`."""
@@ -344,10 +334,10 @@ class Sampler(contextlib.AbstractContextManager):
                 for key, completion in sampler.step(): ...
     """
 
-    def __init__(self, model, max_new_tokens, temperature, generator):
+    def __init__(self, model, max_new_tokens, temperature, generator, top_p=1.0):
         self.model = model
         model.current = self
-        model.engine.start(max_new_tokens, temperature, generator)
+        model.engine.start(max_new_tokens, temperature, generator, top_p)
 
     def _engine(self):
         if self.model.current is not self:
@@ -408,7 +398,9 @@ class PlainEngine(Engine):
             if self.temperature == 0:
                 ids = logprobs.argmax(-1, keepdim=True)  # (1, 1)
             else:
-                ids = torch.multinomial((logprobs / self.temperature).softmax(-1), 1, generator=self.generator)
+                shares = (logprobs / self.temperature).softmax(-1)
+                shares = nucleus(shares, self.top_p) if self.top_p < 1 else shares
+                ids = torch.multinomial(shares, 1, generator=self.generator)
             request.tokens.append(ids.item())
             request.logprobs.append(logprobs[0, ids.item()].item())
             if ids.item() in self.stop_ids:

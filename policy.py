@@ -61,7 +61,8 @@ def policy_messages(task, skills) -> list[dict]:
 
 def next_messages(messages, reply, verdict) -> list[dict]:
     """The following turn's prompt: the history, the reply just given, and the sandbox's feedback on it."""
-    return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": fill("feedback", feedback=feedback(verdict))}]
+    answer = fill("feedback", feedback=feedback(verdict))
+    return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": answer}]
 
 
 def play(model, sandbox, trajectory, turns, prompt, limit):
@@ -92,11 +93,11 @@ def play(model, sandbox, trajectory, turns, prompt, limit):
 
 
 def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None, temperature=1.0,
-            generator=None) -> list[Trajectory]:
+            generator=None, top_p=1.0) -> list[Trajectory]:
     """One Trajectory for every (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
 
-    temperature 0 is greedy. max_prompt_tokens: where a rollout ends, see `play`; a first prompt that is too long gives
-    one turn that says so. An unusable task costs its own rollouts only.
+    temperature 0 is greedy; top_p: see Backbone.sampler. max_prompt_tokens: where a rollout ends, see `play`; a first
+    prompt that is too long gives one turn that says so. An unusable task costs its own rollouts only.
     """
     @functools.cache  # all rollouts of a scheme begin with the same prompt
     def first_prompt(task, skills):
@@ -118,7 +119,7 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
     for number in range(len(plays)):
         resume(number)
     sandbox.prepare([trajectories[number].task for number, _ in prompts])
-    with model.sampler(max_new_tokens, temperature, generator) as sampler:
+    with model.sampler(max_new_tokens, temperature, generator, top_p) as sampler:
         while prompts or pairs or judging or sampler.waiting:
             # On a GPU each rollout goes on as soon as it can. On a CPU model and sandbox need the same cores, and a
             # seed must give the same run: all replies are written, then all kernels judged, then all next turns begin.

@@ -2,6 +2,8 @@
 
     prompts.py      the prompts and tools of the three roles, from prompts.yaml or a file of the user's
     template.py     messages to token ids, by the chat template of whatever model it is
+    rows.py         conversations to token ids with a mask of what is to be learnt: examples, data files, rollouts
 
-    backbone, sft -- template -- prompts -- prompts.yaml          selector, policy, summarizer -- prompts (by backbone)
+    sft -- rows -- template -- prompts -- prompts.yaml        backbone -- template        selector, policy,
+                                                                                          summarizer -- prompts
 """

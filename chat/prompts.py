@@ -15,7 +15,6 @@ from tasks import UserError
 PROMPTS = {}  # texts by name
 SYSTEM = {}  # the system prompt of each role
 SELECT_TOOL, UPDATE_TOOL = {}, {}
-TOOL_CALL = '<tool_call>{"name": "...", "arguments": {...}}</tool_call>'  # what a reply writes to call a tool
 
 _SKILL = "---\nname: __name__\ndescription: __description__\nscope: __scope__\ntags: [__tags__]\n---\n\n__content__"
 RELEASE_FORMS = {

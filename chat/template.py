@@ -3,13 +3,26 @@
 import functools
 import json
 import secrets
+from dataclasses import dataclass
 
 from jinja2 import TemplateError
 
-from chat.prompts import SELECT_TOOL, TOOL_CALL
+from chat.prompts import SELECT_TOOL
 from tasks import UserError
 
 MARK = f"reply{secrets.token_hex(8)}"  # stands for a text where a template is asked what it writes around it
+TOOL_CALL = "<tool_call>%s</tool_call>"  # how a reply calls a tool where the template knows none
+
+
+@dataclass
+class Completion:
+    """One sampled reply."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]  # what the model wrote, its end-of-turn token included
+    logprobs: list[float]  # log-probability of each token of token_ids at temperature 1, when it was sampled
+    text: str  # token_ids as text, without the end-of-turn token
+    finished: bool  # False when max_new_tokens cut the reply off
 
 
 class Chat:
@@ -40,7 +53,8 @@ class Chat:
 
     @functools.cached_property
     def tool_role(self) -> bool:
-        return self._shows([{"role": "user", "content": "."}], [SELECT_TOOL | {"function": SELECT_TOOL["function"] | {"name": MARK}}])
+        tool = SELECT_TOOL | {"function": SELECT_TOOL["function"] | {"name": MARK}}
+        return self._shows([{"role": "user", "content": "."}], [tool])
 
     @functools.cached_property
     def end(self) -> list[int]:
@@ -70,8 +84,9 @@ class Chat:
         """
         tools = [tool] if isinstance(tool, dict) else tool or None
         if tools and not self.tool_role:
-            said = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools)) + "\nCall one with " + TOOL_CALL
-            messages = [messages[0] | {"content": messages[0]["content"] + said}, *messages[1:]]
+            call = TOOL_CALL % '{"name": ..., "arguments": {...}}'
+            said = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools)) + f"\nCall one with {call}"
+            messages = [messages[0] | {"content": messages[0]["content"] + said}, *map(_spelled, messages[1:])]
         if len(messages) > 1 and messages[0]["role"] == "system" and not self.system_role:
             text = f"{messages[0]['content']}\n\n{messages[1]['content']}"
             messages = [messages[1] | {"content": text}, *messages[2:]]
@@ -118,3 +133,9 @@ class Chat:
         if completion.finished and completion.token_ids[-1] in added[:len(self.end)]:
             added = added[added.index(completion.token_ids[-1]) + 1:]  # this token was sampled already
         return completion.prompt_ids + completion.token_ids + added
+
+
+def _spelled(message) -> dict:
+    """A message whose tool calls have become text."""
+    calls = [TOOL_CALL % json.dumps(call["function"]) for call in message.get("tool_calls", ())]
+    return message | {"content": "\n".join([message["content"], *calls]).strip()} if calls else message

@@ -262,7 +262,7 @@ def train(model, data, pad, args) -> list[dict]:
 
 
 CHECKPOINT = "training.pt"  # in --out, until the training is complete
-CHANGEABLE = {"resume", "save_minutes", "processes", "cache"}  # options that may differ when it is continued
+CHANGEABLE = {"resume", "save_minutes", "processes", "cache", "out"}  # options that may differ when it is continued
 
 
 def fingerprint(args, data) -> dict:

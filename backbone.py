@@ -1,8 +1,8 @@
 """One Hugging Face causal LM that plays three roles.
 
 The roles (paper: Selection, Policy, Summary) differ only in their system prompt and in the tool that they may
-call; the weights are shared. This file holds what touches the model: the role prompts and tool schemas, the tokenizer's
-chat template, the parsing of replies, sampling with log-probabilities, and rescoring with gradients.
+call; the weights are shared. This file holds what touches the model: the parsing of replies, sampling with
+log-probabilities, and rescoring with gradients. The prompts, the tools and the chat template are in chat/.
 
 It knows nothing of skills on disk, sandboxes or rewards. The messages of each role are built in selector.py, policy.py
 and summarizer.py.
@@ -10,13 +10,14 @@ and summarizer.py.
 In comments: B sequences in a batch, L their padded length, T the length of the key/value cache, V the vocabulary.
 """
 
+import ast
 import contextlib
 import functools
 import json
 import logging
 import math
 import re
-from dataclasses import dataclass
+import warnings
 from pathlib import Path
 
 import torch
@@ -27,53 +28,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
+from chat.prompts import SELECT_TOOL, SYSTEM, UPDATE_TOOL  # noqa: F401: what the roles ask a model with
+from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms, fuse_rotation
 from fast.engine import Engine
 from fast.slots import padded
+from fast.step import nucleus
 from tasks import UserError
 
 hf_logging.disable_progress_bar()
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in Backbone.load
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Role prompts and tools. Our own wording; short, because every rollout of every role starts with one of them.
-
-SYSTEM = {
-    "policy": (
-        "You write fast GPU kernels. For a PyTorch module Model you answer with a class ModelNew that has the same "
-        "constructor and returns the same values in less time, because Triton or CUDA kernels of your own do the work. "
-        "Begin with one line 'Plan:' that names the optimisations you apply, then give one python code block. "
-        "When you are shown the verdict on your answer, improve on it."
-    ),
-    "selection": (
-        "You choose skills for a writer of GPU kernels. Read the PyTorch task and the candidate skills, then call "
-        "select_skills with the skills, at most 3, that will make the kernel for this task faster."
-    ),
-    "summary": (
-        "You turn experience with GPU kernels into reusable skills. Compare the first answer to a task with the best "
-        "one, then call update_skill_library with at most 2 new skills that explain the gain and will help with other "
-        "tasks. A skill's content has the sections Motivation, Key Idea and Example."
-    ),
-}
-
-
-def _tool(name, description, properties):
-    parameters = {"type": "object", "properties": properties, "required": list(properties)}
-    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
-
-
-def _records(*fields):
-    item = {"type": "object", "properties": {field: {"type": "string"} for field in fields}, "required": list(fields)}
-    return {"type": "array", "items": item}
-
-
-SELECT_TOOL = _tool("select_skills", "Choose the skills that the kernel writer will see.",
-                    {"think": {"type": "string"}, "selected_skills": _records("name", "reason")})
-UPDATE_TOOL = _tool("update_skill_library", "Propose new optimisation skills.",
-                    {"think": {"type": "string"},
-                     "new_skills": _records("name", "description", "scope", "tags", "content")})
-UPDATE_TOOL["function"]["parameters"]["properties"]["new_skills"]["items"]["properties"]["tags"] = {
-    "type": "array", "items": {"type": "string"}}
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Parsing of replies. A reply is text that a model sampled: anything can be in it, and nothing here may raise.
@@ -82,12 +46,13 @@ _FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)```", re.DOTALL)
 
 
 def extract_code(text):
-    """The last fenced code block that defines `ModelNew`, or None.
+    """The last fenced code block that defines `ModelNew`, or None; one within a thought does not count.
 
     >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
     'class ModelNew:\\n    pass\\n'
     """
-    blocks = [body for _, body in _FENCE.findall(text) if re.search(r"^\s*class\s+ModelNew\b", body, re.MULTILINE)]
+    blocks = [body for _, body in _FENCE.findall(text.rpartition("</think>")[2])
+              if re.search(r"^\s*class\s+ModelNew\b", body, re.MULTILINE)]
     return blocks[-1] if blocks else None
 
 
@@ -100,13 +65,13 @@ def extract_tool_call(text, name):
     >>> extract_tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f")
     {'a': 1}
     """
-    calls = []
+    calls, text = [], text.rpartition("</think>")[2]  # a thought is no answer
     for body in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL):
         calls.append(_call_from_json(body, name, bare=False))
     for function, body in re.findall(r"<function=([\w.-]+)>(.*?)</function>", text, re.DOTALL):
         if function == name:
             pairs = re.findall(r"<parameter=([\w.-]+)>(.*?)</parameter>", body, re.DOTALL)
-            calls.append({key: _json_or_text(value.strip()) for key, value in pairs})
+            calls.append({key: _literal_or_text(value.strip()) for key, value in pairs})
     if not any(calls):
         for language, body in _FENCE.findall(text):
             if language in ("json", ""):
@@ -115,40 +80,34 @@ def extract_tool_call(text, name):
     return calls[-1] if calls else None
 
 
-def _json_or_text(text):
+def _literal_or_text(text):
+    """What a text says in JSON, or as a list or dict in Python's spelling, as the released checkpoints write them."""
     try:
         return json.loads(text, strict=False)
     except (ValueError, RecursionError):
+        pass
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of "\\d" in a string
+            value = ast.literal_eval(text) if text[:1] in ("[", "{") else text
+        return json.loads(json.dumps(value))  # a transcript holds JSON: no sets, no bytes
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, SystemError):
         return text
 
 
 def _call_from_json(text, name, bare):
     """Arguments from `{"name": ..., "arguments": {...}}`; with `bare`, also from the arguments object alone."""
-    call = _json_or_text(text.strip())
+    call = _literal_or_text(text.strip())
     if not isinstance(call, dict):
         return None
-    if "arguments" in call and call.get("name") == name:
-        arguments = call["arguments"]
-        arguments = _json_or_text(arguments) if isinstance(arguments, str) else arguments  # some models quote it twice
+    if call.get("name") == name:
+        arguments = call.get("arguments", call.get("args"))
+        if isinstance(arguments, str):
+            arguments = _literal_or_text(arguments)  # some models quote it twice
         return arguments if isinstance(arguments, dict) else None
     return call if bare and "name" not in call else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Completion:
-    """One sampled reply."""
-
-    prompt_ids: list[int]
-    token_ids: list[int]  # what the model wrote, its end-of-turn token included
-    logprobs: list[float]  # log-probability of each token of token_ids at temperature 1, when it was sampled
-    text: str  # token_ids as text, without the end-of-turn token
-    finished: bool  # False when max_new_tokens cut the reply off
-
-
-
 
 LOGITS = 2**28  # logits that `logprobs` computes at a time: 1 GiB in float32, of which about four exist at once
 
@@ -184,44 +143,6 @@ def recomputed(layers):
             del layer.forward  # the class's own shows again
 
 
-class Chat:
-    """The tokenizer and its chat template: messages to token ids. All that the cold start needs of a backbone."""
-
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-
-    def chat_text(self, messages, tool=None, reply=True) -> str:
-        """Messages [{"role", "content"}, ...] as the text that the model reads.
-
-        tool: SELECT_TOOL or UPDATE_TOOL, which the reply may call. reply: end with the beginning of the next reply?
-        """
-        return self.tokenizer.apply_chat_template(messages, tools=[tool] if tool else None, tokenize=False,
-                                                  add_generation_prompt=reply, enable_thinking=False)
-
-    def encode(self, text) -> list[int]:
-        """Token ids of a text, with nothing added at its ends."""
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    def chat_ids(self, messages, tool=None) -> list[int]:
-        """Token ids of the prompt for the next reply."""
-        return self.encode(self.chat_text(messages, tool))
-
-    def next_ids(self, completion, messages, tool=None) -> list[int]:
-        """Prompt ids for the turn after `completion`; `messages` ends with its text and the user's new message.
-
-        Where the chat template only appends, the ids of the earlier turns are kept as they were sampled (re-encoding
-        text can split it differently), so that the next prompt truly extends the last one.
-        """
-        before = self.chat_text(messages[:-2], tool) + completion.text
-        whole = self.chat_text(messages, tool)
-        if not whole.startswith(before):
-            return self.encode(whole)
-        added = self.encode(whole[len(before):])
-        if completion.finished and added and added[0] == completion.token_ids[-1]:
-            added = added[1:]  # the end-of-turn token was sampled already
-        return completion.prompt_ids + completion.token_ids + added
-
-
 class Backbone(Chat):
     """The model, its tokenizer and what all three roles do with them."""
 
@@ -231,11 +152,14 @@ class Backbone(Chat):
         super().__init__(tokenizer)
         self.model = model
         self.device = model.device
+        self.large = sum(p.numel() for p in model.parameters()) >= 1e9  # then the paper's sizes are the defaults
         self.layers = [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]
         self.recompute = None  # how many of them the backward pass of logprobs recomputes; None: as memory asks for
-        stops = getattr(model.generation_config, "eos_token_id", None)
-        stops = stops if isinstance(stops, list) else [stops]
-        self.stop_ids = sorted({i for i in stops + [tokenizer.eos_token_id] if i is not None})
+        stops = {tokenizer.eos_token_id, *(self.end[-1:] if getattr(tokenizer, "chat_template", None) else ())}
+        for config in (model.generation_config, model.config.get_text_config()):  # some models have several
+            ids = getattr(config, "eos_token_id", None)
+            stops |= set(ids if isinstance(ids, list) else [ids])
+        self.stop_ids = sorted(stops - {None})
         self.current = None  # the Sampler that uses the engine
         if model.config._attn_implementation == "causal":
             self.engine = Engine(model, self._head, self.stop_ids)
@@ -285,18 +209,22 @@ class Backbone(Chat):
 
     def save(self, folder):
         """Write weights, config and tokenizer as a plain Hugging Face model folder."""
+        if len(self.stop_ids) > 1:
+            self.model.generation_config.eos_token_id = self.stop_ids  # whoever samples from it stops where we do
         self.model.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
 
     # ---- sampling
 
-    def sampler(self, max_new_tokens, temperature=1.0, generator=None) -> "Sampler":
+    def sampler(self, max_new_tokens, temperature=1.0, generator=None, top_p=1.0) -> "Sampler":
         """A Sampler. One at a time: when another one is made, the first can no longer be used.
 
         Replies end with a stop token, or without one after max_new_tokens. temperature 0 is greedy. generator: a
-        torch.Generator; the same state of it and the same order of calls give the same replies.
+        torch.Generator; the same state of it and the same order of calls give the same replies. top_p: draw only from
+        the likeliest tokens that together have this probability (paper: 0.95 at evaluation). A Completion's
+        log-probabilities are those of the whole distribution all the same.
         """
-        return Sampler(self, max_new_tokens, temperature, generator)
+        return Sampler(self, max_new_tokens, temperature, generator, top_p)
 
     def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None) -> list[Completion]:
         """One reply to each prompt (a list of token ids each), in their order. Arguments as of `sampler`."""
@@ -406,10 +334,10 @@ class Sampler(contextlib.AbstractContextManager):
                 for key, completion in sampler.step(): ...
     """
 
-    def __init__(self, model, max_new_tokens, temperature, generator):
+    def __init__(self, model, max_new_tokens, temperature, generator, top_p=1.0):
         self.model = model
         model.current = self
-        model.engine.start(max_new_tokens, temperature, generator)
+        model.engine.start(max_new_tokens, temperature, generator, top_p)
 
     def _engine(self):
         if self.model.current is not self:
@@ -470,7 +398,9 @@ class PlainEngine(Engine):
             if self.temperature == 0:
                 ids = logprobs.argmax(-1, keepdim=True)  # (1, 1)
             else:
-                ids = torch.multinomial((logprobs / self.temperature).softmax(-1), 1, generator=self.generator)
+                shares = (logprobs / self.temperature).softmax(-1)
+                shares = nucleus(shares, self.top_p) if self.top_p < 1 else shares
+                ids = torch.multinomial(shares, 1, generator=self.generator)
             request.tokens.append(ids.item())
             request.logprobs.append(logprobs[0, ids.item()].item())
             if ids.item() in self.stop_ids:

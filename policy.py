@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 
 import backbone
 from backbone import Completion
+from chat.prompts import PROMPTS, fill, role_messages, skill_text
 from sandbox import Verdict, feedback
 from skills import Skill
 from tasks import Task, TaskError
@@ -51,16 +52,18 @@ class Trajectory:
 
 def policy_messages(task, skills) -> list[dict]:
     """The first turn's prompt: the chosen skills in full in the system message, the task as the user's."""
-    system = backbone.SYSTEM["policy"]
-    for skill in skills:
-        system += f"\n\n# Skill: {skill.name}\n{skill.description}\n{skill.content}"
-    user = f"```python\n{task.source.strip()}\n```"
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    shown = "\n\n".join(skill_text("skill", skill) for skill in skills)
+    shown = shown and PROMPTS["skill_injection_header"] + shown + PROMPTS["skill_injection_footer"]
+    messages = role_messages("policy", task_description=task.source.strip(), skills=shown)
+    if "__skills__" not in PROMPTS["policy_user"]:  # which else says where they stand
+        messages[0]["content"] += shown
+    return messages
 
 
 def next_messages(messages, reply, verdict) -> list[dict]:
     """The following turn's prompt: the history, the reply just given, and the sandbox's feedback on it."""
-    return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": feedback(verdict)}]
+    answer = fill("feedback", feedback=feedback(verdict))
+    return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": answer}]
 
 
 def play(model, sandbox, trajectory, turns, prompt, limit):
@@ -91,11 +94,11 @@ def play(model, sandbox, trajectory, turns, prompt, limit):
 
 
 def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None, temperature=1.0,
-            generator=None) -> list[Trajectory]:
+            generator=None, top_p=1.0) -> list[Trajectory]:
     """One Trajectory for every (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
 
-    temperature 0 is greedy. max_prompt_tokens: where a rollout ends, see `play`; a first prompt that is too long gives
-    one turn that says so. An unusable task costs its own rollouts only.
+    temperature 0 is greedy; top_p: see Backbone.sampler. max_prompt_tokens: where a rollout ends, see `play`; a first
+    prompt that is too long gives one turn that says so. An unusable task costs its own rollouts only.
     """
     @functools.cache  # all rollouts of a scheme begin with the same prompt
     def first_prompt(task, skills):
@@ -117,7 +120,7 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
     for number in range(len(plays)):
         resume(number)
     sandbox.prepare([trajectories[number].task for number, _ in prompts])
-    with model.sampler(max_new_tokens, temperature, generator) as sampler:
+    with model.sampler(max_new_tokens, temperature, generator, top_p) as sampler:
         while prompts or pairs or judging or sampler.waiting:
             # On a GPU each rollout goes on as soon as it can. On a CPU model and sandbox need the same cores, and a
             # seed must give the same run: all replies are written, then all kernels judged, then all next turns begin.

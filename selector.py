@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import backbone
 from backbone import Completion
+from chat.prompts import role_messages, skill_text
 from skills import Skill
 from tasks import Task
 
-TASK_CHARACTERS = 1000  # of the task's source that Selection sees
+TASK_CHARACTERS = 1000  # of the task's source that Selection sees; a model over a billion parameters sees all
 MOST_SKILLS = 3  # that one answer may choose
 
 
@@ -29,11 +30,11 @@ class Selection:
     advantage: float | None = None  # filled once by reinforce.py
 
 
-def selection_messages(task, candidates) -> list[dict]:
+def selection_messages(task, candidates, characters=TASK_CHARACTERS) -> list[dict]:
     """Task head and candidate skills: names, descriptions, scopes and tags; never the bodies."""
-    lines = [f"- {s.name} [{s.scope}] ({', '.join(s.tags)}): {s.description}" for s in candidates]
-    user = f"```python\n{task.source.strip()[:TASK_CHARACTERS]}\n```\n\nCandidate skills:\n" + "\n".join(lines)
-    return [{"role": "system", "content": backbone.SYSTEM["selection"]}, {"role": "user", "content": user}]
+    listed = "\n".join(skill_text("candidate", skill, number) for number, skill in enumerate(candidates, 1))
+    return role_messages("selection", task_description=task.source.strip()[:characters], file_tree=listed,
+                         top_k_select=MOST_SKILLS)
 
 
 def read_selection(text, candidates) -> tuple[tuple[Skill, ...], tuple[str, ...]]:
@@ -63,12 +64,12 @@ def select(model, library, tasks, k, max_new_tokens=1024, temperature=1.0, gener
     if bm25_only:
         return [[Selection(task, found, None, tuple(found[:MOST_SKILLS])) for _ in range(k)]
                 for task, found in zip(tasks, candidates)]
-    prompts = []
+    prompts, characters = [], None if model.large else TASK_CHARACTERS
     for i, task in enumerate(tasks):
-        prompt = model.chat_ids(selection_messages(task, candidates[i]), backbone.SELECT_TOOL)
+        prompt = model.chat_ids(selection_messages(task, candidates[i], characters), backbone.SELECT_TOOL)
         while max_prompt_tokens and len(prompt) > max_prompt_tokens and candidates[i]:
             candidates[i] = candidates[i][:-1]
-            prompt = model.chat_ids(selection_messages(task, candidates[i]), backbone.SELECT_TOOL)
+            prompt = model.chat_ids(selection_messages(task, candidates[i], characters), backbone.SELECT_TOOL)
         prompts.append(prompt)
     asked = [i for i, found in enumerate(candidates) if found]  # with nothing to choose from nobody is asked
     replies = iter(model.sample([prompts[i] for i in asked for _ in range(k)], max_new_tokens, temperature, generator))

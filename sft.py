@@ -27,9 +27,11 @@ import argparse
 import json
 import math
 import os
+import pickle
 import random
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +39,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from backbone import Backbone, Chat, Completion
+from backbone import Backbone, Chat
+from chat.rows import chat_row, encode, read_file, read_rows, rollout_row
 from fast.optimizer import make_adamw
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
@@ -45,31 +48,7 @@ from synthetic.examples import SEED_LIBRARY, Example, Writer, diversity_filter, 
 from synthetic.tiny import evaluate, tiny_model, train_tokenizer, wrap_tokenizer
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Tokens. An encoded example is a pair of arrays: token ids (L,), int32, and a mask (L,), True on what is to be learnt.
-
-
-def encode(chat, example) -> tuple[np.ndarray, np.ndarray]:
-    """The token ids and the mask of an example.
-
-    Assembled with the functions that sampling uses, so that the cold start sees exactly the prompts of the rollouts.
-    (The text of a whole chat could be split into tokens in another way.)
-    The sandbox's feedback sits in the context, but the model did not write it: it carries no loss. Neither do the first
-    `unlearnt` replies, which are wrong on purpose. The end-of-text token after a reply is learnt.
-    """
-    ids, mask, completion, replies = [], [], None, 0
-    for i, message in enumerate(example.messages):
-        if message["role"] != "assistant":
-            continue
-        before = example.messages[:i]
-        if completion is None:
-            ids = chat.chat_ids(before, example.tool)
-        else:
-            ids = chat.next_ids(completion, before, example.tool)
-        reply = chat.encode(message["content"]) + [chat.tokenizer.eos_token_id]
-        completion = Completion(ids, reply, [], message["content"], True)
-        mask += [False] * (len(ids) - len(mask)) + [replies >= example.unlearnt] * len(reply)
-        ids, replies = ids + reply, replies + 1
-    return np.array(ids, dtype=np.int32), np.array(mask, dtype=bool)
+# Tokens. An encoded example is a pair of arrays, see chat/rows.py: token ids (L,) and a mask (L,).
 
 
 _chat = None  # one for each process that encodes
@@ -81,7 +60,7 @@ def _start_encoder(tokenizer):
 
 
 def _encode_many(examples):
-    return [encode(_chat, example) for example in examples]
+    return [encode(_chat, e.messages, e.tool, e.unlearnt) for e in examples]
 
 
 def save_cache(path, tokenizer, data):
@@ -107,38 +86,6 @@ def load_cache(path):
     return wrap_tokenizer(*map(str, arrays["tokenizer"])), data
 
 
-def read_rows(path, chat) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Encode rows of the paper's released data: `messages` and `tools`, lists or JSON text; JSON lines or parquet.
-
-    A row that cannot be used is reported and skipped. Raises UserError if there is no usable one.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    if path.suffix == ".parquet":
-        try:
-            import pyarrow.parquet
-        except ImportError:
-            raise UserError("reading parquet needs a reader: pip install pyarrow") from None
-        rows = pyarrow.parquet.read_table(path).to_pylist()
-    else:
-        rows = path.read_text().splitlines()
-    data = []
-    for number, row in enumerate(tqdm(rows, desc="tokens", unit="row", disable=None), 1):
-        try:
-            row = json.loads(row) if isinstance(row, str) else row
-            messages, tools = row["messages"], row.get("tools")
-            messages = json.loads(messages) if isinstance(messages, str) else messages
-            tools = json.loads(tools) if isinstance(tools, str) else tools
-            data.append(encode(chat, Example("data", messages, tools[0] if tools else None)))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            why = "not JSON" if isinstance(error, json.JSONDecodeError) else "not a row of messages"
-            tqdm.write(f"sft.py: {path}:{number}: {why} ({type(error).__name__}), skipped", file=sys.stderr)
-    if not data:
-        raise UserError(f"{path}: no usable row")
-    return data
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # Batches and training.
 
@@ -150,15 +97,16 @@ def padded(length) -> int | None:
     return next((width for width in WIDTHS if length <= width), None)
 
 
-def make_batches(lengths, tokens, rng) -> list[list[int]]:
+def make_batches(lengths, tokens, rng, members=None) -> list[list[int]]:
     """Indices of examples, grouped by padded width so that a batch holds about `tokens` tokens; in random order.
 
-    A batch of examples of one width wastes little on padding, and a few widths mean few shapes to capture.
+    A batch of examples of one width wastes little on padding, and a few widths mean few shapes to capture. members:
+    the indices to group; None: all.
     """
     groups, batches = {}, []
-    for i, length in enumerate(lengths):
-        if padded(length):  # longer ones are dropped
-            groups.setdefault(padded(length), []).append(i)
+    for i in range(len(lengths)) if members is None else members:
+        if padded(lengths[i]):  # longer ones are dropped
+            groups.setdefault(padded(lengths[i]), []).append(i)
     for width, members in groups.items():
         rng.shuffle(members)
         size = max(1, tokens // width)
@@ -167,8 +115,26 @@ def make_batches(lengths, tokens, rng) -> list[list[int]]:
     return batches
 
 
+def plan_batches(lengths, args) -> list[list[list[int]]]:
+    """The batches of a whole training, each a list of parts that are computed one after the other: lists of indices.
+
+    A batch is as many examples of one width as --batch-tokens allow, or --batch-sequences of any widths (the paper:
+    64), in several parts. epochs may be a fraction: then the last pass sees only a part of its batches.
+    """
+    rng, batches, size = random.Random(args.seed), [], args.batch_sequences
+    for epoch in range(math.ceil(args.epochs)):
+        if size:
+            order = rng.sample(range(len(lengths)), len(lengths))
+            shuffled = [make_batches(lengths, args.batch_tokens, rng, order[i:i + size])
+                        for i in range(0, len(order), size)]
+        else:
+            shuffled = [[part] for part in make_batches(lengths, args.batch_tokens, rng)]
+        batches += shuffled[:round(len(shuffled) * min(1, args.epochs - epoch))]
+    return [parts for parts in batches if parts]
+
+
 class TrainStep:
-    """Forward, backward and AdamW on a batch of one shape; on a GPU captured once per shape as a CUDA graph.
+    """Forward, backward and AdamW on a batch; on a GPU captured once per shape as a CUDA graph.
 
     A small model is bound by kernel launches. Replaying a graph removes them: about four times the throughput of eager
     training on a machine with slow launches.
@@ -184,23 +150,40 @@ class TrainStep:
             [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=self.rate,
             betas=(0.9, 0.95), fused=True, capturable=self.device.type == "cuda")
 
-    def compute(self, ids, targets):
-        """One step; returns the mean loss. ids (B, L); targets (B, L): the next token where it is learnt, else -100."""
+    def add(self, ids, targets, share=1.0):
+        """Add the gradient of `share` times the mean loss, which is returned.
+
+        ids (B, L); targets (B, L): the next token where it is learnt, else -100.
+        """
         kind = self.device.type
         # Weights stay as they are, matrix products are done in bfloat16. A graph must not keep cached casts of weights.
         with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda", cache_enabled=False):
             logits = self.model(input_ids=ids, use_cache=False).logits  # (B, L, V)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100)
+        loss = share * F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100)
         loss.backward()
+        return loss.detach()
+
+    def update(self):
+        """Change the weights by the gradient that has been added up."""
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)  # paper: gradient clip 1.0
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
 
-    def __call__(self, ids, targets):
-        """One step on a batch (B, L) from the CPU."""
+    def compute(self, ids, targets):
+        """One step on a batch of one part."""
+        loss = self.add(ids, targets)
+        self.update()
+        return loss
+
+    def __call__(self, parts):
+        """One step on a batch from the CPU, [(ids, targets), ...]: the mean loss over all its learnt tokens."""
         if not self.graphs:
-            return self.compute(ids.to(self.device), targets.to(self.device))
+            learnt = [(targets >= 0).sum().item() for _, targets in parts]
+            loss = sum(self.add(ids.to(self.device), targets.to(self.device), count / sum(learnt))
+                       for (ids, targets), count in zip(parts, learnt))
+            self.update()
+            return loss
+        [(ids, targets)] = parts
         shape = tuple(ids.shape)
         if shape not in self.captured:
             # PyTorch's recipe for a capture: a first step on a side stream (here this batch's real step), then the
@@ -246,31 +229,79 @@ def train(model, data, pad, args) -> list[dict]:
     """Train on encoded examples, each once an epoch. Returns the history of the loss, an entry every 100 steps.
 
     The learning rate warms up over the first 2 % of the steps and falls along a cosine to a twentieth of its peak.
-    epochs may be a fraction: then the last pass sees only a part of its batches.
+    Every --save-minutes it writes down all that --resume needs to go on as if nothing had happened (on a CPU bit for
+    bit).
     """
-    rng, lengths = random.Random(args.seed), [len(ids) for ids, _ in data]
-    batches = []
-    for epoch in range(math.ceil(args.epochs)):
-        shuffled = make_batches(lengths, args.batch_tokens, rng)
-        batches += shuffled[:round(len(shuffled) * min(1, args.epochs - epoch))]
-    step = TrainStep(model, args.lr, graphs=model.device.type == "cuda" and model.num_parameters() < 3e8)
+    lengths = [len(ids) for ids, _ in data]
+    batches = plan_batches(lengths, args)
+    step = TrainStep(model, args.lr, graphs=model.device.type == "cuda" and model.num_parameters() < 3e8
+                     and not args.batch_sequences)
     model.train()
     if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
         model.gradient_checkpointing_enable()
-    start, seen, history = time.time(), 0, []
-    for n, batch in enumerate(tqdm(batches, desc="training", unit="step", disable=None)):
+    state = {"step": 0, "seen": 0, "seconds": 0.0, "history": []} | restore(args, data, model, step)
+    history, start, saved = state["history"], time.time() - state["seconds"], time.time()
+    for n in tqdm(range(state["step"], len(batches)), initial=state["step"], total=len(batches), desc="training",
+                  unit="step", disable=None):
         warm = min(1.0, (n + 1) / max(1, round(0.02 * len(batches))))
         cosine = 0.5 * (1 + math.cos(math.pi * n / len(batches)))
         step.rate.fill_(args.lr * warm * (0.05 + 0.95 * cosine))
-        loss = step(*collate([data[i] for i in batch], args.batch_tokens, pad))
-        seen += sum(lengths[i] for i in batch)
+        loss = step([collate([data[i] for i in part], args.batch_tokens, pad) for part in batches[n]])
+        state["seen"] += sum(lengths[i] for part in batches[n] for i in part)
+        seconds = time.time() - start
         if n % 100 == 0 or n + 1 == len(batches):
-            seconds = time.time() - start
-            history.append({"step": n + 1, "loss": round(loss.item(), 4), "tokens": seen, "seconds": round(seconds, 1)})
+            history.append({"step": n + 1, "loss": round(loss.item(), 4), "tokens": state["seen"],
+                            "seconds": round(seconds, 1)})
             tqdm.write(f"step {n + 1}/{len(batches)}  loss {history[-1]['loss']:.4f}  "
-                       f"{seen / seconds / 1e3:.0f} k tokens/s  {seconds:.0f} s", file=sys.stdout)
+                       f"{state['seen'] / seconds / 1e3:.0f} k tokens/s  {seconds:.0f} s", file=sys.stdout)
+        if time.time() - saved > 60 * args.save_minutes:
+            save(args, data, model, step, state | {"step": n + 1, "seconds": seconds})
+            saved = time.time()
     model.eval()
     return history
+
+
+CHECKPOINT = "training.pt"  # in --out, until the training is complete
+CHANGEABLE = {"resume", "save_minutes", "processes", "cache", "out"}  # options that may differ when it is continued
+
+
+def fingerprint(args, data) -> dict:
+    """What must be the same when a training is continued: options and examples."""
+    options = {name: value for name, value in vars(args).items() if name not in CHANGEABLE}
+    return options | {"the examples": zlib.crc32(b"".join(ids.tobytes() + mask.tobytes() for ids, mask in data))}
+
+
+def save(args, data, model, step, state):
+    """Replace the checkpoint in one instant."""
+    rng = torch.cuda.get_rng_state() if model.device.type == "cuda" else torch.get_rng_state()  # of dropout
+    path = Path(args.out) / CHECKPOINT
+    torch.save(state | {"made of": fingerprint(args, data), "model": model.state_dict(), "rng": rng,
+                        "optimizer": step.optimizer.state_dict()}, path.with_suffix(".new"))
+    os.replace(path.with_suffix(".new"), path)
+
+
+def restore(args, data, model, step) -> dict:
+    """With --resume, put weights and optimiser back; the state of the training, or {} where none was saved yet.
+
+    Raises UserError for a checkpoint that cannot be read, or that other options or examples have made.
+    """
+    path = Path(args.out or ".") / CHECKPOINT
+    if not args.resume or not path.is_file():
+        return {}
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        made, now = state.pop("made of"), fingerprint(args, data)
+        changed = [name for name in now if made.get(name) != now[name]]
+        if changed:
+            raise UserError(f"--resume: {path} was made with other options or examples ({', '.join(changed)})")
+        model.load_state_dict(state.pop("model"))
+        step.optimizer.load_state_dict(state.pop("optimizer"))
+    except (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
+        raise UserError(f"--resume: {path} is broken ({type(error).__name__})") from None
+    for group in step.optimizer.param_groups:
+        group["lr"] = step.rate  # the tensor by which a step is told its rate
+    (torch.cuda.set_rng_state if model.device.type == "cuda" else torch.set_rng_state)(state.pop("rng"))
+    return state
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -293,22 +324,22 @@ def built_in_examples(args) -> list[Example]:
     return examples + rare * (args.repeat_executed - 1)
 
 
-def load_data(args, chat):
-    """(chat, encoded examples) from the cache, the user's rows or the built-in examples.
+def load_data(args, chat, rows):
+    """(chat, encoded examples) from the user's rows, the cache or the built-in examples.
 
-    chat: the pretrained model, or None, when a tokenizer is made from the examples.
+    chat: the pretrained model, or None, when a tokenizer is made from the examples. rows: of read_file, by path.
     """
+    if rows:
+        convert = rollout_row(chat, args.min_reward) if args.from_rollouts else chat_row(chat)
+        return chat, [example for path in rows for example in read_rows(path, rows[path], convert)]
     if args.cache and Path(args.cache).is_file():
         tokenizer, data = load_cache(args.cache)
         return chat or Chat(tokenizer), data
-    examples = [] if args.data else built_in_examples(args)
+    examples = built_in_examples(args)
     if chat is None:
         some = examples[::max(1, len(examples) // 6000)]
         chat = Chat(train_tokenizer([m["content"] for e in some for m in e.messages], args.vocabulary))
-    if args.data:
-        data = read_rows(args.data, chat)
-    else:
-        data = in_processes(_encode_many, examples, 500, args.processes, _start_encoder, (chat.tokenizer,), "tokens")
+    data = in_processes(_encode_many, examples, 500, args.processes, _start_encoder, (chat.tokenizer,), "tokens")
     if args.cache:
         save_cache(args.cache, chat.tokenizer, data)
     return chat, data
@@ -322,19 +353,25 @@ def parse(argv):
     add("--out", help="folder for the model, its tokenizer and its seed skill library")
     add("--model", help="pretrained model to start from; without it a tiny one is made from random weights")
     add("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
+    add("--from-rollouts", metavar="RUN", help="train on the good replies of this run of reinforce.py")
+    add("--min-reward", type=float, default=1.5, help="what a reply of that run must have earned")
     add("--problems", type=int, default=100_000, help="synthesised problems for single turns and selections")
     add("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
     add("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     add("--no-diversity-filter", action="store_true", help="ablation: keep what is over-represented")
     add("--vocabulary", type=int, default=2048, help="tokens of the tiny model's tokenizer")
-    add("--epochs", type=float, default=2.2, help="passes over the examples (paper: 4)")
+    add("--epochs", type=float, help="passes over the examples; None: 2.2, over a billion parameters 4 as the paper")
     add("--batch-tokens", type=int, default=32_768,
-        help="tokens in a batch (paper: 64 sequences); their logits are held at once: with Qwen3-8B, 2.4 MB each")
+        help="tokens computed at once; their logits are held together: with Qwen3-8B, 2.4 MB each")
+    add("--batch-sequences", type=int,
+        help="sequences in a batch; None: as --batch-tokens allow, over a billion parameters 64 as the paper")
     add("--lr", type=float, help="peak learning rate; None: 1e-3 from random weights, else 2e-5 as the paper")
     add("--processes", type=int, default=os.cpu_count(), help="processes that write examples")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu", help="that trains")
     add("--seed", type=int, default=0, help="of weights, batches and filter")
     add("--cache", help="file for the encoded built-in examples: read if it is there, written if not")
+    add("--resume", action="store_true", help="go on with the training in --out (same options; same --cache)")
+    add("--save-minutes", type=float, default=5.0, help="between checkpoints in --out, for --resume")
     add("--evaluate", metavar="MODEL", help="only measure a model on held-out problems and print the figures")
     add("--held-out", type=int, default=200, help="held-out problems for --evaluate")
     args = parser.parse_args(argv)
@@ -342,8 +379,11 @@ def parse(argv):
         raise UserError("--device cuda: no GPU is available")
     if not args.evaluate and not args.out and not args.cache:
         raise UserError("--out or --cache is required")
-    if args.epochs <= 0:
-        raise UserError(f"--epochs {args.epochs:g}: choose a number above 0")
+    for name in ("epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes"):
+        if (value := getattr(args, name)) is not None and not value > 0:
+            raise UserError(f"--{name.replace('_', '-')} {value:g}: choose a number above 0")
+    if args.from_rollouts and not args.model:
+        raise UserError("--from-rollouts: say with --model which model wrote them, or one with its tokenizer")
     args.lr = args.lr or (2e-5 if args.model else 1e-3)
     return args
 
@@ -355,25 +395,42 @@ def main(argv=None) -> int:
         with Sandbox(device="cpu", seed=args.seed) as sandbox:
             print(json.dumps(evaluate(model, sandbox, args.held_out), indent=1))
         return 0
-    chat = Backbone.load(args.model, args.device) if args.model else None
+    files = [args.data] if args.data else []
+    if args.from_rollouts:
+        files = sorted(Path(args.from_rollouts).glob("rollouts/step_*.jsonl"))
+        if not files:
+            raise UserError(f"{args.from_rollouts}: no rollouts/step_N.jsonl there")
+    rows = {path: read_file(path) for path in files}  # before the model: a file that cannot be read is told at once
+    out = Path(args.out or ".")
     try:  # now, as the examples take long
-        Path(args.out or ".").mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {args.out}: cannot be written ({error.strerror})") from None
+    if args.resume and (out / "sft.json").is_file():
+        raise UserError(f"--resume: the training in {out} is complete")
+    if not args.resume and (out / CHECKPOINT).is_file():
+        raise UserError(f"{out} holds an unfinished training: continue it with --resume, or choose another --out")
+    chat = Backbone.load(args.model, args.device) if args.model else None
+    large = chat is not None and chat.large
+    args.epochs = args.epochs or (4.0 if large else 2.2)
+    args.batch_sequences = args.batch_sequences or (64 if large else None)
     torch.manual_seed(args.seed)
-    chat, data = load_data(args, chat)
+    chat, data = load_data(args, chat, rows)
+    if long := sum(padded(len(ids)) is None for ids, _ in data):
+        print(f"sft.py: {long} examples are left out, they are longer than {WIDTHS[-1]} tokens", file=sys.stderr)
     print(f"{len(data)} examples, {sum(len(ids) for ids, _ in data) / 1e6:.1f} M tokens, "
           f"{sum(mask.sum() for _, mask in data) / 1e6:.1f} M learnt", flush=True)
     if not args.out:
         return 0  # only the cache was wanted
     model = chat.model if args.model else tiny_model(chat.tokenizer).to(args.device)  # bfloat16 above 1e9 parameters
     history = train(model, data, chat.tokenizer.pad_token_id or 0, args)
-    Backbone(model.to(torch.bfloat16), chat.tokenizer).save(args.out)
-    if not args.data:  # skills for the run that follows, with examples of the expert's
+    Backbone(model.to(torch.bfloat16), chat.tokenizer).save(out)
+    if not rows:  # skills for the run that follows, with examples of the expert's
         writer, rng = Writer(None), random.Random(args.seed)
-        SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY]).save(Path(args.out) / MODEL_FILE)
+        SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY]).save(out / MODEL_FILE)
     record = {"arguments": vars(args), "examples": len(data), "history": history}
-    (Path(args.out) / "sft.json").write_text(json.dumps(record, indent=1))
+    (out / "sft.json").write_text(json.dumps(record, indent=1))
+    (out / CHECKPOINT).unlink(missing_ok=True)
     return 0
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 
 import backbone
 from backbone import Completion
-from policy import Trajectory, Turn, rollout
+from chat.prompts import PROMPTS, fill, role_messages, skill_text
+from policy import Trajectory, Turn, policy_messages, rollout
 from skills import Skill
 from tasks import Task
 
@@ -57,12 +58,12 @@ def summary_messages(task, skills, first, best) -> list[dict]:
 
     first, best: (code, speedup) pairs.
     """
-    user = f"```python\n{task.source.strip()}\n```\n"
-    for skill in skills:
-        user += f"\n# Skill in use: {skill.name}\n{skill.description}\n{skill.content}\n"
-    for title, (code, speedup) in (("First answer", first), ("Best answer", best)):
-        user += f"\n# {title}, speedup {speedup:.2f}\n```python\n{code.strip()}\n```\n"
-    return [{"role": "system", "content": backbone.SYSTEM["summary"]}, {"role": "user", "content": user}]
+    shown = "\n\n".join(skill_text("skill_in_use", skill) for skill in skills)
+    asked = [f"[{message['role'].upper()}]\n{message['content']}" for message in policy_messages(task, ())]
+    return role_messages("summary", task_description=task.source.strip(), task_messages_formatted="\n\n".join(asked),
+                         injected_skill_content=fill("skills_in_use", skills=shown) if shown else PROMPTS["no_skills"],
+                         turn1_speedup=f"{first[1]:.2f}", turn1_code=first[0].strip(),
+                         best_turn_speedup=f"{best[1]:.2f}", best_turn_code=best[0].strip(), max_skills=MOST_PROPOSALS)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

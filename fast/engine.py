@@ -87,9 +87,9 @@ class Engine:
 
     # ---- a session
 
-    def start(self, max_new_tokens, temperature, generator):
+    def start(self, max_new_tokens, temperature, generator, top_p=1.0):
         """Begin a session; whatever another one has left is forgotten. temperature 0 is greedy."""
-        self.max_new_tokens, self.temperature, self.generator = max_new_tokens, temperature, generator
+        self.max_new_tokens, self.temperature, self.top_p, self.generator = max_new_tokens, temperature, top_p, generator
         self.waiting, self.active, self.in_flight = [], [], []  # [Request], [Request], [Block]
         self.texts, self.added = {}, 0  # {slot: tokens that lie in it}, those that ended first come first
         if not self.cuda:
@@ -165,7 +165,7 @@ class Engine:
         slots.position[rows] = on_device([len(request.prompt) for request in requests], self.model.device)
         slots.end[rows] = slots.position[rows] + self.max_new_tokens
         slots.done[rows] = False
-        draw(slots, rows, logits, self.write.stops, self.temperature, self.generator)
+        draw(slots, rows, logits, self.write.stops, self.temperature, self.top_p, self.generator)
         for request in requests:
             request.begun = 1
         return [Block(requests, range(len(rows)), slots.token[rows, None], slots.logprob[rows, None])]
@@ -242,7 +242,7 @@ class Engine:
         slots, tokens, logprobs = self.slots, [], []
         rows = slots.batch[:slots.count]
         for _ in range(count):
-            self.write(slots, self.temperature, self.generator)
+            self.write(slots, self.temperature, self.top_p, self.generator)
             tokens.append(slots.token[rows])
             logprobs.append(slots.logprob[rows])
         for request in self.active:

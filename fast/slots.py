@@ -42,7 +42,7 @@ class Slots:
         width = triton.next_power_of_2(max(rows, 32))
         self.batch = torch.full((width,), rows, device=model.device)  # the first n: slots that a step computes
         self.count = 0  # n
-        self.graphs = {}  # {(n, temperature): CUDA graph of a step}, see step.py
+        self.graphs = {}  # {(n, temperature, top_p): CUDA graph of a step}, see step.py
         self.store = None  # while prompts are read: where `update` puts their keys and values
 
     @property

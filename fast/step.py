@@ -14,7 +14,14 @@ import torch.nn.functional as F
 warnings.filterwarnings("ignore", message="Synchronization debug mode")
 
 
-def draw(slots, rows, logits, stops, temperature, generator):
+def nucleus(shares, top_p):
+    """Probabilities (R, V) without the unlikely tokens: the likeliest stay until they make up top_p, the rest is 0."""
+    ordered, order = shares.sort(dim=-1, descending=True)
+    before = ordered.cumsum(-1) - ordered  # what is likelier than each
+    return torch.zeros_like(shares).scatter(-1, order, torch.where(before < top_p, ordered, 0))
+
+
+def draw(slots, rows, logits, stops, temperature, top_p, generator):
     """Sample a token for each slot in `rows` (R,) from logits (R, V); temperature 0 takes the likeliest.
 
     stops (a tensor): tokens that end a sequence. Sets the slots' token, logprob and done.
@@ -23,7 +30,8 @@ def draw(slots, rows, logits, stops, temperature, generator):
     if temperature == 0:
         choice = logprobs.argmax(-1)
     else:  # where a uniform number falls among the cumulative probabilities
-        below = F.softmax(logits / temperature, dim=-1).cumsum(-1)  # (R, V)
+        shares = F.softmax(logits / temperature, dim=-1)
+        below = (nucleus(shares, top_p) if top_p < 1 else shares).cumsum(-1)  # (R, V)
         chance = torch.rand(len(below), 1, device=below.device, generator=generator)
         choice = torch.searchsorted(below, chance * below[:, -1:], right=True)[:, 0].clamp(max=below.shape[1] - 1)
     slots.token[rows] = choice
@@ -42,26 +50,26 @@ class Step:
         # All recordings share one stream: cuBLAS keeps 32 MiB for each that it has seen.
         self.side = torch.cuda.Stream() if self.recordable else None
 
-    def __call__(self, slots, temperature, generator):
+    def __call__(self, slots, temperature, top_p, generator):
         """generator: on a GPU the same one in every call, because a graph draws from the one it was recorded with."""
-        key = (slots.count, temperature)
+        key = (slots.count, temperature, top_p)
         if key in slots.graphs:
             slots.graphs[key].replay()
         elif self.recordable:
-            self._record(slots, temperature, generator)
+            self._record(slots, temperature, top_p, generator)
         else:
-            self._write(slots, temperature, generator)
+            self._write(slots, temperature, top_p, generator)
 
-    def _write(self, slots, temperature, generator):
+    def _write(self, slots, temperature, top_p, generator):
         rows = slots.batch[:slots.count]  # (n,)
         logits = self.head(slots.feed(rows))  # (n, V)
         later = slots.position[rows] + 1
         # A finished sequence goes on until the host has seen that it ended, but it leaves its cache alone.
         slots.done[rows] |= later >= slots.end[rows]
         slots.position[rows] = torch.where(slots.done[rows], 0, later)
-        draw(slots, rows, logits, self.stops, temperature, generator)
+        draw(slots, rows, logits, self.stops, temperature, top_p, generator)
 
-    def _record(self, slots, temperature, generator):
+    def _record(self, slots, temperature, top_p, generator):
         """Write one token without a graph, which a recording needs as its warm-up, then record the graph of a step.
 
         Some modeling code waits for the GPU within a step (a mixture of experts asks which were chosen). That cannot be
@@ -71,7 +79,7 @@ class Step:
         with torch.cuda.stream(self.side):
             torch.cuda.set_sync_debug_mode("error")  # whatever waits for the GPU raises
             try:
-                self._write(slots, temperature, generator)
+                self._write(slots, temperature, top_p, generator)
             except RuntimeError as error:
                 if "synchroniz" not in str(error):
                     raise
@@ -79,14 +87,14 @@ class Step:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             if self.recordable:
-                slots.graphs[slots.count, temperature] = self._graph(slots, temperature, generator)
+                slots.graphs[slots.count, temperature, top_p] = self._graph(slots, temperature, top_p, generator)
             else:
                 print(f"engine: {self.model.config.model_type} waits for the GPU within a step, which therefore cannot "
                       "be recorded as a CUDA graph; sampling is slower")
-                self._write(slots, temperature, generator)  # from its beginning: nothing has been drawn yet
+                self._write(slots, temperature, top_p, generator)  # from its beginning: nothing has been drawn yet
         torch.cuda.current_stream().wait_stream(self.side)
 
-    def _graph(self, slots, temperature, generator):
+    def _graph(self, slots, temperature, top_p, generator):
         # Not by torch.cuda.graph(), which first has PyTorch give back all unused memory: while the sandbox's processes
         # start, that takes much longer than all the rest.
         graph = torch.cuda.CUDAGraph()
@@ -94,6 +102,6 @@ class Step:
             graph.register_generator_state(generator)
         torch.cuda.synchronize()
         graph.capture_begin(next(iter(slots.graphs.values())).pool() if slots.graphs else None)  # they share memory
-        self._write(slots, temperature, generator)
+        self._write(slots, temperature, top_p, generator)
         graph.capture_end()
         return graph

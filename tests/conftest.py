@@ -151,7 +151,7 @@ class Scripted(Backbone):
     asked = None  # (role, prompt text) of every prompt so far
     at_a_time = None  # replies that one step of the sampler writes; None: all
 
-    def sampler(self, max_new_tokens, temperature=1.0, generator=None):
+    def sampler(self, max_new_tokens, temperature=1.0, generator=None, top_p=1.0):
         return ScriptedSampler(self, max_new_tokens, temperature, generator)
 
 

@@ -3,8 +3,10 @@
 import argparse
 import itertools
 import json
+import math
 import random
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,15 @@ import torch
 import backbone
 import sft
 from backbone import Backbone, Chat, extract_code, extract_tool_call
+from chat.rows import chat_row, read_file, read_rows, rollout_row
 from policy import policy_messages
 from sandbox import KernelTime, Verdict
-from sft import encode, make_batches
+from sft import encode, make_batches, plan_batches
 from synthetic import examples as examples_module
 from synthetic import expert
 from synthetic.examples import Example, Writer, diversity_filter, spoil
 from synthetic.tiny import HELD_OUT, random_qwen3, train_tokenizer
+from tasks import UserError
 
 
 class Scorer:
@@ -107,7 +111,7 @@ def test_the_turn_after_a_broken_kernel_steps_back(examples):
 
 def test_loss_falls_on_the_assistants_tokens_only(examples, chat):
     for e in [e for e in examples if len(e.messages) > 3][:20] + examples[:40]:
-        ids, mask = encode(chat, e)
+        ids, mask = encode(chat, e.messages, e.tool, e.unlearnt)
         assert chat.chat_text(e.messages, e.tool, reply=False) == chat.tokenizer.decode(ids) + "\n"
         prompt = chat.chat_ids(e.messages[:2], e.tool)  # as sampling has it
         assert list(ids[:len(prompt)]) == prompt
@@ -125,7 +129,7 @@ def test_a_name_is_split_the_same_way_wherever_it_stands(chat):
 
 
 def test_the_cache_gives_back_what_it_was_given(examples, chat, tmp_path):
-    data = [encode(chat, e) for e in examples[:30]]
+    data = [encode(chat, e.messages, e.tool) for e in examples[:30]]
     sft.save_cache(tmp_path / "cache", chat.tokenizer, data)
     tokenizer, again = sft.load_cache(tmp_path / "cache")
     assert tokenizer.chat_template == chat.tokenizer.chat_template
@@ -157,60 +161,206 @@ def test_batches_hold_every_example_once_within_their_budget():
         assert width == next(w for w in sft.WIDTHS if min(lengths[i] for i in batch) <= w)
 
 
-def test_a_training_step_learns_the_targets_and_nothing_else():
-    torch.manual_seed(0)
-    model = random_qwen3(32, 32, 64, 1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
-                         tie_word_embeddings=False)
+@pytest.mark.parametrize("epochs", [1, 2.5])
+def test_a_batch_of_sequences_is_computed_in_parts_that_fit(epochs):
+    lengths = np.random.default_rng(0).integers(50, 3000, 100).tolist() + [40_000]
+    args = argparse.Namespace(seed=0, epochs=epochs, batch_tokens=8192, batch_sequences=16)
+    batches = plan_batches(lengths, args)
+    seen = Counter(i for parts in batches for part in parts for i in part)
+    assert sum(seen.values()) == pytest.approx(100 * epochs, abs=16) and 100 not in seen  # the last is too long
+    assert {seen[i] for i in range(100)} <= {math.floor(epochs), math.ceil(epochs)}
+    assert sorted({sum(map(len, parts)) for parts in batches})[-1] == 16 and len(batches) == round(7 * epochs)
+    assert all(sft.padded(max(lengths[i] for i in part)) * len(part) <= 8192 for parts in batches for part in parts)
+
+
+def small_model(seed=0):
+    torch.manual_seed(seed)
+    return random_qwen3(32, 32, 64, 1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                        tie_word_embeddings=False)
+
+
+def encoded(count, rng):
+    """Random conversations of 20 tokens: 8 of a prompt, 12 learnt, of which the next is the last one plus one."""
+    starts = rng.integers(3, 18, count)
+    ids = [np.concatenate([rng.integers(3, 32, 8), np.arange(start, start + 12)]).astype(np.int32) for start in starts]
+    return [(each, np.arange(20) >= 8) for each in ids]
+
+
+def options(**changes):
+    return argparse.Namespace(**{"seed": 0, "epochs": 1, "batch_tokens": 2 * sft.WIDTHS[0], "batch_sequences": None,
+                                 "lr": 1e-2, "resume": False, "save_minutes": 1e9, "out": None, "processes": 1,
+                                 "cache": None} | changes)
+
+
+def by_hand(model, data):
+    """The mean loss over learnt tokens, each predicted from those before it; without padding."""
+    losses = []
+    for ids, mask in data:
+        ids = torch.tensor(ids, dtype=torch.long)
+        logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+        losses += [-logprobs[i - 1, ids[i]] for i in range(1, len(ids)) if mask[i]]
+    return torch.stack(losses).mean()
+
+
+def test_a_step_is_adamw_on_the_mean_loss_of_the_learnt_tokens():
+    """Clipping, weight decay on matrices only, and parts of different sizes, against PyTorch's own optimiser."""
+    data = encoded(5, np.random.default_rng(0))
+    model, twin = small_model(), small_model()
     step = sft.TrainStep(model, 1e-2, graphs=False)
-    ids = torch.randint(0, 32, (4, 12))
-    targets = torch.full_like(ids, -100)
-    targets[:, 5] = ids[:, 6]
-    logits = model(input_ids=ids).logits[:, 5].detach()
-    by_hand = -logits.log_softmax(-1).gather(1, ids[:, 6:7]).mean()
-    losses = [step(ids, targets).item() for _ in range(40)]
-    assert losses[0] == pytest.approx(by_hand.item(), rel=1e-5) and losses[-1] < 0.1
+    assert [(group["weight_decay"], {p.dim() for p in group["params"]}) for group in step.optimizer.param_groups] == [
+        (0.1, {2}), (0.0, {1})]
+    optimizer = torch.optim.AdamW([{"params": [p for p in twin.parameters() if p.dim() == 2], "weight_decay": 0.1},
+                                   {"params": [p for p in twin.parameters() if p.dim() == 1], "weight_decay": 0.0}],
+                                  lr=1e-2, betas=(0.9, 0.95))
+    norms = []
+    for scale in (0.2, 50.0):  # the second gradient is too long, and is clipped
+        for each in (model, twin):
+            with torch.no_grad():
+                each.model.norm.weight *= scale
+        parts = [sft.collate(data[:2], 2 * sft.WIDTHS[0], 0), sft.collate(data[2:], 3 * sft.WIDTHS[0], 0)]
+        loss = by_hand(twin, data)
+        assert step(parts).item() == pytest.approx(loss.item(), rel=1e-4)
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        for mine, other in zip(model.parameters(), twin.parameters()):
+            assert torch.allclose(mine, other, atol=2e-4)
+    assert norms[0] < 1 < norms[1]
 
 
-# ---- the paper's data layout
-
-
-def test_rows_of_the_papers_layout_are_read_and_bad_ones_reported(tmp_path, chat, capsys):
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Plan: x."}]
-    path = tmp_path / "rows.jsonl"
-    as_text = {"messages": json.dumps(messages), "tools": json.dumps([backbone.SELECT_TOOL])}
-    rows = [json.dumps({"messages": messages, "tools": None}), json.dumps(as_text), "not json",
-            json.dumps({"prompt": "no messages"})]
-    path.write_text("\n".join(rows))
-    data = sft.read_rows(path, chat)
-    assert len(data) == 2 and all(chat.tokenizer.decode(ids[mask]) == "Plan: x.<|im_end|>" for ids, mask in data)
-    assert ["select_skills" in chat.tokenizer.decode(ids) for ids, _ in data] == [False, True]
-    reported = capsys.readouterr().err
-    assert f"{path}:3: not JSON" in reported and f"{path}:4: not a row of messages" in reported
+def test_training_learns_replies_and_not_prompts():
+    data, model = encoded(64, np.random.default_rng(0)), small_model()
+    prompts = [(ids, ~mask) for ids, mask in data]
+    before = by_hand(model, data).item(), by_hand(model, prompts).item()
+    history = sft.train(model, data, 0, options(epochs=5, lr=2e-2))
+    assert by_hand(model, data).item() < 1 < before[0] / 3  # what is learnt: the next is the last one plus one
+    assert by_hand(model, prompts).item() > before[1] - 0.3
+    assert history[-1]["loss"] < 1.2 and not model.training
 
 
 def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeypatch):
     steps = []
 
-    def step(ids, targets):
-        steps.append((sorted(set(ids[:, 0].tolist()) - {0}), step.rate.item()))
+    def step(parts):
+        steps.append((sorted({i for ids, _ in parts for i in ids[:, 0].tolist()} - {0}), step.rate.item()))
         return torch.tensor(1.0)
 
     step.rate = torch.tensor(0.0)
     monkeypatch.setattr(sft, "TrainStep", lambda *_, **__: step)
     data = [(np.full(10, i), np.ones(10, dtype=bool)) for i in range(1, 9)]
-    args = argparse.Namespace(seed=0, epochs=1.5, batch_tokens=2 * sft.WIDTHS[0], lr=1.0)
-    history = sft.train(random_qwen3(32, 32, 64, 1), data, 0, args)
+    history = sft.train(random_qwen3(32, 32, 64, 1), data, 0, options(epochs=1.5, lr=1.0))
     assert sorted(i for batch, _ in steps[:4] for i in batch) == list(range(1, 9))  # 2 examples a batch
     assert len(steps) == 4 + 2 and [entry["step"] for entry in history] == [1, 6] and history[-1]["tokens"] == 120
     rates = [rate for _, rate in steps]
-    assert rates[0] == 1 and rates == sorted(rates, reverse=True) and 0.05 < rates[-1] < 0.2
+    assert rates == pytest.approx([0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * n / 6)) for n in range(6)])
+    steps.clear()
+    sft.train(random_qwen3(32, 32, 64, 1), data, 0, options(epochs=75, lr=1.0))  # 300 steps, 6 to warm up
+    rates = [rate for _, rate in steps]
+    assert rates[:6] == pytest.approx([(n + 1) / 6 for n in range(6)], rel=1e-2) and rates[5] == max(rates)
+
+
+def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
+    data = encoded(64, np.random.default_rng(0))
+    whole, killed, resumed = small_model(), small_model(), small_model(1)
+    history = sft.train(whole, data, 0, options(out=tmp_path / "none"))
+    real, calls = sft.TrainStep.update, []
+
+    def dying(step):
+        calls.append(step)
+        if len(calls) == 20:
+            raise KeyboardInterrupt
+        real(step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sft.TrainStep, "update", dying)
+        with pytest.raises(KeyboardInterrupt):
+            sft.train(killed, data, 0, options(out=tmp_path, save_minutes=0))
+    with pytest.raises(UserError, match="other options or examples .lr, the examples."):
+        sft.train(resumed, data[1:], 0, options(out=tmp_path, resume=True, lr=1e-3))
+    again = sft.train(resumed, data, 0, options(out=tmp_path, resume=True))
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters()))
+    assert [{**entry, "seconds": 0} for entry in again] == [{**entry, "seconds": 0} for entry in history]
+    (tmp_path / sft.CHECKPOINT).write_bytes((tmp_path / sft.CHECKPOINT).read_bytes()[:1000])
+    with pytest.raises(UserError, match="is broken"):
+        sft.train(resumed, data, 0, options(out=tmp_path, resume=True))
+
+
+# ---- the paper's data layout, and a run's own rollouts
+
+TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Plan: x."}]
+CALLED = [TALK[0], {"role": "assistant", "content": None, "tool_calls": [
+    {"function": {"name": "select_skills", "arguments": {"think": "t", "selected_skills": []}}}]}]
+
+
+def read(path, chat):
+    rows = read_file(path)
+    return read_rows(path, rows, chat_row(chat))
+
+
+def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
+    tools = [backbone.SELECT_TOOL, backbone.UPDATE_TOOL]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}, TALK[1]]
+    good = [{"messages": TALK, "tools": None}, {"messages": json.dumps(TALK), "tools": json.dumps(tools)},
+            {"messages": parts}, {"messages": [TALK[0] | {"name": None}, TALK[1] | {"tool_calls": []}]},
+            {"messages": TALK + TALK, "enable_thinking": True}]
+    bad = {"not json": "not JSON", json.dumps({"prompt": "x"}): "not a row of messages", "[1]": "not a row of messages",
+           json.dumps({"messages": TALK[:1]}): "no message of the assistant's",
+           json.dumps({"messages": [TALK[0], TALK[1] | {"content": " "}]}): "the reply is empty",
+           json.dumps({"messages": CALLED}): "the reply is empty",  # this template does not write calls
+           "\ud800\u2028".encode("utf-8", "surrogatepass"): "not JSON"}
+    path = tmp_path / "rows.jsonl"
+    lines = [*(json.dumps(row).replace("hi", "h\u2028i") for row in good), "", *bad]
+    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    data = read(path, chat)
+    assert [chat.tokenizer.decode(ids[mask]) for ids, mask in data] == ["Plan: x.<|im_end|>"] * 4 + [
+        "Plan: x.<|im_end|>" * 2]
+    shown = [chat.tokenizer.decode(ids) for ids, _ in data]
+    assert ["update_skill_library" in text and "select_skills" in text for text in shown] == [False, True] + [False] * 3
+    assert all("h\u2028i" in text or "hi" in text for text in shown)
+    reported = capsys.readouterr().err
+    for number, why in enumerate(bad.values(), start=7):
+        assert f"{path}:{number}: {why}" in reported
+    assert f"{path}: 7 of 12 rows are skipped" in reported
+
+
+def test_parquet_is_read_as_json_lines_are(tmp_path, chat, refusal):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    rows = [{"messages": json.dumps(TALK), "tools": json.dumps([backbone.SELECT_TOOL])}] * 3
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    assert [chat.tokenizer.decode(ids[mask]) for ids, mask in read(path, chat)] == ["Plan: x.<|im_end|>"] * 3
+    for size in (0, 10, 200):
+        path.write_bytes(path.read_bytes()[:size] + b"x" * size)
+        assert "no readable parquet file" in refusal(sft.main, "--data", path, "--out", tmp_path, "--model", "nowhere/x")
+
+
+def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat):
+    turns = [{"reply": reply, "reward": reward, "feedback": f"verdict {reward}"} for reply, reward in
+             (("Plan: a.", 0.0), ("Plan: b.", 2.0), ("Plan: c.", 0.5), ("Plan: d.", 1.5), ("Plan: e.", None))]
+    prompt = chat.chat_text(TALK[:1])
+    lines = [{"role": "policy", "prompt": prompt, "turns": turns}, {"role": "policy", "prompt": prompt, "turns": turns},
+             {"role": "policy", "prompt": prompt, "turns": turns[:1]},
+             {"role": "selection", "prompt": prompt, "reply": "chosen", "reward": 1.6},
+             {"role": "summary", "prompt": prompt, "reply": "told", "reward": 0.0}]
+    (tmp_path / "step_1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    rows = read_file(tmp_path / "step_1.jsonl")
+    (ids, mask), (short, short_mask) = read_rows("x", rows, rollout_row(chat, 1.5))
+    assert chat.tokenizer.decode(ids[mask]) == "Plan: b.<|im_end|>Plan: d.<|im_end|>"
+    talk = [TALK[0], *({"role": role, "content": text} for turn in turns[:4] for role, text in
+                       (("assistant", turn["reply"]), ("user", turn["feedback"])))]
+    assert chat.tokenizer.decode(ids) + "\n" == chat.chat_text(talk[:-1], reply=False)
+    assert chat.tokenizer.decode(short[short_mask]) == "chosen<|im_end|>"
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--out", "x", "--model", "no/such/folder/./", "--data", "x"], "no/such/folder"),
+    (["--out", "x", "--model", "no/such/folder/./"], "no/such/folder"),
     (["--evaluate", "checkpoints/none"], "no such model folder"),
     ([], "--out or --cache is required"),
     (["--out", "OUT", "--epochs", "0"], "--epochs 0: choose a number above 0"),
+    (["--out", "OUT", "--model", "no/such", "--data", "none.jsonl"], "none.jsonl: no such file"),
+    (["--out", "OUT", "--from-rollouts", "runs/x"], "--from-rollouts: say with --model"),
+    (["--out", "OUT", "--from-rollouts", "runs/x", "--model", "y"], "runs/x: no rollouts/step_N.jsonl there"),
 ])
 def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,141 @@
+"""Messages to token ids, by the chat template of whatever model it is."""
+
+import functools
+import json
+import secrets
+from dataclasses import dataclass
+
+from jinja2 import TemplateError
+
+from chat.prompts import SELECT_TOOL
+from tasks import UserError
+
+MARK = f"reply{secrets.token_hex(8)}"  # stands for a text where a template is asked what it writes around it
+TOOL_CALL = "<tool_call>%s</tool_call>"  # how a reply calls a tool where the template knows none
+
+
+@dataclass
+class Completion:
+    """One sampled reply."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]  # what the model wrote, its end-of-turn token included
+    logprobs: list[float]  # log-probability of each token of token_ids at temperature 1, when it was sampled
+    text: str  # token_ids as text, without the end-of-turn token
+    finished: bool  # False when max_new_tokens cut the reply off
+
+
+class Chat:
+    """The tokenizer and its chat template: messages to token ids. All that the cold start needs of a backbone.
+
+    What a template does is found out by asking it to write MARK: it may know no system role or no tools, may strip
+    replies, put empty thoughts before them, or write earlier ones otherwise than they were sampled.
+    """
+
+    def __init__(self, tokenizer, thinking=False):
+        """thinking: may replies begin with thoughts, where the template can switch them off?"""
+        self.tokenizer, self.thinking = tokenizer, thinking
+
+    def _template(self, messages, tools=None, reply=False) -> str:
+        return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=reply,
+                                                  enable_thinking=self.thinking)
+
+    def _shows(self, messages, tools=None) -> bool:
+        """Does MARK, which is somewhere in these arguments, reach the model?"""
+        try:
+            return MARK in self._template(messages, tools)
+        except (TemplateError, TypeError):
+            return False
+
+    @functools.cached_property
+    def system_role(self) -> bool:
+        return self._shows([{"role": "system", "content": MARK}, {"role": "user", "content": "."}])
+
+    @functools.cached_property
+    def tool_role(self) -> bool:
+        tool = SELECT_TOOL | {"function": SELECT_TOOL["function"] | {"name": MARK}}
+        return self._shows([{"role": "user", "content": "."}], [tool])
+
+    @functools.cached_property
+    def end(self) -> list[int]:
+        """How the template ends a reply: token ids up to the first special one. The last of them ends a turn.
+
+        It need not be the tokenizer's end of text: base models end a text with another token than a turn.
+        """
+        after = self.encode(self._around([{"role": "user", "content": "."}, {"role": "assistant"}], 1)[1])
+        special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        special = [place for place, token in enumerate(after) if token in special]
+        return after[:special[0] + 1] if special else [self.tokenizer.eos_token_id]
+
+    def _around(self, messages, place, tool=None, reply=False) -> tuple[str, str]:
+        """The texts before and after the reply that is message number `place`. Raises UserError if it is left out."""
+        marked = [*messages[:place], {"role": "assistant", "content": MARK}, *messages[place + 1:]]
+        before, found, after = self.chat_text(marked, tool, reply).rpartition(MARK)
+        if not found:
+            raise UserError("the model's chat template leaves a reply out")
+        return before, after
+
+    def chat_text(self, messages, tool=None, reply=True) -> str:
+        """Messages [{"role", "content"}, ...] as the text that the model reads. Raises UserError if that cannot be.
+
+        tool: SELECT_TOOL or UPDATE_TOOL, which the reply may call; None; or a list of tools. reply: end with the
+        beginning of the next reply? Where the template knows no tools, the first message says what can be called; where
+        it knows no system role, the system message opens the user's.
+        """
+        tools = [tool] if isinstance(tool, dict) else tool or None
+        if tools and not self.tool_role:
+            call = TOOL_CALL % '{"name": ..., "arguments": {...}}'
+            said = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools)) + f"\nCall one with {call}"
+            messages = [messages[0] | {"content": messages[0]["content"] + said}, *map(_spelled, messages[1:])]
+        if len(messages) > 1 and messages[0]["role"] == "system" and not self.system_role:
+            text = f"{messages[0]['content']}\n\n{messages[1]['content']}"
+            messages = [messages[1] | {"content": text}, *messages[2:]]
+        try:
+            return self._template(messages, tools, reply)
+        except (TemplateError, TypeError) as error:
+            raise UserError(f"the model's chat template cannot write these messages ({error})") from None
+
+    def encode(self, text) -> list[int]:
+        """Token ids of a text, with nothing added at its ends."""
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def chat_ids(self, messages, tool=None) -> list[int]:
+        """Token ids of the prompt for the next reply."""
+        return self.encode(self.chat_text(messages, tool))
+
+    def reply_ids(self, messages, tool=None) -> list[int]:
+        """Token ids of the last message, an assistant's, tool calls included, as it would be sampled after the others.
+
+        Raises UserError where the template writes nothing for it, or not what it is.
+        """
+        whole, place = self.chat_text(messages, tool, reply=False), len(messages) - 1
+        before, after = self._around(messages, place, tool)
+        starts = [text for text in (self.chat_text(messages[:-1], tool), before) if whole.startswith(text)]
+        if not starts or not whole.endswith(after):
+            raise UserError("the model's chat template writes the reply otherwise than it is")
+        text = whole[len(starts[0]):len(whole) - len(after)]
+        if not text.strip():
+            raise UserError("the reply is empty as the model's chat template writes it")
+        return self.encode(text) + self.end
+
+    def next_ids(self, completion, messages, tool=None) -> list[int]:
+        """Prompt ids for the turn after `completion`; `messages` holds its text as the assistant's last message.
+
+        Earlier turns are kept token by token as they were sampled, so that the next prompt truly extends the last one:
+        its cache can be used, and what is trained on is what was sampled. (Encoded anew, a text can be split otherwise,
+        and many templates drop thoughts from earlier replies.) Only what follows the reply is the template's. If the
+        caller has changed the reply, all is encoded anew.
+        """
+        place = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        if messages[place]["content"] != completion.text:
+            return self.chat_ids(messages, tool)
+        added = self.encode(self._around(messages, place, tool, reply=True)[1])
+        if completion.finished and completion.token_ids[-1] in added[:len(self.end)]:
+            added = added[added.index(completion.token_ids[-1]) + 1:]  # this token was sampled already
+        return completion.prompt_ids + completion.token_ids + added
+
+
+def _spelled(message) -> dict:
+    """A message whose tool calls have become text."""
+    calls = [TOOL_CALL % json.dumps(call["function"]) for call in message.get("tool_calls", ())]
+    return message | {"content": "\n".join([message["content"], *calls]).strip()} if calls else message

@@ -1,0 +1,117 @@
+"""Chat templates of every kind: what is fed, what is learnt, what the next turn extends; prompts of a file."""
+
+import json
+import random
+
+import pytest
+
+import backbone
+from backbone import Chat, Completion, extract_tool_call
+from chat.rows import chat_row, encode
+from chat_templates import TEMPLATES, template_tokenizer
+from tasks import UserError
+
+
+@pytest.fixture(params=TEMPLATES)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def chat(kind, tokenizer):
+    return Chat(template_tokenizer(tokenizer, kind))
+
+
+TALK = [{"role": role, "content": text} for role, text in (
+    ("system", "You write kernels."), ("user", "The task."), ("assistant", "  Plan: one.\n```python\nx = 1\n```\n"),
+    ("user", "Compiled: no."), ("assistant", "Plan: two."), ("user", "Still no."), ("assistant", "\nPlan: three. "))]
+
+
+def learnt(chat, ids, mask):
+    """The texts of what is learnt, reply by reply."""
+    spans, last = [], False
+    for token, on in zip(ids.tolist(), mask.tolist()):
+        if on and not last:
+            spans.append([])
+        if on:
+            spans[-1].append(token)
+        last = on
+    return [chat.tokenizer.decode(span) for span in spans]
+
+
+def test_what_is_learnt_is_each_reply_with_its_end(chat, kind):
+    ids, mask = encode(chat, TALK)
+    replies = [message["content"] for message in TALK if message["role"] == "assistant"]
+    if kind in ("llama2", "llama3", "gemma"):
+        replies = [" " * (kind == "llama2") + reply.strip() for reply in replies]  # the blank is after its prompt
+    end = chat.tokenizer.decode(chat.end)
+    assert learnt(chat, ids, mask) == [reply + end for reply in replies]
+    assert end.strip() and chat.end[-1] in chat.tokenizer.all_special_ids
+    text = chat.tokenizer.decode(ids)
+    places = [text.find(message["content"].strip()) for message in TALK]
+    assert places == sorted(places) and places[0] >= 0  # everything is fed, in its order, the system message first
+    # Where the template does not rewrite earlier turns, what is fed is what it writes.
+    if TEMPLATES[kind][0] in ("plain", "strips", "no system"):
+        assert chat.chat_text(TALK, reply=False).startswith(text)
+    # Every prompt is the one that is sampled from.
+    prompt, starts = chat.chat_ids(TALK[:2]), [i for i in range(1, len(mask)) if mask[i] and not mask[i - 1]]
+    assert ids[:starts[0]].tolist() == prompt and len(starts) == 3
+
+
+def test_a_next_turn_extends_what_was_sampled_token_by_token(chat, kind):
+    """Replies are random tokens, which no text would give again."""
+    rng, end = random.Random(0), chat.tokenizer.decode(chat.end)
+    for finished in (True, False):
+        messages, prompt = TALK[:2], chat.chat_ids(TALK[:2])
+        for turn in range(3):
+            tokens = [rng.randrange(3, 400) for _ in range(9)] + chat.end[-1:] * finished
+            text = chat.tokenizer.decode(tokens[:9])
+            messages = [*messages, {"role": "assistant", "content": text}, {"role": "user", "content": f"No {turn}."}]
+            after = chat.next_ids(Completion(prompt, tokens, [], text, finished), messages)
+            assert after[:len(prompt) + len(tokens)] == prompt + tokens
+            added = chat.tokenizer.decode(after[len(prompt) + len(tokens):])
+            assert f"No {turn}." in added and not added.startswith(end) == finished or TEMPLATES[kind][0] == "no end"
+            assert text not in added and added.count(end) <= 2
+            start = chat.chat_text(TALK[:2]).rpartition("The task.")[2]  # how the template begins a reply
+            assert added.endswith(start)
+            prompt = after
+    changed = [*messages[:-2], {"role": "assistant", "content": "A summary."}, messages[-1]]
+    assert chat.next_ids(Completion(prompt, tokens, [], text, True), changed) == chat.chat_ids(changed)
+
+
+CALL = {"think": "It's bound by memory.", "selected_skills": [{"name": "fuse", "reason": "two passes"}]}
+
+
+def test_tool_calls_are_learnt_as_the_template_writes_them(chat, kind):
+    row = {"messages": json.dumps([*TALK[:2], {"role": "assistant", "content": None, "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "select_skills", "arguments": json.dumps(CALL)}}]}]),
+        "tools": json.dumps([backbone.SELECT_TOOL]), "enable_thinking": False}
+    ids, mask = chat_row(chat)(row)
+    [reply] = learnt(chat, ids, mask)
+    assert "two passes" in reply and reply.endswith(chat.tokenizer.decode(chat.end))
+    assert "select_skills" in chat.tokenizer.decode(ids[:mask.argmax()])  # the prompt says what can be called
+    if kind not in ("llama3", "mistral"):  # these write a call with no mark of its own
+        assert extract_tool_call(reply, "select_skills") == CALL
+    if kind in ("qwen3", "release"):
+        messages = [*TALK[:2], {"role": "assistant", "content": "", "tool_calls": [
+            {"function": {"name": "select_skills", "arguments": CALL}}]}]
+        whole = chat.tokenizer.apply_chat_template(messages, tools=[backbone.SELECT_TOOL], tokenize=False,
+                                                   enable_thinking=False)
+        assert chat.tokenizer.decode(ids) == whole.rstrip("\n")
+
+
+def test_thoughts_are_learnt_where_they_are_switched_on(tokenizer):
+    chat = Chat(template_tokenizer(tokenizer, "qwen3"), thinking=True)
+    thought = {"role": "assistant", "content": "<think>\nWhy.\n</think>\n\nPlan: one."}
+    ids, mask = encode(chat, [*TALK[:2], thought, *TALK[3:5]])
+    first, second = learnt(chat, ids, mask)
+    assert first == thought["content"] + "<|im_end|>" and second.endswith("</think>\n\nPlan: two.<|im_end|>")
+    assert "Why." in chat.tokenizer.decode(ids)  # kept as it was written, though the template would drop it now
+
+
+def test_a_template_that_cannot_write_messages_says_so(tokenizer):
+    chat = Chat(template_tokenizer(tokenizer, "mistral"))
+    with pytest.raises(UserError, match="roles must alternate"):
+        chat.chat_text([TALK[1], TALK[1]])
+    with pytest.raises(UserError, match="empty"):
+        chat.reply_ids([TALK[1], {"role": "assistant", "content": " \n"}])

@@ -39,7 +39,7 @@ import policy
 import selector
 import summarizer
 from backbone import Completion
-from report import (command_line, draw_curves, finish_step, open_run, read_metrics, record_rollouts, rollout_metrics,
+from report import (command_line, finish_run, finish_step, open_run, read_metrics, record_rollouts, rollout_metrics,
                     save_checkpoint, step_metrics, task_stream)
 from sandbox import Sandbox
 from skills import Skill
@@ -83,6 +83,7 @@ OPTIONS = {  # name: default, meaning
     "grad_clip": (1.0, "largest norm of the gradient"),
     "eval_every": (0, "evaluate on the built-in problems every so many steps (0: before and after)"),
     "no_eval": (False, "skip every evaluation"),
+    "log": ("files", "tensorboard: metrics as its scalars, too, in the run's folder"),
     "bm25_only": (False, "ablation: BM25's first 3 skills, no Selection role"),
     "no_verify": (False, "ablation: stage the first well-formed proposal; a summary's return is 1 if it has one"),
     "freeze_selection": (False, "ablation: Selection is used but not trained"),
@@ -94,7 +95,7 @@ RECIPES = {  # what a related system does differently from OPTIONS; each has its
     "kevin": dict(skills=False, cross_scheme=False, prs=False, mrs=False, gamma=0.4, baseline="group-norm"),
     "cuda-agent": dict(skills=False, cross_scheme=False, prs=False, mrs=False),
 }
-CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval"}  # what may differ when a run is continued
+CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval", "log"}  # what may differ when a run is continued
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Reward of one turn (paper: reward), and the neighbours'. A verdict is sandbox.Verdict.
@@ -354,7 +355,6 @@ def train(run, stream):
             run.step += 1
             finish_step(run, line)
             run.bar.update()
-    draw_curves(run)
 
 
 def select(run, batch, k, temperature) -> list[Episode]:
@@ -474,8 +474,8 @@ def evaluate_if_due(run, step) -> dict:
 # The command
 
 def main(argv=None) -> int:
-    tables = OPTIONS, SIZES, RECIPES
-    run = open_run(command_line(argv, __doc__, tables, choices={"baseline": BASELINES}), tables, CHANGEABLE)
+    tables, choices = (OPTIONS, SIZES, RECIPES), {"baseline": BASELINES, "log": ("files", "tensorboard")}
+    run = open_run(command_line(argv, __doc__, tables, choices), tables, CHANGEABLE)
     args = run.args
     kernels = args.batch * (args.k + 1) * args.n * args.turns
     print(f"{run.out}: {args.model} on {args.device}, steps {run.step} to {args.steps}. A step: {args.batch} tasks "
@@ -492,7 +492,7 @@ def main(argv=None) -> int:
             save_checkpoint(run)
         print(f"--out {run.out} --resume continues", file=sys.stderr)
         raise
-    print(f"done: {run.out}/curves.png, {run.out}/metrics.jsonl, {run.out}/checkpoint/")
+    finish_run(run)
     return 0
 
 

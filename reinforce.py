@@ -44,7 +44,7 @@ import policy
 import selector
 import summarizer
 from backbone import Completion
-from report import (command_line, draw_curves, finish_step, open_run, read_metrics, record_rollouts, rollout_metrics,
+from report import (command_line, finish_run, finish_step, open_run, read_metrics, record_rollouts, rollout_metrics,
                     save_checkpoint, step_metrics, task_stream)
 from sandbox import Sandbox
 from skills import Skill
@@ -95,6 +95,7 @@ OPTIONS = {  # name: default, meaning
     "grad_clip": (1.0, "largest norm of the gradient"),
     "eval_every": (0, "evaluate on the built-in problems every so many steps (0: before and after)"),
     "no_eval": (False, "skip every evaluation"),
+    "log": ("files", "tensorboard: metrics as its scalars, too, in the run's folder"),
     "bm25_only": (False, "ablation: BM25's first 3 skills, no Selection role"),
     "no_verify": (False, "ablation: stage the first well-formed proposal; a summary's return is 1 if it has one"),
     "freeze_selection": (False, "ablation: Selection is used but not trained"),
@@ -107,7 +108,7 @@ RECIPES = {  # what a related system sets differently from OPTIONS and SIZES: a 
                   baseline="group-norm", group="task", loss_mean="token", loss_scale=1.0),
     "cuda-agent": dict(reward="cuda-agent", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False),
 }
-CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval"}  # what may differ when a run is continued
+CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval", "log"}  # what may differ when a run is continued
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Advantages: one rule, three groupings (paper: turn-level REINFORCE with leave-one-out, TRLOO)
@@ -148,7 +149,8 @@ def _clean(advantage) -> float:  # equal returns must give exactly 0: adv_cross_
 
 
 BASELINES = {"leave-one-out": leave_one_out, "group-mean": group_mean, "group-norm": group_norm}
-CHOICES = {"reward": policy.REWARDS, "baseline": BASELINES, "group": ("turn", "task"), "loss_mean": ("sum", "token")}
+CHOICES = {"reward": policy.REWARDS, "baseline": BASELINES, "group": ("turn", "task"), "loss_mean": ("sum", "token"),
+           "log": ("files", "tensorboard")}
 DUAL_CLIP = 3.0  # a reply that was worse than its group's mean is not pushed away harder than at this ratio
 DIVISOR_FLOOR = 0.05  # of adv_cross_scheme: a measured speedup scatters by a few percent, which is no signal
 
@@ -343,7 +345,6 @@ def train(run, stream):
             run.step += 1
             finish_step(run, line)
             run.bar.update()
-    draw_curves(run)
 
 
 def select(run, batch, k, temperature) -> list[Episode]:
@@ -486,7 +487,7 @@ def main(argv=None) -> int:
             save_checkpoint(run)
         print(f"--out {run.out} --resume continues", file=sys.stderr)
         raise
-    print(f"done: {run.out}/curves.png, {run.out}/metrics.jsonl, {run.out}/checkpoint/")
+    finish_run(run)
     return 0
 
 

@@ -9,7 +9,7 @@ The folder of a run, --out:
     skill_library/global_step_N.jsonl      the library after step N
     checkpoint/                            a model folder with its skill library (bench.py loads it), and trainer.pt:
                                            all that --resume needs
-    curves.png
+    curves.png, report.html                all of it to look at; `python report.py DIR` makes the page at any time
 
 A step is complete once its line is in metrics.jsonl and, every --save-every steps, its checkpoint is written. A killed
 run goes on from its last checkpoint: start_run removes what later steps have left, and they are done again. On a CPU
@@ -22,7 +22,7 @@ and the position in the stream of tasks are all that one step hands to the next.
 import argparse
 import contextlib
 import functools
-import itertools
+import importlib.util
 import json
 import os
 import random
@@ -38,11 +38,14 @@ from tqdm import tqdm
 
 from backbone import Backbone
 from fast.optimizer import make_adamw
+from page.charts import save_png
+from page.records import lessons, mean, numbers, read_folder
+from page.writer import render
 from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary, write_atomically
 from summarizer import REASONS
 from synthetic.generator import training_tasks
-from tasks import GPU_BATCH_FACTOR, UserError, builtin_tasks, folder_tasks, scale_batch
+from tasks import GPU_BATCH_FACTOR, UserError, builtin_tasks, folder_tasks, run_command, scale_batch
 
 
 @dataclass
@@ -62,6 +65,7 @@ class Run:
     compiled: Sandbox | None = None  # judges against torch.compile; only CUDA Agent's reward asks
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     bar: tqdm = field(default_factory=lambda: tqdm(disable=True))  # counts steps, and names the phase
+    tensorboard: object = None  # a SummaryWriter, with --log tensorboard
 
     @property
     def clock(self) -> str:
@@ -140,6 +144,8 @@ def open_run(given, tables, changeable) -> Run:
     Raises UserError; a run that is refused leaves nothing behind.
     """
     out, saved = open_folder(given, changeable)
+    if given.get("log") == "tensorboard" and not importlib.util.find_spec("tensorboard"):
+        raise UserError("--log tensorboard: first pip install tensorboard")
     if given.get("tasks", "synth") not in ("synth", "builtin"):
         folder_tasks(given["tasks"])  # a bad folder is told before the model is loaded
     source = out / "checkpoint" if saved else given.get("model", tables[0]["model"][0])
@@ -156,6 +162,9 @@ def open_run(given, tables, changeable) -> Run:
         generator.set_state(saved["generator"])
         run.step, run.seeds = saved["step"], saved["seeds"]
     run.settled = generator.get_state()
+    if args.log == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter  # the package is optional
+        run.tensorboard = SummaryWriter(out / "tensorboard", purge_step=run.step + 1)
     try:
         write_atomically(out / "config.json", json.dumps(vars(args), indent=1))
     except OSError as error:
@@ -193,8 +202,8 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
         else:
             raise UserError(f"--resume: nothing to resume in {out}")
         for name, value in given.items():
-            if value != config[name] and name not in changeable:
-                raise UserError(f"--resume: {out} has {flag(name)} {config[name]}, not {value}")
+            if value != config.get(name) and name not in changeable:
+                raise UserError(f"--resume: {out} has {flag(name)} {config.get(name)}, not {value}")
         given |= config | given
     elif (out / "checkpoint").exists() or (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").stat().st_size:
         raise UserError(f"{out} already holds a run: continue it with --resume, or choose another --out")
@@ -239,8 +248,12 @@ def finish_step(run, line):
     run.settled = run.generator.get_state()
     if run.step % run.args.save_every == 0 or run.step == run.args.steps:
         save_checkpoint(run)
+    if run.tensorboard:
+        for name, value in numbers(line).items():
+            run.tensorboard.add_scalar(name, value, run.step)
+        run.tensorboard.flush()
     if run.step or "eval_fast_1" in line:
-        tqdm.write(progress(line, run.args), file=sys.stdout)
+        tqdm.write(progress(line, run.args, read_metrics(run)[0], run.library), file=sys.stdout)
     if "eval_fast_1" in line and 0 < run.step < run.args.steps:
         draw_curves(run)
 
@@ -279,12 +292,6 @@ def read_metrics(run) -> list[dict]:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Metrics (README.md: metric glossary)
-
-
-def mean(values) -> float | None:
-    """Their mean, or None without any."""
-    values = list(values)
-    return sum(values) / len(values) if values else None
 
 
 def rollout_metrics(episodes) -> dict:
@@ -339,16 +346,24 @@ def step_metrics(run, episodes) -> dict:
             **{f"{why}_masked": sum(turn.masked == why for turn in turns) for why in ("prs", "void", "group")}}
 
 
-def progress(m, args) -> str:
-    """The line that a step prints; before the first step only the evaluation. m: a line of metrics.jsonl."""
+def progress(m, args, before, library) -> str:
+    """The line that a step prints; before the first step only the evaluation.
+
+    m: a line of metrics.jsonl. before: the first of the run, with which an evaluation is compared. library: after m.
+    """
     text = "before training" if m["step"] == 0 else (
         f"step {m['step']}/{args.steps}  reward {m['reward_best']:.3f}  correct {m['correct']:.0%}  "
         f"Fast_1 {m['fast_1']:.0%}  speedup {m['speedup'] or 0:.2f}x ({m['clock']})  rows {m['policy_rows']}"
         f"+{m['selection_rows']}+{m['summary_rows']}  skills {m['library']} (+{m['staged']})  "
         f"proposals passed {m['passed']} of {m['proposals']}  {sum(m['seconds'].values()):.0f} s")
+    if m.get("staged"):
+        text += "  |  new: " + ", ".join(skill.name for skill in library.skills[-m["staged"]:])
     if "eval_fast_1" in m:
-        text += (f"{'  |' if m['step'] else ''}  evaluation: reward {m['eval_reward_best']:.3f}, "
-                 f"correct {m['eval_correct']:.0%}, Fast_1 {m['eval_fast_1']:.0%} ({m['clock']})")
+        gain = {key: f" ({m[key] - before[key]:+.{digits}})" if m["step"] and key in before else "" for key, digits in
+                (("eval_reward_best", "3f"), ("eval_correct", "0%"), ("eval_fast_1", "0%"))}
+        text += (f"{'  |' if m['step'] else ''}  evaluation: reward {m['eval_reward_best']:.3f}"
+                 f"{gain['eval_reward_best']}, correct {m['eval_correct']:.0%}{gain['eval_correct']}, "
+                 f"Fast_1 {m['eval_fast_1']:.0%}{gain['eval_fast_1']} ({m['clock']})")
     return text
 
 
@@ -380,6 +395,7 @@ def record_rollouts(run, path, episodes):
         lines += [opening("policy", e.task, t.turns[0].completion) | {
             "skills": [skill.name for skill in t.skills], "turns": list(map(attempt, t.turns))} for t in e.trajectories]
         lines += [opening("summary", e.task, s.completion) | {
+            "rollout": next(i for i, t in enumerate(e.trajectories) if t is s.winner),  # of the task's, from 0
             "reply": s.completion.text, "reward": s.reward, "advantage": s.advantage, "proposals": [
                 {"written": p.written, "rejected": p.rejected, "detail": p.detail, "known": p.known,
                  "attempt": p.attempt and attempt(p.attempt), "staged": bool(p.skill) and p.skill == e.staged}
@@ -388,47 +404,57 @@ def record_rollouts(run, path, episodes):
 
 
 def draw_curves(run):
-    """curves.png: rewards, training, evaluation, replies that teach, skills, rejected proposals, seconds, update."""
-    from matplotlib.figure import Figure  # here: it takes half a second to import
+    """curves.png: all curves over the steps, by role, and the seconds of a step."""
+    save_png(read_folder(run.out), run.out / "curves.png")
 
-    metrics, name = read_metrics(run), f"({run.clock} clock)"
-    steps = [m for m in metrics if m["step"] > 0]
-    for m, role in itertools.product(steps, ("policy", "selection", "summary")):
-        if m[f"{role}_rows"]:
-            m[f"{role}_live_share"] = m[f"{role}_live"] / m[f"{role}_rows"]
-    figure = Figure(figsize=(20, 8), layout="constrained")
-    axes = figure.subplots(2, 4)
-    for axis, title, keys in (
-            (axes[0, 0], "reward by role", ["reward_best", "reward_turn", "reward_selection", "reward_summary"]),
-            (axes[0, 1], f"training tasks {name}", ["correct", "fast_1", "fast_1.2", "coverage"]),
-            (axes[0, 2], f"built-in problems {name}", ["eval_reward_best", "eval_correct", "eval_fast_1"]),
-            (axes[1, 0], "skills", ["library", "proposals", "passed", "selected_learnt"]),
-            (axes[0, 3], "share of replies that teach", [f"{role}_live_share" for role in ("policy", "selection",
-                                                                                           "summary")]),
-            (axes[1, 3], "update", ["grad_norm", "zero_gradient", "grad_clipped"])):
-        axis.set_title(title)
-        for key in keys:
-            points = {m["step"]: m[key] for m in metrics if m.get(key) is not None}
-            xs, ys = list(points), list(points.values())
-            if len(points) > 30 and key != "library":  # a step's tasks are few: show the mean of ten steps, too
-                [line] = axis.plot(xs, ys, alpha=0.2)
-                ys = [mean(ys[max(0, i - 4):i + 6]) for i in range(len(ys))]
-                axis.plot(xs, ys, color=line.get_color(), label=key)
-            elif points:
-                axis.plot(xs, ys, marker=".", label=key)
-    phases = dict.fromkeys(phase for m in steps for phase in m["seconds"])
-    seconds = {phase: [m["seconds"].get(phase, 0) for m in steps] for phase in phases}
-    rejected = {why: [m["rejected"].get(why, 0) / max(m["proposals"], 1) for m in steps] for why in REASONS
-                if any(why in m["rejected"] for m in steps)}
-    for axis, title, stack in ((axes[1, 1], "share of proposals rejected", rejected),
-                               (axes[1, 2], "seconds of a step", seconds)):
-        axis.set_title(title)
-        if stack:
-            axis.stackplot([m["step"] for m in steps], list(stack.values()), labels=list(stack))
-    for axis in axes.flat:
-        axis.set_xlabel("step")
-        if axis.get_legend_handles_labels()[0]:
-            axis.legend(fontsize=8)
-        else:
-            axis.text(0.5, 0.5, "none in this run", ha="center", transform=axis.transAxes)
-    figure.savefig(run.out / "curves.png", dpi=100)
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The page
+
+
+def write_page(folders, path):
+    """One HTML file that shows a run or a benchmark, or two of them side by side. Raises UserError.
+
+    Returns what it shows, a page.records.Source for each folder.
+    """
+    sources = []
+    for folder in folders:
+        source = read_folder(folder)
+        if source is None:
+            raise UserError(f"{folder}: neither a run (metrics.jsonl) nor a benchmark (results.jsonl, summary.json)")
+        sources.append(source)
+    try:
+        write_atomically(path, render(sources, REASONS))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+    return sources
+
+
+def finish_run(run):
+    """Draw the curves, write the page, and say in words what was learnt."""
+    draw_curves(run)
+    [source] = write_page([run.out], run.out / "report.html")
+    print("\n".join(lessons(source)))
+    print(f"done: {run.out}/report.html, {run.out}/curves.png, {run.out}/metrics.jsonl, {run.out}/checkpoint/")
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or two side by side.")
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="--out of reinforce.py or of bench.py; at most two")
+    parser.add_argument("--out", metavar="FILE", help="default: report.html in the folder; of two, in the first one, "
+                        "report_and_<name of the second>.html")
+    options = parser.parse_args(argv)
+    if len(options.folders) > 2:
+        raise UserError("at most two folders fit side by side")
+    names = ["report", *(Path(folder).resolve().name for folder in options.folders[1:])]
+    path = Path(options.out or Path(options.folders[0], "_and_".join(names) + ".html"))
+    for source in write_page(options.folders, path):
+        for name, count in source.skipped.items():
+            if count:
+                print(f"{source.folder / name}: {count} lines could not be read; left out", file=sys.stderr)
+    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

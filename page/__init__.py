@@ -1,9 +1,14 @@
-"""The page: 'reads what was found, trains nothing': tables and pictures for whoever looks at results.
+"""The page: 'reads what was found, trains nothing'. Tables, pictures and one HTML page out of what runs have left.
 
-    levels.py        a level's summary as a text table and a picture; the machine that it was made on
-    strategies.py    test-time strategies beside each other: at equal budgets, best so far
+In reading order:
 
-    bench ---> levels, strategies
+    records.py      files of a folder -> plain records: metrics, skills and their story, rollouts; broken lines counted
+    charts.py       records -> curves, as SVG for the page and as curves.png
+    writer.py       records and charts -> report.html, with page.html, style.css and script.js
+    levels.py       a benchmark's summary as a text table and a picture; the machine that it was made on
+    strategies.py   test-time strategies beside each other: at equal budgets, best so far
 
-It imports nothing of the other rooms: it takes the plain records that are also written as JSON.
+    (root: report) ---> writer ---> charts ---> records        (root: bench) ---> levels, strategies
+
+It imports nothing of the other rooms, so it also shows a run that another version has made, or half of one.
 """

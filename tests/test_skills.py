@@ -82,6 +82,13 @@ def test_recall_finds_by_meaningful_words_and_drops_the_rest():
     assert len(library.recall("row", top=1)) == 1
 
 
+def test_every_text_of_a_skill_is_searched():
+    library = SkillLibrary([skill("alpha"), skill("a", description="beta"), skill("b", tags=("gamma",)),
+                            skill("c", "delta"), skill("e"), skill("f")])
+    found = [[s.name for s in library.recall(word)] for word in ("alpha", "beta", "gamma", "delta")]
+    assert found == [["alpha"], ["a"], ["b"], ["c"]]
+
+
 def test_small_libraries_are_recalled_whole():
     assert SkillLibrary().recall("softmax") == []
     assert [s.name for s in SkillLibrary([skill("only")]).recall("softmax")] == ["only"]

@@ -118,7 +118,8 @@ Functions:{% for tool in tools %} {{ tool.function.name }}({{ tool.function.para
     # Leaves system messages out without a word.
     "deaf": ("no system", """{% for m in messages %}
 {%- if m.role != 'system' %}{{ '<|' + m.role + '|>' + m.content + eos_token }}
-{%- endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""", ["<|user|>", "<|assistant|>"], "</s>"),
+{%- endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""",
+             ["<|user|>", "<|assistant|>"], "</s>"),
 }
 
 

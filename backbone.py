@@ -22,7 +22,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -195,15 +194,17 @@ class Backbone(Chat):
                 with torch.device("meta"):
                     size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
                 dtype = torch.float32 if size < 1e9 else torch.bfloat16
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=attention_kind(config))
-        # What transformers and safetensors raise for a bad folder or hub id.
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            model, found = AutoModelForCausalLM.from_pretrained(
+                path, dtype=dtype, attn_implementation=attention_kind(config), output_loading_info=True)
+            if found["missing_keys"]:  # transformers would leave them random
+                raise ValueError(f"no weights for {', '.join(sorted(found['missing_keys']))}")
+        except Exception as error:  # for a bad folder or hub id transformers and what is below it raise any type
             reason = str(error).strip().split("\n")[0][:200]
             if looks_local:
                 raise UserError(f"{path}: cannot load the model ({type(error).__name__}: {reason})") from None
             raise UserError(f"{path}: no such folder, and the hub cannot give it ({reason}); without a network, "
                              "download it elsewhere and pass its folder") from None
-        if tokenizer.chat_template is None:
+        if not tokenizer.chat_template:
             raise UserError(f"{path}: the tokenizer has no chat template")
         return cls(model.to(device).eval(), tokenizer)
 
@@ -226,10 +227,10 @@ class Backbone(Chat):
         """
         return Sampler(self, max_new_tokens, temperature, generator, top_p)
 
-    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None) -> list[Completion]:
+    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, top_p=1.0) -> list[Completion]:
         """One reply to each prompt (a list of token ids each), in their order. Arguments as of `sampler`."""
         replies = {}
-        with self.sampler(max_new_tokens, temperature, generator) as sampler:
+        with self.sampler(max_new_tokens, temperature, generator, top_p) as sampler:
             for i, prompt in enumerate(prompts):
                 sampler.add(prompt, i)
             while sampler.waiting:

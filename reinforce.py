@@ -74,6 +74,8 @@ SIZES = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (mod
 OPTIONS = {  # name: default, meaning
     "model": ("checkpoints/tiny", "model folder or hub id; a skill_library.jsonl in it is loaded with it"),
     "tasks": ("synth", "synth: synthesised; builtin: the evaluation problems (to see it learn); or a folder"),
+    "prompts": ("", "file of prompts in the layout of chat/prompts.yaml, as the release's; or a folder of such files"),
+    "thinking": (False, "let replies begin with thoughts, where the model's chat template can switch them off"),
     "seed": (0, "of tasks, sampling and the modelled clock's inputs"),
     "temperature": (1.0, "of all sampling in training"),
     "gamma": (1.0, "gamma: how much of the next turn's return a turn is credited with"),
@@ -354,7 +356,7 @@ def select(run, batch, k, temperature) -> list[Episode]:
     return [Episode(task, selections) for task, selections in zip(batch, chosen)]
 
 
-def roll_out(run, episodes, schemes, n, temperature, generator):
+def roll_out(run, episodes, schemes, n, temperature, generator, top_p=1.0):
     """n rollouts of each of a task's schemes: what its selections chose, and the null scheme (paper: roll out)."""
     args, jobs = run.args, []
     for episode in episodes:
@@ -363,7 +365,7 @@ def roll_out(run, episodes, schemes, n, temperature, generator):
         skills += [null] * (schemes - len(skills))  # one null scheme; without skills all schemes are
         jobs += [(episode.task, chosen) for chosen in skills for _ in range(n)]
     done = iter(policy.rollout(run.model, run.sandbox, jobs, args.turns, args.policy_tokens, args.prompt_tokens,
-                               temperature, generator))
+                               temperature, generator, top_p))
     for episode in episodes:
         episode.trajectories = list(itertools.islice(done, schemes * n))
 
@@ -458,7 +460,7 @@ def evaluate_if_due(run, step) -> dict:
     generator = torch.Generator(run.model.device).manual_seed(args.seed * 1_000_003 + step)  # not training's
     with run.phase("evaluate"):
         episodes = select(run, tasks.builtin_tasks(device=run.model.device.type), int(args.skills), 0)
-        roll_out(run, episodes, 1, args.eval_samples, 0 if args.eval_samples == 1 else 1.0, generator)
+        roll_out(run, episodes, 1, args.eval_samples, 0 if args.eval_samples == 1 else 1.0, generator, 0.95)
         score(run, episodes)
     record_rollouts(run, run.out / f"rollouts/eval_{step}.jsonl", episodes)
     return {f"eval_{key}": value for key, value in rollout_metrics(episodes).items()}

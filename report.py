@@ -10,6 +10,7 @@ The folder of a run, --out:
     checkpoint/                            a model folder with its skill library (bench.py loads it), and trainer.pt:
                                            all that --resume needs
     curves.png, report.html                all of it to look at; `python report.py DIR` makes the page at any time
+    lock                                   empty; held by the process that writes there
 
 A step is complete once its line is in metrics.jsonl and, every --save-every steps, its checkpoint is written. A killed
 run goes on from its last checkpoint: start_run removes what later steps have left, and they are done again. On a CPU
@@ -21,10 +22,13 @@ and the position in the stream of tasks are all that one step hands to the next.
 
 import argparse
 import contextlib
+import fcntl
 import functools
 import importlib.util
 import json
+import math
 import os
+import pickle
 import random
 import shutil
 import sys
@@ -37,6 +41,7 @@ import torch
 from tqdm import tqdm
 
 from backbone import Backbone
+from chat.prompts import read_prompts
 from fast.optimizer import make_adamw
 from page.charts import save_png
 from page.records import lessons, mean, numbers, read_folder
@@ -148,11 +153,19 @@ def open_run(given, tables, changeable) -> Run:
         raise UserError("--log tensorboard: first pip install tensorboard")
     if given.get("tasks", "synth") not in ("synth", "builtin"):
         folder_tasks(given["tasks"])  # a bad folder is told before the model is loaded
+    if given.get("prompts"):
+        read_prompts(given["prompts"])
+    if given["device"] == "cuda" and not shutil.which("ninja"):
+        print("ninja is not installed: kernels in CUDA C++ cannot be compiled (pip install ninja)", file=sys.stderr)
     source = out / "checkpoint" if saved else given.get("model", tables[0]["model"][0])
+    if saved and not (source / MODEL_FILE).is_file():
+        raise UserError(f"--resume: {source / MODEL_FILE} is missing; put a copy of "
+                        f"{out}/skill_library/global_step_N.jsonl there, with the largest N up to {saved['step']}")
     model = Backbone.load(source, given["device"])
     for parameter in model.model.parameters():
         parameter.data = parameter.data.clone()  # a mapped file's alignment would change the last bit of a product
     args = configure(given, sum(p.numel() for p in model.model.parameters()), *tables)
+    model.thinking = args.thinking
     library, generator = SkillLibrary.of_model(source), torch.Generator(model.device).manual_seed(args.seed)
     run = Run(args, out, model, make_adamw(model.model.parameters(), args.lr), library, len(library), generator)
     if saved:
@@ -166,6 +179,7 @@ def open_run(given, tables, changeable) -> Run:
         from torch.utils.tensorboard import SummaryWriter  # the package is optional
         run.tensorboard = SummaryWriter(out / "tensorboard", purge_step=run.step + 1)
     try:
+        claim(out)
         write_atomically(out / "config.json", json.dumps(vars(args), indent=1))
     except OSError as error:
         raise UserError(f"--out {out}: cannot write there ({error.strerror})") from None
@@ -192,15 +206,23 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
     out = Path(named or time.strftime("runs/%Y%m%d-%H%M%S"))
     if resume:
         folder, new, old = (out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
+        if out.is_dir():
+            claim(out)
         if old.exists() and not folder.exists():
-            new.rename(folder)  # killed between the two renames of save_checkpoint: the new one is complete
-        if (folder / "trainer.pt").is_file():
-            saved = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
-            config = saved["config"]
-        elif (out / "config.json").is_file():  # killed before its first checkpoint: begin again
-            config = json.loads((out / "config.json").read_text())
-        else:
-            raise UserError(f"--resume: nothing to resume in {out}")
+            (new if new.exists() else old).rename(folder)  # killed between the two renames of save_checkpoint
+        path = folder / "trainer.pt" if folder.exists() else out / "config.json"
+        if not path.is_file():
+            raise UserError(f"--resume: {path} is missing" if folder.exists() else
+                            f"--resume: nothing to resume in {out}")
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True) if folder.exists() else None
+            config = saved["config"] if saved else json.loads(path.read_text())
+        except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
+            raise UserError(f"--resume: {path} is broken ({type(error).__name__})") from None
+        # Killed before its first checkpoint a run begins again; else its steps would be lost.
+        if not saved and any(line["step"] for line in read_metrics(argparse.Namespace(out=out, step=math.inf))):
+            raise UserError(f"--resume: {folder} is missing, though steps are finished; put it back, or begin another "
+                            "run")
         for name, value in given.items():
             if value != config.get(name) and name not in changeable:
                 raise UserError(f"--resume: {out} has {flag(name)} {config.get(name)}, not {value}")
@@ -211,6 +233,19 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
     if given["device"] == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no GPU is available here")
     return out, saved
+
+
+_locks = []  # open files: a lock lasts as long as its file is open, at most as long as this process
+
+
+def claim(out):
+    """Make this process the only one that writes to a run's folder. Raises UserError if another does, or OSError."""
+    out.mkdir(parents=True, exist_ok=True)
+    _locks.append(open(out / "lock", "w"))
+    try:
+        fcntl.lockf(_locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"--out {out}: another process is writing there") from None
 
 
 def task_stream(args):
@@ -305,11 +340,14 @@ def rollout_metrics(episodes) -> dict:
     # for each rollout the speedup of its fastest correct turn, or 0
     best = [max((turn.verdict.speedup for turn in trajectory.turns if turn.verdict.correct), default=0.0)
             for trajectory in trajectories]
+    last = [trajectory.turns[-1].verdict for trajectory in trajectories]
     return {"reward_best": mean(trajectory.best_reward for trajectory in trajectories),
             "reward_turn": mean(turn.reward for turn in turns),
             "correct": mean(speedup > 0 for speedup in best),
             "fast_1": mean(speedup > 1 for speedup in best), "fast_1.2": mean(speedup > 1.2 for speedup in best),
             "speedup": mean(s for s in best if s),
+            "correct_last": mean(verdict.correct for verdict in last),
+            "fast_1_last": mean(verdict.correct and verdict.speedup > 1 for verdict in last),
             "correct_first": mean(trajectory.turns[0].verdict.correct for trajectory in trajectories),
             "coverage": mean(turn.verdict.coverage or 0.0 for turn in turns if turn.verdict.correct),
             "cheats": mean(bool(turn.verdict.rejected) for turn in turns),

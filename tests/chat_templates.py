@@ -11,10 +11,12 @@ TEMPLATES = {
     # Drops earlier thoughts, writes an empty one before the last reply; tools and calls as XML with JSON.
     "qwen3": ("rewrites", """
 {%- macro start(role) %}{{ '<|im_start|>' + role + '\\n' }}{% endmacro %}
-{%- if tools %}{{ start('system') }}{% if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif -%}
+{%- if tools %}{{ start('system') }}
+{%- if messages[0].role == 'system' %}{{ messages[0].content + '\\n\\n' }}{% endif -%}
 You can call: <tools>{% for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% endfor %}
-</tools><|im_end|>{{ '\\n' }}{% elif messages[0].role == 'system' %}{{ start('system') + messages[0].content }}<|im_end|>
-{% endif %}
+</tools><|im_end|>{{ '\\n' }}
+{%- elif messages[0].role == 'system' %}{{ start('system') + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
 {%- set ns = namespace(asked=0) %}
 {%- for m in messages %}{% if m.role == 'user' %}{% set ns.asked = loop.index0 %}{% endif %}{% endfor %}
 {%- for m in messages %}
@@ -40,7 +42,8 @@ You can call: <tools>{% for tool in tools %}{{ '\\n' }}{{ tool | tojson }}{% end
 {% for m in messages %}{{ '<|im_start|>' + m.role }}
 {%- if m.content or not m.tool_calls %}{{ '\\n' + m.content }}{% endif %}
 {%- if tools and loop.first %}
-Functions:{% for tool in tools %} {{ tool.function.name }}({{ tool.function.parameters | string }}){% endfor %}{% endif %}
+Functions:{% for tool in tools %} {{ tool.function.name }}({{ tool.function.parameters | string }}){% endfor %}
+{%- endif %}
 {%- for call in m.tool_calls or [] %}{{ '\\n' }}<tool_call>
 <function={{ call.function.name }}>
 {% for name, value in call.function.arguments | items -%}
@@ -71,7 +74,8 @@ Functions:{% for tool in tools %} {{ tool.function.name }}({{ tool.function.para
     # No system role; user and assistant must take turns; tools stand before the last user's message.
     "mistral": ("no system", """{{ bos_token }}{% for m in messages %}
 {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
-{%- if m.role == 'user' %}{% if tools and messages[loop.index0:] | selectattr('role', 'equalto', 'user') | list | length == 1 %}
+{%- set users = messages[loop.index0:] | selectattr('role', 'equalto', 'user') | list %}
+{%- if m.role == 'user' %}{% if tools and users | length == 1 %}
 {{- '[TOOLS]' + tools | tojson + '[/TOOLS]' }}{% endif %}{{ '[INST] ' + m.content + ' [/INST]' }}
 {%- elif m.tool_calls %}[CALLS]{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}{{ eos_token }}
 {%- else %}{{ m.content + eos_token }}{% endif %}{% endfor %}""",
@@ -83,7 +87,8 @@ Functions:{% for tool in tools %} {{ tool.function.name }}({{ tool.function.para
     "phi": ("plain", """{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}""",
             ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], "<|endoftext|>"),
-    "zephyr": ("plain", """{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}{% endfor %}
+    "zephyr": ("plain", """{% for m in messages %}
+{{- '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}""", [], "</s>"),
     "vicuna": ("plain", """{% for m in messages %}{% if m.role == 'system' %}{{ m.content + '\\n\\n' }}
 {%- elif m.role == 'user' %}{{ 'USER: ' + m.content + '\\n' }}
@@ -98,19 +103,23 @@ Functions:{% for tool in tools %} {{ tool.function.name }}({{ tool.function.para
 {%- else %}{{ '<assistant>' + m.content.split('</think>')[-1] + eos_token }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<assistant><think>\\n' }}{% endif %}""", ["<s>", "<user>", "<assistant>"], "</s>"),
     # Writes an empty thought for the model that is in no earlier message.
-    "smol": ("adds a thought", """{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
+    "smol": ("adds a thought", """{% for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
 {%- if not enable_thinking %}{{ '""" + THINK + """' }}{% endif %}{% endif %}""",
              ["<|im_start|>", "<|im_end|>"], "<|endoftext|>"),
-    "granite": ("plain", """{% for m in messages %}{{ '<role>' + m.role + '</role>' + m.content + eos_token + '\\n' }}{% endfor %}
+    "granite": ("plain", """{% for m in messages %}
+{{- '<role>' + m.role + '</role>' + m.content + eos_token + '\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<role>assistant</role>' }}{% endif %}""", ["<role>", "</role>"], "<|endoftext|>"),
     # Ends a turn by the beginning of the next.
     "glm": ("no end", """[sop]{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content }}{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>
 {% endif %}""", ["[sop]", "<|system|>", "<|user|>", "<|assistant|>"], "<|endoftext|>"),
     # Leaves system messages out without a word.
-    "deaf": ("no system", """{% for m in messages %}{% if m.role != 'system' %}{{ '<|' + m.role + '|>' + m.content + eos_token }}
-{%- endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""", ["<|user|>", "<|assistant|>"], "</s>"),
+    "deaf": ("no system", """{% for m in messages %}
+{%- if m.role != 'system' %}{{ '<|' + m.role + '|>' + m.content + eos_token }}
+{%- endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""",
+             ["<|user|>", "<|assistant|>"], "</s>"),
 }
 
 

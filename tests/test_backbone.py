@@ -4,8 +4,10 @@ import random
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from backbone import Backbone, extract_code, extract_tool_call
+from backbone import Backbone, PlainEngine, extract_code, extract_tool_call
+from chat_templates import template_tokenizer
 from conftest import make_task, plain_logprobs, tiny_model
 from policy import next_messages, policy_messages
 from sandbox import Verdict
@@ -21,6 +23,10 @@ CALL = '{"name": "f", "arguments": {"a": [1, "x"]}}'
     '<tool_call>{"name": "f", "arguments": "{\\"a\\": [1, \\"x\\"]}"}</tool_call>',
     '<function=f><parameter=a>[1, "x"]</parameter></function>',
     '<tool_call><function=f>\n<parameter=a>\n[1, "x"]\n</parameter>\n</function></tool_call>',
+    '<tool_call>{"name": "f", "args": {"a": [1, "x"]}}</tool_call>',  # the released checkpoints' spellings
+    "<tool_call>{'name': 'f', 'args': {'a': [1, 'x']}}</tool_call>",
+    "<function=f><parameter=a>[1, 'x']</parameter></function>",
+    f'<think>\n<tool_call>{{"name": "f", "arguments": {{}}}}</tool_call></think><tool_call>{CALL}</tool_call>',
     f"```json\n{CALL}\n```", '```json\n{"a": [1, "x"]}\n```', '```\n{"a": [1, "x"]}\n```',
     f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>{CALL}</tool_call>',
     f"<tool_call>broken</tool_call><tool_call>{CALL}</tool_call>"
@@ -42,6 +48,10 @@ MALFORMED = [
     "<tool_call>" + "[" * 100_000 + "</tool_call>", "```json\n" + '{"a":' * 50_000 + "\n```", "\x00\ud800\uffff",
     "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \ud800}}</tool_call>",
     '<tool_call>{"name": "f", "arguments": {"a": NaN, "a": 1e999}</tool_call>',
+    "<tool_call>{'name': 'f', 'arguments': {'a'}}</tool_call>", "<tool_call>{'a': {1, b'x'}}</tool_call>",
+    "<tool_call>{'name': 'f', 'arguments': " + "[" * 5000 + "</tool_call>",
+    "<tool_call>[" + "-" * 9999 + "1]</tool_call>",
+    f"<think>{CALL}\n```json\n{CALL}\n```\n```python\nclass ModelNew:\n    pass\n```</think>",
     "```python\nclass ModelOld:\n    pass\n```", "```python\nclass ModelNew", "class ModelNew: pass",
     "```python class ModelNew```", "```python\n# class ModelNew\n```"]
 
@@ -70,6 +80,13 @@ def test_code_is_the_last_block_that_defines_model_new():
     text = ("```python\nclass ModelNew:\n    a = 1\n```\nBetter:\n```py title=x\nimport torch\n\n"
             "class ModelNew(nn.Module):\n    b = 2\n```\n```python\nprint(ModelNew)\n```")
     assert extract_code(text) == "import torch\n\nclass ModelNew(nn.Module):\n    b = 2\n"
+
+
+def test_a_value_that_is_no_json_stays_text():
+    """A transcript holds JSON; Python literals can be more than that."""
+    values = ["{1, 2}", "b'x'", "[1, {2}]", "(1, 2)", "[1, 'x', None, (2,)]", "\\d", "['\\d']"]
+    read = [extract_tool_call(f"<function=f><parameter=a>{value}</parameter></function>", "f")["a"] for value in values]
+    assert read == values[:4] + [[1, "x", None, [2]], "\\d", ["\\d"]]
 
 
 # ---- sampling and rescoring
@@ -116,6 +133,43 @@ def test_sampling_follows_the_distribution(model):
     assert (got - want).abs().sum() / 2 < 0.12 < (got - want.roll(1)).abs().sum() / 2
 
 
+def test_top_p_draws_from_the_likeliest_tokens_alone(model):
+    with torch.no_grad():
+        shares = model.model(torch.tensor([PROMPTS[1]])).logits[0, -1].softmax(-1)
+    ordered, order = shares.sort(descending=True)
+    count = int((ordered.cumsum(0) < 0.6).sum()) + 1  # the token that crosses 0.6 stays
+    kept, replies = set(order[:count].tolist()), []
+    for engine in (model.engine, PlainEngine(model.model, model._head, model.stop_ids)):
+        model.engine = engine
+        draws = model.sample([PROMPTS[1]] * 400, 1, 1.0, torch.Generator().manual_seed(1), top_p=0.6)
+        drawn = torch.bincount(torch.tensor([draw.token_ids[0] for draw in draws]), minlength=len(shares)) / 400
+        assert set(drawn.nonzero()[:, 0].tolist()) <= kept and (drawn > 0).sum() > min(count, 20) / 2
+        replies += draws
+        if count < 20:
+            assert (drawn[order[:count]] - ordered[:count] / ordered[:count].sum()).abs().max() < 0.1
+    for draw in replies[::50]:  # log-probabilities are those of the whole distribution
+        assert draw.logprobs[0] == pytest.approx(shares[draw.token_ids[0]].log().item(), abs=1e-4)
+    for top_p in (1e-6, 1.0):  # greedy, and as without
+        one = model.sample([PROMPTS[1]] * 5, 1, 1.0, torch.Generator().manual_seed(1), top_p=top_p)
+        plain = model.sample([PROMPTS[1]] * 5, 1, float(top_p == 1), torch.Generator().manual_seed(1))
+        assert [r.token_ids for r in one] == [r.token_ids for r in plain]
+
+
+def test_a_reply_ends_with_any_of_the_models_own_end_tokens(model, tokenizer, tmp_path):
+    """The template's end of a turn, the tokenizer's end of text, and what generation_config.json names."""
+    chat = Backbone(tiny_model("Llama", end := template_tokenizer(tokenizer, "qwen3")), end)
+    assert chat.stop_ids == sorted(end.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"]))
+    chat.model.generation_config.eos_token_id = [7, 8]
+    chat = Backbone(chat.model, end)
+    assert {7, 8} < set(chat.stop_ids) and chat.end == end.convert_tokens_to_ids(["<|im_end|>"])
+    chat.save(tmp_path)
+    assert Backbone.load(tmp_path).model.generation_config.eos_token_id == chat.stop_ids
+    replies = chat.sample(PROMPTS * 20, 200, 1.0, torch.Generator().manual_seed(0))
+    last = {reply.token_ids[-1] for reply in replies if reply.finished}
+    assert len(last) > 1 and last <= set(chat.stop_ids)
+    assert not any(set(reply.token_ids[:-1]) & set(chat.stop_ids) for reply in replies)
+
+
 def test_later_turns_extend_the_ids_token_by_token(model):
     messages = policy_messages(make_task(), ())
     prompt = model.chat_ids(messages)
@@ -132,10 +186,22 @@ def test_later_turns_extend_the_ids_token_by_token(model):
 
 # ---- loading
 
-def test_broken_weights_are_told_in_one_line(model, tmp_path):
+@pytest.mark.parametrize("file, content", [
+    ("model.safetensors", b"broken"), ("model.safetensors", 5000), ("model.safetensors", "a tensor less"),
+    ("config.json", 100), ("config.json", b"{}"), ("config.json", b'{"model_type": "qwen3", "hidden_size": "x"}'),
+    ("tokenizer.json", 100), ("tokenizer.json", b"[]"), ("tokenizer_config.json", b"[]"), ("chat_template.jinja", 100),
+    ("chat_template.jinja", b""), ("generation_config.json", b"[]")])
+def test_a_broken_folder_is_told_in_one_line(model, tmp_path, file, content):
+    """content: what the file holds, or how many bytes of it are left."""
     model.save(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"broken")
-    with pytest.raises(UserError, match="cannot load the model") as caught:
+    path = tmp_path / file
+    if content == "a tensor less":
+        weights = load_file(path)
+        weights.pop("model.layers.1.mlp.down_proj.weight")
+        save_file(weights, path, {"format": "pt"})
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else path.read_bytes()[:content])
+    with pytest.raises(UserError, match="cannot load the model|chat template") as caught:
         Backbone.load(tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -7,8 +7,15 @@ import pytest
 
 import backbone
 from backbone import Chat, Completion, extract_tool_call
+from chat import prompts
 from chat.rows import chat_row, encode
 from chat_templates import TEMPLATES, template_tokenizer
+from conftest import make_task
+from policy import next_messages, policy_messages
+from sandbox import Verdict, feedback
+from selector import selection_messages
+from skills import Skill
+from summarizer import summary_messages
 from tasks import UserError
 
 
@@ -115,3 +122,77 @@ def test_a_template_that_cannot_write_messages_says_so(tokenizer):
         chat.chat_text([TALK[1], TALK[1]])
     with pytest.raises(UserError, match="empty"):
         chat.reply_ids([TALK[1], {"role": "assistant", "content": " \n"}])
+
+
+# ---- prompts of a file
+
+FILE = """
+prompts:
+  selection_system: Choose __top_k_select__.
+  selection_user: "## Task\\n__task_description__\\n## Skills\\n__file_tree__\\nCode {like} __init__ stays."
+  summary_system: At most __max_skills__.
+  summary_user: >-
+    __task_messages_formatted__|__injected_skill_content__|__turn1_speedup__|__turn1_code__|__best_turn_code__
+  skill_injection_header: "\\n\\n---\\n"
+tools:
+  selection:
+    - {type: function, function: {name: select_skills, description: Mine., parameters: {type: object, properties: {}}}}
+per_turn_prompts:
+  - {name: first_turn, template: null}
+  - {name: tool_response, template: "Verdict:\\n{feedback}\\nAgain."}
+"""
+SKILLS = [Skill("fuse", "d", "general", ("a", "b"), "body __task_description__"),
+          Skill("tile", "e", "general", (), "x")]
+
+
+@pytest.fixture
+def own_prompts(monkeypatch):
+    """Leaves the prompts as they were."""
+    for name in ("PROMPTS", "SYSTEM", "SELECT_TOOL", "UPDATE_TOOL"):
+        monkeypatch.setattr(prompts, name, table := getattr(prompts, name))
+        for key in table:
+            monkeypatch.setitem(table, key, table[key])
+
+
+def test_prompts_of_a_file_in_the_releases_layout(tmp_path, own_prompts):
+    (tmp_path / "more").mkdir()
+    head, tail = FILE.split("per_turn_prompts:")
+    (tmp_path / "skills.yaml").write_text(head)
+    (tmp_path / "more/turns.yaml").write_text("per_turn_prompts:" + tail)
+    ours = backbone.SYSTEM["policy"]
+    prompts.read_prompts(tmp_path)
+    task = make_task()
+    system, user = selection_messages(task, SKILLS)
+    assert system["content"] == "Choose 3." and user["content"] == (
+        f"## Task\n{task.source.strip()}\n## Skills\n 1. **fuse**  [scope=general]  [tags: a, b]\n    d\n"
+        " 2. **tile**  [scope=general]  [tags: ]\n    e\nCode {like} __init__ stays.")
+    shown = ("---\nname: fuse\ndescription: d\nscope: general\ntags: [a, b]\n---\n\nbody __task_description__\n\n"
+             "---\nname: tile\ndescription: e\nscope: general\ntags: []\n---\n\nx")
+    asked = policy_messages(task, SKILLS)
+    assert asked[0]["content"] == f"{ours}\n\n---\n{shown}"  # what the file lacks stays ours
+    assert next_messages(asked, "r", Verdict())[-1]["content"] == f"Verdict:\n{feedback(Verdict())}\nAgain."
+    system, user = summary_messages(task, SKILLS, ("one", 1.0), ("two", 2.0))
+    bare = policy_messages(task, ())
+    assert system["content"] == "At most 2." and user["content"] == (
+        f"[SYSTEM]\n{ours}\n\n[USER]\n{bare[1]['content']}|{shown}|1.00|one|two")
+    assert backbone.SELECT_TOOL["function"]["description"] == "Mine." and "Choose" in backbone.SYSTEM["selection"]
+    # The Policy's own prompt, with a place for skills.
+    own = {"policy_system": "", "policy_user": "A __skills__ B __task_description__"}
+    (tmp_path / "own.yaml").write_text(json.dumps({"prompts": own}))
+    prompts.read_prompts(tmp_path / "own.yaml")
+    [user] = policy_messages(task, SKILLS[:1])
+    assert user["content"].startswith("A \n\n---\n---\nname: fuse") and " B import torch" in user["content"]
+
+
+@pytest.mark.parametrize("text, why", [
+    ("{", "ParserError"), ("[1]", "AttributeError"), ("a: 1", "no map of texts"),
+    ("prompts: {a: 1}", "no map of texts"),
+    ("prompts: {a: b}\ntools: {summary: [{function: {name: f}}]}", "the tool of summary is called f"),
+    ("per_turn_prompts: [{name: tool_response}]", "KeyError"), (None, "No such file")])
+def test_a_file_that_holds_no_prompts_is_refused(tmp_path, own_prompts, text, why):
+    path, before = tmp_path / "x.yaml", dict(prompts.PROMPTS)
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UserError, match=why) as caught:
+        prompts.read_prompts(path)
+    assert "\n" not in str(caught.value) and prompts.PROMPTS == before

@@ -448,3 +448,32 @@ def test_resume_refuses_what_would_be_another_run(world, refusal, capsys, tmp_pa
     assert "--gamma" in refusal(reinforce.main, "--out", out, "--resume", "--gamma", "0.5")
     random_qwen3(len(tokenizer), 48, 64, 2, head_dim=16).save_pretrained(out / "checkpoint")
     assert "not the one" in refusal(reinforce.main, "--out", out, "--resume")
+
+
+def test_resume_needs_what_the_run_has_left_and_the_folder_to_itself(world, refusal, capsys):
+    out = world("run", "--steps", "1")
+    checkpoint, kept = out / "checkpoint", sorted(path.name for path in (out / "rollouts").iterdir())
+    capsys.readouterr()
+    report._locks.clear()  # this process lets go of it
+    holder = subprocess.Popen([sys.executable, "-c", "import sys, pathlib, report\nreport.claim(pathlib.Path(sys.argv[1]))"
+                               "\nprint('held', flush=True)\nsys.stdin.read()", str(out)], text=True,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(report.__file__).parent)
+    assert holder.stdout.readline() == "held\n"
+    assert "another process is writing there" in refusal(reinforce.main, "--out", out, "--resume")
+    holder.communicate()
+    library = checkpoint / "skill_library.jsonl"
+    library.rename(out / "aside")
+    assert f"{library} is missing" in refusal(reinforce.main, "--out", out, "--resume")
+    (out / "aside").rename(library)
+    whole = (checkpoint / "trainer.pt").read_bytes()
+    for content in (b"", whole[:1000], whole[:-1000]):
+        (checkpoint / "trainer.pt").write_bytes(content)
+        assert "trainer.pt is broken" in refusal(reinforce.main, "--out", out, "--resume")
+    (checkpoint / "trainer.pt").unlink()
+    assert "trainer.pt is missing" in refusal(reinforce.main, "--out", out, "--resume")
+    shutil.rmtree(checkpoint)
+    assert "is missing, though steps are finished" in refusal(reinforce.main, "--out", out, "--resume")
+    assert sorted(path.name for path in (out / "rollouts").iterdir()) == kept  # nothing was deleted
+    (out / "metrics.jsonl").unlink()
+    (out / "config.json").write_text("{")
+    assert "config.json is broken" in refusal(reinforce.main, "--out", out, "--resume")

@@ -332,7 +332,8 @@ def test_parquet_is_read_as_json_lines_are(tmp_path, chat, refusal):
     assert [chat.tokenizer.decode(ids[mask]) for ids, mask in read(path, chat)] == ["Plan: x.<|im_end|>"] * 3
     for size in (0, 10, 200):
         path.write_bytes(path.read_bytes()[:size] + b"x" * size)
-        assert "no readable parquet file" in refusal(sft.main, "--data", path, "--out", tmp_path, "--model", "nowhere/x")
+        said = refusal(sft.main, "--data", path, "--out", tmp_path, "--model", "nowhere/x")
+        assert "no readable parquet file" in said
 
 
 def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat):

@@ -44,7 +44,7 @@ from backbone import Backbone
 from chat.prompts import read_prompts
 from fast.optimizer import make_adamw
 from page.charts import save_png
-from page.records import lessons, mean, numbers, read_folder
+from page.records import EVALUATION, lessons, mean, numbers, read_folder
 from page.writer import render
 from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary, write_atomically
@@ -397,11 +397,11 @@ def progress(m, args, before, library) -> str:
     if m.get("staged"):
         text += "  |  new: " + ", ".join(skill.name for skill in library.skills[-m["staged"]:])
     if "eval_fast_1" in m:
-        gain = {key: f" ({m[key] - before[key]:+.{digits}})" if m["step"] and key in before else "" for key, digits in
-                (("eval_reward_best", "3f"), ("eval_correct", "0%"), ("eval_fast_1", "0%"))}
-        text += (f"{'  |' if m['step'] else ''}  evaluation: reward {m['eval_reward_best']:.3f}"
-                 f"{gain['eval_reward_best']}, correct {m['eval_correct']:.0%}{gain['eval_correct']}, "
-                 f"Fast_1 {m['eval_fast_1']:.0%}{gain['eval_fast_1']} ({m['clock']})")
+        parts = []
+        for key, label, form in EVALUATION:
+            gain = f" ({m[key] - before[key]:+{form}})" if m["step"] and key in before else ""
+            parts.append(f"{label} {m[key]:{form}}{gain}")
+        text += f"{'  |' if m['step'] else ''}  evaluation: {', '.join(parts)} ({m['clock']})"
     return text
 
 
@@ -450,21 +450,16 @@ def draw_curves(run):
 # The page
 
 
-def write_page(folders, path):
+def write_page(folders, path) -> list:
     """One HTML file that shows a run or a benchmark, or two of them side by side. Raises UserError.
 
     Returns what it shows, a page.records.Source for each folder.
     """
-    sources = []
-    for folder in folders:
-        source = read_folder(folder)
-        if source is None:
-            raise UserError(f"{folder}: neither a run (metrics.jsonl) nor a benchmark (results.jsonl, summary.json)")
-        sources.append(source)
     try:
+        sources = [read_folder(folder) for folder in folders]
         write_atomically(path, render(sources, REASONS))
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None
+        raise UserError(str(error)) from None
     return sources
 
 
@@ -479,18 +474,15 @@ def finish_run(run):
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or two side by side.")
     parser.add_argument("folders", nargs="+", metavar="DIR", help="--out of reinforce.py or of bench.py; at most two")
-    parser.add_argument("--out", metavar="FILE", help="default: report.html in the folder; of two, in the first one, "
-                        "report_and_<name of the second>.html")
+    parser.add_argument("--out", metavar="FILE", help="default: DIR/report.html, for two comparison.html in the first")
     options = parser.parse_args(argv)
     if len(options.folders) > 2:
         raise UserError("at most two folders fit side by side")
-    names = ["report", *(Path(folder).resolve().name for folder in options.folders[1:])]
-    path = Path(options.out or Path(options.folders[0], "_and_".join(names) + ".html"))
-    for source in write_page(options.folders, path):
-        for name, count in source.skipped.items():
-            if count:
-                print(f"{source.folder / name}: {count} lines could not be read; left out", file=sys.stderr)
-    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    name = "report.html" if len(options.folders) == 1 else "comparison.html"
+    path = Path(options.out or Path(options.folders[0], name))
+    skipped = sum((source.skipped for source in write_page(options.folders, path)), Counter())
+    lines = "".join(f", {count} broken lines of {name} left out" for name, count in skipped.items())
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB{lines}")
     return 0
 
 

@@ -15,6 +15,10 @@ from pathlib import Path
 
 OUTCOMES = ("faster", "correct", "rejected", "wrong", "broken", "no code")  # of a Policy rollout, by its best turn
 
+# Metrics of the evaluation that are told in words: (metric, its name, its format).
+EVALUATION = (("eval_reward_best", "reward", ".3f"), ("eval_correct", "correct", ".0%"),
+              ("eval_fast_1", "Fast_1", ".0%"))
+
 
 @dataclass
 class Source:
@@ -43,12 +47,12 @@ class Source:
         return int(sum(line.get(metric, 0) for line in self.steps))
 
 
-def read_folder(folder) -> Source | None:
-    """All that the page shows of a folder; None if neither a run nor a benchmark is there."""
+def read_folder(folder) -> Source:
+    """All that the page shows of a folder. Raises OSError, also if neither a run nor a benchmark is there."""
     source = Source(Path(folder), {})
     folder, skipped = source.folder, source.skipped
     if not any((folder / name).is_file() for name in ("metrics.jsonl", "results.jsonl", "summary.json")):
-        return None
+        raise FileNotFoundError(f"{folder}: no run (metrics.jsonl) and no benchmark (results.jsonl, summary.json)")
     source.config = read_object(folder / "config.json", skipped)
     source.summary = clean_summary(read_object(folder / "summary.json", skipped), skipped)
     lines = read_lines(folder / "metrics.jsonl", {"step": int}, skipped)
@@ -107,8 +111,8 @@ def number(value) -> float | None:
 
 def numbers(values) -> dict:
     """The finite numbers among a dict's values; empty for what is no dict."""
-    return {str(key): value for key, value in values.items() if number(value) is not None} if isinstance(
-        values, dict) else {}
+    items = values.items() if isinstance(values, dict) else ()
+    return {key: value for key, value in items if number(value) is not None}
 
 
 def clean_metrics(line) -> dict:
@@ -204,16 +208,13 @@ def read_summary(row) -> dict:
     """An answer of Summary: its proposals, each with its verification. rollout: the number of the one summarised."""
     turn = read_turn(row) | {"proposals": []}
     for proposal in row["proposals"]:
-        written, attempt = proposal["written"], proposal["attempt"] and read_turn(proposal["attempt"])
-        became = proposal["rejected"] or ("staged" if proposal["staged"] else "passed")
+        written = proposal["written"] if isinstance(proposal["written"], dict) else {}
         turn["proposals"].append({
-            "name": str(written["name"]) if isinstance(written, dict) and "name" in written else "", "attempt": attempt,
-            "outcome": str(became), "detail": str(proposal["detail"]),
-            "content": " ".join(str(written.get("content")).split()) if isinstance(written, dict) else ""})
-    speedups = [p["attempt"]["verdict"]["speedup"] for p in turn["proposals"] if p["outcome"] in ("staged", "passed")
-                and p["attempt"]]  # with --no-verify there is no attempt
+            "name": str(written.get("name", "")), "content": " ".join(str(written.get("content")).split()),
+            "outcome": str(proposal["rejected"] or ("staged" if proposal["staged"] else "passed")),
+            "detail": str(proposal["detail"]), "attempt": proposal["attempt"] and read_turn(proposal["attempt"])})
     return {"skills": [], "outcome": sorted({p["outcome"] for p in turn["proposals"]}), "turns": [turn],
-            "reward": number(row.get("reward")), "speedup": max((s for s in speedups if s), default=None)}
+            "reward": number(row.get("reward")), "speedup": None}
 
 
 READERS = {"policy": read_policy, "selection": read_selection, "summary": read_summary}
@@ -256,18 +257,16 @@ def usage(name, rollouts) -> dict:
     gain: mean over tasks of (mean reward of the rollouts with the skill - mean reward of those with the null scheme, in
     the same step), or None; tasks: how many have both. Other skills may have been selected with it.
     """
-    having, without, evaluation = defaultdict(list), defaultdict(list), 0  # (step, task) -> rewards
-    for rollout in rollouts:
-        if rollout["role"] == "policy" and rollout["phase"] == "training":
-            if name in rollout["skills"]:
-                having[rollout["step"], rollout["task"]].append(rollout["reward"] or 0.0)
-            elif not rollout["skills"]:
-                without[rollout["step"], rollout["task"]].append(rollout["reward"] or 0.0)
-        evaluation += rollout["role"] == "policy" and rollout["phase"] == "evaluation" and name in rollout["skills"]
+    policy = [rollout for rollout in rollouts if rollout["role"] == "policy"]
+    having, without = defaultdict(list), defaultdict(list)  # (step, task) -> rewards
+    for rollout in policy:
+        if rollout["phase"] == "training" and (name in rollout["skills"] or not rollout["skills"]):
+            rewards = having if rollout["skills"] else without
+            rewards[rollout["step"], rollout["task"]].append(rollout["reward"] or 0.0)
     gains = [mean(rewards) - mean(without[key]) for key, rewards in having.items() if key in without]
-    selections = sum(rollout["role"] == "selection" and name in rollout["skills"] for rollout in rollouts)
-    return {"selections": selections, "training": sum(map(len, having.values())), "evaluation": evaluation,
-            "gain": mean(gains), "tasks": len(gains)}
+    return {"selections": sum(rollout["role"] == "selection" and name in rollout["skills"] for rollout in rollouts),
+            "training": sum(map(len, having.values())), "gain": mean(gains), "tasks": len(gains),
+            "evaluation": sum(rollout["phase"] == "evaluation" and name in rollout["skills"] for rollout in policy)}
 
 
 def mean(values) -> float | None:
@@ -295,14 +294,11 @@ def funnel(source, reasons) -> list[tuple[str, int, int]]:
 
 def lessons(source) -> list[str]:
     """A run in a few sentences: the evaluation before and after, the skills found, what became of the proposals."""
-    told = []
-    evaluated = [line for line in source.metrics if {"eval_reward_best", "eval_correct", "eval_fast_1"} <= set(line)]
+    told, evaluated = [], [line for line in source.metrics if {key for key, _, _ in EVALUATION} <= set(line)]
     if len(evaluated) > 1:
-        before, after = evaluated[0], evaluated[-1]
-        told.append(f"On the built-in problems, before -> after {after['step']} steps: reward "
-                    f"{before['eval_reward_best']:.3f} -> {after['eval_reward_best']:.3f}, correct "
-                    f"{before['eval_correct']:.0%} -> {after['eval_correct']:.0%}, Fast_1 "
-                    f"{before['eval_fast_1']:.0%} -> {after['eval_fast_1']:.0%} ({source.clock}).")
+        first, last = evaluated[0], evaluated[-1]
+        changes = ", ".join(f"{label} {first[key]:{form}} -> {last[key]:{form}}" for key, label, form in EVALUATION)
+        told.append(f"On the built-in problems, before -> after {last['step']} steps: {changes} ({source.clock}).")
     found = [skill for skill in source.skills if skill["origin"] is not None]
     if found:
         told.append(f"Skills found: {len(found)}. " + ", ".join(

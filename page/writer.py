@@ -25,10 +25,11 @@ def render(sources, reasons) -> str:
     """The page of one folder, or of two side by side. reasons: why proposals are rejected, in the order of checks."""
     folder = Path(__file__).parent
     environment = Environment(loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    figures = [(title, caption, Markup(svg)) for title, caption, svg in charts.charts(sources)]
+    figures = {title: (caption, Markup(svg)) for title, (caption, svg) in charts.charts(sources).items()}
+    seconds = figures.pop(charts.SECONDS, None)
     packed, shown = pack(sources)
     text = environment.get_template("page.html").render(
-        sources=sources, charts=figures, seconds=Markup(charts.seconds_chart(sources)), packed=packed, shown=shown,
+        sources=sources, charts=figures, seconds=seconds, packed=packed, shown=shown,
         style=Markup((folder / "style.css").read_text()), script=Markup((folder / "script.js").read_text()),
         lessons=lessons, funnel=lambda source: funnel(source, reasons), phases=charts.phases, columns=columns)
     return text.encode(errors="replace").decode()  # half a surrogate pair cannot be written to a file

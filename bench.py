@@ -55,6 +55,7 @@ import torch
 from tqdm import tqdm
 
 from backbone import Backbone
+from fast import ranks
 from policy import rollout, score_pairs
 from sandbox import KernelTime, Sandbox, Verdict
 from selector import select
@@ -213,7 +214,7 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
     """
     samples, kinds = {}, Counter()
     size = max(1, options.batch // options.samples)  # tasks in a batch
-    bar = tqdm(range(0, len(tasks), size), unit="batch", disable=None)
+    bar = tqdm(ranks.share(range(0, len(tasks), size)), unit="batch", disable=ranks.rank() > 0 or None)
     for first in bar:
         batch = tasks[first:first + size]
         keys = [(task.name, i) for task in batch for i in range(options.samples)]
@@ -229,7 +230,8 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
             samples[task.name] = [done[task.name, i] for i in range(options.samples)]
             kinds.update(map(kind, samples[task.name]))
         bar.set_postfix_str(f"{kinds['faster'] + kinds['correct']} of {sum(kinds.values())} samples correct")
-    return samples
+    whole = {name: group for part in ranks.each(samples) for name, group in part.items()}
+    return {task.name: whole[task.name] for task in tasks}
 
 
 def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sample]:
@@ -451,8 +453,11 @@ def main(argv=None) -> int:
     options = parse(argv)
     tasks, model, library, config = start(options)
     out = Path(options.out or f"runs/bench_level{options.level}{'_no_skills' if options.no_skills else ''}")
-    claim(out, config)
+    if ranks.rank() == 0:
+        claim(out, config)
+    ranks.each(None)
     done = read_results(out / "results.jsonl")
+    ranks.each(None)  # nobody writes before all have read; what ranks then append are whole lines
     if done:
         print(f"{out}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
     if options.kernelbench and options.device == "cpu":
@@ -465,6 +470,8 @@ def main(argv=None) -> int:
         if options.baseline == "compile":
             compiled = stack.enter_context(Sandbox(options.device, baseline="compile", **settings))
         samples = evaluate(model, library, sandbox, compiled, tasks, options, done, out / "results.jsonl")
+    if ranks.rank() > 0:
+        return 0
     summary = {"command": " ".join(["python", "bench.py", *argv]), "config": config, "seed": options.seed,
                **machine(options.device), "seconds_of_last_run": round(time.time() - started, 1),
                "skills": "no skills" if library is None else f"skills out of {len(library)}",
@@ -476,4 +483,4 @@ def main(argv=None) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(ranks.joined(main))

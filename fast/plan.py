@@ -70,9 +70,9 @@ def peak(shape, gpus, tokens, recomputed, offload) -> float:
     """Bytes of all tensors of a rank in the update, with micro-batches of so many tokens."""
     inputs, within = 2 * tokens * shape.width, 2 * tokens * (8 * shape.width + 4 * shape.inner)
     layers = shape.layers * inputs + (shape.layers - recomputed) * (within - inputs)
-    layers += 1.5 * within if recomputed else 0  # the layer whose backward pass runs
     head = min(LOGITS, 16 * tokens * shape.vocabulary) + 2 * shape.vocabulary * shape.width
-    return resident(shape, gpus, offload) + 2 * shape.parameters + layers + head
+    one = 1.5 * within if recomputed else 0  # the layer whose backward pass runs, when the logits are gone
+    return resident(shape, gpus, offload) + 2 * shape.parameters + layers + max(head, one)
 
 
 def plan(shape, gpus, memory, tokens) -> Plan | None:

@@ -14,12 +14,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import Qwen3Config
 
 from conftest import FakeSandbox
 import reinforce
+import report
 from backbone import Backbone
-from fast import ranks
+from fast import plan, ranks
 from fast.optimizer import SplitAdamW, make_adamw
+sys.path.append(str(Path(__file__).parent.parent / "results"))
+from rollout_speed import SHAPES  # noqa: E402
 from test_reinforce import SMALL, enter, library_at, metrics, sampled_rows, world  # noqa: F401 (a fixture)
 
 
@@ -168,6 +172,53 @@ def test_a_rank_is_killed_and_other_numbers_go_on(world, tmp_path):  # noqa: F81
         mine, theirs = ([{k: v for k, v in json.loads(line).items() if k in ("role", "task", "prompt", "reply")}
                          for line in (folder / "rollouts" / path.name).read_text().splitlines()] for folder in (out, whole))
         assert mine == theirs
+
+
+# ---- memory
+
+MEASURED = [record for path in (Path(__file__).parent.parent / "results/node").glob("*.json")
+            for record in json.loads(path.read_text()) if "peak_gb" in record]
+
+
+@pytest.mark.parametrize("record", MEASURED, ids=lambda r: f"{r['shape']}-{r['recomputed_layers']}-{r['offload']}")
+def test_the_planned_peak_is_the_measured_one(record):
+    planned = plan.peak(plan.SHAPES[record["shape"].upper()], record["ranks"], record["tokens"],
+                        record["recomputed_layers"], record["offload"])
+    assert planned / 1e9 == pytest.approx(record["peak_gb"], rel=0.05)
+
+
+@pytest.mark.parametrize("name, gpus, card, offload, said", [
+    ("8B", 1, 141, False, None), ("8B", 1, 80, True, None), ("14B", 8, 141, False, None),
+    ("8B", 1, 80, False, "does not fit on 1 GPU(s) of 85 GB without --offload, which takes 66 GB"),
+    ("8B", 1, 24, True, "8B: an update of 32768 tokens does not fit on 1 GPU(s) of 25 GB; with everything")])
+def test_what_cannot_fit_is_refused_in_one_line(name, gpus, card, offload, said):
+    line = plan.refusal(name, plan.SHAPES[name], gpus, plan.CARDS[card], 32768, offload)
+    assert line is None if said is None else said in line and "\n" not in line
+    found = plan.plan(plan.SHAPES[name], gpus, plan.CARDS[card], 32768)
+    assert (found is None) == (said is not None and offload)
+    if found:
+        fits = [plan.peak(plan.SHAPES[name], gpus, 32768, recomputed, found.offload) < plan.CARDS[card] - plan.RESERVED
+                for recomputed in (found.recomputed - 1, found.recomputed)]
+        assert fits == [False, True]  # no layer more than needed
+
+
+def test_the_shapes_are_the_models(tmp_path):
+    for name, numbers in SHAPES.items():
+        if name.upper() in plan.SHAPES:
+            layers, width, heads, groups, dim, inner, vocabulary, tied = numbers
+            Qwen3Config(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, head_dim=dim,
+                        num_key_value_heads=groups, intermediate_size=inner, vocab_size=vocabulary,
+                        tie_word_embeddings=tied).save_pretrained(tmp_path)
+            assert report.shape_of_model(tmp_path) == plan.SHAPES[name.upper()], name
+
+
+def test_plan_tells_what_fits_and_stops(capsys, refusal, tmp_path):
+    with pytest.raises(SystemExit) as end:
+        reinforce.main(["--plan", "--model", "checkpoints/tiny", "--out", str(tmp_path / "run")])
+    out = capsys.readouterr().out
+    assert end.value.code == 0 and not (tmp_path / "run").exists()
+    assert "8 x 141 GB" in out and "--offload 31/36" in out and len(out.splitlines()) == 7
+    assert "nowhere" in refusal(reinforce.main, "--plan", "--model", "nowhere")
 
 
 def test_without_a_launcher_nothing_is_changed():

@@ -392,6 +392,7 @@ class PlainEngine(Engine):
     def step(self):
         request = self.waiting.pop(0)
         ids, cache = torch.tensor([request.prompt], device=self.model.device), None
+        generator = torch.Generator(self.model.device).manual_seed(request.stream)
         while len(request.tokens) < self.max_new_tokens:
             out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
@@ -401,7 +402,7 @@ class PlainEngine(Engine):
             else:
                 shares = (logprobs / self.temperature).softmax(-1)
                 shares = nucleus(shares, self.top_p) if self.top_p < 1 else shares
-                ids = torch.multinomial(shares, 1, generator=self.generator)
+                ids = torch.multinomial(shares, 1, generator=generator)
             request.tokens.append(ids.item())
             request.logprobs.append(logprobs[0, ids.item()].item())
             if ids.item() in self.stop_ids:

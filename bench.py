@@ -43,9 +43,7 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import os
-import re
 import statistics
 import sys
 import time
@@ -57,6 +55,7 @@ import torch
 from tqdm import tqdm
 
 from backbone import Backbone
+from fast import ranks
 from page import strategies
 from page.levels import draw, machine, table
 from policy import Strategy, best_window, latest, nothing, ranked_parent, rollout, score_pairs
@@ -262,7 +261,7 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
         print(f"{path}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
     samples, kinds = {}, Counter()
     size = max(1, options.batch // options.samples)  # tasks in a batch
-    bar = tqdm(range(0, len(tasks), size), unit="batch", disable=None)
+    bar = tqdm(ranks.share(range(0, len(tasks), size)), unit="batch", disable=ranks.rank() > 0 or None)
     for first in bar:
         batch = tasks[first:first + size]
         keys = [(task.name, i) for task in batch for i in range(options.samples)]
@@ -278,7 +277,8 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
             samples[task.name] = [done[task.name, i] for i in range(options.samples)]
             kinds.update(map(kind, samples[task.name]))
         bar.set_postfix_str(f"{kinds['faster'] + kinds['correct']} of {sum(kinds.values())} samples correct")
-    return samples
+    whole = {name: group for part in ranks.each(samples) for name, group in part.items()}
+    return {task.name: whole[task.name] for task in tasks}
 
 
 def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sample]:
@@ -445,8 +445,12 @@ def main(argv=None) -> int:
     folders = {options.strategy: out}
     if options.compare_strategies:
         folders = {name: out / name for name in STRATEGIES}
-    for name, folder in folders.items():
-        claim(folder, config | {"strategy": name})
+    if ranks.rank() == 0:
+        for name, folder in folders.items():
+            claim(folder, config | {"strategy": name})
+    ranks.each(None)
+    done = {name: read_results(folder / "results.jsonl") for name, folder in folders.items()}
+    ranks.each(None)  # nobody writes before all have read; what ranks then append are whole lines
     if options.kernelbench and options.device == "cpu":
         print("KernelBench's sizes are meant for a GPU: here many problems will time out", file=sys.stderr)
     facts = {"command": " ".join(["python", "bench.py", *argv]), "seed": options.seed, **machine(options.device),
@@ -460,13 +464,17 @@ def main(argv=None) -> int:
             compiled = stack.enter_context(Sandbox(options.device, baseline="compile", **settings))
         for options.strategy, folder in folders.items():
             started, path = time.time(), folder / "results.jsonl"
-            samples = evaluate(model, library, sandbox, compiled, tasks, options, read_results(path), path)
+            samples = evaluate(model, library, sandbox, compiled, tasks, options, done[options.strategy], path)
+            if ranks.rank() > 0:
+                continue
             summary = facts | {"config": config | {"strategy": options.strategy},
                                "seconds_of_last_run": round(time.time() - started, 1)}
             summary |= all_figures(samples, options.turns, config["baselines"])
             write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
             draw(summary, folder / "fast_p.png")
             runs[options.strategy] = {task: list(map(steps, group)) for task, group in samples.items()}
+    if ranks.rank() > 0:
+        return 0
     if options.compare_strategies:
         found = facts | {"config": config, "clock": summary["clock"]} | strategies.compare(runs, options.turns)
         write_atomically(out / "strategies.json", json.dumps(found, indent=1) + "\n")
@@ -478,4 +486,4 @@ def main(argv=None) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(ranks.joined(main))

@@ -44,6 +44,7 @@ import policy
 import selector
 import summarizer
 from backbone import Completion
+from fast import ranks
 from report import (command_line, finish_run, finish_step, open_run, read_metrics, record_rollouts, rollout_metrics,
                     save_checkpoint, step_metrics, task_stream)
 from sandbox import Sandbox
@@ -95,6 +96,7 @@ OPTIONS = {  # name: default, meaning
     "clip_low": (0.2, "epsilon_low: the ratio is clipped at 1 - this"),
     "clip_high": (0.28, "epsilon_high: the ratio is clipped at 1 + this"),
     "grad_clip": (1.0, "largest norm of the gradient"),
+    "offload": (False, "keep the optimiser's state in the host's memory; what fits where: --plan"),
     "eval_every": (0, "evaluate on the built-in problems every so many steps (0: before and after)"),
     "no_eval": (False, "skip every evaluation"),
     "log": ("files", "tensorboard: metrics as its scalars, too, in the run's folder"),
@@ -110,7 +112,7 @@ RECIPES = {  # what a related system sets differently from OPTIONS and SIZES: a 
                   baseline="group-norm", group="task", loss_mean="token", loss_scale=1.0),
     "cuda-agent": dict(reward="cuda-agent", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False),
 }
-CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval", "log"}  # what may differ when a run is continued
+CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval", "offload", "log"}  # that a continued run may change
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Advantages: one rule, three groupings (paper: turn-level REINFORCE with leave-one-out, TRLOO)
@@ -268,12 +270,13 @@ def update(model, optimizer, sequences, args) -> dict:
     every = list(itertools.chain(*sequences))
     tokens = sum(len(row.completion.token_ids) for row in every)
     divisor = args.loss_scale * (len(every) if args.loss_mean == "sum" else tokens)
-    live = [[row for row in rows if row.advantage] for rows in sequences]
+    live = list(filter(None, ([row for row in rows if row.advantage] for rows in sequences)))
     stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": len(every),
              "rows_live": sum(map(len, live)), "tokens_live": 0}
+    live = ranks.share(sorted(live, key=lambda rows: len(rows[-1].completion.prompt_ids)))  # about as much for each
     total = torch.zeros((), device=model.device)
     model.release()  # the sampler's cache: activations need its memory
-    for packed in micro_batches(filter(None, live), args.update_tokens):
+    for packed in micro_batches(live, args.update_tokens):
         rows = list(itertools.chain(*packed))  # of M tokens in all
         # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of
         # later turns, but the model did not write it, so it earns no gradient.
@@ -293,14 +296,17 @@ def update(model, optimizer, sequences, args) -> dict:
         stats["ratio_off"] = max(stats["ratio_off"], (ratio - 1).abs().max().item())
         stats["mrs_masked"] += keeps.count(False)
         stats["tokens_live"] += sum(size for size, keep in zip(sizes, keeps) if keep)
+    stats["loss"] = total.item()
+    parts = ranks.each(stats)
+    for name, combine in zip(("loss", "clipped", "mrs_masked", "tokens_live", "ratio_off"), (sum, sum, sum, sum, max)):
+        stats[name] = combine(part[name] for part in parts)
     if stats["tokens_live"]:
-        stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.model.parameters(), args.grad_clip).item()
+        stats["grad_norm"] = ranks.clip_grad_norm(optimizer, model.model.parameters(), args.grad_clip)
         if math.isfinite(stats["grad_norm"]):  # else the weights would be lost, all of them
             optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     model.release()  # what the update has used, too: sampling and the sandbox need it
-    return stats | {"loss": total.item(), "grad_clipped": stats["grad_norm"] > args.grad_clip,
-                    "zero_gradient": not stats["tokens_live"]}
+    return stats | {"grad_clipped": stats["grad_norm"] > args.grad_clip, "zero_gradient": not stats["tokens_live"]}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -322,10 +328,10 @@ def train(run, stream):
     args = run.args
     if run.step == 0 and not read_metrics(run):
         finish_step(run, {"step": 0, "clock": run.clock, "library": len(run.library)} | evaluate_if_due(run, 0))
-    with tqdm(total=args.steps, initial=run.step, unit="step", disable=None) as run.bar:
+    with tqdm(total=args.steps, initial=run.step, unit="step", disable=ranks.rank() > 0 or None) as run.bar:
         while run.step < args.steps:
             run.seconds.clear()
-            batch = list(itertools.islice(stream, args.batch * args.oversample))
+            batch = ranks.share(list(itertools.islice(stream, args.batch * args.oversample)))
             run.sandbox.prepare(batch)
             with run.phase("select"):  # k selections for each task; with the null scheme k + 1 schemes
                 episodes = select(run, batch, args.k if args.skills else 0, args.temperature)
@@ -337,6 +343,8 @@ def train(run, stream):
                 summarise(run, episodes)
             with run.phase("verify"):  # a proposal must prove itself; the best of a task is staged
                 verify(run, episodes)
+            with run.phase("wait"):  # for the other ranks, if there are any; all go on with all episodes
+                episodes = ranks.gather(episodes)
             run.settled = None  # the weights change: a checkpoint of the step before can no longer be written
             with run.phase("update"):  # advantages of each role, one joint loss, one optimiser step
                 losses = update(run.model, run.optimizer, credit(run, episodes), args)
@@ -386,7 +394,7 @@ def summarise(run, episodes):
     """s summaries of each task's best triggering rollout, if it has one (paper: summary trigger)."""
     args = run.args
     found = [(e, winner) for e in episodes if (winner := summarizer.best_trigger(e.trajectories, args.trigger))]
-    if args.skills and found:
+    if args.skills:
         answers = summarizer.propose(run.model, [winner for _, winner in found], args.s, run.library,
                                      args.summary_tokens, args.temperature, run.generator, args.prompt_tokens)
         for (episode, _), summaries in zip(found, answers):
@@ -449,7 +457,8 @@ def flush(run, episodes):
     for staged in (episode.staged for episode in episodes if episode.staged):
         run.library.stage(staged)
     run.library.flush()
-    run.library.save_snapshot(run.out / "skill_library", run.step + 1)
+    if ranks.rank() == 0:
+        run.library.save_snapshot(run.out / "skill_library", run.step + 1)
 
 
 def evaluate_if_due(run, step) -> dict:
@@ -459,9 +468,11 @@ def evaluate_if_due(run, step) -> dict:
         return {}
     generator = torch.Generator(run.model.device).manual_seed(args.seed * 1_000_003 + step)  # not training's
     with run.phase("evaluate"):
-        episodes = select(run, tasks.builtin_tasks(device=run.model.device.type), int(args.skills), 0)
+        problems = ranks.share(tasks.builtin_tasks(device=run.model.device.type))
+        episodes = select(run, problems, int(args.skills), 0)
         roll_out(run, episodes, 1, args.eval_samples, 0 if args.eval_samples == 1 else 1.0, generator, 0.95)
         score(run, episodes)
+        episodes = ranks.gather(episodes)
     record_rollouts(run, run.out / f"rollouts/eval_{step}.jsonl", episodes)
     return {f"eval_{key}": value for key, value in rollout_metrics(episodes).items()}
 
@@ -485,7 +496,7 @@ def main(argv=None) -> int:
                 run.compiled = stack.enter_context(Sandbox(args.device, trials=1, tasks=4, baseline="compile"))
             train(run, itertools.islice(task_stream(args), run.step * drawn, None))
     except KeyboardInterrupt:
-        if run.settled is not None and run.step % args.save_every:
+        if run.settled is not None and run.step % args.save_every and ranks.count() == 1:
             save_checkpoint(run)
         print(f"--out {run.out} --resume continues", file=sys.stderr)
         raise
@@ -494,4 +505,4 @@ def main(argv=None) -> int:
 
 
 if __name__ == "__main__":
-    tasks.run_command(main)
+    tasks.run_command(ranks.joined(main))

@@ -39,9 +39,11 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from backbone import Backbone
 from chat.prompts import read_prompts
+from fast import plan, ranks
 from fast.optimizer import make_adamw
 from page.charts import save_png
 from page.records import EVALUATION, lessons, mean, numbers, read_folder
@@ -102,6 +104,7 @@ def command_line(argv, description, tables, choices) -> dict:
                                      argument_default=argparse.SUPPRESS, allow_abbrev=False)
     options, sizes, recipes = tables
     parser.add_argument("--out", metavar="DIR", help="folder of the run (default: runs/<date and time>)")
+    parser.add_argument("--plan", action="store_true", help="tell which models fit on which GPUs, and stop")
     parser.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda if there is a GPU")
     parser.add_argument("--recipe", choices=list(recipes), help="reward, and what goes with it (default: davinci)")
@@ -148,6 +151,9 @@ def open_run(given, tables, changeable) -> Run:
     given: of command_line. changeable: options that may differ from those of the run that is continued.
     Raises UserError; a run that is refused leaves nothing behind.
     """
+    if given.pop("plan", False):
+        print(what_fits(given, tables))
+        sys.exit(0)
     out, saved = open_folder(given, changeable)
     if given.get("log") == "tensorboard" and not importlib.util.find_spec("tensorboard"):
         raise UserError("--log tensorboard: first pip install tensorboard")
@@ -161,13 +167,16 @@ def open_run(given, tables, changeable) -> Run:
     if saved and not (source / MODEL_FILE).is_file():
         raise UserError(f"--resume: {source / MODEL_FILE} is missing; put a copy of "
                         f"{out}/skill_library/global_step_N.jsonl there, with the largest N up to {saved['step']}")
+    if given["device"] == "cuda":
+        check_memory(source, given, tables)
     model = Backbone.load(source, given["device"])
     for parameter in model.model.parameters():
         parameter.data = parameter.data.clone()  # a mapped file's alignment would change the last bit of a product
     args = configure(given, sum(p.numel() for p in model.model.parameters()), *tables)
     model.thinking = args.thinking
     library, generator = SkillLibrary.of_model(source), torch.Generator(model.device).manual_seed(args.seed)
-    run = Run(args, out, model, make_adamw(model.model.parameters(), args.lr), library, len(library), generator)
+    optimizer = ranks.sharded(make_adamw, model.model.parameters(), lr=args.lr, host=args.offload)
+    run = Run(args, out, model, optimizer, library, len(library), generator)
     if saved:
         if saved["shapes"] != shapes(model):
             raise UserError(f"--resume: the model in {source} is not the one that this run has trained")
@@ -175,23 +184,68 @@ def open_run(given, tables, changeable) -> Run:
         generator.set_state(saved["generator"])
         run.step, run.seeds = saved["step"], saved["seeds"]
     run.settled = generator.get_state()
-    if args.log == "tensorboard":
-        from torch.utils.tensorboard import SummaryWriter  # the package is optional
-        run.tensorboard = SummaryWriter(out / "tensorboard", purge_step=run.step + 1)
+    if ranks.rank() == 0:
+        clear_later_steps(run)
+        if args.log == "tensorboard":
+            from torch.utils.tensorboard import SummaryWriter  # the package is optional
+            run.tensorboard = SummaryWriter(out / "tensorboard", purge_step=run.step + 1)
+    ranks.each(None)  # all see the folder as rank 0 has left it
+    return run
+
+
+def shape_of_model(path) -> plan.Shape:
+    """What the memory of a model folder or hub id depends on, without its weights. Raises OSError or ValueError."""
+    config = AutoConfig.from_pretrained(path)
+    with torch.device("meta"):
+        return plan.shape_of(config, sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters()))
+
+
+def longest(args) -> int:
+    """Tokens of a micro-batch of the update: at least a whole prompt with its reply."""
+    return max(args.update_tokens, args.prompt_tokens + args.policy_tokens)
+
+
+def what_fits(given, tables) -> str:
+    """The answer to --plan: Qwen3's sizes, and --model where it is given. Raises UserError for one that is not there.
+    """
+    shapes = dict(plan.SHAPES)
+    if "model" in given:
+        try:
+            shapes[given["model"]] = shape_of_model(given["model"])
+        except (OSError, ValueError) as error:
+            raise UserError(f"{given['model']}: no config to plan with ({str(error).splitlines()[0][:150]})") from None
+    return plan.table(shapes, longest(configure({"device": "cuda"} | given, 8e9, *tables)))
+
+
+def check_memory(source, given, tables):
+    """Raise UserError, before anything is loaded, where a step of a model over a billion parameters cannot fit."""
+    try:
+        shape = shape_of_model(source)
+    except (OSError, ValueError, KeyError):
+        return  # a folder without a model, which loading it will tell
+    args, memory = configure(given, shape.parameters, *tables), torch.cuda.get_device_properties(0).total_memory
+    why_not = plan.refusal(source, shape, ranks.count(), memory, longest(args), args.offload)
+    if why_not and shape.parameters >= 1e9:
+        raise UserError(why_not)
+
+
+def clear_later_steps(run):
+    """Write the options, and remove what a killed step has left.
+
+    It will be written again, and with a GPU it may turn out otherwise: nothing of it may stay then.
+    """
+    out = run.out
     try:
         claim(out)
-        write_atomically(out / "config.json", json.dumps(vars(args), indent=1))
+        write_atomically(out / "config.json", json.dumps(vars(run.args), indent=1))
     except OSError as error:
         raise UserError(f"--out {out}: cannot write there ({error.strerror})") from None
-    # Remove what a killed step has left. It will be written again, and with a GPU it may turn out otherwise: nothing of
-    # it may stay then.
     write_atomically(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in read_metrics(run)))
     for path in [*out.glob("rollouts/*_*.jsonl"), *out.glob("skill_library/global_step_*.jsonl")]:
         if int(path.stem.rsplit("_", 1)[1]) > run.step:
             path.unlink()
     if not (out / "skill_library").is_dir():
-        library.save_snapshot(out / "skill_library", run.step)
-    return run
+        run.library.save_snapshot(out / "skill_library", run.step)
 
 
 def open_folder(given, changeable) -> tuple[Path, dict | None]:
@@ -203,19 +257,21 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
     resume, named, saved = given.pop("resume", False), given.pop("out", None), None
     if resume and named is None:
         raise UserError("--resume: say which run with --out")
-    out = Path(named or time.strftime("runs/%Y%m%d-%H%M%S"))
+    out = Path(named or ranks.each(time.strftime("runs/%Y%m%d-%H%M%S"))[0])
     if resume:
         folder, new, old = (out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
-        if out.is_dir():
+        if out.is_dir() and ranks.rank() == 0:
             claim(out)
-        if old.exists() and not folder.exists():
-            (new if new.exists() else old).rename(folder)  # killed between the two renames of save_checkpoint
+            if old.exists() and not folder.exists():
+                (new if new.exists() else old).rename(folder)  # killed between the two renames of save_checkpoint
+        ranks.each(None)
         path = folder / "trainer.pt" if folder.exists() else out / "config.json"
         if not path.is_file():
             raise UserError(f"--resume: {path} is missing" if folder.exists() else
                             f"--resume: nothing to resume in {out}")
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True) if folder.exists() else None
+            if folder.exists():  # several ranks map one copy, of which each reads its part
+                saved = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.count() > 1)
             config = saved["config"] if saved else json.loads(path.read_text())
         except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
             raise UserError(f"--resume: {path} is broken ({type(error).__name__})") from None
@@ -232,6 +288,7 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
     given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
     if given["device"] == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no GPU is available here")
+    ranks.each(None)  # nobody writes into the folder before all have looked
     return out, saved
 
 
@@ -278,8 +335,10 @@ def finish_step(run, line):
     line: what metrics.jsonl gets; the seconds of each phase are added to it. Step 0 is the evaluation before training.
     """
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
-    with open(run.out / "metrics.jsonl", "a") as file:
-        file.write(json.dumps(line) + "\n")
+    ranks.each(None)  # the step is complete on all of them
+    if ranks.rank() == 0:
+        with open(run.out / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
     run.settled = run.generator.get_state()
     if run.step % run.args.save_every == 0 or run.step == run.args.steps:
         save_checkpoint(run)
@@ -300,12 +359,15 @@ def save_checkpoint(run):
     one steps aside (checkpoint.old), the new one takes its place. A kill between the two renames leaves no folder
     `checkpoint`; open_folder then takes checkpoint.new, which is complete.
     """
+    optimizer = run.optimizer.state_dict()
+    if ranks.rank() > 0:
+        return
     folder, new, old = (run.out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     run.model.save(new)
     run.library.save(new / MODEL_FILE)
-    torch.save({"step": run.step, "config": vars(run.args), "seeds": run.seeds, "optimizer": run.optimizer.state_dict(),
+    torch.save({"step": run.step, "config": vars(run.args), "seeds": run.seeds, "optimizer": optimizer,
                 "generator": run.settled, "shapes": shapes(run.model)}, new / "trainer.pt")
     for path in new.iterdir():
         with open(path, "rb") as file:
@@ -415,6 +477,8 @@ def record_rollouts(run, path, episodes):
     A later turn's prompt is what came before it and the `feedback` there, so only the first is written out. Rewards and
     advantages are there, too: what the update was made from can be computed again from these lines alone.
     """
+    if ranks.rank() > 0:
+        return
     # Many replies answer the same prompt, which is decoded once.
     text = functools.cache(lambda ids: run.model.tokenizer.decode(ids, skip_special_tokens=False))
 

@@ -6,8 +6,10 @@
     prompts.py      on a CPU: slots that share a prompt's keys and values
     attention.py    Triton kernels: attention of one token to the slots, rotary embedding; RMSNorm
     optimizer.py    AdamW for weights in bfloat16
+    plan.py         which models fit on which GPUs
+    ranks.py        one process for each GPU of a node: lists and gradients that they share
 
-    backbone -- engine -- step -- slots -- attention          sft, reinforce -- optimizer
+    backbone -- engine -- step -- slots -- attention          sft, reinforce -- optimizer, ranks
 
 Words of its own: a *slot* holds one sequence; a *batch* is the list of slots that a step computes; a *block* is a few
 tokens of every sequence, launched together; a *text* is what a finished sequence has left in its slot.

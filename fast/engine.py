@@ -20,6 +20,7 @@ replies that ended. Whoever calls decides when. Architectures whose layers are n
 windows, linear or latent attention) do not come here: see PlainEngine in backbone.py.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -39,6 +40,7 @@ class Request:
     prompt: list[int]
     key: object  # the caller's name for it
     number: int  # in the order of adding
+    stream: int  # of its random numbers
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # of the tokens, at temperature 1
     slot: int | None = None
@@ -82,27 +84,33 @@ class Engine:
         self.wanted = 0  # how many slots were asked for; where memory is short, there are fewer
         self.longest = 0  # tokens of the longest prompt with its reply, in all sessions so far
         self.write = Step(model, head, stop_ids)
-        self.own_generator = torch.Generator(model.device)
         self.start(0, 0, None)
 
     # ---- a session
 
     def start(self, max_new_tokens, temperature, generator, top_p=1.0):
-        """Begin a session; whatever another one has left is forgotten. temperature 0 is greedy."""
-        self.max_new_tokens, self.temperature, self.top_p, self.generator = max_new_tokens, temperature, top_p, generator
+        """Begin a session; whatever another one has left is forgotten. temperature 0 is greedy.
+
+        A session draws one number from the generator. What a reply draws follows from that, from its prompt, and from
+        how often the prompt has been added before.
+        """
+        self.max_new_tokens, self.temperature, self.top_p = max_new_tokens, temperature, top_p
+        self.seed, self.added_before = 0, Counter()  # {hash of a prompt: how often}
+        if temperature:
+            device = generator.device if generator else "cpu"
+            self.seed = torch.randint(2**62, (), generator=generator, device=device).item()
         self.waiting, self.active, self.in_flight = [], [], []  # [Request], [Request], [Block]
         self.texts, self.added = {}, 0  # {slot: tokens that lie in it}, those that ended first come first
         if not self.cuda:
             self.slots = None  # on a GPU they stay, with their graphs
-        elif temperature:  # CUDA graphs draw from one generator for all time: this session seeds it
-            seed = torch.randint(2**62, (), generator=generator, device=generator.device if generator else "cpu").item()
-            self.generator = self.own_generator.manual_seed(seed)
 
     def add(self, prompt, key):
         """Add a prompt (token ids); `key` comes back with the reply. Raises ValueError for a prompt without tokens."""
         if not prompt:
             raise ValueError("a prompt without tokens")
-        self.waiting.append(Request(prompt, key, self.added))
+        name = hash(tuple(prompt))
+        self.waiting.append(Request(prompt, key, self.added, hash((self.seed, name, self.added_before[name]))))
+        self.added_before[name] += 1
         self.added += 1
 
     @torch.no_grad()
@@ -164,8 +172,9 @@ class Engine:
         slots = self.slots
         slots.position[rows] = on_device([len(request.prompt) for request in requests], self.model.device)
         slots.end[rows] = slots.position[rows] + self.max_new_tokens
+        slots.stream[rows] = on_device([request.stream for request in requests], self.model.device)
         slots.done[rows] = False
-        draw(slots, rows, logits, self.write.stops, self.temperature, self.top_p, self.generator)
+        draw(slots, rows, logits, self.write.stops, self.temperature, self.top_p)
         for request in requests:
             request.begun = 1
         return [Block(requests, range(len(rows)), slots.token[rows, None], slots.logprob[rows, None])]
@@ -242,7 +251,7 @@ class Engine:
         slots, tokens, logprobs = self.slots, [], []
         rows = slots.batch[:slots.count]
         for _ in range(count):
-            self.write(slots, self.temperature, self.top_p, self.generator)
+            self.write(slots, self.temperature, self.top_p)
             tokens.append(slots.token[rows])
             logprobs.append(slots.logprob[rows])
         for request in self.active:

@@ -9,7 +9,7 @@ float32. The bytes of a parameter, and GB for 8.19 billion of them (Qwen3-8B; an
     float32 master and moments: 2 + 4 + 2 + 4 + 4                        16   131   activations hardly fit
     all bfloat16: 2 + 2 + 2 + 2                                           8    66   learns nothing at 1e-6
     low, moments of 8 bits: 2 + 2 + 2 + 1 + 1                             8    66   block scales, kernels of their own
-    low and moments in the host's memory: 2 + 2                           4    33   1.3 s each way over PCIe (50 GB/s)
+    low and moments in the host's memory (host=True): 2 + 2               4    33   1.3 s each way over PCIe (50 GB/s)
 
 The first moment moves by a tenth of the difference in each step, which bfloat16 (8 significant bits) can hold. The
 second moves by 0.1 %, which it would round away, so that is in float32. Gradients are what autograd leaves: bfloat16,
@@ -21,17 +21,18 @@ import torch
 SLICE = 2**24  # elements worked on at a time: five float32 temporaries of 64 MiB; an embedding of Qwen3-8B has 622 M
 
 
-def make_adamw(parameters, lr, **options) -> torch.optim.Optimizer:
-    """torch.optim.AdamW where all parameters are float32, SplitAdamW where some are bfloat16.
+def make_adamw(parameters, lr, host=False, **options) -> torch.optim.Optimizer:
+    """torch.optim.AdamW where all parameters are float32, SplitAdamW where some are bfloat16, or with `host`.
 
-    parameters: tensors or parameter groups. options: as of torch.optim.AdamW; SplitAdamW has no use for `fused` and
-    `capturable`. Raises ValueError for parameters of another dtype.
+    parameters: tensors or parameter groups. host: see SplitAdamW. options: as of torch.optim.AdamW; SplitAdamW has no
+    use for `fused` and `capturable`. Raises ValueError for parameters of another dtype.
     """
     parameters = list(parameters)
     each = [p for entry in parameters for p in (entry["params"] if isinstance(entry, dict) else [entry])]
-    if all(p.dtype == torch.float32 for p in each):
+    if not host and all(p.dtype == torch.float32 for p in each):
         return torch.optim.AdamW(parameters, lr=lr, **options)
-    return SplitAdamW(parameters, lr, **{key: options[key] for key in options.keys() - {"fused", "capturable"}})
+    kept = {key: options[key] for key in options.keys() - {"fused", "capturable"}}
+    return SplitAdamW(parameters, lr, host=host, **kept)
 
 
 class SplitAdamW(torch.optim.Optimizer):
@@ -39,9 +40,12 @@ class SplitAdamW(torch.optim.Optimizer):
 
     State of a parameter: step (int), low (int16), exp_avg (bfloat16), exp_avg_sq (float32). A float32 parameter needs
     no `low`, has its first moment in float32, and changes bit for bit as with torch.optim.AdamW.
+
+    host: the state of a GPU's parameters lies in the host's memory, and visits the GPU slice by slice.
     """
 
-    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, host=False):
+        self.host = host
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         for p in self._parameters():
             if p.dtype not in (torch.float32, torch.bfloat16):
@@ -59,14 +63,28 @@ class SplitAdamW(torch.optim.Optimizer):
                 state = self.state[p]
                 if not state:
                     state["step"] = 0
-                    state["exp_avg"] = torch.zeros_like(p)
-                    state["exp_avg_sq"] = torch.zeros_like(p, dtype=torch.float32)
+                    state["exp_avg"] = self._zeros(p, p.dtype)
+                    state["exp_avg_sq"] = self._zeros(p, torch.float32)
                     if p.dtype == torch.bfloat16:
-                        state["low"] = torch.zeros_like(p, dtype=torch.int16)
+                        state["low"] = self._zeros(p, torch.int16)
                 state["step"] += 1
                 flat = [state[name].view(-1) for name in ("exp_avg", "exp_avg_sq", "low") if name in state]
                 for parts in zip(*(x.split(SLICE) for x in [p.view(-1), p.grad.reshape(-1), *flat])):
-                    adamw_step(group, state["step"], *parts)
+                    here = [x.to(p.device, non_blocking=True) for x in parts]
+                    adamw_step(group, state["step"], *here)
+                    for x, y in zip(parts, here):
+                        if x is not y:
+                            x.copy_(y, non_blocking=True)
+        if self.host and p.is_cuda:
+            torch.cuda.synchronize()
+
+    def _zeros(self, p, dtype):
+        """A state tensor for a parameter, where it is to lie."""
+        if not (self.host and p.is_cuda):
+            return torch.zeros_like(p, dtype=dtype)
+        zeros = torch.zeros(p.shape, dtype=dtype)  # pinned here: PyTorch would pin a power of two of bytes
+        torch.cuda.cudart().cudaHostRegister(zeros.data_ptr(), zeros.nbytes, 0)
+        return zeros
 
     def load_state_dict(self, state_dict):
         """As torch's, but tensors keep their dtypes: torch would cast `low` and the second moment to the weight's.
@@ -80,7 +98,7 @@ class SplitAdamW(torch.optim.Optimizer):
             if state and p.dtype == torch.bfloat16 and "low" not in state:
                 raise ValueError("the optimiser's state was saved by another one: it has no low halves of the weights")
             if state:
-                self.state[p] = {name: value.to(p.device, copy=True) if torch.is_tensor(value) else value
+                self.state[p] = {name: self._zeros(p, value.dtype).copy_(value) if torch.is_tensor(value) else value
                                  for name, value in state.items()}
 
 

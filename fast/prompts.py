@@ -33,8 +33,8 @@ class SharedPromptSlots(Slots):
         self.count = max(self.count, len(requests))
         if not growing and len(requests) <= 0.8 * self.count:
             self.count, slots = len(requests), [request.slot for request in requests]
-            for tensor in [*self.keys, *self.values, self.start, self.position, self.end, self.token, self.logprob,
-                           self.done]:
+            for tensor in [*self.keys, *self.values, self.start, self.position, self.stream, self.end, self.token,
+                           self.logprob, self.done]:
                 tensor[:self.count] = tensor[slots]
             self.renumber({slot: row for row, slot in enumerate(slots)})
             for row, request in enumerate(requests):

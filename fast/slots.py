@@ -37,6 +37,7 @@ class Slots:
         self.token = torch.zeros(rows + 1, dtype=torch.long, device=model.device)  # the last token of each sequence
         self.logprob = torch.zeros(rows + 1, device=model.device)  # its log-probability at temperature 1
         self.position = torch.zeros_like(self.token)  # its position
+        self.stream = torch.zeros_like(self.token)  # where its random numbers come from, see step.chance
         self.end = torch.zeros_like(self.token)  # the position that the sequence must not reach
         self.done = torch.ones(rows + 1, dtype=torch.bool, device=model.device)
         width = triton.next_power_of_2(max(rows, 32))

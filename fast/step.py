@@ -21,7 +21,20 @@ def nucleus(shares, top_p):
     return torch.zeros_like(shares).scatter(-1, order, torch.where(before < top_p, ordered, 0))
 
 
-def draw(slots, rows, logits, stops, temperature, top_p, generator):
+def chance(streams, positions) -> torch.Tensor:
+    """Uniform numbers in [0, 1), (R, 1): one for each position of each stream of random numbers, (R,) integers both.
+
+    A counter-based generator (splitmix64): a number follows from its stream and position alone. So a reply does not
+    depend on what else is written at the time, nor on how the prompts are split over GPUs.
+    """
+    x = streams + positions * -7046029254386353131  # 64-bit integers; what overflows is dropped
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ (x >> shift & (1 << 64 - shift) - 1)) * factor
+    x = x ^ (x >> 31 & (1 << 33) - 1)
+    return (x >> 40 & (1 << 24) - 1)[:, None] / 2.0**24  # as many bits as a float32 holds
+
+
+def draw(slots, rows, logits, stops, temperature, top_p):
     """Sample a token for each slot in `rows` (R,) from logits (R, V); temperature 0 takes the likeliest.
 
     stops (a tensor): tokens that end a sequence. Sets the slots' token, logprob and done.
@@ -32,8 +45,8 @@ def draw(slots, rows, logits, stops, temperature, top_p, generator):
     else:  # where a uniform number falls among the cumulative probabilities
         shares = F.softmax(logits / temperature, dim=-1)
         below = (nucleus(shares, top_p) if top_p < 1 else shares).cumsum(-1)  # (R, V)
-        chance = torch.rand(len(below), 1, device=below.device, generator=generator)
-        choice = torch.searchsorted(below, chance * below[:, -1:], right=True)[:, 0].clamp(max=below.shape[1] - 1)
+        at = chance(slots.stream[rows], slots.position[rows]) * below[:, -1:]
+        choice = torch.searchsorted(below, at, right=True)[:, 0].clamp(max=below.shape[1] - 1)
     slots.token[rows] = choice
     slots.logprob[rows] = logprobs.gather(-1, choice[:, None])[:, 0]
     slots.done[rows] |= torch.isin(choice, stops)
@@ -50,26 +63,25 @@ class Step:
         # All recordings share one stream: cuBLAS keeps 32 MiB for each that it has seen.
         self.side = torch.cuda.Stream() if self.recordable else None
 
-    def __call__(self, slots, temperature, top_p, generator):
-        """generator: on a GPU the same one in every call, because a graph draws from the one it was recorded with."""
+    def __call__(self, slots, temperature, top_p):
         key = (slots.count, temperature, top_p)
         if key in slots.graphs:
             slots.graphs[key].replay()
         elif self.recordable:
-            self._record(slots, temperature, top_p, generator)
+            self._record(slots, temperature, top_p)
         else:
-            self._write(slots, temperature, top_p, generator)
+            self._write(slots, temperature, top_p)
 
-    def _write(self, slots, temperature, top_p, generator):
+    def _write(self, slots, temperature, top_p):
         rows = slots.batch[:slots.count]  # (n,)
         logits = self.head(slots.feed(rows))  # (n, V)
         later = slots.position[rows] + 1
         # A finished sequence goes on until the host has seen that it ended, but it leaves its cache alone.
         slots.done[rows] |= later >= slots.end[rows]
         slots.position[rows] = torch.where(slots.done[rows], 0, later)
-        draw(slots, rows, logits, self.stops, temperature, top_p, generator)
+        draw(slots, rows, logits, self.stops, temperature, top_p)
 
-    def _record(self, slots, temperature, top_p, generator):
+    def _record(self, slots, temperature, top_p):
         """Write one token without a graph, which a recording needs as its warm-up, then record the graph of a step.
 
         Some modeling code waits for the GPU within a step (a mixture of experts asks which were chosen). That cannot be
@@ -79,7 +91,7 @@ class Step:
         with torch.cuda.stream(self.side):
             torch.cuda.set_sync_debug_mode("error")  # whatever waits for the GPU raises
             try:
-                self._write(slots, temperature, top_p, generator)
+                self._write(slots, temperature, top_p)
             except RuntimeError as error:
                 if "synchroniz" not in str(error):
                     raise
@@ -87,21 +99,19 @@ class Step:
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             if self.recordable:
-                slots.graphs[slots.count, temperature, top_p] = self._graph(slots, temperature, top_p, generator)
+                slots.graphs[slots.count, temperature, top_p] = self._graph(slots, temperature, top_p)
             else:
                 print(f"engine: {self.model.config.model_type} waits for the GPU within a step, which therefore cannot "
                       "be recorded as a CUDA graph; sampling is slower")
-                self._write(slots, temperature, top_p, generator)  # from its beginning: nothing has been drawn yet
+                self._write(slots, temperature, top_p)  # from its beginning: nothing has been drawn yet
         torch.cuda.current_stream().wait_stream(self.side)
 
-    def _graph(self, slots, temperature, top_p, generator):
+    def _graph(self, slots, temperature, top_p):
         # Not by torch.cuda.graph(), which first has PyTorch give back all unused memory: while the sandbox's processes
         # start, that takes much longer than all the rest.
         graph = torch.cuda.CUDAGraph()
-        if generator is not None:                   # greedy replies draw nothing
-            graph.register_generator_state(generator)
         torch.cuda.synchronize()
         graph.capture_begin(next(iter(slots.graphs.values())).pool() if slots.graphs else None)  # they share memory
-        self._write(slots, temperature, top_p, generator)
+        self._write(slots, temperature, top_p)
         graph.capture_end()
         return graph

@@ -28,7 +28,9 @@ from policy import policy_messages
 
 BANDWIDTH = 4.2e12  # bytes a second that an H200 reads: measured for this project before its first line
 SHAPES = {  # layers, width, query heads, key/value heads, head dimension, feed-forward, vocabulary, tied embeddings
+    "14b": (40, 5120, 40, 8, 128, 17408, 151936, False),
     "8b": (36, 4096, 32, 8, 128, 12288, 151936, False),
+    "4b": (36, 2560, 32, 8, 128, 9728, 151936, True),
     "1.7b": (28, 2048, 16, 8, 128, 6144, 151936, True),
     "26m": (8, 512, 8, 4, 64, 1536, 1900, True),
     "tiny": (6, 256, 4, 2, 64, 896, 2048, True),  # checkpoints/tiny

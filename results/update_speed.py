@@ -3,11 +3,14 @@
     python results/update_speed.py --shape 8b --tokens 8192 16384 32768
     python results/update_speed.py --shape 8b --tokens 8192 16384 --sequences 1 --recompute auto 36
     python results/update_speed.py --shape 1.7b --tokens 16384 32768 --sequences 16
+    python results/update_speed.py --shape 8b --tokens 8192 --recompute 36 --offload --cap 80
+    torchrun --nproc_per_node=2 results/update_speed.py --shape 8b --tokens 8192 --micro-batches 2
     python results/update_speed.py --shape tiny --tokens 2048 --steps 2 --device cpu        does it run at all?
 
 A setting is a number of tokens, split over --sequences (one tenth a prompt, the rest a reply), and of recomputed
-layers. Each runs reinforce.update on one micro-batch: logprobs, clipped loss, backward, clipping, AdamW. One step warms
-up, --steps are measured, medians are told. A setting that does not fit is recorded as out of memory.
+layers. Each runs reinforce.update on --micro-batches of them for each rank: logprobs, clipped loss, backward, clipping,
+AdamW. With several ranks, `clip` holds the sum of their gradients and `optimizer` the collection of the weights. One
+step warms up, --steps are measured, medians are told. A setting that does not fit is recorded as out of memory.
 
 Useful FLOPs of a step: 6 for each weight that multiplies a token (the head's: a reply's token; an embedding that is
 only looked up: none), and 12 layers heads head_dim L^2 / 2 for causal attention in a sequence of L tokens. What is
@@ -31,6 +34,7 @@ import transformers  # noqa: E402
 
 import reinforce  # noqa: E402
 from backbone import Backbone, Completion  # noqa: E402
+from fast import plan, ranks  # noqa: E402
 from fast.optimizer import make_adamw  # noqa: E402
 from rollout_speed import SHAPES, random_model  # noqa: E402
 
@@ -92,19 +96,20 @@ class Stopwatch:
         return timed
 
 
-def measure(model, optimizer, tokens, count, recompute, steps, rate) -> dict:
+def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
     """One setting. Raises torch.OutOfMemoryError."""
-    device, layers = model.device.type, []
+    device, layers, steps = model.device.type, [], options.steps
     model.recompute = None if recompute == "auto" else int(recompute)
-    sequences = replies(model, tokens, count)
+    parts = options.micro_batches * ranks.count()
+    sequences = replies(model, tokens * parts, options.sequences * parts)
     lengths = [len(rows[0].completion.prompt_ids) + len(rows[0].completion.token_ids) for rows in sequences]
     reply_tokens = sum(len(rows[0].completion.token_ids) for rows in sequences)
     args = SimpleNamespace(update_tokens=tokens, mrs=False, clip_low=0.2, clip_high=0.28, grad_clip=1.0)
     choose = Backbone.recomputed_layers  # noted, not changed
     model.recomputed_layers = lambda n: layers.append(choose(model, n)) or layers[-1]
     watch, parts = Stopwatch(device), defaultdict(list)
-    clip, step = torch.nn.utils.clip_grad_norm_, optimizer.step
-    torch.nn.utils.clip_grad_norm_ = watch.wrap("clip", clip)
+    clip, step = ranks.clip_grad_norm, optimizer.step
+    ranks.clip_grad_norm = watch.wrap("clip", clip)
     optimizer.step = watch.wrap("optimizer", step)
     update = watch.wrap("step", reinforce.update)
     try:
@@ -120,19 +125,22 @@ def measure(model, optimizer, tokens, count, recompute, steps, rate) -> dict:
             for name, value in found.items() if n else ():
                 parts[name].append(value)
     finally:
-        torch.nn.utils.clip_grad_norm_, optimizer.step = clip, step
+        ranks.clip_grad_norm, optimizer.step = clip, step
         del model.recomputed_layers
     seconds = {name: statistics.median(values) for name, values in parts.items()}
     flops = useful_flops(model, lengths, reply_tokens)
     record = {"seconds": {name: round(value, 4) for name, value in sorted(seconds.items())},
               "tokens_per_second": round(sum(lengths) / seconds["step"]), "useful_tflop": round(flops / 1e12, 4),
               "tflop_per_second": round(flops / seconds["step"] / 1e12, 3),
-              "share_of_matmul": round(flops / seconds["step"] / rate, 4),
-              "share_of_matmul_forward_backward": round(flops / seconds["forward_backward"] / rate, 4),
+              "share_of_matmul": round(flops / seconds["step"] / rate / ranks.count(), 4),
+              "share_of_matmul_forward_backward": round(flops / seconds["forward_backward"] / rate / ranks.count(), 4),
               "recomputed_layers": layers[-1], "layers": len(model.layers)}
     if device == "cuda":
         record["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
         record["reserved_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
+        shape = plan.shape_of(model.model.config, sum(p.numel() for p in model.model.parameters()))
+        planned = plan.peak(shape, ranks.count(), tokens, layers[-1], options.offload)
+        record["planned_peak_gb"] = round(planned / 1e9, 2)
         record["saved_mb_per_token"] = round(len(model.layers) * model.saved_bytes() / 1e6, 3)  # as it is estimated
     return record
 
@@ -143,20 +151,30 @@ def main():
     parser.add_argument("--shape", choices=list(SHAPES), default="tiny")
     parser.add_argument("--tokens", type=int, nargs="+", default=[8192], help="tokens of the micro-batch")
     parser.add_argument("--sequences", type=int, default=1, help="that share the tokens")
+    parser.add_argument("--micro-batches", type=int, default=1, help="of so many tokens, for each rank")
+    parser.add_argument("--sharded", action="store_true", help="the way of several ranks, also for one (torchrun)")
+    parser.add_argument("--offload", action="store_true", help="optimiser's state in the host's memory")
+    parser.add_argument("--cap", type=float, help="GB that this process may take of the GPU")
     parser.add_argument("--recompute", nargs="+", default=["auto"], help="layers recomputed: auto, or a number")
     parser.add_argument("--steps", type=int, default=3, help="measured steps")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="default: as Backbone.load, by size")
     parser.add_argument("--out", help="file for the records")
     args = parser.parse_args()
+    if args.cap:
+        torch.cuda.set_per_process_memory_fraction(args.cap * 1e9 / torch.cuda.get_device_properties(0).total_memory)
     dtype = getattr(torch, args.dtype or ("float32" if args.shape == "tiny" else "bfloat16"))
     began = time.monotonic()
     torch.manual_seed(0)
     model = Backbone(random_model(args.shape, args.device, dtype), SimpleNamespace(eos_token_id=0))
-    optimizer = make_adamw(model.model.parameters(), 1e-6)
+    if args.sharded and ranks.count() == 1:
+        ranks.join()
+    make = (lambda *a, **b: ranks.ShardedOptimizer(make_adamw, *a, **b)) if args.sharded or ranks.count() > 1 else make_adamw
+    optimizer = make(model.model.parameters(), lr=1e-6, host=args.offload)
     rate = matmul_rate(args.device, dtype)
     common = {"shape": args.shape, "parameters": sum(p.numel() for p in model.model.parameters()),
               "dtype": str(dtype).removeprefix("torch."), "optimizer": type(optimizer).__name__,
+              "ranks": ranks.count(), "offload": args.offload, "cap_gb": args.cap,
               "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
               "torch": torch.__version__, "transformers": transformers.__version__,
               "matmul_tflop_per_second": round(rate / 1e12, 3)}
@@ -164,10 +182,11 @@ def main():
     records = []
     for tokens in args.tokens:
         for recompute in args.recompute:
-            setting = {"tokens": tokens, "sequences": args.sequences, "recompute": recompute}
+            setting = {"tokens": tokens, "sequences": args.sequences, "micro_batches": args.micro_batches,
+                       "recompute": recompute}
             print(f"{tokens} tokens in {args.sequences} sequences, recompute {recompute}", flush=True)
             try:
-                found = measure(model, optimizer, tokens, args.sequences, recompute, args.steps, rate)
+                found = measure(model, optimizer, tokens, recompute, rate, args)
             except torch.OutOfMemoryError as error:
                 found = {"error": "out of memory: " + str(error).split("\n")[0][:200]}
             # Only here: the error has held the tensors until now.
@@ -177,9 +196,9 @@ def main():
                 torch.cuda.empty_cache()
             records.append(common | setting | found)
             print(json.dumps(setting | found), flush=True)
-            if args.out:
+            if args.out and ranks.rank() == 0:
                 Path(args.out).write_text(json.dumps(records, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    ranks.joined(main)()

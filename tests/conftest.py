@@ -6,6 +6,7 @@ import json
 import re
 import statistics
 import sys
+from collections import Counter
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -169,8 +170,10 @@ class ScriptedSampler(Opened):
     """Backbone.sampler with Scripted's choice of words: each step writes whole replies."""
 
     def __init__(self, model, max_new_tokens, temperature, generator):
-        self.model, self.limit, self.temperature, self.generator = model, max_new_tokens, temperature, generator
+        self.model, self.limit, self.temperature = model, max_new_tokens, temperature
         self.added, self.options = [], {}  # options: prompt text -> (replies, their ids, their log-probabilities)
+        self.seed = torch.randint(2**31, (), generator=generator).item() if temperature else 0
+        self.count = Counter()  # of a prompt: a draw depends on the seed, the prompt and this, as the engine's do
 
     @property
     def waiting(self) -> int:
@@ -197,7 +200,9 @@ class ScriptedSampler(Opened):
         if self.temperature == 0:
             chosen = likely.argmax().item()
         else:
-            chosen = torch.multinomial((2 * likely).softmax(0), 1, generator=self.generator).item()
+            self.count[tuple(prompt)] += 1
+            generator = torch.Generator().manual_seed(hash((self.seed, *prompt, self.count[tuple(prompt)])))
+            chosen = torch.multinomial((2 * likely).softmax(0), 1, generator=generator).item()
         finished = ids[chosen][-1] == model.tokenizer.eos_token_id
         return Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
 

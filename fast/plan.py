@@ -1,0 +1,120 @@
+"""What fits where: the memory of a training step on each GPU, told before anything is loaded (reinforce.py --plan).
+
+Each rank holds, in bytes for P parameters in bfloat16 and N ranks (optimizer.py, ranks.py):
+
+    weights 2 P      gradients 2 P      optimiser's state 8 P / N, with --offload none (it lies in the host's memory)
+    of a micro-batch of T tokens, for each layer: its input, 2 T width; or, where the layer is not recomputed, all that
+        its backward pass needs, about 2 T (8 width + 4 inner)
+    logits and the gradients of embedding and head, which do not depend on T above 2,000 tokens
+
+The options in the order of their price: recomputing a layer costs its forward again (all of them: a third of the
+update); the state in the host's memory 16 P / N bytes over PCIe in a step (8B on one GPU: 2.6 s). While it samples,
+a rank has neither gradients nor activations, and what is left is for the cache.
+"""
+
+import math
+from dataclasses import dataclass
+
+RESERVED = 5e9  # CUDA contexts of this process and of the sandbox's, NCCL's buffers, the allocator's gaps
+LOGITS = 2**28 * 4 * 4.0  # bytes of the logits that exist at a time, see backbone.LOGITS
+CARDS = {24: 25.3e9, 48: 47.7e9, 80: 85.0e9, 141: 150.0e9}  # GB in a card's name: bytes that its driver gives away
+NODES = [(1, 24), (1, 48), (1, 80), (1, 141), (8, 80), (8, 141)]  # GPUs, card
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model's memory depends on."""
+
+    parameters: int
+    layers: int
+    width: int
+    inner: int  # of the feed-forward part
+    vocabulary: int
+    cache: int  # bytes of a token's keys and values in all layers
+
+
+SHAPES = {  # Qwen3
+    "1.7B": Shape(1_720_574_976, 28, 2048, 6144, 151936, 28 * 2 * 8 * 128 * 2),
+    "4B": Shape(4_022_468_096, 36, 2560, 9728, 151936, 36 * 2 * 8 * 128 * 2),
+    "8B": Shape(8_190_735_360, 36, 4096, 12288, 151936, 36 * 2 * 8 * 128 * 2),
+    "14B": Shape(14_768_307_200, 40, 5120, 17408, 151936, 40 * 2 * 8 * 128 * 2),
+}
+
+
+@dataclass
+class Plan:
+    """The cheapest way in which a step fits."""
+
+    offload: bool  # the optimiser's state in the host's memory?
+    recomputed: int  # layers
+    peak: float  # bytes that tensors take in the update, without RESERVED
+    cache: int  # tokens of all sequences together that are left to the sampler's cache
+
+
+def shape_of(config, parameters) -> Shape:
+    """Of a model, by its Hugging Face config and its number of parameters."""
+    text = config.get_text_config()
+    dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return Shape(parameters, text.num_hidden_layers, text.hidden_size,
+                 getattr(text, "intermediate_size", None) or 4 * text.hidden_size, text.vocab_size,
+                 4 * text.num_hidden_layers * heads * dim)
+
+
+def resident(shape, gpus, offload) -> float:
+    """Bytes that a rank holds at any time: weights and its part of the optimiser's state."""
+    return 2 * shape.parameters + (0 if offload else 8 * shape.parameters / gpus)
+
+
+def peak(shape, gpus, tokens, recomputed, offload) -> float:
+    """Bytes of all tensors of a rank in the update, with micro-batches of so many tokens."""
+    inputs, within = 2 * tokens * shape.width, 2 * tokens * (8 * shape.width + 4 * shape.inner)
+    layers = shape.layers * inputs + (shape.layers - recomputed) * (within - inputs)
+    head = min(LOGITS, 16 * tokens * shape.vocabulary) + 2 * shape.vocabulary * shape.width
+    one = 1.5 * within if recomputed else 0  # the layer whose backward pass runs, when the logits are gone
+    return resident(shape, gpus, offload) + 2 * shape.parameters + layers + max(head, one)
+
+
+def plan(shape, gpus, memory, tokens) -> Plan | None:
+    """The cheapest way on so many GPUs of so many bytes each; None if there is none.
+
+    tokens: of a micro-batch, and at least those of the longest prompt and its reply, which cannot be split.
+    """
+    room = memory - RESERVED
+    for offload in (False, True):
+        least, each = peak(shape, gpus, tokens, shape.layers, offload), peak(shape, gpus, tokens, 1, offload)
+        if least <= room:
+            each = (each - least) / (shape.layers - 1)  # what a layer saves by being recomputed
+            recomputed = max(0, math.ceil(shape.layers - (room - least) / each))
+            recomputed *= peak(shape, gpus, tokens, 0, offload) > room
+            cache = (room - resident(shape, gpus, offload)) / shape.cache
+            return Plan(offload, recomputed, peak(shape, gpus, tokens, recomputed, offload), int(cache))
+    return None
+
+
+def refusal(name, shape, gpus, memory, tokens, offload) -> str | None:
+    """One line that says what would fit, where a step with these options does not; else None."""
+    found = plan(shape, gpus, memory, tokens)
+    if found is None:
+        need = peak(shape, gpus, tokens, shape.layers, True) + RESERVED
+        return (f"{name}: an update of {tokens} tokens does not fit on {gpus} GPU(s) of {memory / 1e9:.0f} GB; with "
+                f"everything that saves memory it needs {need / 1e9:.0f} GB (fewer tokens: --update-tokens, "
+                "--prompt-tokens, --policy-tokens; what fits where: --plan)")
+    if found.offload and not offload:
+        return (f"{name}: does not fit on {gpus} GPU(s) of {memory / 1e9:.0f} GB without --offload, which takes "
+                f"{8 * shape.parameters / 1e9:.0f} GB of the host's memory")
+    return None
+
+
+def table(shapes, tokens) -> str:
+    """What fits where, for {name: Shape}, as text."""
+    lines = [f"{'':<12}" + "".join(f"{f'{gpus} x {card} GB':>21}" for gpus, card in NODES)]
+    for name, shape in shapes.items():
+        cells = []
+        for gpus, card in NODES:
+            found = plan(shape, gpus, CARDS[card], tokens)
+            cells.append("no" if found is None else f"{'--offload ' if found.offload else ''}"
+                         f"{found.recomputed}/{shape.layers} {found.cache / 1000:.0f}k")
+        lines.append(f"{name[-12:]:<12}" + "".join(f"{cell:>21}" for cell in cells))
+    return "\n".join([f"Update of {tokens} tokens in a micro-batch: layers that are recomputed, of all; then the "
+                      "tokens that the sampler's cache can hold.", *lines])

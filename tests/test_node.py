@@ -1,0 +1,236 @@
+"""Several ranks do what one process does: the update, the library, the files of a run, resuming; and they end together.
+
+Run by torchrun, this file is one of the ranks: torchrun --standalone --nproc_per_node=2 tests/test_node.py FOLDER ...
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from conftest import FakeSandbox
+import reinforce
+import report
+from backbone import Backbone
+from fast import plan, ranks
+from fast.optimizer import SplitAdamW, make_adamw
+sys.path.append(str(Path(__file__).parent.parent / "results"))
+from rollout_speed import SHAPES  # noqa: E402
+from test_reinforce import SMALL, enter, library_at, metrics, sampled_rows, world  # noqa: F401 (a fixture)
+
+
+def launch(number, *arguments, **environment):
+    """Run this file on so many ranks; the finished process, with its seconds."""
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}", "--",
+                           __file__, *map(str, arguments)], env=os.environ | environment, capture_output=True, text=True)
+    done.seconds = time.monotonic() - began
+    return done
+
+
+def close(a, b, tolerance=1e-6):
+    return torch.allclose(a.float(), b.float(), rtol=0, atol=tolerance * max(1.0, b.float().abs().max().item()))
+
+
+# ---- the update
+
+
+def tensors(dtype):
+    """Parameters that two ranks can split evenly and one that they cannot."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in ((6, 4), (7, 5), (8,))]
+
+
+def steps(part, optimizer, parameters, first, last):
+    """Optimiser steps on the sum of two gradients, of which `part` says which are added here; norms."""
+    norms = []
+    for n in range(first, last):
+        for number in part:
+            generator = torch.Generator().manual_seed(2 * n + number)
+            for p in parameters[:2 + number]:  # the last one has no gradient from the first part
+                gradient = torch.randn(p.shape, generator=generator).to(p.dtype)
+                p.grad = gradient if p.grad is None else p.grad + gradient
+        norms.append(ranks.clip_grad_norm(optimizer, parameters, 3.0))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms
+
+
+def updates(model, optimizer, count):
+    """`count` updates on the same sampled rows; what they tell."""
+    args = SimpleNamespace(update_tokens=200, mrs=True, clip_low=0.2, clip_high=0.28, grad_clip=0.5)
+    return [reinforce.update(model, optimizer, sampled_rows(model, [0.5, -1, 2, 0, 1.5, -0.7, 0.3, 1]), args)
+            for _ in range(count)]
+
+
+def update_on_a_rank(folder):
+    """Rank 0 leaves what all have come to; half the steps are done by optimisers that have loaded the others' state."""
+    found = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        parameters, norms = tensors(dtype), []
+        for first, last in ((0, 3), (3, 6)):
+            optimizer = ranks.sharded(make_adamw, [{"params": parameters}], lr=0.01)
+            if first:
+                optimizer.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
+            norms += steps([ranks.rank()], optimizer, parameters, first, last)
+            state = optimizer.state_dict()
+            if ranks.rank() == 0:
+                torch.save(state, folder / "state.pt")
+            ranks.each(None)
+        found[str(dtype)] = {"norms": norms, "parameters": parameters, "state": state["state"]}
+    model = Backbone.load(folder)
+    optimizer = ranks.sharded(make_adamw, model.model.parameters(), lr=1e-4)
+    found["stats"], found["weights"] = updates(model, optimizer, 2), list(model.model.parameters())
+    same = ranks.each([p.tolist() for p in [*parameters, *found["weights"]]])
+    assert same[0] == same[1]
+    if ranks.rank() == 0:
+        torch.save(found, folder / "found.pt")
+
+
+def test_the_update_of_two_ranks_is_that_of_one(tmp_path, model):
+    model.save(tmp_path)
+    done = launch(2, tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = torch.load(tmp_path / "found.pt", weights_only=False)
+    for dtype in (torch.float32, torch.bfloat16):
+        parameters, got = tensors(dtype), found[str(dtype)]
+        optimizer = make_adamw(parameters, 0.01)
+        norms = steps([0, 1], optimizer, parameters, 0, 6)
+        assert norms == pytest.approx(got["norms"], rel=1e-6 if dtype == torch.float32 else 0.01)
+        tolerance = 1e-6 if dtype == torch.float32 else 0.01  # one process adds gradients in another order
+        assert all(close(a, b, tolerance) for a, b in zip(got["parameters"], parameters))
+        for number, state in optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                assert torch.is_tensor(value) == torch.is_tensor(got["state"][number][name])
+                if name.startswith("exp_avg"):
+                    assert got["state"][number][name].dtype == value.dtype
+                    assert close(got["state"][number][name], value, tolerance)
+    optimizer = make_adamw(model.model.parameters(), 1e-4)
+    for mine, theirs in zip(updates(model, optimizer, 2), found["stats"]):
+        assert mine == pytest.approx(theirs, rel=1e-5) and mine["tokens_live"] > 100 and mine["grad_norm"] > 0.5
+    assert all(close(a, b) for a, b in zip(found["weights"], model.model.parameters()))
+
+
+def test_the_state_may_lie_in_the_hosts_memory():
+    here, there = tensors(torch.bfloat16), tensors(torch.bfloat16)
+    steps([0, 1], make_adamw(here, 0.01), here, 0, 3)
+    optimizer = make_adamw(there, 0.01, host=True)
+    steps([0, 1], optimizer, there, 0, 3)
+    assert all(map(torch.equal, here, there)) and isinstance(make_adamw(tensors(torch.float32), 0.01, host=True), SplitAdamW)
+
+
+# ---- a run
+
+
+def run_on_a_rank(options, kill):
+    """reinforce.py with scripted replies, as test_reinforce.world. kill: the step in which rank 1 is killed, or 0."""
+    enter(setattr)
+    credit, calls = reinforce.credit, []
+
+    def credit_or_die(run, episodes):
+        calls.append(1)
+        if len(calls) == kill and ranks.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return credit(run, episodes)
+
+    reinforce.credit = credit_or_die
+    reinforce.draw_curves = lambda run: None
+    reinforce.main(options)
+
+
+def test_a_rank_is_killed_and_other_numbers_go_on(world, tmp_path):  # noqa: F811
+    whole, out = world("whole", "--steps", "4", "--batch", "3"), tmp_path / "ranks"
+    options = [*SMALL, "--batch", "3", "--steps", "4", "--no-eval", "--model", tmp_path / "model", "--tasks",
+               tmp_path / "tasks", "--out", out]
+    done = launch(2, *options, KILL="3")
+    assert done.returncode != 0 and done.seconds < 60
+    assert done.stdout.count("step 2/4") == 1 and "step 3/4" not in done.stdout  # the progress is told once
+    assert done.stderr.count("test_node.py: error: a rank has ended") == 1, done.stderr
+    assert done.stderr.count("Traceback") == 1, done.stderr  # torchrun's own
+    assert library_at(out, 2) == library_at(whole, 2) and len(library_at(out, 2)) > 3
+    done = launch(4, "--out", out, "--resume", "--steps", "3")  # more ranks than tasks
+    assert done.returncode == 0, done.stderr
+    world("ranks", "--resume", "--steps", "4")
+    assert library_at(out, 4) == library_at(whole, 4)
+    for mine, theirs in zip(metrics(out), metrics(whole), strict=True):
+        assert mine.pop("seconds").keys() == theirs.pop("seconds").keys()
+        for name, value in theirs.items():
+            assert mine[name] == (pytest.approx(value, rel=1e-4, abs=1e-4) if isinstance(value, float) else value), name
+    a, b = (torch.load(folder / "checkpoint/trainer.pt", weights_only=True) for folder in (out, whole))
+    assert torch.equal(a["generator"], b["generator"]) and a["step"] == b["step"] == 4
+    for mine, theirs in zip(*(Backbone.load(folder / "checkpoint").model.parameters() for folder in (out, whole))):
+        assert close(mine, theirs, 1e-5)
+    for path in sorted((whole / "rollouts").iterdir()):
+        mine, theirs = ([{k: v for k, v in json.loads(line).items() if k in ("role", "task", "prompt", "reply")}
+                         for line in (folder / "rollouts" / path.name).read_text().splitlines()] for folder in (out, whole))
+        assert mine == theirs
+
+
+# ---- memory
+
+MEASURED = [record for path in (Path(__file__).parent.parent / "results/node").glob("*.json")
+            for record in json.loads(path.read_text()) if "peak_gb" in record]
+
+
+@pytest.mark.parametrize("record", MEASURED, ids=lambda r: f"{r['shape']}-{r['recomputed_layers']}-{r['offload']}")
+def test_the_planned_peak_is_the_measured_one(record):
+    planned = plan.peak(plan.SHAPES[record["shape"].upper()], record["ranks"], record["tokens"],
+                        record["recomputed_layers"], record["offload"])
+    assert planned / 1e9 == pytest.approx(record["peak_gb"], rel=0.05)
+
+
+@pytest.mark.parametrize("name, gpus, card, offload, said", [
+    ("8B", 1, 141, False, None), ("8B", 1, 80, True, None), ("14B", 8, 141, False, None),
+    ("8B", 1, 80, False, "does not fit on 1 GPU(s) of 85 GB without --offload, which takes 66 GB"),
+    ("8B", 1, 24, True, "8B: an update of 32768 tokens does not fit on 1 GPU(s) of 25 GB; with everything")])
+def test_what_cannot_fit_is_refused_in_one_line(name, gpus, card, offload, said):
+    line = plan.refusal(name, plan.SHAPES[name], gpus, plan.CARDS[card], 32768, offload)
+    assert line is None if said is None else said in line and "\n" not in line
+    found = plan.plan(plan.SHAPES[name], gpus, plan.CARDS[card], 32768)
+    assert (found is None) == (said is not None and offload)
+    if found:
+        fits = [plan.peak(plan.SHAPES[name], gpus, 32768, recomputed, found.offload) < plan.CARDS[card] - plan.RESERVED
+                for recomputed in (found.recomputed - 1, found.recomputed)]
+        assert fits == [False, True]  # no layer more than needed
+
+
+def test_the_shapes_are_the_models(tmp_path):
+    for name, numbers in SHAPES.items():
+        if name.upper() in plan.SHAPES:
+            layers, width, heads, groups, dim, inner, vocabulary, tied = numbers
+            Qwen3Config(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, head_dim=dim,
+                        num_key_value_heads=groups, intermediate_size=inner, vocab_size=vocabulary,
+                        tie_word_embeddings=tied).save_pretrained(tmp_path)
+            assert report.shape_of_model(tmp_path) == plan.SHAPES[name.upper()], name
+
+
+def test_plan_tells_what_fits_and_stops(capsys, refusal, tmp_path):
+    with pytest.raises(SystemExit) as end:
+        reinforce.main(["--plan", "--model", "checkpoints/tiny", "--out", str(tmp_path / "run")])
+    out = capsys.readouterr().out
+    assert end.value.code == 0 and not (tmp_path / "run").exists()
+    assert "8 x 141 GB" in out and "--offload 31/36" in out and len(out.splitlines()) == 7
+    assert "nowhere" in refusal(reinforce.main, "--plan", "--model", "nowhere")
+
+
+def test_without_a_launcher_nothing_is_changed():
+    items = [1, 2, 3]
+    assert ranks.share(items) == ranks.gather(items) == items and ranks.each(4) == [4]
+    assert type(ranks.sharded(make_adamw, tensors(torch.float32), lr=0.1)) is torch.optim.AdamW
+
+
+if __name__ == "__main__":
+    sys.argv[0] = "test_node.py"
+    torch.set_num_threads(1)
+    if len(sys.argv) == 2:
+        ranks.joined(update_on_a_rank)(Path(sys.argv[1]))
+    else:
+        ranks.joined(run_on_a_rank)(sys.argv[1:], int(os.environ.get("KILL", 0)))

@@ -1,6 +1,7 @@
 """The training step, and resuming after a kill at any point."""
 
 import functools
+import importlib.util
 import itertools
 import json
 import random
@@ -106,7 +107,7 @@ def weights(out):
 
 
 @pytest.mark.curves
-def test_training_steps(world, monkeypatch):
+def test_training_steps(world, monkeypatch, capsys):
     """All three roles enter the loss; a skill is proposed, verified, flushed after the update, and selected later."""
     sizes, credit = [], reinforce.credit  # sizes: of the library when the rows of the loss are made
     monkeypatch.setattr(reinforce, "credit", lambda run, e: sizes.append(len(run.library)) or credit(run, e))
@@ -131,6 +132,34 @@ def test_training_steps(world, monkeypatch):
     assert [s.name for s in library_at(out, flushed[0] - 1)] == names[:3]
     assert SkillLibrary.of_model(out / "checkpoint").skills == library_at(out, 6)
     assert (out / "curves.png").stat().st_size > 10_000 and not list(out.glob("*.tmp*"))
+    *told, done = capsys.readouterr().out.splitlines()[-4:]
+    assert told[0].startswith("Skills found: ") and "learnt" in told[0] and told[-1].startswith("Proposals: ")
+    assert done.startswith(f"done: {out}/report.html") and "learnt" in (out / "report.html").read_text()
+
+
+def test_scalars_for_tensorboard(world, monkeypatch, refusal):
+    """Every number of metrics.jsonl is written under its step. Without the package the option is refused."""
+    written, packages, find = [], [], importlib.util.find_spec
+    writer = SimpleNamespace(add_scalar=lambda *scalar: written.append(scalar), flush=lambda: None)
+    monkeypatch.setattr(importlib.util, "find_spec",
+                        lambda name, *more: name in packages if name == "tensorboard" else find(name, *more))
+    assert "pip install tensorboard" in refusal(reinforce.main, "--log", "tensorboard", "--out", "nowhere")
+    packages.append("tensorboard")
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda *_, **__: writer))
+    lines = metrics(world("run", "--steps", "2", "--log", "tensorboard"))
+    assert written == [(name, value, m["step"]) for m in lines for name, value in m.items()
+                       if type(value) in (int, float)]
+
+
+def test_the_progress_line_says_what_has_improved():
+    line = {"step": 2, "clock": "modelled", "eval_reward_best": 1.5, "eval_correct": 0.9, "eval_fast_1": 0.5,
+            "staged": 1, "library": 2, "seconds": {},
+            **dict.fromkeys(("reward_best", "correct", "fast_1", "speedup"), 1.0),
+            **dict.fromkeys(("policy_rows", "selection_rows", "summary_rows", "passed", "proposals"), 1)}
+    before = {"step": 0, "eval_reward_best": 1.25, "eval_correct": 0.95, "eval_fast_1": 0.25}
+    library = SimpleNamespace(skills=[SimpleNamespace(name="seed"), SimpleNamespace(name="found")])
+    assert report.progress(line, SimpleNamespace(steps=6), before, library).endswith(
+        "|  new: found  |  evaluation: reward 1.500 (+0.250), correct 90% (-5%), Fast_1 50% (+25%) (modelled)")
 
 
 def test_records_hold_what_happened(world):

@@ -33,7 +33,6 @@ import contextlib
 import itertools
 import math
 import statistics
-import sys
 from dataclasses import dataclass, field
 
 import tasks  # before torch: it sets how long waiting threads spin
@@ -45,8 +44,9 @@ import selector
 import summarizer
 from backbone import Completion
 from fast import ranks
-from report import (command_line, finish_run, finish_step, open_run, read_metrics, record_rollouts, rollout_metrics,
-                    save_checkpoint, step_metrics, task_stream)
+from page.metrics import rollout_metrics, step_metrics
+from report import (command_line, finish_run, finish_step, open_run, read_metrics, record_rollouts,
+                    saved_on_interrupt, task_stream)
 from sandbox import Sandbox
 from skills import Skill
 
@@ -484,22 +484,13 @@ def main(argv=None) -> int:
     tables = OPTIONS, SIZES, RECIPES
     run = open_run(command_line(argv, __doc__, tables, CHOICES), tables, CHANGEABLE)
     args = run.args
-    drawn = args.batch * args.oversample  # tasks of a step
-    print(f"{run.out}: {args.model} on {args.device}, steps {run.step} to {args.steps}. A step: {drawn} tasks x "
-          f"({args.k} + 1) schemes x {args.n} rollouts x {args.turns} turns = "
-          f"{drawn * (args.k + 1) * args.n * args.turns} kernels.", flush=True)
     seed = args.seed if args.device == "cpu" else None  # makes modelled verdicts, and so a resumed run, exact
-    try:
-        with contextlib.ExitStack() as stack:
-            run.sandbox = stack.enter_context(Sandbox(args.device, trials=args.trials, tasks=8, seed=seed))
-            if args.reward == "cuda-agent" and args.device == "cuda":
-                run.compiled = stack.enter_context(Sandbox(args.device, trials=1, tasks=4, baseline="compile"))
-            train(run, itertools.islice(task_stream(args), run.step * drawn, None))
-    except KeyboardInterrupt:
-        if run.settled is not None and run.step % args.save_every and ranks.count() == 1:
-            save_checkpoint(run)
-        print(f"--out {run.out} --resume continues", file=sys.stderr)
-        raise
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(saved_on_interrupt(run))
+        run.sandbox = stack.enter_context(Sandbox(args.device, trials=args.trials, tasks=8, seed=seed))
+        if args.reward == "cuda-agent" and args.device == "cuda":
+            run.compiled = stack.enter_context(Sandbox(args.device, trials=1, tasks=4, baseline="compile"))
+        train(run, itertools.islice(task_stream(args), run.step * args.batch * args.oversample, None))
     finish_run(run)
     return 0
 

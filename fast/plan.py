@@ -15,6 +15,9 @@ a rank has neither gradients nor activations, and what is left is for the cache.
 import math
 from dataclasses import dataclass
 
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
 RESERVED = 5e9  # CUDA contexts of this process and of the sandbox's, NCCL's buffers, the allocator's gaps
 LOGITS = 2**28 * 4 * 4.0  # bytes of the logits that exist at a time, see backbone.LOGITS
 CARDS = {24: 25.3e9, 48: 47.7e9, 80: 85.0e9, 141: 150.0e9}  # GB in a card's name: bytes that its driver gives away
@@ -59,6 +62,18 @@ def shape_of(config, parameters) -> Shape:
     return Shape(parameters, text.num_hidden_layers, text.hidden_size,
                  getattr(text, "intermediate_size", None) or 4 * text.hidden_size, text.vocab_size,
                  4 * text.num_hidden_layers * heads * dim)
+
+
+def shape_of_model(path) -> Shape:
+    """Of a model folder or hub id, without its weights. Raises OSError or ValueError."""
+    config = AutoConfig.from_pretrained(path)
+    with torch.device("meta"):
+        return shape_of(config, sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters()))
+
+
+def longest(args) -> int:
+    """Tokens of a micro-batch of the update: at least a whole prompt with its reply."""
+    return max(args.update_tokens, args.prompt_tokens + args.policy_tokens)
 
 
 def resident(shape, gpus, offload) -> float:

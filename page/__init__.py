@@ -3,6 +3,7 @@
 In reading order:
 
     records.py      files of a folder -> plain records: metrics, skills and their story, rollouts; broken lines counted
+    metrics.py      a step's episodes -> its line in metrics.jsonl, and the line that it prints
     charts.py       records -> curves, as SVG for the page and as curves.png
     writer.py       records and charts -> report.html, with page.html, style.css and script.js
     levels.py       a benchmark's summary as a text table and a picture; the machine that it was made on

@@ -3,7 +3,6 @@
 import itertools
 import math
 import random
-import statistics
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -16,7 +15,7 @@ import summarizer
 from backbone import Completion
 from conftest import configure, plain_logprobs, slow_policy_advantages
 from policy import REWARDS, Trajectory, Turn, cuda_agent_reward, reward_turns
-from reinforce import (BASELINES, Row, clipped_loss, group_mean, leave_one_out, micro_batches, mrs_keeps,
+from reinforce import (BASELINES, Row, clipped_loss, group_mean, micro_batches, mrs_keeps,
                        policy_advantages, prs_probability, update, varies)
 from sandbox import Verdict
 from skills import Skill

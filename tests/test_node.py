@@ -16,15 +16,14 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from conftest import FakeSandbox
 import reinforce
-import report
 from backbone import Backbone
 from fast import plan, ranks
 from fast.optimizer import SplitAdamW, make_adamw
 sys.path.append(str(Path(__file__).parent.parent / "results"))
 from rollout_speed import SHAPES  # noqa: E402
-from test_reinforce import SMALL, enter, library_at, metrics, sampled_rows, world  # noqa: F401 (a fixture)
+from test_credit import sampled_rows  # noqa: E402
+from test_reinforce import SMALL, enter, library_at, metrics, world  # noqa: F401 (a fixture)
 
 
 def launch(number, *arguments, **environment):
@@ -209,7 +208,7 @@ def test_the_shapes_are_the_models(tmp_path):
             Qwen3Config(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, head_dim=dim,
                         num_key_value_heads=groups, intermediate_size=inner, vocab_size=vocabulary,
                         tie_word_embeddings=tied).save_pretrained(tmp_path)
-            assert report.shape_of_model(tmp_path) == plan.SHAPES[name.upper()], name
+            assert plan.shape_of_model(tmp_path) == plan.SHAPES[name.upper()], name
 
 
 def test_plan_tells_what_fits_and_stops(capsys, refusal, tmp_path):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ import report
 from backbone import Backbone
 from conftest import (CONTENT, FakeSandbox, Scripted, configure, entry, kernel, make_task, proposing, selecting,
                       slow_policy_advantages)
+from page.metrics import progress
 from policy import davinci_reward
 from reinforce import RECIPES, leave_one_out
 from sandbox import Sandbox, Verdict
@@ -158,7 +160,7 @@ def test_the_progress_line_says_what_has_improved():
             **dict.fromkeys(("policy_rows", "selection_rows", "summary_rows", "passed", "proposals"), 1)}
     before = {"step": 0, "eval_reward_best": 1.25, "eval_correct": 0.95, "eval_fast_1": 0.25}
     library = SimpleNamespace(skills=[SimpleNamespace(name="seed"), SimpleNamespace(name="found")])
-    assert report.progress(line, SimpleNamespace(steps=6), before, library).endswith(
+    assert progress(line, SimpleNamespace(steps=6), before, library).endswith(
         "|  new: found  |  evaluation: reward 1.500 (+0.250), correct 90% (-5%), Fast_1 50% (+25%) (modelled)")
 
 

@@ -1,14 +1,12 @@
 """report.html: what it says is what the files say; broken files are counted; a browser opens, draws and filters it."""
 
 import base64
-import copy
 import gzip
 import html
 import json
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy

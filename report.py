@@ -336,7 +336,7 @@ def finish_step(run, line):
         run.tensorboard.flush()
     if run.step or "eval_fast_1" in line:
         tqdm.write(progress(line, run.args, read_metrics(run)[0], run.library), file=sys.stdout)
-    if "eval_fast_1" in line and 0 < run.step < run.args.steps:
+    if "eval_fast_1" in line and 0 < run.step < run.args.steps and ranks.rank() == 0:
         draw_curves(run)
 
 

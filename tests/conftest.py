@@ -165,7 +165,7 @@ class Opened:
 class ScriptedSampler(Opened):
     """Backbone.sampler with Scripted's choice of words: each step writes whole replies."""
 
-    def __init__(self, model, max_new_tokens, temperature, generator):
+    def __init__(self, model, max_new_tokens, temperature, generator, top_p=1.0):
         self.model, self.limit, self.temperature, self.generator = model, max_new_tokens, temperature, generator
         self.added, self.options = [], {}  # options: prompt text -> (replies, their ids, their log-probabilities)
 

@@ -65,6 +65,9 @@ def test_long_tasks_are_cut_at_a_thousand_characters(scripted):
     long = type(task)("long", 0, task.source + "#" * 900 + "LATE" + "#" * 500)
     select(scripted, SkillLibrary(SKILLS), [long], 1)
     assert "###" in scripted.asked[0][1] and "LATE" not in scripted.asked[0][1]
+    scripted.large = True  # a model of over a billion parameters sees it whole
+    select(scripted, SkillLibrary(SKILLS), [long], 1)
+    assert "LATE" in scripted.asked[1][1]
 
 
 def test_nobody_is_asked_without_candidates_or_with_bm25_alone(scripted):

@@ -239,7 +239,9 @@ def train(model, data, pad, args) -> list[dict]:
     model.train()
     if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
         model.gradient_checkpointing_enable()
-    state = {"step": 0, "seen": 0, "seconds": 0.0, "history": []} | restore(args, data, model, step)
+    made_of = fingerprint(args, data)
+    state = {"step": 0, "seen": 0, "seconds": 0.0, "history": [], "made of": made_of}
+    state |= restore(args, made_of, model, step)
     history, start, saved = state["history"], time.time() - state["seconds"], time.time()
     for n in tqdm(range(state["step"], len(batches)), initial=state["step"], total=len(batches), desc="training",
                   unit="step", disable=None):
@@ -255,7 +257,7 @@ def train(model, data, pad, args) -> list[dict]:
             tqdm.write(f"step {n + 1}/{len(batches)}  loss {history[-1]['loss']:.4f}  "
                        f"{state['seen'] / seconds / 1e3:.0f} k tokens/s  {seconds:.0f} s", file=sys.stdout)
         if time.time() - saved > 60 * args.save_minutes:
-            save(args, data, model, step, state | {"step": n + 1, "seconds": seconds})
+            save(args, model, step, state | {"step": n + 1, "seconds": seconds})
             saved = time.time()
     model.eval()
     return history
@@ -267,31 +269,32 @@ CHANGEABLE = {"resume", "save_minutes", "processes", "cache", "out"}  # options 
 
 def fingerprint(args, data) -> dict:
     """What must be the same when a training is continued: options and examples."""
-    options = {name: value for name, value in vars(args).items() if name not in CHANGEABLE}
-    return options | {"the examples": zlib.crc32(b"".join(ids.tobytes() + mask.tobytes() for ids, mask in data))}
+    examples = 0
+    for ids, mask in data:
+        examples = zlib.crc32(mask.tobytes(), zlib.crc32(ids.tobytes(), examples))
+    return {name: value for name, value in vars(args).items() if name not in CHANGEABLE} | {"the examples": examples}
 
 
-def save(args, data, model, step, state):
+def save(args, model, step, state):
     """Replace the checkpoint in one instant."""
     rng = torch.cuda.get_rng_state() if model.device.type == "cuda" else torch.get_rng_state()  # of dropout
     path = Path(args.out) / CHECKPOINT
-    torch.save(state | {"made of": fingerprint(args, data), "model": model.state_dict(), "rng": rng,
-                        "optimizer": step.optimizer.state_dict()}, path.with_suffix(".new"))
+    torch.save(state | {"model": model.state_dict(), "rng": rng, "optimizer": step.optimizer.state_dict()},
+               path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 
 
-def restore(args, data, model, step) -> dict:
+def restore(args, made_of, model, step) -> dict:
     """With --resume, put weights and optimiser back; the state of the training, or {} where none was saved yet.
 
-    Raises UserError for a checkpoint that cannot be read, or that other options or examples have made.
+    made_of: the fingerprint of this training. Raises UserError for a checkpoint that cannot be read, or that other options or examples have made.
     """
     path = Path(args.out or ".") / CHECKPOINT
     if not args.resume or not path.is_file():
         return {}
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-        made, now = state.pop("made of"), fingerprint(args, data)
-        changed = [name for name in now if made.get(name) != now[name]]
+        changed = [name for name in made_of if state["made of"].get(name) != made_of[name]]
         if changed:
             raise UserError(f"--resume: {path} was made with other options or examples ({', '.join(changed)})")
         model.load_state_dict(state.pop("model"))

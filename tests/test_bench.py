@@ -137,7 +137,7 @@ LIBRARY = SkillLibrary([Skill("fuse", "fuse softplus", "general", ("softplus",),
 class Scripted:
     """A model whose prompts are numbers into a list of conversations, and whose replies `script` makes up."""
 
-    at_a_time, sample = None, Backbone.sample
+    at_a_time, sample, large = None, Backbone.sample, False
 
     def __init__(self, script):
         self.script, self.seen = script, []

@@ -86,6 +86,15 @@ def test_a_next_turn_extends_what_was_sampled_token_by_token(chat, kind):
     assert chat.next_ids(Completion(prompt, tokens, [], text, True), changed) == chat.chat_ids(changed)
 
 
+def test_a_reply_that_ended_with_another_token_gets_the_templates_end_as_well(tokenizer):
+    made = template_tokenizer(tokenizer, "qwen3")
+    made.chat_template = ("{% for m in messages %}{{ m.role + m.content }}{% if m.role == 'assistant' %}<|im_end|>"
+                          "{% else %}<|endoftext|>{% endif %}{% endfor %}")
+    chat, stop = Chat(made), made.convert_tokens_to_ids("<|endoftext|>")
+    after = chat.next_ids(Completion([5], [6, stop], [], "x", True), [TALK[1], TALK[4] | {"content": "x"}, TALK[5]])
+    assert after[:3] == [5, 6, stop] and made.decode(after[3:]) == "<|im_end|>userStill no.<|endoftext|>"
+
+
 CALL = {"think": "It's bound by memory.", "selected_skills": [{"name": "fuse", "reason": "two passes"}]}
 
 

@@ -486,9 +486,10 @@ def test_resume_needs_what_the_run_has_left_and_the_folder_to_itself(world, refu
     checkpoint, kept = out / "checkpoint", sorted(path.name for path in (out / "rollouts").iterdir())
     capsys.readouterr()
     report._locks.clear()  # this process lets go of it
-    holder = subprocess.Popen([sys.executable, "-c", "import sys, pathlib, report\nreport.claim(pathlib.Path(sys.argv[1]))"
-                               "\nprint('held', flush=True)\nsys.stdin.read()", str(out)], text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(report.__file__).parent)
+    other = ("import sys, pathlib, report\nreport.claim(pathlib.Path(sys.argv[1]))\nprint('held', flush=True)\n"
+             "sys.stdin.read()")
+    holder = subprocess.Popen([sys.executable, "-c", other, str(out)], text=True, stdin=subprocess.PIPE,
+                              stdout=subprocess.PIPE, cwd=Path(report.__file__).parent)
     assert holder.stdout.readline() == "held\n"
     assert "another process is writing there" in refusal(reinforce.main, "--out", out, "--resume")
     holder.communicate()

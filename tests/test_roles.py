@@ -78,8 +78,12 @@ def test_long_tasks_are_cut_at_a_thousand_characters(scripted):
     scripted.script = lambda role, prompt: ["none"]
     task = make_task()
     filler = "#" * (999 - len(task.source.strip()))
-    select(scripted, SkillLibrary(SKILLS), [Task("long", 0, task.source.strip() + filler + "@$")], 1)
+    long = Task("long", 0, task.source.strip() + filler + "@$")
+    select(scripted, SkillLibrary(SKILLS), [long], 1)
     assert filler + "@\n" in scripted.asked[0][1] and "$" not in scripted.asked[0][1].split("Candidate")[0]
+    scripted.large = True  # a model of over a billion parameters sees it whole
+    select(scripted, SkillLibrary(SKILLS), [long], 1)
+    assert filler + "@$" in scripted.asked[1][1]
 
 
 def test_nobody_is_asked_without_candidates_or_with_bm25_alone(scripted):

@@ -15,14 +15,14 @@ import torch
 
 import backbone
 import sft
-from backbone import Backbone, Chat, extract_code, extract_tool_call
+from backbone import Backbone, Chat, Completion, extract_code, extract_tool_call
 from chat.rows import chat_row, read_file, read_rows, rollout_row
 from policy import policy_messages
 from sandbox import KernelTime, Verdict
 from sft import encode, make_batches, plan_batches
 from synthetic import examples as examples_module
 from synthetic import expert
-from synthetic.examples import Example, Writer, diversity_filter, spoil
+from synthetic.examples import Example, Writer, diversity_filter, policy_reply, spoil, tool_reply
 from synthetic.tiny import HELD_OUT, random_qwen3, train_tokenizer
 from tasks import UserError
 
@@ -368,7 +368,49 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
     assert message in refusal(sft.main, *arguments)
 
 
-# ---- the shipped model
+# ---- evaluation, and the shipped model
+
+
+class Answering:
+    """A model that answers as the expert would, and every other time with nothing; it applies only what skills name."""
+
+    def __init__(self):
+        found = [pair for seed in range(HELD_OUT, HELD_OUT + 10) if (pair := Writer(None).task(seed))]
+        self.parsed = {task.source.strip(): parsed for task, parsed in found}
+        self.asked = 0
+
+    def chat_ids(self, messages, tool=None):
+        return messages, tool
+
+    def sample(self, prompts, tokens, temperature):
+        assert temperature == 0
+        return [Completion([], [], [], self.answer(*prompt), True) for prompt in prompts]
+
+    def answer(self, messages, tool):
+        self.asked += 1
+        if self.asked % 2:
+            return "nothing"
+        if tool is backbone.SELECT_TOOL:
+            return tool_reply("select_skills", {"think": "t", "selected_skills": []})["content"]
+        if tool:
+            fields = dict.fromkeys(("name", "description", "scope", "tags", "content"), "x")
+            return tool_reply("update_skill_library", {"think": "t", "new_skills": [fields]})["content"]
+        named = set(re.findall(r"# Skill: (\S+)", messages[0]["content"]))
+        source = re.search(r"```python\n(.*)\n```", messages[1]["content"], re.DOTALL)[1]
+        return policy_reply(named, expert.render(self.parsed[source], named).code)
+
+
+def test_evaluation_tells_what_the_cold_start_taught():
+    class Judge:
+        def score_pairs(self, pairs):
+            return [Verdict(compiled=True, correct="ModelNew" in code, speedup=2.0 if "ModelNew" in code else None,
+                            error="no kernel", clock="modelled") for _, code in pairs]
+
+    told = sft.evaluate(Answering(), Judge(), 4)
+    assert told["problems"] == 4 and told["clock"] == "modelled" and told["what was wrong"] == {"no kernel": 4}
+    assert told["correct"] == told["correct with skill"] == 50 and told["mean speedup"] == 1.0
+    assert told["select_skills well-formed"] == told["update_skill_library well-formed"] == 50
+    assert told["technique without skill"] == 0 < told["technique with skill"] <= 60
 
 
 def test_the_shipped_model_is_small_complete_and_follows_a_skill():

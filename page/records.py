@@ -157,7 +157,8 @@ def read_transcript(path, phase, step, skipped) -> list[dict]:
         if role == "policy":
             policy[row["task"]].append(rollout["id"])
         elif role == "summary":
-            rollout["of"] = dict(enumerate(policy[row["task"]])).get(row.get("rollout"))
+            place, ids = row.get("rollout"), policy[row["task"]]
+            rollout["of"] = ids[place] if type(place) is int and 0 <= place < len(ids) else None
         rollouts.append(rollout)
     return rollouts
 

@@ -278,7 +278,8 @@ def update(model, optimizer, sequences, args) -> dict:
     live = [rows for rows in live if rows]
     stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": count,
              "rows_live": sum(map(len, live)), "tokens_live": 0}
-    live = ranks.share(sorted(live, key=lambda rows: len(rows[-1].completion.prompt_ids)))  # about as much for each
+    # This rank's part, of about the same length as the others'.
+    live = ranks.share(sorted(live, key=lambda rows: len(rows[-1].completion.prompt_ids)))
     total = torch.zeros((), device=model.device)
     model.release()  # the sampler's cache: activations need its memory
     for rows in micro_batches(live, args.update_tokens):
@@ -308,7 +309,7 @@ def update(model, optimizer, sequences, args) -> dict:
     for name, combine in zip(("loss", "clipped", "mrs_masked", "tokens_live", "ratio_off"), (sum, sum, sum, sum, max)):
         stats[name] = combine(part[name] for part in parts)
     if stats["tokens_live"]:
-        stats["grad_norm"] = ranks.clip_grad_norm(optimizer, model.model.parameters(), args.grad_clip)
+        stats["grad_norm"] = ranks.clip_grad_norm(optimizer, model.model.parameters(), args.grad_clip).item()
         if math.isfinite(stats["grad_norm"]):  # else the weights would be lost, all of them
             optimizer.step()
     optimizer.zero_grad(set_to_none=True)

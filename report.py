@@ -34,7 +34,6 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from backbone import Backbone
 from fast import plan, ranks
@@ -170,13 +169,6 @@ def open_run(given, tables, changeable) -> Run:
     return run
 
 
-def shape_of_model(path) -> plan.Shape:
-    """What the memory of a model folder or hub id depends on, without its weights. Raises OSError or ValueError."""
-    config = AutoConfig.from_pretrained(path)
-    with torch.device("meta"):
-        return plan.shape_of(config, sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters()))
-
-
 def longest(args) -> int:
     """Tokens of a micro-batch of the update: at least a whole prompt with its reply."""
     return max(args.update_tokens, args.prompt_tokens + args.policy_tokens)
@@ -188,7 +180,7 @@ def what_fits(given, tables) -> str:
     shapes = dict(plan.SHAPES)
     if "model" in given:
         try:
-            shapes[given["model"]] = shape_of_model(given["model"])
+            shapes[given["model"]] = plan.shape_of(given["model"])
         except (OSError, ValueError) as error:
             raise UserError(f"{given['model']}: no config to plan with ({str(error).splitlines()[0][:150]})") from None
     return plan.table(shapes, longest(configure({"device": "cuda"} | given, 8e9, *tables)))
@@ -197,7 +189,7 @@ def what_fits(given, tables) -> str:
 def check_memory(source, given, tables):
     """Raise UserError, before anything is loaded, where a step of a model over a billion parameters cannot fit."""
     try:
-        shape = shape_of_model(source)
+        shape = plan.shape_of(source)
     except (OSError, ValueError, KeyError):
         return  # a folder without a model, which loading it will tell
     args, memory = configure(given, shape.parameters, *tables), torch.cuda.get_device_properties(0).total_memory

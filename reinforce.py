@@ -278,8 +278,7 @@ def update(model, optimizer, sequences, args) -> dict:
     live = [rows for rows in live if rows]
     stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": count,
              "rows_live": sum(map(len, live)), "tokens_live": 0}
-    # This rank's part, of about the same length as the others'.
-    live = ranks.share(sorted(live, key=lambda rows: len(rows[-1].completion.prompt_ids)))
+    live = ranks.share(sorted(live, key=lambda rows: len(rows[-1].completion.prompt_ids)))  # parts of about one length
     total = torch.zeros((), device=model.device)
     model.release()  # the sampler's cache: activations need its memory
     for rows in micro_batches(live, args.update_tokens):
@@ -472,8 +471,7 @@ def evaluate_if_due(run, step) -> dict:
         return {}
     generator = torch.Generator(run.model.device).manual_seed(args.seed * 1_000_003 + step)  # not training's
     with run.phase("evaluate"):
-        problems = ranks.share(tasks.builtin_tasks(device=run.model.device.type))
-        episodes = select(run, problems, int(args.skills), 0)
+        episodes = select(run, ranks.share(tasks.builtin_tasks(device=run.model.device.type)), int(args.skills), 0)
         roll_out(run, episodes, 1, args.eval_samples, 0 if args.eval_samples == 1 else 1.0, generator)
         score(run, episodes)
         episodes = ranks.gather(episodes)

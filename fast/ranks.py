@@ -107,8 +107,8 @@ def end_with_the_others():
         while os.read(receive, 1)[0] != signal.SIGTERM:
             pass
         if first_to_tell():
-            print(f"{os.path.basename(sys.argv[0])}: error: a rank has ended without a word (killed, or out of memory),"
-                  " and with it the run; --resume continues", file=sys.stderr, flush=True)
+            print(f"{os.path.basename(sys.argv[0])}: error: a rank was killed (or torchrun was), and the run ends with "
+                  "it; --resume continues", file=sys.stderr, flush=True)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()

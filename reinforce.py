@@ -273,7 +273,7 @@ def update(model, optimizer, sequences, args) -> dict:
     live = list(filter(None, ([row for row in rows if row.advantage] for rows in sequences)))
     stats = {"loss": 0.0, "grad_norm": 0.0, "clipped": 0, "ratio_off": 0.0, "mrs_masked": 0, "rows": len(every),
              "rows_live": sum(map(len, live)), "tokens_live": 0}
-    live = ranks.share(sorted(live, key=lambda rows: len(rows[-1].completion.prompt_ids)))  # about as much for each
+    live = ranks.share(sorted(live, key=lambda rows: len(rows[-1].completion.prompt_ids)))  # parts of about one length
     total = torch.zeros((), device=model.device)
     model.release()  # the sampler's cache: activations need its memory
     for packed in micro_batches(live, args.update_tokens):
@@ -301,7 +301,7 @@ def update(model, optimizer, sequences, args) -> dict:
     for name, combine in zip(("loss", "clipped", "mrs_masked", "tokens_live", "ratio_off"), (sum, sum, sum, sum, max)):
         stats[name] = combine(part[name] for part in parts)
     if stats["tokens_live"]:
-        stats["grad_norm"] = ranks.clip_grad_norm(optimizer, model.model.parameters(), args.grad_clip)
+        stats["grad_norm"] = ranks.clip_grad_norm(optimizer, model.model.parameters(), args.grad_clip).item()
         if math.isfinite(stats["grad_norm"]):  # else the weights would be lost, all of them
             optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -468,8 +468,7 @@ def evaluate_if_due(run, step) -> dict:
         return {}
     generator = torch.Generator(run.model.device).manual_seed(args.seed * 1_000_003 + step)  # not training's
     with run.phase("evaluate"):
-        problems = ranks.share(tasks.builtin_tasks(device=run.model.device.type))
-        episodes = select(run, problems, int(args.skills), 0)
+        episodes = select(run, ranks.share(tasks.builtin_tasks(device=run.model.device.type)), int(args.skills), 0)
         roll_out(run, episodes, 1, args.eval_samples, 0 if args.eval_samples == 1 else 1.0, generator, 0.95)
         score(run, episodes)
         episodes = ranks.gather(episodes)

@@ -199,7 +199,7 @@ def what_fits(given, tables) -> str:
     shapes = dict(plan.SHAPES)
     if "model" in given:
         try:
-            shapes[given["model"]] = plan.shape_of_model(given["model"])
+            shapes[given["model"]] = plan.shape_of(given["model"])
         except (OSError, ValueError) as error:
             raise UserError(f"{given['model']}: no config to plan with ({str(error).splitlines()[0][:150]})") from None
     return plan.table(shapes, plan.longest(configure({"device": "cuda"} | given, 8e9, *tables)))
@@ -208,7 +208,7 @@ def what_fits(given, tables) -> str:
 def check_memory(source, given, tables):
     """Raise UserError, before anything is loaded, where a step of a model over a billion parameters cannot fit."""
     try:
-        shape = plan.shape_of_model(source)
+        shape = plan.shape_of(source)
     except (OSError, ValueError, KeyError):
         return  # a folder without a model, which loading it will tell
     args, memory = configure(given, shape.parameters, *tables), torch.cuda.get_device_properties(0).total_memory

@@ -31,8 +31,8 @@ def make_adamw(parameters, lr, host=False, **options) -> torch.optim.Optimizer:
     each = [p for entry in parameters for p in (entry["params"] if isinstance(entry, dict) else [entry])]
     if not host and all(p.dtype == torch.float32 for p in each):
         return torch.optim.AdamW(parameters, lr=lr, **options)
-    kept = {key: options[key] for key in options.keys() - {"fused", "capturable"}}
-    return SplitAdamW(parameters, lr, host=host, **kept)
+    options = {key: options[key] for key in options.keys() - {"fused", "capturable"}}
+    return SplitAdamW(parameters, lr, host=host, **options)
 
 
 class SplitAdamW(torch.optim.Optimizer):

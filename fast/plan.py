@@ -12,7 +12,6 @@ update); the state in the host's memory 16 P / N bytes over PCIe in a step (8B o
 a rank has neither gradients nor activations, and what is left is for the cache.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -50,25 +49,20 @@ class Plan:
 
     offload: bool  # the optimiser's state in the host's memory?
     recomputed: int  # layers
-    peak: float  # bytes that tensors take in the update, without RESERVED
     cache: int  # tokens of all sequences together that are left to the sampler's cache
 
 
-def shape_of(config, parameters) -> Shape:
-    """Of a model, by its Hugging Face config and its number of parameters."""
-    text = config.get_text_config()
-    dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return Shape(parameters, text.num_hidden_layers, text.hidden_size,
-                 getattr(text, "intermediate_size", None) or 4 * text.hidden_size, text.vocab_size,
-                 4 * text.num_hidden_layers * heads * dim)
-
-
-def shape_of_model(path) -> Shape:
+def shape_of(path) -> Shape:
     """Of a model folder or hub id, without its weights. Raises OSError or ValueError."""
     config = AutoConfig.from_pretrained(path)
     with torch.device("meta"):
-        return shape_of(config, sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters()))
+        parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    text = config.get_text_config()
+    dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    return Shape(parameters, text.num_hidden_layers, text.hidden_size, inner, text.vocab_size,
+                 4 * text.num_hidden_layers * heads * dim)
 
 
 def longest(args) -> int:
@@ -97,13 +91,9 @@ def plan(shape, gpus, memory, tokens) -> Plan | None:
     """
     room = memory - RESERVED
     for offload in (False, True):
-        least, each = peak(shape, gpus, tokens, shape.layers, offload), peak(shape, gpus, tokens, 1, offload)
-        if least <= room:
-            each = (each - least) / (shape.layers - 1)  # what a layer saves by being recomputed
-            recomputed = max(0, math.ceil(shape.layers - (room - least) / each))
-            recomputed *= peak(shape, gpus, tokens, 0, offload) > room
-            cache = (room - resident(shape, gpus, offload)) / shape.cache
-            return Plan(offload, recomputed, peak(shape, gpus, tokens, recomputed, offload), int(cache))
+        for recomputed in range(shape.layers + 1):
+            if peak(shape, gpus, tokens, recomputed, offload) <= room:
+                return Plan(offload, recomputed, int((room - resident(shape, gpus, offload)) / shape.cache))
     return None
 
 

@@ -107,8 +107,8 @@ def end_with_the_others():
         while os.read(receive, 1)[0] != signal.SIGTERM:
             pass
         if first_to_tell():
-            print(f"{os.path.basename(sys.argv[0])}: error: a rank has ended without a word (killed, or out of memory),"
-                  " and with it the run; --resume continues", file=sys.stderr, flush=True)
+            print(f"{os.path.basename(sys.argv[0])}: error: a rank was killed (or torchrun was), and the run ends with "
+                  "it; --resume continues", file=sys.stderr, flush=True)
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -155,11 +155,11 @@ def sharded(make, parameters, **options):
     return ShardedOptimizer(make, parameters, **options) if count() > 1 else make(parameters, **options)
 
 
-def clip_grad_norm(optimizer, parameters, largest) -> float:
+def clip_grad_norm(optimizer, parameters, largest) -> torch.Tensor:
     """Add up the gradients of all ranks, and scale them down where their norm is above `largest`. Returns the norm."""
     if isinstance(optimizer, ShardedOptimizer):
         return optimizer.clip_grad_norm(largest)
-    return torch.nn.utils.clip_grad_norm_(parameters, largest).item()
+    return torch.nn.utils.clip_grad_norm_(parameters, largest)
 
 
 class ShardedOptimizer:
@@ -185,7 +185,7 @@ class ShardedOptimizer:
         flat = tensor.view(-1)
         return flat if len(flat) % count() else flat.chunk(count())[rank()]
 
-    def clip_grad_norm(self, largest) -> float:
+    def clip_grad_norm(self, largest) -> torch.Tensor:
         """See the function of this name. The gradients of the whole parameters are freed, one after the other."""
         square = torch.zeros((), device=self.whole[0].device)
         for p, own in zip(self.whole, self.own):
@@ -201,7 +201,7 @@ class ShardedOptimizer:
                 square += torch.linalg.vector_norm(own.grad, dtype=torch.float32) ** 2
         dist.all_reduce(square)
         torch.nn.utils.clip_grads_with_norm_(self.own, largest, square.sqrt())
-        return square.sqrt().item()
+        return square.sqrt()
 
     @torch.no_grad()
     def step(self):

@@ -138,9 +138,9 @@ def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
     if device == "cuda":
         record["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
         record["reserved_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
-        shape = plan.shape_of(model.model.config, sum(p.numel() for p in model.model.parameters()))
-        planned = plan.peak(shape, ranks.count(), tokens, layers[-1], options.offload)
-        record["planned_peak_gb"] = round(planned / 1e9, 2)
+        if options.shape.upper() in plan.SHAPES:
+            planned = plan.peak(plan.SHAPES[options.shape.upper()], ranks.count(), tokens, layers[-1], options.offload)
+            record["planned_peak_gb"] = round(planned / 1e9, 2)
         record["saved_mb_per_token"] = round(len(model.layers) * model.saved_bytes() / 1e6, 3)  # as it is estimated
     return record
 
@@ -169,8 +169,8 @@ def main():
     model = Backbone(random_model(args.shape, args.device, dtype), SimpleNamespace(eos_token_id=0))
     if args.sharded and ranks.count() == 1:
         ranks.join()
-    make = (lambda *a, **b: ranks.ShardedOptimizer(make_adamw, *a, **b)) if args.sharded or ranks.count() > 1 else make_adamw
-    optimizer = make(model.model.parameters(), lr=1e-6, host=args.offload)
+    sharded = ranks.ShardedOptimizer if args.sharded else ranks.sharded
+    optimizer = sharded(make_adamw, model.model.parameters(), lr=1e-6, host=args.offload)
     rate = matmul_rate(args.device, dtype)
     common = {"shape": args.shape, "parameters": sum(p.numel() for p in model.model.parameters()),
               "dtype": str(dtype).removeprefix("torch."), "optimizer": type(optimizer).__name__,

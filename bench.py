@@ -463,8 +463,9 @@ def main(argv=None) -> int:
         if options.baseline == "compile":
             compiled = stack.enter_context(Sandbox(options.device, baseline="compile", **settings))
         for options.strategy, folder in folders.items():
-            started, path = time.time(), folder / "results.jsonl"
-            samples = evaluate(model, library, sandbox, compiled, tasks, options, done[options.strategy], path)
+            started = time.time()
+            samples = evaluate(model, library, sandbox, compiled, tasks, options, done[options.strategy],
+                               folder / "results.jsonl")
             if ranks.rank() > 0:
                 continue
             summary = facts | {"config": config | {"strategy": options.strategy},

@@ -345,6 +345,7 @@ def test_s_summaries_of_each_winner(scripted):
         assert part in prompt
     limit = len(summaries[0][0].completion.prompt_ids) - 1
     assert propose(scripted, winners, 4, None, max_prompt_tokens=limit) == [[], []]
+    assert [len(mine) for mine in propose(scripted, winners, 4, None, max_prompt_tokens=limit + 1)] == [4, 4]
 
 
 # ---- summary: whether

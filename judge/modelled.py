@@ -39,11 +39,11 @@ import torch
 
 from judge import compiler, interpreter
 from judge.compiler import KernelError
+from judge.lockstep import unwrap
 from judge.memory import Memory
-from judge.prices import CACHE_SECTORS, FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
+from judge.prices import FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
 from judge.messages import TORCH_NAMES, strided
 from judge.recorder import read_value
-from tasks import GPU_BATCH_FACTOR
 
 
 def addresses(tree):
@@ -181,9 +181,9 @@ class Replay:
         """Interpret a Triton launch. Returns the addresses of the storages that it writes."""
         _, name, grid, _, options = step
         arguments = self.arguments(step, self.tensor)
-        memory = Memory(self.storages.values(), CACHE_SECTORS, price, self.parameters, 1 / GPU_BATCH_FACTOR)
-        self.interpreter.launch(name, grid, arguments, memory, {k: read_value(v, None) for k, v in options.items()})
+        options = {key: unwrap(read_value(value, None)) for key, value in options.items()}
+        memory = Memory(self.storages.values(), price, self.parameters, options.get("num_warps", 4))
+        self.interpreter.launch(name, grid, arguments, memory, options)
         if price:
-            ms = launch_milliseconds(memory.bytes, memory.flops, math.prod(grid), memory.has_dot)
-            clock.events.append([ms, name, True])
+            clock.events.append([launch_milliseconds(memory, math.prod(grid)), name, True])
         return memory.written

@@ -24,7 +24,7 @@ from judge.correctness import (EXTENSION, Failed, Verdict, bytes_in, check_struc
                                identical, note_comparison, numbered, reaching, reject, set_failure, set_profile,
                                set_roofline, structure, tolerance_of)
 from judge.messages import ROOM, Child, Gone
-from judge.prices import BANDWIDTH, PEAK, Clock, check_events, refusal, size_of
+from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of
 from judge.rules import offence, parse
 from judge.side_effects import has_extension
 from tasks import GPU_BATCH_FACTOR
@@ -46,7 +46,7 @@ class BackEnd(Protocol):
         """One forward, without the kernels named in `mute`: (leaves of the output, indices of inputs it changed)."""
 
     def profile(self) -> list:
-        """[[milliseconds, label, is it a kernel of its own]] of one forward."""
+        """[[milliseconds, label, is it a kernel of its own; None if it is, and only moves data]] of one forward."""
 
     def time(self, verdict):
         """Enter reference_ms, candidate_ms, speedup, speedup_low and what comes with them; or reject."""
@@ -147,7 +147,8 @@ def check_kernels(back_end, trial, verdict, required):
     events = back_end.profile()
     own = {label for _, label, mine in events if mine}
     if required and not own:
-        reject(verdict, "launches no kernel of its own")
+        moving = any(mine is None for _, _, mine in events)
+        reject(verdict, "its kernels only move data" if moving else "launches no kernel of its own")
     elif required:
         own = (own & {EXTENSION}) | reaching(own - {EXTENSION}, still_right)
         if not own:
@@ -228,7 +229,10 @@ class Replaying:
         return tree_leaves(answer["output"]), answer["changed"]
 
     def profile(self):
-        return self.events
+        """A kernel that only moves data is none of the candidate's own, unless the reference does nothing else."""
+        moves = all(map(only_moves, priced(self.reference).called))
+        return [[milliseconds, label, (moves or None) if mine == "moves" else mine]
+                for milliseconds, label, mine in self.events]
 
     def time(self, verdict):
         reference, clock = self.reference, priced(self.reference)

@@ -19,7 +19,7 @@ from triton.runtime import interpreter as stock
 from triton.runtime.interpreter import TensorHandle
 
 from judge.compiler import KernelError
-from judge.prices import (DOT_COST, ERF, FMA, INSTRUCTION_COST, INTEGER_DIVISION, OUTER_PRODUCT, PRECISE_DIVISION,
+from judge.prices import (DOT_COST, ERF, FMA, GATHER, INSTRUCTION_COST, INTEGER_DIVISION, OUTER_PRODUCT, PRECISE_DIVISION,
                           UNALIGNED_DOT, UNIFORM_DIVISION)
 
 
@@ -58,6 +58,31 @@ def is_outer(a, b):
     return a.dtype.kind == "f" and bool(columns - rows and rows - columns)
 
 
+def step(addresses, axis, size):
+    """How far neighbours along an axis of a block lie apart, in elements: 0 or 1 if all do, otherwise what divides all
+    distances, or 2 if nothing does.
+    """
+    distances = np.abs(np.diff(addresses, axis=axis)).ravel() // size
+    common = int(np.gcd.reduce(distances))
+    return 2 if common == 1 and (distances != 1).any() else common
+
+
+def inherit(handles, sources):
+    """What is made of a block that was loaded from unaligned rows is no better. Returns the handles."""
+    if any("unaligned" in source.attr for source in sources if isinstance(source, TensorHandle)):
+        for handle in handles:
+            handle.attr["unaligned"] = True
+    return handles
+
+
+def reshaping(method):
+    """One of the interpreter's methods that give a block another shape, with `inherit`."""
+    def call(self, *args):
+        out = method(self, *args)
+        return tuple(inherit(out, args)) if isinstance(out, (tuple, list)) else inherit([out], args)[0]
+    return call
+
+
 def block_pointers(handle, offsets, checked):
     """(pointers, mask) of the block that a descriptor or a block pointer names. checked: dimensions with boundaries."""
     base, shape, strides, block = handle.base, handle.shape, handle.strides, handle.block_shape
@@ -79,7 +104,8 @@ class Lockstep(stock.InterpreterBuilder):
     """Triton's interpreter with a leading dimension for programs. Only what depends on shapes needs another body.
 
     What a tile was loaded from decides what tl.dot costs, so handles carry it along in `attr`: "steps", the distances
-    in elements between neighbours of each dimension, and "filled", which share of its rows is not a masked tail.
+    in elements between neighbours of each dimension; "unaligned", if one of them is no multiple of 16 elements; and
+    "filled", which share of its rows is not a masked tail.
     """
 
     memory = None  # of the launch that runs
@@ -132,7 +158,8 @@ class Lockstep(stock.InterpreterBuilder):
 
     def create_gather(self, source, index, axis):
         values, positions = self.same_programs(source, index)
-        return TensorHandle(np.take_along_axis(values, positions, axis=axis + 1), source.dtype.scalar)
+        out = TensorHandle(np.take_along_axis(values, positions, axis=axis + 1), source.dtype.scalar)
+        return self.count(out, GATHER, source)
 
     def create_histogram(self, data, bins, mask):
         masks = np.ones_like(data.data, dtype=bool) if mask is None else np.broadcast_to(mask.data, data.data.shape)
@@ -161,11 +188,12 @@ class Lockstep(stock.InterpreterBuilder):
         other = np.zeros((), dtype) if other is None else other.data
         addresses, active, fill = self.aligned(pointers, mask, other)
         handle = TensorHandle(self.memory.load(addresses, active, fill, dtype), kind)
-        if addresses.ndim == 3:  # a tile, which may go into tl.dot
-            (rows, columns), corner = addresses.shape[1:], int(addresses[0, 0, 0])
-            below, beside = int(addresses[0, min(1, rows - 1), 0]), int(addresses[0, 0, min(1, columns - 1)])
-            handle.attr["steps"] = [abs(below - corner) // dtype.itemsize, abs(beside - corner) // dtype.itemsize]
-            if active is not None and not np.any(other):
+        if self.memory.counting and addresses.ndim > 1:  # it may go into tl.dot
+            block, rows = addresses[0].astype(np.int64), addresses.shape[1]
+            handle.attr["steps"] = steps = [step(block, axis, dtype.itemsize) for axis in range(block.ndim)]
+            if any(distance > 1 and distance % 16 for distance in steps):
+                handle.attr["unaligned"] = True
+            if addresses.ndim == 3 and active is not None and not np.any(other):
                 used = active.any(axis=2)
                 last = rows - np.argmax(used[:, ::-1], axis=1)
                 handle.attr["filled"] = np.where(used.any(axis=1), last, 0).mean() / rows
@@ -209,6 +237,7 @@ class Lockstep(stock.InterpreterBuilder):
     def count(self, out, cost, *sources):
         """Count `cost` FLOPs for each element of `out`, and pass on how the tiles that it is made of lie in memory."""
         self.compute(out.data, cost)
+        inherit([out], sources)
         steps = [x.attr["steps"] for x in sources if "steps" in x.attr and x.data.shape[1:] == out.data.shape[1:]]
         if steps:
             out.attr["steps"] = [max(step) for step in zip(*steps)]
@@ -289,10 +318,9 @@ class Lockstep(stock.InterpreterBuilder):
     def cost_of_dot(self, a, b, rate):
         """fp32 FLOPs for each FLOP of a product: the most of what holds it up."""
         (along_k, along_n), (left, right) = DOT_COST[rate], UNALIGNED_DOT[rate]
-        if "steps" not in b.attr:  # nothing is known of how it lies
-            return max(along_k, along_n, right)
-        unaligned = [any(step > 1 and step % 16 for step in x.attr.get("steps", ())) for x in (a, b)]
-        return max(along_k if b.attr["steps"][0] == 1 else along_n, left * unaligned[0], right * unaligned[1])
+        steps = b.attr.get("steps", ())  # where nothing is known of how it lies, the worst
+        order = max(along_k, along_n) if len(steps) != 2 else along_k if steps[0] == 1 else along_n
+        return max(order, left * ("unaligned" in a.attr), right * ("unaligned" in b.attr or len(steps) != 2))
 
     # --- reductions and scans: a combine function works on whole blocks as well as on scalars
 
@@ -317,6 +345,7 @@ class Lockstep(stock.InterpreterBuilder):
                 odd = [np.take(x, range(1, x.shape[at], 2), axis=at) for x in arrays]
                 arrays = self.combine(combine, even, odd, tensors)
         out = tuple(self.tensor(x.reshape(len(x), *left), t.dtype) for x, t in zip(arrays, tensors))
+        inherit([x.handle for x in out], [t.handle for t in tensors])
         return out if isinstance(inputs, tuple) else out[0]
 
     def scan(self, inputs, axis, combine, reverse=False, **_):
@@ -359,3 +388,8 @@ class Lockstep(stock.InterpreterBuilder):
         kind = tl.block_type(dtype.scalar, list(data.shape[1:])) if data.ndim > 1 else dtype.scalar
         data = data.astype(stock._get_np_dtype(dtype.scalar), copy=False)
         return tl.tensor(TensorHandle(data, dtype.scalar), kind)
+
+
+for name in ("create_reshape", "create_trans", "create_expand_dims", "create_broadcast", "create_join", "create_split",
+             "create_cat", "create_bitcast"):
+    setattr(Lockstep, name, reshaping(getattr(Lockstep, name)))

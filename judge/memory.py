@@ -27,13 +27,14 @@ class Memory:
 
     parameters: addresses of storages that are no smaller here than on a GPU. Their bytes count that much less, and once
     fetched they stay at hand without taking room in the cache, until something is stored in them.
-    warps: of each program. written: the addresses of storages in which something was stored.
+    warps: of each program. written: the addresses of storages in which something was stored; loaded: {storage number:
+    dtype} of those from which something was loaded.
     """
 
     def __init__(self, storages, counting=False, parameters=(), warps=4):
         self.storages = sorted({s.data_ptr(): s for s in storages if s.nbytes()}.values(), key=lambda s: s.data_ptr())
         self.starts = np.array([s.data_ptr() for s in self.storages], dtype=np.uint64)
-        self.views, self.written, self.undo, self.races = {}, set(), [], Races()
+        self.views, self.written, self.loaded, self.undo, self.races = {}, set(), {}, [], Races()
         self.counting, self.warps = counting, warps
         self.parameters = {number for number, s in enumerate(self.storages) if s.data_ptr() in parameters}
         self.log = []  # (storage number, bytes' offsets, mask or None, bytes of an element, kind) since the last flush
@@ -83,6 +84,7 @@ class Memory:
         if number is None:
             return np.broadcast_to(other, pointers.shape)
         self.races.look(number, index, dtype.itemsize, mask)
+        self.loaded[number] = dtype
         values = self.view(number, dtype)[index]
         return values if mask is None else np.where(mask, values, other)
 
@@ -190,3 +192,37 @@ class Memory:
     @property
     def conflicts(self):
         return max((int(count.max()) for count in self.atomics.values()), default=0)
+
+
+def only_moves(memory, run):
+    """Has a launch only moved data? Then it stores the same elements of other data as well.
+
+    run(memory) repeats the launch. Before that, the larger half of the values that it has loaded from one tensor becomes
+    the smallest of them, the rest the largest: what compares, clamps or sorts values then stores others. Counted are
+    elements: more than half of those that it stores must be moved ones, so that computing a few is no way out.
+    """
+    places = {number: np.flatnonzero(stamps) for number, (_, stamps) in memory.races.stamps.items()}
+    moved = 0
+    for source, dtype in ({} if memory.has_atomics else memory.loaded).items():
+        values, bits = memory.view(source, dtype), f"u{dtype.itemsize}"
+        same = [number for number in places if memory.races.stamps[number][0] == dtype.itemsize and number != source]
+        stored = {number: memory.view(number, dtype)[places[number]] for number in same}
+        few = [x[::len(x) // 16 + 1].view(bits) for x in stored.values()]  # a look at a few of them saves most repetitions
+        if not any(2 * (values.view(bits) == x[:, None]).any(axis=1).sum() > len(x) for x in few):
+            continue
+        smallest, middle, largest = np.sort(values)[[0, len(values) // 2, -1]]
+        if smallest == largest:
+            continue
+        kept = [(view, view.copy()) for view in (memory.view(number, dtype) for number in [source, *stored])]
+        values[:] = np.where(values >= middle, smallest, largest)
+        try:
+            run(Memory(memory.storages))
+            for number, old in stored.items():
+                new = memory.view(number, dtype)[places[number]]
+                moved += (new.view(bits) == np.where(old >= middle, smallest, largest).view(bits)).sum()
+        except KernelError:  # those were indices
+            pass
+        finally:
+            for view, old in kept:
+                view[:] = old
+    return 2 * moved > sum(map(len, places.values()))

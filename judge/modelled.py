@@ -31,6 +31,7 @@ Replaying is as strict as a GPU: every kernel must first compile for one, an acc
 and memory from `torch.empty` is poisoned.
 """
 
+import functools
 import hashlib
 import math
 import os
@@ -40,7 +41,7 @@ import torch
 from judge import compiler, interpreter
 from judge.compiler import KernelError
 from judge.lockstep import unwrap
-from judge.memory import Memory
+from judge.memory import Memory, only_moves
 from judge.prices import FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
 from judge.messages import TORCH_NAMES, strided
 from judge.recorder import read_value
@@ -97,7 +98,8 @@ class Replay:
     def run(self, inputs, seed, price=False, mute=(), parameters=()):
         """One forward. Returns (output tree, events).
 
-        inputs: tensors in the order of the recording. With `price`, events are [milliseconds, label, own kernel?].
+        inputs: tensors in the order of the recording. With `price`, events are [milliseconds, label, own kernel?], the
+        last "moves" for a kernel that only moves data.
         Kernels named in `mute` are skipped, and memory starts as finite noise: an output that is still right never
         needed them. parameters: the numbers of the constants that are priced as such.
 
@@ -183,7 +185,9 @@ class Replay:
         arguments = self.arguments(step, self.tensor)
         options = {key: unwrap(read_value(value, None)) for key, value in options.items()}
         memory = Memory(self.storages.values(), price, self.parameters, options.get("num_warps", 4))
-        self.interpreter.launch(name, grid, arguments, memory, options)
+        run = functools.partial(self.interpreter.launch, name, grid, arguments, options=options)
+        run(memory)
         if price:
-            clock.events.append([launch_milliseconds(memory, math.prod(grid)), name, True])
+            mine = "moves" if only_moves(memory, run) else True
+            clock.events.append([launch_milliseconds(memory, math.prod(grid)), name, mine])
         return memory.written

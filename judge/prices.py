@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from judge.messages import decode
-from judge.rules import ONE_PASS, REFERENCE_ONLY, REFUSED_OPERATORS
+from judge.rules import MOVES, ONE_PASS, REFERENCE_ONLY, REFUSED_OPERATORS
 from tasks import GPU_BATCH_FACTOR
 
 # The rates of an H200, divided by the factor by which problems are smaller here, per millisecond; and where from.
@@ -335,6 +335,13 @@ def is_known(func, on_complex):
         factory or name in NAMED or ONE_PASS.fullmatch(name) or price_of_operator(name) is not one_kernel)
 
 
+def only_moves(kind):
+    """Does an operator (`kind_of`) compute nothing?"""
+    overloads = getattr(torch.ops.aten, kind, None)
+    forms = [getattr(overloads, name) for name in overloads.overloads()] if overloads is not None else []
+    return bool(MOVES.fullmatch(kind)) or kind in FREE_OPERATORS or any(form.is_view for form in forms)
+
+
 def refusal(step, called):
     """Why a candidate may not call a recorded step's operator, or None. called: by the reference (`Clock.called`)."""
     layouts, (base, overload) = [], step[1].split(".")
@@ -401,6 +408,7 @@ ERF = 60
 LIBDEVICE_COST = {"sin": 70, "cos": 70, "erf": ERF, "log": 50, "exp": 15, "sqrt": 15, "rsqrt": 15, "tanh": 40,
                   "pow": 250, "fast_powf": 250}
 OTHER_LIBDEVICE = 60
+GATHER = 50  # through the shared memory of a multiprocessor: about six clocks for 32 elements
 OUTER_PRODUCT = 5  # an element of column times row: with the addition that follows, no cheaper than tl.dot in fp32
 # A FLOP of tl.dot, by where the right operand's neighbours lie in memory: (along K, along N). The tensor cores take
 # those along N as they are only if they have 16 bits. fp64 is a guess.

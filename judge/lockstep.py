@@ -19,8 +19,8 @@ from triton.runtime import interpreter as stock
 from triton.runtime.interpreter import TensorHandle
 
 from judge.compiler import KernelError
-from judge.prices import (DOT_COST, ERF, FMA, GATHER, INSTRUCTION_COST, INTEGER_DIVISION, OUTER_PRODUCT, PRECISE_DIVISION,
-                          UNALIGNED_DOT, UNIFORM_DIVISION)
+from judge.prices import (DOT_COST, ERF, FMA, GATHER, INSTRUCTION_COST, INTEGER_DIVISION, OUTER_PRODUCT,
+                          PRECISE_DIVISION, UNALIGNED_DOT, UNIFORM_DIVISION)
 
 
 

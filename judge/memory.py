@@ -141,7 +141,7 @@ class Memory:
 
     def flush(self, programs):
         """Accumulate the cost of what the log holds, program by program: each finds in the cache what others left."""
-        moved, requested = np.zeros(programs), np.zeros(programs)
+        moved, requested, accesses = np.zeros(programs), np.zeros(programs), []
         for number, offsets, mask, size, kind in self.log:
             if kind == "load":  # is it still what was loaded?
                 self.races.look(number, offsets // size, size, mask)
@@ -149,29 +149,30 @@ class Memory:
                 index = (offsets if mask is None else offsets[mask]).reshape(-1) // size
                 count = np.bincount(index, minlength=self.storages[number].nbytes() // size)
                 self.atomics[number] = self.atomics.get(number, 0) + count
-            requested += self.requests(offsets >> SECTOR, mask, size)
-        for program in range(programs if self.log else 0):
-            for number, offsets, mask, _, _ in self.log:
-                row = offsets[program if len(offsets) > 1 else 0]
-                if mask is not None:
-                    row = row[mask[program if len(mask) > 1 else 0]]
-                moved[program] += self.fetch(number, row >> SECTOR)
+            sectors = offsets >> SECTOR if mask is None else np.where(mask, offsets >> SECTOR, -1)
+            starts = new_sectors(sectors, -1)
+            requested += self.requests(sectors, starts, size)
+            accesses.append((number, sectors, starts))
+        for program in range(programs if accesses else 0):
+            for number, sectors, starts in accesses:
+                row = program if len(sectors) > 1 else 0
+                moved[program] += self.fetch(number, sectors[row][starts[row]])
         self.bytes, self.requested = self.bytes + moved.sum(), self.requested + requested.sum()
         flops = (self.flops - self.flushed_flops) / programs
         self.largest = max(self.largest, program_milliseconds(moved, requested, flops, self.has_dot).max())
         self.undo, self.log, self.flushed_flops, self.flushed_atomics = [], [], self.flops, len(self.races.atomics)
 
-    def requests(self, sectors, mask, size):
+    def requests(self, sectors, starts, size):
         """Bytes that one access takes of the L1 cache's rate, in each program: of its elements, or of its sectors where
         these are more, and no less than a request by each warp.
+
+        Sectors are counted along the dimension in which neighbours lie together.
         """
         block = tuple(range(1, sectors.ndim))
-        active = sectors[0].size if mask is None else np.count_nonzero(mask, axis=block)
-        found = active  # one for each element, or fewer where neighbours along a dimension lie in the same sector
-        for axis in block:
-            line = np.moveaxis(sectors, axis, -1)
-            changes = np.count_nonzero(line[..., 1:] != line[..., :-1], axis=block)
-            found = np.minimum(found, changes + sectors[0].size // sectors.shape[axis])
+        active = np.count_nonzero(sectors >= 0, axis=block)
+        found = np.count_nonzero(starts, axis=block)
+        for axis in block[:-1]:
+            found = np.minimum(found, np.count_nonzero(new_sectors(sectors, axis), axis=block))
         return np.maximum(np.maximum(active * size, found << SECTOR), (active > 0) * self.warps * WARP_BYTES)
 
     def fetch(self, number, sectors):
@@ -194,12 +195,20 @@ class Memory:
         return max((int(count.max()) for count in self.atomics.values()), default=0)
 
 
+def new_sectors(sectors, axis):
+    """Where an element's sector is another than its neighbour's before it along an axis. Masked elements are -1."""
+    line = np.moveaxis(sectors, axis, -1) if sectors.ndim > 1 else sectors[:, None]
+    new = line >= 0
+    new[..., 1:] &= line[..., 1:] != line[..., :-1]
+    return np.moveaxis(new, -1, axis).reshape(sectors.shape)
+
+
 def only_moves(memory, run):
     """Has a launch only moved data? Then it stores the same elements of other data as well.
 
-    run(memory) repeats the launch. Before that, the larger half of the values that it has loaded from one tensor becomes
-    the smallest of them, the rest the largest: what compares, clamps or sorts values then stores others. Counted are
-    elements: more than half of those that it stores must be moved ones, so that computing a few is no way out.
+    run(memory) repeats the launch. Before that, the larger half of what it has loaded from one tensor becomes the
+    smallest of these values, the rest the largest: what compares, clamps or sorts values then stores others. Counted
+    are elements: more than half of those that it stores must be moved ones, so that computing a few is no way out.
     """
     places = {number: np.flatnonzero(stamps) for number, (_, stamps) in memory.races.stamps.items()}
     moved = 0
@@ -207,7 +216,7 @@ def only_moves(memory, run):
         values, bits = memory.view(source, dtype), f"u{dtype.itemsize}"
         same = [number for number in places if memory.races.stamps[number][0] == dtype.itemsize and number != source]
         stored = {number: memory.view(number, dtype)[places[number]] for number in same}
-        few = [x[::len(x) // 16 + 1].view(bits) for x in stored.values()]  # a look at a few of them saves most repetitions
+        few = [x[::len(x) // 16 + 1].view(bits) for x in stored.values()]  # looking at a few saves most repetitions
         if not any(2 * (values.view(bits) == x[:, None]).any(axis=1).sum() > len(x) for x in few):
             continue
         smallest, middle, largest = np.sort(values)[[0, len(values) // 2, -1]]

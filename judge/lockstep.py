@@ -45,6 +45,41 @@ def unwrap(value):
     return getattr(value, "value", value)
 
 
+# Kept as bits, for numpy has no such numbers. They are computed with in float32, and rounded to nearest even.
+AS_BITS = {tl.bfloat16: (torch.bfloat16, np.int16), tl.float8e5: (torch.float8_e5m2, np.uint8),
+           tl.float8e4nv: (torch.float8_e4m3fn, np.uint8)}
+
+
+def as_float(handle):
+    """A handle that numpy can compute with."""
+    if handle.dtype.scalar not in AS_BITS:
+        return handle
+    kind, bits = AS_BITS[handle.dtype.scalar]
+    values = torch.from_numpy(np.ascontiguousarray(handle.data).view(bits)).view(kind).float().numpy()
+    return TensorHandle(values, tl.float32, handle.attr)
+
+
+def as_kept(values, dtype):
+    """The data of a handle of such numbers. What an 8-bit float cannot hold becomes its largest value."""
+    kind, bits = AS_BITS[dtype]
+    values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    if bits == np.uint8:
+        values = values.clamp(-torch.finfo(kind).max, torch.finfo(kind).max)
+    return values.to(kind).view(getattr(torch, bits.__name__)).numpy().view(stock._get_np_dtype(dtype))
+
+
+def on_floats(operation):
+    """One of the interpreter's methods on numbers (op comes last), for those that are kept as bits as well."""
+    def call(self, *args):
+        *handles, op = args
+        if handles[-1].dtype.scalar not in AS_BITS or op is np.where:
+            return operation(self, *args)
+        out = operation(self, *map(as_float, handles), op)
+        data = out.data if out.data.dtype == bool else as_kept(out.data, handles[-1].dtype.scalar)
+        return TensorHandle(data, handles[-1].dtype.scalar)
+    return call
+
+
 def round_to_tf32(values):
     """fp32 with the 10 mantissa bits that the tensor cores keep, rounded to nearest even."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
@@ -68,18 +103,18 @@ def step(addresses, axis, size):
 
 
 def inherit(handles, sources):
-    """What is made of a block that was loaded from unaligned rows is no better. Returns the handles."""
+    """What is made of a block that was loaded from unaligned rows is no better."""
     if any("unaligned" in source.attr for source in sources if isinstance(source, TensorHandle)):
         for handle in handles:
             handle.attr["unaligned"] = True
-    return handles
 
 
 def reshaping(method):
     """One of the interpreter's methods that give a block another shape, with `inherit`."""
     def call(self, *args):
         out = method(self, *args)
-        return tuple(inherit(out, args)) if isinstance(out, (tuple, list)) else inherit([out], args)[0]
+        inherit(out if isinstance(out, tuple) else [out], args)
+        return out
     return call
 
 
@@ -256,20 +291,24 @@ class Lockstep(stock.InterpreterBuilder):
             cost = UNIFORM_DIVISION
         elif op is np.multiply and is_outer(a.data, b.data):
             cost = OUTER_PRODUCT
-        return self.count(super().binary_op(a, b, op), cost, a, b)
+        return self.count(on_floats(stock.InterpreterBuilder.binary_op)(self, a, b, op), cost, a, b)
 
     def unary_op(self, a, op):
-        return self.count(super().unary_op(a, op), INSTRUCTION_COST.get(op, 1), a)
+        out = on_floats(stock.InterpreterBuilder.unary_op)(self, a, op)
+        return self.count(out, INSTRUCTION_COST.get(op, 1), a)
 
     def ternary_op(self, a, b, c, op):
-        return self.count(super().ternary_op(a, b, c, op), 1, a, b, c)
+        return self.count(on_floats(stock.InterpreterBuilder.ternary_op)(self, a, b, c, op), 1, a, b, c)
 
     def create_fma(self, a, b, c):
         cost = OUTER_PRODUCT + 1 if is_outer(a.data, b.data) else FMA
-        return self.count(super().create_fma(a, b, c), cost, a, b, c)
+        out = super().create_fma(*map(as_float, (a, b, c)))
+        if c.dtype.scalar in AS_BITS:
+            out = TensorHandle(as_kept(out.data, c.dtype.scalar), c.dtype.scalar)
+        return self.count(out, cost, a, b, c)
 
     def create_precise_divf(self, a, b):
-        return self.count(super().binary_op(a, b, np.divide), PRECISE_DIVISION, a, b)
+        return self.count(on_floats(stock.InterpreterBuilder.binary_op)(self, a, b, np.divide), PRECISE_DIVISION, a, b)
 
     def create_idiv(self, a, b):
         dividend, divisor, out = self.last_division
@@ -279,10 +318,15 @@ class Lockstep(stock.InterpreterBuilder):
         return out
 
     def cast_impl(self, a, kind):
-        return self.count(super().cast_impl(a, kind), 0, a)
+        if a.dtype.scalar not in AS_BITS and kind.scalar not in AS_BITS:
+            return self.count(super().cast_impl(a, kind), 0, a)
+        values = as_float(a).data
+        values = as_kept(values, kind.scalar) if kind.scalar in AS_BITS else values.astype(stock._get_np_dtype(kind))
+        return self.count(TensorHandle(values, kind.scalar), 0, a)
 
     def create_fp_to_fp(self, a, kind, rounding):
-        return self.count(super().create_fp_to_fp(a, kind, rounding), 0, a)
+        toward_zero = "RTZ" in str(rounding) or kind.scalar not in AS_BITS and a.dtype.scalar not in AS_BITS
+        return self.count(super().create_fp_to_fp(a, kind, rounding), 0, a) if toward_zero else self.cast_impl(a, kind)
 
     def create_rsqrt(self, x):
         return self.count(super().create_rsqrt(x), INSTRUCTION_COST[np.sqrt], x)
@@ -373,7 +417,8 @@ class Lockstep(stock.InterpreterBuilder):
 
     def numpy_function(self, combine, tensors, known):
         """What numpy has for one of Triton's own combine functions, or None."""
-        if combine.fn.__module__ == "triton.language.standard" and len(tensors) == 1:
+        if combine.fn.__module__ == "triton.language.standard" and len(tensors) == 1 and \
+                tensors[0].dtype.scalar not in AS_BITS:
             return known.get(combine.fn.__name__)
 
     def combine(self, function, left, right, tensors):

@@ -41,7 +41,7 @@ class Memory:
         self.fetched = 0  # sectors so far, which is the cache's clock
         self.touched = {}  # {storage number: the value of `fetched` when each of its sectors was last touched}
         self.atomics = {}  # {storage number: atomics on each of its elements}
-        self.bytes, self.requested, self.flops, self.largest = 0, 0, 0, 0.0
+        self.bytes, self.requested, self.flops, self.conflicts, self.largest = 0, 0, 0, 0, 0.0
         self.flushed_flops, self.flushed_atomics = 0, 0
         self.has_dot = self.has_atomics = False
 
@@ -149,6 +149,7 @@ class Memory:
                 index = (offsets if mask is None else offsets[mask]).reshape(-1) // size
                 count = np.bincount(index, minlength=self.storages[number].nbytes() // size)
                 self.atomics[number] = self.atomics.get(number, 0) + count
+                self.conflicts = max(self.conflicts, int(self.atomics[number].max()))
             sectors = offsets >> SECTOR if mask is None else np.where(mask, offsets >> SECTOR, -1)
             starts = new_sectors(sectors, -1)
             requested += self.requests(sectors, starts, size)
@@ -189,10 +190,6 @@ class Memory:
         self.fetched += fetched
         touched[sectors] = self.fetched
         return fetched << SECTOR
-
-    @property
-    def conflicts(self):
-        return max((int(count.max()) for count in self.atomics.values()), default=0)
 
 
 def new_sectors(sectors, axis):

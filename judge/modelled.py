@@ -20,10 +20,12 @@ Modelled
                        second sweep over a tensor only if the tensor has left the cache. FLOPs: what the card takes for
                        each element of an operation, 15 for an exp, 30 for an integer division; 2MNK for tl.dot, at a
                        rate that depends on its input precision, on which dimension of its right operand has its
-                       neighbours in memory, and on whether rows are whole multiples of 16 elements. Programs: to start
-                       and end one takes the card 0.6 ns, so that one for every short row is slow.
+                       neighbours in memory, and on whether rows are whole multiples of 16 elements. Requests: what
+                       loads and stores take of the L1 caches' rate, found there or not. Programs: to start and end one
+                       takes the card 0.6 ns, so that one for every short row is slow; and one alone has a fourth of the
+                       machine at most. Atomics on one address follow one another.
 Not modelled: occupancy, latency, bank conflicts, the tail of a grid that is too small for the card, small tiles of
-tl.dot, parameters that are read again and again, atomics beyond their bytes, the host, several streams.
+tl.dot, the L2 cache's rate, the host, several streams.
 Kernels that are slow for these reasons look better here than they are; those that divide by a constant, which the
 compiler turns into a multiplication, look worse. results/README.md compares modelled with measured times.
 
@@ -61,6 +63,7 @@ class Replay:
 
     def __init__(self, code, recording, constants, known=()):
         self.recording, self.left = recording, {}  # left: the constants as the last forward has left them
+        self.computing = set()  # which of the launches, by number, have done more than move data in some forward
         self.constants = {int(number): data for number, data in constants.items()}
         os.environ["DISABLE_LLVM_OPT"] = "1"  # in this process kernels only need to compile, nothing runs them
         names = {name: read_value(value, None) for name, value in recording["names"].items()}
@@ -98,8 +101,7 @@ class Replay:
     def run(self, inputs, seed, price=False, mute=(), parameters=()):
         """One forward. Returns (output tree, events).
 
-        inputs: tensors in the order of the recording. With `price`, events are [milliseconds, label, own kernel?], the
-        last "moves" for a kernel that only moves data.
+        inputs: tensors in the order of the recording. With `price`, events are [milliseconds, label, own kernel?].
         Kernels named in `mute` are skipped, and memory starts as finite noise: an output that is still right never
         needed them. parameters: the numbers of the constants that are priced as such.
 
@@ -109,7 +111,7 @@ class Replay:
         self.mute = mute
         self.allocate(inputs)
         self.parameters = {self.storages[int(number)].data_ptr() for number in parameters}
-        events = []
+        events, self.launches = [], 0
         torch.manual_seed(seed)
         with torch.no_grad():
             for step in self.recording["steps"]:
@@ -187,7 +189,9 @@ class Replay:
         memory = Memory(self.storages.values(), price, self.parameters, options.get("num_warps", 4))
         run = functools.partial(self.interpreter.launch, name, grid, arguments, options=options)
         run(memory)
+        if not self.mute and self.launches not in self.computing and not only_moves(memory, run):
+            self.computing.add(self.launches)
+        self.launches += 1
         if price:
-            mine = "moves" if only_moves(memory, run) else True
-            clock.events.append([launch_milliseconds(memory, math.prod(grid)), name, mine])
+            clock.events.append([launch_milliseconds(memory, math.prod(grid)), name, True])
         return memory.written

@@ -71,7 +71,17 @@ apply[(triton.cdiv(x.numel(), 512),)](x, out, x.numel(), BLOCK=512)
 return out""")
 
 
+BF16 = "torch.randn(256, 64).bfloat16()"
 CASES = {
+    **{f"bf16: {result}": (problem(expression, BF16), by_elements(result)) for expression, result in (
+        ("x + x", "v + v"), ("x * 1.5 - 3", "v * 1.5 - 3"), ("torch.where(x > 0.5, x, -x)", "tl.where(v > 0.5, v, -v)"),
+        ("x.abs().clamp(max=1)", "tl.minimum(tl.abs(v), 1.0)"), ("(x * 8).int().bfloat16()", "(v * 8).to(tl.int32)"),
+        ("(x.float() * 2 + 1).bfloat16()", "tl.fma(v, 2.0, 1.0)"), ("x.half().bfloat16() / 3", "v.to(tl.float16) / 3"),
+        ("x.float().sigmoid().bfloat16()", "tl.sigmoid(v.to(tl.float32))"))},
+    "bf16: maximum": (problem("x.amax(1)", BF16), by_rows("tl.max(v, axis=0)", "-1e9", "torch.bfloat16")),
+    **{f"fp8: {kind}": (problem(f"(x * 300).clamp(-400, 400).to(torch.{kind}).float()"),
+                        by_elements(f"tl.clamp(v * 300, -400.0, 400.0).to({name}).to(tl.float32)"))
+       for kind, name in (("float8_e4m3fn", "tl.float8e4nv"), ("float8_e5m2", "tl.float8e5"))},
     "copy": (problem("x.clone()"), by_elements("v")),
     "sum": (problem("x.sum(1)"), by_rows("tl.sum(v, axis=0)")),
     "max of padded rows": (problem("x.amax(1)", "torch.randn(50, 37)"), by_rows("tl.max(v, axis=0)", "float('-inf')")),

@@ -232,8 +232,7 @@ class Replaying:
         return tree_leaves(answer["output"]), answer["changed"]
 
     def profile(self):
-        """A launch that only moves data in every trial is none of the candidate's own, unless the reference does nothing
-        else.
+        """A launch that only moves data in every trial is no kernel of its own, unless the reference does nothing else.
         """
         numbers, moves = itertools.count(), all(map(only_moves, priced(self.reference).called))
         return [[milliseconds, label, mine and (moves or next(numbers) in self.computing or None)]

@@ -1,7 +1,7 @@
 """Programs that were written to cheat the modelled clock, and honest ones that a strict sandbox might refuse.
 
     python results/adversaries.py [--only 5.7] [--kind exploit|honest] [--json FILE]        (no GPU; about five minutes)
-    python results/adversaries.py --kernelbench DIR       (KernelBench's checker on them, from a clone of it; items 5-10)
+    python results/adversaries.py --kernelbench DIR   (KernelBench's checker on them, from a clone of it)
 
 adversaries/cases.jsonl holds one object a line: task, code, and for an exploit its `proof` that it works:
 

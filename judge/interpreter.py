@@ -165,8 +165,8 @@ class Interpreter:
 def check_limits(name, grid, options):
     """Raises KernelError for a launch that a GPU refuses."""
     for what, value, most in [("dimensions of the grid", len(grid), 3),
-                              ("num_warps", unwrap(options.get("num_warps", 4)), 32),
-                              ("num_ctas", unwrap(options.get("num_ctas", 1)), 8),
+                              ("num_warps", options.get("num_warps", 4), 32),
+                              ("num_ctas", options.get("num_ctas", 1), 8),
                               *zip(("grid in x", "grid in y", "grid in z"), grid, GRID_LIMITS)]:
         if value > most:
             raise KernelError(f"{name}: {what}: {value} is more than the GPU's limit of {most}", stage="launch")

@@ -13,6 +13,7 @@ and `judge` alone turns exceptions into verdicts.
 
 import ast
 import contextlib
+import itertools
 import re
 import time
 from typing import Protocol
@@ -24,7 +25,7 @@ from judge.correctness import (EXTENSION, Failed, Verdict, bytes_in, check_struc
                                identical, note_comparison, numbered, reaching, reject, set_failure, set_profile,
                                set_roofline, structure, tolerance_of)
 from judge.messages import ROOM, Child, Gone
-from judge.prices import BANDWIDTH, PEAK, Clock, check_events, refusal, size_of
+from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of
 from judge.rules import offence, parse
 from judge.side_effects import has_extension
 from tasks import GPU_BATCH_FACTOR
@@ -46,7 +47,7 @@ class BackEnd(Protocol):
         """One forward, without the kernels named in `mute`: (leaves of the output, indices of inputs it changed)."""
 
     def profile(self) -> list:
-        """[[milliseconds, label, is it a kernel of its own]] of one forward."""
+        """[[milliseconds, label, is it a kernel of its own; None if it is, and only moves data]] of one forward."""
 
     def time(self, verdict):
         """Enter reference_ms, candidate_ms, speedup, speedup_low and what comes with them; or reject."""
@@ -147,7 +148,8 @@ def check_kernels(back_end, trial, verdict, required):
     events = back_end.profile()
     own = {label for _, label, mine in events if mine}
     if required and not own:
-        reject(verdict, "launches no kernel of its own")
+        moving = any(mine is None for _, _, mine in events)
+        reject(verdict, "its kernels only move data" if moving else "launches no kernel of its own")
     elif required:
         own = (own & {EXTENSION}) | reaching(own - {EXTENSION}, still_right)
         if not own:
@@ -169,6 +171,7 @@ class Replaying:
     def __init__(self, reference, fork_server, settings):
         self.reference, self.fork_server = reference, fork_server
         self.replayer = self.events = None
+        self.computing = set()  # which of the launches, by number, have done more than move data in some trial
 
     def ask(self, process, question, room=ROOM):
         """A process's answer, with at most `room` bytes of tensors. Raises Failed if that is what it says, and what
@@ -222,13 +225,18 @@ class Replaying:
             "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "price": first,
             "mute": list(mute), "parameters": self.parameters}, ROOM_FOR_MISTAKES + 2 * bytes_in(trial.expected))
         check_structure(structure(answer["output"]), self.reference.structure)
+        self.computing = set(answer["computing"])
         if first:
             check_events(self.steps, answer["events"])
             self.events = answer["events"]
         return tree_leaves(answer["output"]), answer["changed"]
 
     def profile(self):
-        return self.events
+        """A launch that only moves data in every trial is no kernel of its own, unless the reference does nothing else.
+        """
+        numbers, moves = itertools.count(), all(map(only_moves, priced(self.reference).called))
+        return [[milliseconds, label, mine and (moves or next(numbers) in self.computing or None)]
+                for milliseconds, label, mine in self.events]
 
     def time(self, verdict):
         reference, clock = self.reference, priced(self.reference)

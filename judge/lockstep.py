@@ -19,8 +19,8 @@ from triton.runtime import interpreter as stock
 from triton.runtime.interpreter import TensorHandle
 
 from judge.compiler import KernelError
-from judge.prices import (DOT_COST, ERF, FMA, INSTRUCTION_COST, INTEGER_DIVISION, OUTER_PRODUCT, PRECISE_DIVISION,
-                          UNALIGNED_DOT, UNIFORM_DIVISION)
+from judge.prices import (DOT_COST, ERF, FMA, GATHER, INSTRUCTION_COST, INTEGER_DIVISION, OUTER_PRODUCT,
+                          PRECISE_DIVISION, UNALIGNED_DOT, UNIFORM_DIVISION)
 
 
 
@@ -45,6 +45,41 @@ def unwrap(value):
     return getattr(value, "value", value)
 
 
+# Kept as bits, for numpy has no such numbers. They are computed with in float32, and rounded to nearest even.
+AS_BITS = {tl.bfloat16: (torch.bfloat16, np.int16), tl.float8e5: (torch.float8_e5m2, np.uint8),
+           tl.float8e4nv: (torch.float8_e4m3fn, np.uint8)}
+
+
+def as_float(handle):
+    """A handle that numpy can compute with."""
+    if handle.dtype.scalar not in AS_BITS:
+        return handle
+    kind, bits = AS_BITS[handle.dtype.scalar]
+    values = torch.from_numpy(np.ascontiguousarray(handle.data).view(bits)).view(kind).float().numpy()
+    return TensorHandle(values, tl.float32, handle.attr)
+
+
+def as_kept(values, dtype):
+    """The data of a handle of such numbers. What an 8-bit float cannot hold becomes its largest value."""
+    kind, bits = AS_BITS[dtype]
+    values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    if bits == np.uint8:
+        values = values.clamp(-torch.finfo(kind).max, torch.finfo(kind).max)
+    return values.to(kind).view(getattr(torch, bits.__name__)).numpy().view(stock._get_np_dtype(dtype))
+
+
+def on_floats(operation):
+    """One of the interpreter's methods on numbers (op comes last), for those that are kept as bits as well."""
+    def call(self, *args):
+        *handles, op = args
+        if handles[-1].dtype.scalar not in AS_BITS or op is np.where:
+            return operation(self, *args)
+        out = operation(self, *map(as_float, handles), op)
+        data = out.data if out.data.dtype == bool else as_kept(out.data, handles[-1].dtype.scalar)
+        return TensorHandle(data, handles[-1].dtype.scalar)
+    return call
+
+
 def round_to_tf32(values):
     """fp32 with the 10 mantissa bits that the tensor cores keep, rounded to nearest even."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
@@ -56,6 +91,31 @@ def is_outer(a, b):
     """Is a * b, of blocks of floats, that of a column and a row? numpy broadcasts with a stride of 0."""
     columns, rows = ({axis for axis in range(1, x.ndim) if x.strides[axis] == 0 and x.shape[axis] > 1} for x in (a, b))
     return a.dtype.kind == "f" and bool(columns - rows and rows - columns)
+
+
+def step(addresses, axis, size):
+    """How far neighbours along an axis of a block lie apart, in elements: 0 or 1 if all do, otherwise what divides all
+    distances, or 2 if nothing does.
+    """
+    distances = np.abs(np.diff(addresses, axis=axis)).ravel() // size
+    common = int(np.gcd.reduce(distances))
+    return 2 if common == 1 and (distances != 1).any() else common
+
+
+def inherit(handles, sources):
+    """What is made of a block that was loaded from unaligned rows is no better."""
+    if any("unaligned" in source.attr for source in sources if isinstance(source, TensorHandle)):
+        for handle in handles:
+            handle.attr["unaligned"] = True
+
+
+def reshaping(method):
+    """One of the interpreter's methods that give a block another shape, with `inherit`."""
+    def call(self, *args):
+        out = method(self, *args)
+        inherit(out if isinstance(out, tuple) else [out], args)
+        return out
+    return call
 
 
 def block_pointers(handle, offsets, checked):
@@ -79,7 +139,8 @@ class Lockstep(stock.InterpreterBuilder):
     """Triton's interpreter with a leading dimension for programs. Only what depends on shapes needs another body.
 
     What a tile was loaded from decides what tl.dot costs, so handles carry it along in `attr`: "steps", the distances
-    in elements between neighbours of each dimension, and "filled", which share of its rows is not a masked tail.
+    in elements between neighbours of each dimension; "unaligned", if one of them is no multiple of 16 elements; and
+    "filled", which share of its rows is not a masked tail.
     """
 
     memory = None  # of the launch that runs
@@ -132,7 +193,8 @@ class Lockstep(stock.InterpreterBuilder):
 
     def create_gather(self, source, index, axis):
         values, positions = self.same_programs(source, index)
-        return TensorHandle(np.take_along_axis(values, positions, axis=axis + 1), source.dtype.scalar)
+        out = TensorHandle(np.take_along_axis(values, positions, axis=axis + 1), source.dtype.scalar)
+        return self.count(out, GATHER, source)
 
     def create_histogram(self, data, bins, mask):
         masks = np.ones_like(data.data, dtype=bool) if mask is None else np.broadcast_to(mask.data, data.data.shape)
@@ -161,11 +223,12 @@ class Lockstep(stock.InterpreterBuilder):
         other = np.zeros((), dtype) if other is None else other.data
         addresses, active, fill = self.aligned(pointers, mask, other)
         handle = TensorHandle(self.memory.load(addresses, active, fill, dtype), kind)
-        if addresses.ndim == 3:  # a tile, which may go into tl.dot
-            (rows, columns), corner = addresses.shape[1:], int(addresses[0, 0, 0])
-            below, beside = int(addresses[0, min(1, rows - 1), 0]), int(addresses[0, 0, min(1, columns - 1)])
-            handle.attr["steps"] = [abs(below - corner) // dtype.itemsize, abs(beside - corner) // dtype.itemsize]
-            if active is not None and not np.any(other):
+        if self.memory.counting and addresses.ndim > 1:  # it may go into tl.dot
+            block, rows = addresses[0].astype(np.int64), addresses.shape[1]
+            handle.attr["steps"] = steps = [step(block, axis, dtype.itemsize) for axis in range(block.ndim)]
+            if any(distance > 1 and distance % 16 for distance in steps):
+                handle.attr["unaligned"] = True
+            if addresses.ndim == 3 and active is not None and not np.any(other):
                 used = active.any(axis=2)
                 last = rows - np.argmax(used[:, ::-1], axis=1)
                 handle.attr["filled"] = np.where(used.any(axis=1), last, 0).mean() / rows
@@ -209,6 +272,7 @@ class Lockstep(stock.InterpreterBuilder):
     def count(self, out, cost, *sources):
         """Count `cost` FLOPs for each element of `out`, and pass on how the tiles that it is made of lie in memory."""
         self.compute(out.data, cost)
+        inherit([out], sources)
         steps = [x.attr["steps"] for x in sources if "steps" in x.attr and x.data.shape[1:] == out.data.shape[1:]]
         if steps:
             out.attr["steps"] = [max(step) for step in zip(*steps)]
@@ -227,20 +291,24 @@ class Lockstep(stock.InterpreterBuilder):
             cost = UNIFORM_DIVISION
         elif op is np.multiply and is_outer(a.data, b.data):
             cost = OUTER_PRODUCT
-        return self.count(super().binary_op(a, b, op), cost, a, b)
+        return self.count(on_floats(stock.InterpreterBuilder.binary_op)(self, a, b, op), cost, a, b)
 
     def unary_op(self, a, op):
-        return self.count(super().unary_op(a, op), INSTRUCTION_COST.get(op, 1), a)
+        out = on_floats(stock.InterpreterBuilder.unary_op)(self, a, op)
+        return self.count(out, INSTRUCTION_COST.get(op, 1), a)
 
     def ternary_op(self, a, b, c, op):
-        return self.count(super().ternary_op(a, b, c, op), 1, a, b, c)
+        return self.count(on_floats(stock.InterpreterBuilder.ternary_op)(self, a, b, c, op), 1, a, b, c)
 
     def create_fma(self, a, b, c):
         cost = OUTER_PRODUCT + 1 if is_outer(a.data, b.data) else FMA
-        return self.count(super().create_fma(a, b, c), cost, a, b, c)
+        out = super().create_fma(*map(as_float, (a, b, c)))
+        if c.dtype.scalar in AS_BITS:
+            out = TensorHandle(as_kept(out.data, c.dtype.scalar), c.dtype.scalar)
+        return self.count(out, cost, a, b, c)
 
     def create_precise_divf(self, a, b):
-        return self.count(super().binary_op(a, b, np.divide), PRECISE_DIVISION, a, b)
+        return self.count(on_floats(stock.InterpreterBuilder.binary_op)(self, a, b, np.divide), PRECISE_DIVISION, a, b)
 
     def create_idiv(self, a, b):
         dividend, divisor, out = self.last_division
@@ -250,10 +318,15 @@ class Lockstep(stock.InterpreterBuilder):
         return out
 
     def cast_impl(self, a, kind):
-        return self.count(super().cast_impl(a, kind), 0, a)
+        if a.dtype.scalar not in AS_BITS and kind.scalar not in AS_BITS:
+            return self.count(super().cast_impl(a, kind), 0, a)
+        values = as_float(a).data
+        values = as_kept(values, kind.scalar) if kind.scalar in AS_BITS else values.astype(stock._get_np_dtype(kind))
+        return self.count(TensorHandle(values, kind.scalar), 0, a)
 
     def create_fp_to_fp(self, a, kind, rounding):
-        return self.count(super().create_fp_to_fp(a, kind, rounding), 0, a)
+        toward_zero = "RTZ" in str(rounding) or kind.scalar not in AS_BITS and a.dtype.scalar not in AS_BITS
+        return self.count(super().create_fp_to_fp(a, kind, rounding), 0, a) if toward_zero else self.cast_impl(a, kind)
 
     def create_rsqrt(self, x):
         return self.count(super().create_rsqrt(x), INSTRUCTION_COST[np.sqrt], x)
@@ -289,10 +362,9 @@ class Lockstep(stock.InterpreterBuilder):
     def cost_of_dot(self, a, b, rate):
         """fp32 FLOPs for each FLOP of a product: the most of what holds it up."""
         (along_k, along_n), (left, right) = DOT_COST[rate], UNALIGNED_DOT[rate]
-        if "steps" not in b.attr:  # nothing is known of how it lies
-            return max(along_k, along_n, right)
-        unaligned = [any(step > 1 and step % 16 for step in x.attr.get("steps", ())) for x in (a, b)]
-        return max(along_k if b.attr["steps"][0] == 1 else along_n, left * unaligned[0], right * unaligned[1])
+        steps = b.attr.get("steps", ())  # where nothing is known of how it lies, the worst
+        order = max(along_k, along_n) if len(steps) != 2 else along_k if steps[0] == 1 else along_n
+        return max(order, left * ("unaligned" in a.attr), right * ("unaligned" in b.attr or len(steps) != 2))
 
     # --- reductions and scans: a combine function works on whole blocks as well as on scalars
 
@@ -317,6 +389,7 @@ class Lockstep(stock.InterpreterBuilder):
                 odd = [np.take(x, range(1, x.shape[at], 2), axis=at) for x in arrays]
                 arrays = self.combine(combine, even, odd, tensors)
         out = tuple(self.tensor(x.reshape(len(x), *left), t.dtype) for x, t in zip(arrays, tensors))
+        inherit([x.handle for x in out], [t.handle for t in tensors])
         return out if isinstance(inputs, tuple) else out[0]
 
     def scan(self, inputs, axis, combine, reverse=False, **_):
@@ -344,7 +417,8 @@ class Lockstep(stock.InterpreterBuilder):
 
     def numpy_function(self, combine, tensors, known):
         """What numpy has for one of Triton's own combine functions, or None."""
-        if combine.fn.__module__ == "triton.language.standard" and len(tensors) == 1:
+        if combine.fn.__module__ == "triton.language.standard" and len(tensors) == 1 and \
+                tensors[0].dtype.scalar not in AS_BITS:
             return known.get(combine.fn.__name__)
 
     def combine(self, function, left, right, tensors):
@@ -359,3 +433,8 @@ class Lockstep(stock.InterpreterBuilder):
         kind = tl.block_type(dtype.scalar, list(data.shape[1:])) if data.ndim > 1 else dtype.scalar
         data = data.astype(stock._get_np_dtype(dtype.scalar), copy=False)
         return tl.tensor(TensorHandle(data, dtype.scalar), kind)
+
+
+for name in ("create_reshape", "create_trans", "create_expand_dims", "create_broadcast", "create_join", "create_split",
+             "create_cat", "create_bitcast"):
+    setattr(Lockstep, name, reshaping(getattr(Lockstep, name)))

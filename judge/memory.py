@@ -8,42 +8,50 @@ import numpy as np
 import torch
 
 from judge.compiler import KernelError
+from judge.prices import CACHE_SECTORS, SECTOR, WARP_BYTES, program_milliseconds
 from judge.races import ATOMIC, RACE, Races
+from tasks import GPU_BATCH_FACTOR
 
 
 class Memory:
     """The storages that a launch may touch. Reads and writes go through numpy views of them, never through an address.
 
-    With `counting`, accesses are logged, and `flush` works out the `bytes` that the card would have moved for them:
-    whole sectors of 32 bytes, as a cache of `cache_sectors` would have fetched them if the programs had run in order.
-    parameters: addresses of storages that are no smaller here than on a GPU. Their bytes count `parameters_share`
-    times, and once fetched they stay at hand without taking room in the cache, until something is stored in them.
+    With `counting`, accesses are logged, and `flush` works out what they cost, program by program:
 
-    flops: what the arithmetic costs, in fp32 FLOPs; has_dot, has_atomics: are tl.dot, atomics part of it?
-    written: the addresses of storages in which something was stored.
+    bytes        moved between the GPU's memory and its L2 cache: whole sectors of 32 bytes, as a cache of CACHE_SECTORS
+                 would have fetched them if the programs had run in order
+    requested    bytes that pass through the L1 caches, whether they are found there or not: see `requests`
+    flops        the arithmetic, in fp32 FLOPs; has_dot: is tl.dot part of it?
+    conflicts    the most atomics on one address
+    largest      milliseconds of the program that takes longest
+
+    parameters: addresses of storages that are no smaller here than on a GPU. Their bytes count that much less, and once
+    fetched they stay at hand without taking room in the cache, until something is stored in them.
+    warps: of each program. written: the addresses of storages in which something was stored; loaded: {storage number:
+    dtype} of those from which something was loaded.
     """
 
-    SECTOR = 5  # log2 of the bytes in which memory is fetched
-
-    def __init__(self, storages, cache_sectors=0, counting=False, parameters=(), parameters_share=1.0):
+    def __init__(self, storages, counting=False, parameters=(), warps=4):
         self.storages = sorted({s.data_ptr(): s for s in storages if s.nbytes()}.values(), key=lambda s: s.data_ptr())
         self.starts = np.array([s.data_ptr() for s in self.storages], dtype=np.uint64)
-        self.views, self.written, self.undo, self.races = {}, set(), [], Races()
-        self.cache_sectors, self.counting = cache_sectors, counting
+        self.views, self.written, self.loaded, self.undo, self.races = {}, set(), {}, [], Races()
+        self.counting, self.warps = counting, warps
         self.parameters = {number for number, s in enumerate(self.storages) if s.data_ptr() in parameters}
-        self.parameters_share = parameters_share
-        self.log = []  # (storage number, bytes' offsets, mask or None, size if loaded) of accesses since the last flush
+        self.log = []  # (storage number, bytes' offsets, mask or None, bytes of an element, kind) since the last flush
         self.fetched = 0  # sectors so far, which is the cache's clock
         self.touched = {}  # {storage number: the value of `fetched` when each of its sectors was last touched}
-        self.bytes, self.flops, self.flushed_flops, self.flushed_atomics = 0, 0, 0, 0
+        self.atomics = {}  # {storage number: atomics on each of its elements}
+        self.bytes, self.requested, self.flops, self.conflicts, self.largest = 0, 0, 0, 0, 0.0
+        self.flushed_flops, self.flushed_atomics = 0, 0
         self.has_dot = self.has_atomics = False
 
     # --- access
 
-    def locate(self, pointers, mask, size, store):
+    def locate(self, pointers, mask, size, kind):
         """(storage number, element indices, 0 where masked). Raises KernelError outside of every tensor.
 
-        mask: None where all elements are active; size: bytes of an element. (None, None) if nothing is active.
+        mask: None where all elements are active; size: bytes of an element; kind: "load", "store" or "atomic".
+        (None, None) if nothing is active.
         """
         active = pointers if mask is None else pointers[mask]
         if active.size == 0:
@@ -54,12 +62,12 @@ class Memory:
         end = start + self.storages[number].nbytes() if number >= 0 else 0
         if low >= end or high + size > end:
             where = f"{(high + size - end) // size} elements past the end" if low < end else "no tensor there"
-            raise KernelError(f"out-of-bounds {'store' if store else 'load'} ({where})", stage="launch")
+            raise KernelError(f"out-of-bounds {'load' if kind == 'load' else 'store'} ({where})", stage="launch")
         offsets = pointers - np.uint64(start)
         if mask is not None:
             offsets = np.where(mask, offsets, np.uint64(0))
         if self.counting:
-            self.log.append((number, offsets.astype(np.int64), mask, 0 if store else size))
+            self.log.append((number, offsets.astype(np.int64), mask, size, kind))
         if (low - start) % size:
             raise KernelError("misaligned address", stage="launch")
         return number, (offsets // np.uint64(size)).astype(np.int64)
@@ -72,15 +80,16 @@ class Memory:
         return self.views[number, dtype]
 
     def load(self, pointers, mask, other, dtype):
-        number, index = self.locate(pointers, mask, dtype.itemsize, store=False)
+        number, index = self.locate(pointers, mask, dtype.itemsize, "load")
         if number is None:
             return np.broadcast_to(other, pointers.shape)
         self.races.look(number, index, dtype.itemsize, mask)
+        self.loaded[number] = dtype
         values = self.view(number, dtype)[index]
         return values if mask is None else np.where(mask, values, other)
 
     def store(self, pointers, mask, values):
-        number, index = self.locate(pointers, mask, values.dtype.itemsize, store=True)
+        number, index = self.locate(pointers, mask, values.dtype.itemsize, "store")
         if number is None:
             return
         view, bits = self.view(number, values.dtype), f"u{values.dtype.itemsize}"
@@ -95,7 +104,7 @@ class Memory:
 
     def before_atomic(self, pointers, mask, dtype):
         """Check an atomic's addresses, one row for each program, and note its order: a scalar one is a signal."""
-        number, index = self.locate(pointers, mask, dtype.itemsize, store=True)
+        number, index = self.locate(pointers, mask, dtype.itemsize, "atomic")
         if number is None:
             return
         self.has_atomics = True
@@ -132,29 +141,94 @@ class Memory:
 
     def flush(self, programs):
         """Accumulate the cost of what the log holds, program by program: each finds in the cache what others left."""
-        for number, offsets, mask, size in self.log:
-            if size:  # is it still what was loaded?
+        moved, requested, accesses = np.zeros(programs), np.zeros(programs), []
+        for number, offsets, mask, size, kind in self.log:
+            if kind == "load":  # is it still what was loaded?
                 self.races.look(number, offsets // size, size, mask)
-        for program in range(programs if self.log else 0):
-            for number, offsets, mask, _ in self.log:
-                row = offsets[program if len(offsets) > 1 else 0]
-                if mask is not None:
-                    row = row[mask[program if len(mask) > 1 else 0]]
-                self.fetch(number, row >> self.SECTOR)
+            elif kind == "atomic":
+                index = (offsets if mask is None else offsets[mask]).reshape(-1) // size
+                count = np.bincount(index, minlength=self.storages[number].nbytes() // size)
+                self.atomics[number] = self.atomics.get(number, 0) + count
+                self.conflicts = max(self.conflicts, int(self.atomics[number].max()))
+            sectors = offsets >> SECTOR if mask is None else np.where(mask, offsets >> SECTOR, -1)
+            starts = new_sectors(sectors, -1)
+            requested += self.requests(sectors, starts, size)
+            accesses.append((number, sectors, starts))
+        for program in range(programs if accesses else 0):
+            for number, sectors, starts in accesses:
+                row = program if len(sectors) > 1 else 0
+                moved[program] += self.fetch(number, sectors[row][starts[row]])
+        self.bytes, self.requested = self.bytes + moved.sum(), self.requested + requested.sum()
+        flops = (self.flops - self.flushed_flops) / programs
+        self.largest = max(self.largest, program_milliseconds(moved, requested, flops, self.has_dot).max())
         self.undo, self.log, self.flushed_flops, self.flushed_atomics = [], [], self.flops, len(self.races.atomics)
 
+    def requests(self, sectors, starts, size):
+        """Bytes that one access takes of the L1 cache's rate, in each program: of its elements, or of its sectors where
+        these are more, and no less than a request by each warp.
+
+        Sectors are counted along the dimension in which neighbours lie together.
+        """
+        block = tuple(range(1, sectors.ndim))
+        active = np.count_nonzero(sectors >= 0, axis=block)
+        found = np.count_nonzero(starts, axis=block)
+        for axis in block[:-1]:
+            found = np.minimum(found, np.count_nonzero(new_sectors(sectors, axis), axis=block))
+        return np.maximum(np.maximum(active * size, found << SECTOR), (active > 0) * self.warps * WARP_BYTES)
+
     def fetch(self, number, sectors):
-        """Touch sectors of a storage, and count those that are not in the cache: a cache's worth came after them."""
+        """Bytes fetched for sectors of a storage: those that are not in the cache, a cache's worth came after them."""
         if number not in self.touched:
-            count = (self.storages[number].nbytes() >> self.SECTOR) + 1
-            self.touched[number] = np.full(count, -self.cache_sectors - 1, dtype=np.int64)
+            count = (self.storages[number].nbytes() >> SECTOR) + 1
+            self.touched[number] = np.full(count, -CACHE_SECTORS - 1, dtype=np.int64)
         touched = self.touched[number]
-        missing = np.sort(sectors[self.fetched - touched[sectors] > self.cache_sectors])
+        missing = np.sort(sectors[self.fetched - touched[sectors] > CACHE_SECTORS])
         fetched = 1 + np.count_nonzero(missing[1:] != missing[:-1]) if missing.size else 0  # each of them once
         if number in self.parameters:
             touched[sectors] = np.iinfo(touched.dtype).max
-            self.bytes += self.parameters_share * (fetched << self.SECTOR)
-        else:
-            self.fetched += fetched
-            touched[sectors] = self.fetched
-            self.bytes += fetched << self.SECTOR
+            return (fetched << SECTOR) / GPU_BATCH_FACTOR
+        self.fetched += fetched
+        touched[sectors] = self.fetched
+        return fetched << SECTOR
+
+
+def new_sectors(sectors, axis):
+    """Where an element's sector is another than its neighbour's before it along an axis. Masked elements are -1."""
+    line = np.moveaxis(sectors, axis, -1) if sectors.ndim > 1 else sectors[:, None]
+    new = line >= 0
+    new[..., 1:] &= line[..., 1:] != line[..., :-1]
+    return np.moveaxis(new, -1, axis).reshape(sectors.shape)
+
+
+def only_moves(memory, run):
+    """Has a launch only moved data? Then it stores the same elements of other data as well.
+
+    run(memory) repeats the launch. Before that, the larger half of what it has loaded from one tensor becomes the
+    smallest of these values, the rest the largest: what compares, clamps or sorts values then stores others. Counted
+    are elements: more than half of those that it stores must be moved ones, so that computing a few is no way out.
+    """
+    places = {number: np.flatnonzero(stamps) for number, (_, stamps) in memory.races.stamps.items()}
+    moved = 0
+    for source, dtype in ({} if memory.has_atomics else memory.loaded).items():
+        values, bits = memory.view(source, dtype), f"u{dtype.itemsize}"
+        same = [number for number in places if memory.races.stamps[number][0] == dtype.itemsize and number != source]
+        stored = {number: memory.view(number, dtype)[places[number]] for number in same}
+        few = [x[::len(x) // 16 + 1].view(bits) for x in stored.values()]  # looking at a few saves most repetitions
+        if not any(2 * (values.view(bits) == x[:, None]).any(axis=1).sum() > len(x) for x in few):
+            continue
+        smallest, middle, largest = np.sort(values)[[0, len(values) // 2, -1]]
+        if smallest == largest:
+            continue
+        kept = [(view, view.copy()) for view in (memory.view(number, dtype) for number in [source, *stored])]
+        values[:] = np.where(values >= middle, smallest, largest)
+        try:
+            run(Memory(memory.storages))
+            for number, old in stored.items():
+                new = memory.view(number, dtype)[places[number]]
+                moved += (new.view(bits) == np.where(old >= middle, smallest, largest).view(bits)).sum()
+        except KernelError:  # those were indices
+            pass
+        finally:
+            for view, old in kept:
+                view[:] = old
+    return 2 * moved > sum(map(len, places.values()))

@@ -20,10 +20,12 @@ Modelled
                        second sweep over a tensor only if the tensor has left the cache. FLOPs: what the card takes for
                        each element of an operation, 15 for an exp, 30 for an integer division; 2MNK for tl.dot, at a
                        rate that depends on its input precision, on which dimension of its right operand has its
-                       neighbours in memory, and on whether rows are whole multiples of 16 elements. Programs: to start
-                       and end one takes the card 0.6 ns, so that one for every short row is slow.
+                       neighbours in memory, and on whether rows are whole multiples of 16 elements. Requests: what
+                       loads and stores take of the L1 caches' rate, found there or not. Programs: to start and end one
+                       takes the card 0.6 ns, so that one for every short row is slow; and one alone has a fourth of the
+                       machine at most. Atomics on one address follow one another.
 Not modelled: occupancy, latency, bank conflicts, the tail of a grid that is too small for the card, small tiles of
-tl.dot, parameters that are read again and again, atomics beyond their bytes, the host, several streams.
+tl.dot, the L2 cache's rate, the host, several streams.
 Kernels that are slow for these reasons look better here than they are; those that divide by a constant, which the
 compiler turns into a multiplication, look worse. results/README.md compares modelled with measured times.
 
@@ -31,6 +33,7 @@ Replaying is as strict as a GPU: every kernel must first compile for one, an acc
 and memory from `torch.empty` is poisoned.
 """
 
+import functools
 import hashlib
 import math
 import os
@@ -39,11 +42,11 @@ import torch
 
 from judge import compiler, interpreter
 from judge.compiler import KernelError
-from judge.memory import Memory
-from judge.prices import CACHE_SECTORS, FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
+from judge.lockstep import unwrap
+from judge.memory import Memory, only_moves
+from judge.prices import FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
 from judge.messages import TORCH_NAMES, strided
 from judge.recorder import read_value
-from tasks import GPU_BATCH_FACTOR
 
 
 def addresses(tree):
@@ -60,6 +63,7 @@ class Replay:
 
     def __init__(self, code, recording, constants, known=()):
         self.recording, self.left = recording, {}  # left: the constants as the last forward has left them
+        self.computing = set()  # which of the launches, by number, have done more than move data in some forward
         self.constants = {int(number): data for number, data in constants.items()}
         os.environ["DISABLE_LLVM_OPT"] = "1"  # in this process kernels only need to compile, nothing runs them
         names = {name: read_value(value, None) for name, value in recording["names"].items()}
@@ -107,7 +111,7 @@ class Replay:
         self.mute = mute
         self.allocate(inputs)
         self.parameters = {self.storages[int(number)].data_ptr() for number in parameters}
-        events = []
+        events, self.launches = [], 0
         torch.manual_seed(seed)
         with torch.no_grad():
             for step in self.recording["steps"]:
@@ -181,9 +185,13 @@ class Replay:
         """Interpret a Triton launch. Returns the addresses of the storages that it writes."""
         _, name, grid, _, options = step
         arguments = self.arguments(step, self.tensor)
-        memory = Memory(self.storages.values(), CACHE_SECTORS, price, self.parameters, 1 / GPU_BATCH_FACTOR)
-        self.interpreter.launch(name, grid, arguments, memory, {k: read_value(v, None) for k, v in options.items()})
+        options = {key: unwrap(read_value(value, None)) for key, value in options.items()}
+        memory = Memory(self.storages.values(), price, self.parameters, options.get("num_warps", 4))
+        run = functools.partial(self.interpreter.launch, name, grid, arguments, options=options)
+        run(memory)
+        if not self.mute and self.launches not in self.computing and not only_moves(memory, run):
+            self.computing.add(self.launches)
+        self.launches += 1
         if price:
-            ms = launch_milliseconds(memory.bytes, memory.flops, math.prod(grid), memory.has_dot)
-            clock.events.append([ms, name, True])
+            clock.events.append([launch_milliseconds(memory, math.prod(grid)), name, True])
         return memory.written

@@ -2,8 +2,13 @@
 
 One kernel costs
 
-    launch overhead + max(bytes / bandwidth, FLOPs / peak, programs / rate of programs)
-                      (bytes / bandwidth + FLOPs / peak for a kernel with tl.dot, which hardly overlaps them)
+    launch overhead + max(bytes / bandwidth, FLOPs / peak)
+
+and one Triton launch
+
+    launch overhead + max(bytes / bandwidth, FLOPs / peak,       (their sum with tl.dot, which hardly overlaps them)
+                          bytes requested / rate of the L1 caches, programs / rate of programs,
+                          atomics on one address / their rate, largest program at a program's share of the machine)
 
 The device is one 256th of an H200: problems on the CPU are 256 times smaller than on the GPU (tasks.py), and a launch
 keeps its full price (that of a kernel in a CUDA graph, as the measured clock times it). So launches, bytes and FLOPs
@@ -25,15 +30,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from judge.messages import decode
-from judge.rules import ONE_PASS, REFERENCE_ONLY, REFUSED_OPERATORS
+from judge.rules import MOVES, ONE_PASS, REFERENCE_ONLY, REFUSED_OPERATORS
 from tasks import GPU_BATCH_FACTOR
 
-# An H200's measured copy bandwidth and fp32 rate, divided by the factor by which problems are smaller here.
+# The rates of an H200, divided by the factor by which problems are smaller here, per millisecond; and where from.
 LAUNCH_MS = 0.002
-BANDWIDTH = 4.2e12 / GPU_BATCH_FACTOR / 1e3  # bytes per millisecond
-CACHE_SECTORS = int(4 * 50e6 / GPU_BATCH_FACTOR / 32)  # four times its share: neighbours on a GPU load things together
-PEAK = 60e12 / GPU_BATCH_FACTOR / 1e3  # fp32 FLOPs per millisecond
-PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # Triton programs per millisecond, as measured with kernels of tiny programs
+BANDWIDTH = 4.2e12 / GPU_BATCH_FACTOR / 1e3  # bytes of the GPU's memory: a copy, measured
+L1_BANDWIDTH = 30e12 / GPU_BATCH_FACTOR / 1e3  # bytes: 132 multiprocessors, 128 bytes a clock of 1.76 GHz
+PEAK = 60e12 / GPU_BATCH_FACTOR / 1e3  # fp32 FLOPs, measured
+PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # Triton programs, measured with kernels of tiny programs
+ATOMICS = 1.7e9 / GPU_BATCH_FACTOR / 1e3  # on one address: one a clock of the L2 cache
+SECTOR = 5  # log2 of the bytes in which memory is fetched
+CACHE_SECTORS = int(4 * 50e6 / GPU_BATCH_FACTOR) >> SECTOR  # four times its share: neighbours load things together
+WARP_BYTES = 128  # that the L1 cache could give in the time that it takes for any request of a warp
+ONE_PROGRAM = {False: 4, True: 2}  # one program gets at most a fourth of the machine; with tl.dot, a half
 
 
 def milliseconds(moved, flops=0):
@@ -41,11 +51,21 @@ def milliseconds(moved, flops=0):
     return LAUNCH_MS + max(moved / BANDWIDTH, flops / PEAK)
 
 
-def launch_milliseconds(moved, flops, programs, has_dot):
-    """The price of one launch of a Triton kernel. has_dot: it uses tl.dot."""
-    moving, working = moved / BANDWIDTH, flops / PEAK
-    busy = moving + working if has_dot else max(moving, working)
-    return LAUNCH_MS + max(busy, programs / PROGRAMS)
+def launch_milliseconds(memory, programs):
+    """The price of one launch of a Triton kernel, by what its Memory has counted."""
+    moving, working = memory.bytes / BANDWIDTH, memory.flops / PEAK
+    busy = moving + working if memory.has_dot else max(moving, working)
+    return LAUNCH_MS + max(busy, memory.requested / L1_BANDWIDTH, programs / PROGRAMS, memory.conflicts / ATOMICS,
+                           memory.largest)
+
+
+def program_milliseconds(moved, requested, flops, has_dot):
+    """What single programs (arrays) take, each at one program's share of the machine: a launch takes no less.
+
+    On a GPU a grid has thousands of programs; here, where problems are smaller, an honest one may have a few.
+    """
+    working = 0 if has_dot else flops / PEAK
+    return ONE_PROGRAM[has_dot] * np.maximum(np.maximum(moved / BANDWIDTH, requested / L1_BANDWIDTH), working)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -315,6 +335,13 @@ def is_known(func, on_complex):
         factory or name in NAMED or ONE_PASS.fullmatch(name) or price_of_operator(name) is not one_kernel)
 
 
+def only_moves(kind):
+    """Does an operator (`kind_of`) compute nothing?"""
+    overloads = getattr(torch.ops.aten, kind, None)
+    forms = [getattr(overloads, name) for name in overloads.overloads()] if overloads is not None else []
+    return bool(MOVES.fullmatch(kind)) or kind in FREE_OPERATORS or any(form.is_view for form in forms)
+
+
 def refusal(step, called):
     """Why a candidate may not call a recorded step's operator, or None. called: by the reference (`Clock.called`)."""
     layouts, (base, overload) = [], step[1].split(".")
@@ -381,6 +408,7 @@ ERF = 60
 LIBDEVICE_COST = {"sin": 70, "cos": 70, "erf": ERF, "log": 50, "exp": 15, "sqrt": 15, "rsqrt": 15, "tanh": 40,
                   "pow": 250, "fast_powf": 250}
 OTHER_LIBDEVICE = 60
+GATHER = 50  # through the shared memory of a multiprocessor: about six clocks for 32 elements
 OUTER_PRODUCT = 5  # an element of column times row: with the addition that follows, no cheaper than tl.dot in fp32
 # A FLOP of tl.dot, by where the right operand's neighbours lie in memory: (along K, along N). The tensor cores take
 # those along N as they are only if they have 16 bits. fp64 is a guess.

@@ -96,6 +96,10 @@ ONE_PASS = re.compile(  # they read their inputs once and write their outputs on
     r"|cat|stack|repeat|flip|roll|rot90|tril|triu|diag_embed|block_diag|trace|pixel_(un)?shuffle|native_channel_shuffle"
     r"|im2col|col2im|(reflection|replication)_pad[123]d|upsample_(nearest[123]d|linear1d|bilinear2d|trilinear3d)"
     r"|index_(put|fill|add)|scatter(_add|_reduce)?")  # they check their indices
+MOVES = re.compile(  # they compute nothing: beside a reference of these alone, a kernel that only moves data is work
+    r".*copy|clone|cat|stack|repeat|flip|roll|rot90|tril|triu|diag_embed|block_diag|pixel_(un)?shuffle|.*_pad.*"
+    r"|native_channel_shuffle|im2col|upsample_nearest[123]d|index(_select|_put|_fill)?|gather|scatter|take|embedding"
+    r"|masked_fill|where|fill|zeros|ones|full|arange|new_.*|.*_like")
 REFERENCE_ONLY = re.compile(  # although prices.py has them
     r".*backward.*|_reshape_alias.*|_?nested.*"  # they go where an index or a stride says, and some do not check it
     r"|_?empty_(permuted|.*quantized)"  # what is not initialised and not poisoned

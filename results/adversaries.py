@@ -1,6 +1,7 @@
 """Programs that were written to cheat the modelled clock, and honest ones that a strict sandbox might refuse.
 
     python results/adversaries.py [--only 5.7] [--kind exploit|honest] [--json FILE]        (no GPU; about five minutes)
+    python results/adversaries.py --kernelbench DIR   (KernelBench's checker on them, from a clone of it)
 
 adversaries/cases.jsonl holds one object a line: task, code, and for an exploit its `proof` that it works:
 
@@ -14,7 +15,10 @@ jail, 3 operators out of bounds, 4 memory, 5 races, 6 perturbation, 7 state, 8 w
 """
 
 import argparse
+import importlib.util
 import json
+import os
+import signal
 import sys
 import tempfile
 import threading
@@ -23,6 +27,8 @@ from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+if "--kernelbench" in sys.argv:
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton looks at it when it is imported
 
 from sandbox import Sandbox  # noqa: E402
 from tasks import Task  # noqa: E402
@@ -89,14 +95,74 @@ def run(case, box, marker):
     return row
 
 
+def called_correct(case):
+    """Does a candidate pass KernelBench's correctness check? As its run_and_check_correctness has it: everything in one
+    process, five draws from seeds that are known, the same shape, allclose at 1e-4. By Triton's own interpreter.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    os.chdir(tempfile.mkdtemp())
+    space = {"__name__": "task"}
+    exec(compile(case["task"], "task.py", "exec"), space)
+    Path("candidate.py").write_text(case["code"])
+    exec(compile(case["code"], "candidate.py", "exec"), space)
+    models = []
+    for name in ("Model", "ModelNew"):
+        torch.manual_seed(42)
+        models.append(space[name](*space["get_init_inputs"]()))
+    with torch.no_grad():
+        for seed in range(5):
+            torch.manual_seed(seed)
+            inputs = space["get_inputs"]()
+            expected, got = (model(*inputs) for model in models)
+            if expected.shape != got.shape or not torch.allclose(expected, got, atol=1e-4, rtol=1e-4):
+                return False
+    return True
+
+
+def kernelbench(cases, folder):
+    """Print what KernelBench's static checker says of each exploit, and of items 5 to 10 what its comparison says."""
+    path = Path(folder) / "src" / "kernelbench" / "kernel_static_checker.py"
+    spec = importlib.util.spec_from_file_location("kernel_static_checker", path)
+    checker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(checker)
+    counts = Counter()
+    for case in cases:
+        item = int(case["item"].split(".")[0]) if case["kind"] == "exploit" else 0
+        valid, errors, warnings = checker.validate_kernel_static(case["code"], backend="triton", precision="fp32")
+        counts[item, "cases"] += 1
+        counts[item, "static checker: error"] += not valid
+        counts[item, "static checker: warning"] += valid and bool(warnings)
+        says = "not run"
+        if item > 4:  # the others attack the process or the machine
+            child = os.fork()
+            if child == 0:
+                signal.alarm(60)
+                try:
+                    os._exit(0 if called_correct(case) else 1)
+                finally:
+                    os._exit(2)
+            says = {0: "correct", 1: "wrong values"}.get(os.waitpid(child, 0)[1] >> 8, "fails")
+            counts[item, f"comparison: {says}"] += 1
+            counts[item, "passes both"] += valid and says == "correct"
+        static = "passes" if valid and not warnings else "warning" if valid else "error"
+        print(f"{static:8} {says:13} {case['item']} {case['name'][:90]}", flush=True)
+    for (item, what), count in sorted(counts.items()):
+        print(f"{item or 'honest':8} {what:26} {count}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--only", default="", help="an item (5.7 or 5), or a part of a name")
     parser.add_argument("--kind", choices=["exploit", "honest"], help="default: both")
     parser.add_argument("--json", help="write all rows to this file")
+    parser.add_argument("--kernelbench", metavar="DIR", help="ask KernelBench's checker instead")
     options = parser.parse_args()
     cases = [json.loads(line) for line in CASES.read_text().splitlines()]
     rows, counts, box = [], Counter(), None
+    if options.kernelbench:
+        return kernelbench(cases, options.kernelbench)
     with tempfile.TemporaryDirectory() as folder:
         for case in cases:
             title = f"{case['item']} {case['name']}"

@@ -332,6 +332,32 @@ def test_a_decoy_kernel_is_no_kernel(box, naively, body):
     fails_here(box, forward(body), says="do not reach the output")
 
 
+@pytest.mark.parametrize("result", [  # in place of what torch has computed already
+    "tl.load(x + o)", "tl.load(x + o) * 1.0", "tl.minimum(tl.load(x + o), 1e30)",
+    "(tl.load(x + o).to(tl.int32, bitcast=True) + 0).to(tl.float32, bitcast=True)",
+    "tl.where(o < 1600, 2.0 * tl.sigmoid(tl.load(z + o)), tl.load(x + o))"])  # a few of them are computed
+def test_a_kernel_that_only_moves_data_is_no_kernel(box, naively, result):
+    task = POINTWISE.replace("torch.zeros(64)", "torch.zeros(256, 64)")
+    code = with_copy(f"y, out = {TORCH}, torch.empty_like(x)\ncopy[(16,)](y, out, x + self.bias)\nreturn out", result)
+    code = code.replace("copy(x, y)", "copy(x, y, z)").replace("torch.zeros(64)", "torch.zeros(256, 64)")
+    answer = naively(task, code)
+    assert answer["correct"] and answer["launches"]
+    fails_here(box, code, task, says="only move data")
+
+
+@pytest.mark.parametrize("expression, result", [
+    ("x.flip(1)", "tl.load(x + o // 64 * 64 + 63 - o % 64)"),  # the task is to move data
+    ("torch.relu(x)", "tl.maximum(tl.load(x + o), 0.0)"), ("x.clamp(-3, 3)", "tl.clamp(tl.load(x + o), -3.0, 3.0)"),
+    ("torch.where(x > 0.5, x, 2 * x)", "tl.where(tl.load(x + o) > 0.5, tl.load(x + o), 2 * tl.load(x + o))"),
+    ("x.cummax(1)[0]", "tl.associative_scan(tl.load(x + o).reshape(16, 64), 1, larger).reshape(1024)")])
+def test_a_kernel_that_stores_what_it_has_loaded_may_have_worked(box, expression, result):
+    task = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", expression)
+    code = with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", result).replace(
+        "@triton.jit\ndef copy", "@triton.jit\ndef larger(a, b):\n    return tl.maximum(a, b)\n\n@triton.jit\ndef copy")
+    [verdict] = box.score(Task("victim", 0, task), [code])
+    assert verdict.correct and verdict.coverage == 1.0, verdict
+
+
 HIDDEN = {  # what a rule forbids by name, under another name: there is nothing to be gained
     "the garbage collector": (CHEATS["the reference through the garbage collector"][0].replace(
         "import gc", "gc = __builtins__['__im' + 'port__']('gc')"), ""),

@@ -71,7 +71,17 @@ apply[(triton.cdiv(x.numel(), 512),)](x, out, x.numel(), BLOCK=512)
 return out""")
 
 
+BF16 = "torch.randn(256, 64).bfloat16()"
 CASES = {
+    **{f"bf16: {result}": (problem(expression, BF16), by_elements(result)) for expression, result in (
+        ("x + x", "v + v"), ("x * 1.5 - 3", "v * 1.5 - 3"), ("torch.where(x > 0.5, x, -x)", "tl.where(v > 0.5, v, -v)"),
+        ("x.abs().clamp(max=1)", "tl.minimum(tl.abs(v), 1.0)"), ("(x * 8).int().bfloat16()", "(v * 8).to(tl.int32)"),
+        ("(x.float() * 2 + 1).bfloat16()", "tl.fma(v, 2.0, 1.0)"), ("x.half().bfloat16() / 3", "v.to(tl.float16) / 3"),
+        ("x.float().sigmoid().bfloat16()", "tl.sigmoid(v.to(tl.float32))"))},
+    "bf16: maximum": (problem("x.amax(1)", BF16), by_rows("tl.max(v, axis=0)", "-1e9", "torch.bfloat16")),
+    **{f"fp8: {kind}": (problem(f"(x * 300).clamp(-400, 400).to(torch.{kind}).float()"),
+                        by_elements(f"tl.clamp(v * 300, -400.0, 400.0).to({name}).to(tl.float32)"))
+       for kind, name in (("float8_e4m3fn", "tl.float8e4nv"), ("float8_e5m2", "tl.float8e5"))},
     "copy": (problem("x.clone()"), by_elements("v")),
     "sum": (problem("x.sum(1)"), by_rows("tl.sum(v, axis=0)")),
     "max of padded rows": (problem("x.amax(1)", "torch.randn(50, 37)"), by_rows("tl.max(v, axis=0)", "float('-inf')")),
@@ -257,16 +267,110 @@ def test_a_second_sweep_is_free_while_the_tensor_is_in_the_cache(box):
 @triton.jit
 def sweeps(x, out, n, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), dtype=tl.float32)
-    for _ in range(2):
-        for start in range(0, n, BLOCK):
-            total += tl.load(x + start + tl.arange(0, BLOCK))
-    tl.store(out, tl.sum(total, axis=0))
-'''
-    code = solution(kernel, "out = torch.empty(())\nsweeps[(1,)](x, out, x.numel(), BLOCK=1024)\nreturn out")
+    for start in range(tl.program_id(0) % 8 * n, tl.program_id(0) % 8 * n + n, BLOCK):
+        total += tl.load(x + start + tl.arange(0, BLOCK))
+    tl.store(out + tl.program_id(0), tl.sum(total, axis=0))
+'''  # sixteen programs: the last eight load what the first eight have loaded
+    code = solution(kernel, "out = torch.empty(16)\nsweeps[(16,)](x, out, x.numel() // 8, BLOCK=512)\nreturn out.sum()")
     small = milliseconds(box, problem("2 * x.sum()", "torch.randn(256, 64)"), code, "sweeps")
     large = milliseconds(box, problem("2 * x.sum()", "torch.randn(4096, 64)"), code, "sweeps")
     assert megabytes(small) == pytest.approx(256 * 64 * 4 / 2 ** 20, rel=0.01)
     assert megabytes(large) == pytest.approx(2 * 4096 * 64 * 4 / 2 ** 20, rel=0.01)
+
+
+SUM = "torch.exp(x).sum()", "torch.randn(256, 256)"
+RELU = '''
+@triton.jit
+def relu(x, out):
+    o = tl.program_id(0) * 1024 + tl.arange(0, 1024)
+    tl.store(out + o, tl.maximum(tl.load(x + o), 0.0))
+'''
+KERNELS = '''
+@triton.jit
+def one(x, out, N: tl.constexpr, BLOCK: tl.constexpr):
+    total = 0.0
+    for i in range(0, N, BLOCK):
+        total += tl.sum(tl.exp(tl.load(x + tl.program_id(0) * N + i + tl.arange(0, BLOCK))), axis=0)
+    tl.store(out + tl.program_id(0), total)
+
+@triton.jit
+def first(x, out, N: tl.constexpr, BLOCK: tl.constexpr):
+    if tl.program_id(0) == 0:
+        one(x, out, N, BLOCK)
+
+@triton.jit
+def all(x, out, N: tl.constexpr, BLOCK: tl.constexpr):
+    total = 0.0
+    for i in range(0, N, BLOCK):
+        total += tl.sum(tl.exp(tl.load(x + i + tl.arange(0, BLOCK))), axis=0)
+    tl.store(out + tl.program_id(0), total / 8)
+
+@triton.jit
+def atomics(x, out, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(out + 0 * o, tl.exp(tl.load(x + o)))
+
+@triton.jit
+def short(x, out):
+    tl.atomic_add(out, tl.sum(tl.exp(tl.load(x + tl.program_id(0) * 16 + tl.arange(0, 16))), axis=0))
+
+@triton.jit
+def scalars(x, y, out):
+    n, m = tl.arange(0, 256), tl.program_id(0)
+    total = tl.zeros((256,), tl.float32)
+    for k in range(0, 256):
+        total += tl.load(x + m * 256 + k) * tl.load(y + k * 256 + n)
+    tl.store(out + m * 256 + n, tl.maximum(total, 0.0))
+
+@triton.jit
+def tiles(x, y, out):
+    m, n = tl.program_id(0) * 8 + tl.arange(0, 8), tl.program_id(1) * 8 + tl.arange(0, 8)
+    k = tl.arange(0, 256)
+    a = tl.load(tl.broadcast_to(x + m[:, None, None] * 256 + k[None, :, None], (8, 256, 8)))
+    b = tl.load(tl.broadcast_to(y + k[None, :, None] * 256 + n[None, None, :], (8, 256, 8)))
+    tl.store(out + m[:, None] * 256 + n[None, :], tl.maximum(tl.sum(a * b, axis=1), 0.0))
+
+@triton.jit
+def convolution(x, y, out):
+    image, channel, p = tl.program_id(0), tl.program_id(1), tl.arange(0, 256)
+    total = tl.zeros((256,), tl.float32)
+    for i in range(0, 144):
+        place = i // 9 * 324 + i % 9 // 3 * 18 + i % 3 + p // 16 * 18 + p % 16
+        total += tl.load(x + image * 5184 + place) * tl.load(y + channel * 144 + i)
+    tl.store(out + (image * 32 + channel) * 256 + p, tl.maximum(total, 0.0))
+'''
+PARTS = (SUM, "out = torch.empty(64)\none[(64,)](x, out, N=1024, BLOCK=1024)\nreturn out.sum()")
+PRODUCT = ("torch.relu(x @ y)", "torch.randn(64, 256), torch.randn(256, 256)")
+CONVOLUTION = ("torch.relu(torch.conv2d(x, y))", "torch.randn(4, 16, 18, 18), torch.randn(32, 16, 3, 3)")
+ON_TORCH = "out = torch.empty_like(y)\nrelu[(y.numel() // 1024,)](y, out)\nreturn out"
+CHEAP = {  # name: ((task, forward), an honest forward)
+    "one program": ("out = torch.empty(1)\none[(1,)](x, out, N=65536, BLOCK=1024)\nreturn out.sum()", PARTS),
+    "one block": ("out = torch.empty(1)\none[(1,)](x, out, N=65536, BLOCK=65536)\nreturn out.sum()", PARTS),
+    "the first of many": ("out = torch.empty(1)\nfirst[(128,)](x, out, N=65536, BLOCK=4096)\nreturn out.sum()", PARTS),
+    "every program": ("out = torch.empty(8)\nall[(8,)](x, out, N=65536, BLOCK=4096)\nreturn out.sum()", PARTS),
+    "one address": ("out = torch.zeros(())\natomics[(64,)](x, out, BLOCK=1024)\nreturn out", PARTS),
+    "small blocks": ("out = torch.zeros(())\natomics[(256,)](x, out, BLOCK=256)\nreturn out", PARTS),
+    "many programs": ("out = torch.zeros(())\nshort[(4096,)](x, out)\nreturn out", PARTS),
+    "scalar loads": ("out = torch.empty(64, 256)\nscalars[(64,)](x, y, out)\nreturn out",
+                     (PRODUCT, f"y = x @ y\n{ON_TORCH}")),
+    "tiles without tl.dot": ("out = torch.empty(64, 256)\ntiles[(8, 32)](x, y, out)\nreturn out",
+                             (PRODUCT, f"y = x @ y\n{ON_TORCH}")),
+    "a direct convolution": ("out = torch.empty(4, 32, 16, 16)\nconvolution[(4, 32)](x, y, out)\nreturn out",
+                             (CONVOLUTION, f"y = torch.conv2d(x, y)\n{ON_TORCH}")),
+}
+
+
+def test_what_counts_bytes_alone_can_be_made_to_look_fast(box):
+    """Each kernel moves no more bytes in fewer launches than the honest ones, and still costs more."""
+    def score(task, body):
+        code = solution(KERNELS + RELU, body, "x" if task == SUM else "x, y")
+        [verdict] = box.score(problem(*task), [code])
+        assert verdict.correct, verdict
+        return verdict
+
+    for name, (body, (task, honest)) in CHEAP.items():
+        exploit, fair = score(task, body), score(task, honest)
+        assert len(exploit.profile) <= len(fair.profile) and exploit.candidate_ms > 1.2 * fair.candidate_ms, name
 
 
 def flops(ms):
@@ -303,24 +407,31 @@ def product(x, y, out, M, N, K, BM: tl.constexpr, B: tl.constexpr):
 """
 ALONG_N = "tl.load(y + i[:, None] * N + n[None, :], mask=(i[:, None] < K) & (n[None, :] < N), other=0.0)"
 ALONG_K = "tl.load(y + n[None, :] * K + i[:, None], mask=(i[:, None] < K) & (n[None, :] < N), other=0.0)"
+R = "tl.arange(0, 64)[:, None]"
+ORDERS = (f"(2 * {R}) % 64 + (2 * {R}) // 64", f"tl.where({R} == 1, 2, tl.where({R} == 2, 1, {R}))", f"63 - {R}")
 TURNED = "tl.load(y + n[:, None] * K + i[None, :], mask=(i[None, :] < K) & (n[:, None] < N), other=0.0)"
 
 
 def test_a_product_costs_by_how_its_operands_lie_in_memory(box):
     tile = "tl.load(x + m[:, None] * K + i[None, :], mask=(m[:, None] < M) & (i[None, :] < K), other=0.0)"
     same = ("{} * 1.0", "tl.permute({}, (0, 1))", "tl.reshape({}, (64, 64))", "{}.to(tl.float64).to(tl.float32)")
+    roads = (*same, "tl.reshape(tl.reshape({}, (64, 8, 8)), (64, 64))", "tl.trans(tl.trans({}))",
+             "tl.split(tl.join({0}, {0}))[0]", "tl.sum({}[:, :, None], axis=2)")
     kinds = {  # name: (how the right operand is loaded, what is different)
         "along K": (ALONG_K, {}), "along N": (ALONG_N, {}),
         "tl.trans": (f"tl.trans({TURNED})", {}), "T": (f"({TURNED}).T", {}),
         "uneven N": (ALONG_N, {"N": 72}), "uneven K": (ALONG_N, {"K": 72}), "masked rows": (ALONG_K, {"BM": 128}),
         **{f"{road} along K": (road.format(ALONG_K), {}) for road in same},
         **{f"{road} uneven N": (road.format(ALONG_N), {"N": 72}) for road in same},
+        **{f"{road} left": (ALONG_N, {"K": 72, "left": road.format(tile)}) for road in roads},
+        **{f"{order} rows": (f"tl.load(y + ({order}) * N + n[None, :], mask=n[None, :] < N, other=0.0)", {
+            "N": 72, "left": f"tl.load(x + m[:, None] * K + tl.trans({order}))"}) for order in ORDERS},
         **{f"filled, {rows}": (ALONG_K, {"left": tile.replace("(m[:, None] < M)", f"(m[:, None] {rows})").replace(
             "other=0.0", f"other={tile}")}) for rows in ("< 0", "!= 7")},
     }
 
-    def pair(load, M=64, N=64, K=64, BM=64, left=None):
-        turned = ALONG_N not in load
+    def pair(load, M=192, N=64, K=64, BM=64, left=None):
+        turned = ALONG_N not in load and "* N +" not in load
         task = problem("x @ y.t()" if turned else "x @ y",
                        f"torch.randn({M}, {K}), torch.randn({[N, K] if turned else [K, N]})")
         kernel = DOT.replace("LOAD", load)
@@ -336,7 +447,7 @@ return out""", "x, y")
     def cost(kind):
         """fp32 FLOPs for each FLOP of the tiles, beyond what loading and storing takes."""
         load, options = kinds[kind]
-        M, N, K = 64, options.get("N", 64), options.get("K", 64)
+        M, N, K = 192, options.get("N", 64), options.get("K", 64)
         moved = (M * K + K * N + M * N) * 4 / prices.BANDWIDTH
         tiles = 2 * M * -(-N // 64) * 64 * -(-K // 64) * 64
         return flops(milliseconds(box, *pair(load, **options), "product") - moved) / tiles
@@ -350,6 +461,8 @@ return out""", "x, y")
         assert cost(f"{road} uneven N") > 0.99 * cost("uneven N")
         assert cost(f"{road} along K") == pytest.approx(cost("along K"), rel=0.05)
     assert cost("masked rows") == pytest.approx(cost("along K"), rel=0.15)  # rows masked at the end are free,
+    assert all(cost(f"{road} left") > 0.99 * cost("uneven K") for road in roads)
+    assert all(cost(f"{order} rows") > 0.99 * cost("uneven N") for order in ORDERS)  # all of a tile's rows count
     for rows in ("< 0", "!= 7"):  # but not if something else is put in their place
         assert cost(f"filled, {rows}") > 0.99 * cost("along K")
 

@@ -48,6 +48,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import subprocess
 import tempfile
 import threading
@@ -64,7 +65,6 @@ from judge.connection import ScorerConnection
 from judge.correctness import KernelTime, Verdict
 from judge.gpu_lock import GpuLock
 from judge.messages import Gone, Orphaned
-from judge.side_effects import is_side_effect_free
 from tasks import Task, TaskError, UserError, load_task, run_command
 
 SCORER_COMMAND = ["-m", "judge.scorer"]  # what the fork server runs, see judge/processes.py
@@ -80,7 +80,6 @@ class Job:
 
     task: Task
     codes: list = field(default_factory=list)  # candidates without a verdict
-    prepare: int = 0  # candidates to have processes ready for
     scorer: ScorerConnection = None  # that judges it; None until one has been started, and after it has ended
 
 
@@ -201,18 +200,16 @@ class Sandbox:
         return self.gpu.shared()
 
     def prepare(self, tasks):
-        """While candidates of these tasks are being written, one for each entry, start what judging them will take.
+        """While candidates of these tasks are being written, build the tasks' references: that takes a second each.
 
-        That is every task's reference, and the candidates' processes: to come up takes them longer than a measurement.
         Only for the measured clock, and where several tasks may be in work at the same time.
         """
-        counts = Counter(tasks)
         with self.changed:
             self.unusable.clear()  # memory may have been short
             if not self.modelled and self.settings["tasks"] > 1:
-                for task in list(counts)[:MAX_SCORERS]:
+                for task in list(dict.fromkeys(tasks))[:MAX_SCORERS]:
                     if task.source not in self.large:
-                        self.waiting.setdefault(task.source, Job(task)).prepare = counts[task]
+                        self.waiting.setdefault(task.source, Job(task))
             self.changed.notify_all()
 
     def end_idle(self) -> bool:
@@ -267,7 +264,6 @@ class Sandbox:
                 self.at_work.append(job)
             try:
                 self._load(job)
-                self._prepare(job)
                 self._judge(job)
             except TaskError as error:
                 self._fail(job, error)
@@ -306,7 +302,7 @@ class Sandbox:
             return
         if source in self.unusable:
             raise TaskError(self.unusable[source])
-        if job.scorer is not None and not self._may_share_a_scorer(job.scorer.source, source):
+        if job.scorer is not None and not self._may_share_a_scorer(job.scorer.source + source):
             self._end_scorer(job)
         for _ in range(3):  # by a scorer that had another task, by a new one, by a new one with all memory to itself
             control, reused = self.control, job.scorer is not None
@@ -330,10 +326,12 @@ class Sandbox:
         self.unusable[source] = why
         raise TaskError(why)
 
-    def _may_share_a_scorer(self, *sources) -> bool:
-        """May one scorer, which runs their code, load these tasks one after the other?"""
+    def _may_share_a_scorer(self, sources) -> bool:
+        """May one scorer, which runs their code, load these tasks one after the other? Not if they change PyTorch's
+        settings.
+        """
         usual = self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
-        return usual and all(map(is_side_effect_free, sources))
+        return usual and not re.search(r"torch\.(set_|backends|use_|_)", sources)
 
     def _replace_fork_server(self, control) -> bool:
         """If the fork server behind `control` has been killed, and with it all its processes, start another one.
@@ -347,14 +345,6 @@ class Sandbox:
                     self.control.close()
                     self.control, self.process = processes.start(SCORER_COMMAND, self.settings)
             return self.control is not control
-
-    def _prepare(self, job):
-        """Have processes started for the candidates to come."""
-        if job.prepare:
-            try:
-                list(job.scorer.order({"prepare": job.prepare}, self.patience))
-            except (Gone, OSError):
-                self._end_scorer(job)
 
     def _judge(self, job):
         """Judge the job's candidates. If the scorer ends, as when memory runs out, they are tried once more, alone."""

@@ -101,7 +101,7 @@ class Sandbox:
     baseline   "eager", or "compile" to measure against torch.compile of the reference
     shapes     check a correct candidate on so many randomly rescaled shapes of the task, too (Verdict.generalises)
     measure    seconds of timing for each candidate with the measured clock, up to four times as long where something
-               disturbs it; at least 6 batches of calls on each side
+               disturbs it; at least 8 batches of calls on each side
     require_kernel  reject a candidate without a kernel of its own
     remember   keep verdicts, so that an identical candidate of a task is scored once in the life of the sandbox
     clock      "modelled" or "measured", where it should not follow from the device
@@ -113,7 +113,7 @@ class Sandbox:
     """
 
     def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=None, workers=None, protocol="strict",
-                 baseline="eager", shapes=0, measure=0.05, require_kernel=True, remember=True, clock=None, tasks=1):
+                 baseline="eager", shapes=0, measure=0.03, require_kernel=True, remember=True, clock=None, tasks=1):
         if str(device).split(":")[0] not in ("cpu", "cuda"):
             raise UserError(f"device {device}: choose cpu or cuda")
         if device != "cpu" and not torch.cuda.is_available():

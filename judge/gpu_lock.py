@@ -31,7 +31,7 @@ class GpuLock:
         """Give the GPU back, or take back a request that has not been granted. Others' are left alone."""
         with self.lock:
             self.holders.pop(owner, None)
-            self.waiting = [request for request in self.waiting if request[0] is not owner]
+            self.waiting = [request for request in self.waiting if request[0] != owner]
         self._grant()
 
     @contextlib.contextmanager

@@ -316,16 +316,17 @@ class Replayer:
             spare_memory()
         self.sides[side], self.stage = subject, "forward"
 
-    def share(self, places, size, count, slots, values, limit):
+    def share(self, places, size, count, slots, values, part):
         """Make memory for sets of inputs and one of outputs, see slots_and_outputs. The answer holds a handle to it.
 
-        values: [[is it a tensor, else its value]] of a set of inputs; limit: bytes of GPU memory for this process.
+        values: [[is it a tensor, else its value]] of a set of inputs; part: of the free GPU memory, for this process.
         """
         self.graphs, self.kept, self.values = {}, {}, values
         self.slots, self.outputs, handle = [None] * slots, None, None
         if self.cuda:
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), self.device)
+            free, total = torch.cuda.mem_get_info()
+            own = torch.cuda.memory_reserved()
+            torch.cuda.set_per_process_memory_fraction((own + 0.9 * part * free) / total, self.device)
             self.memory = torch.empty(max(size, SMALLEST), dtype=torch.uint8, device=self.device)
             handle = export(self.memory)
         if handle is not None:
@@ -353,7 +354,7 @@ class Replayer:
                 continue
             entry = {"dtype": str(leaf.dtype), "shape": list(leaf.shape), "device": leaf.device.type}
             if self.outputs is None:
-                entry["tensor"] = leaf.contiguous()
+                entry["tensor"] = leaf.detach().clone(memory_format=torch.contiguous_format)
             elif i < len(self.outputs) and self.outputs[i].shape == leaf.shape and self.outputs[i].dtype == leaf.dtype:
                 self.outputs[i].copy_(leaf)
             answer.append(entry)
@@ -434,15 +435,17 @@ class Replayer:
         return {"captured": side in self.graphs}
 
     def clear_cache(self) -> float:
-        """Leave nothing of use in the GPU's caches, and nothing to be written back. Returns the seconds.
-
-        After it this process has the GPU, which others may have used.
+        """Take the GPU over from other processes; then leave nothing in its caches, neither of use nor to be written
+        back. Returns the seconds of the latter: if another process computes, they are many more.
         """
-        half, clock = BLANK // 2, Stopwatch(True)
-        clock.start()
+        half = BLANK // 2
+        self.cold[:1].zero_()
+        self.synchronize()
+        began = time.perf_counter()
         self.cold[:half].fill_(1)
         self.cold[half:].view(torch.int32).amax()
-        return clock.stop()
+        self.synchronize()
+        return time.perf_counter() - began
 
     def batch(self, sides, calls, seed, graphs):
         """Time one call on each of the slots `calls`, of one side after the other, from a cold cache.

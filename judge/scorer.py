@@ -13,6 +13,7 @@ A scorer takes orders from the sandbox, one after the other. The answer to each 
     {"codes": [...]}                                judge candidates: a verdict each, as they are done
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -41,28 +42,36 @@ from tasks import TaskError
 # The candidate's process
 
 
+@contextlib.contextmanager
+def reporting(sock, stage, path="", code=""):
+    """Within it, an exception is sent as {"failed": stage, ...}. stage: a list, whose last entry says where it is."""
+    try:
+        yield
+    except compiler.KernelError as error:
+        send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
+    except BaseException as error:  # SystemExit included: the verdict says what happened
+        text, line = describe(error, path, code)
+        send(sock, {"failed": stage[-1], "error": text, "line": line})
+
+
 def candidate(sock, _, settings):
     """Role of the process that executes a candidate's code, to record it. What it sends is replayed by others."""
-    path = Path(tempfile.mkdtemp(dir=".")).absolute() / "candidate.py"
-    job = receive(sock)
-    device = "meta" if settings["clock"] == "measured" else "cpu"
+    path, job, stage = Path(tempfile.mkdtemp(dir=".")).absolute() / "candidate.py", receive(sock), ["compile"]
     recorder.pretend_gpu(job.get("gpu", recorder.H200))
-    stage = "compile"
-    try:
+    with reporting(sock, stage, path, job["code"]):
         with recorder.PretendCuda(recorder.Recorder(), in_forward=False):
             module = load_module("candidate", job["code"], path)
-            stage = "build"
+            stage.append("build")
             model = construct(module.ModelNew, job["arguments"], job["seed"], job["names"])
-        stage = "forward"
-        calls = job["calls"] if device == "cpu" else without_values(job["calls"])
-        program, constants = recorder.record(model, calls, device)
+        stage.append("forward")
+        if settings["clock"] == "modelled":
+            program, constants = recorder.record(model, job["calls"])
+        else:
+            program, constants = recorder.record(model, without_values(job["calls"]), "meta")
         for name, (number, *_) in program["state"].items():  # what the scorer has, too, it need not get
             if number in constants and job.get("digests", {}).get(name) == digest(constants[number]):
                 constants[number] = name
         send(sock, {"program": program, "constants": constants}, job["room"])
-    except BaseException as error:  # SystemExit included: the verdict says what happened
-        text, line = describe(error, path, job["code"])
-        send(sock, {"failed": stage, "error": text, "line": line})
 
 
 def without_values(calls):
@@ -76,24 +85,20 @@ def compiles(sock, _, settings):
     """Role of the process that compiles a program's kernels for the measured clock."""
     job = receive(sock)
     recorder.pretend_gpu(job["gpu"])
-    try:
-        send(sock, {"compiled": list(Compilation(job["code"], job["program"], set(job["known"]), settings).compiled)})
-    except compiler.KernelError as error:
-        send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
-    except Exception as error:
-        send(sock, {"failed": "compile", "error": describe(error, "")[0], "line": None})
+    with reporting(sock, ["compile"]):
+        found = Compilation(job["code"], job["program"], set(job["known"]), settings)
+        send(sock, {"compiled": list(found.compiled)})
 
 
 def replayer(sock, _, settings):
     """Role of the process that runs a recorded program: no host code of the candidate gets here (modelled.Replay)."""
     if settings["clock"] == "measured":
         return Replayer(settings, sock, Path(tempfile.mkdtemp(dir=".")).absolute()).serve()
-    job = receive(sock)
-    stage = "compile"
-    try:
+    job, stage = receive(sock), ["compile"]
+    with reporting(sock, stage):
         replay = modelled.Replay(job["code"], job["program"], job["constants"], set(job["known"]))
         send(sock, {"compiled": list(replay.compiled)})
-        stage = "forward"
+        stage.append("forward")
         while True:
             run = receive(sock)
             before = [tensor.clone() for tensor in run["inputs"]]
@@ -103,10 +108,6 @@ def replayer(sock, _, settings):
                 raise ValueError(f"an output of {bytes_in(output):,} bytes ({run['room']:,} are allowed)")
             output = tree_map_only(torch.Tensor, torch.Tensor.contiguous, output)  # gaps are not passed on
             send(sock, {"output": output, "events": events, "changed": changed}, run["room"])
-    except compiler.KernelError as error:
-        send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
-    except Exception as error:
-        send(sock, {"failed": stage, "error": describe(error, "")[0], "line": None})
 
 
 # ---------------------------------------------------------------------------------------------------------------------

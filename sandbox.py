@@ -3,45 +3,45 @@
     python sandbox.py TASK.py CANDIDATE.py [--device cpu|cuda] [--json]
 
 Who holds what. The caller (the RL trainer) runs no code of a task or a candidate. It talks to *scorers*. A scorer is a
-process that is loaded with one task at a time: it owns the reference model, the inputs, the expected outputs, the
-comparison and the clock. The candidate's source is executed in another process, from which nothing is believed: not a
-time, not a boolean, not an exit code, not its output stream. judge/processes.py says how these processes are started,
-confined and ended. Without a GPU each candidate has a process of its own; with one, those candidates share processes,
-one after the other, whose sources have no side effects (judge/side_effects.py).
+process that is loaded with one task at a time: it owns the reference model, the inputs, the expected outputs and the
+comparison. The candidate's Python is executed in a process that has no GPU, and that does nothing but record: which
+operators and kernels one forward calls, as data. Only this program is judged, by a process that holds none of the
+candidate's Python. judge/processes.py says how these processes are started, confined and ended.
 
-    Sandbox (trainer) --- scorers (one task each: reference, inputs, comparison, clock)
+    Sandbox (trainer) --- scorers (one task each: reference, inputs, expected outputs, comparison)
                              |
-              without a GPU: |--- candidate   records which operators and kernels one forward calls, runs no kernel
-                             '--- replayer    executes that record on inputs unseen by the candidate, and prices it
-              with a GPU:    |--- candidate   runs ModelNew on memory shared with the scorer
-                             '--- reference   runs Model in the same way, to be timed against it
+                             |--- candidate   records its forward
+                             '--- replayer    runs the program on inputs unseen by the candidate
+                                              without a GPU: interprets its kernels and prices every step
+                                              with one: times it, and the reference in turn with it
 
 Two clocks. Without a GPU the time is *modelled* (judge/modelled.py, judge/interpreter.py), with one it is *measured*
 (judge/measured.py). A Verdict says which; the two are never compared. What counts as correct is in
-judge/correctness.py.
+judge/correctness.py. A CUDA extension (load_inline) cannot be recorded: with a GPU its candidate runs there in a
+process of its own, which takes a minute and stops less (the last column); its kernels are called `extension`.
 
 What holds on each path (judge/rules.py has the rules; a test for every line is in tests/, mostly test_cheats.py):
 
-    against                     without a GPU                            with a GPU
+    against                     without a GPU               with a GPU                  a CUDA extension
     wrong answers, hidden       fresh inputs of several distributions, parameters perturbed in both constructors,
     in any way                  a tolerance in proportion to the output, the same structure and device
-    patching and forging        only the recorded program is judged      the captured graph is timed, but it lives in
-                                                                         the candidate's process
-    code in kernels' texts      no text of a candidate is executed in    kernels are compiled in the candidate's
-                                the replayer: the checked syntax tree    process
-    state across calls          several forwards are recorded, the       cold iterations are timed, outputs of timed
-                                last is judged                           calls are checked
-    races within a launch       an error                                 as the GPU does
-    torch in place of kernels   an operator of known work only, decoy    measured; decoy kernels are found by leaving
-                                kernels are found by leaving them out    them out
-    the machine                 no capability, a read-only file system,  a system call filter, no capability but one,
-                                a system call filter, Landlock           no network
-    hangs, crashes, floods      limits on time, memory and messages, for either
+    patching and forging        only the recorded program is judged                     timed from outside
+    code in kernels' texts      only the checked syntax tree is interpreted, compiled   it is native code
+    state across calls          several forwards are recorded, which must be equal      outputs of timed calls are
+                                                            no inputs come twice        checked
+    races within a launch       an error                    as the GPU does
+    torch in place of kernels   an operator of known work   measured                    measured
+                                only
+    decoy kernels               found by leaving them out                               a share of time only
+    the machine                 no capability, a read-only file system, a system call   a system call filter, no
+                                filter, Landlock                                        capability but one, no network
+    hangs, crashes, floods      limits on time, memory and messages, everywhere
 
+    Refused on both clocks: forwards that read computed values, or whose operators' shapes depend on them.
     Not stopped without a GPU: a forward that reads the clock, files or chance; kernels that are slow for reasons that
     have no price (cache misses of scalar loads, all work in one program); a kernel that only copies earns coverage.
-    Not stopped with a GPU: native code of a CUDA extension, a CUDA runtime in the candidate's process that says too
-    early that it is done (cross-checked by reading results), shares in profile and coverage, which it measures itself.
+    Not stopped with a GPU: a kernel that reads or writes other memory of its process: the reference is there, but no
+    expected output. Native code of an extension, which does in its process what it likes.
 """
 
 import argparse

@@ -7,8 +7,8 @@
     time             of the reference and of the candidate
 
 The first step that fails decides the verdict. What a step does is the business of a *back end*: `Replaying` (below)
-for the modelled clock, `measured.Candidate` for the measured one; both judge what `Recorded` has recorded. Whatever goes wrong in a back end is an exception,
-and `judge` alone turns exceptions into verdicts.
+for the modelled clock, `measured.Candidate` for the measured one; both judge what `Recorded` has recorded. Whatever
+goes wrong in a back end is an exception, and `judge` alone turns exceptions into verdicts.
 """
 
 import ast
@@ -20,9 +20,9 @@ from typing import Protocol
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.correctness import (EXTENSION, Failed, Verdict, as_bytes, bytes_in, check_structure, compare, derive, describe,
-                               identical, note_comparison, numbered, reaching, reject, set_failure, set_profile,
-                               set_roofline, structure, tolerance_of)
+from judge.correctness import (EXTENSION, Failed, Verdict, as_bytes, bytes_in, check_structure, compare, derive,
+                               describe, identical, note_comparison, numbered, reaching, reject, set_failure,
+                               set_profile, set_roofline, structure, tolerance_of)
 from judge.messages import ROOM, Child, Gone
 from judge.prices import BANDWIDTH, PEAK, Clock, check_events, refusal, size_of
 from judge.rules import offence, parse

@@ -8,8 +8,8 @@ kill, and it always works: also when the closing is done by the kernel because t
 
     caller -- fork server -- supervisor -- process      one socket pair from each process to whoever asked for it
 
-What a process is kept from that holds a candidate's code or the kernels of that code (the roles candidate and
-replayer), and where (confinement.py):
+What a process is kept from that holds a candidate's code or the kernels of that code (confinement.HOSTILE), and where.
+A candidate's Python never has a GPU; who compiles its kernels, who replays them, and a CUDA extension may have one.
 
     everywhere            its own process group and scratch folder (removed with it), closed file descriptors, no
                           output streams, an environment without secrets; limits on CPU seconds, file size and open
@@ -76,7 +76,7 @@ def start(program, settings):
                        TRITON_STORE_BINARY_ONLY="1",
                        PYTORCH_NVML_BASED_CUDA_CHECK="1",  # asking whether there is a GPU must not start CUDA
                        CUDA_DEVICE_MAX_CONNECTIONS="2",  # on an H200 CUDA starts and ends in 0.26 s, by default in 0.32
-                       NVCC_APPEND_FLAGS="--default-stream per-thread")  # an extension's kernels, see replayer.PER_THREAD
+                       NVCC_APPEND_FLAGS="--default-stream per-thread")  # an extension's kernels, replayer.PER_THREAD
     with there, open(os.path.join(settings["scratch"], "fork_server.log"), "wb+") as log:
         process = subprocess.Popen(
             [sys.executable, *program, "--fork-server", str(there.fileno()), json.dumps(settings)], env=environment,

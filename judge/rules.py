@@ -4,9 +4,11 @@
     static check       judgement.static_check, in the    denies   the few things with which a candidate could fool the
                        scorer, before anything runs               process that runs it; the reason is told
     kernels            compiler.check_kernel, member     allows   where there is no GPU a kernel's body runs as Python,
-                                                                  in a process that must hold none of the candidate's
+                                                                  in a process that must hold none of the candidate's;
+                                                                  with one it is compiled by such a process
     ATen operators     prices.refusal, in the scorer,    allows   a recording may name any operator: some leave their
                        before the program is replayed             tensors, and most do more work than their bytes show
+                                                                  (which the measured clock sees)
     system calls       confinement.filter_system_calls   denies   what no candidate needs, and less without a GPU
 
 Each section below holds the tables of one rule; the last function is what the static check refuses.

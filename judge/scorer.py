@@ -160,7 +160,8 @@ def take_messages(sock, orders, gpu):
 class LoadedTask:
     """A task in its scorer: the reference, the clock, and the reference on other shapes once they are asked for.
 
-    connection: to a replayer of the measured clock's, perhaps another task's before. Raises TaskError when the reference cannot be used.
+    connection: to a replayer, under the measured clock; perhaps another task's before. Raises TaskError when the
+    reference cannot be used.
     """
 
     def __init__(self, job, fork_server, settings, gpu, connection=None):

@@ -1,18 +1,16 @@
-"""The order of judgement, and the measured clock's parts: recording without values, replaying, taking and reading times.
+"""The order of judgement, and the measured clock's parts: recording without values, replaying, reading times.
 
 Where there is no GPU a kernel's launch is a Python function here: LAUNCHES.
 """
 
-import sys
-import types
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from candidates import HONEST, TASK, copied, replaced, small_task, times
+from candidates import HONEST, copied, replaced, times
 from judge import recorder, replayer, scorer
-from judge.correctness import Failed, Reference, Trial, digest
+from judge.correctness import Failed, Trial, digest
 from judge.judgement import judge
 from judge.measured import Timing
 from judge.messages import Gone
@@ -119,7 +117,7 @@ class ModelNew(nn.Module):
 
 @pytest.fixture
 def recording(tmp_path, monkeypatch):
-    """recording(forward's lines, code before the class): (program, constants, model, source), recorded without values."""
+    """recording(forward's lines, code before the class): (program, constants, model, source)."""
     for owner, names in ((recorder.jit.JITFunction, ["run"]), (recorder.autotuner.Autotuner, ["run"]),
                          (torch.cuda, ["is_available", "device_count", "current_device", "synchronize", "stream",
                                        "get_device_properties", "get_device_name", "get_device_capability", "device",
@@ -236,7 +234,8 @@ def test_a_buffer_of_an_earlier_call_is_uninitialised_memory_and_parameters_are_
 
 
 def test_of_an_autotuned_kernel_the_quickest_configuration_that_works_is_taken(replay, monkeypatch):
-    tuned = ("tuned = triton.autotune([triton.Config({'BLOCK': b}) for b in (8, 16, 32)], key=['n'])(bias_silu_scale)\n")
+    configs = "[triton.Config({'BLOCK': b}) for b in (8, 16, 32)]"
+    tuned = f"tuned = triton.autotune({configs}, key=['n'])(bias_silu_scale)\n"
     launch = LAUNCH.replace("bias_silu_scale", "tuned").replace(", BLOCK=16", "")
     program, inputs, _ = replay("out = torch.empty_like(x)\n" + launch + "\nreturn out", tuned)
     seconds, ran = {16: 3.0, 32: 2.0}, []
@@ -263,6 +262,7 @@ def test_of_an_autotuned_kernel_the_quickest_configuration_that_works_is_taken(r
 def test_candidates_are_judged_each_by_what_it_does():
     task = times(2)
     honest = copied(task)
+
     def changed(statement):
         return replaced(honest, ("        return", f"        {statement}\n        return"))
     codes = {honest: None, honest.replace("2.0", "2.001"): "wrong values", changed("x.zero_()"): "in place",

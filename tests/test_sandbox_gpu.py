@@ -193,8 +193,8 @@ def get_init_inputs():
         for name, layer in layers.items():
             task = Task(name, 0, source.replace("LAYER", layer))
             code = replaced(candidates.copied(task), ("class ModelNew", kernel + "class ModelNew"), (
-                "return torch.relu(y[0] if isinstance(y, tuple) else y) * 2", "y = y[0] if isinstance(y, tuple) else y\n"
-                "        out = torch.empty_like(y)\n        n = y.numel()\n"
+                "return torch.relu(y[0] if isinstance(y, tuple) else y) * 2",
+                "y = y[0] if isinstance(y, tuple) else y\n        out = torch.empty_like(y)\n        n = y.numel()\n"
                 "        bias_silu_scale[(n // 1024,)](y, torch.zeros(1, device='cuda'), out, 2.0, n, 1, BLOCK=1024)\n"
                 "        return out"))
             v = verdict(box, code, task)

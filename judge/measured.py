@@ -32,7 +32,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
-from judge.correctness import (EXTENSION, Failed, Trial, bytes_in, check_structure, compare, digest, reject,
+from judge.correctness import (EXTENSION, Failed, Trial, bytes_in, check_structure, compare, digest, identical, reject,
                                set_roofline, tolerance_of)
 from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge
 from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan
@@ -44,8 +44,6 @@ BATCHES = 8  # at least
 BATCH = 0.001  # seconds of the reference's work in a batch, where there is room for so many inputs
 INPUT_ROOM = 1 << 30  # bytes for the sets of inputs and outputs of a batch
 MOST_CALLS = 16  # in a batch
-PROPERTIES = ("name", "multi_processor_count", "total_memory", "major", "minor", "warp_size", "L2_cache_size",
-              "max_threads_per_multi_processor", "shared_memory_per_block_optin")  # of the GPU, that candidates may ask
 
 
 class Timing:
@@ -200,7 +198,7 @@ class Measured:
     def describe_device(self):
         """Its bandwidth and peak, in bytes and FLOPs per millisecond, and what candidates may ask of it."""
         properties = torch.cuda.get_device_properties(self.reference.device)
-        self.gpu_properties = {name: getattr(properties, name) for name in PROPERTIES}
+        self.gpu_properties = {name: getattr(properties, name, value) for name, value in H200.items()}
         clock, bits = getattr(properties, "memory_clock_rate", 0), getattr(properties, "memory_bus_width", 0)
         if clock and bits:  # kHz, wires; a copy reaches seven eighths
             self.bandwidth = 0.87 * clock * 2 * bits / 8
@@ -341,7 +339,7 @@ class Candidate(Recorded):
             if not timing.contended or chance.random() < 0.3:
                 trial.expected, trial.allowed = self.reference.run(trial)[0], task.first.allowed
                 leaves = self.connection.results(self.order("collect", call=checked))
-                if compare(trial, leaves, tolerance_of(verdict)):
+                if compare(trial, leaves, tolerance_of(verdict)) or self.has_changed(checked, trial.inputs):
                     return reject(verdict, "its timed calls give other results than its checked ones")
             seconds = [answer["seconds"][side] / len(task.calls) for side in ("reference", "candidate")]
             timing.add(*seconds, answer["clearing"], time.monotonic() - began)
@@ -352,6 +350,11 @@ class Candidate(Recorded):
 
     def put(self, slot, inputs):
         self.connection.put(slot, inputs, self.deadline)
+
+    def has_changed(self, slot, inputs) -> bool:
+        """Are inputs in shared memory no longer what was put there? The reference ran on them last."""
+        seen = self.connection.slots[slot] if self.connection.slots is not None else tensors_in(inputs)
+        return not self.task.first.changed and not all(map(identical, seen, tensors_in(inputs)))
 
     def batch(self, seed, graphs):
         """Time a batch of both sides; see Replayer.batch."""

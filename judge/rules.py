@@ -65,13 +65,12 @@ SETTINGS = "torch.backends."  # the only attributes of modules that a candidate 
 # ---------------------------------------------------------------------------------------------------------------------
 # Kernels: Triton's language and nothing else of Python. compiler.py adds the members of Triton's types.
 
-COMMON_SYNTAX = (
+KERNEL_SYNTAX = (
     ast.Assign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass, ast.Break, ast.Continue,
     ast.Assert, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare,
     ast.IfExp, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Constant, ast.JoinedStr, ast.FormattedValue,
-    ast.Starred, ast.expr_context)
-KERNEL_SYNTAX = (*COMMON_SYNTAX, ast.FunctionDef, ast.arguments, ast.arg, ast.AnnAssign, ast.Call, ast.keyword,
-                 ast.Attribute, ast.Name)
+    ast.Starred, ast.expr_context, ast.FunctionDef, ast.arguments, ast.arg, ast.AnnAssign, ast.Call, ast.keyword,
+    ast.Attribute, ast.Name)
 KERNEL_BUILTINS = ("range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum",
                    "str")
 KERNEL_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself

@@ -337,6 +337,7 @@ def test_where_memory_is_short_all_is_judged_and_the_last_scorer_is_not_kept(fre
 def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
     monkeypatch.setattr(sandbox_module, "MAX_SCORERS", 1)
     closing, close = threading.Event(), messages.Child.close
+    setting = Task("setting", 0, OTHER.source + "torch.set_grad_enabled(False)\n")
 
     def slow(child, wait=False):
         closing.set()
@@ -346,7 +347,7 @@ def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
     with on_cpu() as box:
         box.score(TWICE, [TWICE_NEW])
         monkeypatch.setattr(messages.Child, "close", slow)
-        futures = box.submit([(OTHER, copied(OTHER))])  # ends the scorer of the first task
+        futures = box.submit([(setting, copied(setting))])  # ends the scorer of the first task
         assert closing.wait(10)
         began = time.monotonic()
         futures += box.submit([(TWICE, TWICE_NEW + "#")])

@@ -3,51 +3,52 @@
     python sandbox.py TASK.py CANDIDATE.py [--device cpu|cuda] [--json]
 
 Who holds what. The caller (the RL trainer) runs no code of a task or a candidate. It talks to *scorers*. A scorer is a
-process that is loaded with one task at a time: it owns the reference model, the inputs, the expected outputs, the
-comparison and the clock. The candidate's source is executed in another process, from which nothing is believed: not a
-time, not a boolean, not an exit code, not its output stream. judge/processes.py says how these processes are started,
-confined and ended. Without a GPU each candidate has a process of its own; with one, those candidates share processes,
-one after the other, whose sources have no side effects (judge/side_effects.py).
+process that is loaded with one task at a time: it owns the reference model, the inputs, the expected outputs and the
+comparison. The candidate's Python is executed in a process that has no GPU, and that does nothing but record: which
+operators and kernels one forward calls, as data. Only this program is judged, by a process that holds none of the
+candidate's Python. judge/processes.py says how these processes are started, confined and ended.
 
-    Sandbox (trainer) --- scorers (one task each: reference, inputs, comparison, clock)
+    Sandbox (trainer) --- scorers (one task each: reference, inputs, expected outputs, comparison)
                              |
-              without a GPU: |--- candidate   records which operators and kernels one forward calls, runs no kernel
-                             '--- replayer    executes that record on inputs unseen by the candidate, and prices it
-              with a GPU:    |--- candidate   runs ModelNew on memory shared with the scorer
-                             '--- reference   runs Model in the same way, to be timed against it
+                             |--- candidate   records its forward
+                             '--- replayer    runs the program on inputs unseen by the candidate
+                                              without a GPU: interprets its kernels and prices every step
+                                              with one: times it, and the reference in turn with it
 
 Two clocks. Without a GPU the time is *modelled* (judge/modelled.py, judge/interpreter.py), with one it is *measured*
 (judge/measured.py). A Verdict says which; the two are never compared. What counts as correct is in
-judge/correctness.py.
+judge/correctness.py. A CUDA extension (load_inline) cannot be recorded: with a GPU its candidate runs there in a
+process of its own, which takes a minute and stops less (the last column); its kernels are called `extension`.
 
 What holds on each path (judge/rules.py has the rules; a test for every line is in tests/, mostly test_cheats.py):
 
-    against                     without a GPU                            with a GPU
+    against                     without a GPU               with a GPU                  a CUDA extension
     wrong answers, hidden       fresh inputs of several distributions, parameters perturbed in both constructors,
     in any way                  a tolerance in proportion to the output, the same structure and device
-    patching and forging        only the recorded program is judged      the captured graph is timed, but it lives in
-                                                                         the candidate's process
-    code in kernels' texts      no text of a candidate is executed in    kernels are compiled in the candidate's
-                                the replayer: the checked syntax tree    process
-    state across calls          several forwards are recorded, the       cold iterations are timed, outputs of timed
-                                last is judged                           calls are checked
-    races within a launch       an error                                 as the GPU does
-    torch in place of kernels   an operator of known work only, decoy    measured; decoy kernels are found by leaving
-                                kernels are found by leaving them out    them out
-    the machine                 no capability, a read-only file system,  a system call filter, no capability but one,
-                                a system call filter, Landlock           no network
-    hangs, crashes, floods      limits on time, memory and messages, for either
+    patching and forging        only the recorded program is judged                     timed from outside
+    code in kernels' texts      only the checked syntax tree is interpreted, compiled   it is native code
+    state across calls          several forwards are recorded, which must be equal      outputs of timed calls are
+                                                            no inputs come twice        checked
+    races within a launch       an error                    as the GPU does
+    torch in place of kernels   an operator of known work   measured                    measured
+                                only
+    decoy kernels               found by leaving them out                               a share of time only
+    the machine                 no capability, a read-only file system, a system call   a system call filter, no
+                                filter, Landlock                                        capability but one, no network
+    hangs, crashes, floods      limits on time, memory and messages, everywhere
 
+    Refused on both clocks: forwards that read computed values, or whose operators' shapes depend on them.
     Not stopped without a GPU: a forward that reads the clock, files or chance; kernels that are slow for reasons that
     have no price (cache misses of scalar loads, all work in one program); a kernel that only copies earns coverage.
-    Not stopped with a GPU: native code of a CUDA extension, a CUDA runtime in the candidate's process that says too
-    early that it is done (cross-checked by reading results), shares in profile and coverage, which it measures itself.
+    Not stopped with a GPU: a kernel that reads or writes other memory of its process: the reference is there, but no
+    expected output. Native code of an extension, which does in its process what it likes.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import re
 import subprocess
 import tempfile
 import threading
@@ -64,7 +65,6 @@ from judge.connection import ScorerConnection
 from judge.correctness import KernelTime, Verdict
 from judge.gpu_lock import GpuLock
 from judge.messages import Gone, Orphaned
-from judge.side_effects import is_side_effect_free
 from tasks import Task, TaskError, UserError, load_task, run_command
 
 SCORER_COMMAND = ["-m", "judge.scorer"]  # what the fork server runs, see judge/processes.py
@@ -80,7 +80,6 @@ class Job:
 
     task: Task
     codes: list = field(default_factory=list)  # candidates without a verdict
-    prepare: int = 0  # candidates to have processes ready for
     scorer: ScorerConnection = None  # that judges it; None until one has been started, and after it has ended
 
 
@@ -96,13 +95,13 @@ class Sandbox:
     trials     correctness trials for each candidate, every one with fresh inputs
     seed       None draws a secret one; a number makes inputs reproducible, and with the modelled clock every verdict
     timeout    seconds for one candidate (default: 60); those that it waits for others on a GPU do not count
-    memory     bytes of host memory for a candidate (default: 8 GiB of address space, with a GPU 32 GiB resident)
+    memory     bytes of host memory for a candidate (default: 8 GiB of address space, with a GPU 32 GiB)
     workers    candidates in work at the same time; by default the number of CPU cores, on a GPU at most 16
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
     baseline   "eager", or "compile" to measure against torch.compile of the reference
     shapes     check a correct candidate on so many randomly rescaled shapes of the task, too (Verdict.generalises)
     measure    seconds of timing for each candidate with the measured clock, up to four times as long where something
-               disturbs it; at least 6 batches of calls on each side
+               disturbs it; at least 8 batches of calls on each side
     require_kernel  reject a candidate without a kernel of its own
     remember   keep verdicts, so that an identical candidate of a task is scored once in the life of the sandbox
     clock      "modelled" or "measured", where it should not follow from the device
@@ -114,7 +113,7 @@ class Sandbox:
     """
 
     def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=None, workers=None, protocol="strict",
-                 baseline="eager", shapes=0, measure=0.05, require_kernel=True, remember=True, clock=None, tasks=1):
+                 baseline="eager", shapes=0, measure=0.03, require_kernel=True, remember=True, clock=None, tasks=1):
         if str(device).split(":")[0] not in ("cpu", "cuda"):
             raise UserError(f"device {device}: choose cpu or cuda")
         if device != "cpu" and not torch.cuda.is_available():
@@ -201,18 +200,16 @@ class Sandbox:
         return self.gpu.shared()
 
     def prepare(self, tasks):
-        """While candidates of these tasks are being written, one for each entry, start what judging them will take.
+        """While candidates of these tasks are being written, build the tasks' references: that takes a second each.
 
-        That is every task's reference, and the candidates' processes: to come up takes them longer than a measurement.
         Only for the measured clock, and where several tasks may be in work at the same time.
         """
-        counts = Counter(tasks)
         with self.changed:
             self.unusable.clear()  # memory may have been short
             if not self.modelled and self.settings["tasks"] > 1:
-                for task in list(counts)[:MAX_SCORERS]:
+                for task in list(dict.fromkeys(tasks))[:MAX_SCORERS]:
                     if task.source not in self.large:
-                        self.waiting.setdefault(task.source, Job(task)).prepare = counts[task]
+                        self.waiting.setdefault(task.source, Job(task))
             self.changed.notify_all()
 
     def end_idle(self) -> bool:
@@ -267,7 +264,6 @@ class Sandbox:
                 self.at_work.append(job)
             try:
                 self._load(job)
-                self._prepare(job)
                 self._judge(job)
             except TaskError as error:
                 self._fail(job, error)
@@ -306,7 +302,7 @@ class Sandbox:
             return
         if source in self.unusable:
             raise TaskError(self.unusable[source])
-        if job.scorer is not None and not self._may_share_a_scorer(job.scorer.source, source):
+        if job.scorer is not None and not self._may_share_a_scorer(job.scorer.source + source):
             self._end_scorer(job)
         for _ in range(3):  # by a scorer that had another task, by a new one, by a new one with all memory to itself
             control, reused = self.control, job.scorer is not None
@@ -330,10 +326,12 @@ class Sandbox:
         self.unusable[source] = why
         raise TaskError(why)
 
-    def _may_share_a_scorer(self, *sources) -> bool:
-        """May one scorer, which runs their code, load these tasks one after the other?"""
+    def _may_share_a_scorer(self, sources) -> bool:
+        """May one scorer, which runs their code, load these tasks one after the other? Not if they change PyTorch's
+        settings.
+        """
         usual = self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
-        return usual and all(map(is_side_effect_free, sources))
+        return usual and not re.search(r"torch\.(set_|backends|use_|_)", sources)
 
     def _replace_fork_server(self, control) -> bool:
         """If the fork server behind `control` has been killed, and with it all its processes, start another one.
@@ -347,14 +345,6 @@ class Sandbox:
                     self.control.close()
                     self.control, self.process = processes.start(SCORER_COMMAND, self.settings)
             return self.control is not control
-
-    def _prepare(self, job):
-        """Have processes started for the candidates to come."""
-        if job.prepare:
-            try:
-                list(job.scorer.order({"prepare": job.prepare}, self.patience))
-            except (Gone, OSError):
-                self._end_scorer(job)
 
     def _judge(self, job):
         """Judge the job's candidates. If the scorer ends, as when memory runs out, they are tried once more, alone."""

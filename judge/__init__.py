@@ -5,13 +5,13 @@
     confinement.py    what a process is kept from
     gpu_lock.py       who may use the GPU: many to check, one alone to time
     connection.py     a scorer as the sandbox sees it: orders, answers, requests for the GPU
-    scorer.py         what each of them does: scorer, candidate, replayer
+    scorer.py         what each of them does: scorer, candidate, compiler, replayer
     rules.py          what a candidate may not do: one page, a table for each rule
     correctness.py    trials, tolerance, the verdict
     perturbation.py   parameters other than the constructor's
     judgement.py      the order in which a candidate is judged
-    modelled.py       the clock without a GPU: replays what was recorded, and prices every step
     recorder.py       one forward of a candidate, as data
+    modelled.py       the clock without a GPU: replays what was recorded, and prices every step
     prices.py         what each step would cost on a GPU
     compiler.py       Triton kernels from a candidate's text, compiled for a GPU that is not there
     interpreter.py    the same kernels, run in numpy
@@ -19,10 +19,9 @@
     memory.py         what an interpreted kernel may touch, and what that costs
     races.py          what programs of one launch may know of each other
     measured.py       the clock with a GPU
-    worker.py         the process that runs a model under it
-    client.py         the scorer's side of that process
-    side_effects.py   which candidates may share one
+    replayer.py       the process on the GPU that replays what was recorded, under that clock
 
-    Sandbox -- scorer -- candidate, replayer       without a GPU
-                  '----- client -- worker          with one
+    Sandbox -- scorer -- candidate                  records; it never has a GPU
+                  |'---- replayer                   without a GPU: replays, interprets, prices
+                  '----- compiler, replayer         with one: compiles without it; replays and times on it
 """

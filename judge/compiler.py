@@ -13,7 +13,9 @@ an error in Triton's own builtins or in its compiler is within reach; the replay
 
 import ast
 import builtins
+import contextlib
 import copy
+import hashlib
 import inspect
 import linecache
 import re
@@ -161,11 +163,36 @@ def build(code, constants):
             ast.unparse(nodes[part]) if part in nodes else
             f"{part} = {known.get(part) or repr(constants[part])}"
             for part in parts if part in nodes or part in known or part in constants)
+        kernel.hash = hashlib.sha256(texts[name].encode()).hexdigest()  # Triton's would be of NO_TEXT
     return {name: scope[name] for name in nodes}, texts
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Compiling for a real target
+
+
+@contextlib.contextmanager
+def as_kernel_error(kernel):
+    """Within it, what the compiler raises becomes a KernelError with the compiler's message and the candidate's line.
+    """
+    try:
+        yield
+    except KernelError as error:
+        error.line = error.line or kernel.fn.__code__.co_firstlineno
+        raise
+    except Exception as error:
+        line, inner = None, error
+        while inner is not None and hasattr(inner, "node"):  # an error in a called function is wrapped in its caller's
+            error, inner = inner, inner.__cause__
+            if error.node is not None and error.src == NO_TEXT:  # not a line of Triton's own functions
+                line = error.node.lineno
+        text = getattr(error, "error_message", None) or str(error).strip().split("\n")[-1] or type(error).__name__
+        raise KernelError(f"{type(error).__name__}: {text}", line) from None
+
+
+def check_shared_memory(size):
+    if size > 227 * 1024:
+        raise KernelError(f"out of resource: shared memory, required {size} bytes, limit 232448")
 
 
 def compile_kernel(kernel, arguments, options):
@@ -179,7 +206,7 @@ def compile_kernel(kernel, arguments, options):
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import ASTSource, make_backend
 
-    first, signature, constants = kernel.fn.__code__.co_firstlineno, {}, {}
+    signature, constants = {}, {}
     for parameter in kernel.params:
         value = arguments[parameter.name]
         runtime = isinstance(value, (torch.Tensor, int, float)) and not (isinstance(value, int) and value == 1)
@@ -189,10 +216,10 @@ def compile_kernel(kernel, arguments, options):
             signature[parameter.name] = jit.mangle_type(value)
     target = GPUTarget("cuda", 90, 32)
     backend = make_backend(target)
-    try:
+    with as_kernel_error(kernel):
         unknown = sorted(set(options) - set(backend.parse_options({}).__dict__))
         if unknown:
-            raise KernelError(f"{kernel.fn.__name__} has no argument or launch option {unknown[0]}", first)
+            raise KernelError(f"{kernel.fn.__name__} has no argument or launch option {unknown[0]}")
         source = ASTSource(kernel, signature, constexprs=constants)
         settings = backend.parse_options(options)
         context = ir.context()
@@ -206,18 +233,21 @@ def compile_kernel(kernel, arguments, options):
             if stage == "ptx":
                 break
             module = lower(module, metadata)
-    except KernelError:
-        raise
-    except Exception as error:
-        line, inner = None, error
-        while inner is not None and hasattr(inner, "node"):  # an error in a called function is wrapped in its caller's
-            error, inner = inner, inner.__cause__
-            if error.node is not None and error.src == NO_TEXT:  # not a line of Triton's own functions
-                line = error.node.lineno
-        text = getattr(error, "error_message", None) or str(error).strip().split("\n")[-1] or type(error).__name__
-        raise KernelError(f"{type(error).__name__}: {text}", line) from None
-    if metadata.get("shared", 0) > 227 * 1024:
-        raise KernelError(f"out of resource: shared memory, required {metadata['shared']} bytes, limit 232448", first)
+        check_shared_memory(metadata.get("shared", 0))
+
+
+def compile_for_device(kernel, arguments, options):
+    """Compile a launch to the machine code of the GPU, with what launches it, into Triton's folder of compiled kernels.
+
+    In a process that pretends to have the GPU (recorder.pretend_gpu). arguments: as in compile_kernel, tensors of the
+    same alignment as those of the launch. Raises KernelError.
+    """
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    with as_kernel_error(kernel):
+        found = kernel.run(**arguments, **options, grid=(1, 1, 1), warmup=True)
+        check_shared_memory(found.metadata.shared)
+        CudaLauncher(found.src, found.metadata)  # a C compiler builds it
 
 
 def warm_up():

@@ -16,13 +16,18 @@ import torch
 from judge.rules import MACHINES, REFUSED_EVERYWHERE, REFUSED_WITHOUT_GPU
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-HOSTILE = {"candidate", "replayer"}  # roles of processes that hold a candidate's code, or that of its kernels
+HOSTILE = {"candidate", "compiler", "replayer", "extension"}  # roles that hold a candidate's code, or its kernels'
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 NAMESPACES = 0x7E020000  # all that clone can make anew
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
 MOUNT_SETATTR, LANDLOCK = 442, (444, 445, 446)  # numbers of system calls, the same on all machines
 PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, FILTER = 22, 24, 38, 2
 DAC_OVERRIDE = 1 << 1  # the capability to read what another user owns
+
+
+def has_gpu(role, settings) -> bool:
+    """Is a role played with a GPU in reach, or with what only goes with one: a compiler that starts others?"""
+    return settings["device"] != "cpu" and role != "candidate"
 
 
 def demand(answer):
@@ -151,23 +156,27 @@ def confine(sock, role, asks, scratch, settings):
         os.closerange(last, descriptor)
         last = descriptor + 1
     os.closerange(last, 65536)
-    without_gpu, hostile = settings["device"] == "cpu", role in HOSTILE
-    if hostile and without_gpu and settings["isolation"] is not None and settings["isolation"][1]:
+    without_gpu, hostile = not has_gpu(role, settings), role in HOSTILE
+    isolation = settings["isolation"][not without_gpu]
+    if hostile and without_gpu and isolation is not None and isolation[1]:
         read_only_except(scratch)
     os.chdir(scratch)
     folders = {"HOME": "", "TMPDIR": "", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
     for name, folder in folders.items():
         os.environ[name] = os.path.join(scratch, folder)
+    if not without_gpu and role != "extension":
+        os.environ["TRITON_CACHE_DIR"] = os.path.join(settings["scratch"], "triton")  # who compiles is not who launches
     tempfile.tempdir = None
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if role not in ("scorer", "reference"):
+    trusted = role == "scorer" or role == "replayer" and settings["clock"] == "measured"  # it serves many candidates
+    if not trusted:
         seconds = int(settings["timeout"] * 2) + 5
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
         resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
     if without_gpu:  # CUDA reserves more address space than there is memory
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        limit = used + settings["memory"] * (4 if role in ("scorer", "reference") else 1)
+        limit = used + settings["memory"] * (4 if trusted else 1)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     if hostile:
         drop_privileges(0 if without_gpu else DAC_OVERRIDE)  # compilers read what may belong to another user

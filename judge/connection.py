@@ -26,10 +26,9 @@ class ScorerConnection:
         while "done" not in answer:
             answer = receive(self.child.sock, time.monotonic() + patience)
             if "lock" in answer:
-                number = answer["lock"]
-                self.gpu.request((self, number), answer["exclusive"], lambda number=number: self.grant(number))
+                self.gpu.request(self, answer["lock"], self.grant)
             elif "unlock" in answer:
-                self.gpu.release((self, answer["unlock"]))
+                self.gpu.release(self)
             else:
                 yield answer
 
@@ -41,9 +40,9 @@ class ScorerConnection:
             raise TaskError(answer["done"]["unusable"])
         self.source, self.large = task.source, answer["done"]["large"]
 
-    def grant(self, number):
+    def grant(self):
         with contextlib.suppress(OSError):  # it has just ended
-            self.send({"granted": number})
+            self.send({"granted": True})
 
     def send(self, message):
         with self.sending:
@@ -52,4 +51,4 @@ class ScorerConnection:
     def close(self, wait=False):
         """End the process with all that it has started; with `wait`, return only when they are gone."""
         self.child.close(wait)
-        self.gpu.release_all(self)
+        self.gpu.release(self)

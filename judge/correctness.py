@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy
@@ -128,6 +128,16 @@ def bytes_in(tree) -> int:
     return sum(t.numel() * t.element_size() for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
 
 
+def as_bytes(tensor):
+    """A tensor's elements as bytes, in their order, as the recorder keeps constants."""
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def digest(tensor) -> str:
+    """A hash of a tensor's bytes."""
+    return hashlib.sha256(as_bytes(tensor).cpu().numpy()).hexdigest()
+
+
 def vary(inputs, kind):
     """Inputs of another distribution that stay in the domain of the first: zeros stay zero, ranges are not left.
 
@@ -173,6 +183,7 @@ class Reference:
 
     def __init__(self, job, settings):
         self.job, self.strict = job, settings["protocol"] == "strict"
+        # Under the measured clock all construct on the CPU, where candidates do: a GPU draws other random numbers.
         self.device, self.lock, self.kept = torch.device(settings["device"]), threading.RLock(), {}
         self.known = set(job["known"])  # keys of kernels that have been compiled (modelled.Replay)
         if self.device.type == "cuda":
@@ -183,14 +194,8 @@ class Reference:
             seed_everything(derive(job["seed"], "arguments"))
             self.arguments = list(self.module.get_init_inputs())
             self.parameter_seed = derive(job["seed"], "parameters")
-            try:
-                self.on_device = self.device.type != "cpu"
-                self.construct()
-            except (RuntimeError, TypeError):
-                if not self.on_device:
-                    raise
-                self.on_device = False  # a constructor that needs its tensors on the CPU
-                self.construct()
+            self.on_device = self.draws_on_device()
+            self.construct()
             if self.strict:
                 self.construct(parameter_names(self.model))
             if not finite(self.trial(0).expected):  # perturbed parameters may leave a function's domain
@@ -205,16 +210,33 @@ class Reference:
     def construct(self, names=None):
         """Set `model`, and `state` to its parameters and buffers. names: see perturbation.construct."""
         self.names = names
-        arguments = [x.to(self.device) if isinstance(x, torch.Tensor) else x for x in self.arguments]
-        with self.device if self.on_device else contextlib.nullcontext():
-            self.model = construct(self.module.Model, arguments, self.parameter_seed, names).to(self.device)
+        self.model = construct(self.module.Model, self.arguments, self.parameter_seed, names).to(self.device)
         self.state = {name: t.detach().clone() for name, t in self.tensors()}
 
     def tensors(self):
         return [*self.model.named_parameters(), *self.model.named_buffers()]
 
+    def draws_on_device(self) -> bool:
+        """Does get_inputs work with the device as default? Some need their tensors on the CPU."""
+        self.on_device = self.device.type != "cpu"
+        try:
+            self.draw("example")
+            return self.on_device
+        except (RuntimeError, TypeError):
+            return False
+
+    def construction(self) -> dict:
+        """What another process needs to construct the same model from a class."""
+        return {"arguments": self.arguments, "names": self.names, "seed": self.parameter_seed}
+
+    def is_stochastic(self) -> bool:
+        """Does the forward draw random numbers?"""
+        first = self.trial(0)
+        other, _ = self.run(replace(first, seed=first.seed + 1))
+        return not all(map(identical, first.expected, other))
+
     def draw(self, *purpose):
-        """Fresh inputs from the task's get_inputs, made on the device."""
+        """Fresh inputs from the task's get_inputs, made on the device if that works."""
         with self.lock, self.device if self.on_device else contextlib.nullcontext():
             seed_everything(derive(self.job["seed"], self.job["source"], *purpose))
             inputs = list(self.module.get_inputs())

@@ -7,8 +7,8 @@
     time             of the reference and of the candidate
 
 The first step that fails decides the verdict. What a step does is the business of a *back end*: `Replaying` (below)
-for the modelled clock, `measured.Candidate` for the measured one. Whatever goes wrong in a back end is an exception,
-and `judge` alone turns exceptions into verdicts.
+for the modelled clock, `measured.Candidate` for the measured one; both judge what `Recorded` has recorded. Whatever
+goes wrong in a back end is an exception, and `judge` alone turns exceptions into verdicts.
 """
 
 import ast
@@ -21,13 +21,12 @@ from typing import Protocol
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.correctness import (EXTENSION, Failed, Verdict, bytes_in, check_structure, compare, derive, describe,
-                               identical, note_comparison, numbered, reaching, reject, set_failure, set_profile,
-                               set_roofline, structure, tolerance_of)
+from judge.correctness import (EXTENSION, Failed, Verdict, as_bytes, bytes_in, check_structure, compare, derive,
+                               describe, identical, note_comparison, numbered, reaching, reject, set_failure,
+                               set_profile, set_roofline, structure, tolerance_of)
 from judge.messages import ROOM, Child, Gone
 from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of
 from judge.rules import offence, parse
-from judge.side_effects import has_extension
 from tasks import GPU_BATCH_FACTOR
 
 ROOM_FOR_MISTAKES = 1 << 20  # bytes beside an output's: of a wrong shape or type, it is compared all the same
@@ -157,21 +156,23 @@ def check_kernels(back_end, trial, verdict, required):
     set_profile(verdict, events, own)
 
 
+def has_extension(code) -> bool:
+    """Does it have nvcc compile CUDA sources? That takes most of a minute, and its kernels are no operator's."""
+    return "load_inline" in code
+
+
 # ---------------------------------------------------------------------------------------------------------------------
-# The modelled clock's back end
+# Recording, for both clocks
 
 
-class Replaying:
-    """Records the candidate's forward in one process, and replays the recorded program in another, which prices it.
+class Recorded:
+    """A back end that judges a recorded program. self.deadline: time.monotonic() at which the candidate has failed.
 
-    The replayer holds none of the candidate's Python. Its answers are believed as far as they fit the program; those of
-    the recording process are not: a forged program is replayed and priced like any other.
+    What the recording process answers is not believed: a forged program is replayed and timed like any other.
     """
 
     def __init__(self, reference, fork_server, settings):
-        self.reference, self.fork_server = reference, fork_server
-        self.replayer = self.events = None
-        self.computing = set()  # which of the launches, by number, have done more than move data in some trial
+        self.reference, self.fork_server, self.settings = reference, fork_server, settings
 
     def ask(self, process, question, room=ROOM):
         """A process's answer, with at most `room` bytes of tensors. Raises Failed if that is what it says, and what
@@ -182,42 +183,61 @@ class Replaying:
             raise Failed(answer)
         return answer
 
-    def start(self, code, timeout):
-        self.deadline = time.monotonic() + timeout
+    def record(self, code, calls, **job):
+        """(program, constants) of a candidate. calls: the inputs of the forwards that are recorded, see recorder."""
         reference, recorder = self.reference, Child(self.fork_server, "candidate")
-        count = 3 + derive(reference.job["seed"], code) % 3  # of the forwards that are recorded: nobody can know
-        calls = [reference.draw("example", call) for call in range(count)]
         room = ROOM + bytes_in([calls, 2 * [reference.state]])  # it may hold its parameters in another form as well
         try:
             answer = self.ask(recorder, {"code": code, "seed": reference.parameter_seed, "names": reference.names,
-                                         "arguments": reference.arguments, "calls": calls}, room)
+                                         "arguments": reference.arguments, "calls": calls, **job}, room)
         finally:
             recorder.close()
-        program, constants = answer["program"], answer["constants"]
-        self.steps = program["steps"]
-        for step in self.steps:
-            reason = step[0] == "operator" and refusal(step, priced(reference).called)
+        for step in answer["program"]["steps"]:
+            reason = step[0] == "operator" and refusal(step, priced(reference).called, self.settings["clock"])
             if reason:
                 raise Failed({"failed": "forward", "error": reason})
-        self.replayer = Child(self.fork_server, "replayer")
-        answer = self.ask(self.replayer, {"code": code, "program": program, "constants": constants,
-                                          "known": list(reference.known)})
-        reference.known.update(answer["compiled"])
-        return self.match_parameters(program, constants)
+        return answer["program"], answer["constants"]
+
+    def count_calls(self, code) -> int:
+        """How many forwards are recorded: nobody can know."""
+        return 3 + derive(self.reference.job["seed"], code) % 3
 
     def match_parameters(self, program, constants):
-        """Find out which of the program's constants are the model's parameters. Returns what `start` does."""
-        state, matched = self.reference.state, {}  # {parameter's name: number of the constant}
+        """{parameter's name: number} of the program's constants that are the reference's parameters."""
+        state, matched = self.reference.state, {}
         for name, (number, *_) in program["state"].items():
-            recorded = constants.get(number, torch.empty(0))
-            if name in state and identical(as_bytes(state[name]), recorded):
+            recorded = constants.get(number)
+            equal = isinstance(recorded, torch.Tensor) and name in state and identical(as_bytes(state[name]), recorded)
+            if equal or name in state and recorded == name:  # the latter says so, and gets the reference's
                 matched[name] = number
+        return matched
+
+
+class Replaying(Recorded):
+    """The modelled clock's back end: another process replays the recorded program, and prices it.
+
+    The replayer holds none of the candidate's Python. Its answers are believed as far as they fit the program.
+    """
+
+    replayer = events = None
+
+    def start(self, code, timeout):
+        self.deadline = time.monotonic() + timeout
+        self.computing = set()  # which of the launches, by number, have done more than move data in some trial
+        calls = [self.reference.draw("example", call) for call in range(self.count_calls(code))]
+        program, constants = self.record(code, calls)
+        self.steps = program["steps"]
+        self.replayer = Child(self.fork_server, "replayer")
+        answer = self.ask(self.replayer, {"code": code, "program": program, "constants": constants,
+                                          "known": list(self.reference.known)})
+        self.reference.known.update(answer["compiled"])
+        matched = self.match_parameters(program, constants)
         # Other constants are priced like parameters if they are no larger than the task's own, else like activations.
         others = set(constants) - set(matched.values())
-        room = 4096 + sum(size_of(tensor) for tensor in state.values())
+        room = 4096 + sum(size_of(tensor) for tensor in self.reference.state.values())
         small = sum(constants[number].numel() for number in others) <= room
         self.parameters = sorted(set(matched.values()) | (others if small else set()))
-        return len(matched) == len(state)
+        return len(matched) == len(self.reference.state)
 
     def run(self, trial, mute=()):
         first = self.events is None  # the price of every forward is the same
@@ -256,8 +276,3 @@ def priced(reference):
         reference.clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in reference.tensors()})
         reference.run(reference.trial(0), around=reference.clock)
     return reference.clock
-
-
-def as_bytes(tensor):
-    """A tensor as the recorder keeps constants: its elements' bytes, in their order."""
-    return tensor.contiguous().view(-1).view(torch.uint8)

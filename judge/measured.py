@@ -1,33 +1,28 @@
-"""The measured clock: candidates run in processes that are not trusted, and are timed from outside.
+"""The measured clock: recorded programs are timed against the reference on a GPU.
 
-A *worker* process (worker.py) runs one model at a time, a candidate's or the reference's: both are driven in the same
-way. The scorer speaks to it through a *client* (client.py): a socket for orders, and GPU memory that both can see for
-inputs and outputs. `Measured` holds what a task needs; `Candidate` is the measured clock's part in the order of
-judgement (judgement.py); `Timing` times a candidate against the reference and says what the times mean.
+A candidate's Python never sees the GPU. Its own process, which has none, records its forward as without a GPU
+(recorder.py, with inputs that have no values); a second one compiles the kernels; then a process of the scorer's
+replays the program (replayer.py): to be checked, on inputs of each trial, and to be timed. `Measured` holds what a task
+needs, `Candidate` is the measured clock's part in the order of judgement (judgement.py), `Timing` says what times mean.
 
-What is timed is a batch of calls on distinct inputs, recorded as a CUDA graph: the same kernels as eager PyTorch's,
-back to back, without the gaps that slow launches leave between them. Before the clock starts the worker has taken the
-GPU over from the other processes, which takes no constant time, has cleared its cache and is awake. (Under the standard
-(KernelBench) protocol, and where a model cannot be captured, calls are timed as they run, Python included; then so are
-the reference's.) What makes the time hard to forge:
+What is timed is a batch: one forward for each of several sets of inputs, recorded as one CUDA graph, so that kernels
+run back to back. What makes the time honest:
 
-    a captured graph is a fixed program: what it works on is written afterwards, and no Python of the candidate runs;
-    the scorer reads its own clock: from the starting signal until the worker's that the GPU has finished;
-    an output of every batch is checked, on inputs that are new. The worker is told afterwards which one. Without a
-    graph all inputs are new, and handing the output over is timed, so that work left for later shows up;
-    a graph repeats its calls until they can be timed well. In one batch of three a *cold iteration* comes before: the
-    calls are done once, on inputs that are all new, and timed by themselves. A kernel that recognises repeated inputs,
-    and skips its work, has to do it there, which shows. Several of its outputs are checked, so that it cannot do half;
-    the shared memory holds inputs and outputs of this worker only: no expected value is ever in its reach.
+    the program is straight-line data: no Python of the candidate decides what a timed call does, each call does all
+    steps, and one launch serves one call;
+    all inputs of a batch are new, and each is used once: there is nothing to be recognised, remembered, or left for
+    later, in whatever memory a kernel may find;
+    before each side the cache is cleared; candidate and reference take turns on the same inputs, in one process;
+    outputs of the first batch and of some others are checked, by the scorer, which alone works out what they should
+    be. The candidate runs first: what the reference then leaves in memory is of inputs that do not come again.
 
-A candidate that stalls in a check is not waited for, and may compute while another one is timed: both sides of that
-one are slowed, and its verdict says `disturbed`.
+While a candidate is recorded or its kernels are compiled, others use the GPU. The replayer serves one at a time.
 
-Trust assumptions: the worker's own Python and CUDA runtime. A candidate that rewrites these from within (ctypes, native
-threads of a C++ extension) is not stopped by this file; judge/rules.py refuses the ways there that it can see.
+A CUDA extension cannot be recorded. Its candidate runs in a process of its own with the GPU (`Extension`), is checked
+in the same way, and timed from outside by the scorer's clock. What it does within its process is not controlled.
 """
 
-import contextlib
+import math
 import os
 import random
 import statistics
@@ -37,137 +32,137 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 
-from judge.client import BATCH, Client, memory_speed
-from judge.correctness import (EXTENSION, Trial, bytes_in, check_structure, compare, reject, set_roofline,
-                               tolerance_of)
-from judge.judgement import judge
+from judge.correctness import (EXTENSION, Failed, Trial, bytes_in, check_structure, compare, digest, identical, reject,
+                               set_roofline, tolerance_of)
+from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge
+from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan
 from judge.prices import Clock
-from judge.messages import BLANK
-from judge.side_effects import has_extension, is_side_effect_free
+from judge.recorder import H200
+from judge.replayer import slots_and_outputs
 
-BATCHES = 6  # at least, on each side: the least number for a 95 % interval of a median
-COLD = 8  # cold iterations of a candidate that may recognise inputs, at least (see Timing.slow_when_cold)
-CHECKED = 4  # outputs of a cold iteration that are checked, at most
-SHARED_WORKERS = 6  # for side-effect-free candidates, of all tasks: enough that one is always ready to be timed
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Timing two workers against each other
+BATCHES = 8  # at least
+BATCH = 0.001  # seconds of the reference's work in a batch, where there is room for so many inputs
+INPUT_ROOM = 1 << 30  # bytes for the sets of inputs and outputs of a batch
+MOST_CALLS = 16  # in a batch
 
 
 class Timing:
-    """Batches of calls, reference and candidate in turn, each from the same state of the cache.
+    """Times of batches, and what they mean. patience: seconds that clearing the cache takes when nobody disturbs it.
 
-    clients: (reference's, candidate's); in what follows, which of them is 0 or 1
-    calls: slots of the inputs; graphs: have the calls been captured? Then a batch repeats them until it takes BATCH
-    patience: seconds in which the cache is cleared when nothing else uses the GPU
-
-    seconds: for each side, of every batch the seconds of all calls once; cold: of every cold iteration; handing: that
-    handing over an output took. contended: of everything timed, did clearing the cache take too long?
+    seconds: for reference and candidate, of one call of each batch.
     """
 
-    def __init__(self, reference, candidate, calls, graphs, patience):
-        self.clients, self.calls, self.graphs, self.patience = (reference, candidate), calls, graphs, patience
-        self.seconds, self.cold, self.handing, self.contended = ([], []), ([], []), ([], []), []
-        self.spent = 0.0  # seconds
-        self.overhead = reference.overhead()
-        self.repeat = [client.repetitions(calls, self.overhead) if graphs else 1 for client in self.clients]
+    def __init__(self, patience):
+        self.patience, self.seconds, self.contended, self.spent = patience, ([], []), [], 0.0
 
-    def repeats(self) -> bool:
-        """Are calls done more than once in a batch? If not, all its inputs must be new."""
-        return max(self.repeat) > 1
-
-    def cold_is_due(self) -> bool:
-        """Does a cold iteration come before the next batch? Then, too, all its inputs must be new."""
-        return self.repeats() and (len(self.seconds[1]) % 3 == 2 or self.slow_when_cold())
-
-    def batch(self, seed, cold=False):
-        """Time a batch, or a cold iteration, on both sides.
-
-        Without graphs the first is for warming up, and does not count; a graph has been replayed to find `repeat`.
-        """
-        began, clearing, earlier = time.monotonic(), [0.0, 0.0], len(self.contended)
-        for which in (1, 0) if earlier % 2 else (0, 1):
-            repeat = 1 if cold else self.repeat[which]
-            taken, clearing[which] = self.clients[which].go(self.calls, seed, repeat)
-            if cold or earlier or self.graphs:
-                times = self.cold if cold else self.seconds
-                times[which].append(max(taken - self.overhead, 1e-7) / repeat)
-        self.contended.append(clearing[0] > self.patience)  # the candidate's is not believed
-        self.spent += time.monotonic() - began
-
-    def outputs(self, call) -> list:
-        """The leaves that a call gave, [the reference's, the candidate's], whose are asked for at once."""
-        leaves = [None, None]
-        for which in (1, 0):
-            leaves[which], seconds = self.clients[which].collect(call)
-            self.handing[which].append(seconds)
-        return leaves
+    def add(self, reference, candidate, clearing, spent):
+        """A batch: seconds of one call of each side, of clearing the cache, and in all."""
+        self.seconds[0].append(reference)
+        self.seconds[1].append(candidate)
+        self.contended.append(clearing > self.patience)
+        self.spent += spent
 
     def enough(self, measure) -> bool:
-        """Have there been BATCHES of them, for `measure` seconds, or four times as long if something disturbs them?"""
-        count = len(self.seconds[1])
+        """Have there been BATCHES, for `measure` seconds, or four times as long if something disturbs them?"""
+        count = len(self.contended)
         if count < BATCHES or count >= 300:
             return count >= 300
-        if self.slow_when_cold() and len(self.cold[1]) < COLD:
-            return False
         return self.spent >= measure * (4 if self.disturbed() else 1)
-
-    def cold_excess(self, which) -> float:
-        """Seconds by which a cold iteration, which finds new inputs, takes longer than one of a batch.
-
-        The quickest counts: a disturbance makes none quicker.
-        """
-        return min(self.cold[which]) - typical(self.seconds[which])
-
-    def slow_when_cold(self) -> bool:
-        """Is the candidate slower on new inputs by more than a tenth, 5 microseconds and what the reference is slower?
-
-        Both find the cache cold and the GPU idle, which takes some 20 microseconds; no more than 30 are excused. If so,
-        only cold iterations count (see times): whoever recognises repeated inputs gains nothing.
-        """
-        if not self.cold[1]:
-            return False
-        excused = min(max(self.cold_excess(0), 0.0), 3e-5)
-        return self.cold_excess(1) > excused + 0.1 * typical(self.seconds[1]) + 5e-6
-
-    def memoises(self) -> bool:
-        """Does the candidate recognise repeated inputs? Then it is slower on new ones by far.
-
-        While something else uses the GPU nobody can tell.
-        """
-        if not self.slow_when_cold() or statistics.mean(self.contended) > 0.25:
-            return False
-        return self.cold_excess(1) > max(self.cold_excess(0), 0.0) + 0.25 * typical(self.seconds[1]) + 2e-5
-
-    def computes_late(self) -> bool:
-        """Did handing an output over take so much longer than the reference's that it must have been computed then?"""
-        reference, candidate = map(statistics.median, self.handing)
-        return candidate > 2 * reference + 0.5 * statistics.median(self.seconds[1]) / len(self.calls) + 5e-4
-
-    def times(self) -> tuple:
-        """What counts of (reference, candidate): a list of seconds of all calls once, for each."""
-        return self.cold if self.slow_when_cold() else self.seconds
 
     def disturbed(self) -> bool:
         """Do the times scatter, or did something else use the GPU most of the time?
 
         An evenly busy GPU scatters them little, but clearing the cache takes long.
         """
-        spreads = [(third - first) / middle for first, middle, third in map(statistics.quantiles, self.times())]
+        spreads = [(third - first) / middle for first, middle, third in map(statistics.quantiles, self.seconds)]
         return max(spreads) > 0.1 or statistics.mean(self.contended) > 0.25
 
     def summary(self):
-        """(reference ms, candidate ms, of one call, lower end of the speedup's 95 % interval)."""
-        reference, candidate = (typical(seconds) / len(self.calls) * 1e3 for seconds in self.times())
-        ratios = sorted(a / b for a, b in zip(*self.times()))
+        """(reference ms, candidate ms, of one call, lower end of the speedup's 95 % interval).
+
+        The lower quartiles: a process that starts slows down many of a few batches, of either side.
+        """
+        reference, candidate = (statistics.quantiles(seconds)[0] * 1e3 for seconds in self.seconds)
+        ratios = sorted(a / b for a, b in zip(*self.seconds))
         n = len(ratios)
         low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free, of their median
         return reference, candidate, min(low, reference / candidate)
 
 
-def typical(seconds) -> float:
-    """The lower quartile: a process that starts slows down many of a few batches, of either side, by a tenth."""
-    return statistics.quantiles(seconds)[0]
+# ---------------------------------------------------------------------------------------------------------------------
+# A process on the GPU, as the scorer sees it
+
+
+def tensors_in(inputs) -> list:
+    return [x for x in inputs if isinstance(x, torch.Tensor)]
+
+
+class Connection:
+    """A process of the role "replayer" or "extension" (replayer.Replayer), with memory that the scorer shares with it.
+
+    Orders may raise Failed (what it runs did), TimeoutError, or Gone. Then `usable` tells whether it can go on.
+    """
+
+    def __init__(self, fork_server, role, settings):
+        self.child, self.device = Child(fork_server, role), torch.device(settings["device"])
+        self.usable, self.slots, self.outputs, self.room = True, None, (), ROOM
+
+    def order(self, order, deadline, **fields):
+        """Have the method of this name called. Its answer, a dict."""
+        self.usable = False
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()  # what was put is there
+        answer = self.child.ask({"order": order, **fields}, deadline, self.room)
+        self.usable = not answer.get("broken")
+        if "failed" in answer:
+            raise Failed(answer)
+        return answer
+
+    def share(self, inputs, expected, slots, part, deadline):
+        """Share memory for `slots` sets of inputs and one of outputs, laid out like these.
+
+        part: how much of the GPU's free memory the process may take.
+        """
+        tensors = tensors_in(inputs)
+        values = [[isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x] for x in inputs]
+        places, size = plan([*tensors * slots, *expected])
+        self.slots, self.outputs, self.expected = None, (), [(leaf.dtype, list(leaf.shape)) for leaf in expected]
+        self.room = ROOM_FOR_MISTAKES + 2 * bytes_in(expected)
+        handle = self.order("share", deadline, places=places, size=size, count=len(tensors), slots=slots,
+                            values=values, part=part)["handle"]
+        if handle is not None:
+            self.slots, self.outputs = slots_and_outputs(attach(handle), places, len(tensors), slots)
+
+    def put(self, slot, inputs, deadline):
+        """Write a set of inputs."""
+        if self.slots is None:
+            self.order("put", deadline, slot=slot, tensors=tensors_in(inputs))
+            return
+        for place, tensor in zip(self.slots[slot], tensors_in(inputs), strict=True):
+            place.copy_(tensor)
+
+    def results(self, answer) -> list:
+        """The leaves of an output: private copies of tensors, or the name of a type where one is no tensor."""
+        leaves = []
+        for i, entry in enumerate(answer["leaves"]):
+            if "type" in entry:
+                leaves.append(str(entry["type"]))
+            elif self.slots is None:
+                leaves.append(entry["tensor"].to(self.device))
+            else:
+                dtype, shape = TORCH_NAMES[entry["dtype"]], [abs(int(n)) for n in entry["shape"]]
+                if math.prod(shape) >> 63:
+                    raise ValueError("no tensor is so large")
+                agrees = self.expected[i:i + 1] == [(dtype, shape)] and entry["device"] == self.device.type
+                wrong = torch.empty((), dtype=dtype, device="meta").expand(shape)  # takes no memory, whatever the shape
+                leaves.append(self.outputs[i].clone() if agrees else wrong)
+        for out in self.outputs:
+            out.zero_()  # nobody else finds a right answer there
+        return leaves
+
+    def close(self):
+        self.slots, self.outputs = None, ()
+        self.child.close(wait=True)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -175,304 +170,249 @@ def typical(seconds) -> float:
 
 
 class Measured:
-    """One task under the measured clock: its reference in a worker, and many candidates judged at a time.
+    """One task under the measured clock: the replayer with its reference, and what a batch is.
 
-    Each candidate has a thread of its own, and the side-effect-free ones share a few workers. Processes start and
-    kernels are compiled while others use the GPU; candidates share it to be checked and captured; they are timed alone
-    on it, one after the other. Where each candidate needs a process of its own, the driver bounds the rate: it starts
-    and ends CUDA processes one after the other, a quarter of a second each.
-
-    gpu: the GPU lock, see Client; clients: of workers without a model, as another task's `hand_on` gives them. Raises
-    what a Client does if the reference fails.
+    connection: to a replayer that another task has left. Raises what a Connection does if the reference fails.
     """
 
-    def __init__(self, reference, fork_server, settings, gpu, clients=()):
-        self.reference, self.settings = reference, settings
-        self.new_client = lambda role: Client(fork_server, settings, role, gpu)
-        self.idle = {role: [client for client in clients if client.role == role] for role in ("reference", "candidate")}
-        self.cuda, self.strict = reference.device.type == "cuda", settings["protocol"] == "strict"
+    def __init__(self, reference, fork_server, settings, gpu, connection=None):
+        self.reference, self.fork_server, self.settings, self.gpu = reference, fork_server, settings, gpu
+        self.connection, self.turn = connection, threading.Lock()  # turn: to use the replayer
+        self.cuda = reference.device.type == "cuda"
         self.first = reference.trial(0)
         clock = Clock()
         reference.run(self.first, around=clock)
         self.flops = clock.flops
-        self.output_bytes = bytes_in(self.first.expected)
-        size = bytes_in(self.first.inputs) + self.output_bytes
+        self.stochastic = reference.is_stochastic()
+        size = bytes_in([self.first.inputs, self.first.expected])
         self.large = size > 1 << 30  # then little else fits beside it
-        self.slots = max(1 if self.large else 2, min(32, (1 << 28) // max(size, 1)))
-        self.at_a_time, self.memory_limit = settings["workers"], None  # candidates; bytes of GPU memory each
-        self.bandwidth, self.peak = 4e7, None  # bytes and FLOPs per millisecond; for a GPU see below
-        self.floor_ms, self.patience = 0.0, 0.01
+        self.slots = max(1 if self.large else 2, min(MOST_CALLS, INPUT_ROOM // max(size, 1)))
+        self.bandwidth, self.peak, self.patience, self.gpu_properties = 4e7, None, 0.01, H200
         if self.cuda:
-            self.limit_memory(size)
-        self.sharing = threading.Semaphore(self.shared_workers())
-        self.timing = threading.Lock()  # the reference is timed against one candidate at a time
-        self.calls, self.graphs = None, False  # slots of a batch's inputs, and are they captured? See calibrate
-        self.references = {False: self.start_reference()}  # {as a graph?: client}
+            self.describe_device()
+        self.digests = {name: digest(tensor) for name, tensor in reference.state.items()}
+        self.calls = None  # slots of a batch
+        with self.turn:
+            self.ready()
 
-    def shared_workers(self) -> int:
-        """Workers for this task's side-effect-free candidates."""
-        return max(2, SHARED_WORKERS // self.settings["tasks"])
-
-    def limit_memory(self, size):
-        """Set what a candidate may allocate, so that one that hoards takes nothing from others, and how many may run.
-
-        While parameters are perturbed there are up to six copies of them. size: bytes of inputs and outputs.
-        """
-        reference = self.reference
-        if not self.large:
-            reference.trial(1)  # kept for Candidate.time
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        reference.run(self.first)
-        peak = torch.cuda.max_memory_allocated() - before
-        self.memory_limit = 3 * peak + 6 * bytes_in(reference.state) + (self.slots + 2) * size + (1 << 30)
-        room = torch.cuda.mem_get_info()[0] * 0.7 / self.settings["tasks"]
-        self.at_a_time = max(1, min(self.at_a_time, int(room / self.memory_limit)))
-
-    def take_client(self, role):
-        """A client whose worker has no model."""
-        try:
-            client = self.idle[role].pop()
-        except IndexError:
-            client = self.new_client(role)
-        client.wake()
-        return client
-
-    def start_reference(self):
-        """A client whose worker has built the reference, and has inputs to warm up on."""
-        reference, client = self.reference, self.take_client("reference")
-        compiled = self.settings["baseline"] == "compile"
-        client.timeout = self.settings["timeout"] + (300 if compiled else 0)
-        client.construct(reference.job["source"], "Model", reference, compile_it=compiled)
-        client.share(self.first.inputs, self.first.expected, self.slots)
-        self.fill(client, range(self.slots))
-        return client
-
-    def fill(self, client, slots):
-        for slot in slots:
-            client.put(slot, self.reference.draw("warm", slot))
-        client.finish()
-
-    def calibrate(self):
-        """Decide how many calls make a batch, and capture the reference's. Once for each task, or again: no change."""
-        with self.timing:
-            if self.calls is not None:
-                return
-            client, several = self.reference_client(False), list(range(min(self.slots, 5)))
-            try:
-                client.acquire()
-                client.quickest(several)  # the first time takes long
-                client.acquire(exclusive=True)
-                if self.cuda:
-                    self.measure_device()
-                one = max(client.quickest(several) - client.overhead(), 1e-6) / len(several)
-                calls = list(range(max(1, min(self.slots, int(BATCH / one)))))
-                client.acquire()
-                if self.cuda and self.strict:
-                    del self.references[False]  # after an attempt that fails the process may be unusable
-                    self.graphs = client.capture(calls)
-                    if self.graphs:
-                        self.references[True] = client
-            finally:
-                client.release()
-            if client not in self.references.values():
-                client.close()
-            self.calls = calls
-
-    def measure_device(self):
-        self.bandwidth, fill, self.patience = memory_speed(self.reference.device)
-        large = self.output_bytes / BLANK
-        if large > 1:  # what no cache absorbs is written at memory speed
-            self.floor_ms = fill * 1e3 * large * 0.6
-        if torch.cuda.get_device_capability() == (9, 0):  # Hopper
+    def describe_device(self):
+        """Its bandwidth and peak, in bytes and FLOPs per millisecond, and what candidates may ask of it."""
+        properties = torch.cuda.get_device_properties(self.reference.device)
+        self.gpu_properties = {name: getattr(properties, name, value) for name, value in H200.items()}
+        clock, bits = getattr(properties, "memory_clock_rate", 0), getattr(properties, "memory_bus_width", 0)
+        if clock and bits:  # kHz, wires; a copy reaches seven eighths
+            self.bandwidth = 0.87 * clock * 2 * bits / 8
+        self.patience = 2 * BLANK / self.bandwidth / 1e3 + 1e-4  # twice as long as it takes, and launching
+        if (properties.major, properties.minor) == (9, 0):  # Hopper
             self.peak = 60e12 / 1e3
 
-    def reference_client(self, graphs):
-        """The client of the reference as it is to be timed; self.timing is held."""
-        if graphs not in self.references:
-            self.references[graphs] = self.start_reference()
-        return self.references[graphs]
-
-    def prepare(self, count):
-        """Let processes of up to `count` candidates start: with a GPU that takes longer than a measurement."""
-        while len(self.idle["candidate"]) < min(count, self.at_a_time, self.shared_workers()):
-            self.idle["candidate"].append(self.new_client("candidate"))
-        self.calibrate()
+    def ready(self):
+        """Have a replayer that holds the reference. self.turn is held."""
+        if self.calls is not None and self.connection.usable:
+            return
+        reference, first = self.reference, self.first
+        if self.connection is None or not self.connection.usable:
+            self.close()
+            self.connection = Connection(self.fork_server, "replayer", self.settings)
+        compiled = self.settings["baseline"] == "compile"
+        deadline = time.monotonic() + self.settings["timeout"] + 60 + 300 * compiled
+        self.connection.order("construct", deadline, side="reference", code=reference.job["source"], name="Model",
+                              **reference.construction(), compile_it=compiled)
+        self.connection.share(first.inputs, first.expected, self.slots, 1 / self.settings["tasks"], deadline)
+        for slot in range(self.slots):
+            self.connection.put(slot, reference.draw("warm", slot), deadline)
+        fields = {"sides": ["reference"], "calls": [0], "seed": 0, "graphs": False}
+        if self.calls is None:
+            self.connection.order("batch", deadline, **fields)  # the first time takes long
+            one = min(self.connection.order("batch", deadline, **fields)["seconds"]["reference"] for _ in range(3))
+            self.calls = list(range(max(1, min(self.slots, round(BATCH / max(one, 1e-6))))))
+        self.graphs = self.cuda and self.connection.order("capture", deadline, side="reference",
+                                                          calls=self.calls)["captured"]
 
     def judge(self, codes):
         """Yields (index, Verdict) for every code, in the order in which they are done."""
-        self.calibrate()
-
-        def one(index):
-            with self.sharing if is_side_effect_free(codes[index]) else contextlib.nullcontext():
-                return index, self.judge_one(codes[index])
-
-        pool = ThreadPoolExecutor(max(1, min(self.at_a_time, len(codes))))
+        pool = ThreadPoolExecutor(max(1, min(self.settings["workers"], len(codes))))
         try:
-            for done in as_completed([pool.submit(one, index) for index in range(len(codes))]):
-                yield done.result()
+            jobs = {pool.submit(self.judge_one, code): index for index, code in enumerate(codes)}
+            for done in as_completed(jobs):
+                yield jobs[done], done.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
     def judge_one(self, code, timed=True):
         """The verdict on one candidate; without `timed` only whether it is correct."""
-        return judge(Candidate(self, code), self.reference, code, self.settings, timed)
+        kind = Extension if has_extension(code) else Candidate
+        return judge(kind(self), self.reference, code, self.settings, timed)
 
-    def hand_on(self) -> list:
-        """End this task. Returns the clients for the next one's, whose workers have forgotten their models."""
-        clients = [*self.idle["reference"], *self.idle["candidate"]]
-        for client in self.references.values():
-            if client.forget():
-                clients.append(client)
-            else:
-                client.close()
-        for client in clients:
-            client.output_layout = None
-        return clients
+    def hand_on(self):
+        """The connection to the replayer, for another task; None if it cannot be used."""
+        if not self.connection.usable:
+            self.close()
+        return self.connection
 
     def close(self):
-        """End all processes."""
-        for client in self.hand_on():
-            client.close()
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One candidate
 
 
-class Candidate:
-    """A candidate in a worker: the back end of the measured clock (judgement.BackEnd)."""
+class Candidate(Recorded):
+    """A candidate in the replayer: the back end of the measured clock (judgement.BackEnd)."""
 
-    def __init__(self, task, code):
+    def __init__(self, task):
         """task: its Measured."""
-        self.task, self.code, self.client = task, code, None
+        super().__init__(task.reference, task.fork_server, task.settings)
+        self.task, self.connection, self.has_turn, self.seconds = task, None, False, {"wait": 0.0, "compile": 0.0}
 
     def start(self, code, timeout):
-        self.timeout = timeout
-        built = self.construct()
-        self.client.acquire()
-        state = self.task.reference.state
-        return built["state"] == {name: list(tensor.shape) for name, tensor in state.items()}
+        self.deadline, task = time.monotonic() + timeout, self.task
+        inputs = [[str(x.dtype), list(x.shape), list(x.stride())] if isinstance(x, torch.Tensor) else x
+                  for x in task.first.inputs]
+        program, constants = self.record(code, self.count_calls(code) * [inputs], digests=task.digests,
+                                         gpu=task.gpu_properties)
+        self.compile(code, program)
+        self.take_turn()
+        self.order("load", code=code, program=program, constants=constants)
+        return len(self.match_parameters(program, constants)) == len(self.reference.state)
 
-    def construct(self):
-        """Construct the model in a worker. Returns what Client.construct does."""
-        task = self.task
-        client = self.client = task.take_client("candidate")
-        client.deadline = time.monotonic() + self.timeout
-        built = client.construct(self.code, "ModelNew", task.reference, task.memory_limit)
-        if client.output_layout is None:  # else it has had another candidate of this task
-            client.share(task.first.inputs, task.first.expected, task.slots)
-        return built
+    def compile(self, code, program):
+        """Have the kernels compiled, in a process without the GPU, into a folder where the replayer finds them."""
+        began, process = time.monotonic(), Child(self.fork_server, "compiler")
+        try:
+            question = {"code": code, "program": program, "known": list(self.reference.known),
+                        "gpu": self.task.gpu_properties}
+            self.reference.known.update(self.ask(process, question)["compiled"])
+        finally:
+            process.close()
+        self.seconds["compile"] = time.monotonic() - began
+
+    def take_turn(self):
+        """Wait for the replayer, and for a share of the GPU. That does not count as the candidate's time."""
+        began, task = time.monotonic(), self.task
+        task.turn.acquire()
+        self.has_turn = True
+        task.ready()
+        self.connection = task.connection
+        self.acquire(exclusive=False)
+        self.seconds["wait"] = time.monotonic() - began
+        self.deadline += self.seconds["wait"]
+
+    def acquire(self, exclusive):
+        """Hold the GPU lock in this way."""
+        began = time.monotonic()
+        self.task.gpu.acquire(exclusive)
+        self.seconds["wait"] += time.monotonic() - began
+        self.deadline += time.monotonic() - began
+
+    def order(self, order, **fields):
+        return self.connection.order(order, self.deadline, **fields)
 
     def run(self, trial, mute=()):
-        """One forward in slot 0; the first one compiles the kernels. The GPU is shared."""
-        client = self.client
-        client.yield_lock()
-        client.put(0, trial.inputs)
-        leaves, found = client.forward(0, trial.seed, mute=mute)
-        check_structure(found, self.task.reference.structure)
-        return leaves, client.changed(0, trial.inputs)
+        self.connection.put(0, trial.inputs, self.deadline)
+        answer = self.order("forward", seed=trial.seed, mute=list(mute))
+        leaves = self.connection.results(answer)
+        check_structure(answer["structure"], self.reference.structure)
+        return leaves, answer["changed"]
 
     def profile(self):
-        """The second of three forwards by their time; [] without a GPU.
-
-        A kernel may carry the name of a library's; it is not believed to be that library's work, nor the reverse.
-        """
-        if not self.task.cuda:
-            return []
-        client = self.client
-        client.put(0, self.task.first.inputs)
-        client.finish()
-        client.acquire(exclusive=True)
-        _, *runs = [client.order("profile") for _ in range(4)]
-        client.acquire()
-        answer = sorted(runs, key=lambda run: run["total"])[1]
-        events = [[float(ms), str(label), bool(own)] for ms, label, own in answer["events"]]
-        rest = answer["total"] - sum(ms for ms, _, _ in events)
-        if has_extension(self.code) and rest > 0.002:  # its kernels run outside of every operator
-            events.append([rest, EXTENSION, True])
-        return events
+        self.connection.put(0, self.task.first.inputs, self.deadline)
+        self.acquire(exclusive=True)
+        return [[float(ms), str(label), bool(own)] for ms, label, own in self.order("profile")["events"]]
 
     def time(self, verdict):
-        """As a CUDA graph, if it can be captured; else, in a new process, as it runs."""
-        task, client = self.task, self.client
-        task.fill(client, task.calls)
-        # What waits for the GPU cannot be captured, and to try takes a new process, where nvcc begins again.
-        if task.graphs and not (has_extension(self.code) and "ynchronize" in self.code):
-            if client.capture(task.calls) and self.run_batches(verdict, graphs=True):
-                # A graph knows nothing of what the code would do later: call it again, on other inputs than at first.
-                trial = task.reference.trial(1)
-                if compare(trial, self.run(trial)[0], tolerance_of(verdict)):
-                    reject(verdict, "its later calls give other results than its first ones")
-                return
-            client.release()
-            client.close()  # not all of it is in the graph
-            self.construct()
-            self.client.acquire()
-            task.fill(self.client, task.calls)
-        if not self.run_batches(verdict, graphs=False):
-            reject(verdict, "its timed calls give other results than its checked ones")
-
-    def run_batches(self, verdict, graphs) -> bool:
-        """Enter the times, or reject. Returns False, and enters nothing, if the results of timed calls are wrong."""
-        task, client, chance = self.task, self.client, random.Random(os.urandom(8))
-        client.release()
-        with task.timing:
-            reference = task.reference_client(graphs)
-            client.deadline = time.monotonic() + self.timeout  # it may have waited for its turn
-            client.acquire(exclusive=True)
-            timing = Timing(reference, client, task.calls, graphs, task.patience)
-            while not timing.enough(task.settings["measure"]):
-                client.acquire()
-                cold = timing.cold_is_due()
-                checked = chance.sample(task.calls, min(len(task.calls), CHECKED))
-                seed = chance.getrandbits(31)
-                for slot in checked[:1] if timing.repeats() and not cold else task.calls:
-                    inputs = task.reference.draw("timed", seed, slot)
-                    reference.put(slot, inputs)
-                    client.put(slot, inputs)
-                client.finish()
-                if cold and not self.batch_is_right(timing, seed, checked, verdict, cold):
-                    return False
-                if not self.batch_is_right(timing, seed, checked[:1], verdict):
-                    return False
-        self.enter_times(timing, verdict)
-        return True
-
-    def batch_is_right(self, timing, seed, checked, verdict, cold=False) -> bool:
-        """Time a batch, or a cold iteration, of inputs that have been put. Is what the calls `checked` give right?"""
-        self.client.acquire(exclusive=True)
-        timing.batch(seed, cold)
-        outputs = [timing.outputs(call) for call in checked]
-        self.client.acquire()
-        for expected, found in outputs:
-            if compare(Trial([], 0, expected, self.task.first.allowed), found, tolerance_of(verdict)):
-                return False
-        return True
-
-    def enter_times(self, timing, verdict):
-        """Enter the times, unless they show that they are not to be believed."""
-        task = self.task
+        task, chance, timing = self.task, random.Random(os.urandom(8)), Timing(self.task.patience)
+        self.acquire(exclusive=True)
+        graphs = task.graphs and self.order("capture", side="candidate", calls=task.calls)["captured"]
+        while not timing.enough(task.settings["measure"]):
+            began, seed = time.monotonic(), chance.getrandbits(31)
+            checked = 0 if task.stochastic else chance.choice(task.calls)  # only the first has the seed
+            for slot in task.calls:
+                inputs = self.reference.draw("timed", seed, slot)
+                self.put(slot, inputs)
+                if slot == checked:
+                    trial = Trial(inputs, seed)
+            answer = self.batch(seed, graphs)
+            if not timing.contended or chance.random() < 0.3:
+                trial.expected, trial.allowed = self.reference.run(trial)[0], task.first.allowed
+                leaves = self.connection.results(self.order("collect", call=checked))
+                if compare(trial, leaves, tolerance_of(verdict)) or self.has_changed(checked, trial.inputs):
+                    return reject(verdict, "its timed calls give other results than its checked ones")
+            seconds = [answer["seconds"][side] / len(task.calls) for side in ("reference", "candidate")]
+            timing.add(*seconds, answer["clearing"], time.monotonic() - began)
         verdict.reference_ms, verdict.candidate_ms, low = timing.summary()
         verdict.disturbed = timing.disturbed()
-        if timing.memoises():
-            reject(verdict, "faster on inputs that it has seen before")
-        elif not timing.graphs and timing.computes_late():
-            reject(verdict, "its results are computed after the clock has stopped")
-        elif verdict.candidate_ms < task.floor_ms:
-            reject(verdict, "faster than the GPU can write the output")
-        else:
-            verdict.speedup, verdict.speedup_low = verdict.reference_ms / verdict.candidate_ms, low
-            set_roofline(verdict, task.reference, task.flops, task.bandwidth, task.peak)
+        verdict.speedup, verdict.speedup_low = verdict.reference_ms / verdict.candidate_ms, low
+        set_roofline(verdict, self.reference, task.flops, task.bandwidth, task.peak)
+
+    def put(self, slot, inputs):
+        self.connection.put(slot, inputs, self.deadline)
+
+    def has_changed(self, slot, inputs) -> bool:
+        """Are inputs in shared memory no longer what was put there? The reference ran on them last."""
+        seen = self.connection.slots[slot] if self.connection.slots is not None else tensors_in(inputs)
+        return not self.task.first.changed and not all(map(identical, seen, tensors_in(inputs)))
+
+    def batch(self, seed, graphs):
+        """Time a batch of both sides; see Replayer.batch."""
+        return self.order("batch", sides=["candidate", "reference"], calls=self.task.calls, seed=seed, graphs=graphs)
 
     def close(self, verdict):
-        """End the worker, or keep it for the next candidate if this one can have left nothing in it."""
-        client = self.client
-        if client is None:
-            return
-        client.release()
-        verdict.seconds.update(wait=client.waiting, compile=client.compiling)
-        if is_side_effect_free(self.code) and client.forget():
-            self.task.idle["candidate"].append(client)
-        else:
-            client.close()
+        verdict.seconds.update(self.seconds)
+        if self.has_turn:
+            self.task.gpu.release()
+            self.task.turn.release()
+
+
+class Extension(Candidate):
+    """A candidate with CUDA sources: it runs in a process of its own, self.connection; the reference in self.replayer.
+    """
+
+    def start(self, code, timeout):
+        self.deadline, task = time.monotonic() + timeout, self.task
+        own = Connection(self.fork_server, "extension", self.settings)
+        try:
+            built = own.order("construct", self.deadline, side="candidate", code=code, name="ModelNew",
+                              **self.reference.construction(), compile_it=False)
+            self.take_turn()
+        finally:
+            self.replayer, self.connection = self.connection, own
+        own.share(task.first.inputs, task.first.expected, task.slots, 0.5 / task.settings["tasks"], self.deadline)
+        return built["state"] == {name: list(tensor.shape) for name, tensor in self.reference.state.items()}
+
+    def profile(self):
+        self.connection.put(0, self.task.first.inputs, self.deadline)
+        self.acquire(exclusive=True)
+        answer = self.order("profile")
+        events = [[float(ms), str(label), False] for ms, label, _ in answer["events"]]
+        rest = answer["total"] - sum(ms for ms, _, _ in events)  # its kernels run outside of every operator
+        return [*events, [rest, EXTENSION, True]] if rest > 0.002 else events
+
+    def put(self, slot, inputs):
+        for connection in (self.connection, self.replayer):
+            connection.put(slot, inputs, self.deadline)
+
+    def batch(self, seed, graphs):
+        sides = {"candidate": self.connection, "reference": self.replayer}
+        return {"seconds": {side: self.from_outside(connection, side, graphs) for side, connection in sides.items()},
+                "clearing": 0.0}
+
+    def from_outside(self, connection, side, graphs) -> float:
+        """Seconds of a batch's calls, by the scorer's clock: it counts what many take more than one does."""
+        def seconds(count):
+            began = time.perf_counter()
+            connection.order("repeat", self.deadline, side=side, calls=self.task.calls, count=count, graphs=graphs)
+            return time.perf_counter() - began
+
+        seconds(1)
+        once = seconds(1)
+        many = max(1, round(10 * BATCH / once))
+        return max(seconds(many + 1) - once, 1e-7) / many
+
+    def close(self, verdict):
+        super().close(verdict)
+        if self.connection is not None:
+            self.connection.close()

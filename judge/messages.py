@@ -184,13 +184,6 @@ def await_input(file, deadline):
         raise TimeoutError
 
 
-def watch(sock, seconds):
-    """Wait for a message without going to sleep, at most `seconds`: to wake up can take longer than a kernel runs."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not select.select([sock], [], [], 0)[0]:
-        pass
-
-
 class Child:
     """A process forked by the fork server to play `role`. Closing the connection kills it and all that it started.
 
@@ -220,22 +213,6 @@ class Child:
         except OSError:
             raise Gone from None
         return receive(self.sock, deadline, room)
-
-    def start_and_stop(self, deadline):
-        """Seconds between the starting signal and the process's own: one byte each way. Raises Gone or TimeoutError."""
-        try:
-            began = time.perf_counter()
-            self.sock.send(b"!")
-            watch(self.sock, 1.0)
-            await_input(self.sock, deadline)
-            seconds = time.perf_counter() - began
-            if not self.sock.recv(1):
-                raise Gone
-        except TimeoutError:
-            raise
-        except OSError:
-            raise Gone from None
-        return seconds
 
     def hang_up(self):
         """Have the process killed. A thread that is receiving from it gets Gone."""
@@ -268,20 +245,6 @@ def spare_memory():
     """
     if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LEFT:
         torch.cuda.empty_cache()
-
-
-def overwrite(memory) -> float:
-    """Take the GPU over from other processes, which takes longer than many a kernel, and overwrite `memory`.
-
-    Returns the seconds of the latter.
-    """
-    synchronize = torch.cuda.synchronize if memory.is_cuda else lambda: None
-    memory[:1].zero_()
-    synchronize()
-    began = time.perf_counter()
-    memory.zero_()
-    synchronize()
-    return time.perf_counter() - began
 
 
 def plan(tensors):

@@ -39,6 +39,7 @@ import math
 import os
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from judge import compiler, interpreter
 from judge.compiler import KernelError
@@ -54,12 +55,21 @@ def addresses(tree):
     return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(tree)}
 
 
+def stand_in(layout):
+    """A tensor without memory of a recorded one's type and alignment."""
+    dtype = TORCH_NAMES[layout[1]]
+    return torch.empty(16, dtype=dtype, device="meta")[layout[4] * dtype.itemsize % 16 // dtype.itemsize:]
+
+
 class Replay:
     """Executes a recording on given inputs. Raises KernelError, or another exception for a step that fails.
 
     code: the candidate's source, of which only the kernels are used; known: keys of kernels that need not be compiled
     again. `compiled` holds the keys of those that were compiled here.
     """
+
+    compile_launch = staticmethod(compiler.compile_kernel)
+    device, poisons = torch.device("cpu"), True  # where it runs; does memory that nobody has written hold poison?
 
     def __init__(self, code, recording, constants, known=()):
         self.recording, self.left = recording, {}  # left: the constants as the last forward has left them
@@ -86,9 +96,8 @@ class Replay:
         key = hashlib.sha256(repr((texts[name], passed, kinds, options)).encode()).hexdigest()
         if key not in known and key not in self.compiled:
             self.compiled.add(key)
-            values = self.arguments(
-                step, lambda layout: torch.empty(0, dtype=TORCH_NAMES[layout[1]], device="meta"))
-            compiler.compile_kernel(self.kernels[name], values, {k: read_value(v, None) for k, v in options.items()})
+            options = {key: read_value(value, None) for key, value in options.items()}
+            self.compile_launch(self.kernels[name], self.arguments(step, stand_in), options)
 
     def arguments(self, step, tensor):
         """{parameter: value} of a recorded launch; `tensor` makes a tensor of a layout."""
@@ -144,7 +153,7 @@ class Replay:
     def tensor(self, layout):
         """The tensor that has this layout. Raises ValueError if it does not fit its storage."""
         number, dtype, shape, strides, offset = layout
-        raw = torch.empty(0, dtype=torch.uint8).set_(self.storages[number])
+        raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self.storages[number])
         return strided(raw[offset * TORCH_NAMES[dtype].itemsize:], TORCH_NAMES[dtype], shape, strides)
 
     def operator(self, step, clock):
@@ -153,8 +162,7 @@ class Replay:
         base, overload = name.split(".")
         func = getattr(getattr(torch.ops.aten, base), overload)
         args, kwargs = read_value(args, self.tensor), read_value(kwargs, self.tensor)
-        if "device" in kwargs:
-            kwargs["device"] = torch.device("cpu")
+        args, kwargs = tree_map_only(torch.device, lambda device: self.device, (args, kwargs))
         if func._schema.is_mutable and not func._schema.returns:  # what it writes would be nobody's result
             raise RuntimeError(f"aten.{base} in place is not supported here")
         with clock:
@@ -165,7 +173,7 @@ class Replay:
                 if list(tensor.shape) != layout[2] or list(tensor.stride()) != layout[3]:
                     raise RuntimeError(f"aten.{base} gives another shape than it did while recording")
                 self.storages[layout[0]] = tensor.untyped_storage()
-        if base in FREE_OPERATORS:
+        if base in FREE_OPERATORS and self.poisons:
             self.poison(results)
         changed = [value for argument, value in zip(func._schema.arguments, args)
                    if argument.alias_info is not None and argument.alias_info.is_write]

@@ -342,11 +342,17 @@ def only_moves(kind):
     return bool(MOVES.fullmatch(kind)) or kind in FREE_OPERATORS or any(form.is_view for form in forms)
 
 
-def refusal(step, called):
-    """Why a candidate may not call a recorded step's operator, or None. called: by the reference (`Clock.called`)."""
+def refusal(step, called, clock="modelled"):
+    """Why a candidate may not call a recorded step's operator, or None. called: by the reference (`Clock.called`).
+
+    The measured clock takes what PyTorch has for a GPU, but for what reaches outside of a program's tensors.
+    """
     layouts, (base, overload) = [], step[1].split(".")
     func = getattr(getattr(torch.ops.aten, base), overload)
     decode(step[2:4], layouts.append)
+    if clock == "measured":
+        known = torch._C._dispatch_has_kernel(func.name()) and base_name(base) not in REFUSED_OPERATORS
+        return None if known else f"aten.{base} is not available to a candidate"
     on_complex = any("complex" in layout[1] for layout in layouts)
     kind = kind_of(func, on_complex)
     if kind in REFUSED_OPERATORS or kind not in called and not is_known(func, on_complex):

@@ -8,8 +8,8 @@ kill, and it always works: also when the closing is done by the kernel because t
 
     caller -- fork server -- supervisor -- process      one socket pair from each process to whoever asked for it
 
-What a process is kept from that holds a candidate's code or the kernels of that code (the roles candidate and
-replayer), and where (confinement.py):
+What a process is kept from that holds a candidate's code or the kernels of that code (confinement.HOSTILE), and where.
+A candidate's Python never has a GPU; who compiles its kernels, who replays them, and a CUDA extension may have one.
 
     everywhere            its own process group and scratch folder (removed with it), closed file descriptors, no
                           output streams, an environment without secrets; limits on CPU seconds, file size and open
@@ -50,7 +50,7 @@ from pathlib import Path
 
 import torch
 
-from judge.confinement import HOSTILE, LIBC, confine, isolate, ways_to_isolate
+from judge.confinement import HOSTILE, LIBC, confine, has_gpu, isolate, ways_to_isolate
 from judge.messages import Gone
 
 ROOT = Path(__file__).absolute().parent.parent
@@ -73,9 +73,10 @@ def start(program, settings):
     control, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
     environment.update(HOME=settings["scratch"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TRITON_DEFAULT_FP_FUSION="1",
+                       TRITON_STORE_BINARY_ONLY="1",
                        PYTORCH_NVML_BASED_CUDA_CHECK="1",  # asking whether there is a GPU must not start CUDA
                        CUDA_DEVICE_MAX_CONNECTIONS="2",  # on an H200 CUDA starts and ends in 0.26 s, by default in 0.32
-                       NVCC_APPEND_FLAGS="--default-stream per-thread")  # an extension's kernels, see worker.PER_THREAD
+                       NVCC_APPEND_FLAGS="--default-stream per-thread")  # an extension's kernels, replayer.PER_THREAD
     with there, open(os.path.join(settings["scratch"], "fork_server.log"), "wb+") as log:
         process = subprocess.Popen(
             [sys.executable, *program, "--fork-server", str(there.fileno()), json.dumps(settings)], env=environment,
@@ -95,7 +96,9 @@ def fork_server(control, settings, roles):
     socket that it is given as `fork_server`; others get None.
     """
     torch.set_num_threads(1)
-    settings["isolation"] = ways_to_isolate(settings["device"], settings["scratch"])
+    settings["isolation"] = [ways_to_isolate("cpu", settings["scratch"]), None]  # without a GPU, and with one
+    if settings["device"] != "cpu":
+        settings["isolation"][1] = ways_to_isolate(settings["device"], settings["scratch"])
     gc.collect()
     gc.freeze()  # or the first collection in each fork would copy every page
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's business; it closes the socket
@@ -187,10 +190,10 @@ def supervise(sock, role, play, asks, settings):
     """
     LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the process become children of this one
-    hostile = role in HOSTILE
+    hostile, with_gpu = role in HOSTILE, has_gpu(role, settings)
     scratch = tempfile.mkdtemp(prefix=f"tmp{os.getpid()}-", dir=settings["scratch"])
-    if hostile and settings["isolation"] is not None:
-        isolate(settings["device"], settings["isolation"][0])
+    if hostile and settings["isolation"][with_gpu] is not None:
+        isolate(settings["device"] if with_gpu else "cpu", settings["isolation"][with_gpu][0])
     process = os.fork()
     if process == 0:
         run_role(sock, role, play, asks, scratch, settings)
@@ -199,7 +202,7 @@ def supervise(sock, role, play, asks, settings):
     waiter = select.poll()
     waiter.register(sock, 0)  # POLLHUP is reported without asking: the peer has closed its end
     waiter.register(os.pidfd_open(process), select.POLLIN)
-    if settings["device"] == "cpu" or not hostile:
+    if not (hostile and with_gpu):
         waiter.poll()
     while not waiter.poll(50):  # with a GPU neither address space nor forks can be limited, so both are watched
         resident = int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -224,7 +227,7 @@ def run_role(sock, role, play, asks, scratch, settings):
     """The supervised process, from the fork to its end."""
     try:
         os.setpgid(0, 0)
-        if role in HOSTILE and settings["device"] != "cpu":
+        if role in HOSTILE and has_gpu(role, settings):
             with contextlib.suppress(OSError):  # only root may
                 os.setgid(FIRST_GROUP_ID + os.getppid())
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setgid, which would take it back

@@ -1,11 +1,15 @@
 """The modelled clock, first half: record a forward of a candidate, in the candidate's own process.
 
-    recording, constants = record(model, calls)
+    recording, constants = record(model, calls, device)
 
 A recording is a straight-line list of steps: every ATen operator and every Triton launch, as data. Kernels are
 recorded but not run. A tensor is written as its layout, [storage, dtype, shape, strides, offset], with storages
-numbered in order of appearance, so that views need no step of their own. modelled.py replays it in another process,
-which believes nothing of it.
+numbered in order of appearance, so that views need no step of their own. modelled.py replays it in another process
+without a GPU, replayer.py in one with a GPU; both believe nothing of it.
+
+Without a GPU, inputs have values ("cpu"); for the measured clock they have none ("meta"): a GPU's inputs are too large
+to be computed with here. Parameters have their values all the same. Operators then are recorded as they are on any
+device, but for those in WHOLE, which a GPU takes apart in another way: these are one step.
 
 A forward may not do its work in some calls only. So several are recorded, on inputs of other values in the same
 memory, and the last one is judged. The first may differ (it makes a mask, or a buffer); from the second on the
@@ -14,6 +18,7 @@ a counter would differ. What a kernel wrote in an earlier call is zero here, so 
 Not noticed: a forward that decides by the clock, by chance, by a file, or by what it hides in another module.
 """
 
+import contextlib
 import gc
 import inspect
 import sys
@@ -23,7 +28,9 @@ import torch
 import triton.language as tl
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
-from triton.runtime import autotuner, jit
+from torch.utils._pytree import tree_map
+from triton.backends.compiler import GPUTarget
+from triton.runtime import autotuner, driver, jit
 
 from judge.prices import FREE_OPERATORS, Mode, operator_name, size_of, tensors_in
 from judge.messages import decode, encode
@@ -61,33 +68,48 @@ def read_value(value, tensor, kernels=None):
 # ---------------------------------------------------------------------------------------------------------------------
 # Recording
 
+H200 = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 141 << 30, "major": 9, "minor": 0,
+        "warp_size": 32, "max_threads_per_multi_processor": 2048, "L2_cache_size": 60 << 20,
+        "shared_memory_per_block_optin": 227 << 10}  # what a candidate finds where no GPU is
+GIVEN_VALUES = {"tensor", "as_tensor", "asarray"}  # functions that are given a tensor's values as Python's numbers
+WHOLE = {"batch_norm", "instance_norm", "dropout", "alpha_dropout", "feature_dropout", "scaled_dot_product_attention",
+         "lstm", "gru", "rnn_tanh", "rnn_relu", "ctc_loss"}  # ATen operators that a GPU takes apart in its own way
+MOST_CONFIGS = 16  # of an autotuned kernel that are recorded, and tried by the replayer with a GPU
+
+
+def identity(tensor) -> int:
+    """A number for a tensor's storage, the same as long as the storage lives."""
+    return tensor.untyped_storage()._cdata
+
 
 class Recorder(Mode):
     """While active, writes each ATen call and each Triton launch into `steps`.
 
-    A storage that no step created (a parameter, a table) is kept in `constants`, as bytes.
+    A storage that no step created (a parameter, a table) is kept in `constants`, as bytes; one without values, which
+    an earlier call has made, as its size.
     """
 
-    def __init__(self):
+    def __init__(self, device="cpu"):
         super().__init__()
-        self.steps, self.constants = [], {}
-        self.numbers, self.storages = {}, []  # number of a storage by its address; all of them, so that none is reused
+        self.device, self.steps, self.constants = device, [], {}
+        self.numbers, self.storages = {}, []  # number of a storage by its identity; all of them, so that all live
         self.derived = set()  # storages that depend on the inputs or on a kernel, hence unknown while recording
         self.names = {}  # global constants that the launched kernels may refer to
         self.read, self.written = set(), set()  # storages that the host reads; that operators write
-        self.on_host = {}  # {address: storage} of tensors that the forward asks for on the CPU by name
+        self.on_host = {}  # {identity: storage} of tensors that the forward asks for on the CPU by name
 
     def layout(self, tensor, created=False):
         """The tensor as data. created: by a step, or an input; otherwise a new storage is a constant."""
-        storage = tensor.untyped_storage()
-        address = storage.data_ptr()
-        if address not in self.numbers or storage.nbytes() == 0:
-            self.numbers[address] = number = len(self.storages)
+        storage, key = tensor.untyped_storage(), identity(tensor)
+        if key not in self.numbers:
+            self.numbers[key] = number = len(self.storages)
             self.storages.append(storage)
-            if not created:
+            if not created and storage.device.type == "meta":
+                self.constants[number] = storage.nbytes()
+            elif not created:
                 with _disable_current_modes():
                     self.constants[number] = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
-        return [self.numbers[address], str(tensor.dtype), list(tensor.shape), list(tensor.stride()),
+        return [self.numbers[key], str(tensor.dtype), list(tensor.shape), list(tensor.stride()),
                 tensor.storage_offset()]
 
     def inputs(self, tensors):
@@ -97,13 +119,18 @@ class Recorder(Mode):
         return layouts
 
     def is_new(self, tensor):
-        return tensor.untyped_storage().data_ptr() not in self.numbers
+        return identity(tensor) not in self.numbers
 
     def is_derived(self, tensor):
-        return self.numbers.get(tensor.untyped_storage().data_ptr()) in self.derived
+        return self.numbers.get(identity(tensor)) in self.derived
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, operator_name(func)
+        if self.device == "meta" and name not in WHOLE:
+            with self:  # an operator that is made of others is recorded as these
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         arguments = [write_value(args, self.layout), write_value(kwargs, self.layout)]
         touched = {self.layout(tensor)[0] for tensor in tensors_in([args, kwargs])}
         if name in HOST_READS:
@@ -111,7 +138,7 @@ class Recorder(Mode):
             if touched & self.derived:
                 raise RuntimeError(f"forward reads computed values back to the host (aten.{name}): not supported here")
         self.written |= {self.layout(tensor)[0] for tensor in tensors_in(written_by(func, args, kwargs))}
-        out = func(*args, **kwargs)
+        out = self.run(func, args, kwargs)
         results = tensors_in(out)
         for tensor in results:
             if name in FREE_OPERATORS and self.is_new(tensor):
@@ -125,9 +152,26 @@ class Recorder(Mode):
             self.steps.append(["upload", size_of(results[0])])
         return out
 
+    def run(self, func, args, kwargs):
+        """What an operator returns; of no values if not all of its inputs have values."""
+        tensors = tensors_in([args, kwargs])
+        if len({tensor.device for tensor in tensors}) < 2:
+            return func(*args, **kwargs)
+        originals = {}
+
+        def without_values(value):
+            if not isinstance(value, torch.Tensor) or value.is_meta:
+                return value
+            double = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+            originals[id(double)] = value, double  # kept, so that nothing else gets its id
+            return double
+
+        args, kwargs = tree_map(without_values, (args, kwargs))
+        return tree_map(lambda value: originals.get(id(value), [value])[0], func(*args, **kwargs))
+
     def to_device(self, value):
         """`write_value` of what is passed to a kernel or returned: a tensor must be on the GPU."""
-        if self.on_host.keys() & {tensor.untyped_storage().data_ptr() for tensor in tensors_in(value)}:
+        if self.on_host.keys() & set(map(identity, tensors_in(value))):
             raise RuntimeError("a tensor on the CPU is returned, or passed to a kernel")
         return write_value(value, self.layout)
 
@@ -150,21 +194,23 @@ class Recorder(Mode):
 
 
 class PretendCuda(TorchFunctionMode):
-    """Lets code written for a GPU run where there is none: device="cuda" means the CPU, `.cuda()` does nothing.
+    """Lets code written for a GPU run where there is none: for device="cuda" stands the recorder's device, `.cuda()`
+    does nothing.
 
-    Tensors say that they are on a GPU, except those that are asked for on the CPU by name, and what is computed from
-    these alone. (Where no device is named, nothing is said: on a GPU such a tensor would be on the CPU.)
+    Within a forward tensors say that they are on a GPU, except those that are asked for on the CPU by name, and what
+    is computed from these alone. (Where no device is named, nothing is said: on a GPU such a tensor would be on the
+    CPU.) In a constructor, whose parameters go to the GPU afterwards, they say where they are.
     """
 
-    def __init__(self, recorder):
+    def __init__(self, recorder, in_forward=True):
         super().__init__()
-        self.recorder, self.on_host = recorder, recorder.on_host
+        self.recorder, self.on_host, self.in_forward = recorder, recorder.on_host, in_forward
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
-        sources = [tensor.untyped_storage() for tensor in tensors_in([args, kwargs])]
-        on_host = bool(sources) and all(storage.data_ptr() in self.on_host for storage in sources)
-        if func == torch.Tensor.device.__get__:
+        sources = tensors_in([args, kwargs])
+        on_host = bool(sources) and all(identity(tensor) in self.on_host for tensor in sources)
+        if func == torch.Tensor.device.__get__ and self.in_forward:
             return torch.device("cpu") if on_host else torch.device("cuda", 0)
         named = [kwargs.get("device"), *(args[1:] if name == "to" else [])]
         device = "cpu" if name == "cpu" else "cuda" if name == "cuda" else "".join(
@@ -172,17 +218,35 @@ class PretendCuda(TorchFunctionMode):
         if device == "cpu" and name in ("cpu", "to") and not on_host and self.recorder.is_derived(args[0]):
             raise RuntimeError("forward moves computed values to the CPU")
         if device == "cuda" and sources:
-            self.on_host.pop(sources[0].data_ptr(), None)
+            self.on_host.pop(identity(sources[0]), None)
         if name == "cuda":
             return args[0]
         if device == "cuda":
-            kwargs = {key: "cpu" if key == "device" else value for key, value in kwargs.items()}
-            args = tuple("cpu" if isinstance(a, (str, torch.device)) and "cuda" in str(a) else a for a in args)
+            there = sources[0].device if sources else "cpu" if name in GIVEN_VALUES else self.recorder.device
+            kwargs = {key: there if key == "device" else value for key, value in kwargs.items()}
+            args = tuple(there if isinstance(a, (str, torch.device)) and "cuda" in str(a) else a for a in args)
         out = func(*args, **kwargs)
-        if device == "cpu" and name not in ("cpu", "to") or device != "cuda" and on_host:
-            self.on_host.update((tensor.untyped_storage().data_ptr(), tensor.untyped_storage())
-                                for tensor in tensors_in(out))
+        if self.in_forward and (device == "cpu" and name not in ("cpu", "to") or device != "cuda" and on_host):
+            self.on_host.update((identity(tensor), tensor.untyped_storage()) for tensor in tensors_in(out))
         return out
+
+
+def pretend_gpu(properties):
+    """Let PyTorch and Triton speak of a GPU in a process that has none. properties: of the GPU, by PyTorch's names."""
+    found = types.SimpleNamespace(**properties)
+    stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None, wait_stream=lambda *_: None)
+    instead = {"is_available": True, "device_count": 1, "current_device": 0, "synchronize": None,
+               "get_device_properties": found, "get_device_name": found.name,
+               "get_device_capability": (found.major, found.minor), "device": contextlib.nullcontext(),
+               "stream": contextlib.nullcontext(), "current_stream": stream, "default_stream": stream, "Stream": stream}
+    for name, value in instead.items():
+        setattr(torch.cuda, name, lambda *_, value=value, **__: value)
+    there = {"multiprocessor_count": found.multi_processor_count, "max_shared_mem": 227 << 10, "warpSize": 32}
+    driver.set_active(types.SimpleNamespace(
+        get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_device_interface=lambda: torch.cuda,
+        get_active_torch_device=lambda: torch.device("cuda", 0),
+        utils=types.SimpleNamespace(get_device_properties=lambda device: there, launch=None),
+        get_current_target=lambda: GPUTarget("cuda", 10 * found.major + found.minor, 32)))
 
 
 def plain_values(root) -> list:
@@ -200,39 +264,47 @@ def plain_values(root) -> list:
     return found
 
 
-def record(model, calls):
+def record(model, calls, device="cpu"):
     """Run forwards of the candidate's model. Patches this process for good: nothing else can run in it.
 
-    calls: the arguments of each. Returns (recording, constants) of the last one: {"inputs", "steps", "output", "names",
-    "state"} with `state` the layouts of the parameters and buffers; {storage number: its bytes as a uint8 tensor}.
-    Raises what the forward raises, and RuntimeError where it reads computed values, or is not the same in every call.
+    calls: the arguments of each; on the device "meta" the same in all. Returns (recording, constants) of the last one:
+    {"inputs", "steps", "output", "names", "state"} with `state` the layouts of the parameters and buffers; {storage
+    number: its bytes as a uint8 tensor, or its size}. Raises what the forward raises, and RuntimeError where it reads
+    computed values, or is not the same in every call.
     """
-    recorder = None
+    recorder, most_configs = None, MOST_CONFIGS if device == "meta" else 1
 
     def run(kernel, *args, grid, warmup, **kwargs):
         if not warmup:
             recorder.launch(kernel, args, kwargs, grid)
 
-    def run_tuned(tuner, *args, **kwargs):  # there is nothing to measure: the first configuration stands for all
-        config = tuner.configs[0]
+    def run_tuned(tuner, *args, **kwargs):
+        """Without a GPU there is nothing to measure: the first configuration stands for all. With one, see replayer."""
+        first, config = len(recorder.steps), tuner.configs[0]
         named = {**dict(zip(tuner.arg_names, args)), **kwargs, **config.all_kwargs()}
         for hook in (config.pre_hook, tuner.pre_hook):
             if hook is not None:
                 hook(named)
-        return tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+        for config in tuner.configs[:most_configs]:
+            tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+        launches = [step for step in recorder.steps[first:] if step[0] == "launch"]
+        if len(launches) > 1:
+            recorder.steps[first:] = [step for step in recorder.steps[first:] if step[0] != "launch"]
+            recorder.steps.append(["tuned", launches])
 
     jit.JITFunction.run, autotuner.Autotuner.run = run, run_tuned
     torch.Tensor.is_cuda = property(lambda tensor: True)  # asserted by many a kernel's wrapper
-    torch.cuda.synchronize = lambda *_: None
     inputs, first, earlier = list(calls[0]), {}, None
     for number, call in enumerate(calls):
         for tensor, other in zip(tensors_in(inputs), tensors_in(list(call)), strict=True):
-            tensor.untyped_storage().copy_(other.untyped_storage())
+            if device == "cpu":
+                tensor.untyped_storage().copy_(other.untyped_storage())
         named = dict([*model.named_parameters(), *model.named_buffers()])
         for name, tensor in named.items():  # a forward may change buffers, as the reference does
             tensor.untyped_storage().copy_(first.setdefault(name, tensor.untyped_storage().clone()))
-        recorder = Recorder()
-        with torch.no_grad(), PretendCuda(recorder), recorder:
+        recorder = Recorder(device)
+        # In inference mode operators that are made of others are seen, too: see WHOLE.
+        with torch.inference_mode(device == "meta"), torch.no_grad(), PretendCuda(recorder), recorder:
             layouts = recorder.inputs(tensors_in(inputs))
             state = {name: recorder.layout(tensor) for name, tensor in named.items()}
             output = recorder.to_device(model(*inputs))
@@ -240,9 +312,14 @@ def record(model, calls):
                      "state": state}
         fixed = {number: data for number, data in recorder.constants.items() if number not in recorder.written}
         now = repr([recording, plain_values([model, vars(sys.modules["candidate"])])]), fixed
-        differs = number > 1 and (now[0] != earlier[0] or fixed.keys() != earlier[1].keys() or
-                                  not all(map(torch.equal, fixed.values(), earlier[1].values())))
-        if differs or recorder.read & recorder.written & recorder.constants.keys():
+        if number > 1 and now[0] != earlier[0] or recorder.read & recorder.written & recorder.constants.keys() or \
+                number > 1 and not same_constants(fixed, earlier[1]):
             raise RuntimeError("forward keeps state: from one call to the next it does something else, or counts")
         earlier = now
     return recording, recorder.constants
+
+
+def same_constants(one, other) -> bool:
+    """Are these {storage number: bytes or size} equal?"""
+    return one.keys() == other.keys() and all(
+        torch.equal(torch.as_tensor(value), torch.as_tensor(other[key])) for key, value in one.items())

@@ -4,12 +4,12 @@
     static check       judgement.static_check, in the    denies   the few things with which a candidate could fool the
                        scorer, before anything runs               process that runs it; the reason is told
     kernels            compiler.check_kernel, member     allows   where there is no GPU a kernel's body runs as Python,
-                                                                  in a process that must hold none of the candidate's
+                                                                  in a process that must hold none of the candidate's;
+                                                                  with one it is compiled by such a process
     ATen operators     prices.refusal, in the scorer,    allows   a recording may name any operator: some leave their
                        before the program is replayed             tensors, and most do more work than their bytes show
+                                                                  (which the measured clock sees)
     system calls       confinement.filter_system_calls   denies   what no candidate needs, and less without a GPU
-    side-effect-free   side_effects.py                   allows   who may share a process on a GPU: no more than an
-                                                                  honest kernel needs
 
 Each section below holds the tables of one rule; the last function is what the static check refuses.
 """
@@ -65,13 +65,12 @@ SETTINGS = "torch.backends."  # the only attributes of modules that a candidate 
 # ---------------------------------------------------------------------------------------------------------------------
 # Kernels: Triton's language and nothing else of Python. compiler.py adds the members of Triton's types.
 
-COMMON_SYNTAX = (
+KERNEL_SYNTAX = (
     ast.Assign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass, ast.Break, ast.Continue,
     ast.Assert, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare,
     ast.IfExp, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Constant, ast.JoinedStr, ast.FormattedValue,
-    ast.Starred, ast.expr_context)
-KERNEL_SYNTAX = (*COMMON_SYNTAX, ast.FunctionDef, ast.arguments, ast.arg, ast.AnnAssign, ast.Call, ast.keyword,
-                 ast.Attribute, ast.Name)
+    ast.Starred, ast.expr_context, ast.FunctionDef, ast.arguments, ast.arg, ast.AnnAssign, ast.Call, ast.keyword,
+    ast.Attribute, ast.Name)
 KERNEL_BUILTINS = ("range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum",
                    "str")
 KERNEL_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself
@@ -141,41 +140,6 @@ REFUSED_WITHOUT_GPU = [
     # memfd_create, memfd_secret, shmget, msgget: memory that no limit counts
     ([319, 447, 29, 68], [279, 447, 194, 186])]
 MACHINES = {"x86_64": (0, 0xC000003E, 56), "aarch64": (1, 0xC00000B7, 220)}  # column above, number in a filter, clone
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Side-effect-free: what a source may name whose process serves another candidate afterwards. side_effects.py adds
-# PyTorch's overridable functions, its dtypes and layers, and their declared constants.
-
-MODULES = {"math", "torch", "torch.nn", "torch.nn.functional", "torch.nn.init", "triton", "triton.language",
-           "triton.language.math"}
-BUILTINS = {"abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "len", "list", "max", "min", "range",
-            "reversed", "round", "set", "slice", "sorted", "str", "sum", "tuple", "zip", "AssertionError",
-            "NotImplementedError", "RuntimeError", "TypeError", "ValueError"}
-TORCH = {"arange", "device", "empty", "empty_strided", "eye", "finfo", "full", "linspace", "ones", "rand", "randint",
-         "randn", "randperm", "tensor", "zeros"}
-FUNCTIONAL = {"hardsigmoid", "hardswish", "logsigmoid", "sigmoid", "tanh", "threshold"}
-NO_LAYERS = {"DataParallel", "ModuleDict", "ParameterDict", "ParameterList"}  # threads; items that are attributes
-# Among PyTorch's overridable functions, what reaches beyond the tensors that it is given, or might.
-BARRED = {"apply_", "autocast", "backward", "map2_", "map_", "module_load", "numpy", "pin_memory", "record_stream",
-          "register_hook", "register_post_accumulate_grad_hook", "set_", "share_memory_", "storage", "storage_type",
-          "untyped_storage", "const_data_ptr", "data_ptr"}
-BARRED_PREFIXES = ("_", "fbgemm_", "miopen_", "quantized_")
-ATTRIBUTES = {  # of tensors, layers and Python's containers, beside the operators that are methods of a tensor
-    "T", "append", "bias", "data", "device", "dtype", "element_ty", "extend", "is_cuda", "items", "keys", "mT", "ndim",
-    "new_empty", "new_full", "new_ones", "new_zeros", "num_heads", "running_mean", "running_var", "shape", "stride",
-    "to", "training", "values", "weight"}
-REGISTERING = {"add_module", "register_buffer", "register_parameter"}  # methods of nn.Module that set an attribute
-OWN_METHODS = REGISTERING | {"buffers", "children", "modules", "named_parameters", "parameters"}  # act on `self` alone
-# In a kernel Triton calls what it meets while it compiles, so there only these, its own language and other kernels.
-JIT_BUILTINS = {"abs", "float", "int", "len", "max", "min", "range"}
-JIT_ATTRIBUTES = {"T", "broadcast_to", "cast", "dtype", "element_ty", "expand_dims", "max", "min", "permute",
-                  "reshape", "shape", "sum", "to", "trans", "view"}
-NOT_IN_KERNELS = {"inline_asm_elementwise", "map_elementwise"}  # assembler; calls an object
-LAUNCH_OPTIONS = {"num_ctas", "num_stages", "num_warps"}
-TRITON_NAMES = {"JITCallable", "JITFunction", "backend", "constexpr", "dtype", "specialize_impl"}  # not to be hidden
-ANNOTATIONS = {"bool", "float", "int", "list", "str", "tuple", "torch.Tensor", "triton.language.constexpr"}
-SYNTAX = (*COMMON_SYNTAX, ast.Raise, ast.Dict, ast.Set, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
-          ast.comprehension)  # beside what has a rule of its own
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The static check

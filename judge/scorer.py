@@ -2,17 +2,18 @@
 
     scorer       holds one task's reference and judges its candidates, by one clock or the other
     candidate    executes a candidate's code; nothing is believed of it
-    replayer     runs the program that a candidate has recorded (modelled clock)
+    compiler     compiles the kernels of a recorded program for the GPU (measured clock)
+    replayer     runs the program that a candidate has recorded; extension: the like, for one with CUDA sources
 
 sandbox.py says who holds what and what that stops; processes.py starts this file as the fork server of all of them.
 
 A scorer takes orders from the sandbox, one after the other. The answer to each ends with a message {"done": ...}.
 
     {"task": {"name", "source", "seed", "known"}}   build a task's reference, in place of an earlier task's
-    {"prepare": count}                              have processes ready for so many candidates
     {"codes": [...]}                                judge candidates: a verdict each, as they are done
 """
 
+import contextlib
 import gc
 import json
 import os
@@ -29,49 +30,75 @@ import triton
 from torch.utils._pytree import tree_map_only
 
 from judge import compiler, judgement, modelled, processes, recorder
-from judge.client import Client
-from judge.correctness import Reference, bytes_in, describe, identical, load_module, other_shapes
+from judge.correctness import Reference, bytes_in, describe, digest, identical, load_module, other_shapes
 from judge.gpu_lock import RemoteLock
-from judge.measured import Measured
-from judge.messages import Gone, receive, send, spare_memory
+from judge.measured import Connection, Measured
+from judge.messages import TORCH_NAMES, Gone, receive, send, spare_memory
 from judge.perturbation import construct
-from judge.worker import Worker
+from judge.replayer import Compilation, Replayer
 from tasks import TaskError
-
-MAX_RESERVED = 6 << 30  # bytes of GPU memory with which a scorer does not take on another task
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The candidate's process
 
 
-def candidate(sock, _, settings):
-    """Role of the process that holds a candidate's code. What it sends is checked, or replayed by others."""
-    folder = Path(tempfile.mkdtemp(dir=".")).absolute()
-    if settings["clock"] == "measured":
-        return Worker(settings, sock, folder).serve()
-    path = folder / "candidate.py"
-    job = receive(sock)
-    stage = "compile"
+@contextlib.contextmanager
+def reporting(sock, stage, path="", code=""):
+    """Within it, an exception is sent as {"failed": stage, ...}. stage: a list, whose last entry says where it is."""
     try:
-        module = load_module("candidate", job["code"], path)
-        stage = "build"
-        model = construct(module.ModelNew, job["arguments"], job["seed"], job["names"])
-        stage = "forward"
-        program, constants = recorder.record(model, job["calls"])
-        send(sock, {"program": program, "constants": constants}, job["room"])
+        yield
+    except compiler.KernelError as error:
+        send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
     except BaseException as error:  # SystemExit included: the verdict says what happened
-        text, line = describe(error, path, job["code"])
-        send(sock, {"failed": stage, "error": text, "line": line})
+        text, line = describe(error, path, code)
+        send(sock, {"failed": stage[-1], "error": text, "line": line})
+
+
+def candidate(sock, _, settings):
+    """Role of the process that executes a candidate's code, to record it. What it sends is replayed by others."""
+    path, job, stage = Path(tempfile.mkdtemp(dir=".")).absolute() / "candidate.py", receive(sock), ["compile"]
+    recorder.pretend_gpu(job.get("gpu", recorder.H200))
+    with reporting(sock, stage, path, job["code"]):
+        with recorder.PretendCuda(recorder.Recorder(), in_forward=False):
+            module = load_module("candidate", job["code"], path)
+            stage.append("build")
+            model = construct(module.ModelNew, job["arguments"], job["seed"], job["names"])
+        stage.append("forward")
+        if settings["clock"] == "modelled":
+            program, constants = recorder.record(model, job["calls"])
+        else:
+            program, constants = recorder.record(model, without_values(job["calls"]), "meta")
+        for name, (number, *_) in program["state"].items():  # what the scorer has, too, it need not get
+            if number in constants and job.get("digests", {}).get(name) == digest(constants[number]):
+                constants[number] = name
+        send(sock, {"program": program, "constants": constants}, job["room"])
+
+
+def without_values(calls):
+    """Inputs of forwards, all the same, from [dtype, shape, strides] in place of tensors."""
+    inputs = [torch.empty_strided(x[1], x[2], dtype=TORCH_NAMES[x[0]], device="meta")
+              if isinstance(x, list) and len(x) == 3 and x[0] in TORCH_NAMES else x for x in calls[0]]
+    return [inputs] * len(calls)
+
+
+def compiles(sock, _, settings):
+    """Role of the process that compiles a program's kernels for the measured clock."""
+    job = receive(sock)
+    recorder.pretend_gpu(job["gpu"])
+    with reporting(sock, ["compile"]):
+        found = Compilation(job["code"], job["program"], set(job["known"]), settings)
+        send(sock, {"compiled": list(found.compiled)})
 
 
 def replayer(sock, _, settings):
     """Role of the process that runs a recorded program: no host code of the candidate gets here (modelled.Replay)."""
-    job = receive(sock)
-    stage = "compile"
-    try:
+    if settings["clock"] == "measured":
+        return Replayer(settings, sock, Path(tempfile.mkdtemp(dir=".")).absolute()).serve()
+    job, stage = receive(sock), ["compile"]
+    with reporting(sock, stage):
         replay = modelled.Replay(job["code"], job["program"], job["constants"], set(job["known"]))
         send(sock, {"compiled": list(replay.compiled)})
-        stage = "forward"
+        stage.append("forward")
         while True:
             run = receive(sock)
             before = [tensor.clone() for tensor in run["inputs"]]
@@ -82,10 +109,6 @@ def replayer(sock, _, settings):
             output = tree_map_only(torch.Tensor, torch.Tensor.contiguous, output)  # gaps are not passed on
             send(sock, {"output": output, "events": events, "changed": changed, "computing": list(replay.computing)},
                  run["room"])
-    except compiler.KernelError as error:
-        send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
-    except Exception as error:
-        send(sock, {"failed": stage, "error": describe(error, "")[0], "line": None})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -100,28 +123,21 @@ def scorer(sock, fork_server, settings):
         with sending:
             send(sock, message)
 
-    gpu = RemoteLock(tell)
+    gpu, measured = RemoteLock(tell), settings["clock"] == "measured"
     threading.Thread(target=take_messages, args=(sock, orders, gpu), daemon=True).start()
+    connection = Connection(fork_server, "replayer", settings) if measured else None  # CUDA takes its time to start
     while (order := orders.get()) is not None:
         if "task" in order:
-            clients = []
-            if settings["clock"] == "measured" and loaded is not None:
-                clients = loaded.measured.hand_on()
-            elif settings["clock"] == "measured":  # they start while the reference is built: CUDA takes its time
-                clients = [Client(fork_server, settings, role, gpu) for role in ("reference", "candidate")]
+            if measured and loaded is not None:
+                connection = loaded.measured.hand_on()
             loaded = None
             gc.collect()
             spare_memory()
-            if torch.cuda.memory_reserved() > MAX_RESERVED:  # memory that was shared is not given back
-                return
             try:
-                loaded = LoadedTask(order["task"], fork_server, settings, gpu, clients)
+                loaded = LoadedTask(order["task"], fork_server, settings, gpu, connection)
                 tell({"done": {"unusable": None, "large": loaded.large}})
             except TaskError as error:
                 return tell({"done": {"unusable": str(error)}})
-        elif "prepare" in order:
-            loaded.measured.prepare(order["prepare"])
-            tell({"done": None})
         else:
             for index, verdict in loaded.judge(order["codes"]):
                 tell({"index": index, "verdict": asdict(verdict), "known": list(loaded.reference.known)})
@@ -135,7 +151,7 @@ def take_messages(sock, orders, gpu):
         while True:
             message = receive(sock)
             if "granted" in message:
-                gpu.granted(message["granted"])
+                gpu.had.set()
             else:
                 orders.put(message)
     except Gone:
@@ -145,14 +161,15 @@ def take_messages(sock, orders, gpu):
 class LoadedTask:
     """A task in its scorer: the reference, the clock, and the reference on other shapes once they are asked for.
 
-    clients: of worker processes that another task has handed on. Raises TaskError when the reference cannot be used.
+    connection: to a replayer, under the measured clock; perhaps another task's before. Raises TaskError when the
+    reference cannot be used.
     """
 
-    def __init__(self, job, fork_server, settings, gpu, clients=()):
+    def __init__(self, job, fork_server, settings, gpu, connection=None):
         self.job, self.fork_server, self.settings, self.gpu, self.on_shapes = job, fork_server, settings, gpu, None
         self.reference, self.measured, self.large = Reference(job, settings), None, False
         if settings["clock"] == "measured":
-            self.measured = Measured(self.reference, fork_server, settings, gpu, clients)
+            self.measured = Measured(self.reference, fork_server, settings, gpu, connection)
             self.large = self.measured.large
 
     def judge(self, codes):
@@ -201,8 +218,11 @@ class LoadedTask:
 if __name__ == "__main__":
     settings = json.loads(sys.argv[3])  # see processes.start
     compiler.warm_up()
+    if settings["clock"] == "measured":  # what the first operator on tensors without values imports
+        torch.addmm(*[torch.empty(1, 1, device="meta")] * 3)
     if settings["device"] != "cpu":
         triton.runtime.driver.active.utils  # built by a C compiler, which no fork should wait for; starts no CUDA
     processes.fork_server(socket.socket(fileno=int(sys.argv[2])), settings,
-                          {"scorer": scorer, "candidate": candidate, "reference": candidate, "replayer": replayer})
+                          {"scorer": scorer, "candidate": candidate, "compiler": compiles, "replayer": replayer,
+                           "extension": replayer})
     os._exit(0)

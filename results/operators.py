@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch  # noqa: E402
 from triton.runtime import jit  # noqa: E402
 
-from judge.worker import EventClock  # noqa: E402
+from judge.replayer import EventClock  # noqa: E402
 from instructions import compile_all, load  # noqa: E402
 from measured_clock import solved  # noqa: E402
 from judge.prices import Call, Clock  # noqa: E402

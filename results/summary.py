@@ -15,7 +15,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from backbone import extract_code  # noqa: E402
-from judge.side_effects import is_side_effect_free  # noqa: E402
 from tasks import run_command  # noqa: E402
 
 SHARES = ("correct", "correct_first", "fast_1", "fast_1.2", "coverage", "reward_best")
@@ -88,8 +87,7 @@ def main(argv=None) -> int:
                 print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one")
         for path in sorted(run.glob("rollouts/step_*.jsonl"), key=lambda path: int(path.stem[5:])):
             print(f"  {path.stem}: slowest references {slowest_references(path)} ms")
-    print(f"{len(written)} distinct kernels, {sum(map(is_side_effect_free, written))} of them free of side effects "
-          "(judge/side_effects.py)")
+    print(f"{len(written)} distinct kernels")
     return 0
 
 

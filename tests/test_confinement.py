@@ -38,7 +38,8 @@ def call(number, *arguments):
 def jailed(role, isolation, scratch, attempt):
     """What `attempt()` returns in a process of that role, or the name of the error that it raises. role None: naive."""
     here, there = socket.socketpair()
-    settings = {"device": "cpu", "isolation": isolation, "timeout": 20, "memory": 1 << 30, "scratch": str(scratch)}
+    settings = {"device": "cpu", "clock": "modelled", "isolation": [isolation, None], "timeout": 20,
+                "memory": 1 << 30, "scratch": str(scratch)}
     supervisor = os.fork()
     if supervisor == 0:  # as processes.supervise does it
         with contextlib.suppress(BaseException):

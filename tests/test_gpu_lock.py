@@ -10,21 +10,20 @@ from judge.gpu_lock import GpuLock, RemoteLock
 
 
 class Scorer:
-    """A scorer's RemoteLock joined to a GpuLock, as connection.Scorer does it; it may die, and then answers nothing."""
+    """A scorer's RemoteLock joined to a GpuLock, as ScorerConnection does it; it may die, and then answers nothing."""
 
     def __init__(self, lock):
         self.lock, self.remote, self.alive = lock, RemoteLock(self.deliver), True
 
     def deliver(self, message):
         if "unlock" in message:
-            self.lock.release((self, message["unlock"]))
+            self.lock.release(self)
         else:
-            number = message["lock"]
-            self.lock.request((self, number), message["exclusive"], lambda: self.alive and self.remote.granted(number))
+            self.lock.request(self, message["lock"], lambda: self.alive and self.remote.had.set())
 
     def die(self):
         self.alive = False
-        self.lock.release_all(self)
+        self.lock.release(self)
 
 
 class Lock(GpuLock):
@@ -35,7 +34,7 @@ class Lock(GpuLock):
         self.had = []
 
     def ask(self, name, exclusive):
-        self.request((None, name), exclusive, lambda: self.had.append(name))
+        self.request(name, exclusive, lambda: self.had.append(name))
 
 
 @pytest.fixture
@@ -53,18 +52,18 @@ def test_requests_for_the_gpu_alone_come_first_and_others_in_their_order(lock):
     for name in "abcdefg":
         lock.ask(name, exclusive=name in "cef")
     assert lock.had == ["a", "b"]
-    lock.release((None, "e"))  # takes its request back
+    lock.release("e")  # takes its request back
     for name, expected in [("a", []), ("b", ["c"]), ("c", ["f"]), ("f", ["d", "g"]), ("d", []), ("g", [])]:
         lock.had.clear()
-        lock.release((None, name))
+        lock.release(name)
         assert lock.had == expected, name
-    lock.release((None, "nobody"))
+    lock.release("nobody")
     with lock.shared():
         pass
 
 
 def test_many_share_and_one_is_alone(lock):
-    """Three scorers with three threads each take the lock at random; the trainer's model takes it, too."""
+    """Nine scorers take the lock at random; the trainer's model takes it, too."""
     inside, seen, over = [], [], threading.Event()
 
     def work(exclusive):
@@ -75,12 +74,12 @@ def test_many_share_and_one_is_alone(lock):
 
     def use(remote, turn):
         while not over.is_set():
-            assert remote.acquire(turn % 3 == 0) >= 0
+            remote.acquire(turn % 3 == 0)
             work(turn % 3 == 0)
             remote.release()
             turn += 1
 
-    threads = [in_thread(use, scorer.remote, turn) for scorer in [Scorer(lock) for _ in range(3)] for turn in range(3)]
+    threads = [in_thread(use, Scorer(lock).remote, turn) for turn in range(9)]
     for _ in range(20):
         with lock.shared():
             work(False)
@@ -92,14 +91,14 @@ def test_many_share_and_one_is_alone(lock):
     assert all(together == [True] for together in seen if True in together)
 
 
-def test_a_thread_holds_the_lock_once_and_may_release_it_twice(lock):
+def test_a_scorer_holds_the_lock_once_and_may_release_it_twice(lock):
     scorer = Scorer(lock)
     scorer.remote.release()
     for exclusive in (False, False, True, True, False):
         scorer.remote.acquire(exclusive)  # what it holds is released first, or it would wait for itself
     lock.ask("sharing", False)
     assert lock.had == ["sharing"]
-    lock.release((None, "sharing"))
+    lock.release("sharing")
     scorer.remote.release()
     scorer.remote.release()
     lock.ask("alone", True)
@@ -107,17 +106,17 @@ def test_a_thread_holds_the_lock_once_and_may_release_it_twice(lock):
 
 
 def test_what_a_scorer_held_or_waited_for_is_released_when_it_ends(lock):
-    dying, other, waited = Scorer(lock), Scorer(lock), []
+    dying, waiting, other = Scorer(lock), Scorer(lock), Scorer(lock)
     dying.remote.acquire(True)
-    in_thread(dying.remote.acquire, True)  # waits for the scorer's first thread
-    thread = in_thread(lambda: waited.append(other.remote.acquire(False)))
+    in_thread(waiting.remote.acquire, True)
+    thread = in_thread(other.remote.acquire, False)
     time.sleep(0.1)
-    assert not waited
+    assert not other.remote.had.is_set()
+    waiting.die()
     dying.die()
     thread.join(10)
-    assert waited[0] > 0.05
     lock.ask("alone", True)
-    assert lock.had == []
+    assert other.remote.had.is_set() and lock.had == []
     other.die()
     assert lock.had == ["alone"]
 
@@ -128,6 +127,6 @@ def test_who_is_interrupted_while_it_waits_to_share_leaves_no_request(lock, monk
         patch.setattr(threading.Event, "wait", Mock(side_effect=KeyboardInterrupt))
         with lock.shared():
             raise AssertionError("not reached")
-    lock.release((None, "alone"))
+    lock.release("alone")
     lock.ask("next", True)
     assert lock.had == ["alone", "next"]

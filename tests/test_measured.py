@@ -1,31 +1,20 @@
-"""The order of judgement, and the measured clock's parts: workers, the GPU lock, and how times are taken and read."""
+"""The order of judgement, and the measured clock's parts: recording without values, replaying, reading times.
 
-import contextlib
-import gc
-import os
-import socket
-import sys
-import tempfile
-import threading
-import time
-import weakref
-from pathlib import Path
+Where there is no GPU a kernel's launch is a Python function here: LAUNCHES.
+"""
+
 from types import SimpleNamespace
 
 import pytest
 import torch
-import triton
 
-from candidates import copied, replaced, times
-from judge import measured as measured_clock
-from judge import client, messages, worker
-from judge.correctness import Failed, Reference, Trial, Verdict
-from judge.gpu_lock import GpuLock
+from candidates import HONEST, copied, replaced, times
+from judge import recorder, replayer, scorer
+from judge.correctness import Failed, Trial, digest
 from judge.judgement import judge
-from judge.measured import Candidate, Measured, Timing
+from judge.measured import Timing
 from judge.messages import Gone
-from judge.side_effects import is_side_effect_free
-from test_gpu_lock import Scorer
+from sandbox import Sandbox
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The order of judgement
@@ -109,299 +98,213 @@ def test_what_is_refused_is_not_started():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Workers, here as threads: what they do is the same, and nothing has to be started
+# Recording on tensors without values, and replaying
 
+HEAD = HONEST[:HONEST.index("class ModelNew")]
+MODEL = """
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.table = torch.arange(4.0)
+        self.calls, self.buffer = 0, None
 
-def serve(sock, token):
-    with contextlib.suppress(Gone, OSError):
-        worker.Worker({"device": "cpu"}, sock, Path(tempfile.mkdtemp(dir=".")).absolute()).serve()
-    sock.close()
-    os.close(token)
-
-
-class Child(messages.Child):
-    """A worker in a thread. The roles of all of them are in `started`, a list in place of the fork server."""
-
-    def __init__(self, started, role):
-        started.append(role)
-        self.sock, there = socket.socketpair()
-        self.life, token = os.pipe()
-        threading.Thread(target=serve, args=(there, token), daemon=True).start()
+    def forward(self, x):
+        FORWARD
+"""
 
 
 @pytest.fixture
-def started(tmp_path, monkeypatch):
-    """The roles of the workers."""
-    for name in ("run", "_do_compile"):  # a worker watches kernels for good; afterwards the test's process does not
-        monkeypatch.setattr(triton.runtime.jit.JITFunction, name, getattr(triton.runtime.jit.JITFunction, name))
-    monkeypatch.chdir(tmp_path)  # the reference is written there
-    monkeypatch.setattr(worker, "describe", lambda error, *_: (str(error), None))
-    monkeypatch.setattr(client, "Child", Child)
-    return []
+def recording(tmp_path, monkeypatch):
+    """recording(forward's lines, code before the class): (program, constants, model, source)."""
+    for owner, names in ((recorder.jit.JITFunction, ["run"]), (recorder.autotuner.Autotuner, ["run"]),
+                         (torch.cuda, ["is_available", "device_count", "current_device", "synchronize", "stream",
+                                       "get_device_properties", "get_device_name", "get_device_capability", "device",
+                                       "current_stream", "default_stream", "Stream"])):
+        for name in names:  # a recording patches its process for good; afterwards the test's is as before
+            monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", torch.Tensor.is_cuda)
+    monkeypatch.setattr(recorder.driver, "set_active", lambda active: None)
+    recorder.pretend_gpu(recorder.H200)
+
+    def record(forward, before="", model=MODEL):
+        source = HEAD + before + model.replace("FORWARD", forward.replace("\n", "\n        "))
+        module = scorer.load_module("candidate", source, tmp_path / "candidate.py")
+        torch.manual_seed(0)
+        model = module.ModelNew()
+        calls = scorer.without_values([[["torch.float32", [3, 4], [4, 1]]]] * 4)
+        return *recorder.record(model, calls, "meta"), model, source
+
+    return record
 
 
-HONEST = copied(times(2))
-SETTINGS = {"device": "cpu", "clock": "measured", "trials": 2, "timeout": 20.0, "protocol": "strict", "shapes": 0,
-            "baseline": "eager", "measure": 0.001, "workers": 3, "tasks": 1, "require_kernel": False}
+def names_of(program):
+    return [step[1].split(".")[0] for step in program["steps"]]
 
 
-def changed(statement):
-    """HONEST with a statement before the last one of its forward."""
-    return replaced(HONEST, ("        return", f"        {statement}\n        return"))
+@pytest.mark.parametrize("forward, steps", [
+    ("return self.linear(x).relu()", ["addmm", "relu"]),
+    ("return self.norm(x)", ["add_", "batch_norm"]),  # a GPU has its own kernels for it
+    ("return torch.nn.functional.dropout(x, 0.5, True)", ["dropout"]),
+    ("return x.reshape(4, 3) @ x", ["mm"]),
+    ("return x + torch.zeros(4, device=x.device)", ["zeros", "add"]),
+    ("return x * 2 if self.linear.bias.abs().sum().item() > 0 else x", ["abs", "sum", "mul"]),
+    ("with torch.cuda.device(x.device):\n    return x * torch.cuda.get_device_properties(0).multi_processor_count",
+     ["mul"]),
+    ("bias_silu_scale[(1,)](x, self.linear.bias, x, 2.0, x.numel(), 4, BLOCK=16)\nreturn x", ["bias_silu_scale"]),
+])
+def test_a_forward_is_recorded_without_values_as_a_gpu_would_do_it(recording, forward, steps):
+    program, constants, model, _ = recording(forward)
+    assert [name for name in names_of(program) if not name.startswith("empty")] == steps
+    for name, (number, *_) in program["state"].items():  # parameters have values
+        if number in constants and name != "norm.num_batches_tracked":  # which has been counted up since
+            assert digest(constants[number]) == digest(model.state_dict()[name])
+
+
+@pytest.mark.parametrize("forward, says", [
+    ("return x if x.sum() > 0 else -x", "reads computed values"),
+    ("return x * x.max().item()", "reads computed values"),
+    ("return x[x > 0]", "values|nonzero"),
+    ("return x.cpu()", "to the CPU"),
+    ("self.calls += 1\nreturn x * self.calls", "keeps state"),
+    ("self.calls += 1\nreturn x if self.calls > 3 else -x", "keeps state"),
+])
+def test_what_depends_on_values_or_on_earlier_calls_is_refused(recording, forward, says):
+    with pytest.raises((RuntimeError, NotImplementedError), match=says):
+        recording(forward)
+
+
+LAUNCHES = {"bias_silu_scale": lambda x_ptr, bias_ptr, out_ptr, factor, **_: out_ptr.copy_(
+    torch.nn.functional.silu(x_ptr + bias_ptr) * factor)}
+LAUNCH = "bias_silu_scale[(1,)](x, self.linear.bias, out, 2.0, x.numel(), 4, BLOCK=16)"
 
 
 @pytest.fixture
-def measured(started, monkeypatch):
-    """measured(name=value, ...) with the settings' names: the clock of a task."""
-    made = []
-    monkeypatch.setattr(worker, "unchanged", lambda before: True)  # workers in one process see each other's changes
+def replay(recording, monkeypatch):
+    """replay(the same as recording): a Program, its inputs, and the model."""
+    monkeypatch.setattr(replayer.Program, "run_kernel", lambda self, name, grid, arguments, options:
+                        LAUNCHES[name](**arguments, **options))
 
-    def make(gpu=None, **settings):
-        settings = SETTINGS | settings
-        reference = Reference({"name": "task", "source": times(2).source, "seed": 1, "known": []}, settings)
-        made.append(Measured(reference, started, settings, gpu or Scorer(GpuLock()).remote))
-        return made[-1]
+    def make(forward, before="", claimed=()):
+        program, constants, model, source = recording(forward, before)
+        state = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+        for name in claimed:
+            constants[program["state"][name][0]] = name
+        return replayer.Program(source, program, constants, state, torch.device("cpu")), [torch.randn(3, 4)], model
 
-    make.tasks = made
-    yield make
-    for task in made:
-        task.close()
+    return make
 
 
-LATER = "self.n = getattr(self, 'n', 0) + 1\n        if self.n > 4: "
+def run(program, inputs):
+    with torch.no_grad():
+        return program.forward([x.clone() for x in inputs])
 
 
-def test_candidates_are_judged_each_by_what_it_does(measured):
-    codes = {HONEST: None, HONEST.replace("2.0", "2.001"): "wrong values",
-             changed("x.zero_()"): "wrong values", changed("raise ValueError('enough')"): "enough",
-             "def x(": "does not parse", HONEST.replace("def forward", "def backward"): "forward",
-             changed(LATER + "raise ValueError('late')"): "late", changed(LATER + "return x"): "timed calls"}
-    task = measured()
-    verdicts = dict(task.judge(list(codes)))
-    for index, (code, says) in enumerate(codes.items()):
-        verdict = verdicts[index]
-        assert verdict.clock == "measured" and verdict.correct == (says is None), verdict
-        assert says is None or says in (verdict.rejected or verdict.error), verdict
-    honest = verdicts[0]
-    assert honest.speedup == honest.reference_ms / honest.candidate_ms and honest.speedup_low <= honest.speedup
-    assert {"start", "check", "time", "wait", "compile"} <= set(honest.seconds)
-    assert verdicts[1].correct_loose and verdicts[1].reference_ms and verdicts[1].speedup is None
+@pytest.mark.parametrize("forward", [
+    "return self.linear(x) + self.table", "return self.norm(x), [x[1:], {'a': x.t()}]",
+    "y = torch.empty_like(x)\ny.copy_(x)\nreturn y.view(-1)[2:].mul_(3)"])
+def test_a_program_gives_what_the_model_gives(replay, forward):
+    program, inputs, model = replay(forward, claimed=["linear.weight"] if "linear" in forward else ())
+    torch.testing.assert_close(run(program, inputs), recorder.torch.no_grad()(model.forward)(*inputs))
+    assert set(program.storages) <= {*program.constants, 0, *range(99)}
 
 
-def test_workers_that_are_handed_on_keep_nothing_of_their_task(measured):
-    task = measured()
-    assert dict(task.judge([HONEST]))[0].error is None
-    clients = task.hand_on()
-    assert sorted(one.role for one in clients) == ["candidate", "reference"] and "candidate" not in sys.modules
-    parts = weakref.ref(task), weakref.ref(task.reference)  # its trials can be gigabytes
-    del task
-    measured.tasks.clear()
-    gc.collect()
-    assert [part() for part in parts] == [None, None]
-    for one in clients:
-        one.close()
+def test_a_kernel_that_is_left_out_leaves_no_result_and_uninitialised_memory_is_poison(replay):
+    program, inputs, model = replay("out = torch.empty_like(x)\n" + LAUNCH + "\nreturn out")
+    expected = torch.nn.functional.silu(inputs[0] + model.linear.bias.detach()) * 2
+    torch.testing.assert_close(run(program, inputs), expected)
+    program.mute = {"bias_silu_scale"}
+    assert not torch.isclose(run(program, inputs), expected).any() and run(program, inputs).isfinite().all()
+    program, inputs, _ = replay("return torch.empty_like(x)")
+    assert run(program, inputs).isnan().all()
 
 
-def test_waiting_for_the_gpu_does_not_count_against_the_time_limit(measured, started):
-    gpu = Scorer(GpuLock()).remote
-    task = measured(gpu=gpu, timeout=3.0, workers=1)
-    task.prepare(9)
-    assert started == ["reference", "candidate"]  # of which only one can be used at a time
-    busy = threading.Thread(target=lambda: (gpu.acquire(True), time.sleep(4), gpu.release()))
-    busy.start()
-    verdict = dict(task.judge([HONEST]))[0]
-    busy.join()
-    assert verdict.error is None and verdict.seconds["wait"] > 3, verdict  # it may be rejected on a busy machine
+def test_a_buffer_of_an_earlier_call_is_uninitialised_memory_and_parameters_are_set_back(replay):
+    program, inputs, _ = replay("if self.buffer is None: self.buffer = torch.zeros(3, 4, device=x.device)\n"
+                                "return self.buffer + x")
+    assert run(program, inputs).isnan().all()
+    program, inputs, _ = replay("self.table.add_(1)\nself.norm.running_mean.add_(1)\n"
+                                "return x * 0 + self.table[0] + self.norm.running_mean")
+    first = run(program, inputs)
+    program.restore()
+    assert torch.equal(run(program, inputs), first + 1)  # of the table, which is no parameter
+    program.restore(everything=True)
+    assert torch.equal(run(program, inputs), first)
 
 
-def test_while_a_kernel_is_compiled_others_have_the_gpu(measured, monkeypatch):
-    """The worker announces it in a check, and goes on when the GPU may be used again."""
-    compiling, scorer = [], Scorer(GpuLock())
+def test_of_an_autotuned_kernel_the_quickest_configuration_that_works_is_taken(replay, monkeypatch):
+    configs = "[triton.Config({'BLOCK': b}) for b in (8, 16, 32)]"
+    tuned = f"tuned = triton.autotune({configs}, key=['n'])(bias_silu_scale)\n"
+    launch = LAUNCH.replace("bias_silu_scale", "tuned").replace(", BLOCK=16", "")
+    program, inputs, _ = replay("out = torch.empty_like(x)\n" + launch + "\nreturn out", tuned)
+    seconds, ran = {16: 3.0, 32: 2.0}, []
 
-    def compile_kernel(*_):
-        end = time.monotonic() + 5
-        while False in scorer.lock.holders.values() and time.monotonic() < end:  # the client needs a moment
-            time.sleep(0.001)
-        compiling.append(dict(scorer.lock.holders))
-        return SimpleNamespace(run=None)
+    def kernel(BLOCK, **arguments):
+        ran.append(BLOCK)
+        if BLOCK not in seconds:
+            raise RuntimeError("out of resources")
 
-    monkeypatch.setattr(worker.jit.JITFunction, "_do_compile", compile_kernel)
-    kernel = changed("torch.compile_now()")
-    monkeypatch.setattr(torch, "compile_now", lambda: worker.jit.JITFunction._do_compile(None), raising=False)
-    verdict = dict(measured(gpu=scorer.remote).judge([kernel]))[0]
-    assert verdict.error is None and verdict.seconds["compile"] > 0, verdict
-    assert compiling[0] == {}  # in the check, with the lock released; not in timed calls
-    assert True in compiling[-1].values()
-
-
-def test_no_candidate_finds_its_inputs_as_another_has_left_them(tmp_path, started, monkeypatch):
-    """In a worker that they share, over memory that lives as long as that: on a GPU by CUDA IPC, here as it is."""
-    monkeypatch.setattr(worker, "attach", lambda memory: memory)
-    one = worker.Worker({"device": "cpu"}, None, tmp_path)
-    x, sizes = torch.arange(6.0).view(2, 3), [2.0]
-    places, size = messages.plan([x, x])  # the input and the output
-    arena = torch.zeros(size, dtype=torch.uint8)
-    code = ("import torch\nimport torch.nn as nn\nTABLE = torch.ones(3)\nclass ModelNew(nn.Module):\n"
-            "    def forward(self, x, sizes):\n        y = x * sizes[0] * TABLE\n        CHANGE\n        return y\n")
-    one.share([arena, torch.zeros(1)], places, 1, 1, [[True, None], [False, sizes]])
-    for change in ("pass", "x.t_()", "x.unsqueeze_(0)", "x.resize_(1)", "x.requires_grad_()", "sizes[0] = 0.0",
-                   "sizes.append(1)", "pass"):
-        assert is_side_effect_free(code.replace("CHANGE", change))
-        one.construct(code.replace("CHANGE", change), "ModelNew", [], None, 0, False, None, False)
-        table = weakref.ref(sys.modules["candidate"].TABLE)
-        given, result = messages.views(arena, places)
-        given.copy_(x)
-        one.forward(0, 0, ())
-        assert torch.equal(result, 2 * x), change
-        assert one.forget()["unchanged"] and table() is None, change
+    monkeypatch.setitem(LAUNCHES, "bias_silu_scale", kernel)
+    monkeypatch.setattr(replayer.Stopwatch, "stop", lambda self: seconds[ran[-1]])
+    assert program.untried
+    run(program, inputs)
+    assert set(ran) == {8, 16, 32} and ran[-1] == 32
+    ran.clear()
+    run(program, inputs)
+    assert ran == [32]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Taking times, and reading them
+# A whole sandbox, whose replayer calls operators on the CPU
 
 
-class Clocked:
-    """A client whose model takes `call` seconds a call, and whose worker takes `nothing` for a batch without calls.
+def test_candidates_are_judged_each_by_what_it_does():
+    task = times(2)
+    honest = copied(task)
 
-    A cold iteration takes it `first` seconds more; `pause` to be timed, `clearing` to clear the cache. Its call on slot
-    i gives twice what was put there; in a cold iteration only the calls `does`. `now` is the time without real clocks.
-    """
-
-    now = 0.0
-
-    def __init__(self, call, nothing=0.0, pause=0.0, clearing=0.0, first=0.0, does=range(4)):
-        self.call, self.nothing, self.pause, self.clearing, self.first = call, nothing, pause, clearing, first
-        self.does, self.slots, self.out, self.puts = does, dict.fromkeys(range(4), torch.zeros(3)), {}, []
-
-    def go(self, calls, seed=0, repeat=1):
-        Clocked.now += self.pause
-        self.out |= {i: (2 if repeat > 1 or i in self.does else 0) * self.slots[i] for i in calls}
-        return self.nothing + self.call * len(calls) * repeat + (self.first if calls else 0.0), self.clearing
-
-    def overhead(self):
-        return self.nothing
-
-    def repetitions(self, calls, overhead):
-        return max(1, round(0.004 / (self.call * len(calls))))
-
-    def put(self, slot, inputs):
-        self.slots[slot] = inputs[0]
-        self.puts.append(slot)
-
-    def collect(self, call):
-        return [self.out[call]], 0.0
-
-    def acquire(self, exclusive=False): ...
-
-    release = finish = acquire
+    def changed(statement):
+        return replaced(honest, ("        return", f"        {statement}\n        return"))
+    codes = {honest: None, honest.replace("2.0", "2.001"): "wrong values", changed("x.zero_()"): "in place",
+             changed("raise ValueError('enough')"): "enough", changed("while True: pass"): "no result within",
+             "def x(": "does not parse", honest.replace("def forward", "def backward"): "forward",
+             changed("self.n = getattr(self, 'n', 0) + 1"): "keeps state"}
+    with Sandbox("cpu", clock="measured", trials=2, timeout=8, measure=0.001, workers=2, require_kernel=False) as box:
+        verdicts = box.score(task, list(codes))
+    for verdict, says in zip(verdicts, codes.values()):
+        assert verdict.clock == "measured" and verdict.correct == (says is None), verdict
+        assert says is None or says in (verdict.rejected or verdict.error), verdict
+    assert verdicts[0].speedup == verdicts[0].reference_ms / verdicts[0].candidate_ms
+    assert {"start", "check", "time", "wait", "compile"} <= set(verdicts[0].seconds)
+    assert verdicts[1].correct_loose and verdicts[1].reference_ms and verdicts[1].speedup is None
 
 
-def take_batches(timing, measure=0.0):
-    """Time batches until they are enough, as Candidate.run_batches does; yields each one's number before it."""
-    for batch in range(400):
-        if timing.enough(measure):
-            return
-        yield batch
-        for cold in (True, False) if timing.cold_is_due() else (False,):
-            timing.batch(seed=0, cold=cold)
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading times
 
 
-def timing_of(reference, candidate):
-    return Timing(reference, candidate, [0, 1], True, patience=0.01)
-
-
-def test_a_candidate_that_stalls_when_there_is_nothing_to_do_gains_nothing():
-    """Only the reference is asked what a batch without calls takes: that is subtracted from both sides' times."""
-    timing = timing_of(Clocked(1e-4, 3e-5), Clocked(5e-5, 2e-3, clearing=1.0))
-    for _ in range(10):
-        timing.batch(seed=0)
-    reference, candidate, low = timing.summary()
-    assert reference == pytest.approx(0.1, rel=1e-3) and len(timing.seconds[1]) == 10
-    assert candidate > 0.05 and low < 2 and not timing.disturbed()
+def batches(reference, candidate, clearing=0.0, measure=0.0, spent=0.002) -> Timing:
+    """Timing after as many batches as are enough. reference, candidate: seconds of a batch, by its number."""
+    timing = Timing(patience=0.01)
+    while not timing.enough(measure):
+        number = len(timing.contended)
+        timing.add(reference(number), candidate(number), clearing, spent)
+    return timing
 
 
 @pytest.mark.parametrize("slow, least, most, disturbed", [
-    (lambda batch: False, 6, 10, False),
-    (lambda batch: batch in (1, 2, 4, 5), 6, 40, False),
-    (lambda batch: batch % 2, 9, 50, True),
+    (lambda batch: False, 15, 16, False),
+    (lambda batch: batch in (1, 2, 4), 15, 40, False),
+    (lambda batch: batch % 2, 50, 61, True),
 ])
-def test_what_is_disturbed_is_timed_for_longer(slow, least, most, disturbed, monkeypatch):
+def test_what_is_disturbed_is_timed_for_longer(slow, least, most, disturbed):
     """slow(batch): is the candidate slowed down in this batch?"""
-    monkeypatch.setattr(measured_clock, "time", SimpleNamespace(monotonic=lambda: Clocked.now))
-    candidate = Clocked(5e-5, pause=0.002)
-    timing = timing_of(Clocked(1e-4, pause=0.002), candidate)
-    for batch in take_batches(timing, measure=0.03):
-        candidate.call = 1e-4 if slow(batch) else 5e-5
-    assert least <= batch + 1 <= most and timing.disturbed() == disturbed
-    assert disturbed or timing.summary()[1] == pytest.approx(0.05)
+    timing = batches(lambda batch: 1e-4, lambda batch: 1e-4 if slow(batch) else 5e-5, measure=0.03)
+    assert least <= len(timing.contended) <= most and timing.disturbed() == disturbed
+    reference, candidate, low = timing.summary()
+    assert reference == pytest.approx(0.1) and candidate == pytest.approx(0.05) and low <= reference / candidate
 
 
 @pytest.mark.parametrize("clearing, disturbed", [(0.005, False), (0.02, True)])
 def test_who_needs_long_to_clear_the_cache_is_not_alone(clearing, disturbed):
-    timing = timing_of(Clocked(1e-4, clearing=clearing), Clocked(5e-5, clearing=9.0))
-    for _ in range(7):
-        timing.batch(seed=0)
-    assert timing.disturbed() == disturbed
-
-
-@pytest.mark.parametrize("reference, candidate, clearing, slow, memoises", [
-    (0.0, 0.0, 0.0, False, False),
-    (1e-3, 1e-5, 0.0, False, False),
-    (1e-4, 1e-4, 0.0, True, False),  # the cache is cold, on both sides
-    (0.0, 3e-4, 0.0, True, True),
-    (1e-3, 3e-4, 0.0, True, False),  # another process has the GPU whenever it has been idle
-    (1e-3, 2e-3, 0.0, True, True),
-    (0.0, 3e-4, 0.02, True, False),  # something else has the GPU: nobody can tell
-])
-def test_who_does_less_when_a_batch_is_repeated_is_found(reference, candidate, clearing, slow, memoises):
-    """As a kernel does that recognises repeated inputs: it has to work the first time. It gains nothing at least."""
-    timing = timing_of(Clocked(1e-4, 3e-5, first=reference, clearing=clearing), Clocked(5e-5, 3e-5, first=candidate))
-    assert min(timing.repeat) > 1
-    batches = list(take_batches(timing))
-    assert (timing.slow_when_cold(), timing.memoises()) == (slow, memoises)
-    assert len(timing.seconds[0]) == len(timing.seconds[1]) == len(batches) == (10 if slow else 6)
-    assert len(timing.cold[0]) == len(timing.cold[1]) == (8 if slow else 2)
-    counts = candidate if slow else candidate / timing.repeat[1]  # of two calls
-    assert timing.summary()[1] == pytest.approx((5e-5 + counts / 2) * 1e3, rel=1e-3)
-
-
-@pytest.mark.parametrize("disturbed, until, accused, batches", [
-    (1, 5, range(3, 6), 6),  # the candidate: three cold iterations are slow, the fourth is not, and nothing is held
-    (0, 4, range(5, 10), 10),  # the reference, which excuses nothing once it is quick again
-])
-def test_who_is_disturbed_for_a_while_is_neither_accused_nor_excused(disturbed, until, accused, batches):
-    clients = Clocked(1e-4), Clocked(5e-5, first=3e-4)
-    timing = timing_of(*clients)
-    for batch in take_batches(timing):
-        assert timing.memoises() == (batch in accused), batch
-        clients[disturbed].first = 1e-3 if batch < until else 0.0
-    assert batch + 1 == batches and timing.slow_when_cold() == timing.memoises() == (disturbed == 0)
-
-
-def timed(reference, candidate):
-    """The verdict after run_batches, and whether the timed calls were right."""
-    one = Trial([torch.ones(3)], 0, [torch.ones(3)], [(1.0, 0.0)])
-    task = SimpleNamespace(
-        calls=list(range(4)), patience=0.01, settings={"measure": 0, "timeout": 9}, floor_ms=0, flops=0, bandwidth=1,
-        peak=1, first=one, timing=threading.Lock(), reference_client=lambda graphs: reference,
-        reference=SimpleNamespace(state={}, trial=lambda index: one, draw=lambda *key: [1.0 + torch.rand(
-            3, generator=torch.Generator().manual_seed(hash(key) % 1000))]))
-    back_end, verdict = Candidate(task, ""), Verdict(correct=True)
-    back_end.client, back_end.timeout = candidate, 9
-    return verdict, back_end.run_batches(verdict, graphs=True)
-
-
-@pytest.mark.parametrize("does", [range(4), {0, 1, 2}, {3}])
-def test_a_cold_iteration_that_leaves_calls_to_the_next_one_is_noticed(does):
-    """One call's result is checked in every batch, but several of a cold iteration: up to four calls, all of them."""
-    for _ in range(50):
-        verdict, right = timed(Clocked(1e-4), Clocked(5e-5, does=does))
-        assert right == (len(does) == 4) and (verdict.speedup is not None) == right
-
-
-@pytest.mark.parametrize("call, puts", [(1e-4, 4 * 1 + 2 * 4), (1.3e-3, 6 * 4)])
-def test_inputs_are_new_where_calls_are_not_repeated(call, puts):
-    """Else a kernel that recognises repeated inputs would have to work on one of them only."""
-    reference, candidate = Clocked(call), Clocked(call)
-    assert timed(reference, candidate)[1]
-    assert len(reference.puts) == puts and reference.puts == candidate.puts
+    assert batches(lambda batch: 1e-4, lambda batch: 5e-5, clearing).disturbed() == disturbed

@@ -19,7 +19,6 @@ import torch
 import sandbox as sandbox_module
 from candidates import HONEST, TASK, WITHOUT_LAYER, copied, replaced, small_task, times
 from judge import connection, messages, processes
-from judge.side_effects import is_side_effect_free
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task, run_command
 
@@ -223,14 +222,14 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, files, monkey
 
 # The measured clock runs without a GPU, too, but its times mean nothing there.
 on_cpu = functools.partial(Sandbox, "cpu", clock="measured", trials=1, require_kernel=False, measure=0.01, seed=0)
-UNSAFE = Task("unsafe", 0, times(2).source.replace("import torch", "import os, time, torch"))  # as far as can be told
-UNSAFE_NEW = copied(UNSAFE)
-OTHER = Task("other", 0, UNSAFE.source.replace("2.0", "3.0"))
+TWICE = Task("twice", 0, times(2).source.replace("import torch", "import os, time, torch"))
+TWICE_NEW = copied(TWICE)
+OTHER = Task("other", 0, TWICE.source.replace("2.0", "3.0"))
 
 
 def judge_copies(box, *tasks):
     verdicts = box.score_pairs([(task, copied(task)) for task in tasks])
-    assert all(verdict.compiled and verdict.error is None for verdict in verdicts), verdicts  # rejected: a busy machine
+    assert all(verdict.correct for verdict in verdicts), verdicts
 
 
 @pytest.fixture
@@ -246,22 +245,19 @@ def started(monkeypatch):
     return found
 
 
-FORGED = ("for fd in filter(os.path.exists, map('/proc/self/fd/{}'.format, os.listdir('/proc/self/fd'))):\n"
-          "                if 'socket' in os.readlink(fd): os.write(int(fd.split('/')[-1]), b'!' * 40)")  # says: done
-
-
-def test_faults_in_timed_calls_cost_one_verdict_each():
-    """Things go wrong between the measured clock's starting and stopping signal."""
+def test_faults_cost_one_verdict_each():
+    """Things go wrong in the candidate's process; what it writes to its sockets is no recording."""
+    forged = ("for fd in filter(os.path.exists, map('/proc/self/fd/{}'.format, os.listdir('/proc/self/fd'))):\n"
+              "                if 'socket' in os.readlink(fd): os.write(int(fd.split('/')[-1]), b'!' * 40)")
     faults = {"raise ValueError('enough')": "enough", "os._exit(0)": "ended without a result",
-              "time.sleep(99)": "no result within 2 s", FORGED: "the process"}
-    bad = [UNSAFE_NEW.replace("        return", "        self.n = getattr(self, 'n', 0) + 1\n        if self.n > 3:\n"
-                                               f"            {fault}\n        return") for fault in faults]
-    with on_cpu(timeout=2.0, workers=1) as box:
-        verdicts = box.score(UNSAFE, [code for i, one in enumerate(bad) for code in (one, f"{UNSAFE_NEW}# {i}\n")])
+              "time.sleep(99)": "no result within 9 s", forged: "the process"}
+    bad = [TWICE_NEW.replace("        return", f"        if True:\n            {fault}\n        return")
+           for fault in faults]
+    with on_cpu(timeout=9.0, workers=2) as box:
+        verdicts = box.score(TWICE, [code for i, one in enumerate(bad) for code in (one, f"{TWICE_NEW}# {i}\n")])
     for verdict, says in zip(verdicts[::2], faults.values(), strict=True):
         assert not verdict.correct and verdict.speedup is None and says in verdict.error, verdict
-    for verdict in verdicts[1::2]:  # what the reference did in the batch that failed is not taken for its next one
-        assert verdict.error is None and (verdict.correct or "clock" in verdict.rejected), verdict
+    assert all(verdict.correct for verdict in verdicts[1::2]), verdicts
 
 
 @pytest.mark.parametrize("clock", ["modelled", "measured"])
@@ -270,10 +266,10 @@ def test_what_is_handed_in_while_others_are_judged(clock, started):
 
     Every verdict is that of its own pair.
     """
-    codes = [f"{UNSAFE_NEW}# {i}\n" for i in range(6)]
+    codes = [f"{TWICE_NEW}# {i}\n" for i in range(6)]
     with on_cpu(clock=clock, tasks=2, workers=2) as box:
-        futures = [box.submit([(UNSAFE, code)])[0] for code in codes]
-        again = box.submit([(UNSAFE, codes[-1]), (OTHER, codes[0])])
+        futures = [box.submit([(TWICE, code)])[0] for code in codes]
+        again = box.submit([(TWICE, codes[-1]), (OTHER, codes[0])])
         assert again[0] is futures[-1]
         with box.changed:
             assert sum(job.codes.count(codes[-1]) for job in [*box.waiting.values(), *box.at_work]) <= 1
@@ -282,7 +278,7 @@ def test_what_is_handed_in_while_others_are_judged(clock, started):
         assert all(future.result(60).compiled and future.result().error is None for future in futures)
         assert "wrong values" in again[1].result(60).error
         assert len(started) <= (4 if clock == "modelled" else 2)
-        assert box.score_pairs([(UNSAFE, code) for code in codes]) == [future.result() for future in futures]
+        assert box.score_pairs([(TWICE, code) for code in codes]) == [future.result() for future in futures]
 
 
 def test_several_candidates_of_a_task_are_judged_at_the_same_time():
@@ -296,15 +292,15 @@ def test_several_candidates_of_a_task_are_judged_at_the_same_time():
 @pytest.mark.parametrize("clock", ["modelled", "measured"])
 def test_a_killed_fork_server_or_scorer_is_replaced_while_scorers_are_kept(clock, started):
     with on_cpu(clock=clock, tasks=2, workers=2) as box:
-        box.prepare([UNSAFE, UNSAFE])
-        assert box.score(UNSAFE, [UNSAFE_NEW])[0].compiled
+        box.prepare([TWICE, TWICE])
+        assert box.score(TWICE, [TWICE_NEW])[0].compiled
         os.kill(box.process.pid, signal.SIGKILL)
-        pairs = [(one, f"{copied(one)}# {i}\n") for one in (OTHER, UNSAFE) for i in range(2)]
+        pairs = [(one, f"{copied(one)}# {i}\n") for one in (OTHER, TWICE) for i in range(2)]
         assert all(verdict.compiled for verdict in box.score_pairs(pairs))
-        slow, threads = UNSAFE_NEW.replace("torch\n", "torch\ntime.sleep(1)\n", 1), 2 if clock == "modelled" else 1
-        futures, before = box.submit([(UNSAFE, f"{slow}# {i}\n") for i in range(3)]), len(started)
+        slow, threads = TWICE_NEW.replace("torch\n", "torch\ntime.sleep(1)\n", 1), 2 if clock == "modelled" else 1
+        futures, before = box.submit([(TWICE, f"{slow}# {i}\n") for i in range(3)]), len(started)
         # A scorer that is killed while it is loaded makes the task unusable.
-        assert soon(lambda: [job.scorer and job.scorer.source for job in box.at_work] == [UNSAFE.source] * threads)
+        assert soon(lambda: [job.scorer and job.scorer.source for job in box.at_work] == [TWICE.source] * threads)
         time.sleep(0.2)
         for process in sorted(descendants(box.process.pid)):  # the scorers first, or they report that candidates end
             with contextlib.suppress(ProcessLookupError):
@@ -313,16 +309,16 @@ def test_a_killed_fork_server_or_scorer_is_replaced_while_scorers_are_kept(clock
 
 
 def test_a_reference_that_fails_is_tried_again_after_the_next_prepare_only(started):
-    bad = Task("bad", 0, UNSAFE.source.replace("x * 2.0", "x.nonsense()"))
+    bad = Task("bad", 0, TWICE.source.replace("x * 2.0", "x.nonsense()"))
     with on_cpu(tasks=2) as box:
-        for code in (UNSAFE_NEW, UNSAFE_NEW + "#"):
+        for code in (TWICE_NEW, TWICE_NEW + "#"):
             with pytest.raises(TaskError, match="nonsense"):
                 box.score(bad, [code])
             assert len(started) == 1
         box.prepare([bad])
         assert soon(lambda: len(started) == 2)
         with pytest.raises(TaskError, match="nonsense"):
-            box.score(bad, [UNSAFE_NEW + "##"])
+            box.score(bad, [TWICE_NEW + "##"])
         assert len(started) == 2
 
 
@@ -341,6 +337,7 @@ def test_where_memory_is_short_all_is_judged_and_the_last_scorer_is_not_kept(fre
 def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
     monkeypatch.setattr(sandbox_module, "MAX_SCORERS", 1)
     closing, close = threading.Event(), messages.Child.close
+    setting = Task("setting", 0, OTHER.source + "torch.set_grad_enabled(False)\n")
 
     def slow(child, wait=False):
         closing.set()
@@ -348,12 +345,12 @@ def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
         close(child, wait)
 
     with on_cpu() as box:
-        box.score(UNSAFE, [UNSAFE_NEW])
+        box.score(TWICE, [TWICE_NEW])
         monkeypatch.setattr(messages.Child, "close", slow)
-        futures = box.submit([(OTHER, copied(OTHER))])  # ends the scorer of the first task
+        futures = box.submit([(setting, copied(setting))])  # ends the scorer of the first task
         assert closing.wait(10)
         began = time.monotonic()
-        futures += box.submit([(UNSAFE, UNSAFE_NEW + "#")])
+        futures += box.submit([(TWICE, TWICE_NEW + "#")])
         assert time.monotonic() - began < 0.5 and all(future.result(60).compiled for future in futures)
         monkeypatch.undo()
 
@@ -361,7 +358,7 @@ def test_who_hands_in_does_not_wait_for_a_scorer_to_end(monkeypatch):
 def test_no_kernel_is_timed_while_the_model_samples():
     with on_cpu() as box:
         with box.sampling():
-            futures = box.submit([(UNSAFE, UNSAFE_NEW)])
+            futures = box.submit([(TWICE, TWICE_NEW)])
             time.sleep(3)
             assert not futures[0].done()
         assert futures[0].result(60).compiled
@@ -370,21 +367,19 @@ def test_no_kernel_is_timed_while_the_model_samples():
 
 
 def test_what_waits_when_the_sandbox_is_closed_fails():
-    slow = UNSAFE_NEW.replace("        return", "        time.sleep(1)\n        return")
+    slow = TWICE_NEW.replace("        return", "        time.sleep(1)\n        return")
     with on_cpu(tasks=1) as box:
-        futures = box.submit([(Task(name, 0, UNSAFE.source + f"# {name}\n"), slow) for name in "abc"])
+        futures = box.submit([(Task(name, 0, TWICE.source + f"# {name}\n"), slow) for name in "abc"])
     for future in futures:
         with pytest.raises(TaskError, match="closed"):
             future.result(20)
 
 
-def test_a_candidate_that_hangs_or_stalls_does_not_keep_others_from_being_timed():
-    pause = "        if not hasattr(self, 'n'):\n            self.n = 1\n            time.sleep({})\n        return"
-    hanging, slow = (UNSAFE_NEW.replace("        return", pause.format(seconds)) for seconds in (99, 2))
-    with on_cpu(timeout=6.0, workers=3) as box:
-        hung, stalled, timed = box.score(UNSAFE, [hanging, slow, UNSAFE_NEW])
-    assert hung.error == "no result within 6 s" and stalled.correct and timed.correct, (hung, stalled, timed)
-    assert timed.seconds["wait"] < 3 and stalled.seconds["check"] > 2
+def test_a_candidate_that_hangs_does_not_keep_others_from_being_timed():
+    hanging = TWICE_NEW.replace("        return", "        time.sleep(99)\n        return")
+    with on_cpu(timeout=9.0, workers=3) as box:
+        hung, timed = box.score(TWICE, [hanging, TWICE_NEW])
+    assert hung.error == "no result within 9 s" and timed.correct and timed.seconds["wait"] < 5, (hung, timed)
 
 
 def descendants(process):
@@ -396,38 +391,21 @@ def descendants(process):
     return found.union(*map(descendants, found))
 
 
-def test_a_process_is_kept_for_the_next_candidate_if_the_last_can_have_left_nothing_in_it():
-    safe = copied(times(2))
-    patch = replaced(safe, ("import torch\n", "import torch\ntorch.set_default_dtype(torch.float64)\n"))
-    assert is_side_effect_free(safe) and not is_side_effect_free(patch)
-    with on_cpu(workers=1) as box:
-        seen = [(box.score(UNSAFE, [code])[0], descendants(box.process.pid))
-                for code in (safe, safe + "x = 1", safe + "y = 2", safe.replace("return ", "return 2 * "))]
-        assert box.score(UNSAFE, [patch])[0].compiled
-        started = seen[0][1]  # of which the candidate's process and its supervisor end
-        assert soon(lambda: len(started - descendants(box.process.pid)) == 2)
-        assert descendants(box.process.pid) < started
-        last = box.score(UNSAFE, [safe + "# last\n"])[0]
-    assert all(processes == started for _, processes in seen), seen
-    assert last.correct and [verdict.correct for verdict, _ in seen] == [True, True, True, False], seen
-    assert "wrong values" in seen[3][0].error
-
-
-def test_a_scorer_goes_on_with_another_task_if_the_last_can_have_left_nothing_in_it(monkeypatch):
+def test_a_scorer_and_its_replayer_go_on_with_another_task_unless_one_changes_pytorchs_settings(monkeypatch):
     monkeypatch.setattr(sandbox_module, "MAX_SCORERS", 1)
     tasks = [Task(f"task {i}", 0, times(i).source.replace("64, 64", f"{i}, 64")) for i in (3, 4, 5, 6)]
-    seen = []
+    seen, setting = [], Task("setting", 0, TWICE.source + "torch.set_grad_enabled(False)\n")
     with on_cpu(workers=1) as box:
-        for task in (*tasks[:3], OTHER, tasks[3]):
-            verdicts = box.score(task, [copied(task), UNSAFE_NEW])
-            assert verdicts[0].error is None and "wrong values" in verdicts[1].error, verdicts
+        for task in (*tasks[:3], setting, tasks[3]):
+            verdicts = box.score(task, [copied(task), copied(times(9))])
+            assert verdicts[0].error is None and "wrong" in verdicts[1].error, verdicts
             seen.append(descendants(box.process.pid))
         broken = Task("broken", 0, tasks[1].source.replace("torch.randn", "torch.rendn"))
         with pytest.raises(TaskError, match="rendn"):
-            box.score(broken, [UNSAFE_NEW])
+            box.score(broken, [TWICE_NEW])
         judge_copies(box, tasks[1])
     first, second, third, fourth, last = seen
-    assert len(first & second & third) >= 4, seen  # the scorer and the reference's process, each with its supervisor
+    assert len(first & second & third) >= 4, seen  # the scorer and the replayer, each with its supervisor
     assert len(fourth - third) >= 4 and len(last - fourth) >= 4, seen
 
 
@@ -463,7 +441,7 @@ def play(sock, fork_server, settings):
         os.kill(os.getppid(), 9)
     time.sleep(60)
 
-processes.fork_server(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]), {"candidate": play})
+processes.fork_server(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]), {"extension": play})
 """
 
 
@@ -476,7 +454,7 @@ def test_who_kills_its_supervisor_leaves_nothing(tmp_path):
     control, process = processes.start([str(script)], {"scratch": str(scratch), "device": "cuda", "timeout": 5.0,
                                                   "memory": 1 << 33})
     try:
-        child = messages.Child(control, "candidate")
+        child = messages.Child(control, "extension")
         messages.await_input(child.life, time.monotonic() + 20)  # the supervisor and the process are dead
         child.close()
         files = [Path(folder, f"supervisor_killer_{os.getpid()}") for folder in ("/tmp", "/dev/shm")]

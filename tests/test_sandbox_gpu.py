@@ -54,15 +54,15 @@ def test_an_honest_fusion_is_measured_near_its_share_of_the_memory_traffic(sandb
 
 
 def test_the_reference_itself_is_as_fast_as_itself():
-    end = "        return torch"
-    waits = TORCH.replace(end, "        torch.cuda.synchronize()\n" + end)  # cannot be captured
+    waits = Task("waits", 0, replaced(TASK.source, ("        return torch", "        torch.cuda.synchronize()\n"
+                                                    "        return torch")))  # cannot be captured
     with Sandbox("cuda", trials=2, require_kernel=False) as box:
-        v, slow = box.score(TASK, [TORCH, waits])
+        (v,), (slow,) = box.score(TASK, [TORCH]), box.score(waits, [TORCH])
     assert v.correct and 0.97 < v.speedup < 1.03, v
-    assert slow.correct and 0.5 < slow.speedup < 1.3, slow
+    assert slow.correct and 0.3 < slow.speedup < 1.3, slow
     with Sandbox("cuda", trials=2, require_kernel=False, protocol="kernelbench") as box:
         v = verdict(box, TORCH)
-    assert v.correct and 0.8 < v.speedup < 1.25, v
+    assert v.correct and 0.97 < v.speedup < 1.03, v
 
 
 def test_a_busy_gpu_is_noticed(sandbox):
@@ -84,7 +84,7 @@ def test_a_busy_gpu_is_noticed(sandbox):
     ("tl.sigmoid(x) * factor", "tl.sigmoid(x)", True, "wrong values"),
     ("tl.sigmoid(x)", "tl.sigmoyd(x)", False, "sigmoyd"),
     ("BLOCK=1024", "BLOCK=1000", False, "power of 2"),
-    ("return out", "return out.cpu()", True, "device"),
+    ("return out", "return out.cpu()", True, "to the CPU"),
     ("return out", "return out.half()", True, "dtype"),
 ])
 def test_mistakes_are_named(sandbox, old, new, compiled, says):
@@ -110,7 +110,8 @@ def test_an_illegal_access_costs_one_verdict(sandbox):
 
 @pytest.mark.parametrize("fault", [
     "while True: pass", "import os; os._exit(0)", "raise SystemExit(0)", "import os; os.abort()",
-    "while True: print('correct ' * 10000)", "hoard = [torch.empty(1 << 33, device='cuda') for _ in range(100)]",
+    "while True: print('correct ' * 10000)", "hoard = torch.zeros(1 << 37, device='cuda')",
+    "bias_silu_scale[(1,)](x, x, x, 1.0, 1, 1, BLOCK=1 << 30)",
 ])
 def test_a_fault_costs_one_verdict(fault):
     with Sandbox("cuda", trials=1, timeout=8) as box:
@@ -128,6 +129,8 @@ CHEATS = {
     "caches by shape": (("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
                          "        if getattr(self, 'n', 0) > 5: return self.last\n"
                          "        self.n, self.last = getattr(self, 'n', 0) + 1, out"),),
+    "one launch for several calls": (("        bias_silu", "        self.outs = getattr(self, 'outs', []) + [out]\n"
+                                      "        if len(self.outs) % 8 == 0:\n            bias_silu"),),
     "decoy": (("return out", "return torch.nn.functional.silu(x + self.bias) * self.factor"),),
     "decoy times zero": (("return out", "return torch.nn.functional.silu(x + self.bias) * self.factor + 0 * out"),),
     "kernel in another stream, not waited for, with a patched synchronize": (
@@ -143,57 +146,59 @@ def test_cheats_of_the_timed_path_are_caught(sandbox, cheat):
     assert not v.correct, v
 
 
-RECOGNISES = (
-    ("n, columns, BLOCK: tl.constexpr):", "n, columns, seen_ptr, BLOCK: tl.constexpr):\n"
-     "    first, seen = tl.load(x_ptr + tl.program_id(0) * BLOCK), tl.load(seen_ptr + tl.program_id(0))\n"
-     "    if first == seen:\n"
-     "        return\n"
-     "    tl.debug_barrier()\n"
-     "    tl.store(seen_ptr + tl.program_id(0), first)"),
-    ("self.factor = factor", "self.factor, self.calls, self.seen = factor, 0, torch.zeros(16, 16384, device='cuda')"),
-    ("n = x.numel()", "n, self.calls = x.numel(), self.calls + 1"),
-    ("x.shape[1], BLOCK", "x.shape[1], self.seen[self.calls % 16], BLOCK"),
-)
+def test_a_kernel_that_recognises_repeated_inputs_gains_nothing(sandbox):
+    """Each block of it works only if the first number it reads is not that of the last time. No inputs come twice."""
+    v = verdict(sandbox, changed(
+        ("n, columns, BLOCK: tl.constexpr):", "n, columns, seen_ptr, BLOCK: tl.constexpr):\n"
+         "    first, seen = tl.load(x_ptr + tl.program_id(0) * BLOCK), tl.load(seen_ptr + tl.program_id(0))\n"
+         "    if first == seen:\n"
+         "        return\n"
+         "    tl.debug_barrier()\n"
+         "    tl.store(seen_ptr + tl.program_id(0), first)"),
+        ("self.factor = factor", "self.factor, self.seen = factor, torch.zeros(16384, device='cuda')"),
+        ("x.shape[1], BLOCK", "x.shape[1], self.seen, BLOCK")))
+    assert not v.correct or v.speedup < 3.6, v
 
 
-def test_a_captured_kernel_that_recognises_repeated_inputs_is_caught(sandbox):
-    """Each block of it works only if the first number it reads is not that of the last time."""
-    v = verdict(sandbox, changed(*RECOGNISES))
-    assert v.rejected == "faster on inputs that it has seen before" and v.speedup is None, v
+def test_an_autotuned_kernel_is_timed_in_its_best_configuration(sandbox):
+    configs = "triton.Config({'BLOCK': b}, num_warps=w) for b in (16, 1024, 2048) for w in (4, 8)"
+    tuned = changed(("@triton.jit", f"@triton.autotune([{configs}], key=['n'])\n@triton.jit"), (", BLOCK=1024", ""),
+                    ("(triton.cdiv(n, 1024),)", "lambda meta: (triton.cdiv(n, meta['BLOCK']),)"))
+    v = verdict(sandbox, tuned)
+    assert v.correct and 2.0 < v.speedup < 3.6, v
 
 
-def test_a_captured_kernel_that_skips_half_of_what_it_recognises_gains_nothing(sandbox):
-    """Too little to be rejected; its cold iterations count, in which it is as fast as the honest one at best."""
-    half = changed(*RECOGNISES, ("if first == seen:", "if (first == seen) & (tl.program_id(0) % 2 == 0):"))
-    for v in sandbox.score(TASK, [f"{half}# {i}\n" for i in range(4)]):
-        assert v.rejected or v.speedup < 3.7, v
+def test_random_numbers_state_and_libraries_are_those_of_the_reference():
+    """Operators that a GPU takes apart in its own way: dropout, batch norm in training, an LSTM, attention."""
+    layers = {"dropout": "nn.Dropout(0.5)", "norm": "nn.BatchNorm1d(64)", "lstm": "nn.LSTM(64, 64, batch_first=True)"}
+    source = IMPORTS + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = LAYER
 
+    def forward(self, x):
+        y = self.layer(x)
+        return torch.relu(y[0] if isinstance(y, tuple) else y) * 2
 
-# Half of its blocks always work, the others only on what they have not seen. Of a cold iteration of two calls it does
-# one: where the inputs of the call before were new, too, it leaves its work to the next iteration.
-ONE_AT_FIRST = (
-    ("n, columns, BLOCK: tl.constexpr):", "n, columns, seen_ptr, new_ptr, other_ptr, count_ptr, BLOCK: tl.constexpr):\n"
-     "    block = tl.program_id(0)\n"
-     "    first, seen, count = tl.load(x_ptr + block * BLOCK), tl.load(seen_ptr + block), tl.load(count_ptr + block)\n"
-     "    skip = tl.where(first == seen, block % 2, tl.load(other_ptr + block))\n"
-     "    tl.debug_barrier()\n"
-     "    tl.store(new_ptr + block, (first != seen).to(tl.int32))\n"
-     "    tl.store(count_ptr + block, count + 1)\n"
-     "    if (skip != 0) & (count > 40):\n"  # by then it has been recorded
-     "        return\n"
-     "    tl.store(seen_ptr + block, first)"),
-    ("self.factor = factor", "self.factor, self.calls = factor, 0\n"
-     "        self.seen = torch.zeros(2, 16384, device='cuda')\n"
-     "        self.new, self.count = torch.zeros(2, 2, 16384, dtype=torch.int32, device='cuda')"),
-    ("n = x.numel()", "n, self.calls = x.numel(), self.calls + 1\n        call = self.calls % 2"),
-    ("x.shape[1], BLOCK", "x.shape[1], self.seen[call], self.new[call], self.new[1 - call], self.count[0], BLOCK"),
-)
+def get_inputs():
+    return [torch.randn(512, 64, 64)]
 
-
-def test_a_captured_kernel_that_does_one_of_two_calls_at_first_gains_nothing(sandbox):
-    """It is no slower at first than later. The other call's output shows it; then it is timed as it runs."""
-    for v in sandbox.score(TASK, [changed(*ONE_AT_FIRST) + f"# {i}\n" for i in range(4)]):
-        assert v.rejected or v.speedup < 2.5, v
+def get_init_inputs():
+    return []
+"""
+    kernel = HONEST[HONEST.index("import triton\n"):HONEST.index("class ModelNew")].replace(
+        "tl.store(out_ptr + offsets, x * tl.sigmoid(x) * factor", "tl.store(out_ptr + offsets, tl.maximum(x, 0.0) * 2")
+    with Sandbox("cuda", trials=3, timeout=40) as box:
+        for name, layer in layers.items():
+            task = Task(name, 0, source.replace("LAYER", layer))
+            code = replaced(candidates.copied(task), ("class ModelNew", kernel + "class ModelNew"), (
+                "return torch.relu(y[0] if isinstance(y, tuple) else y) * 2",
+                "y = y[0] if isinstance(y, tuple) else y\n        out = torch.empty_like(y)\n        n = y.numel()\n"
+                "        bias_silu_scale[(n // 1024,)](y, torch.zeros(1, device='cuda'), out, 2.0, n, 1, BLOCK=1024)\n"
+                "        return out"))
+            v = verdict(box, code, task)
+            assert v.correct and 0.9 < v.speedup < 2, (name, v)
 
 
 def test_recycled_memory_holds_the_expected_output_only_in_a_naive_check(sandbox):
@@ -240,9 +245,11 @@ module = load_inline(name="fused", cpp_sources=header, cuda_sources=source, func
 
 
 def test_cuda_sources_are_compiled_and_scored(sandbox):
-    good, bad = sandbox.score(TASK, [CUDA, CUDA.replace("expf(-v)", "expf(-v")])
-    assert good.correct and 1.7 < good.speedup < 3.6 and good.coverage > 0.8, good  # less where it is not recorded
+    good, bad, waits = sandbox.score(TASK, [CUDA, CUDA.replace("expf(-v)", "expf(-v"), replaced(
+        CUDA, ("        return module", "        torch.cuda.synchronize()\n        return module"))])
+    assert good.correct and 1.7 < good.speedup < 3.6 and good.coverage > 0.8, good
     assert not bad.correct and not bad.compiled, bad
+    assert waits.correct and 0.7 < waits.speedup < 3.6, waits  # cannot be captured, so the reference is not either
 
 
 def test_a_large_task_is_judged_between_others(sandbox):
@@ -251,14 +258,6 @@ def test_a_large_task_is_judged_between_others(sandbox):
     for task, note in ((TASK, "before"), (large, ""), (TASK, "after")):
         v = verdict(sandbox, f"{HONEST}# {note}\n", task)
         assert v.correct and 2.0 < v.speedup < 3.6, v
-
-
-def test_what_cannot_be_captured_is_timed_as_it_runs(sandbox):
-    """In a process of its own, and so is the reference. Candidates before and after it share other processes."""
-    waits = changed(("        return out", "        torch.cuda.synchronize()\n        return out"))
-    before, eager, after = sandbox.score(TASK, [HONEST + "# 1\n", waits, HONEST + "# 2\n"])
-    assert before.correct and after.correct and max(before.speedup, after.speedup) < 3.6, (before, after)
-    assert eager.correct and 0.7 < eager.speedup < 3.6, eager
 
 
 def test_a_kernel_that_is_right_to_two_digits_is_timed_without_a_speedup(sandbox):

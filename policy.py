@@ -7,13 +7,22 @@ sandbox judges all kernels that are there.
     play ---- prompt ----> Backbone.sampler ---- Completion ----> play
     play -- (task, code) --> Sandbox.submit ------ Verdict ------> play
 
+How a rollout goes on after its first attempt is a `Strategy`: which earlier attempts the next prompt shows, and who
+says what to improve. The paper's, the default, shows them all; bench.py has the others by name.
+
 `reward_turns` then fills in what each turn has earned. This file knows nothing of retrieval, storage or advantages.
 """
 
+import ast
 import contextlib
 import functools
+import math
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import torch
 
 import backbone
 from backbone import Completion
@@ -31,6 +40,9 @@ class Turn:
     completion: Completion  # its token_ids are empty when the prompt was too long to be answered
     code: str | None  # the extracted ModelNew source; None when the reply holds none
     verdict: Verdict
+    advice: str = ""  # what a judge made of the verdict; it follows the feedback
+    advice_tokens: int = 0  # that the model has sampled for it
+    repeats: bool = False  # an earlier attempt had the same kernel; this one was not judged
     reward: float | None = None  # filled in once by reward_turns
     advantage: float | None = None  # filled in once by reinforce.py; stays None where a turn is no member of a group
     masked: str | None = None  # why it is left out of the loss: "void", "prs" or "group" (reinforce.credit)
@@ -48,6 +60,11 @@ class Trajectory:
     def best_reward(self) -> float:
         return max(turn.reward for turn in self.turns)
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens the model has sampled for it, a judge's included."""
+        return sum(len(turn.completion.token_ids) + turn.advice_tokens for turn in self.turns)
+
 
 def policy_messages(task, skills) -> list[dict]:
     """The first turn's prompt: the chosen skills in full in the system message, the task as the user's."""
@@ -58,52 +75,174 @@ def policy_messages(task, skills) -> list[dict]:
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
-def next_messages(messages, reply, verdict) -> list[dict]:
+def next_messages(messages, reply, verdict, advice="") -> list[dict]:
     """The following turn's prompt: the history, the reply just given, and the sandbox's feedback on it."""
-    return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": feedback(verdict)}]
+    answer = feedback(verdict) + (f"\n{advice}" if advice else "")
+    return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": answer}]
 
 
-def play(model, sandbox, trajectory, turns, prompt, limit):
+# ----------------------------------------------------------------------------------------------------------------------
+# Strategies: what the next attempt sees of those before it
+
+def everything(turns, generator=None) -> list[Turn]:
+    """All attempts (the paper's training and evaluation)."""
+    return turns
+
+
+def nothing(turns, generator=None) -> list[Turn]:
+    """None: every attempt answers the first prompt (parallel sampling)."""
+    return []
+
+
+def latest(turns, generator=None) -> list[Turn]:
+    """The last attempt alone (CudaForge)."""
+    return turns[-1:]
+
+
+def best_window(turns, generator=None, keep=4) -> list[Turn]:
+    """The `keep` consecutive attempts of the greatest summed reward, the first on ties (paper: sequential scaling).
+
+    The reward is that of the release's evaluation: 0.5 correct + 0.5 min(speedup, 3), without coverage.
+    """
+    rewards = [0.5 + 0.5 * min(turn.verdict.speedup, 3.0) if turn.verdict.correct else 0.0 for turn in turns]
+    starts = range(max(1, len(turns) - keep + 1))
+    start = max(starts, key=lambda i: (sum(rewards[i:i + keep]), -i))
+    return turns[start:start + keep]
+
+
+def ranked_parent(turns, generator=None, archive=4) -> list[Turn]:
+    """One of the `archive` fastest correct attempts, the r-th fastest with a chance of 1/r (EvoEngineer).
+
+    Correctness is the gate: without a correct attempt nothing is shown, and the next one starts anew.
+    """
+    correct = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)[:archive]
+    chances = 1 / torch.arange(1.0, len(correct) + 1, device=generator.device if generator else "cpu")
+    return [correct[torch.multinomial(chances, 1, generator=generator)]] if correct else []
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How a rollout goes on after its first attempt."""
+
+    show: Callable = everything  # (turns so far, generator) -> those that the next prompt shows, in their order
+    condense: bool = False  # show earlier replies without their thoughts (Kevin)
+    judge: str | None = None  # "rule" or "model": who names one bottleneck after each verdict (CudaForge)
+    only_new: bool = False  # a kernel that an earlier attempt has written is not judged again (EvoEngineer)
+
+
+def condensed(reply) -> str:
+    """A reply without its thoughts: what it says before its kernel, at most 60 words, and the kernel (Kevin).
+
+    >>> condensed("<think>Long.</think>Plan: fuse.\\n```python\\nclass ModelNew:\\n    pass\\n```\\nDone.")
+    'Plan: fuse.\\n\\n```python\\nclass ModelNew:\\n    pass\\n```'
+    """
+    reply = re.sub(r"<think>.*?(</think>|\Z)", "", reply, flags=re.DOTALL)
+    summary, code = " ".join(reply.split("```")[0].split()[:60]), backbone.extract_code(reply)
+    return summary + (f"\n\n```python\n{code}```" if code else "")
+
+
+def normalised(code) -> str:
+    """The same text for kernels that differ in comments, blank lines and layout only."""
+    try:
+        return ast.unparse(ast.parse(code))
+    except (SyntaxError, ValueError, RecursionError):
+        return " ".join(code.split())
+
+
+JUDGE = ("You judge GPU kernels. Read the task, a kernel for it, and its verdict and profile. Answer with one line: the "
+         "single worst problem or bottleneck, and how to remove it.")
+
+
+def judge_messages(turn, task) -> list[dict]:
+    """What the model is asked as a judge."""
+    user = f"```python\n{task.source.strip()}\n```\n\n```python\n{turn.code or ''}\n```\n\n{feedback(turn.verdict)}"
+    return [{"role": "system", "content": JUDGE}, {"role": "user", "content": user}]
+
+
+def bottleneck(verdict) -> str:
+    """One line on what to improve first: the judge that needs no model, for those that are too small to judge.
+
+    In this order: correctness, what PyTorch still does, several kernels where one might do, distance to the roofline.
+    """
+    if not verdict.correct:
+        return "Bottleneck: it is not correct yet. Change only what the error names."
+    hottest = max(verdict.profile, key=lambda entry: entry.share, default=None)
+    if hottest and not hottest.own:
+        return f"Bottleneck: {hottest.name} takes {hottest.share:.0%} of the time. Do its work in a kernel of your own."
+    if len(verdict.profile) > 1:
+        return f"Bottleneck: {len(verdict.profile)} launches pass data through memory. Fuse them into one kernel."
+    used = max(verdict.bandwidth or 0.0, verdict.arithmetic or 0.0)
+    if used < 0.6:
+        return f"Bottleneck: one kernel at {used:.0%} of the roofline. Change its block sizes and its memory accesses."
+    return f"Bottleneck: none left, {used:.0%} of the roofline is reached. Only reading and writing less would help."
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def play(model, sandbox, trajectory, turns, prompt, limit, strategy=Strategy(), budget=math.inf, generator=None):
     """One rollout as a generator, which fills `trajectory.turns`.
 
     It yields a prompt (a list of token ids) and is sent the Completion, or it yields a (task, code) pair and is sent
-    the Verdict. prompt: the first one. The rollout ends after `turns` turns, or when the next prompt would be longer
-    than `limit` tokens. All turns are used, also after a correct one: a later turn may be faster.
+    the Verdict. prompt: the first one. The rollout ends after `turns` turns that repeat none before them, when `budget`
+    tokens were sampled, or when the next prompt would be longer than `limit` tokens. All turns are used, also after a
+    correct one: a later turn may be faster.
     """
     if len(prompt) > limit:
         verdict = not_judged(sandbox, f"the prompt has {len(prompt)} tokens, more than {limit}")
         trajectory.turns.append(Turn(Completion(prompt, [], [], "", False), None, verdict))
         return
-    messages = policy_messages(trajectory.task, trajectory.skills)
+    known = set()  # kernels so far
     while len(prompt) <= limit:
         reply = yield prompt
         code = backbone.extract_code(reply.text)
-        if code:
+        repeats = bool(code and strategy.only_new and normalised(code) in known)
+        if repeats:
+            verdict = not_judged(sandbox, "an earlier attempt had the same kernel")
+        elif code:
             verdict = yield trajectory.task, code
+            known.add(normalised(code))
         else:
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             verdict = not_judged(sandbox, "the reply has no code block that defines ModelNew" + cut)
-        trajectory.turns.append(Turn(reply, code, verdict))
-        if len(trajectory.turns) == turns:
+        turn = Turn(reply, code, verdict, repeats=repeats)
+        trajectory.turns.append(turn)
+        if sum(not t.repeats for t in trajectory.turns) >= turns or trajectory.tokens >= budget:
             return
-        messages = next_messages(messages, reply.text, verdict)
-        prompt = model.next_ids(reply, messages)
+        if strategy.judge == "model" and len(prompt := model.chat_ids(judge_messages(turn, trajectory.task))) <= limit:
+            answer = yield prompt
+            turn.advice, turn.advice_tokens = answer.text.strip().split("\n")[0][:400], len(answer.token_ids)
+        elif strategy.judge:
+            turn.advice = bottleneck(verdict)
+        prompt = next_prompt(model, trajectory, strategy, generator)
+
+
+def next_prompt(model, trajectory, strategy, generator) -> list[int]:
+    """Token ids of the next prompt: the first prompt's messages, and the attempts that the strategy shows."""
+    shown = strategy.show(trajectory.turns, generator)
+    messages = policy_messages(trajectory.task, trajectory.skills)
+    for turn in shown:
+        reply = condensed(turn.completion.text) if strategy.condense else turn.completion.text
+        messages = next_messages(messages, reply, turn.verdict, turn.advice)
+    if len(shown) == len(trajectory.turns):  # it extends the last prompt, whose ids are kept as they were sampled
+        return model.next_ids(shown[-1].completion, messages)
+    return model.chat_ids(messages)
 
 
 def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None, temperature=1.0,
-            generator=None) -> list[Trajectory]:
+            generator=None, strategy=Strategy(), budget=math.inf) -> list[Trajectory]:
     """One Trajectory for every (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
 
-    temperature 0 is greedy. max_prompt_tokens: where a rollout ends, see `play`; a first prompt that is too long gives
-    one turn that says so. An unusable task costs its own rollouts only.
+    temperature 0 is greedy. max_prompt_tokens, budget: where a rollout ends, see `play`; a first prompt that is too
+    long gives one turn that says so. An unusable task costs its own rollouts only.
     """
     @functools.cache  # all rollouts of a scheme begin with the same prompt
     def first_prompt(task, skills):
         return model.chat_ids(policy_messages(task, skills))
 
     trajectories = [Trajectory(task, tuple(skills)) for task, skills in jobs]
-    plays = [play(model, sandbox, t, turns, first_prompt(t.task, t.skills), max_prompt_tokens or float("inf"))
-             for t in trajectories]
+    plays = [play(model, sandbox, t, turns, first_prompt(t.task, t.skills), max_prompt_tokens or math.inf, strategy,
+                  budget, generator) for t in trajectories]
     prompts, pairs = [], []  # (number of the rollout, what it has yielded) of those that can go on
     judging = []  # (number of the rollout, future of its verdict)
     on_gpu = sandbox.device != "cpu"

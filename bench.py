@@ -7,55 +7,59 @@ is judged by its best turn. Everything is a share of *all* problems asked for; o
 with the reason. (A share of the solved problems alone would rise when a model fails on the hard ones.)
 
     correct         share of samples with a correct turn
-    Fast_p          share of samples with a correct turn whose speedup is above p: Fast_1 asks whether a kernel is worth
-                    using at all, Fast_2 whether it halves the time
+    Fast_p          share of samples with a correct turn whose speedup is above p (KernelBench; the release counts p
+                    itself too): is a kernel worth using at all, and does it halve the time?
     geometric mean  of the speedups of the correct samples' best turns; failed samples are not in it, so it says how
                     good the kernels are, and only together with `correct` how good the model is
 
-Each figure is there twice in three respects.
-
     mean of samples, best sample    what one try gives, and what the best of a task's tries gives (pass@1, pass@8)
+    last turn                       the T-th turn alone (Dr. Kernel), beside the best of T
+    least likely, most likely       one of a task's correct attempts, chosen by its log-probability and no clock
     first turn, T turns             without feedback and with it; the difference is what the verdicts were worth
     tolerance 1e-4, 1e-2            what KernelBench uses today, and what papers up to early 2026 used: at 1e-2 a kernel
                                     that computes in half precision can pass as correct
 
-And under two rules, since the standard one lets a model win by doing nothing:
+Two rules, since the standard one lets a model win by doing nothing:
 
     standard   KernelBench's: the speedup's estimate is above p. An unchanged torch call, timed twice, is as fast as the
                reference give or take a percent, so about half of such answers count for Fast_1.
     strict     a win needs own kernels that do work (coverage above 0) and the *lower end* of the speedup's 95 %
                interval above p; an unchanged torch call at 1.00 +/- 0.01 is no win
 
-The reference is eager PyTorch; `--baseline compile` reports against torch.compile as well (GPU only): a fusion that
-torch.compile finds by itself is a win against the first and none against the second. Speedups are measured on a GPU and
-modelled without one; a report says which, and results of the two never meet in one folder.
+The reference is eager PyTorch; `--baseline compile` reports against torch.compile as well (GPU only). Speedups are
+measured on a GPU and modelled without one; a report says which, and results of the two never meet in one folder.
+
+`--strategy` says what an attempt sees of those before it; `--compare-strategies` runs all at equal budgets.
 
 What it leaves in --out: results.jsonl, one line a sample with every reply and verdict, from which a rerun of the same
 command goes on; summary.json, all figures with command, seed, hardware and versions; fast_p.png.
 """
 
-from tasks import UserError, builtin_tasks, kernelbench_tasks, run_command  # before torch, see there
+from tasks import UserError, builtin_tasks, chosen_tasks, kernelbench_tasks, run_command  # before torch, see there
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
+import math
 import os
-import platform
 import re
 import statistics
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 from tqdm import tqdm
 
 from backbone import Backbone
-from policy import rollout, score_pairs
+from page import strategies
+from page.levels import draw, machine, table
+from policy import Strategy, best_window, latest, nothing, ranked_parent, rollout, score_pairs
 from sandbox import KernelTime, Sandbox, Verdict
 from selector import select
 from skills import SkillLibrary, write_atomically
@@ -63,8 +67,15 @@ from skills import SkillLibrary, write_atomically
 THRESHOLDS = (1.0, 1.2, 1.5, 2.0)  # the p of Fast_p
 TOLERANCES = (1e-4, 1e-2)  # how far a value may be off, relative to its size
 RULES = ("strict", "standard")  # for what counts as a win; see above
+OF = ("mean of samples", "last turn", "best sample", "least likely", "most likely")  # what counts once; see `counted`
 # What became of a sample, best first; `kind` has the definitions.
 KINDS = ("faster", "correct", "rejected", "wrong", "broken", "no code", "unusable")
+STRATEGIES = {  # what a sample's attempts see of those before them; policy.py has the parts
+    "parallel": Strategy(show=nothing),  # independent attempts
+    "serial": Strategy(show=best_window),  # the paper's: feedback on earlier attempts, sequential scaling with 14 turns
+    "judge": Strategy(show=latest, judge="rule"),  # CudaForge: somebody names one bottleneck of the last attempt
+    "evolve": Strategy(show=ranked_parent, only_new=True),  # EvoEngineer: an archive of correct kernels, and parents
+}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -78,6 +89,10 @@ class Attempt:
     has_code: bool  # whether a ModelNew could be read out of it
     verdict: Verdict  # against eager PyTorch
     against_compile: Verdict | None = None  # with --baseline compile, for correct turns
+    tokens: int = 0  # sampled for it, those of a judge included
+    logprob: float = 0.0  # of the reply, mean over its tokens
+    advice: str = ""  # what a judge said after it
+    repeats: bool = False  # an earlier attempt had the same kernel; this one was not scored
 
 
 @dataclass
@@ -87,7 +102,12 @@ class Sample:
     task: str  # name of the problem
     index: int  # 0 .. samples - 1
     skills: list[str]  # names of the skills in the prompt
-    turns: list[Attempt]  # each but the first has seen the verdict before it
+    turns: list[Attempt]  # what each has seen of those before it is the strategy's
+
+    @property
+    def scored(self) -> list[Attempt]:
+        """The attempts that count: not those that only repeat an earlier one."""
+        return [attempt for attempt in self.turns if not attempt.repeats]
 
 
 def read_results(path) -> dict:
@@ -107,8 +127,8 @@ def read_results(path) -> dict:
     for number, line in enumerate(whole.splitlines(), start=1):
         try:
             sample = Sample(**json.loads(line))
-            sample.turns = [Attempt(turn["reply"], turn["has_code"], verdict(turn["verdict"]),
-                                    verdict(turn["against_compile"])) for turn in sample.turns]
+            sample.turns = [Attempt(**turn | {key: verdict(turn[key]) for key in ("verdict", "against_compile")})
+                            for turn in sample.turns]
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path}, line {number}: not a result ({type(error).__name__}: {error})") from None
         results[sample.task, sample.index] = sample
@@ -147,7 +167,7 @@ def kind(sample) -> str:
     gives other values; broken: does not compile; no code: no reply held a ModelNew; unusable: the problem's fault.
     """
     kinds = []
-    for attempt in sample.turns:
+    for attempt in sample.scored:
         verdict = attempt.verdict
         if is_correct(attempt):
             kinds.append("faster" if speed(attempt, rule="strict") > 1 else "correct")
@@ -162,34 +182,49 @@ def kind(sample) -> str:
     return min(kinds, key=KINDS.index)
 
 
-def figures(samples, turns, baseline, tolerance, rule, best_of=False) -> dict:
-    """correct, Fast_p and geometric mean after `turns` turns. `samples`: {task: [Sample, ...]}, the same number each.
+def counted(tries, of, tolerance) -> list[list[Attempt]]:
+    """What counts as one answer to a task: lists of attempts, of which the best one counts. `of`: one of OF.
 
-    best_of: a task counts once, with the best of its samples; otherwise every sample counts.
+    tries: the attempts of each of the task's samples. The last two choose among its correct attempts without a clock,
+    by the mean log-probability that the model gave their tokens.
     """
-    tries = [[sample.turns[:turns] for sample in rows] for rows in samples.values()]
-    # What counts once: the turns of all samples of a task together, or those of each sample.
-    groups = [sum(rows, []) for rows in tries] if best_of else sum(tries, [])
+    if of == "mean of samples":
+        return tries
+    if of == "last turn":
+        return [attempts[-1:] for attempts in tries]
+    together = sum(tries, [])
+    if of == "best sample":
+        return [together]
+    correct = [attempt for attempt in together if is_correct(attempt, tolerance)]
+    choose = min if of == "least likely" else max
+    return [[choose(correct, key=lambda attempt: attempt.logprob)] if correct else []]
+
+
+def figures(samples, turns, baseline, tolerance, rule, of="mean of samples") -> dict:
+    """correct, Fast_p and geometric mean after `turns` turns. samples: {task: [Sample, ...]}, the same number each."""
+    groups = []
+    for rows in samples.values():
+        groups += counted([sample.scored[:turns] for sample in rows], of, tolerance)
     right = [any(is_correct(attempt, tolerance) for attempt in group) for group in groups]
-    credited = [max(speed(attempt, baseline, tolerance, rule) for attempt in group) for group in groups]
-    estimates = [max(speed(attempt, baseline, tolerance) for attempt in group) for group in groups]
+    credited = [max((speed(attempt, baseline, tolerance, rule) for attempt in group), default=0.0) for group in groups]
+    estimates = [max((speed(attempt, baseline, tolerance) for attempt in group), default=0.0) for group in groups]
     speeds = [value for value in estimates if value > 0]  # of the correct ones, whatever the rule
-    return {"baseline": baseline, "tolerance": tolerance, "rule": rule, "turns": turns,
-            "of": "best sample" if best_of else "mean of samples", "correct": sum(right) / len(groups),
+    return {"baseline": baseline, "tolerance": tolerance, "rule": rule, "turns": turns, "of": of,
+            "correct": sum(right) / len(groups),
             **{f"fast_{p:g}": sum(value > p for value in credited) / len(groups) for p in THRESHOLDS},
             "geometric_mean": statistics.geometric_mean(speeds) if speeds else None}
 
 
 def all_figures(samples, turns, baselines) -> dict:
     """All figures of a level, and what became of each problem. Raises UserError when the clocks are mixed."""
-    choices = itertools.product(baselines, (False, True), range(turns, 0, -1), TOLERANCES, RULES)
-    rows = [figures(samples, t, baseline, tolerance, rule, best) for baseline, best, t, tolerance, rule in choices]
+    choices = itertools.product(baselines, OF, range(turns, 0, -1), TOLERANCES, RULES)
+    rows = [figures(samples, t, baseline, tolerance, rule, of) for baseline, of, t, tolerance, rule in choices]
     problems, kinds, clocks = {}, Counter(), set()
     for task, group in samples.items():
-        attempts = [attempt for sample in group for attempt in sample.turns]
+        attempts = [attempt for sample in group for attempt in sample.scored]
         best = max(attempts, key=speed)  # by the standard rule, against eager PyTorch
         errors = Counter(a.verdict.rejected or a.verdict.error for a in attempts if not a.verdict.correct)
-        became = Counter(map(kind, group))
+        became = Counter(sorted(map(kind, group), key=KINDS.index))
         problems[task] = {"kinds": dict(became), "skills": group[0].skills, "best_speedup": speed(best) or None,
                           "coverage": best.verdict.coverage,
                           "most_common_error": errors.most_common(1)[0][0] if errors else None}
@@ -197,7 +232,19 @@ def all_figures(samples, turns, baselines) -> dict:
         clocks |= {attempt.verdict.clock for attempt in attempts}
     if len(clocks) != 1:
         raise UserError("measured and modelled results are mixed in results.jsonl; they are not comparable")
-    return {"clock": clocks.pop(), "figures": rows, "kinds": dict(kinds), "problems": problems}
+    return {"clock": clocks.pop(), "figures": rows, "kinds": dict(kinds), "problems": problems,
+            "fast_p": fast_p_curves(samples, baselines)}
+
+
+def fast_p_curves(samples, baselines) -> dict:
+    """Fast_p in percent of samples, at 1e-4, for many p, under both rules: {"p": [...], label: [...]}."""
+    tries = [sample.scored for group in samples.values() for sample in group]
+    curves = {"p": [0.5 + i / 40 for i in range(141)]}
+    for baseline, rule in itertools.product(baselines, RULES):
+        credited = [max(speed(attempt, baseline, 1e-4, rule) for attempt in turns) for turns in tries]
+        curves[f"{rule}, against {baseline}"] = [100 * sum(value > p for value in credited) / len(tries)
+                                                 for p in curves["p"]]
+    return curves
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -211,6 +258,8 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
     alone, so an interrupted run ends with what it would have given (without a GPU, where nothing depends on when
     verdicts come).
     """
+    if done:
+        print(f"{path}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
     samples, kinds = {}, Counter()
     size = max(1, options.batch // options.samples)  # tasks in a batch
     bar = tqdm(range(0, len(tasks), size), unit="batch", disable=None)
@@ -237,17 +286,22 @@ def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sa
     chosen = [()] * len(tasks)
     if library is not None:
         selections = select(model, library, tasks, k=1, temperature=0, max_new_tokens=min(1024, options.max_new_tokens),
-                            max_prompt_tokens=options.max_prompt_tokens)
+                            bm25_only=options.bm25_only, max_prompt_tokens=options.max_prompt_tokens)
         chosen = [selection.skills for (selection,) in selections]
     # A generator of their own for these tasks, so that a batch gives the same whatever ran before it.
     names = "\n".join([str(options.seed)] + [task.name for task in tasks])
     generator = torch.Generator(options.device).manual_seed(int(hashlib.sha256(names.encode()).hexdigest()[:15], 16))
     jobs = [(task, skills) for task, skills in zip(tasks, chosen) for _ in range(options.samples)]
+    greedy = options.samples == 1 and options.strategy in ("serial", "judge")  # the others need attempts that differ
     trajectories = rollout(model, sandbox, jobs, options.turns, options.max_new_tokens, options.max_prompt_tokens,
-                           temperature=0.0 if options.samples == 1 else options.temperature, generator=generator)
+                           temperature=0.0 if greedy else options.temperature, generator=generator,
+                           strategy=strategy(options), budget=options.tokens)
     samples = []
     for i, trajectory in enumerate(trajectories):
-        attempts = [Attempt(turn.completion.text, turn.code is not None, turn.verdict) for turn in trajectory.turns]
+        attempts = [Attempt(turn.completion.text, turn.code is not None, turn.verdict, None,
+                            len(turn.completion.token_ids) + turn.advice_tokens,
+                            statistics.fmean(turn.completion.logprobs or [0.0]), turn.advice, turn.repeats)
+                    for turn in trajectory.turns]
         samples.append(Sample(trajectory.task.name, i % options.samples, [s.name for s in trajectory.skills], attempts))
     if compiled is not None:
         again = [(attempt, (trajectory.task, turn.code)) for sample, trajectory in zip(samples, trajectories)
@@ -257,103 +311,22 @@ def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sa
     return samples
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Reports
-
-def table(summary) -> str:
-    """summary.json as text: what was run, the figures in percent, and a line for each problem."""
-    config, clock = summary["config"], summary["clock"]
-    lines = [f"{config['source']}, level {config['level']}: {len(config['problems'])} of {config['problems_in_level']} "
-             f"problems, {config['samples']} samples of at most {config['turns']} turns each, {summary['skills']}",
-             f"{config['model']} on {summary['hardware']}; speedups are {clock}"]
-    for baseline in config["baselines"]:
-        title = f"% of all problems, {clock} against {'torch.compile' if baseline == 'compile' else 'eager PyTorch'}"
-        thresholds = "".join(f"{f'Fast_{p:g}':>10}" for p in THRESHOLDS)
-        lines += ["", f"{title:<52}{'correct':>8}{thresholds}{'geo. mean':>11}"]
-        for row in summary["figures"]:
-            between = row["turns"] not in (1, config["turns"])  # these are in summary.json and in the plot
-            if row["baseline"] != baseline or between or row["of"] == "best sample" and config["samples"] == 1:
-                continue
-            turns = "first turn" if row["turns"] == 1 else f"{row['turns']} turns"
-            tolerance = f"{row['tolerance']:.0e}".replace("e-0", "e-")
-            shares = "".join(f"{100 * row[f'fast_{p:g}']:>10.1f}" for p in THRESHOLDS)
-            mean = "-" if row["geometric_mean"] is None else f"{row['geometric_mean']:.2f}x"
-            lines.append(f"  {row['of']:<17}{turns:<12}{tolerance:<6}{row['rule']:<15}{100 * row['correct']:>8.1f}"
-                         f"{shares}{mean:>11}")
-    lines += ["", f"{'problem':<52}{'best':>8}  what became of its samples"]
-    for task, problem in summary["problems"].items():
-        solved = problem["best_speedup"]
-        kinds = ", ".join(f"{problem['kinds'][k]} {k}" for k in KINDS if k in problem["kinds"])
-        best, error = (f"{solved:.2f}x", "") if solved else ("-", f": {problem['most_common_error']}")
-        lines.append(f"  {task[:49]:<50}{best:>8}  {kinds}{error}"[:160])
-    return "\n".join(lines)
+def strategy(options) -> Strategy:
+    """The strategy that the options describe."""
+    chosen = STRATEGIES[options.strategy]
+    if options.strategy == "serial":
+        return replace(chosen, show=functools.partial(best_window, keep=options.keep))
+    return replace(chosen, judge=options.judge if chosen.judge else None)
 
 
-def plot(summary, samples, path):
-    """Two panels: Fast_p against p under both rules, and the gain from turn to turn."""
-    from matplotlib.figure import Figure  # only here: it takes a second to import
-    config, grid = summary["config"], [0.5 + i / 40 for i in range(141)]
-    fig = Figure(figsize=(11, 4), layout="constrained")
-    left, right = fig.subplots(1, 2, subplot_kw={"ylim": (0, 100)})
-    tries = [sample.turns for group in samples.values() for sample in group]
-    for baseline, rule in itertools.product(config["baselines"], RULES):
-        credited = [max(speed(attempt, baseline, 1e-4, rule) for attempt in turns) for turns in tries]
-        shares = [100 * sum(value > p for value in credited) / len(tries) for p in grid]
-        left.plot(grid, shares, linewidth=2.5 if rule == "strict" else 1.2,  # both stay visible where they are equal
-                  label=f"{rule}, against {baseline}")
-    left.set(xlabel="p", ylabel="Fast_p, % of samples", title=f"speedup {summary['clock']}, tolerance 1e-4")
-    shown = {"baseline": "eager", "of": "mean of samples", "tolerance": 1e-4, "rule": "strict"}.items()
-    rows = [row for row in summary["figures"] if shown <= row.items()]
-    for key in ["correct"] + [f"fast_{p:g}" for p in THRESHOLDS]:
-        right.plot([row["turns"] for row in rows], [100 * row[key] for row in rows], "o-", label=key.capitalize())
-    right.set(xlabel="turns", ylabel="% of samples", title="by turns, strict, against eager",
-              xticks=range(1, config["turns"] + 1))
-    for axis in (left, right):
-        axis.legend(fontsize=8)
-        axis.grid(alpha=0.3)
-    fig.suptitle(f"{config['source']}, level {config['level']}: {config['model']}, {summary['skills']}", fontsize=10)
-    fig.savefig(path, dpi=120)
-
-
-def machine(device) -> dict:
-    """What the times depend on: the GPU, or the CPU with the number of cores that we may use, and the versions."""
-    import transformers
-    import triton
-    if device == "cuda":
-        hardware = torch.cuda.get_device_name()
-    else:
-        info = Path("/proc/cpuinfo")
-        model = re.search(r"model name\s*: (.*)", info.read_text()) if info.is_file() else None
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        hardware = f"{model[1] if model else platform.machine()}, {cores} cores"
-    versions = {module.__name__: module.__version__ for module in (torch, triton, transformers)}
-    return {"hardware": hardware, "versions": {"python": platform.python_version(), **versions}}
+def steps(sample) -> list[dict]:
+    """What each attempt of a sample has cost and given, by the strict rule: all that page/strategies.py needs."""
+    return [{"tokens": attempt.tokens, "kernels": int(attempt.has_code and not attempt.repeats),
+             "correct": is_correct(attempt), "speedup": speed(attempt, rule="strict")} for attempt in sample.turns]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Command line
-
-def choose(tasks, ids) -> list:
-    """The tasks that --ids names: "5,10,15", "1-20", "every5" (ids divisible by 5) or a mixture; all when it is None.
-
-    A task's id is the number that its file name begins with. Raises UserError for anything else, or an id that is not
-    there.
-    """
-    numbers = {int(task.name.split("/")[-1].split("_")[0]): task for task in tasks}
-    wanted = set(numbers) if ids is None else set()
-    for part in ids.replace(" ", "").split(",") if ids is not None else []:
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?|every(\d*[1-9]\d*)", part)
-        if not match:
-            raise UserError(f"--ids {ids}: cannot read '{part}' (write 5,10,15 or 1-20 or every5)")
-        first, last, step = match.groups()
-        span = range(int(first), int(last or first) + 1) if first else []
-        wanted.update(span or [number for number in numbers if step and number % int(step) == 0])
-    missing = wanted - set(numbers)
-    if missing or not wanted:
-        what = f"problem {min(missing)}" if missing else "such problem"
-        raise UserError(f"--ids {ids}: there is no {what} in this level")
-    return [numbers[number] for number in sorted(wanted)]
-
 
 def digest_of_model(model) -> str:
     """Tells two states of a model folder apart: sizes, first and last megabyte of each weight file, and the library."""
@@ -397,8 +370,17 @@ def parse(argv):
     add("--ids", help="only these: 5,10,15 or 1-20 or every5; without it, the whole level")
     add("--model", default="checkpoints/tiny", help="model folder or hub id")
     add("--no-skills", action="store_true", help="ablation: inject no skills")
+    add("--bm25-only", action="store_true", help="ablation: inject BM25's first 3 skills, ask no Selection role")
     add("--samples", type=int, default=8, help="samples a task; 1 is greedy")
-    add("--turns", type=int, default=3, help="T: attempts in a sample, each seeing the last one's verdict")
+    add("--turns", type=int, default=3, help="T: attempts in a sample")
+    add("--strategy", choices=list(STRATEGIES), default="serial", help="what attempts see of those before: nothing; "
+        "their verdicts; the last one's, judged; or one of the best")
+    add("--compare-strategies", action="store_true", help="all of them with the same budgets, in folders of --out")
+    add("--tokens", type=int, help="budget: most tokens sampled in a sample; None: --turns of the longest replies")
+    add("--iterations", type=int, default=1, help="serial: after T turns one more for each iteration after the first "
+        "(paper, scaling: --turns 5 --iterations 10 --keep 4)")
+    add("--keep", type=int, default=4, help="serial: most earlier attempts that are shown, the best consecutive ones")
+    add("--judge", choices=["rule", "model"], default="rule", help="judge: who names the bottleneck; model: itself")
     add("--temperature", type=float, default=1.0, help="of the policy, with more than one sample")
     add("--max-new-tokens", type=int, help="longest reply (paper: 8192); None: a quarter of the context, at most 8192")
     add("--max-prompt-tokens", type=int, help="longest prompt (paper: 24576); None: the rest of the model's context")
@@ -417,7 +399,8 @@ def start(options):
 
     Returns (tasks, model, library, config). config: what shapes a result, to be compared when a run goes on.
     """
-    for name in ("samples", "turns", "batch", "timeout", "max_new_tokens", "max_prompt_tokens", "temperature"):
+    for name in ("samples", "turns", "batch", "timeout", "max_new_tokens", "max_prompt_tokens", "temperature", "tokens",
+                 "iterations", "keep"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be above 0")
     options.batch = options.batch or (256 if options.device == "cuda" else 32)  # fills a GPU; spares a CPU's memory
@@ -425,9 +408,13 @@ def start(options):
         raise UserError("--device cuda: no GPU is available here")
     if options.baseline == "compile" and options.device == "cpu":
         raise UserError("--baseline compile: needs a GPU; torch.compile has no modelled clock")
+    if options.bm25_only and options.no_skills:
+        raise UserError("--bm25-only and --no-skills: one ablation at a time")
+    if options.compare_strategies and options.samples < 2:
+        raise UserError("--compare-strategies: needs --samples of at least 2, whose spread says what chance does")
     level = (kernelbench_tasks(options.kernelbench, options.level) if options.kernelbench
              else builtin_tasks(options.level, options.device))
-    tasks = choose(level, options.ids)
+    tasks = chosen_tasks(level, options.ids)
     model = Backbone.load(options.model, options.device)
     library = None if options.no_skills else SkillLibrary.of_model(options.model)
     context = getattr(model.model.config.get_text_config(), "max_position_embeddings", None) or 32768
@@ -436,8 +423,11 @@ def start(options):
     if options.max_prompt_tokens + options.max_new_tokens > context:
         raise UserError(f"--max-prompt-tokens {options.max_prompt_tokens} and --max-new-tokens "
                          f"{options.max_new_tokens}: together more than the model's context of {context} tokens")
+    options.turns += options.iterations - 1
+    options.tokens = options.tokens or options.turns * options.max_new_tokens
     # Everything that changes a result; --batch and --timeout too, which shape the random numbers and the verdicts.
-    config = {name: value for name, value in vars(options).items() if name not in ("out", "kernelbench")}
+    ignored = "out", "kernelbench", "compare_strategies"
+    config = {name: value for name, value in vars(options).items() if name not in ignored}
     config["source"] = "KernelBench" if options.kernelbench else "built-in problems"
     config["weights"] = digest_of_model(options.model)  # a model trained on is another model
     config["baselines"] = ["eager", "compile"] if options.baseline == "compile" else ["eager"]
@@ -450,28 +440,40 @@ def main(argv=None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     options = parse(argv)
     tasks, model, library, config = start(options)
-    out = Path(options.out or f"runs/bench_level{options.level}{'_no_skills' if options.no_skills else ''}")
-    claim(out, config)
-    done = read_results(out / "results.jsonl")
-    if done:
-        print(f"{out}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
+    name = f"level{options.level}{'_no_skills' * options.no_skills}{'_bm25_only' * options.bm25_only}"
+    out = Path(options.out or f"runs/bench_{name}")
+    folders = {options.strategy: out}
+    if options.compare_strategies:
+        folders = {name: out / name for name in STRATEGIES}
+    for name, folder in folders.items():
+        claim(folder, config | {"strategy": name})
     if options.kernelbench and options.device == "cpu":
         print("KernelBench's sizes are meant for a GPU: here many problems will time out", file=sys.stderr)
-    started = time.time()
+    facts = {"command": " ".join(["python", "bench.py", *argv]), "seed": options.seed, **machine(options.device),
+             "skills": "no skills" if library is None else f"skills out of {len(library)}"}
+    runs = {}
     with contextlib.ExitStack() as stack:
         settings = {"timeout": options.timeout, "seed": options.seed, "tasks": 1 if options.kernelbench else 4}
         sandbox = stack.enter_context(Sandbox(options.device, **settings))
         compiled = None  # a second sandbox, whose reference is torch.compile's
         if options.baseline == "compile":
             compiled = stack.enter_context(Sandbox(options.device, baseline="compile", **settings))
-        samples = evaluate(model, library, sandbox, compiled, tasks, options, done, out / "results.jsonl")
-    summary = {"command": " ".join(["python", "bench.py", *argv]), "config": config, "seed": options.seed,
-               **machine(options.device), "seconds_of_last_run": round(time.time() - started, 1),
-               "skills": "no skills" if library is None else f"skills out of {len(library)}",
-               **all_figures(samples, options.turns, config["baselines"])}
-    write_atomically(out / "summary.json", json.dumps(summary, indent=1) + "\n")
-    plot(summary, samples, out / "fast_p.png")
-    print(f"{table(summary)}\n\nresults.jsonl, summary.json and fast_p.png are in {out}")
+        for options.strategy, folder in folders.items():
+            started, path = time.time(), folder / "results.jsonl"
+            samples = evaluate(model, library, sandbox, compiled, tasks, options, read_results(path), path)
+            summary = facts | {"config": config | {"strategy": options.strategy},
+                               "seconds_of_last_run": round(time.time() - started, 1)}
+            summary |= all_figures(samples, options.turns, config["baselines"])
+            write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+            draw(summary, folder / "fast_p.png")
+            runs[options.strategy] = {task: list(map(steps, group)) for task, group in samples.items()}
+    if options.compare_strategies:
+        found = facts | {"config": config, "clock": summary["clock"]} | strategies.compare(runs, options.turns)
+        write_atomically(out / "strategies.json", json.dumps(found, indent=1) + "\n")
+        strategies.draw(found, out / "strategies.png")
+        print(f"{strategies.table(found)}\n\nstrategies.json, strategies.png and a folder for each are in {out}")
+    else:
+        print(f"{table(summary)}\n\nresults.jsonl, summary.json and fast_p.png are in {out}")
     return 0
 
 

@@ -113,11 +113,14 @@ def best_window(turns, generator=None, keep=4) -> list[Turn]:
 def ranked_parent(turns, generator=None, archive=4) -> list[Turn]:
     """One of the `archive` fastest correct attempts, the r-th fastest with a chance of 1/r (EvoEngineer).
 
-    Correctness is the gate: without a correct attempt nothing is shown, and the next one starts anew.
+    The first `archive` attempts see nothing: they are the first generation. Correctness is the gate: as long as no
+    attempt is correct, the next one starts anew, too.
     """
-    correct = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)[:archive]
-    chances = 1 / torch.arange(1.0, len(correct) + 1, device=generator.device if generator else "cpu")
-    return [correct[torch.multinomial(chances, 1, generator=generator)]] if correct else []
+    parents = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)[:archive]
+    if len(turns) < archive or not parents:
+        return []
+    chances = 1 / torch.arange(1.0, len(parents) + 1, device=generator.device if generator else "cpu")
+    return [parents[torch.multinomial(chances, 1, generator=generator)]]
 
 
 @dataclass(frozen=True)
@@ -149,8 +152,8 @@ def normalised(code) -> str:
         return " ".join(code.split())
 
 
-JUDGE = ("You judge GPU kernels. Read the task, a kernel for it, and its verdict and profile. Answer with one line: the "
-         "single worst problem or bottleneck, and how to remove it.")
+JUDGE = ("You judge GPU kernels. Read the task, a kernel for it, and its verdict and profile. Answer with one line: "
+         "the single worst problem or bottleneck, and how to remove it.")
 
 
 def judge_messages(turn, task) -> list[dict]:

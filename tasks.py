@@ -128,6 +128,28 @@ def folder_tasks(folder) -> list[Task]:
     return [load_task(path) for path in files]
 
 
+def chosen_tasks(tasks, ids) -> list:
+    """The tasks that --ids names: "5,10,15", "1-20", "every5" (ids divisible by 5) or a mixture; all when it is None.
+
+    A task's id is the number that its file name begins with. Raises UserError for anything else, or an id that is not
+    there.
+    """
+    numbers = {int(task.name.split("/")[-1].split("_")[0]): task for task in tasks}
+    wanted = set(numbers) if ids is None else set()
+    for part in ids.replace(" ", "").split(",") if ids is not None else []:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?|every(\d*[1-9]\d*)", part)
+        if not match:
+            raise UserError(f"--ids {ids}: cannot read '{part}' (write 5,10,15 or 1-20 or every5)")
+        first, last, step = match.groups()
+        span = range(int(first), int(last or first) + 1) if first else []
+        wanted.update(span or [number for number in numbers if step and number % int(step) == 0])
+    missing = wanted - set(numbers)
+    if missing or not wanted:
+        what = f"problem {min(missing)}" if missing else "such problem"
+        raise UserError(f"--ids {ids}: there is no {what} in this level")
+    return [numbers[number] for number in sorted(wanted)]
+
+
 def _integer(node) -> int | None:
     """The value of a syntax node that is an integer, or a product such as 256 * 2."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):

@@ -17,7 +17,7 @@ from conftest import FakeSandbox, ScriptedSampler, kernel, selecting
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
-from tasks import Task, UserError, builtin_tasks, run_command
+from tasks import Task, UserError, builtin_tasks, chosen_tasks, run_command
 
 # ---- figures
 
@@ -70,7 +70,7 @@ def test_figures_by_hand():
     assert (row["fast_1"], row["fast_1.2"]) == (0.5, 0.5)  # 1.3 now counts by its estimate
     row = bench.figures(samples, 1, "eager", 1e-4, "strict")  # first turns: 0.5, wrong, 1.0, 1.1 for sure
     assert (row["correct"], row["fast_1"]) == (0.75, 0.25)
-    row = bench.figures(samples, 2, "eager", 1e-4, "strict", best_of=True)  # a: 2.0, b: 1.1 for sure, estimated 1.3
+    row = bench.figures(samples, 2, "eager", 1e-4, "strict", of="best sample")  # a: 2.0, b: 1.1 for sure, estimated 1.3
     assert (row["correct"], row["fast_1"], row["fast_1.2"]) == (1, 1, 0.5)
     assert math.isclose(row["geometric_mean"], (2.0 * 1.3) ** 0.5)
 
@@ -101,12 +101,12 @@ def test_clocks_are_never_mixed():
 
 def test_ids():
     tasks = [Task(f"level1/{i}_P", 1, "") for i in range(1, 13)]
-    assert bench.choose(tasks, "every5") == [tasks[4], tasks[9]]
-    assert bench.choose(tasks, "10, 2-4,2") == [*tasks[1:4], tasks[9]]
-    assert bench.choose(tasks, None) == tasks
+    assert chosen_tasks(tasks, "every5") == [tasks[4], tasks[9]]
+    assert chosen_tasks(tasks, "10, 2-4,2") == [*tasks[1:4], tasks[9]]
+    assert chosen_tasks(tasks, None) == tasks
     for bad in ("13", "3-20", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
         with pytest.raises(UserError, match="--ids"):
-            bench.choose(tasks, bad)
+            chosen_tasks(tasks, bad)
 
 
 # ---- a run, with a scripted model and a sandbox that believes what a kernel says of itself
@@ -173,7 +173,8 @@ class Scorer(FakeSandbox):
 def run(tasks, path, model=None, library=None, sandbox=None, compiled=None, done=None, **more):
     """bench.evaluate with usual arguments."""
     usual = {"samples": 2, "turns": 3, "batch": 4, "seed": 0, "device": "cpu", "temperature": 1.0,
-             "max_new_tokens": 99, "max_prompt_tokens": 1000}
+             "max_new_tokens": 99, "max_prompt_tokens": 1000, "bm25_only": False, "strategy": "serial", "keep": 4,
+             "judge": "rule", "tokens": 10**6}
     return bench.evaluate(model or Scripted(by_chance), library, sandbox or Scorer(), compiled, tasks,
                           argparse.Namespace(**usual | more), {} if done is None else done, path)
 

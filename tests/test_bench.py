@@ -14,7 +14,9 @@ import bench
 from backbone import SELECT_TOOL, Backbone, Completion
 from bench import Attempt, Sample
 from conftest import FakeSandbox, ScriptedSampler, kernel, selecting
-from sandbox import Verdict
+from page import strategies
+from policy import Turn, best_window, bottleneck, normalised
+from sandbox import KernelTime, Verdict
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
 from tasks import Task, UserError, builtin_tasks, chosen_tasks, run_command
@@ -28,6 +30,11 @@ def attempt(speedup=None, low=None, coverage=0.9, **more):
     fields = {"compiled": True, "correct": right, "correct_loose": right, "speedup": speedup,
               "speedup_low": speedup if low is None else low, "coverage": coverage, "clock": "measured"}
     return Attempt("reply", True, Verdict(**{**fields, **more}))
+
+
+def right(*profile, **more):
+    """The verdict on a correct kernel with a profile."""
+    return Verdict(compiled=True, correct=True, speedup=1.0, profile=list(profile), **more)
 
 
 def sample(*turns, task="a", index=0):
@@ -73,6 +80,19 @@ def test_figures_by_hand():
     row = bench.figures(samples, 2, "eager", 1e-4, "strict", of="best sample")  # a: 2.0, b: 1.1 for sure, estimated 1.3
     assert (row["correct"], row["fast_1"], row["fast_1.2"]) == (1, 1, 0.5)
     assert math.isclose(row["geometric_mean"], (2.0 * 1.3) ** 0.5)
+
+
+def test_what_counts_once():
+    """Task a: 3.0, then a turn that repeats it and one at 0.5; or 2.0, then wrong. Task b: never correct."""
+    turns = [attempt(3.0), attempt(9.0), attempt(0.5)]
+    turns[0].logprob, turns[1].logprob, turns[2].logprob, turns[1].repeats = -0.5, -9.0, -0.1, True
+    samples = {"a": [sample(*turns), sample(attempt(2.0), attempt())],
+               "b": [sample(attempt(), attempt())] * 2}
+    rows = {of: bench.figures(samples, 2, "eager", 1e-4, "strict", of) for of in bench.OF}
+    assert {of: (row["correct"], row["fast_1"], row["fast_2"]) for of, row in rows.items()} == {
+        "mean of samples": (0.5, 0.5, 0.25), "last turn": (0.25, 0, 0), "best sample": (0.5, 0.5, 0.5),
+        "least likely": (0.5, 0.5, 0.5), "most likely": (0.5, 0.5, 0)}
+    assert [rows[of]["geometric_mean"] for of in bench.OF[-2:]] == pytest.approx([3, 2])
 
 
 NO_CODE = Attempt("sorry", False, Verdict(error="the reply has no code block that defines ModelNew"))
@@ -208,6 +228,14 @@ def test_interrupted_run_ends_as_the_uninterrupted_one(tmp_path):
         assert bench.read_results(path) == {(s.task, s.index): s for rows in whole.values() for s in rows}
 
 
+def test_random_numbers_are_of_the_seed_and_the_tasks(tmp_path):
+    tasks = builtin_tasks(1)[:2]
+    both = run(tasks, tmp_path / "both.jsonl", batch=2)  # one task a batch
+    replies = [[turn.reply for one in both[task.name] for turn in one.turns] for task in tasks]
+    assert replies[0] != replies[1]  # not the same numbers for every batch
+    assert run(tasks[1:], tmp_path / "one.jsonl", batch=2)[tasks[1].name] == both[tasks[1].name]
+
+
 def test_seed_changes_the_samples(tmp_path):
     runs = [run(builtin_tasks(1)[:1], tmp_path / f"{i}.jsonl", seed=seed) for i, seed in enumerate((0, 0, 1))]
     assert runs[0] == runs[1] != runs[2]
@@ -228,6 +256,119 @@ def test_baseline_compile_is_reported_beside_eager(tmp_path):
     assert {(row["baseline"], row["fast_1"]) for row in rows} == {("eager", 1.0), ("compile", 0.0)}
     assert {row["correct"] for row in rows} == {1.0}
     assert math.isclose(rows[-1]["geometric_mean"], 0.75)
+
+
+class HalfPrecise(Scorer):
+    """Finds every kernel right to 1e-2 only."""
+
+    def verdict(self, task, code):
+        return replace(super().verdict(task, code), correct=False, speedup=None, speedup_low=None)
+
+
+def test_a_kernel_right_to_one_percent_is_timed_against_torch_compile_as_well(tmp_path):
+    samples = run(builtin_tasks(1)[:1], tmp_path / "results.jsonl", Scripted(lambda *_: kernel(3.0)), turns=1,
+                  sandbox=HalfPrecise(), compiled=HalfPrecise())
+    rows = bench.all_figures(samples, 1, ["compile"])["figures"]
+    assert {(row["tolerance"], row["fast_2"]) for row in rows if row["rule"] == "standard"} == {(1e-4, 0), (1e-2, 1)}
+
+
+# ---- strategies
+
+KERNELS = [kernel(1.5), "I have no idea.", kernel(1.2), kernel(3.0), kernel(1.1), kernel(0.9)]
+
+
+@pytest.mark.parametrize("strategy, seen", [
+    ("parallel", ["", "", "", "", "", ""]), ("judge", ["", "0", "1", "2", "3", "4"]),
+    ("serial", ["", "0", "01", "01", "23", "23"])])
+def test_what_an_attempt_sees(strategy, seen, tmp_path):
+    """Attempts by number. serial keeps 2: 0 earns 1.25, 1 nothing, 2 1.1, 3 2.0 and 4 1.05."""
+    replies, asked = iter(KERNELS), []
+
+    def script(messages, tool, generator):
+        asked.append(messages)
+        return next(replies)
+
+    model = Scripted(script)
+    run(builtin_tasks(1)[:1], tmp_path / "results.jsonl", model, samples=1, turns=6, strategy=strategy, keep=2)
+    shown = [[message["content"] for message in messages if message["role"] == "assistant"] for messages in asked]
+    assert ["".join(str(KERNELS.index(reply)) for reply in replies) for replies in shown] == seen
+    assert ("Bottleneck: it is not correct yet" in asked[2][-1]["content"]) == (strategy == "judge")
+    assert model.asked.keys() == {(0.0 if strategy != "parallel" else 1.0, 99)}  # one sample is greedy if that helps
+
+
+def test_the_first_of_equal_windows():
+    turns = [Turn(None, "", attempt(speedup).verdict) for speedup in (9.0, 1.0, 3.0, 1.0, 3.0)]  # 9 counts as 3
+    assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]
+
+
+def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(tmp_path):
+    """Four attempts from nothing; then parents are the correct kernels, the fastest most often."""
+    asked, sandbox = [], Scorer()
+
+    def script(messages, tool, generator):
+        asked.append([message["content"] for message in messages if message["role"] == "assistant"])
+        n = len(asked) - 1
+        return kernel(*((1.5, 0.8, "b"), (2.0, 0.8, "a"))[n % 2]) if n < 4 else kernel(1.0, 0.8, f"c\n    x = {n}")
+
+    samples = run(builtin_tasks(1)[:1], tmp_path / "results.jsonl", Scripted(script), sandbox=sandbox, samples=1,
+                  turns=60, strategy="evolve")
+    attempts = samples["level1/1_AffineSoftplus"][0].turns
+    assert asked[:4] == [[]] * 4 and all(len(parents) == 1 for parents in asked[4:])
+    # Without comments the first four are one kernel: the second to fourth repeat it and are not scored.
+    assert [turn.repeats for turn in attempts[:5]] == [False, True, True, True, False]
+    assert len(sandbox.scored) == 60 == sum(not turn.repeats for turn in attempts)
+    ranks = Counter(parents[0] for parents in asked[8:])
+    first = ranks[kernel(1.5, 0.8, "b")]
+    assert max(ranks.values()) == first and 15 < first < 45 and len(ranks) == 4  # 1 / (1 + 1/2 + 1/3 + 1/4) is 48 %
+
+
+def test_the_token_budget_ends_a_sample(tmp_path):
+    same = Scripted(lambda *_: kernel(2.0))  # every reply has one token
+    sample, = run(builtin_tasks(1)[:1], tmp_path / "results.jsonl", same, samples=1, strategy="evolve", tokens=9)[
+        "level1/1_AffineSoftplus"]
+    assert len(sample.turns) == 9 and len(sample.scored) == 1
+
+
+def test_a_model_may_be_its_own_judge(tmp_path):
+    def script(messages, tool, generator):
+        return "Fuse the tail.\nAnd more." if "You judge" in messages[0]["content"] else kernel(2.0)
+
+    model = Scripted(script)
+    sample, = run(builtin_tasks(1)[:1], tmp_path / "results.jsonl", model, samples=1, turns=2, strategy="judge",
+                  judge="model")["level1/1_AffineSoftplus"]
+    assert [(turn.advice, turn.tokens) for turn in sample.turns] == [("Fuse the tail.", 2), ("", 1)]
+    assert model.seen[-1][0][-1]["content"].endswith("\nFuse the tail.")
+
+
+@pytest.mark.parametrize("verdict, words", [
+    (Verdict(compiled=True, error="wrong"), "not correct yet"),
+    (right(KernelTime("aten::mm", 0.6, False), KernelTime("tail", 0.4, True)), "aten::mm takes 60%"),
+    (right(KernelTime("mean", 0.6, True), KernelTime("tail", 0.4, True)), "2 launches"),
+    (right(KernelTime("all", 1.0, True), bandwidth=0.2, arithmetic=0.3), "30% of the roofline"),
+    (right(KernelTime("all", 1.0, True), bandwidth=0.9), "none left, 90%")])
+def test_the_rule_names_one_bottleneck(verdict, words):
+    assert words in bottleneck(verdict) and "\n" not in bottleneck(verdict)
+
+
+def test_kernels_are_equal_but_for_comments_and_layout():
+    assert normalised("x = 1  # one\n\ny = (2)") == normalised("x=1\ny = 2") != normalised("x = 1\ny = 3")
+    assert normalised("x = = 1") == "x = = 1"
+
+
+def test_comparison_by_hand():
+    def step(speedup, tokens, kernels=1):
+        return {"speedup": speedup, "correct": speedup > 0, "tokens": tokens, "kernels": kernels}
+
+    runs = {"parallel": {"a": [[step(4.0, 10), step(0.0, 10)]], "b": [[step(0.5, 10), step(1.1, 30)]]},
+            "evolve": {"a": [[step(0.0, 10), step(0.0, 10, 0), step(9.0, 10)]], "b": [[step(0.0, 50)]]}}
+    found = strategies.compare(runs, 2)
+    parallel, evolve = (found["strategies"][name][0] for name in runs)
+    assert [parallel[key] for key in ("correct", "fast_1", "fast_1.2", "kernels", "tokens")] == [1, 1, 0.5, 2, 30]
+    assert [evolve[key] for key in ("correct", "fast_1", "kernels", "tokens", "attempts")] == [0.5, 0.5, 1.5, 40, 2]
+    assert found["budgets"]["tokens"][-1] == 30  # of parallel, which sampled fewer
+    assert parallel["curves"]["kernels"] == pytest.approx([2, (4 * 1.1) ** 0.5])
+    assert evolve["curves"]["kernels"] == pytest.approx([1, 3]) and evolve["curves"]["tokens"][-1] == pytest.approx(3)
+    assert parallel["curves"]["tokens"][-1] == pytest.approx(2)  # b's second attempt needs 40
 
 
 # ---- the command
@@ -287,22 +428,54 @@ def test_command_end_to_end(tmp_path, monkeypatch, capsys):
     assert code == 0 and not model.asked and again == out and "6 of 6 samples are there already" in err
 
 
+def test_strategies_are_compared(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "Sandbox", lambda *_, **__: Scorer())
+    arguments = ["--level", 1, "--ids", "1,2", "--samples", 2, "--turns", 3, "--compare-strategies", "--tokens", 5,
+                 "--model", tmp_path, "--out", tmp_path / "out"]
+    code, out, err, model = command(monkeypatch, capsys, *arguments, model=Scripted(by_chance))
+    assert code == 0, err
+    found = json.loads((tmp_path / "out/strategies.json").read_text())
+    assert list(found["strategies"]) == list(bench.STRATEGIES) and all(name in out for name in bench.STRATEGIES)
+    assert all(len(searches) == 2 for searches in found["strategies"].values())
+    assert (tmp_path / "out/strategies.png").stat().st_size > 10000
+    assert json.loads((tmp_path / "out/evolve/summary.json").read_text())["config"]["strategy"] == "evolve"
+    assert {temperature for temperature, _ in model.asked} == {1.0}
+    code, again, err, model = command(monkeypatch, capsys, *arguments, model=Scripted(by_chance))
+    assert code == 0 and again == out and not model.asked
+
+
+def test_scaling_is_fourteen_turns():
+    options = bench.parse("--level 1 --turns 5 --iterations 10 --keep 4 --model checkpoints/tiny --device cpu".split())
+    *_, config = bench.start(options)
+    assert (options.turns, config["turns"], options.tokens) == (14, 14, 14 * options.max_new_tokens)
+    assert bench.strategy(options).show.keywords == {"keep": 4}
+
+
+def test_bm25_alone_asks_no_selection(tmp_path):
+    model = Scripted(by_chance)
+    samples = run(builtin_tasks(1)[:1], tmp_path / "results.jsonl", model, LIBRARY, bm25_only=True)
+    assert model.asked == {(1.0, 99): 6} and [s.skills for s in samples["level1/1_AffineSoftplus"]] == [["fuse"]] * 2
+
+
 def test_changed_configuration_is_refused(tmp_path, monkeypatch, capsys, refusal):
     arguments = ["--level", 1, "--ids", "2", "--samples", 1, "--turns", 1, "--model", tmp_path, "--out",
                  tmp_path / "out"]
     assert command(monkeypatch, capsys, *arguments)[0] == 0
-    for changed, name in ((["--seed", 1], "seed"), (["--samples", 2], "samples"), (["--no-skills"], "no_skills"),
-                          ([], "weights")):
-        if not changed:
-            (tmp_path / "model.safetensors").write_bytes(b"other weights")
+    for changed, name in ((["--seed", 1], "seed"), (["--samples", 2], "samples"), (["--no-skills"], "no_skills")):
         assert f"{name} changed" in refusal(bench.main, "--device", "cpu", *arguments, *changed)
+    for file in ("model.safetensors", "skill_library.jsonl"):  # the model's weights, or its library, are others
+        (tmp_path / file).write_text("")
+        assert "weights changed" in refusal(bench.main, "--device", "cpu", *arguments)
+        (tmp_path / file).unlink()
 
 
 @pytest.mark.parametrize("arguments, message", [
     ("--model no/such/folder", "no/such/folder"), ("--kernelbench no/such/checkout", "no level1/ there"),
     ("--device cuda", "no GPU"), ("--baseline compile", "needs a GPU"), ("--ids 1,2,x", "cannot read 'x'"),
     ("--ids 999", "no problem 999"), ("--samples 0", "--samples 0: must be above 0"),
-    ("--turns -1", "--turns -1: must be above 0"),
+    ("--turns -1", "--turns -1: must be above 0"), ("--keep 0", "--keep 0: must be above 0"),
+    ("--compare-strategies --samples 1", "--samples of at least 2"),
+    ("--bm25-only --no-skills", "one ablation at a time"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "context of 4096 tokens"),
     ("--out file", "cannot be used as --out"), ("--out file/below", "cannot be used as --out")])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):

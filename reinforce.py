@@ -365,7 +365,7 @@ def roll_out(run, episodes, schemes, n, temperature, generator):
         skills += [null] * (schemes - len(skills))  # one null scheme; without skills all schemes are
         jobs += [(episode.task, chosen) for chosen in skills for _ in range(n)]
     done = iter(policy.rollout(run.model, run.sandbox, jobs, args.turns, args.policy_tokens, args.prompt_tokens,
-                               temperature, generator, policy.HISTORIES[args.history]))
+                               temperature, generator, strategy=policy.HISTORIES[args.history]))
     for episode in episodes:
         episode.trajectories = list(itertools.islice(done, schemes * n))
 

@@ -17,7 +17,6 @@ import ast
 import contextlib
 import functools
 import math
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -142,7 +141,7 @@ def condensed(reply) -> str:
     >>> condensed("<think>Long.</think>Plan: fuse.\\n```python\\nclass ModelNew:\\n    pass\\n```\\nDone.")
     'Plan: fuse.\\n\\n```python\\nclass ModelNew:\\n    pass\\n```'
     """
-    reply = re.sub(r"<think>.*?(</think>|\Z)", "", reply, flags=re.DOTALL)
+    reply = reply.rpartition("</think>")[2].partition("<think>")[0]  # a template may have begun the thought
     summary, code = " ".join(reply.split("```")[0].split()[:60]), backbone.extract_code(reply)
     return summary + (f"\n\n```python\n{code}```" if code else "")
 

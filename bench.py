@@ -447,6 +447,7 @@ def main(argv=None) -> int:
         folders = {name: out / name for name in STRATEGIES}
     for name, folder in folders.items():
         claim(folder, config | {"strategy": name})
+    done = {name: read_results(folder / "results.jsonl") for name, folder in folders.items()}
     if options.kernelbench and options.device == "cpu":
         print("KernelBench's sizes are meant for a GPU: here many problems will time out", file=sys.stderr)
     facts = {"command": " ".join(["python", "bench.py", *argv]), "seed": options.seed, **machine(options.device),
@@ -459,8 +460,9 @@ def main(argv=None) -> int:
         if options.baseline == "compile":
             compiled = stack.enter_context(Sandbox(options.device, baseline="compile", **settings))
         for options.strategy, folder in folders.items():
-            started, path = time.time(), folder / "results.jsonl"
-            samples = evaluate(model, library, sandbox, compiled, tasks, options, read_results(path), path)
+            started = time.time()
+            samples = evaluate(model, library, sandbox, compiled, tasks, options, done[options.strategy],
+                               folder / "results.jsonl")
             summary = facts | {"config": config | {"strategy": options.strategy},
                                "seconds_of_last_run": round(time.time() - started, 1)}
             summary |= all_figures(samples, options.turns, config["baselines"])

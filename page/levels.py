@@ -61,12 +61,10 @@ def table(summary) -> str:
 
 def worth_a_line(row, config) -> bool:
     """Whether a row of figures is printed: the others are in summary.json and, by turns, in the picture."""
-    if row["of"] == "mean of samples":
-        return row["turns"] in (1, config["turns"])
-    if row["of"] == "best sample":
-        return row["turns"] in (1, config["turns"]) and config["samples"] > 1
-    one_try = row["of"] == "last turn" and config["turns"] == 1
-    return row["turns"] == config["turns"] and row["tolerance"] == 1e-4 and not one_try
+    if row["of"] in ("mean of samples", "best sample"):
+        return row["turns"] in (1, config["turns"]) and (row["of"] == "mean of samples" or config["samples"] > 1)
+    alone = config["turns"] == 1 and (row["of"] == "last turn" or config["samples"] == 1)
+    return row["turns"] == config["turns"] and row["tolerance"] == 1e-4 and not alone
 
 
 def draw(summary, path):

@@ -34,8 +34,8 @@ def test_a_recipe_sets_all_that_its_name_implies(recipe, given, parameters):
 
 @pytest.mark.parametrize("recipe", list(TABLE))
 def test_the_reward_of_a_recipe(recipe):
-    verdicts = [Verdict(compiled=True), *(Verdict(correct=True, speedup=speedup, coverage=coverage) for speedup, coverage
-                                          in ((0.5, 0.0), (1.052, 0.0), (1.053, 1.0), (10.0, 1.0)))]
+    correct = (0.5, 0.0), (1.052, 0.0), (1.053, 1.0), (10.0, 1.0)
+    verdicts = [Verdict(compiled=True), *(Verdict(correct=True, speedup=s, coverage=c) for s, c in correct)]
     reward = policy.REWARDS[TABLE[recipe].get("reward", "davinci")]
     assert list(map(reward, verdicts)) == pytest.approx(REWARDS[recipe])
 

@@ -17,7 +17,6 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from conftest import FakeSandbox
 import reinforce
 from backbone import Backbone
 from fast import plan, ranks

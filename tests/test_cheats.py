@@ -267,7 +267,7 @@ return fused(x, self.bias)"""), "is_current_stream_capturing", POINTWISE),
         "wrong values", SMALL),
     "identity where the change is small": (
         with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", "tl.load(x + o)"),
-        "wrong values", NEAR_IDENTITY),
+        "only move data", NEAR_IDENTITY),
     "ignoring a parameter that starts at zero": (
         HONEST.replace(" + tl.load(bias_ptr + offsets % columns, mask=mask)", ""), "wrong values", POINTWISE),
     "ignoring an input that is nearly constant": (

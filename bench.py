@@ -55,6 +55,7 @@ import torch
 from tqdm import tqdm
 
 from backbone import Backbone
+from chat.prompts import read_prompts
 from fast import ranks
 from page import strategies
 from page.levels import draw, machine, table
@@ -295,7 +296,7 @@ def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sa
     greedy = options.samples == 1 and options.strategy in ("serial", "judge")  # the others need attempts that differ
     trajectories = rollout(model, sandbox, jobs, options.turns, options.max_new_tokens, options.max_prompt_tokens,
                            temperature=0.0 if greedy else options.temperature, generator=generator,
-                           strategy=strategy(options), budget=options.tokens)
+                           top_p=options.top_p, strategy=strategy(options), budget=options.tokens)
     samples = []
     for i, trajectory in enumerate(trajectories):
         attempts = [Attempt(turn.completion.text, turn.code is not None, turn.verdict, None,
@@ -382,6 +383,9 @@ def parse(argv):
     add("--keep", type=int, default=4, help="serial: most earlier attempts that are shown, the best consecutive ones")
     add("--judge", choices=["rule", "model"], default="rule", help="judge: who names the bottleneck; model: itself")
     add("--temperature", type=float, default=1.0, help="of the policy, with more than one sample")
+    add("--top-p", type=float, default=0.95, help="of the policy: the likeliest tokens that make up this share")
+    add("--prompts", metavar="FILE", help="prompts in the layout of chat/prompts.yaml or of the release's prompt file")
+    add("--thinking", action="store_true", help="let replies begin with thoughts, if the template can forbid them")
     add("--max-new-tokens", type=int, help="longest reply (paper: 8192); None: a quarter of the context, at most 8192")
     add("--max-prompt-tokens", type=int, help="longest prompt (paper: 24576); None: the rest of the model's context")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu",
@@ -399,8 +403,8 @@ def start(options):
 
     Returns (tasks, model, library, config). config: what shapes a result, to be compared when a run goes on.
     """
-    for name in ("samples", "turns", "batch", "timeout", "max_new_tokens", "max_prompt_tokens", "temperature", "tokens",
-                 "iterations", "keep"):
+    for name in ("samples", "turns", "batch", "timeout", "max_new_tokens", "max_prompt_tokens", "temperature", "top_p",
+                 "tokens", "iterations", "keep"):
         if (value := getattr(options, name)) is not None and not value > 0:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be above 0")
     options.batch = options.batch or (256 if options.device == "cuda" else 32)  # fills a GPU; spares a CPU's memory
@@ -415,7 +419,10 @@ def start(options):
     level = (kernelbench_tasks(options.kernelbench, options.level) if options.kernelbench
              else builtin_tasks(options.level, options.device))
     tasks = chosen_tasks(level, options.ids)
+    if options.prompts:
+        read_prompts(options.prompts)
     model = Backbone.load(options.model, options.device)
+    model.thinking = options.thinking
     library = None if options.no_skills else SkillLibrary.of_model(options.model)
     context = getattr(model.model.config.get_text_config(), "max_position_embeddings", None) or 32768
     options.max_new_tokens = options.max_new_tokens or min(8192, context // 4)

@@ -7,10 +7,10 @@ sandbox judges all kernels that are there.
     play ---- prompt ----> Backbone.sampler ---- Completion ----> play
     play -- (task, code) --> Sandbox.submit ------ Verdict ------> play
 
-`reward_turns` then fills in what each turn has earned. This file knows nothing of retrieval, storage or advantages.
-
 How a rollout goes on after its first attempt is a `Strategy`: which earlier attempts the next prompt shows, and who
 says what to improve. The paper's, the default, shows them all; bench.py has the others by name.
+
+`reward_turns` then fills in what each turn has earned. This file knows nothing of retrieval, storage or advantages.
 """
 
 import ast
@@ -132,6 +132,9 @@ class Strategy:
     condense: bool = False  # show earlier replies without their thoughts (Kevin)
     judge: str | None = None  # "rule" or "model": who names one bottleneck after each verdict (CudaForge)
     only_new: bool = False  # a kernel that an earlier attempt has written is not judged again (EvoEngineer)
+
+
+HISTORIES = {"all": Strategy(), "condensed": Strategy(condense=True)}  # of training
 
 
 def condensed(reply) -> str:
@@ -329,17 +332,18 @@ def not_judged(sandbox, error) -> Verdict:
 # Reward of one turn (paper: reward), and the neighbours'
 
 SPEEDUP_CAP = 6.0  # a speedup beyond it earns no more
+MILESTONE = 1 / 0.95  # of CUDA Agent
 
 
-def davinci_reward(verdict) -> float:
-    """r = 0.5 correct + 0.5 correct clip(speedup, 0, 6) + 0.5 correct coverage. Dr. Kernel's is the same.
+def davinci_reward(verdict, cap=SPEEDUP_CAP) -> float:
+    """r = 0.5 correct + 0.5 correct clip(speedup, 0, 6) + 0.5 correct coverage. Dr. Kernel's clips at 3.
 
     >>> davinci_reward(Verdict(correct=True, speedup=8.0, coverage=0.5))
     3.75
     """
     if not verdict.correct:
         return 0.0
-    return 0.5 + 0.5 * min(max(verdict.speedup, 0.0), SPEEDUP_CAP) + 0.5 * (verdict.coverage or 0.0)
+    return 0.5 + 0.5 * min(max(verdict.speedup, 0.0), cap) + 0.5 * (verdict.coverage or 0.0)
 
 
 def kevin_reward(verdict) -> float:
@@ -350,16 +354,18 @@ def kevin_reward(verdict) -> float:
 def cuda_agent_reward(verdict, over_compiled=None) -> float:
     """-1 wrong, 1 correct, 2 also 5 % faster than eager PyTorch, 3 also 5 % faster than torch.compile (CUDA Agent).
 
-    over_compiled: the verdict against torch.compile; without one (no GPU) the third milestone is out of reach.
+    5 % faster means 5 % less time. over_compiled: the verdict against torch.compile; without one (no GPU) the third
+    milestone is out of reach.
     """
     if not verdict.correct:
         return -1.0
-    if verdict.speedup <= 1.05:
+    if verdict.speedup <= MILESTONE:
         return 1.0
-    return 3.0 if over_compiled and over_compiled.correct and over_compiled.speedup > 1.05 else 2.0
+    return 3.0 if over_compiled and over_compiled.correct and over_compiled.speedup > MILESTONE else 2.0
 
 
-REWARDS = {"davinci": davinci_reward, "kevin": kevin_reward, "cuda-agent": cuda_agent_reward}
+REWARDS = {"davinci": davinci_reward, "drkernel": functools.partial(davinci_reward, cap=3.0), "kevin": kevin_reward,
+           "cuda-agent": cuda_agent_reward}
 
 
 def reward_turns(trajectories, name, compiled=None, mask_void=True):

@@ -83,6 +83,7 @@ OPTIONS = {  # name: default, meaning
     "reward": ("davinci", "of a turn: a name in policy.REWARDS"),
     "baseline": ("leave-one-out", "what a return is compared with: mean of the others, of the group, or GRPO's"),
     "group": ("turn", "what a policy return is compared with: the same turn of its task, or every turn of it"),
+    "history": ("all", "earlier replies in a later turn's prompt: all of them, or without their thoughts (condensed)"),
     "loss_mean": ("sum", "sum: of a reply's tokens, then the mean of replies; token: the mean of all tokens"),
     "skills": (True, "select and write skills; without: (k + 1) n rollouts on the bare task"),
     "prs": (True, "profiling-based rejection: drop correct turns whose kernels do little of the work"),
@@ -107,9 +108,10 @@ OPTIONS = {  # name: default, meaning
 }
 RECIPES = {  # what a related system sets differently from OPTIONS and SIZES: a new one is a row here
     "davinci": {},
-    "drkernel": dict(skills=False, cross_scheme=False),
+    "drkernel": dict(reward="drkernel", skills=False, cross_scheme=False, k=0, n=16, turns=3),
     "kevin": dict(reward="kevin", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False, gamma=0.4,
-                  baseline="group-norm", group="task", loss_mean="token", loss_scale=1.0),
+                  baseline="group-norm", group="task", loss_mean="token", loss_scale=1.0, k=0, n=16, turns=4,
+                  temperature=0.9, history="condensed"),
     "cuda-agent": dict(reward="cuda-agent", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False),
 }
 CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval", "offload", "log"}  # that a continued run may change
@@ -154,7 +156,7 @@ def _clean(advantage) -> float:  # equal returns must give exactly 0: adv_cross_
 
 BASELINES = {"leave-one-out": leave_one_out, "group-mean": group_mean, "group-norm": group_norm}
 CHOICES = {"reward": policy.REWARDS, "baseline": BASELINES, "group": ("turn", "task"), "loss_mean": ("sum", "token"),
-           "log": ("files", "tensorboard")}
+           "history": policy.HISTORIES, "log": ("files", "tensorboard")}
 DUAL_CLIP = 3.0  # a reply that was worse than its group's mean is not pushed away harder than at this ratio
 DIVISOR_FLOOR = 0.05  # of adv_cross_scheme: a measured speedup scatters by a few percent, which is no signal
 
@@ -373,7 +375,7 @@ def roll_out(run, episodes, schemes, n, temperature, generator, top_p=1.0):
         skills += [null] * (schemes - len(skills))  # one null scheme; without skills all schemes are
         jobs += [(episode.task, chosen) for chosen in skills for _ in range(n)]
     done = iter(policy.rollout(run.model, run.sandbox, jobs, args.turns, args.policy_tokens, args.prompt_tokens,
-                               temperature, generator, top_p))
+                               temperature, generator, top_p, policy.HISTORIES[args.history]))
     for episode in episodes:
         episode.trajectories = list(itertools.islice(done, schemes * n))
 

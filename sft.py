@@ -287,7 +287,8 @@ def save(args, model, step, state):
 def restore(args, made_of, model, step) -> dict:
     """With --resume, put weights and optimiser back; the state of the training, or {} where none was saved yet.
 
-    made_of: the fingerprint of this training. Raises UserError for a checkpoint that cannot be read, or that other options or examples have made.
+    made_of: the fingerprint of this training. Raises UserError for a checkpoint that cannot be read, or that other
+    options or examples have made.
     """
     path = Path(args.out or ".") / CHECKPOINT
     if not args.resume or not path.is_file():

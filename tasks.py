@@ -19,6 +19,7 @@ import hashlib
 import os
 import re
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -260,3 +261,26 @@ def unfit(task, evaluation) -> str | None:
     if first.numel() > 1 and first.float().std() < 1e-6 or torch.allclose(first, other, rtol=1e-4, atol=1e-6):
         return "constant output"
     return None
+
+
+def unfit_on_gpu(task, device="cuda", fastest=1.0, slowest=100.0) -> str | None:
+    """Why a problem is no use with a clock, or None: it must run under torch.compile, too, and take 1 to 100 ms.
+
+    CUDA Agent's filters, beside those of `unfit`. fastest, slowest: limits of one eager forward in ms.
+    """
+    space = {}
+    exec(compile(task.source, task.name, "exec"), space)
+    try:
+        with torch.device(device), torch.no_grad():
+            model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
+            want, times = model(*inputs), []
+            for _ in range(5):
+                start = time.perf_counter()
+                model(*inputs).sum().item()  # waits for the device
+                times.append(1000 * (time.perf_counter() - start))
+            same = torch.allclose(torch.compile(model)(*inputs), want, rtol=1e-2, atol=1e-2)
+    except Exception as error:  # out of memory, or not compilable
+        return f"does not run: {type(error).__name__}"
+    if not same:
+        return "torch.compile gives other values"
+    return None if fastest <= min(times) <= slowest else f"takes {min(times):.3g} ms"

@@ -203,9 +203,10 @@ def new_sectors(sectors, axis):
 def only_moves(memory, run):
     """Has a launch only moved data? Then it stores the same elements of other data as well.
 
-    run(memory) repeats the launch. Before that, the larger half of what it has loaded from one tensor becomes the
-    smallest of these values, the rest the largest: what compares, clamps or sorts values then stores others. Counted
-    are elements: more than half of those that it stores must be moved ones, so that computing a few is no way out.
+    run(memory) repeats the launch. Before that, of what it has loaded from one tensor the larger half becomes -m, the
+    rest m, the largest magnitude among them: what compares, clamps or sorts values, or works on negative ones only,
+    then stores others. Counted are elements: more than half of those that it stores must be moved ones, so that
+    computing a few is no way out.
     """
     places = {number: np.flatnonzero(stamps) for number, (_, stamps) in memory.races.stamps.items()}
     moved = 0
@@ -217,7 +218,10 @@ def only_moves(memory, run):
         if not any(2 * (values.view(bits) == x[:, None]).any(axis=1).sum() > len(x) for x in few):
             continue
         smallest, middle, largest = np.sort(values)[[0, len(values) // 2, -1]]
-        if smallest == largest:
+        if dtype.kind == "f":
+            largest = np.fmax.reduce(np.abs(values))
+            smallest = -largest
+        if smallest == largest or not np.isfinite(largest):
             continue
         kept = [(view, view.copy()) for view in (memory.view(number, dtype) for number in [source, *stored])]
         values[:] = np.where(values >= middle, smallest, largest)

@@ -31,7 +31,7 @@ def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", help="folders of runs")
     builtin = {task.name: task for task in builtin_tasks()}
-    with Sandbox("cpu") as box:
+    with Sandbox("cpu", trials=3) as box:  # as the default run
         for folder in map(Path, parser.parse_args(argv).runs):
             found = recorded(folder)
             pairs = [(builtin.get(name) or synthesize(int(name.split("/")[1]), clutter=True), code)

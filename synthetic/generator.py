@@ -7,13 +7,19 @@ vary widely.
     synthesize(seed)        one problem, a pure function of its seed
     training_tasks(seed)    an endless stream of those that are fit to train on: they run, are deterministic, finite and
                             not constant, and are nowhere near an evaluation problem
+
+    python -m synthetic.generator FOLDER --count 6000      on a GPU: CUDA Agent's data, for reinforce.py --tasks FOLDER
 """
 
+import argparse
 import itertools
+from pathlib import Path
+
+from tqdm import tqdm
 
 from synthetic.chain import Chain
 from synthetic.wording import write_problem
-from tasks import Task, evaluation_fingerprints, unfit
+from tasks import GPU_BATCH_FACTOR, Task, evaluation_fingerprints, run_command, scale_batch, unfit, unfit_on_gpu
 
 
 class Problem(Chain):
@@ -332,3 +338,21 @@ def training_tasks(seed, evaluation=None):
         task = synthesize(seed * 1_000_003 + n, clutter=True)
         if unfit(task, evaluation) is None:
             yield task
+
+
+def main():
+    """Write problems that a GPU takes a sensible time for, one file each (CUDA Agent's filters)."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=6000, help="problems")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    scaled = (scale_batch(task, GPU_BATCH_FACTOR) for task in training_tasks(options.seed))
+    fit = (task for task in scaled if unfit_on_gpu(task) is None)
+    for number, task in enumerate(tqdm(itertools.islice(fit, options.count), total=options.count)):
+        (options.folder / f"{number}_{task.name.split('/')[-1]}.py").write_text(task.source)
+
+
+if __name__ == "__main__":
+    run_command(main)

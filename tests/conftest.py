@@ -170,7 +170,7 @@ class ScriptedSampler(Opened):
     """Backbone.sampler with Scripted's choice of words: each step writes whole replies."""
 
     def __init__(self, model, max_new_tokens, temperature, generator, top_p=1.0):
-        self.model, self.limit, self.temperature = model, max_new_tokens, temperature
+        self.model, self.limit, self.temperature, self.generator = model, max_new_tokens, temperature, generator
         self.added, self.options = [], {}  # options: prompt text -> (replies, their ids, their log-probabilities)
         self.seed = torch.randint(2**31, (), generator=generator).item() if temperature else 0
         self.count = Counter()  # of a prompt: a draw depends on the seed, the prompt and this, as the engine's do

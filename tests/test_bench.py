@@ -192,7 +192,7 @@ class Scorer(FakeSandbox):
 
 def run(tasks, path, model=None, library=None, sandbox=None, compiled=None, done=None, **more):
     """bench.evaluate with usual arguments."""
-    usual = {"samples": 2, "turns": 3, "batch": 4, "seed": 0, "device": "cpu", "temperature": 1.0,
+    usual = {"samples": 2, "turns": 3, "batch": 4, "seed": 0, "device": "cpu", "temperature": 1.0, "top_p": 0.95,
              "max_new_tokens": 99, "max_prompt_tokens": 1000, "bm25_only": False, "strategy": "serial", "keep": 4,
              "judge": "rule", "tokens": 10**6}
     return bench.evaluate(model or Scripted(by_chance), library, sandbox or Scorer(), compiled, tasks,

@@ -267,7 +267,7 @@ return fused(x, self.bias)"""), "is_current_stream_capturing", POINTWISE),
         "wrong values", SMALL),
     "identity where the change is small": (
         with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", "tl.load(x + o)"),
-        "wrong values", NEAR_IDENTITY),
+        "only move data", NEAR_IDENTITY),
     "ignoring a parameter that starts at zero": (
         HONEST.replace(" + tl.load(bias_ptr + offsets % columns, mask=mask)", ""), "wrong values", POINTWISE),
     "ignoring an input that is nearly constant": (
@@ -349,9 +349,12 @@ def test_a_kernel_that_only_moves_data_is_no_kernel(box, naively, result):
     ("x.flip(1)", "tl.load(x + o // 64 * 64 + 63 - o % 64)"),  # the task is to move data
     ("torch.relu(x)", "tl.maximum(tl.load(x + o), 0.0)"), ("x.clamp(-3, 3)", "tl.clamp(tl.load(x + o), -3.0, 3.0)"),
     ("torch.where(x > 0.5, x, 2 * x)", "tl.where(tl.load(x + o) > 0.5, tl.load(x + o), 2 * tl.load(x + o))"),
+    ("torch.nn.functional.elu(x)", "tl.where(tl.load(x + o) > 0, tl.load(x + o), tl.exp(tl.load(x + o)) - 1)"),
     ("x.cummax(1)[0]", "tl.associative_scan(tl.load(x + o).reshape(16, 64), 1, larger).reshape(1024)")])
 def test_a_kernel_that_stores_what_it_has_loaded_may_have_worked(box, expression, result):
     task = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", expression)
+    if "elu(" in expression:  # where its inputs are never negative
+        task = task.replace("torch.randn", "torch.rand")
     code = with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", result).replace(
         "@triton.jit\ndef copy", "@triton.jit\ndef larger(a, b):\n    return tl.maximum(a, b)\n\n@triton.jit\ndef copy")
     [verdict] = box.score(Task("victim", 0, task), [code])

@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
+import conftest  # noqa: F401 (it puts the root on the path)
 import reinforce
 from backbone import Backbone
 from fast import plan, ranks

@@ -46,19 +46,6 @@ def test_the_tiny_model_on_two_cores_has_its_own():
     assert different == {*TINY, "k"} - {"k", "save_every", "update_tokens"}
 
 
-def test_recipes_set_what_the_systems_differ_in():
-    def changed(name):
-        plain, other = (vars(configure({"device": "cuda", "recipe": recipe}, 8e9)) for recipe in ("davinci", name))
-        return {key: value for key, value in other.items() if value != plain[key] and key != "recipe"}
-
-    bare = {"skills": False, "cross_scheme": False}
-    unfiltered = bare | {"prs": False, "mrs": False, "mask_void": False}
-    assert changed("drkernel") == bare and changed("cuda-agent") == unfiltered | {"reward": "cuda-agent"}
-    assert changed("kevin") == unfiltered | {"reward": "kevin", "gamma": 0.4, "baseline": "group-norm", "group": "task",
-                                             "loss_mean": "token", "loss_scale": 1.0}
-    assert configure({"device": "cpu", "recipe": "kevin", "gamma": 0.9}).gamma == 0.9
-
-
 @pytest.mark.parametrize("mine, papers", CONSTANTS)
 def test_constants(mine, papers):
     assert mine == papers
@@ -89,7 +76,7 @@ def test_the_tools_have_the_releases_names_and_fields():
 
 
 def test_what_may_change_when_a_run_is_continued():
-    assert reinforce.CHANGEABLE == {"steps", "eval_every", "save_every", "no_eval"}
+    assert reinforce.CHANGEABLE == {"steps", "eval_every", "save_every", "no_eval", "offload", "log"}
 
 
 def test_what_the_table_of_differences_names_is_there():

@@ -375,7 +375,7 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     scripted.script = lambda role, prompt: [kernel({"body2": 1.5, "body3": 1.1, "body4": 1.9}[
         next(word for word in ("body2", "body3", "body4") if word in prompt)])]
     temperatures, sampler = [], scripted.sampler
-    scripted.sampler = lambda limit, temperature, generator: temperatures.append(temperature) or sampler(limit)
+    scripted.sampler = lambda limit, temperature, *_: temperatures.append(temperature) or sampler(limit)
     two, three, four = SKILLS[2:]
     lists = [[summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2])], [],
              [summary_of(four)]]

@@ -1,0 +1,62 @@
+"""What each recipe sets, written down from the papers and not from the code; and what only a neighbour asks for."""
+
+import pytest
+import torch
+
+import policy
+import tasks
+from conftest import FakeSandbox, Scripted, configure, kernel, make_task
+from policy import HISTORIES, rollout
+from reinforce import RECIPES
+from sandbox import Verdict
+
+ALONE = {"skills": False, "cross_scheme": False}  # without skills there are no schemes to scale across
+TABLE = {  # what is not as daVinci-kernel has it (tests/test_paper.py); all else is equal, on every device
+    "davinci": {},
+    "drkernel": ALONE | {"reward": "drkernel", "k": 0, "n": 16, "turns": 3},  # PRS and MRS as daVinci-kernel
+    "kevin": ALONE | {"reward": "kevin", "gamma": 0.4, "turns": 4, "k": 0, "n": 16, "temperature": 0.9, "prs": False,
+                      "mrs": False, "mask_void": False, "baseline": "group-norm", "group": "task", "loss_scale": 1.0,
+                      "loss_mean": "token", "history": "condensed"},
+    "cuda-agent": ALONE | {"reward": "cuda-agent", "prs": False, "mrs": False, "mask_void": False}}
+REWARDS = {  # reward of: wrong; correct at 0.5x and 1.052x with coverage 0; at 1.053x and 10x with coverage 1
+    "davinci": [0.0, 0.75, 1.026, 1.5265, 4.0], "drkernel": [0.0, 0.75, 1.026, 1.5265, 2.5],
+    "kevin": [0.0, 0.8, 1.352, 1.353, 10.3], "cuda-agent": [-1.0, 1.0, 1.0, 2.0, 2.0]}
+
+
+@pytest.mark.parametrize("given, parameters", [("cpu", 6e6), ("cuda", 6e6), ("cuda", 8e9)])
+@pytest.mark.parametrize("recipe", list(TABLE))
+def test_a_recipe_sets_all_that_its_name_implies(recipe, given, parameters):
+    assert list(RECIPES) == list(TABLE)
+    mine, davinci = (vars(configure({"device": given, "recipe": name}, parameters)) for name in (recipe, "davinci"))
+    assert mine == davinci | TABLE[recipe] | {"recipe": recipe}
+    assert davinci["history"] == "all"
+
+
+@pytest.mark.parametrize("recipe", list(TABLE))
+def test_the_reward_of_a_recipe(recipe):
+    correct = (0.5, 0.0), (1.052, 0.0), (1.053, 1.0), (10.0, 1.0)
+    verdicts = [Verdict(compiled=True), *(Verdict(correct=True, speedup=s, coverage=c) for s, c in correct)]
+    reward = policy.REWARDS[TABLE[recipe].get("reward", "davinci")]
+    assert list(map(reward, verdicts)) == pytest.approx(REWARDS[recipe])
+
+
+@pytest.mark.parametrize("history, thoughts", [("all", [0, 1, 2]), ("condensed", [0, 0, 0])])
+def test_kevin_drops_thoughts_and_keeps_plans_and_kernels(model, history, thoughts):
+    scripted = Scripted(model.model, model.tokenizer)
+    scripted.script = lambda role, prompt: ["<think>a long thought</think>" + kernel(1.5) + "\nThat is all."]
+    rollout(scripted, FakeSandbox(), [(make_task(), ())], 3, 400, strategy=HISTORIES[history])
+    prompts = [prompt for _, prompt in scripted.asked]
+    assert [prompt.count("a long thought") for prompt in prompts] == thoughts
+    assert [prompt.count("That is all") for prompt in prompts] == thoughts
+    assert [prompt.count("# speedup 1.5") for prompt in prompts] == [0, 1, 2]
+    assert [prompt.count("Plan: x.") for prompt in prompts] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("compiled, limits, reason", [
+    (lambda model: model, (0.0, 1e9), None), (lambda model: model, (1e8, 1e9), "takes"),
+    (lambda model: model, (0.0, 1e-9), "takes"), (lambda model: lambda x: model(x) + 1, (0.0, 1e9), "other values"),
+    (lambda model: 1 / 0, (0.0, 1e9), "does not run: ZeroDivisionError")])
+def test_tasks_for_a_clock(monkeypatch, compiled, limits, reason):
+    monkeypatch.setattr(torch, "compile", compiled)
+    found = tasks.unfit_on_gpu(make_task(), "cpu", *limits)
+    assert found == reason or reason in found

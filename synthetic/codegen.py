@@ -223,7 +223,8 @@ class Kernel:
 
     def elements_below(self, dimension) -> str:
         known = [name for name, what in self.extra.items() if what == dimension]
-        name = known[0] if known else next(n for n in ("inner", "inner2", "inner3") if n not in self.extra)
+        name = known[0] if known else next(
+            n for n in ("inner", "inner2", "inner3") if n not in self.extra and (n, self.kind) != ("inner", "sweep"))
         self.extra[name] = dimension
         return name
 

@@ -238,8 +238,8 @@ class _Renderer:
             return None
         dims, shape = steps[k].dims, tuple(steps[k].values[steps[k].source].shape)
         rows = math.prod(shape) // math.prod(shape[dims[0]:dims[1] + 1])
-        if any(step.shape != shape for step in steps[i:k]) or rows < 32:
-            return None  # too few to keep a GPU busy
+        if any(step.shape != shape for step in steps[i:k]) or rows < 32 or math.prod(shape) < 2 * rows:
+            return None  # too few to keep a GPU busy, or nothing to reduce
         end = k + 1
         while end < len(steps) and self.on("fuse-neighbours-into-row"):
             step = steps[end]

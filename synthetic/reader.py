@@ -19,7 +19,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from synthetic.codegen import Unsupported, diagonal
+from synthetic.codegen import RESERVED, Unsupported, diagonal
 from synthetic.operators import ALIASES, ARITHMETIC, POINTWISE, ROWS, SPELLED_OUT, operator_of
 
 _ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, NotImplementedError, NameError,
@@ -291,7 +291,8 @@ class _Reader:
             return ", ".join(self.returned(element, self.fresh()) for element in node.elts)
         if node is None or isinstance(node, ast.Name):
             return ast.unparse(node) if node else "None"
-        return self.assign(target or (self.names[0] if self.names else self.fresh()), node)
+        usual = self.names and self.names[0] not in RESERVED
+        return self.assign(target or (self.names[0] if usual else self.fresh()), node)
 
     def statement(self, node):
         """A statement that stays as it is."""
@@ -326,11 +327,12 @@ class _Reader:
 
     def evaluate(self, node, values):
         """The value of an expression on the meta device: shapes without data."""
-        key = ast.unparse(node), *(id(values.get(name)) for name in sorted(_names(node)))
-        if key not in self.known:  # with what it was made from, so that no identity is given to another value
+        read = [values.get(name) for name in sorted(_names(node))]
+        key = ast.unparse(node), *map(id, read)
+        if key not in self.known:  # beside what it was made from, so that no identity is given to another value
             tree = ast.fix_missing_locations(ast.Expression(copy.deepcopy(node)))
             with _without_data():
-                self.known[key] = eval(compile(tree, "step", "eval"), self.namespace(values)), values
+                self.known[key] = eval(compile(tree, "step", "eval"), self.namespace(values)), read
         return self.known[key][0]
 
     def resolve(self, node):
@@ -349,12 +351,18 @@ class _Reader:
 
         def named(node):  # turn a subexpression into a variable
             # `x = relu(conv(x))` may reuse x for the intermediate; `x = x + conv(x)` may not.
-            name = target if _mentions(root, target) == _mentions(node, target) else self.fresh()
+            mentions = _mentions(root, target) + repeated
+            name = target if mentions == _mentions(node, target) else self.fresh()
             self.assign(name, node)
             return ast.Name(name, ast.Load())
 
+        repeated = 0  # mentions that were added when something was spelled out
+
         def walk(node, top):
-            node = self.spelled_out(node)
+            nonlocal repeated
+            spelled = self.spelled_out(node)
+            repeated += _mentions(spelled, target) - _mentions(node, target)
+            node = spelled
             for key, value in ast.iter_fields(node):
                 if isinstance(value, ast.AST):
                     setattr(node, key, walk(value, False))
@@ -394,6 +402,10 @@ class _Reader:
                 inner = self.spelled_out(inner)
             return inner
         name = type(layer).__name__ if isinstance(layer, nn.Module) else getattr(node.func, "attr", "")
+        if name == "einsum" and len(node.args) == 3 and isinstance(node.args[0], ast.Constant):
+            a, b, out = re.split(",|->", node.args[0].value.replace(" ", "") + "->")[:3]
+            if len(b) == 2 and a[-1] == b[0] and out == a[:-1] + b[1]:
+                return ast.BinOp(node.args[1], ast.MatMult(), node.args[2])
         row = SPELLED_OUT.get(name)
         if row is None or isinstance(layer, nn.Module) and getattr(layer, "reduction", "mean") != "mean":
             return node

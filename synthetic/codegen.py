@@ -1,19 +1,10 @@
 """Writes one Triton kernel and the function that launches it, line by line from torch expressions, for expert.py.
 
-Six kinds of kernels, each a template below. All address memory by the flat offset `idx`, so one rule indexes broadcast
-operands:
-
-    fused    one program for each 1,024 elements; a run of pointwise steps
-    loss     the same, and a partial sum for each program, finished by a short torch sum
-    row      one program for each row (last dimension, or all spatial ones); pointwise steps, reductions, softmax, scans
-    sweep    one program for a tile of rows that are read in pieces (long rows, or rows along any dimensions): a loop for
-             each reduction, and one more if elements are stored
-    norm     one program for each normalisation group, in two sweeps (GroupNorm, InstanceNorm)
-    matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile before
-             it is stored
+The kinds of kernels are templates (templates.py).
 """
 
 import ast
+import keyword
 import re
 from dataclasses import dataclass
 
@@ -21,118 +12,17 @@ import torch
 import torch.nn as nn
 
 from synthetic.operators import ARITHMETIC, POINTWISE, ROWS
+from synthetic.templates import PIECES, TEMPLATES
 
 
 class Unsupported(Exception):
     """What the reader or a kernel cannot express; the step stays a torch call, or the problem is passed over."""
 
 
-# In the templates: {names} are the tensors and numbers that the launching function gets, {main} the first of those
-# tensors that the kernel walks, {extra} and {sizes} further integers outside and inside the kernel, {steps} the loads
-# and the translated operators.
-_ELEMENTS = """def {name}({names}):
-    {contiguous}
-    n = {main}.numel()
-    out = {out}
-    {name}_kernel[(triton.cdiv(n, 1024),)]({names}, out, n{extra}, BLOCK=1024)
-    return {result}
-
-@triton.jit
-def {name}_kernel({parameters}, out_ptr, n{sizes}, BLOCK: tl.constexpr):
-    idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = idx < n
-    {steps}
-    {store}"""
-_ROW = """def {name}({names}):
-    {contiguous}
-    cols = {cols}
-    out = {out}
-    {name}_kernel[({main}.numel() // cols,)]({names}, out, cols{extra}, BLOCK=triton.next_power_of_2(cols))
-    return out
-
-@triton.jit
-def {name}_kernel({parameters}, out_ptr, cols{sizes}, BLOCK: tl.constexpr):
-    start = tl.program_id(0) * cols
-    offs = tl.arange(0, BLOCK)
-    mask = offs < cols
-    idx = start + offs
-    {steps}
-    {store}"""
-_NORM = """def {name}({names}, groups):
-    {contiguous}
-    cols = {main}[0].numel() // groups
-    out = torch.empty_like({main})
-    {name}_kernel[({main}.numel() // cols,)]({names}, out, cols{extra}, BLOCK=1024)
-    return out
-
-@triton.jit
-def {name}_kernel({parameters}, out_ptr, cols{sizes}, BLOCK: tl.constexpr):
-    start = tl.program_id(0) * cols
-    total = tl.zeros((BLOCK,), tl.float32)
-    square = tl.zeros((BLOCK,), tl.float32)
-    for i in range(0, cols, BLOCK):
-        offs = i + tl.arange(0, BLOCK)
-        mask = offs < cols
-        idx = start + offs
-        {main} = tl.load({main}_ptr + idx, mask=mask, other=0.0)
-        total += {main}
-        square += {main} * {main}
-    mean = tl.sum(total, 0) / cols
-    rstd = 1.0 / tl.sqrt(tl.sum(square, 0) / cols - mean * mean + eps)
-    for i in range(0, cols, BLOCK):
-        offs = i + tl.arange(0, BLOCK)
-        mask = offs < cols
-        idx = start + offs
-        {steps}
-        {store}"""
-_SWEEP = """def {name}({names}):
-    {contiguous}
-    inner = {inner}
-    cols = {cols}
-    out = {out}
-    width = min(64, triton.next_power_of_2(inner))
-    grid = ({main}.numel() // (cols * inner), triton.cdiv(inner, width))
-    {name}_kernel[grid]({names}, out, cols, inner{extra}, BR=2048 // width, BI=width, num_warps=8)
-    return out
-
-@triton.jit
-def {name}_kernel({parameters}, out_ptr, cols, inner{sizes}, BR: tl.constexpr, BI: tl.constexpr):
-    lane = tl.program_id(1) * BI + tl.arange(0, BI)[None, :]
-    start = tl.program_id(0) * cols * inner + lane
-    {steps}"""
-_PIECES = """for i in range(0, cols, BR):
-        offs = i + tl.arange(0, BR)[:, None]
-        mask = (offs < cols) & (lane < inner)
-        idx = start + offs * inner"""
-_MATMUL = """def {name}({names}):
-    {contiguous}
-    m, k, n = {a}.shape[-2], {a}.shape[-1], {b}.shape[-1]
-    out = {a}.new_empty(*{a}.shape[:-1], n)
-    {flat}
-    grid = (triton.cdiv(n, 64), triton.cdiv(m, 128){stack})
-    {name}_kernel[grid]({names}, out, m, n, k, {strides}{extra}, BM=128, BN=64, BK=32)
-    return out
-
-@triton.jit
-def {name}_kernel({parameters}, out_ptr, m, n, k, {stride_names}{sizes}, BM: tl.constexpr, BN: tl.constexpr,
-                  BK: tl.constexpr):
-    rows = tl.program_id(1) * BM + tl.arange(0, BM)
-    cols = tl.program_id(0) * BN + tl.arange(0, BN)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, k, BK):
-        i = start + tl.arange(0, BK)
-        a = tl.load({a}_ptr + {a_index}, mask=(rows[:, None] < m) & (i[None, :] < k), other=0.0)
-        b = tl.load({b}_ptr + {b_index}, mask=(cols[None, :] < n) & (i[:, None] < k), other=0.0)
-        acc = tl.dot(a, b, acc, input_precision="tf32x3")
-    idx = {first}rows[:, None]{close} * n + cols[None, :]
-    mask = (rows[:, None] < m) & (cols[None, :] < n)
-    {steps}
-    {store}"""
-_TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEEP, "norm": _NORM, "matmul": _MATMUL}
-
 # Variables of the templates and formulas, which an operand or a step may not take.
 RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "out", "m",
-            "d", "e", "u", "inner", "i", "lane", "grid", "width", "found", "BR", "BI", "mean", "rstd", "total", "square", "tl", "BLOCK"}
+            "d", "e", "u", "inner", "i", "lane", "grid", "width", "found", "BR", "BI", "mean", "rstd", "total", "square",
+            "tl", "BLOCK"}
 RESERVED_IN = {"sweep": {"s", "q", "top", "all", "at"}, "matmul": {"am", "ak", "as_", "bk", "bn", "bs"}}
 _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
@@ -157,7 +47,8 @@ class Kernel:
     """One Triton kernel under construction.
 
     parsed: the Body whose steps are added. shape: of the tensor that the kernel walks (matmul: of its result).
-    layout: of a row kernel, "last" or "spatial". dims: of a sweep, the first and last of the dimensions reduced. Its methods raise Unsupported for what the kind cannot express.
+    layout: of a row kernel, "last" or "spatial". dims: of a sweep, the first and last of the dimensions reduced. Its
+    methods raise Unsupported for what the kind cannot express.
     """
 
     def __init__(self, parsed, kind, shape, layout="", dims=()):
@@ -177,7 +68,7 @@ class Kernel:
         if text in self.operands:
             return self.operands[text].name
         name = re.findall(r"[A-Za-z_]\w*(?!\w*\()", re.sub(r"\.(T|mT|t\(\)|transpose\(.*?\))$", "", text))
-        name = name[-1] if name else "value"
+        name = next((n for n in reversed(name) if not keyword.iskeyword(n)), "value")
         taken = {o.name for o in self.operands.values()} | RESERVED | set(self.local)
         taken |= RESERVED_IN.get(self.kind, set())
         name = next(n for n in [name] + [f"{name}{i}" for i in range(2, 9)] if n not in taken)
@@ -442,7 +333,8 @@ class Kernel:
                     vector += affine
                 if scan:  # what the next piece goes on from
                     carried = start[0].split(" = ")[0]
-                    vector[-1] += f"\n        {carried} = tl.sum(tl.where(offs == i + BR - 1, {fields['t']}, 0.0), 0)[None, :]"
+                    last = f"tl.where(offs == i + BR - 1, {fields['t']}, 0.0)"
+                    vector[-1] += f"\n        {carried} = tl.sum({last}, 0)[None, :]"
                 if operator.reduces and any(line.split(" = ")[0] == fields["t"] for line in vector) \
                         and self.local[final] == "vector":
                     raise Unsupported  # one name for elements and for a number of the row
@@ -495,7 +387,7 @@ class Kernel:
         elif self.kind == "matmul":
             fields.update(self.product_sizes())
         indent = "\n        " if self.kind == "norm" else "\n    "
-        text = _TEMPLATES[self.kind].format(steps=indent.join(lines), **fields)
+        text = TEMPLATES[self.kind].format(steps=indent.join(lines), **fields)
         return re.sub(r"\n +(?=\n    )", "", text)
 
     def sweep_sizes(self, main, final) -> dict:
@@ -535,7 +427,7 @@ class Kernel:
 
 
 def _loop(lines) -> list[str]:
-    return [_PIECES + "".join(f"\n        {line}" for line in lines)]
+    return [PIECES + "".join(f"\n        {line}" for line in lines)]
 
 
 def _needed(lines, last) -> list[str]:

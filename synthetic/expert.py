@@ -1,6 +1,6 @@
 """The programmatic expert behind the built-in cold start.
 
-It reads a problem's `forward` (reader.py) and renders a `ModelNew` in which Triton kernels (codegen.py) take over as
+It reads a problem's `forward` (problem.py, reader.py) and renders a `ModelNew` in which Triton kernels (codegen.py) take over as
 many steps as the given techniques allow. Each technique is also a skill (name, description, tags, body), so the same
 expert writes what the skill library says.
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from synthetic.codegen import RESERVED, RESERVED_IN, Kernel, Unsupported  # noqa: F401
 from synthetic.operators import ROWS
-from synthetic.reader import follow, read  # noqa: F401  the expert's first half
+from synthetic.problem import follow, read  # noqa: F401  the expert's first half
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Techniques, as skills: their texts are in techniques.json. Several wordings of each are drawn from when the cold start

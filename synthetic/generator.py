@@ -310,25 +310,36 @@ FAMILIES = {"pointwise": (14, Problem.pointwise), "linear": (20, Problem.linear_
             "network": (7, Problem.network)}
 
 
-def synthesize(seed, clutter=False) -> Task:
+def synthesize(seed, clutter=False, families=None) -> Task:
     """One synthesised problem, a pure function of its arguments. Its fitness (`unfit`) is the caller's to check.
 
     clutter: long and odd signatures, unused layers, keyword arguments, docstrings of random words, as real problems
     have them: a small model must learn to copy whatever it meets, and which techniques it can carry off on what.
+    families: those to draw from, by default FAMILIES, which is what checkpoints/tiny was trained on; networks.WIDE.
     """
-    problem = Problem(seed, clutter)
-    family = problem.r.choices(list(FAMILIES), [weight for weight, _ in FAMILIES.values()])[0]
-    FAMILIES[family][1](problem)
+    families = families or FAMILIES
+    kind = Problem if families is FAMILIES else networks().Wide
+    problem = kind(seed, clutter)
+    family = problem.r.choices(list(families), [weight for weight, _ in families.values()])[0]
+    families[family][1](problem)
+    if families is not FAMILIES and problem.chance(0.1):
+        networks().into_helper(problem)
     return Task(f"synth/{seed}", 0, write_problem(problem), family)
 
 
-def training_tasks(seed, evaluation=None):
+def networks():
+    """The module of the wide families, which is built on this one."""
+    from synthetic import networks
+    return networks
+
+
+def training_tasks(seed, evaluation=None, families=None):
     """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`.
 
-    evaluation: fingerprints to stay clear of; those of all evaluation problems when None.
+    evaluation: fingerprints to stay clear of; those of all evaluation problems when None. families: see `synthesize`.
     """
     evaluation = evaluation_fingerprints() if evaluation is None else evaluation
     for n in itertools.count():
-        task = synthesize(seed * 1_000_003 + n, clutter=True)
+        task = synthesize(seed * 1_000_003 + n, clutter=True, families=families)
         if unfit(task, evaluation) is None:
             yield task

@@ -1,17 +1,14 @@
-"""What a problem computes: its functions as lists of steps with known shapes. Part of the expert.
+"""One function of a problem, read with Python's own parser: a list of steps with known shapes. Part of the expert.
 
-Each method of the problem's classes is read with Python's own parser, in the light of one run without data (PyTorch's
-meta device) that tells what it is called with. Statements are split until each step is one operator or one pointwise
-expression; torch.f(x), F.f(x), x.f() and self.layer(x) are one form from here on. What does not fit (loops, conditions,
-several targets) stays one step, as it is written.
+Statements are split until each step is one operator or one pointwise expression, and evaluated on the meta device for
+their shapes. torch.f(x), F.f(x), x.f() and self.layer(x) are one form from here on. What does not fit (loops,
+conditions, several targets) stays one step, as it is written.
 """
 
 import ast
 import contextlib
 import copy
-import inspect
 import re
-from collections import defaultdict
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -22,12 +19,9 @@ import torch.nn.functional as F
 from synthetic.codegen import RESERVED, Unsupported, diagonal
 from synthetic.operators import ALIASES, ARITHMETIC, POINTWISE, ROWS, SPELLED_OUT, operator_of
 
-_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, NotImplementedError, NameError,
-           AssertionError, SyntaxError, StopIteration, ImportError)
 # Expressions that must stay together: what is inside them is evaluated under names or conditions of their own.
 _WHOLE = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.Lambda, ast.IfExp, ast.Starred, ast.JoinedStr,
           ast.NamedExpr)
-_IMPORTED = {"torch", "nn", "F", "triton", "tl"}  # by every solution
 
 
 @dataclass
@@ -59,112 +53,15 @@ class Body:
     steps: list[Step]
     result: str  # what it returns, as source
     model: nn.Module  # that object, on the meta device
-    reader: "_Reader"
+    reader: "Reader"
 
     @property
     def returned(self) -> set[str]:
         return {n.id for n in ast.walk(ast.parse(self.result)) if isinstance(n, ast.Name)}
 
 
-@dataclass
-class Method:
-    name: str
-    signature: str
-    lines: list[str]  # as they are, without docstring
-    bodies: list[Body]  # one for each object; none if it cannot be followed or is not called
-
-
-@dataclass
-class Part:
-    """A class of the problem."""
-
-    name: str
-    bases: str
-    lines: list[str]  # outside its methods
-    methods: list[Method]
-
-
-@dataclass
-class ParsedModel:
-    """A problem as steps, with what a ModelNew has to copy."""
-
-    parts: list[Part]  # Model is the last one
-    preamble: str  # imports, constants and functions that the classes use
-    main: Body | None  # of Model.forward
-
-    @property
-    def bodies(self) -> list[Body]:
-        """All that was followed; of several objects of a class one."""
-        return [method.bodies[0] for part in self.parts for method in part.methods if method.bodies]
-
-    @property
-    def constructor(self) -> Method | None:
-        return next((method for method in self.parts[-1].methods if method.name == "__init__"), None)
-
-    @property
-    def operators(self) -> list[str]:
-        """Names of the operators in the order of the forward pass."""
-        names = []
-        for body in self.bodies[::-1]:
-            for step in body.steps:
-                call = body.reader.call(step.node)
-                name = "arithmetic" if call is None else type(call.module).__name__ if call.module else call.name
-                if names[-1:] != [name] and step.kind != "statement":
-                    names.append(name)
-        return names
-
-
-def read(task) -> ParsedModel | None:
-    """`follow`, or None when the problem cannot be followed."""
-    try:
-        return follow(task)
-    except Unsupported:
-        return None
-
-
-def follow(task) -> ParsedModel:
-    """Parse a task (anything with `.source`). Raises Unsupported when it uses Python that the reader does not follow."""
-    tree = ast.parse(task.source)
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    classes.sort(key=lambda node: node.name == "Model")
-    space = {}
-    try:
-        with _without_data():
-            exec(compile(task.source, "problem", "exec"), space)
-            model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
-            calls = _record_calls([space[node.name] for node in classes], lambda: model(*inputs))
-    except _ERRORS as error:
-        raise Unsupported("does not run without data") from error
-    parts, why = [], ""
-    for node in classes:
-        part = Part(node.name, ", ".join(map(ast.unparse, node.bases)), [], [])
-        for item in node.body:
-            if not isinstance(item, ast.FunctionDef):
-                part.lines += [] if _is_docstring(item) else [ast.get_source_segment(task.source, item)]
-                continue
-            lines = [ast.get_source_segment(task.source, n) for n in item.body if not _is_docstring(n)]
-            method = Method(item.name, ast.unparse(item.args), lines, [])
-            for expand in (True, False):  # instances may hold sequences of different layers
-                try:
-                    method.bodies = [_Reader(space, item, owner, values, expand).body()
-                                     for owner, values in calls.get((node.name, item.name), [])]
-                except (Unsupported, *_ERRORS) as error:
-                    why = str(error) if isinstance(error, Unsupported) else "an expression"
-                if len({tuple(step.text for step in body.steps) for body in method.bodies}) == 1:
-                    break
-            else:
-                method.bodies = []
-            part.methods.append(method)
-        parts.append(part)
-    forward = next(method for method in parts[-1].methods if method.name == "forward")
-    parsed = ParsedModel(parts, _preamble(tree, task.source, classes), forward.bodies[0] if forward.bodies else None)
-    if not parsed.bodies:
-        raise Unsupported(why)
-    return parsed
-
-
 @contextlib.contextmanager
-def _without_data():
+def without_data():
     """Everything on the meta device; recurrent layers, which would take a step at a time there, by their shapes alone."""
 
     def shapes(layer, x, state=None):
@@ -181,50 +78,6 @@ def _without_data():
         yield
 
 
-def _record_calls(classes, run) -> dict:
-    """What each method of the classes is called with during run(): (class, method) -> [(object, {argument: value})]."""
-    calls, originals = defaultdict(dict), []
-
-    def recorded(function, seen):
-        signature = inspect.signature(function)
-
-        def wrapper(*args, **kwargs):
-            bound = signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            seen.setdefault(id(args[0]), (args[0], dict(list(bound.arguments.items())[1:])))
-            return function(*args, **kwargs)
-        return wrapper
-
-    for cls in classes:
-        for name, function in list(vars(cls).items()):
-            if inspect.isfunction(function) and not name.startswith("__") and issubclass(cls, nn.Module):
-                originals.append((cls, name, function))
-                setattr(cls, name, recorded(function, calls[cls.__name__, name]))
-    try:
-        run()
-    finally:
-        for cls, name, function in originals:
-            setattr(cls, name, function)
-    return {key: list(seen.values()) for key, seen in calls.items()}
-
-
-def _preamble(tree, source, classes) -> str:
-    """What stands outside the classes and is used inside them: imports, constants, functions."""
-    used = {n.id for node in classes for n in ast.walk(node) if isinstance(n, ast.Name)}
-    kept = []
-    for node in reversed(tree.body):  # a function may use what stands before it
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            names = {(alias.asname or alias.name).split(".")[0] for alias in node.names} - _IMPORTED
-        elif isinstance(node, ast.Assign):
-            names = {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
-        else:
-            names = {node.name} if isinstance(node, ast.FunctionDef) else set()
-        if names & used:
-            kept.append(ast.get_source_segment(source, node))
-            used |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    return "\n".join(reversed(kept))
-
-
 @dataclass
 class _Call:
     name: str
@@ -235,7 +88,7 @@ class _Call:
     pointwise: bool = False
 
 
-class _Reader:
+class Reader:
     """Reads one function. node: its definition; owner: what `self` is; values: its arguments on the meta device."""
 
     def __init__(self, space, node, owner, values, expand):
@@ -250,7 +103,7 @@ class _Reader:
     def body(self) -> Body:
         result = ""
         for node in self.unrolled(self.node.body):
-            if _is_docstring(node):
+            if is_docstring(node):
                 continue
             if result:
                 raise Unsupported("several returns")
@@ -300,7 +153,7 @@ class _Reader:
             raise Unsupported("a return inside a statement")
         space = self.namespace(self.values)
         before = dict(self.values)
-        with _without_data():
+        with without_data():
             exec(compile(ast.fix_missing_locations(ast.Module([copy.deepcopy(node)], [])), "step", "exec"), space)
         for n in ast.walk(node):
             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in space:
@@ -331,7 +184,7 @@ class _Reader:
         key = ast.unparse(node), *map(id, read)
         if key not in self.known:  # beside what it was made from, so that no identity is given to another value
             tree = ast.fix_missing_locations(ast.Expression(copy.deepcopy(node)))
-            with _without_data():
+            with without_data():
                 self.known[key] = eval(compile(tree, "step", "eval"), self.namespace(values)), read
         return self.known[key][0]
 
@@ -571,7 +424,7 @@ def picked_call(node):
     return call if found else None
 
 
-def _is_docstring(node) -> bool:
+def is_docstring(node) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 

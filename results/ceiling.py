@@ -70,7 +70,7 @@ def shrunken(task, most):
                 return replace(task, source=source)
             if n and (smallest is None or n < smallest[0]):
                 smallest = n, source
-    return replace(task, source=smallest[1]) if smallest and smallest[0] < 40 * most else None
+    return replace(task, source=smallest[1]) if smallest and smallest[0] < 20 * most else None
 
 
 def answer(task):
@@ -114,6 +114,7 @@ def main():
             if args.show and task.name in details:
                 Path(args.show).mkdir(exist_ok=True)
                 (Path(args.show) / f"{task.name.replace('/', '_')}.py").write_text(code)
+        print(f"level {level}: {len(codes)} of {len(tasks)} have a kernel; {dict(failures.most_common())}", flush=True)
         counts = {"problems": len(tasks), "followed": len(tasks) - sum(n for why, n in failures.items()
                                                                         if why.startswith("not followed")),
                   "with a kernel": len(codes)}

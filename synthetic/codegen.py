@@ -93,7 +93,7 @@ class Kernel:
         if not block:
             return f"tl.load({name}_ptr)"
         first, last, rank = block[0], block[-1], len(self.shape)
-        if self.kind == "matmul" and block == [1]:
+        if self.kind == "matmul" and block == [rank - 1]:
             return f"tl.load({name}_ptr + cols, mask=cols < n, other=0.0)[None, :]"
         if self.kind == "row" and self.layout == "last" and block == [rank - 1]:
             return f"tl.load({name}_ptr + offs, mask=mask, other=0.0)"

@@ -57,9 +57,10 @@ def techniques_in(code) -> set[str]:
         partial = re.search(r"tl\.store\(out_ptr \+ tl\.program_id\(0\), tl\.sum\(", body)
         statistics = re.search(r"/ tl\.sum\(|tl\.log\(tl\.sum|d = tl\.where\(mask|tl\.maximum\(tl\.sqrt\(tl\.sum|all\d* = ",
                                body)
+        normalised = re.search(r"tl\.sqrt\(var\d? \+", body)  # it reads the statistics as it would a parameter
         broadcast = len(re.findall(r"(?:idx|idx // \w+|tl\.program_id\(0\)) % \w+", body))
         shown = {
-            "index-broadcast-parameter": not norm and broadcast > folded,
+            "index-broadcast-parameter": not norm and not normalised and broadcast > folded,
             "partial-sums-loss": partial,
             "one-program-per-group": norm and not partial,
             "row-scan": row and not norm and not partial and "tl.cum" in body,

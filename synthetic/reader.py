@@ -113,6 +113,8 @@ class Reader:
                 self.assign(node.targets[0].id, node.value)
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 self.assign(node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value))
+            elif isinstance(node, ast.Assign) and not _contains(node, _WHOLE):
+                self.statement(ast.Assign(node.targets, self.hoist(node.value, self.fresh())))  # several targets
             else:
                 self.statement(node)
         if not result:

@@ -20,7 +20,7 @@ class Unsupported(Exception):
 
 
 # Variables of the templates and formulas, which an operand or a step may not take.
-RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "out", "m",
+RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "dst", "m",
             "d", "e", "u", "inner", "i", "lane", "grid", "width", "found", "BR", "BI", "mean", "rstd", "total", "square",
             "tl", "BLOCK"}
 RESERVED_IN = {"sweep": {"s", "q", "top", "all", "at"}, "matmul": {"am", "ak", "as_", "bk", "bn", "bs"}}
@@ -233,7 +233,8 @@ class Kernel:
             self.sections.append((self.sweep_fields(step), "reduction"))
         else:
             self.lines += getattr(self, f"{kind}_lines")(step)  # which may append helper lines before its own
-            if reduced and any("idx" in operand.load for operand in list(self.operands.values())[operands:]):
+            added = list(self.operands.values())[operands:]
+            if self.kind == "sweep" and reduced and any("idx" in operand.load for operand in added):
                 raise Unsupported  # a tensor of the rows' numbers
             self.sections.append((self.lines[before:], "row" if reduced else "vector"))
         self.local[step.target] = "row" if reduced else "vector"
@@ -339,8 +340,8 @@ class Kernel:
                         and self.local[final] == "vector":
                     raise Unsupported  # one name for elements and for a number of the row
         if self.local[final] == "row":
-            return out + [f"tl.store(out_ptr + tl.program_id(0) * inner + lane, {final}, mask=lane < inner)"]
-        return out + _loop(_needed(vector, [f"tl.store(out_ptr + idx, {final}, mask=mask)"]))
+            return dst + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {final}, mask=lane < inner)"]
+        return dst + _loop(_needed(vector, [f"tl.store(dst_ptr + idx, {final}, mask=mask)"]))
 
     # ---- source text
 
@@ -362,17 +363,17 @@ class Kernel:
         final = step.source if step.kind == "all" else step.target
         extra = [f"{what}.numel()" if isinstance(what, str) else f"{main}[{', '.join(['0'] * (what + 1))}].numel()"
                  for what in self.extra.values()]
-        fields = {"name": name, "main": main, "out": f"torch.empty_like({main})", "result": "out",
+        fields = {"name": name, "main": main, "out": f"torch.empty_like({main})", "result": "dst",
                   "names": ", ".join(o.name for o in operands),
                   "contiguous": "\n    ".join(f"{x} = {x}.contiguous()" for x in full),
                   "parameters": ", ".join(f"{o.name}_ptr" if o.load else o.name for o in operands),
                   "extra": "".join(f", {text}" for text in extra), "sizes": "".join(f", {n}" for n in self.extra),
-                  "store": f"tl.store(out_ptr + idx, {final}, mask=mask)"}
+                  "store": f"tl.store(dst_ptr + idx, {final}, mask=mask)"}
         lines = [o.load for o in operands if o.load and not o.factor] + self.lines
         if self.kind == "loss":
             fields["out"] = f"{main}.new_empty(triton.cdiv(n, 1024))"
-            fields["result"] = {"mean": "out.sum() / n", "sum": "out.sum()", "norm": "torch.sqrt(out.sum())"}[step.op]
-            fields["store"] = f"tl.store(out_ptr + tl.program_id(0), tl.sum(tl.where(mask, {final}, 0.0), 0))"
+            fields["result"] = {"mean": "dst.sum() / n", "sum": "dst.sum()", "norm": "torch.sqrt(dst.sum())"}[step.op]
+            fields["store"] = f"tl.store(dst_ptr + tl.program_id(0), tl.sum(tl.where(mask, {final}, 0.0), 0))"
         elif self.kind == "row":
             last = self.layout == "last"
             fields["cols"] = f"{main}.shape[-1]" if last else f"{main}[0, 0].numel()"
@@ -380,7 +381,7 @@ class Kernel:
                 ones = (1,) * (1 if last else len(self.shape) - 2) if len(step.shape) == len(self.shape) else ()
                 lead = f"{main}.shape[:{-1 if last else 2}]"
                 fields["out"] = f"{main}.new_empty({lead}{f' + {ones}' if ones else ''})"
-                fields["store"] = f"tl.store(out_ptr + tl.program_id(0), {final})"
+                fields["store"] = f"tl.store(dst_ptr + tl.program_id(0), {final})"
         elif self.kind == "sweep":
             fields.update(self.sweep_sizes(main, final))
             lines = self.sweep_lines(final)

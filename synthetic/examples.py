@@ -102,7 +102,7 @@ def spoil(code, rng) -> str:
             lambda c: re.sub(r"(return|=) (fused|row)\(", r"\1 \2d(", c, count=1),
             lambda c: c.replace("import triton.language as tl\n", "", 1), lambda c: c.replace(" + bias", " - bias", 1),
             lambda c: c.replace("tl.program_id(0) * BLOCK", "tl.program_id(0)", 1),
-            lambda c: c.replace("out_ptr, ", "", 1)]
+            lambda c: c.replace("dst_ptr, ", "", 1)]
     rng.shuffle(ways)
     return next((spoiled for way in ways if (spoiled := way(code)) != code), code)
 

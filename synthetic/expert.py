@@ -54,7 +54,7 @@ def techniques_in(code) -> set[str]:
         sweep = "lane = tl.program_id(1)" in body
         norm = row and not sweep and re.search(r"for \w+ in range", body)
         product = "tl.dot(" in body
-        partial = re.search(r"tl\.store\(out_ptr \+ tl\.program_id\(0\), tl\.sum\(", body)
+        partial = re.search(r"tl\.store\(dst_ptr \+ tl\.program_id\(0\), tl\.sum\(", body)
         statistics = re.search(r"/ tl\.sum\(|tl\.log\(tl\.sum|d = tl\.where\(mask|tl\.maximum\(tl\.sqrt\(tl\.sum|all\d* = ",
                                body)
         normalised = re.search(r"tl\.sqrt\(var\d? \+", body)  # it reads the statistics as it would a parameter

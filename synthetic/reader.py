@@ -102,7 +102,7 @@ class Reader:
 
     def body(self) -> Body:
         result = ""
-        for node in self.unrolled(self.node.body):
+        for node in self.unrolled(copy.deepcopy(self.node.body)):
             if is_docstring(node):
                 continue
             if result:
@@ -114,7 +114,8 @@ class Reader:
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 self.assign(node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value))
             elif isinstance(node, ast.Assign) and not _contains(node, _WHOLE):
-                self.statement(ast.Assign(node.targets, self.hoist(node.value, self.fresh())))  # several targets
+                node.value = self.hoist(copy.deepcopy(node.value), self.fresh())  # several targets
+                self.statement(node)
             else:
                 self.statement(node)
         if not result:

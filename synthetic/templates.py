@@ -19,12 +19,12 @@ operands:
 _ELEMENTS = """def {name}({names}):
     {contiguous}
     n = {main}.numel()
-    out = {out}
-    {name}_kernel[(triton.cdiv(n, 1024),)]({names}, out, n{extra}, BLOCK=1024)
+    dst = {out}
+    {name}_kernel[(triton.cdiv(n, 1024),)]({names}, dst, n{extra}, BLOCK=1024)
     return {result}
 
 @triton.jit
-def {name}_kernel({parameters}, out_ptr, n{sizes}, BLOCK: tl.constexpr):
+def {name}_kernel({parameters}, dst_ptr, n{sizes}, BLOCK: tl.constexpr):
     idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = idx < n
     {steps}
@@ -32,12 +32,12 @@ def {name}_kernel({parameters}, out_ptr, n{sizes}, BLOCK: tl.constexpr):
 _ROW = """def {name}({names}):
     {contiguous}
     cols = {cols}
-    out = {out}
-    {name}_kernel[({main}.numel() // cols,)]({names}, out, cols{extra}, BLOCK=triton.next_power_of_2(cols))
-    return out
+    dst = {out}
+    {name}_kernel[({main}.numel() // cols,)]({names}, dst, cols{extra}, BLOCK=triton.next_power_of_2(cols))
+    return dst
 
 @triton.jit
-def {name}_kernel({parameters}, out_ptr, cols{sizes}, BLOCK: tl.constexpr):
+def {name}_kernel({parameters}, dst_ptr, cols{sizes}, BLOCK: tl.constexpr):
     start = tl.program_id(0) * cols
     offs = tl.arange(0, BLOCK)
     mask = offs < cols
@@ -47,12 +47,12 @@ def {name}_kernel({parameters}, out_ptr, cols{sizes}, BLOCK: tl.constexpr):
 _NORM = """def {name}({names}, groups):
     {contiguous}
     cols = {main}[0].numel() // groups
-    out = torch.empty_like({main})
-    {name}_kernel[({main}.numel() // cols,)]({names}, out, cols{extra}, BLOCK=1024)
-    return out
+    dst = torch.empty_like({main})
+    {name}_kernel[({main}.numel() // cols,)]({names}, dst, cols{extra}, BLOCK=1024)
+    return dst
 
 @triton.jit
-def {name}_kernel({parameters}, out_ptr, cols{sizes}, BLOCK: tl.constexpr):
+def {name}_kernel({parameters}, dst_ptr, cols{sizes}, BLOCK: tl.constexpr):
     start = tl.program_id(0) * cols
     total = tl.zeros((BLOCK,), tl.float32)
     square = tl.zeros((BLOCK,), tl.float32)
@@ -75,14 +75,14 @@ _SWEEP = """def {name}({names}):
     {contiguous}
     inner = {inner}
     cols = {cols}
-    out = {out}
+    dst = {out}
     width = min(64, triton.next_power_of_2(inner))
     grid = ({main}.numel() // (cols * inner), triton.cdiv(inner, width))
-    {name}_kernel[grid]({names}, out, cols, inner{extra}, BR=2048 // width, BI=width, num_warps=8)
-    return out
+    {name}_kernel[grid]({names}, dst, cols, inner{extra}, BR=2048 // width, BI=width, num_warps=8)
+    return dst
 
 @triton.jit
-def {name}_kernel({parameters}, out_ptr, cols, inner{sizes}, BR: tl.constexpr, BI: tl.constexpr):
+def {name}_kernel({parameters}, dst_ptr, cols, inner{sizes}, BR: tl.constexpr, BI: tl.constexpr):
     lane = tl.program_id(1) * BI + tl.arange(0, BI)[None, :]
     start = tl.program_id(0) * cols * inner + lane
     {steps}"""
@@ -93,14 +93,14 @@ PIECES = """for i in range(0, cols, BR):
 _MATMUL = """def {name}({names}):
     {contiguous}
     m, k, n = {a}.shape[-2], {a}.shape[-1], {b}.shape[-1]
-    out = {a}.new_empty(*{a}.shape[:-1], n)
+    dst = {a}.new_empty(*{a}.shape[:-1], n)
     {flat}
     grid = (triton.cdiv(n, 64), triton.cdiv(m, 128){stack})
-    {name}_kernel[grid]({names}, out, m, n, k, {strides}{extra}, BM=128, BN=64, BK=32)
-    return out
+    {name}_kernel[grid]({names}, dst, m, n, k, {strides}{extra}, BM=128, BN=64, BK=32)
+    return dst
 
 @triton.jit
-def {name}_kernel({parameters}, out_ptr, m, n, k, {stride_names}{sizes}, BM: tl.constexpr, BN: tl.constexpr,
+def {name}_kernel({parameters}, dst_ptr, m, n, k, {stride_names}{sizes}, BM: tl.constexpr, BN: tl.constexpr,
                   BK: tl.constexpr):
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     cols = tl.program_id(0) * BN + tl.arange(0, BN)

@@ -89,7 +89,7 @@ def test_the_constructor_is_copied_to_the_letter(problems):
 SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, dim=-1)[1]", "(40, 300)", "sweep("),
           ("x.min(dim=1, keepdim=True).values", "(64, 33, 20)", "sweep("), ("x.sum((0, 1))", "(3, 33, 40)", "sweep("),
           ("torch.softmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("F.log_softmax(x.abs(), 1)", "(32, 17000)", "sweep("),
-          ("x / x.abs().mean(dim=1, keepdim=True)", "(64, 33, 20)", "sweep("), ("x.cumsum(1)", "(32, 17000)", "sweep("),
+          ("x / x.abs().mean(dim=1, keepdim=True)", "(64, 33, 20)", "sweep("), ("x.cumsum(1)", "(64, 33, 20)", "sweep("),
           ("torch.cumprod(x * 0.01 + 1, dim=1)", "(32, 17000)", "sweep("), ("x / torch.norm(x)", "(64, 99)", "loss("),
           ("torch.logsumexp(x * 2, dim=0) + 1", "(33, 200)", "sweep("), ("F.normalize(x)", "(64, 33, 20)", "sweep("),
           ("torch.relu(x.T @ y * 0.5)", "(64, 50)", "matmul("), ("torch.bmm(x, y.transpose(1, 2))", "(3, 64, 50)", "matmul("),

@@ -340,8 +340,8 @@ class Kernel:
                         and self.local[final] == "vector":
                     raise Unsupported  # one name for elements and for a number of the row
         if self.local[final] == "row":
-            return dst + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {final}, mask=lane < inner)"]
-        return dst + _loop(_needed(vector, [f"tl.store(dst_ptr + idx, {final}, mask=mask)"]))
+            return out + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {final}, mask=lane < inner)"]
+        return out + _loop(_needed(vector, [f"tl.store(dst_ptr + idx, {final}, mask=mask)"]))
 
     # ---- source text
 

@@ -21,8 +21,8 @@ class Unsupported(Exception):
 
 # Variables of the templates and formulas, which an operand or a step may not take.
 RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "dst", "m",
-            "d", "e", "u", "inner", "i", "lane", "grid", "width", "found", "BR", "BI", "mean", "rstd", "total", "square",
-            "tl", "BLOCK"}
+            "d", "e", "u", "inner", "i", "lane", "grid", "width", "found", "BR", "BI", "mean", "rstd", "total",
+            "square", "tl", "BLOCK"}
 RESERVED_IN = {"sweep": {"s", "q", "top", "all", "at"}, "matmul": {"am", "ak", "as_", "bk", "bn", "bs"}}
 _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
@@ -409,8 +409,9 @@ class Kernel:
         """Fields of the template: factors as they lie in memory, whatever their strides."""
         if any(not isinstance(what, str) for what in self.extra.values()):
             raise Unsupported
-        (a, b), (x, w) = self.factors, (self.parsed.reader.evaluate(ast.parse(factor, mode="eval").body, self.first.values)
-                                        for factor in self.first.factors)
+        a, b = self.factors
+        x, w = (self.parsed.reader.evaluate(ast.parse(factor, mode="eval").body, self.first.values)
+                for factor in self.first.factors)
         fields = {"a": a, "b": b, "stack": "", "flat": "", "first": "", "close": ""}
         indices = {"a": "rows[:, None] * am + i[None, :] * ak", "b": "i[:, None] * bk + cols[None, :] * bn"}
         strides = {"am": f"{a}.stride(-2)", "ak": f"{a}.stride(-1)", "bk": f"{b}.stride(-2)", "bn": f"{b}.stride(-1)"}

@@ -1,6 +1,6 @@
 """The programmatic expert behind the built-in cold start.
 
-It reads a problem's `forward` (problem.py, reader.py) and renders a `ModelNew` in which Triton kernels (codegen.py) take over as
+It reads a problem (problem.py, reader.py) and renders a `ModelNew` in which Triton kernels (codegen.py) take over as
 many steps as the given techniques allow. Each technique is also a skill (name, description, tags, body), so the same
 expert writes what the skill library says.
 
@@ -55,8 +55,8 @@ def techniques_in(code) -> set[str]:
         norm = row and not sweep and re.search(r"for \w+ in range", body)
         product = "tl.dot(" in body
         partial = re.search(r"tl\.store\(dst_ptr \+ tl\.program_id\(0\), tl\.sum\(", body)
-        statistics = re.search(r"/ tl\.sum\(|tl\.log\(tl\.sum|d = tl\.where\(mask|tl\.maximum\(tl\.sqrt\(tl\.sum|all\d* = ",
-                               body)
+        statistics = re.search(r"/ tl\.sum\(|tl\.log\(tl\.sum|d = tl\.where\(mask|tl\.maximum\(tl\.sqrt\(tl\.sum"
+                               r"|all\d* = ", body)
         normalised = re.search(r"tl\.sqrt\(var\d? \+", body)  # it reads the statistics as it would a parameter
         broadcast = len(re.findall(r"(?:idx|idx // \w+|tl\.program_id\(0\)) % \w+", body))
         shown = {
@@ -276,7 +276,7 @@ class _Renderer:
         if not (batch or step.op == "layer_norm") or not self.on("statistics-then-pointwise"):
             return None
         dims = [d for d in range(len(step.shape)) if d != 1] if batch else list(range(step.dims[0], step.dims[1] + 1))
-        names = tuple(next(n for n in (name, name + "2", name + "3") if n not in self.variables) for name in ("mu", "var"))
+        names = ("mu", "var") if not {"mu", "var"} & self.variables else ("mu2", "var2")
         values = dict(step.values, **{n: step.values[step.source].mean(dims, keepdim=True) for n in names})
         run = [replace(step, kind="norm", op="batch" if batch else "layer", dims=tuple(dims), statistics=names,
                        values=values)]
@@ -285,8 +285,8 @@ class _Renderer:
             kernel = self.build("fused", run + self.steps[i + 1:j], step.shape) if self.closed(i, j) else None
             if kernel:
                 dims = ", ".join(map(str, dims))
-                self.forward.append(f"{names[1]}, {names[0]} = torch.var_mean({step.source}, dim=({dims},), correction=0, "
-                                    "keepdim=True)")
+                call = f"torch.var_mean({step.source}, dim=[{dims}], correction=0, keepdim=True)"
+                self.forward.append(f"{names[1]}, {names[0]} = {call}")
                 self.emit(kernel)
                 return j
         return None

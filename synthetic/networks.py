@@ -2,8 +2,8 @@
 
 Products of matrices in every arrangement, reductions and scans along any dimension, formulas written out, losses of
 torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper methods. Which
-operators there are is in tables; a method says how a problem is built from them. `synthesize(seed, families=WIDE)` draws
-from these families and from the older ones.
+operators there are is in tables; a method says how a problem is built from them. `synthesize(seed, families=WIDE)`
+draws from these families and from the older ones.
 """
 
 import ast
@@ -25,14 +25,16 @@ _SIZES = {"b": (["batch_size", "B", "N"], (4, 8)), "m": (["M", "rows", "queries"
 # Reductions and the like, along any dimension. {d} is the dimension, {keep} its ", keepdim=True" or nothing.
 _REDUCED = ("torch.sum({x}, dim={d}{keep})", "torch.mean({x}, dim={d}{keep})", "{x}.amax(dim={d}{keep})",
             "torch.max({x}, dim={d}{keep})[0]", "torch.min({x}, dim={d}{keep}).values", "{x}.max({d})[0]",
-            "torch.logsumexp({x}, dim={d}{keep})", "torch.norm({x}, dim={d}{keep})", "torch.sum({x} * {x}, dim={d}{keep})")
+            "torch.logsumexp({x}, dim={d}{keep})", "torch.norm({x}, dim={d}{keep})",
+            "torch.sum({x} * {x}, dim={d}{keep})")
 _FOUND = ("torch.argmax({x}, dim={d})", "torch.argmin({x}, dim={d})", "{x}.argmax({d})", "torch.max({x}, dim={d})[1]")
 _ALONG = ("torch.softmax({x}, dim={d})", "F.log_softmax({x}, dim={d})", "F.normalize({x}, dim={d})",
           "torch.cumsum({x}, dim={d})", "{x}.cumsum({d})", "torch.cumprod({x}, dim={d})", "F.softmax({x}, dim={d})",
           "{x} / torch.mean(torch.abs({x}), dim={d}, keepdim=True)",
           "{x} / (torch.norm({x}, dim={d}, keepdim=True) + 1e-6)",
           "{x} / torch.sqrt(torch.mean({x} ** 2, dim={d}, keepdim=True) + 1e-5)", "{x} / torch.norm({x}, p='fro')",
-          "{x} - torch.mean({x}, dim={d}, keepdim=True)", "torch.flip(torch.cumsum(torch.flip({x}, [{d}]), {d}), [{d}])")
+          "{x} - torch.mean({x}, dim={d}, keepdim=True)",
+          "torch.flip(torch.cumsum(torch.flip({x}, [{d}]), {d}), [{d}])")
 # Formulas of one tensor, and of two.
 _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch.pow({x}, 3))))",
              "{x} * torch.sigmoid(1.702 * {x})", "torch.where({x} > 0, {x}, 0.1 * {x})", "{x} / (1.0 + torch.abs({x}))",
@@ -40,8 +42,9 @@ _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch
              "torch.clamp({x} + 3, 0, 6) / 6", "torch.sin({x}) * torch.cos({x})", "torch.exp(-{x} * {x})",
              "{x}.masked_fill({x} < {c}, 0.0)", "torch.maximum({x}, -{x} * {c})", "{x} * {x} + {c} * {x}",
              "torch.sqrt({x} * {x} + 1.0) - 1.0")
-_PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})", "{x} * torch.sigmoid({y})",
-          "torch.lerp({x}, {y}, 0.3)", "{c} * {x} + (1 - {c}) * {y}", "({x} - {y}).abs()", "{x}.masked_fill({y} > 0.5, 0.0)")
+_PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})",
+          "{x} * torch.sigmoid({y})", "torch.lerp({x}, {y}, 0.3)", "{c} * {x} + (1 - {c}) * {y}", "({x} - {y}).abs()",
+          "{x}.masked_fill({y} > 0.5, 0.0)")
 # Losses: (spelling, what the second tensor is made with). {rows} and {width} are the sizes.
 _LOSSES = (("F.cross_entropy({x}, {y})", "torch.randint(0, {width}, ({rows},))"),
            ("F.cross_entropy({x} * {c}, {y})", "torch.randint(0, {width}, ({rows},))"),
@@ -52,7 +55,8 @@ _LOSSES = (("F.cross_entropy({x}, {y})", "torch.randint(0, {width}, ({rows},))")
            ("F.huber_loss({x}, {y})", "torch.randn({rows}, {width})"),
            ("F.triplet_margin_loss({x}, {y}, {y} * {c}, margin=0.5)", "torch.randn({rows}, {width})"),
            ("F.smooth_l1_loss({x}, {y}) * {c}", "torch.randn({rows}, {width})"),
-           ("torch.mean(torch.clamp({c} - {x} * {y}, min=0))", "torch.randint(0, 2, ({rows}, {width})).float() * 2 - 1"),
+           ("torch.mean(torch.clamp({c} - {x} * {y}, min=0))",
+            "torch.randint(0, 2, ({rows}, {width})).float() * 2 - 1"),
            ("torch.norm({x} - {y})", "torch.randn({rows}, {width})"))
 
 
@@ -62,8 +66,8 @@ class Wide(Problem):
     def formula(self, of_two=False):
         """A formula written out, in place of one of torch's functions."""
         other = self.another_input() if of_two and len(self.inputs) == 1 else ""
-        self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=self.scalar(["alpha", "scale", "c0"], self.pick(
-            "0.5", "0.25", "1.5", "2.0")))
+        c = self.scalar(["alpha", "scale", "c0"], self.pick("0.5", "0.25", "1.5", "2.0"))
+        self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
 
     def product(self):
         first, second, result, spellings = self.r.choice(_PRODUCTS)
@@ -150,7 +154,8 @@ class Wide(Problem):
                 i = o
             self.shape = [(batch, 0), (i, 2)]
         else:
-            batch, side = self.const(["batch_size", "B"], self.pick(2, 4)), self.const(["side", "size"], self.pick(8, 16))
+            batch = self.const(["batch_size", "B"], self.pick(2, 4))
+            side = self.const(["side", "size"], self.pick(8, 16))
             i = self.arg(["in_channels", "channels"], self.pick(3, 4, 8))
             self.tensor_input([batch, i, side, side])
             for _ in range(self.pick(1, 2, 3)):
@@ -173,7 +178,8 @@ class Wide(Problem):
             self.formula()
 
     def layer(self) -> str:
-        return f"nn.{self.pick('ReLU()', 'ReLU(inplace=True)', 'GELU()', 'SiLU()', 'Tanh()', 'LeakyReLU(0.1)', 'Hardswish()')}"
+        return "nn." + self.pick("ReLU()", "ReLU(inplace=True)", "GELU()", "SiLU()", "Tanh()", "LeakyReLU(0.1)",
+                                 "Hardswish()")
 
     def block(self, build):
         """A class of its own, whose forward `build(draft)` drafts; this draft goes on with a layer of it."""
@@ -224,8 +230,8 @@ class Wide(Problem):
         """Attention of one head, written out, with a residual step."""
         width = d.inside(d.shape[-1][0])
         names = [d.name([name]) for name in ("q", "k2", "v")]
-        layers = [d.attribute([f"to_{name}", f"{name}_proj"], f"nn.Linear({width}, {width}{self.pick('', ', bias=False')})")
-                  for name in names]
+        made = f"nn.Linear({width}, {width}{self.pick('', ', bias=False')})"
+        layers = [d.attribute([f"to_{name}", f"{name}_proj"], made) for name in names]
         d.forward += [f"{name} = {layer}({d.x})" for name, layer in zip(names, layers)]
         d.init.append("self.factor = 0.2")
         scores = d.name(["att", "scores", "weights"])
@@ -255,7 +261,8 @@ class Wide(Problem):
             batch, n = self.const(["batch_size", "B"], self.pick(2, 4)), self.pick(4, 8, 16)
             side, channels = self.const(["side", "height", "size"], self.pick(8, 16)), self.arg(["channels", "dim"], n)
             self.tensor_input([batch, channels, side, side])
-            self.shape, kinds = [(batch, 0), (channels, n), ("", 0), ("", 0)], [self.convolution_block, self.squeeze_excite]
+            self.shape = [(batch, 0), (channels, n), ("", 0), ("", 0)]
+            kinds = [self.convolution_block, self.squeeze_excite]
         else:
             batch, n = self.const(["batch_size", "B"], self.pick(4, 8)), self.pick(32, 64)
             tokens, width = self.const(["seq_len", "tokens"], self.pick(16, 32)), self.arg(["d_model", "embed_dim"], n)

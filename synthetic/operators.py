@@ -165,7 +165,8 @@ ROWS = {
                               sweep=("s{i} += tl.where(mask, {x}, 0.0)", "q{i} += tl.where(mask, {x} * {x}, 0.0)"),
                               end=(f"top{{i}} = {_TOTAL} / cols", "all{i} = 1.0 / tl.sqrt(tl.sum(q{i}, 0)[None, :] / "
                                    "cols - top{i} * top{i} + {eps})"), value="({x} - top{i}) * all{i}"),
-    "cumsum": RowOperator(("{t} = tl.cumsum({x}, 0)",), "row-scan", start=("s{i} = 0.0",), value="s{i} + tl.cumsum({x}, 0)"),
+    "cumsum": RowOperator(("{t} = tl.cumsum({x}, 0)",), "row-scan", start=("s{i} = 0.0",),
+                          value="s{i} + tl.cumsum({x}, 0)"),
     "cumprod": RowOperator(("{t} = tl.cumprod({x}, 0)",), "row-scan", start=("s{i} = 1.0",),
                            value="s{i} * tl.cumprod({x}, 0)"),
 }
@@ -188,12 +189,13 @@ _SQUARED = SpelledOut("torch.mean(({0} - {1}) ** 2)")
 _ABSOLUTE = SpelledOut("torch.mean(torch.abs({0} - {1}))")
 _HUBER = SpelledOut("torch.mean(F.smooth_l1_loss({0}, {1}, reduction='none'))")
 _LOGITS = SpelledOut("torch.mean(F.binary_cross_entropy_with_logits({0}, {1}, reduction='none'))")
-_TRIPLET = SpelledOut("torch.mean(torch.relu(torch.norm({0} - {1} + 1e-06, dim=1) - torch.norm({0} - {2} + 1e-06, dim=1)"
-                      " + {margin}))", 3, {"margin": "1.0"}, dims=(2,))
+_TRIPLET = SpelledOut("torch.mean(torch.relu(torch.norm({0} - {1} + 1e-06, dim=1) - "
+                      "torch.norm({0} - {2} + 1e-06, dim=1) + {margin}))", 3, {"margin": "1.0"}, dims=(2,))
 _DIVERGENCE = SpelledOut("torch.sum({1} * (torch.log({1}) - {0})) / {0}.shape[0]", reduction="'batchmean'")
 _SIMILARITY = SpelledOut("torch.sum({0} * {1}, dim={dim}) / (torch.norm({0}, dim={dim}) * torch.norm({1}, dim={dim}))"
                          ".clamp(min=1e-08)", options={"dim": "1"}, dims=(2, 3))
 SPELLED_OUT = {"mse_loss": _SQUARED, "MSELoss": _SQUARED, "l1_loss": _ABSOLUTE, "L1Loss": _ABSOLUTE,
-               "smooth_l1_loss": _HUBER, "huber_loss": _HUBER, "HuberLoss": _HUBER, "SmoothL1Loss": _HUBER, "binary_cross_entropy_with_logits": _LOGITS,
+               "smooth_l1_loss": _HUBER, "huber_loss": _HUBER, "HuberLoss": _HUBER,
+               "SmoothL1Loss": _HUBER, "binary_cross_entropy_with_logits": _LOGITS,
                "cross_entropy": _CROSS_ENTROPY, "CrossEntropyLoss": _CROSS_ENTROPY, "kl_div": _DIVERGENCE,
                "triplet_margin_loss": _TRIPLET, "TripletMarginLoss": _TRIPLET, "cosine_similarity": _SIMILARITY}

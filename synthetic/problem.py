@@ -1,7 +1,7 @@
 """A whole problem as steps: its classes, what their methods are called with, what a ModelNew has to copy.
 
-The model runs once without data (PyTorch's meta device), which tells what each method of the problem's classes is called
-with. reader.py then reads the methods one by one; those that it cannot follow are copied as they are.
+The model runs once without data (PyTorch's meta device), which tells what each method of the problem's classes is
+called with. reader.py then reads the methods one by one; those that it cannot follow are copied as they are.
 """
 
 import ast
@@ -76,7 +76,7 @@ def read(task) -> ParsedModel | None:
 
 
 def follow(task) -> ParsedModel:
-    """Parse a task (anything with `.source`). Raises Unsupported when it uses Python that the reader does not follow."""
+    """Parse a task (anything with `.source`). Raises Unsupported when the reader can follow none of its methods."""
     tree = ast.parse(task.source)
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     classes.sort(key=lambda node: node.name == "Model")

@@ -62,7 +62,7 @@ class Body:
 
 @contextlib.contextmanager
 def without_data():
-    """Everything on the meta device; recurrent layers, which would take a step at a time there, by their shapes alone."""
+    """Everything on the meta device; recurrent layers, which would go step by step there, by their shapes alone."""
 
     def shapes(layer, x, state=None):
         directions = 2 if layer.bidirectional else 1

@@ -1,16 +1,15 @@
 """The Triton kernels that the expert writes, as texts to be filled in, each with the function that launches it.
 
-Six kinds of kernels. All address memory by the flat offset `idx`, so one rule indexes broadcast
-operands:
+Six kinds of kernels. All address memory by the flat offset `idx`, so one rule indexes broadcast operands:
 
     fused    one program for each 1,024 elements; a run of pointwise steps
     loss     the same, and a partial sum for each program, finished by a short torch sum
     row      one program for each row (last dimension, or all spatial ones); pointwise steps, reductions, softmax, scans
-    sweep    one program for a tile of rows that are read in pieces (long rows, or rows along any dimensions): a loop for
-             each reduction, and one more if elements are stored
+    sweep    one program for a tile of rows that are read in pieces (long rows, or rows along any dimensions): a loop
+             for each reduction, and one more if elements are stored
     norm     one program for each normalisation group, in two sweeps (GroupNorm, InstanceNorm)
-    matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile before
-             it is stored
+    matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile
+             before it is stored
 """
 
 # In the templates: {names} are the tensors and numbers that the launching function gets, {main} the first of those

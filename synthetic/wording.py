@@ -100,7 +100,8 @@ def write_problem(d) -> str:
     if any(re.search(r"\bF\.", line) for line in body + d.classes + [str(d.methods)]) or d.chance(0.3):
         out.append("import torch.nn.functional as F")
     out += (["import math"] if d.chance(0.04) else []) + gap
-    return "\n".join(out + d.classes + _class(d, signature, annotated, body, hollow) + gap + _constants_and_inputs(d, gap)) \
+    out += d.classes + _class(d, signature, annotated, body, hollow) + gap
+    return "\n".join(out + _constants_and_inputs(d, gap)) \
         + d.pick("\n", "\n", "")
 
 
@@ -132,7 +133,7 @@ def _class(d, signature, annotated, body, hollow, name="Model") -> list[str]:
         out += [hollow] if d.clutter and d.chance(0.03) else []
         out.append(f"        {line}")
     for method, x, lines in d.methods:
-        out += [hollow, f"    def {method}(self, {x}):"] + [f"        {line}" for line in lines] + [f"        return {x}"]
+        out += [hollow, f"    def {method}(self, {x}):"] + [f"        {line}" for line in lines + [f"return {x}"]]
     return out
 
 

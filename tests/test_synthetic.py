@@ -82,22 +82,29 @@ def test_the_constructor_is_copied_to_the_letter(problems):
     for task, parsed in problems:
         code = render(parsed, ALL).code
         assert parsed.constructor is None or f"def __init__({parsed.constructor.signature})" in code
-        assert all(line in code for line in (parsed.constructor.lines if parsed.constructor else []) if "super" not in line)
+        lines = parsed.constructor.lines if parsed.constructor else []
+        assert all(line in code for line in lines if "super" not in line)
 
 
 # Forwards of two tensors, the tensors' shape, and a line that shows which kind of kernel takes them over.
 SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, dim=-1)[1]", "(40, 300)", "sweep("),
           ("x.min(dim=1, keepdim=True).values", "(64, 33, 20)", "sweep("), ("x.sum((0, 1))", "(3, 33, 40)", "sweep("),
           ("torch.softmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("F.log_softmax(x.abs(), 1)", "(32, 17000)", "sweep("),
-          ("x / x.abs().mean(dim=1, keepdim=True)", "(64, 33, 20)", "sweep("), ("x.cumsum(1)", "(64, 33, 20)", "sweep("),
+          ("x / x.abs().mean(dim=1, keepdim=True)", "(64, 33, 20)", "sweep("),
+          ("x.cumsum(1)", "(64, 33, 20)", "sweep("),
           ("torch.cumprod(x * 0.01 + 1, dim=1)", "(32, 17000)", "sweep("), ("x / torch.norm(x)", "(64, 99)", "loss("),
           ("torch.logsumexp(x * 2, dim=0) + 1", "(33, 200)", "sweep("), ("F.normalize(x)", "(64, 33, 20)", "sweep("),
-          ("torch.relu(x.T @ y * 0.5)", "(64, 50)", "matmul("), ("torch.bmm(x, y.transpose(1, 2))", "(3, 64, 50)", "matmul("),
-          ("x @ y.transpose(-2, -1) + 1", "(2, 3, 40, 32)", "matmul("), ("torch.einsum('ij,jk->ik', x, y)", "(64, 64)", "matmul("),
-          ("F.cross_entropy(x, y.argmax(dim=1))", "(64, 128)", "row("), ("F.cosine_similarity(x, y)", "(64, 128)", "row("),
-          ("F.triplet_margin_loss(x, y, x * y, margin=0.5)", "(64, 128)", "row("), ("F.huber_loss(x, y)", "(64, 128)", "loss("),
+          ("torch.relu(x.T @ y * 0.5)", "(64, 50)", "matmul("),
+          ("torch.bmm(x, y.transpose(1, 2))", "(3, 64, 50)", "matmul("),
+          ("x @ y.transpose(-2, -1) + 1", "(2, 3, 40, 32)", "matmul("),
+          ("torch.einsum('ij,jk->ik', x, y)", "(64, 64)", "matmul("),
+          ("F.cross_entropy(x, y.argmax(dim=1))", "(64, 128)", "row("),
+          ("F.cosine_similarity(x, y)", "(64, 128)", "row("),
+          ("F.triplet_margin_loss(x, y, x * y, margin=0.5)", "(64, 128)", "row("),
+          ("F.huber_loss(x, y)", "(64, 128)", "loss("),
           ("F.kl_div(x.log_softmax(1), y.softmax(1), reduction='batchmean')", "(64, 128)", "loss("),
-          ("torch.where(x > 0, x, y * 2)", "(64, 128)", "fused("), ("x.masked_fill(y > 0, -1.0)", "(64, 128)", "fused(")]
+          ("torch.where(x > 0, x, y * 2)", "(64, 128)", "fused("),
+          ("x.masked_fill(y > 0, -1.0)", "(64, 128)", "fused(")]
 
 
 def test_operators_alone_and_with_a_neighbour_have_right_kernels(sandbox):
@@ -166,10 +173,12 @@ def get_init_inputs():
 
 def test_a_network_keeps_its_layers_and_has_kernels_in_every_method(sandbox):
     code = render(expert.follow(Task("network", 3, NETWORK)), ALL).code
-    for text in ("torch.var_mean(", "F.conv2d(x, self.tail[0].weight, None", "self.blocks[1](x)", "def widened(n):", "SLOPE"):
+    for text in ("torch.var_mean(", "F.conv2d(x, self.tail[0].weight, None", "self.blocks[1](x)", "def widened(n):",
+                 "SLOPE"):
         assert text in code
     gate = code[code.index("def _gate"):]
-    assert "fused" in gate[:gate.index("def forward")] and "fused" in code[code.index("class Block"):code.index("ModelNew")]
+    assert "fused" in gate[:gate.index("def forward")]
+    assert "fused" in code[code.index("class Block"):code.index("ModelNew")]
     verdict = sandbox.score(Task("network", 3, NETWORK), [code])[0]
     assert verdict.correct, verdict.error
 
@@ -190,7 +199,8 @@ def test_solutions_for_the_wide_distribution_are_correct(sandbox):
 
 def test_layers_in_a_sequence_are_the_operators_that_they_are_outside_one():
     inside = "nn.Sequential(nn.Linear(4, 4), nn.Tanh())"
-    together = f"class Model(nn.Module):\n def __init__(self):\n  self.net = {inside}\n def forward(self, x):\n  return self.net(x)"
+    together = (f"class Model(nn.Module):\n def __init__(self):\n  self.net = {inside}\n"
+                " def forward(self, x):\n  return self.net(x)")
     apart = together.replace(inside, "nn.Linear(4, 4)").replace("return self.net(x)", "return torch.tanh(self.net(x))")
     assert fingerprint(together) == fingerprint(apart) != fingerprint(together.replace("Tanh", "ReLU"))
 

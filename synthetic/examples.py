@@ -29,7 +29,7 @@ from skills import Skill, SkillLibrary
 from summarizer import summary_messages
 from synthetic import expert
 from synthetic.expert import ALL, TECHNIQUES
-from synthetic.generator import synthesize
+from synthetic.generator import NARROW, synthesize
 from synthetic.networks import WIDE
 from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 
@@ -121,9 +121,8 @@ def normalized(code) -> str:
 class Writer:
     """Turns seeds into examples. `sandbox` executes the kernels of several turns, so that their feedback is real."""
 
-    def __init__(self, sandbox, families=None):
-        """families: to draw problems from, see `synthesize`."""
-        self.sandbox, self.evaluation, self.families = sandbox, evaluation_fingerprints(), families
+    def __init__(self, sandbox, distribution=NARROW):
+        self.sandbox, self.evaluation, self.distribution = sandbox, evaluation_fingerprints(), distribution
         self.codes = {name: [] for name in TECHNIQUES}  # solutions that show a technique, for the Example of its skill
         seed = 0
         while not all(self.codes.values()):
@@ -147,7 +146,7 @@ class Writer:
 
     def task(self, seed, clutter=False):
         """(Task, ParsedModel) for a seed, or None when it is unfit or the expert cannot read or solve it."""
-        task = synthesize(seed, clutter, self.families)
+        task = synthesize(seed, clutter, self.distribution)
         if unfit(task, self.evaluation):
             return None
         parsed = expert.read(task)
@@ -288,7 +287,7 @@ _writer = None  # one for each process
 def _start_writer(execute, wide):
     global _writer
     torch.set_num_threads(1)
-    _writer = Writer(Sandbox(device="cpu", trials=1, workers=1) if execute else None, WIDE if wide else None)
+    _writer = Writer(Sandbox(device="cpu", trials=1, workers=1) if execute else None, WIDE if wide else NARROW)
 
 
 def _write_many(seeds):

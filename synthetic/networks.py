@@ -2,13 +2,13 @@
 
 Products of matrices in every arrangement, reductions and scans along any dimension, formulas written out, losses of
 torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper methods. Which
-operators there are is in tables; a method says how a problem is built from them. `synthesize(seed, families=WIDE)`
+operators there are is in tables; a method says how a problem is built from them. `synthesize(seed, distribution=WIDE)`
 draws from these families and from the older ones.
 """
 
 import ast
 
-from synthetic.generator import FAMILIES, Problem
+from synthetic.generator import FAMILIES, Distribution, Problem
 from synthetic.wording import write_class
 
 # Products: (dimensions of the first factor, of the second, of the result, spellings). Names of sizes: b, m, k, n.
@@ -62,6 +62,20 @@ _LOSSES = (("F.cross_entropy({x}, {y})", "torch.randint(0, {width}, ({rows},))")
 
 class Wide(Problem):
     """A draft of the wide distribution."""
+
+    def finish(self):
+        """Now and then the last lines, where they use the current tensor alone, become a method of their own."""
+        lines = []
+        for line in reversed(self.forward):
+            names = {n.id for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Name)}
+            if not line.startswith(f"{self.x} = ") or names - {self.x, "self", "torch", "F", "nn"}:
+                break
+            lines.insert(0, line)
+        if lines and self.chance(0.1):
+            lines = lines[-self.r.randint(1, len(lines)):]
+            name = self.name(["_helper", "apply_tail", "activate", "post_process", "_finish"])
+            self.methods.append((name, self.x, lines))
+            self.forward[-len(lines):] = [f"{self.x} = self.{name}({self.x})"]
 
     def formula(self, of_two=False):
         """A formula written out, in place of one of torch's functions."""
@@ -277,21 +291,7 @@ class Wide(Problem):
             self.formula()
 
 
-def into_helper(d):
-    """Move the last lines of a forward into a method of their own, where they use the current tensor alone."""
-    count = 0
-    for line in reversed(d.forward):
-        names = {n.id for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Name)}
-        if not line.startswith(f"{d.x} = ") or names - {d.x, "self", "torch", "F", "nn"}:
-            break
-        count += 1
-    if count:
-        count = d.r.randint(1, count)
-        name = d.name(["_helper", "apply_tail", "activate", "post_process", "_finish"])
-        d.methods.append((name, d.x, d.forward[-count:]))
-        d.forward[-count:] = [f"{d.x} = self.{name}({d.x})"]
-
-
-WIDE = {**FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
-        "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "batch norm": (10, Wide.normalised),
-        "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes)}
+WIDE = Distribution(Wide, {
+    **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
+    "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "batch norm": (10, Wide.normalised),
+    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes)})

@@ -14,8 +14,8 @@ from sandbox import Sandbox
 from summarizer import lazy_advice
 from synthetic import expert
 from synthetic.expert import ALL, TECHNIQUES, read, render, techniques_in
-from synthetic.generator import FAMILIES, synthesize, training_tasks
-from synthetic.networks import WIDE
+from synthetic.generator import FAMILIES, Distribution, synthesize, training_tasks
+from synthetic.networks import WIDE, Wide
 from synthetic.operators import POINTWISE, Operator
 from tasks import Task, builtin_tasks, evaluation_fingerprints, fingerprint, unfit
 
@@ -184,10 +184,10 @@ def test_a_network_keeps_its_layers_and_has_kernels_in_every_method(sandbox):
 
 
 def test_solutions_for_the_wide_distribution_are_correct(sandbox):
-    families = {name: row for name, row in WIDE.items() if name not in FAMILIES}
+    families = {name: row for name, row in WIDE.families.items() if name not in FAMILIES}
     found, evaluation = {name: [] for name in families}, evaluation_fingerprints()
     for seed in range(200):
-        task = synthesize(seed, clutter=seed % 2 > 0, families=families)
+        task = synthesize(seed, clutter=seed % 2 > 0, distribution=Distribution(Wide, families))
         if len(found[task.family]) < 3 and unfit(task, evaluation) is None:
             found[task.family].append(task)
     drawn = [task for tasks_ in found.values() for task in tasks_]

@@ -207,18 +207,18 @@ class Reader:
 
         def named(node):  # turn a subexpression into a variable
             # `x = relu(conv(x))` may reuse x for the intermediate; `x = x + conv(x)` may not.
-            mentions = _mentions(root, target) + repeated
-            name = target if mentions == _mentions(node, target) else self.fresh()
+            alone = _mentions(root, target) == _mentions(node, target)
+            name = target if alone and not spelled_out else self.fresh()
             self.assign(name, node)
             return ast.Name(name, ast.Load())
 
-        repeated = 0  # mentions that were added when something was spelled out
+        spelled_out = False  # then `root` does not show any more where the target is mentioned
 
         def walk(node, top):
-            nonlocal repeated
-            spelled = self.spelled_out(node)
-            repeated += _mentions(spelled, target) - _mentions(node, target)
-            node = spelled
+            nonlocal spelled_out
+            sequence = isinstance(node, ast.Call) and isinstance(self.resolve(node.func), nn.Sequential)
+            before, node = node, self.spelled_out(node)
+            spelled_out |= node is not before and not sequence
             for key, value in ast.iter_fields(node):
                 if isinstance(value, ast.AST):
                     setattr(node, key, walk(value, False))

@@ -99,6 +99,7 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
           ("x @ y.transpose(-2, -1) + 1", "(2, 3, 40, 32)", "matmul("),
           ("torch.einsum('ij,jk->ik', x, y)", "(64, 64)", "matmul("),
           ("F.cross_entropy(x, y.argmax(dim=1))", "(64, 128)", "row("),
+          ("F.cross_entropy(x * 3, y.argmax(dim=1))", "(64, 128)", "row("),
           ("F.cosine_similarity(x, y)", "(64, 128)", "row("),
           ("F.triplet_margin_loss(x, y, x * y, margin=0.5)", "(64, 128)", "row("),
           ("F.huber_loss(x, y)", "(64, 128)", "loss("),

@@ -359,7 +359,7 @@ def _class(part, techniques, kernels) -> str:
         signature = method.signature
         if main and method.name == "__init__":
             lines = ["super().__init__()"] + [line for line in method.lines if "super(" not in line]
-        elif main and method.name == "forward" and method.bodies:
+        elif main and method.name == "forward" and method.bodies and "=" not in signature:  # without annotations
             signature = f"self, {', '.join(method.bodies[0].inputs)}"
         out += [f"    def {method.name}({signature}):"] + ["        " + line for line in lines] + [""]
     return "\n".join(out[:-1])

@@ -205,11 +205,12 @@ def operators(source) -> list[str]:
     """
     found = []
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    layers = {}  # attribute name -> layer class, for self.act = nn.ReLU()
+    layers = {}  # attribute name -> layer classes, for self.act = nn.ReLU(); several in an nn.Sequential
     for node in (n for c in classes for n in ast.walk(c)):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             if isinstance(node.targets[0], ast.Attribute):
-                layers[node.targets[0].attr] = ast.unparse(node.value.func).split(".")[-1]
+                made = [ast.unparse(n.func).split(".")[-1] for n in ast.walk(node.value) if isinstance(n, ast.Call)]
+                layers[node.targets[0].attr] = made[1:] or made if made[0] == "Sequential" else made[:1]
     for method in (n for c in classes for n in c.body if isinstance(n, ast.FunctionDef) and n.name != "__init__"):
         for node in ast.walk(method):
             if isinstance(node, ast.BinOp):
@@ -218,11 +219,12 @@ def operators(source) -> list[str]:
                 if isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
                     found.append("neg")
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                name = node.func.attr
+                names = [node.func.attr]
                 if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
-                    name = layers.get(name, name)
-                name = re.sub(r"(?<!conv)(?<!pool)[123]d$", "", name.lower())  # BatchNorm1d and 2d are one operator
-                found.append(_SPELLINGS.get(name, name))
+                    names = layers.get(names[0], names)
+                for name in names:
+                    name = re.sub(r"(?<!conv)(?<!pool)[123]d$", "", name.lower())  # BatchNorm1d and 2d are one operator
+                    found.append(_SPELLINGS.get(name, name))
     found = [part for name in found for part in _WRITTEN_OUT.get(name, [name])]
     return sorted(name for name in found if name not in _NEUTRAL)
 

@@ -1,16 +1,10 @@
 """Writes one Triton kernel and the function that launches it, line by line from torch expressions, for expert.py.
 
-Five kinds of kernels, each a template below. All address memory by the flat offset `idx`, so one rule indexes broadcast
-operands:
-
-    fused    one program for each 1,024 elements; a run of pointwise steps
-    loss     the same, and a partial sum for each program, finished by a short torch sum
-    row      one program for each row (last dimension, or all spatial ones); pointwise steps, reductions, softmax, scans
-    norm     one program for each normalisation group, in two sweeps (GroupNorm, InstanceNorm)
-    matmul   one program for each output tile; pointwise steps on the tile before it is stored
+The kinds of kernels are templates (templates.py).
 """
 
 import ast
+import keyword
 import re
 from dataclasses import dataclass
 
@@ -18,97 +12,19 @@ import torch
 import torch.nn as nn
 
 from synthetic.operators import ARITHMETIC, POINTWISE, ROWS
+from synthetic.templates import PIECES, TEMPLATES
 
 
 class Unsupported(Exception):
     """What the reader or a kernel cannot express; the step stays a torch call, or the problem is passed over."""
 
 
-# In the templates: {names} are the tensors and numbers that the launching function gets, {main} the first of those
-# tensors that the kernel walks, {extra} and {sizes} further integers outside and inside the kernel, {steps} the loads
-# and the translated operators.
-_ELEMENTS = """def {name}({names}):
-    {contiguous}
-    n = {main}.numel()
-    out = {out}
-    {name}_kernel[(triton.cdiv(n, 1024),)]({names}, out, n{extra}, BLOCK=1024)
-    return {result}
-
-@triton.jit
-def {name}_kernel({parameters}, out_ptr, n{sizes}, BLOCK: tl.constexpr):
-    idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = idx < n
-    {steps}
-    {store}"""
-_ROW = """def {name}({names}):
-    {contiguous}
-    cols = {cols}
-    out = {out}
-    {name}_kernel[({main}.numel() // cols,)]({names}, out, cols{extra}, BLOCK=triton.next_power_of_2(cols))
-    return out
-
-@triton.jit
-def {name}_kernel({parameters}, out_ptr, cols{sizes}, BLOCK: tl.constexpr):
-    start = tl.program_id(0) * cols
-    offs = tl.arange(0, BLOCK)
-    mask = offs < cols
-    idx = start + offs
-    {steps}
-    {store}"""
-_NORM = """def {name}({names}, groups):
-    {contiguous}
-    cols = {main}[0].numel() // groups
-    out = torch.empty_like({main})
-    {name}_kernel[({main}.numel() // cols,)]({names}, out, cols{extra}, BLOCK=1024)
-    return out
-
-@triton.jit
-def {name}_kernel({parameters}, out_ptr, cols{sizes}, BLOCK: tl.constexpr):
-    start = tl.program_id(0) * cols
-    total = tl.zeros((BLOCK,), tl.float32)
-    square = tl.zeros((BLOCK,), tl.float32)
-    for i in range(0, cols, BLOCK):
-        offs = i + tl.arange(0, BLOCK)
-        mask = offs < cols
-        idx = start + offs
-        {main} = tl.load({main}_ptr + idx, mask=mask, other=0.0)
-        total += {main}
-        square += {main} * {main}
-    mean = tl.sum(total, 0) / cols
-    rstd = 1.0 / tl.sqrt(tl.sum(square, 0) / cols - mean * mean + eps)
-    for i in range(0, cols, BLOCK):
-        offs = i + tl.arange(0, BLOCK)
-        mask = offs < cols
-        idx = start + offs
-        {steps}
-        {store}"""
-_MATMUL = """def {name}({names}):
-    {contiguous}
-    m, k = {main}.shape
-    n = {weight}.shape[{weight_rows}]
-    out = {main}.new_empty(m, n)
-    {name}_kernel[(triton.cdiv(n, 64), triton.cdiv(m, 128))]({names}, out, m, n, k{extra}, BM=128, BN=64, BK=32)
-    return out
-
-@triton.jit
-def {name}_kernel({parameters}, out_ptr, m, n, k{sizes}, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    rows = tl.program_id(1) * BM + tl.arange(0, BM)
-    cols = tl.program_id(0) * BN + tl.arange(0, BN)
-    acc = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, k, BK):
-        i = start + tl.arange(0, BK)
-        a = tl.load({main}_ptr + rows[:, None] * k + i[None, :], mask=(rows[:, None] < m) & (i[None, :] < k), other=0.0)
-        b = tl.load({weight}_ptr + {weight_index}, mask=(cols[None, :] < n) & (i[:, None] < k), other=0.0)
-        acc = tl.dot(a, b, acc, input_precision="tf32x3")
-    idx = rows[:, None] * n + cols[None, :]
-    mask = (rows[:, None] < m) & (cols[None, :] < n)
-    {steps}
-    {store}"""
-_TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "norm": _NORM, "matmul": _MATMUL}
-
 # Variables of the templates and formulas, which an operand or a step may not take.
-RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "out", "m",
-            "d", "e", "u", "inner", "i", "mean", "rstd", "total", "square", "tl", "BLOCK"}
+RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "dst", "m",
+            "d", "e", "u", "inner", "i", "lane", "grid", "width", "found", "BR", "BI", "mean", "rstd", "total",
+            "square", "tl", "BLOCK"}
+RESERVED_IN = {"sweep": {"s", "q", "top", "all", "at"}, "matmul": {"am", "ak", "as_", "bk", "bn", "bs"}}
+_COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
 _ATOM = 9  # the precedence of a name, a number or a call
 
@@ -124,20 +40,23 @@ class _Operand:
     text: str  # outside it
     load: str  # the line that reads it; "" for numbers passed by value
     full: bool = False  # has the shape of the tensor that the kernel walks
+    factor: bool = False  # of a product: the template reads it
 
 
 class Kernel:
     """One Triton kernel under construction.
 
-    parsed: the ParsedModel whose steps are added. shape: of the tensor that the kernel walks (matmul: of its result).
-    layout: of a row kernel, "last" or "spatial". Its methods raise Unsupported for what the kind cannot express.
+    parsed: the Body whose steps are added. shape: of the tensor that the kernel walks (matmul: of its result).
+    layout: of a row kernel, "last" or "spatial". dims: of a sweep, the first and last of the dimensions reduced. Its
+    methods raise Unsupported for what the kind cannot express.
     """
 
-    def __init__(self, parsed, kind, shape, layout=""):
-        self.parsed, self.kind, self.shape, self.layout = parsed, kind, tuple(shape), layout
+    def __init__(self, parsed, kind, shape, layout="", dims=()):
+        self.parsed, self.kind, self.shape, self.layout, self.dims = parsed, kind, tuple(shape), layout, dims
         self.operands = {}  # text outside the kernel -> _Operand
         self.extra = {}  # further integer parameters: name -> an operand (its size), or a dimension (elements below it)
         self.lines = []
+        self.sections = []  # of a sweep: (lines of a step, "vector" or "row"), or (a reduction's fields, "reduction")
         self.local = {}  # variable -> "vector" or "row" (one number for each row), once the kernel computes it
         self.values = {}  # of the step being translated
         self.first = self.last = None  # steps
@@ -148,8 +67,10 @@ class Kernel:
         """The kernel's name for a value outside: a tensor that broadcasts to self.shape, or (shape None) a number."""
         if text in self.operands:
             return self.operands[text].name
-        name = text.split(".")[-1]
+        name = re.findall(r"[A-Za-z_]\w*(?!\w*\()", re.sub(r"\.(T|mT|t\(\)|transpose\(.*?\))$", "", text))
+        name = next((n for n in reversed(name) if not keyword.iskeyword(n)), "value")
         taken = {o.name for o in self.operands.values()} | RESERVED | set(self.local)
+        taken |= RESERVED_IN.get(self.kind, set())
         name = next(n for n in [name] + [f"{name}{i}" for i in range(2, 9)] if n not in taken)
         load, full = "", False
         if shape is not None:
@@ -172,7 +93,7 @@ class Kernel:
         if not block:
             return f"tl.load({name}_ptr)"
         first, last, rank = block[0], block[-1], len(self.shape)
-        if self.kind == "matmul" and block == [1]:
+        if self.kind == "matmul" and block == [rank - 1]:
             return f"tl.load({name}_ptr + cols, mask=cols < n, other=0.0)[None, :]"
         if self.kind == "row" and self.layout == "last" and block == [rank - 1]:
             return f"tl.load({name}_ptr + offs, mask=mask, other=0.0)"
@@ -193,7 +114,8 @@ class Kernel:
 
     def elements_below(self, dimension) -> str:
         known = [name for name, what in self.extra.items() if what == dimension]
-        name = known[0] if known else next(n for n in ("inner", "inner2", "inner3") if n not in self.extra)
+        name = known[0] if known else next(
+            n for n in ("inner", "inner2", "inner3") if n not in self.extra and (n, self.kind) != ("inner", "sweep"))
         self.extra[name] = dimension
         return name
 
@@ -218,6 +140,11 @@ class Kernel:
         call = self.parsed.reader.call(node)
         if call and call.pointwise:
             return self.formula(call)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARED:
+            left, right = self.wrapped(node.left, 1), self.wrapped(node.comparators[0], 1)
+            return f"{left} {_COMPARED[type(node.ops[0])]} {right}", 0
+        if {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & set(self.local):
+            raise Unsupported  # it would read what the variable held before the kernel
         value = self.parsed.reader.evaluate(node, self.values)
         if isinstance(value, torch.Tensor):
             return self.operand(ast.unparse(node), value.shape), _ATOM
@@ -270,6 +197,7 @@ class Kernel:
                 if keywords.keys() & {"min_val", "max_val"}:
                     raise Unsupported  # hardtanh with one bound; the other is not infinite
                 name = "clamp_max" if "max" in keywords else "clamp_min"
+            arguments += [keywords[key] for key in ("input", "other", "value") if key in keywords and name == "where"]
             further = [self.wrapped(a, _ATOM) for a in arguments[1:]] or list(POINTWISE[name].defaults)
         lines = POINTWISE[name].triton
         if not further and any("{a}" in line for line in lines):
@@ -290,15 +218,25 @@ class Kernel:
 
     def add(self, step):
         """Append the lines of a step, headed by the torch line that they replace."""
+        before, operands = len(self.lines), len(self.operands)
         self.lines.append(f"# {step.target} = {step.text}")
         self.values, self.first, self.last = step.values, self.first or step, step
         if step.kind == "all":
+            if step.op == "norm":
+                self.lines.append(f"{step.source} = {self.variable(step.source)} * {self.variable(step.source)}")
             self.variable(step.source)  # the template adds it up
             return
         kind = "diagonal" if step.op == "diagonal" else step.kind
-        self.lines += getattr(self, f"{kind}_lines")(step)  # which may append helper lines before its own
         reduced = step.kind == "row" and ROWS[step.op].reduces
         reduced |= step.kind == "pointwise" and tuple(step.shape) != self.shape
+        if self.kind == "sweep" and step.kind == "row":
+            self.sections.append((self.sweep_fields(step), "reduction"))
+        else:
+            self.lines += getattr(self, f"{kind}_lines")(step)  # which may append helper lines before its own
+            added = list(self.operands.values())[operands:]
+            if self.kind == "sweep" and reduced and any("idx" in operand.load for operand in added):
+                raise Unsupported  # a tensor of the rows' numbers
+            self.sections.append((self.lines[before:], "row" if reduced else "vector"))
         self.local[step.target] = "row" if reduced else "vector"
 
     def pointwise_lines(self, step):
@@ -313,39 +251,103 @@ class Kernel:
             raise Unsupported
         return [f"{step.target} = {self.operand(ast.unparse(vector), (*shape, 1))} * {matrix}"]
 
-    def row_lines(self, step):
+    def row_fields(self, step) -> tuple[dict, list]:
+        """What a row operator's lines are filled with, and the lines that follow it."""
         fields, affine = {"x": self.variable(step.source), "t": step.target}, []
         if step.op == "layer_norm":
             fields["eps"] = self.operand(f"self.{step.module}.eps", None)
-            weight, bias = (self.operand(f"self.{step.module}.{name}", self.shape[-1:]) for name in ("weight", "bias"))
+            shape = step.layer.normalized_shape
+            weight, bias = (self.operand(f"self.{step.module}.{name}", shape) for name in ("weight", "bias"))
             affine = [f"{step.target} = {step.target} * {weight} + {bias}"]
+        return fields, affine
+
+    def row_lines(self, step):
+        fields, affine = self.row_fields(step)
         return [line.format(**fields) for line in ROWS[step.op].triton] + affine
 
     def norm_lines(self, step):
-        x = self.operand(step.source, step.shape)
-        self.operand(f"self.{step.module}.eps", None)
-        line = f"{step.target} = ({x} - mean) * rstd"
-        if getattr(self.parsed.model, step.module).weight is not None:
-            channel = (step.shape[1],) + (1,) * (len(step.shape) - 2)
-            line += f" * {self.operand(f'self.{step.module}.weight', channel)}"
-            line += f" + {self.operand(f'self.{step.module}.bias', channel)}"
+        x = self.operand(step.source, step.shape) if step.source not in self.local else step.source
+        eps = self.operand(f"self.{step.module}.eps", None)
+        if self.kind == "fused":  # from statistics that a torch call has worked out
+            shape = [1 if d in step.dims else n for d, n in enumerate(step.shape)]
+            mean, variance = (self.operand(name, shape) for name in step.statistics)
+            line = f"{step.target} = ({x} - {mean}) / tl.sqrt({variance} + {eps})"
+        else:
+            line = f"{step.target} = ({x} - mean) * rstd"
+        if step.layer.weight is not None:
+            affine = (step.shape[1],) + (1,) * (len(step.shape) - 2)
+            affine = tuple(step.layer.normalized_shape) if step.op == "layer" else affine
+            line += f" * {self.operand(f'self.{step.module}.weight', affine)}"
+            line += f" + {self.operand(f'self.{step.module}.bias', affine)}"
         return [line]
 
     def matmul_lines(self, step):
-        if step.source == step.weight:
-            raise Unsupported
-        for factor in (step.source, step.weight):  # listed first; the template reads them itself
-            self.operand(factor, step.shape)
-        bias = getattr(getattr(self.parsed.model, step.module), "bias", None) if step.module else None
+        self.factors = []
+        for text in step.factors:
+            name = self.operand(text, None)
+            operand = self.operands.pop(text)  # elsewhere in the kernel the same tensor would be another operand
+            if f"factor {text}" in self.operands:
+                raise Unsupported
+            self.operands[f"factor {text}"] = operand
+            operand.load, operand.factor = "read by the template", True
+            self.factors.append(name)
+        bias = getattr(step.layer, "bias", None)
         if bias is None:
             return [f"{step.target} = acc"]
-        return [f"{step.target} = acc + {self.operand(f'self.{step.module}.bias', step.shape[1:])}"]
+        return [f"{step.target} = acc + {self.operand(f'self.{step.module}.bias', step.shape[-1:])}"]
+
+    # ---- a sweep: rows read in pieces
+
+    def sweep_fields(self, step):
+        """(row operator, its fields, its lines after the value) of a row step in a sweep."""
+        operator = ROWS[step.op]
+        if not operator.start or step.op == "layer_norm" and step.dims != self.dims:
+            raise Unsupported
+        fields, affine = self.row_fields(step)
+        number = sum(level == "reduction" for _, level in self.sections)
+        return operator, dict(fields, i=number or ""), [self.lines.pop()] + affine  # headed by the torch line
+
+    def sweep_lines(self, final) -> list[str]:
+        """The kernel's body: a loop over the pieces for each reduction, and one that stores elements."""
+        vector = [o.load for o in self.ordered() if "idx" in o.load]
+        out = [o.load for o in self.ordered() if o.load and "idx" not in o.load]
+        for what, level in self.sections:
+            if level == "vector":
+                vector += what
+            elif level == "row":
+                out += what
+            else:
+                operator, fields, (comment, *affine) = what
+                start, sweep, end = ([line.format(**fields) for line in lines]
+                                     for lines in (operator.start, operator.sweep, operator.end))
+                scan = operator.technique == "row-scan"
+                for line in start:
+                    name, first = line.split(" = ")
+                    kind = "tl.int32" if first == "0" else "tl.float32"
+                    out.append(f"{name} = tl.full(({'1' if scan else 'BR'}, BI), {first}, {kind})")
+                out += [comment] if sweep else []
+                out += _loop(_needed(vector, sweep)) if sweep else []
+                out += end
+                if operator.value:
+                    vector += [] if sweep else [comment]
+                    vector.append(f"{fields['t']} = {operator.value.format(**fields)}")
+                    vector += affine
+                if scan:  # what the next piece goes on from
+                    carried = start[0].split(" = ")[0]
+                    last = f"tl.where(offs == i + BR - 1, {fields['t']}, 0.0)"
+                    vector[-1] += f"\n        {carried} = tl.sum({last}, 0)[None, :]"
+                if operator.reduces and any(line.split(" = ")[0] == fields["t"] for line in vector) \
+                        and self.local[final] == "vector":
+                    raise Unsupported  # one name for elements and for a number of the row
+        if self.local[final] == "row":
+            return out + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {final}, mask=lane < inner)"]
+        return out + _loop(_needed(vector, [f"tl.store(dst_ptr + idx, {final}, mask=mask)"]))
 
     # ---- source text
 
     def ordered(self) -> list[_Operand]:
         """Operands in the order in which they are passed: the tensors walked, other tensors, numbers."""
-        return sorted(self.operands.values(), key=lambda o: (not o.full, not o.load))
+        return sorted(self.operands.values(), key=lambda o: (not o.factor, not o.full, not o.load))
 
     def call(self) -> str:
         """The arguments of the launching function where it is called."""
@@ -355,23 +357,23 @@ class Kernel:
         """Source of the launching function `name` and of its kernel. Stored is what the last step assigns."""
         operands, step = self.ordered(), self.last
         full = [o.name for o in operands if o.full]
-        if not full:
+        if not full and self.kind != "matmul":
             raise Unsupported
-        main = full[0]
+        main = full[0] if full else ""
         final = step.source if step.kind == "all" else step.target
         extra = [f"{what}.numel()" if isinstance(what, str) else f"{main}[{', '.join(['0'] * (what + 1))}].numel()"
                  for what in self.extra.values()]
-        fields = {"name": name, "main": main, "out": f"torch.empty_like({main})", "result": "out",
+        fields = {"name": name, "main": main, "out": f"torch.empty_like({main})", "result": "dst",
                   "names": ", ".join(o.name for o in operands),
                   "contiguous": "\n    ".join(f"{x} = {x}.contiguous()" for x in full),
                   "parameters": ", ".join(f"{o.name}_ptr" if o.load else o.name for o in operands),
                   "extra": "".join(f", {text}" for text in extra), "sizes": "".join(f", {n}" for n in self.extra),
-                  "store": f"tl.store(out_ptr + idx, {final}, mask=mask)"}
-        loads = [o.load for o in operands if o.load]
+                  "store": f"tl.store(dst_ptr + idx, {final}, mask=mask)"}
+        lines = [o.load for o in operands if o.load and not o.factor] + self.lines
         if self.kind == "loss":
             fields["out"] = f"{main}.new_empty(triton.cdiv(n, 1024))"
-            fields["result"] = "out.sum() / n" if step.op == "mean" else "out.sum()"
-            fields["store"] = f"tl.store(out_ptr + tl.program_id(0), tl.sum(tl.where(mask, {final}, 0.0), 0))"
+            fields["result"] = {"mean": "dst.sum() / n", "sum": "dst.sum()", "norm": "torch.sqrt(dst.sum())"}[step.op]
+            fields["store"] = f"tl.store(dst_ptr + tl.program_id(0), tl.sum(tl.where(mask, {final}, 0.0), 0))"
         elif self.kind == "row":
             last = self.layout == "last"
             fields["cols"] = f"{main}.shape[-1]" if last else f"{main}[0, 0].numel()"
@@ -379,14 +381,68 @@ class Kernel:
                 ones = (1,) * (1 if last else len(self.shape) - 2) if len(step.shape) == len(self.shape) else ()
                 lead = f"{main}.shape[:{-1 if last else 2}]"
                 fields["out"] = f"{main}.new_empty({lead}{f' + {ones}' if ones else ''})"
-                fields["store"] = f"tl.store(out_ptr + tl.program_id(0), {final})"
+                fields["store"] = f"tl.store(dst_ptr + tl.program_id(0), {final})"
+        elif self.kind == "sweep":
+            fields.update(self.sweep_sizes(main, final))
+            lines = self.sweep_lines(final)
         elif self.kind == "matmul":
-            if any(not isinstance(what, str) for what in self.extra.values()):
-                raise Unsupported
-            by_row = bool(self.first.module)  # a layer's weight is (N, K); a factor of a product is (K, N)
-            fields["weight"] = full[1]
-            fields["weight_rows"] = 0 if by_row else 1
-            fields["weight_index"] = "cols[None, :] * k + i[:, None]" if by_row else "i[:, None] * n + cols[None, :]"
-            loads = loads[2:]
+            fields.update(self.product_sizes())
         indent = "\n        " if self.kind == "norm" else "\n    "
-        return _TEMPLATES[self.kind].format(steps=indent.join(loads + self.lines), **fields)
+        text = TEMPLATES[self.kind].format(steps=indent.join(lines), **fields)
+        return re.sub(r"\n +(?=\n    )", "", text)
+
+    def sweep_sizes(self, main, final) -> dict:
+        """Fields of the template: how many elements a row has, how far apart they are, the output."""
+        first, last = self.dims
+        inner = f"{main}[{', '.join(['0'] * (last + 1))}].numel()" if last + 1 < len(self.shape) else "1"
+        row = f"{main}[{', '.join(['0'] * first)}].numel()" if first else f"{main}.numel()"
+        sizes = {"inner": inner, "cols": f"{main}.shape[{first}]" if first == last else f"{row} // inner"}
+        if self.local[final] == "row":
+            ones = (1,) * (last + 1 - first) if len(self.last.shape) == len(self.shape) else ()
+            parts = [f"{main}.shape[:{first}]", str(ones) if ones else "", f"{main}.shape[{last + 1}:]"]
+            shape = " + ".join(part for part in parts if part)
+            integer = any(level == "reduction" and what[0].integer for what, level in self.sections)
+            sizes["out"] = f"{main}.new_empty({shape}{', dtype=torch.int64' if integer else ''})"
+        return sizes
+
+    def product_sizes(self) -> dict:
+        """Fields of the template: factors as they lie in memory, whatever their strides."""
+        if any(not isinstance(what, str) for what in self.extra.values()):
+            raise Unsupported
+        a, b = self.factors
+        x, w = (self.parsed.reader.evaluate(ast.parse(factor, mode="eval").body, self.first.values)
+                for factor in self.first.factors)
+        fields = {"a": a, "b": b, "stack": "", "flat": "", "first": "", "close": ""}
+        indices = {"a": "rows[:, None] * am + i[None, :] * ak", "b": "i[:, None] * bk + cols[None, :] * bn"}
+        strides = {"am": f"{a}.stride(-2)", "ak": f"{a}.stride(-1)", "bk": f"{b}.stride(-2)", "bn": f"{b}.stride(-1)"}
+        if x.dim() > 2 and w.dim() == 2:
+            fields["flat"] = f"{a} = {a}.reshape(-1, k)\n    m = {a}.shape[0]"
+        elif x.dim() > 2:
+            if x.dim() > 3:
+                fields["flat"] = f"{a}, {b} = {a}.flatten(0, -3), {b}.flatten(0, -3)"
+            fields.update(stack=f", {a}.shape[0]", first="(tl.program_id(2) * m + ", close=")")
+            indices = {key: f"tl.program_id(2) * {key}s + {index}" for key, index in indices.items()}
+            strides.update({"as_": f"{a}.stride(0)", "bs": f"{b}.stride(0)"})
+            indices["a"] = indices["a"].replace("as +", "as_ +")
+        return dict(fields, a_index=indices["a"], b_index=indices["b"], strides=", ".join(strides.values()),
+                    stride_names=", ".join(strides))
+
+
+def _loop(lines) -> list[str]:
+    return [PIECES + "".join(f"\n        {line}" for line in lines)]
+
+
+def _needed(lines, last) -> list[str]:
+    """Those of `lines` that the lines `last` need, directly or not, and `last`."""
+    wanted = {name for line in last for name in re.findall(r"[A-Za-z_]\w*", line)}
+    kept, comment = [], False
+    for line in reversed(lines):
+        target = line.split(" = ")[0]
+        if line.startswith("#"):
+            kept += [line] if comment else []
+            comment = False
+        elif target in wanted:
+            wanted = wanted - {target} | set(re.findall(r"[A-Za-z_]\w*", line.split(" = ", 1)[1]))
+            kept.append(line)
+            comment = True
+    return kept[::-1] + list(last)

@@ -34,6 +34,8 @@ class Draft:
         self.consts = []  # module-level constants: (name, value)
         self.inputs = []  # arguments of forward: (name, expression in get_inputs)
         self.forward = []  # lines of forward
+        self.methods = []  # other methods of the model: (name, argument, lines)
+        self.classes = []  # texts of other classes
         self.used = {"self", "torch", "nn", "F", "Model", "math"} | _KERNEL_NAMES | set(dir(torch.nn.Module))
         self.x = self.r.choice(["x"] * 8 + ["inputs", "inp", "A", "feats", self.nonsense(), self.nonsense()])
         self.x = "x" if self.x in self.used or keyword.iskeyword(self.x) else self.x  # the current tensor's variable

@@ -29,7 +29,8 @@ from skills import Skill, SkillLibrary
 from summarizer import summary_messages
 from synthetic import expert
 from synthetic.expert import ALL, TECHNIQUES
-from synthetic.generator import synthesize
+from synthetic.generator import NARROW, synthesize
+from synthetic.networks import WIDE
 from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 
 # How often the expert ...
@@ -103,7 +104,7 @@ def spoil(code, rng) -> str:
             lambda c: re.sub(r"(return|=) (fused|row)\(", r"\1 \2d(", c, count=1),
             lambda c: c.replace("import triton.language as tl\n", "", 1), lambda c: c.replace(" + bias", " - bias", 1),
             lambda c: c.replace("tl.program_id(0) * BLOCK", "tl.program_id(0)", 1),
-            lambda c: c.replace("out_ptr, ", "", 1)]
+            lambda c: c.replace("dst_ptr, ", "", 1)]
     rng.shuffle(ways)
     return next((spoiled for way in ways if (spoiled := way(code)) != code), code)
 
@@ -121,8 +122,8 @@ def normalized(code) -> str:
 class Writer:
     """Turns seeds into examples. `sandbox` executes the kernels of several turns, so that their feedback is real."""
 
-    def __init__(self, sandbox):
-        self.sandbox, self.evaluation = sandbox, evaluation_fingerprints()
+    def __init__(self, sandbox, distribution=NARROW):
+        self.sandbox, self.evaluation, self.distribution = sandbox, evaluation_fingerprints(), distribution
         self.codes = {name: [] for name in TECHNIQUES}  # solutions that show a technique, for the Example of its skill
         seed = 0
         while not all(self.codes.values()):
@@ -146,7 +147,7 @@ class Writer:
 
     def task(self, seed, clutter=False):
         """(Task, ParsedModel) for a seed, or None when it is unfit or the expert cannot read or solve it."""
-        task = synthesize(seed, clutter)
+        task = synthesize(seed, clutter, self.distribution)
         if unfit(task, self.evaluation):
             return None
         parsed = expert.read(task)
@@ -284,10 +285,10 @@ def in_processes(function, items, size, processes, start, arguments, title) -> l
 _writer = None  # one for each process
 
 
-def _start_writer(execute):
+def _start_writer(execute, wide):
     global _writer
     torch.set_num_threads(1)
-    _writer = Writer(Sandbox(device="cpu", trials=1, workers=1) if execute else None)
+    _writer = Writer(Sandbox(device="cpu", trials=1, workers=1) if execute else None, WIDE if wide else NARROW)
 
 
 def _write_many(seeds):
@@ -295,10 +296,13 @@ def _write_many(seeds):
     return [example for seed in seeds for example in _writer.write(seed)]
 
 
-def write_examples(first_seed, problems, execute, processes, title) -> list[Example]:
-    """Examples from `problems` consecutive seeds; the result does not depend on how many processes write them."""
+def write_examples(first_seed, problems, execute, processes, title, wide=False) -> list[Example]:
+    """Examples from `problems` consecutive seeds; the result does not depend on how many processes write them.
+
+    wide: from the wide distribution (networks.py).
+    """
     seeds = range(first_seed, first_seed + problems)
-    return in_processes(_write_many, seeds, 50, processes, _start_writer, (execute,), title)
+    return in_processes(_write_many, seeds, 50, processes, _start_writer, (execute, wide), title)
 
 
 def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Example]:

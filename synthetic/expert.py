@@ -1,6 +1,6 @@
 """The programmatic expert behind the built-in cold start.
 
-It reads a problem's `forward` (reader.py) and renders a `ModelNew` in which Triton kernels (codegen.py) take over as
+It reads a problem (problem.py, reader.py) and renders a `ModelNew` in which Triton kernels (codegen.py) take over as
 many steps as the given techniques allow. Each technique is also a skill (name, description, tags, body), so the same
 expert writes what the skill library says.
 
@@ -16,12 +16,12 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from synthetic.codegen import RESERVED, Kernel, Unsupported
+from synthetic.codegen import RESERVED, RESERVED_IN, Kernel, Unsupported  # noqa: F401
 from synthetic.operators import ROWS
-from synthetic.reader import read  # noqa: F401  the expert's first half
+from synthetic.problem import follow, read  # noqa: F401  the expert's first half
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Techniques, as skills: their texts are in techniques.json. Several wordings of each are drawn from when the cold start
@@ -51,18 +51,21 @@ def techniques_in(code) -> set[str]:
         folded = len(re.findall(r"# \w+ = self\.\w+\(\w+\)\n\s+(\w+) = \1 \+ bias\d?$", body, re.MULTILINE))
         operators = len(re.findall(r"^\s+# ", body, re.MULTILINE)) - folded
         row = "start" in body and "offs" in body
-        norm = row and re.search(r"for \w+ in range", body)
+        sweep = "lane = tl.program_id(1)" in body
+        norm = row and not sweep and re.search(r"for \w+ in range", body)
         product = "tl.dot(" in body
-        partial = re.search(r"tl\.store\(out_ptr \+ tl\.program_id\(0\), tl\.sum\(", body)
-        statistics = re.search(r"/ tl\.sum\(|tl\.log\(tl\.sum|d = tl\.where\(mask|tl\.maximum\(tl\.sqrt\(tl\.sum", body)
+        partial = re.search(r"tl\.store\(dst_ptr \+ tl\.program_id\(0\), tl\.sum\(", body)
+        statistics = re.search(r"/ tl\.sum\(|tl\.log\(tl\.sum|d = tl\.where\(mask|tl\.maximum\(tl\.sqrt\(tl\.sum"
+                               r"|all\d* = ", body)
+        normalised = re.search(r"tl\.sqrt\(var\d? \+", body)  # it reads the statistics as it would a parameter
         broadcast = len(re.findall(r"(?:idx|idx // \w+|tl\.program_id\(0\)) % \w+", body))
         shown = {
-            "index-broadcast-parameter": not norm and broadcast > folded,
+            "index-broadcast-parameter": not norm and not normalised and broadcast > folded,
             "partial-sums-loss": partial,
             "one-program-per-group": norm and not partial,
-            "row-scan": row and not norm and not partial and "tl.cumsum" in body,
-            "one-program-per-row": row and not norm and not partial and "tl.cumsum" not in body and statistics,
-            "row-reduction": row and not norm and re.search(r"# .*\b(sum|mean|amax|amin|norm)\(", body),
+            "row-scan": row and not norm and not partial and "tl.cum" in body,
+            "one-program-per-row": row and not norm and not partial and "tl.cum" not in body and statistics,
+            "row-reduction": row and not norm and re.search(r"# .*\b(sum|mean|a?max|a?min|argmax|argmin|norm)\(", body),
             "fuse-neighbours-into-row": row and operators >= 2,
             "tile-matmul-tf32x3": product,
             "fuse-pointwise-run": not row and not partial and operators >= (3 if product else 2),
@@ -71,6 +74,8 @@ def techniques_in(code) -> set[str]:
         found |= {name for name, shows in shown.items() if shows}
     if re.search(r"F\.conv\w*\(\w+, self\.\w+\.weight, None", code):
         found.add("fold-convolution-bias")
+    if re.search(r"torch\.var_mean\(.*\n.*= fused", code):
+        found.add("statistics-then-pointwise")
     return found
 
 
@@ -84,30 +89,48 @@ class Solution:
     used: set  # techniques that show up in it
 
 
-class _Renderer:
-    """One pass over the steps of a problem: at each, the first kind of kernel that fits takes as many as it can."""
+class _Kernels:
+    """The kernels of a solution, without doubles."""
 
-    def __init__(self, parsed, techniques):
-        self.parsed, self.steps, self.techniques = parsed, parsed.steps, techniques
-        self.forward = []  # lines of the new forward
-        self.texts = []  # the kernels
-        self.counts = Counter()  # kernels of each kind
+    def __init__(self):
+        self.texts, self.names, self.counts = [], {}, Counter()
+
+    def name(self, kernel, variables) -> str:
+        """The name of the function that launches a kernel, which joins the others if it is a new one."""
+        kind = kernel.kind
+        plain = re.sub(r"\n +#.*", "", kernel.text("_"))  # but for comments
+        if plain not in self.names:
+            self.counts[kind] += 1
+            name = f"{kind}_kernel" if kind in variables else kind  # no local variable may hide it
+            self.names[plain] = name + (str(self.counts[kind]) if self.counts[kind] > 1 else "")
+            self.texts.append(kernel.text(self.names[plain]))
+        return self.names[plain]
+
+
+class _Renderer:
+    """One pass over the steps of a function: at each, the first kind of kernel that fits takes as many as it can."""
+
+    def __init__(self, parsed, techniques, kernels):
+        self.parsed, self.steps, self.techniques, self.kernels = parsed, parsed.steps, techniques, kernels
+        self.forward = []  # lines of the new function
+        self.variables = set(parsed.inputs) | {step.target for step in self.steps}
         i = 0
         while i < len(self.steps):
-            i = self.loss(i) or self.rows(i) or self.norm(i) or self.fused(i) or self.matmul(i) or self.torch(i)
+            i = (self.loss(i) or self.rows(i) or self.sweep(i) or self.norm(i) or self.fused(i) or self.matmul(i)
+                 or self.torch(i))
 
     def on(self, technique) -> bool:
         return technique in self.techniques
 
     # ---- how a kernel takes over some steps
 
-    def take(self, kind, i, first, last, shape, layout="", bias_of=None):
+    def take(self, kind, i, first, last, shape, layout="", bias_of=None, dims=()):
         """Let a kernel take over steps[i:j], for the largest j from `last` down to `first` for which that can be done.
 
         bias_of: a convolution called without bias, which the kernel adds first. Returns j, or None if no j will do.
         """
         for j in range(last, first - 1, -1):
-            kernel = self.build(kind, self.steps[i:j], shape, layout, bias_of) if self.closed(i, j) else None
+            kernel = self.build(kind, self.steps[i:j], shape, layout, bias_of, dims) if self.closed(i, j) else None
             if kernel:
                 self.emit(kernel)
                 return j
@@ -121,16 +144,17 @@ class _Renderer:
             if step.reads & inner:
                 return False
             inner -= {step.target}
-        return self.parsed.result not in inner
+        return not self.parsed.returned & inner
 
-    def build(self, kind, steps, shape, layout="", bias_of=None) -> Kernel | None:
+    def build(self, kind, steps, shape, layout="", bias_of=None, dims=()) -> Kernel | None:
         """A kernel over `steps`, or None if one of them cannot be translated."""
-        kernel = Kernel(self.parsed, kind, shape, layout)
+        kernel = Kernel(self.parsed, kind, shape, layout, dims)
+        reserved = RESERVED | RESERVED_IN.get(kind, set())
         try:
             if bias_of:
                 kernel.add_bias(bias_of)
             for step in steps:
-                if step.target in RESERVED and step.kind in ("pointwise", "row") and kind != "loss":
+                if step.target in reserved and step.kind in ("pointwise", "row") and kind != "loss":
                     return None
                 if kind != "loss" and step.kind == "pointwise" and step.shape == kernel.shape and any(
                         kernel.local.get(v) == "row" and step.values[v].dim() != len(shape) for v in step.reads):
@@ -142,18 +166,12 @@ class _Renderer:
         return kernel
 
     def emit(self, kernel):
-        """Append the kernel and its call, under a name that no local variable hides."""
-        kind, step = kernel.kind, kernel.last
-        self.counts[kind] += 1
-        variables = set(self.parsed.inputs) | {step.target for step in self.steps}
-        name = f"{kind}_kernel" if kind in variables else kind
-        name += str(self.counts[kind]) if self.counts[kind] > 1 else ""
-        groups = ""
-        if kind == "norm":
+        """Append the call of a kernel."""
+        groups, step = "", kernel.last
+        if kernel.kind == "norm":
             norm = kernel.first
             groups = f", self.{norm.module}.num_groups" if norm.op == "group" else f", {norm.source}.shape[1]"
-        self.forward.append(f"{step.target} = {name}({kernel.call()}{groups})")
-        self.texts.append(kernel.text(name))
+        self.forward.append(f"{step.target} = {self.kernels.name(kernel, self.variables)}({kernel.call()}{groups})")
 
     def pointwise(self, step) -> bool:
         """Whether a pointwise step may enter a kernel under the current techniques."""
@@ -178,7 +196,7 @@ class _Renderer:
         """A run of pointwise steps; without the technique only one, and only in a solution without any kernel."""
         step = self.steps[i]
         alone = not self.on("fuse-pointwise-run")
-        if not self.pointwise(step) or alone and self.texts and bias_of is None:
+        if not self.pointwise(step) or alone and self.kernels.texts and bias_of is None:
             return None
         end = i + 1 if alone else self.pointwise_run(i + 1, step.shape)
         return self.take("fused", i, i + 1, end, step.shape, bias_of=bias_of)
@@ -192,6 +210,8 @@ class _Renderer:
         if k == len(steps) or not self.row(steps[k]):
             return None
         row = steps[k]
+        if row.layout == "block" or not ROWS[row.op].triton:
+            return None
         shape = tuple(row.values[row.source].shape)
         reduced = shape[:-1] if row.layout == "last" else shape[:2]
         cols = math.prod(shape[len(reduced):])
@@ -210,6 +230,26 @@ class _Renderer:
     def row(self, step) -> bool:
         return step.kind == "row" and self.on(ROWS[step.op].technique)
 
+    def sweep(self, i):
+        """Operators over rows that are too long for one piece, or that lie along any dimensions; with neighbours."""
+        steps, k = self.steps, i
+        while k < len(steps) and self.pointwise(steps[k]) and self.on("fuse-neighbours-into-row"):
+            k += 1
+        if k == len(steps) or not self.row(steps[k]):
+            return None
+        dims, shape = steps[k].dims, tuple(steps[k].values[steps[k].source].shape)
+        rows = math.prod(shape) // math.prod(shape[dims[0]:dims[1] + 1])
+        if any(step.shape != shape for step in steps[i:k]) or rows < 32 or math.prod(shape) < 2 * rows:
+            return None  # too few to keep a GPU busy, or nothing to reduce
+        end = k + 1
+        while end < len(steps) and self.on("fuse-neighbours-into-row"):
+            step = steps[end]
+            same_rows = self.row(step) and step.dims == dims and step.values[step.source].shape == shape
+            if not same_rows and not (self.pointwise(step) and (step.shape == shape or math.prod(step.shape) == rows)):
+                break
+            end += 1
+        return self.take("sweep", i, k + 1, end, shape, dims=dims)
+
     def loss(self, i):
         """Pointwise steps and the reduction over everything that ends them."""
         steps, k = self.steps, i
@@ -224,13 +264,35 @@ class _Renderer:
     def norm(self, i):
         """A normalisation over groups of channels, with the pointwise steps that follow."""
         step = self.steps[i]
-        if step.kind != "norm" or not self.on("one-program-per-group"):
+        if step.kind == "norm" and step.op != "batch" and self.on("one-program-per-group"):
+            end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-neighbours-into-row") else i + 1
+            return self.take("norm", i, i + 1, end, step.shape)
+        return self.statistics(i)
+
+    def statistics(self, i):
+        """Batch norm, or layer norm of few long rows: mean and variance by torch, the rest in a pointwise kernel."""
+        step = self.steps[i]
+        batch = step.kind == "norm" and step.op == "batch"
+        if not (batch or step.op == "layer_norm") or not self.on("statistics-then-pointwise"):
             return None
-        end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-neighbours-into-row") else i + 1
-        return self.take("norm", i, i + 1, end, step.shape)
+        dims = [d for d in range(len(step.shape)) if d != 1] if batch else list(range(step.dims[0], step.dims[1] + 1))
+        names = ("mu", "var") if not {"mu", "var"} & self.variables else ("mu2", "var2")
+        values = dict(step.values, **{n: step.values[step.source].mean(dims, keepdim=True) for n in names})
+        run = [replace(step, kind="norm", op="batch" if batch else "layer", dims=tuple(dims), statistics=names,
+                       values=values)]
+        end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-pointwise-run") else i + 1
+        for j in range(end, i, -1):
+            kernel = self.build("fused", run + self.steps[i + 1:j], step.shape) if self.closed(i, j) else None
+            if kernel:
+                dims = ", ".join(map(str, dims))
+                call = f"torch.var_mean({step.source}, dim=[{dims}], correction=0, keepdim=True)"
+                self.forward.append(f"{names[1]}, {names[0]} = {call}")
+                self.emit(kernel)
+                return j
+        return None
 
     def matmul(self, i):
-        """A product of two matrices, with its bias and the pointwise steps that follow as the epilogue."""
+        """A product of matrices, with its bias and the pointwise steps that follow as the epilogue."""
         step = self.steps[i]
         if step.kind != "matmul" or not self.on("tile-matmul-tf32x3"):
             return None
@@ -240,6 +302,9 @@ class _Renderer:
     def torch(self, i):
         """A step that stays a torch call; a convolution may hand its bias to the kernel that follows."""
         step, following = self.steps[i], self.steps[i + 1:]
+        if step.kind == "statement":
+            self.forward.append(step.text)
+            return i + 1
         call = self.without_bias(step)
         if self.on("fold-convolution-bias") and call and following:
             self.forward.append(call)
@@ -254,9 +319,9 @@ class _Renderer:
 
     def without_bias(self, step) -> str | None:
         """A convolution's line without its bias; None for anything else."""
-        layer = getattr(self.parsed.model, step.module) if step.module else None
+        layer = step.layer
         kind = re.fullmatch(r"Conv(Transpose)?([123])d", type(layer).__name__)
-        if not kind or layer.bias is None or layer.padding_mode != "zeros":
+        if not kind or layer.bias is None or layer.padding_mode != "zeros" or not step.source:
             return None
         options = ["stride", "padding", "dilation", "groups"]
         if kind[1]:
@@ -272,26 +337,60 @@ def render(parsed, techniques) -> Solution | None:
     A solution needs at least one kernel of its own; if the techniques allow none, the first one that would is added.
     """
     for forced in [set()] + [{name} for name in TECHNIQUES] + [{"one-program-per-row", "fuse-neighbours-into-row"}]:
-        renderer = _Renderer(parsed, set(techniques) | forced)
-        if renderer.texts:
+        kernels = _Kernels()
+        parts = [_class(part, set(techniques) | forced, kernels) for part in parsed.parts]
+        if kernels.texts:
             break
     else:
         return None
     code = ["import torch", "import torch.nn as nn", "import torch.nn.functional as F", "import triton",
             "import triton.language as tl", ""]
-    if parsed.classes:
-        code += [parsed.classes, ""]
-    code.append("class ModelNew(nn.Module):")
-    if parsed.has_init:
-        code += [f"    def __init__({parsed.signature}):", "        super().__init__()"]
-        code += [f"        {line}" for line in parsed.init] + [""]
-    code.append(f"    def forward(self, {', '.join(parsed.inputs)}):")
-    *lines, last = renderer.forward
-    target, _, value = last.partition(" = ")
-    lines += [f"return {value}"] if target == parsed.result else [last, f"return {parsed.result}"]
-    code += [f"        {line}" for line in lines]
-    code = "\n\n".join(["\n".join(code)] + renderer.texts) + "\n"
+    code += [text + "\n" for text in [parsed.preamble] + parts if text]
+    code = "\n\n".join(["\n".join(code).rstrip("\n")] + kernels.texts) + "\n"
     return Solution(code, techniques_in(code))
+
+
+def _class(part, techniques, kernels) -> str:
+    """A class of the solution: methods that were followed are written anew, others are copied."""
+    main = part.name == "Model"
+    out = [f"class {'ModelNew' if main else part.name}({part.bases}):"] + [f"    {line}" for line in part.lines]
+    for method in part.methods:
+        lines = _rewritten(method, techniques, kernels) or method.lines
+        signature = method.signature
+        if main and method.name == "__init__":
+            lines = ["super().__init__()"] + [line for line in method.lines if "super(" not in line]
+        elif main and method.name == "forward" and method.bodies and "=" not in signature:  # without annotations
+            signature = f"self, {', '.join(method.bodies[0].inputs)}"
+        out += [f"    def {method.name}({signature}):"] + ["        " + line for line in lines] + [""]
+    return "\n".join(out[:-1])
+
+
+def _rewritten(method, techniques, kernels) -> list[str] | None:
+    """The lines of a method with kernels; None if it was not followed, or they would differ between objects."""
+    found = None
+    for body in method.bodies:
+        mine = _Kernels()
+        lines = _Renderer(body, techniques, mine).forward
+        if found and (lines, mine.texts) != found:
+            return None
+        found = lines, mine.texts
+    if found is None:
+        return None
+    body = method.bodies[0]
+    *lines, last = _Renderer(body, techniques, kernels).forward or [""]
+    target, _, value = last.partition(" = ")
+    lines += [f"return {value}"] if target == body.result else [last, f"return {body.result}"]
+    return [line.replace("\n", "\n        ") for line in lines if line]
+
+
+def what_is_left(parsed) -> str:
+    """Why a problem that was followed has no kernel: the kinds of its steps, in a word."""
+    kinds = {type(step.layer).__name__ if step.layer is not None else step.kind for body in parsed.bodies
+             for step in body.steps}
+    for name in ("Conv", "Pool", "statement"):
+        if any(name in kind for kind in kinds):
+            return name.lower()
+    return "another call"
 
 
 def applicable(parsed) -> set[str]:

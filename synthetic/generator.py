@@ -13,6 +13,7 @@ vary widely.
 
 import argparse
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
@@ -24,6 +25,9 @@ from tasks import GPU_BATCH_FACTOR, Task, evaluation_fingerprints, run_command, 
 
 class Problem(Chain):
     """A draft that can begin: heads, and the families of problems that are built on them."""
+
+    def finish(self):
+        """What is done to a problem once it computes what it should."""
 
     # ---- heads
 
@@ -316,26 +320,38 @@ FAMILIES = {"pointwise": (14, Problem.pointwise), "linear": (20, Problem.linear_
             "network": (7, Problem.network)}
 
 
-def synthesize(seed, clutter=False) -> Task:
+@dataclass(frozen=True)
+class Distribution:
+    """What problems are drawn from."""
+
+    draft: type  # the kind of Problem
+    families: dict  # as FAMILIES
+
+
+NARROW = Distribution(Problem, FAMILIES)  # what checkpoints/tiny was trained on; networks.WIDE has more
+
+
+def synthesize(seed, clutter=False, distribution=NARROW) -> Task:
     """One synthesised problem, a pure function of its arguments. Its fitness (`unfit`) is the caller's to check.
 
     clutter: long and odd signatures, unused layers, keyword arguments, docstrings of random words, as real problems
     have them: a small model must learn to copy whatever it meets, and which techniques it can carry off on what.
     """
-    problem = Problem(seed, clutter)
-    family = problem.r.choices(list(FAMILIES), [weight for weight, _ in FAMILIES.values()])[0]
-    FAMILIES[family][1](problem)
+    problem, families = distribution.draft(seed, clutter), distribution.families
+    family = problem.r.choices(list(families), [weight for weight, _ in families.values()])[0]
+    families[family][1](problem)
+    problem.finish()
     return Task(f"synth/{seed}", 0, write_problem(problem), family)
 
 
-def training_tasks(seed, evaluation=None):
+def training_tasks(seed, evaluation=None, distribution=NARROW):
     """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`.
 
     evaluation: fingerprints to stay clear of; those of all evaluation problems when None.
     """
     evaluation = evaluation_fingerprints() if evaluation is None else evaluation
     for n in itertools.count():
-        task = synthesize(seed * 1_000_003 + n, clutter=True)
+        task = synthesize(seed * 1_000_003 + n, clutter=True, distribution=distribution)
         if unfit(task, evaluation) is None:
             yield task
 

@@ -6,7 +6,7 @@ codegen.py writes their formulas. A new one is a new row; if problems can also s
 """
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.nn as nn
 
@@ -71,6 +71,11 @@ POINTWISE = {
     "cos": Operator(("tl.cos({x})",)),
     "sqrt": Operator(("tl.sqrt({x})",), positive=True),
     "rsqrt": Operator(("1.0 / tl.sqrt({x})",), positive=True),
+    "identity": Operator(("{x}",)),  # a dropout that drops nothing
+    "where": Operator(("tl.where({x}, {a}, {b})",)),
+    "masked_fill": Operator(("tl.where({a}, {b}, {x})",)),
+    "maximum": Operator(("tl.maximum({x}, {a})",)),
+    "minimum": Operator(("tl.minimum({x}, {a})",)),
     "smooth_l1_loss": Operator(("d = tl.abs({x} - {a})", "tl.where(d < 1.0, 0.5 * d * d, d - 0.5)")),
     "binary_cross_entropy_with_logits": Operator(
         ("tl.maximum({x}, 0.0) - {x} * {a} + tl.log(1.0 + tl.exp(-tl.abs({x})))",)),
@@ -83,6 +88,8 @@ ARITHMETIC = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div}
 
 def operator_of(layer) -> str | None:
     """The name of the pointwise operator that a layer of torch.nn applies, or None."""
+    if isinstance(layer, (nn.Dropout, nn.Dropout2d, nn.Identity)) and getattr(layer, "p", 0) == 0:
+        return "identity"
     if type(layer) is nn.GELU:
         return "gelu_tanh" if layer.approximate == "tanh" else "gelu"
     for name, operator in POINTWISE.items():
@@ -93,29 +100,102 @@ def operator_of(layer) -> str | None:
 
 @dataclass(frozen=True)
 class RowOperator:
-    """A function of a whole row: the last dimension, or for a reduction all spatial ones."""
+    """A function of a whole row: the last dimension, or for a reduction all spatial ones, or (sweep) any others."""
 
     triton: tuple  # lines over the row {x}, where masked elements hold 0, that assign {t}
     technique: str = "one-program-per-row"  # the expert's technique that lets a kernel compute it
     reduces: bool = False  # to one number for each row
+    # The same for rows that are read in pieces. start: accumulators and their first value; sweep: lines for each piece
+    # that update them; end: lines after the last piece, where {total} reduces over the piece; the last line of a
+    # reduction assigns {t}; value: what an element becomes in a second sweep, for what does not reduce.
+    start: tuple = ()
+    sweep: tuple = ()
+    end: tuple = ()
+    value: str = ""
+    integer: bool = False  # the result is an index
 
 
 _MAX = 'tl.max(tl.where(mask, {x}, float("-inf")), 0)'
 _SUM = "tl.sum(tl.where(mask, {x}, 0.0), 0)"
 _SUM_SQUARES = "tl.sum(tl.where(mask, {x} * {x}, 0.0), 0)"
+_ADD = dict(start=("s{i} = 0.0",), sweep=("s{i} += tl.where(mask, {x}, 0.0)",))
+_SQUARES = dict(start=("s{i} = 0.0",), sweep=("s{i} += tl.where(mask, {x} * {x}, 0.0)",))
+_TOTAL = "tl.sum(s{i}, 0)[None, :]"
+# The sum of exponentials, each taken relative to the largest element so far.
+_EXPONENTIALS = dict(start=("m{i} = -1e30", "s{i} = 0.0"),
+                     sweep=("u = tl.maximum(m{i}, tl.where(mask, {x}, -1e30))",
+                            "s{i} = s{i} * tl.exp(m{i} - u) + tl.where(mask, tl.exp({x} - u), 0.0)", "m{i} = u"))
+_LARGEST = ("top{i} = tl.max(m{i}, 0)[None, :]", "all{i} = tl.sum(s{i} * tl.exp(m{i} - top{i}), 0)[None, :]")
+
+
+def _found(comparison, worst, best):
+    """An index of the largest or smallest element: each lane remembers its first, the end takes the first of those."""
+    return dict(start=(f"m{{i}} = {worst}", "at{i} = 0"), integer=True, reduces=True, sweep=(
+        f"found = mask & ({{x}} {comparison} m{{i}})", "at{i} = tl.where(found, offs, at{i})",
+        "m{i} = tl.where(found, {x}, m{i})"), end=(
+        f"top{{i}} = {best}(m{{i}}, 0)[None, :]",
+        "{t} = tl.min(tl.where(m{i} == top{i}, at{i}, 2147483647), 0)[None, :]"))
+
+
 ROWS = {
-    "softmax": RowOperator((f"m = {_MAX}", "{t} = tl.where(mask, tl.exp({x} - m), 0.0)", "{t} = {t} / tl.sum({t}, 0)")),
+    "softmax": RowOperator((f"m = {_MAX}", "{t} = tl.where(mask, tl.exp({x} - m), 0.0)", "{t} = {t} / tl.sum({t}, 0)"),
+                           **_EXPONENTIALS, end=_LARGEST, value="tl.exp({x} - top{i}) / all{i}"),
     "log_softmax": RowOperator((f"m = {_MAX}", "{t} = {x} - m",
-                                "{t} = {t} - tl.log(tl.sum(tl.where(mask, tl.exp({t}), 0.0), 0))")),
+                                "{t} = {t} - tl.log(tl.sum(tl.where(mask, tl.exp({t}), 0.0), 0))"),
+                               **_EXPONENTIALS, end=_LARGEST, value="{x} - top{i} - tl.log(all{i})"),
     "logsumexp": RowOperator((f"m = {_MAX}", "{t} = m + tl.log(tl.sum(tl.where(mask, tl.exp({x} - m), 0.0), 0))"),
-                             reduces=True),
-    "sum": RowOperator((f"{{t}} = {_SUM}",), "row-reduction", True),
-    "mean": RowOperator((f"{{t}} = {_SUM} / cols",), "row-reduction", True),
-    "amax": RowOperator((f"{{t}} = {_MAX}",), "row-reduction", True),
-    "amin": RowOperator(('{t} = tl.min(tl.where(mask, {x}, float("inf")), 0)',), "row-reduction", True),
-    "norm": RowOperator((f"{{t}} = tl.sqrt({_SUM_SQUARES})",), "row-reduction", True),
-    "normalize": RowOperator((f"{{t}} = {{x}} / tl.maximum(tl.sqrt({_SUM_SQUARES}), 1e-12)",)),
+                             reduces=True, **_EXPONENTIALS, end=_LARGEST + ("{t} = top{i} + tl.log(all{i})",)),
+    "sum": RowOperator((f"{{t}} = {_SUM}",), "row-reduction", True, **_ADD, end=(f"{{t}} = {_TOTAL}",)),
+    "mean": RowOperator((f"{{t}} = {_SUM} / cols",), "row-reduction", True, **_ADD, end=(f"{{t}} = {_TOTAL} / cols",)),
+    "amax": RowOperator((f"{{t}} = {_MAX}",), "row-reduction", True, ('m{i} = float("-inf")',),
+                        ('m{i} = tl.maximum(m{i}, tl.where(mask, {x}, float("-inf")))',),
+                        ("{t} = tl.max(m{i}, 0)[None, :]",)),
+    "amin": RowOperator(('{t} = tl.min(tl.where(mask, {x}, float("inf")), 0)',), "row-reduction", True,
+                        ('m{i} = float("inf")',), ('m{i} = tl.minimum(m{i}, tl.where(mask, {x}, float("inf")))',),
+                        ("{t} = tl.min(m{i}, 0)[None, :]",)),
+    "argmax": RowOperator((), "row-reduction", **_found(">", 'float("-inf")', "tl.max")),
+    "argmin": RowOperator((), "row-reduction", **_found("<", 'float("inf")', "tl.min")),
+    "norm": RowOperator((f"{{t}} = tl.sqrt({_SUM_SQUARES})",), "row-reduction", True, **_SQUARES,
+                        end=(f"{{t}} = tl.sqrt({_TOTAL})",)),
+    "normalize": RowOperator((f"{{t}} = {{x}} / tl.maximum(tl.sqrt({_SUM_SQUARES}), 1e-12)",), **_SQUARES,
+                             end=(f"all{{i}} = tl.maximum(tl.sqrt({_TOTAL}), 1e-12)",), value="{x} / all{i}"),
     "layer_norm": RowOperator((f"m = {_SUM} / cols", "d = tl.where(mask, {x} - m, 0.0)",
-                               "{t} = d / tl.sqrt(tl.sum(d * d, 0) / cols + {eps})")),
-    "cumsum": RowOperator(("{t} = tl.cumsum({x}, 0)",), "row-scan"),
+                               "{t} = d / tl.sqrt(tl.sum(d * d, 0) / cols + {eps})"),
+                              start=("s{i} = 0.0", "q{i} = 0.0"),
+                              sweep=("s{i} += tl.where(mask, {x}, 0.0)", "q{i} += tl.where(mask, {x} * {x}, 0.0)"),
+                              end=(f"top{{i}} = {_TOTAL} / cols", "all{i} = 1.0 / tl.sqrt(tl.sum(q{i}, 0)[None, :] / "
+                                   "cols - top{i} * top{i} + {eps})"), value="({x} - top{i}) * all{i}"),
+    "cumsum": RowOperator(("{t} = tl.cumsum({x}, 0)",), "row-scan", start=("s{i} = 0.0",),
+                          value="s{i} + tl.cumsum({x}, 0)"),
+    "cumprod": RowOperator(("{t} = tl.cumprod({x}, 0)",), "row-scan", start=("s{i} = 1.0",),
+                           value="s{i} * tl.cumprod({x}, 0)"),
 }
+
+
+@dataclass(frozen=True)
+class SpelledOut:
+    """A function of torch.nn.functional, or its layer, as simpler operators, so that the general rules apply."""
+
+    expression: str  # {0}, {1} are its tensors
+    arguments: int = 2
+    options: dict = field(default_factory=dict)  # keyword arguments: name -> default, as source
+    reduction: str = "'mean'"
+    dims: tuple = (1, 2, 3, 4, 5)  # dimensions that the tensors may have
+
+
+_CROSS_ENTROPY = SpelledOut("torch.mean(torch.logsumexp({0}, dim=1) - {0}.gather(1, {1}.unsqueeze(1)).squeeze(1))",
+                            dims=(1, 2))
+_SQUARED = SpelledOut("torch.mean(({0} - {1}) ** 2)")
+_ABSOLUTE = SpelledOut("torch.mean(torch.abs({0} - {1}))")
+_HUBER = SpelledOut("torch.mean(F.smooth_l1_loss({0}, {1}, reduction='none'))")
+_LOGITS = SpelledOut("torch.mean(F.binary_cross_entropy_with_logits({0}, {1}, reduction='none'))")
+_TRIPLET = SpelledOut("torch.mean(torch.relu(torch.norm({0} - {1} + 1e-06, dim=1) - "
+                      "torch.norm({0} - {2} + 1e-06, dim=1) + {margin}))", 3, {"margin": "1.0"}, dims=(2,))
+_DIVERGENCE = SpelledOut("torch.sum({1} * (torch.log({1}) - {0})) / {0}.shape[0]", reduction="'batchmean'")
+_SIMILARITY = SpelledOut("torch.sum({0} * {1}, dim={dim}) / (torch.norm({0}, dim={dim}) * torch.norm({1}, dim={dim}))"
+                         ".clamp(min=1e-08)", options={"dim": "1"}, dims=(2, 3))
+SPELLED_OUT = {"mse_loss": _SQUARED, "MSELoss": _SQUARED, "l1_loss": _ABSOLUTE, "L1Loss": _ABSOLUTE,
+               "smooth_l1_loss": _HUBER, "huber_loss": _HUBER, "HuberLoss": _HUBER,
+               "SmoothL1Loss": _HUBER, "binary_cross_entropy_with_logits": _LOGITS,
+               "cross_entropy": _CROSS_ENTROPY, "CrossEntropyLoss": _CROSS_ENTROPY, "kl_div": _DIVERGENCE,
+               "triplet_margin_loss": _TRIPLET, "TripletMarginLoss": _TRIPLET, "cosine_similarity": _SIMILARITY}

@@ -1,73 +1,81 @@
-"""What a problem's forward does: a list of steps with known shapes, read with Python's own parser. Part of the expert.
+"""One function of a problem, read with Python's own parser: a list of steps with known shapes. Part of the expert.
 
-Every statement is split until each step is one operator or one pointwise expression, and evaluated on the meta device
-for its shape. torch.f(x), F.f(x), x.f() and self.layer(x) are one form from here on.
+Statements are split until each step is one operator or one pointwise expression, and evaluated on the meta device for
+their shapes. torch.f(x), F.f(x), x.f() and self.layer(x) are one form from here on. What does not fit (loops,
+conditions, several targets) stays one step, as it is written.
 """
 
 import ast
+import contextlib
 import copy
 import re
 from dataclasses import dataclass, field
+from unittest import mock
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from synthetic.codegen import Unsupported, diagonal
-from synthetic.operators import ALIASES, ARITHMETIC, POINTWISE, ROWS, operator_of
+from synthetic.codegen import RESERVED, Unsupported, diagonal
+from synthetic.operators import ALIASES, ARITHMETIC, POINTWISE, ROWS, SPELLED_OUT, operator_of
+
+# Expressions that must stay together: what is inside them is evaluated under names or conditions of their own.
+_WHOLE = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.Lambda, ast.IfExp, ast.Starred, ast.JoinedStr,
+          ast.NamedExpr)
 
 
 @dataclass
 class Step:
-    """One assignment of the forward pass."""
+    """One assignment, or a statement that stays as it is."""
 
-    target: str  # the variable it assigns
-    text: str  # the torch expression, as source
-    kind: str  # "pointwise", "row", "norm", "matmul", "all" (reduction over everything), "torch"
+    target: str  # the variable it assigns; "" for a statement
+    text: str  # the torch expression, or the statement, as source
+    kind: str  # "pointwise", "row", "norm", "matmul", "all" (reduction over everything), "torch", "statement"
     node: ast.AST = None  # the expression
-    op: str = ""  # row: key of ROWS; all: sum or mean; norm: group or instance; pointwise: diagonal, or nothing
+    op: str = ""  # row: key of ROWS; all: sum or mean; norm: group, instance or batch; pointwise: diagonal, or nothing
     source: str = ""  # the variable it reads, except for pointwise expressions
-    layout: str = ""  # row: "last" or "spatial"
-    module: str = ""  # attribute of the layer, if it is one
-    weight: str = ""  # matmul: the second factor, as source
+    layout: str = ""  # row: "last", "spatial", or "block" for other dimensions
+    dims: tuple = ()  # row: the first and the last of the dimensions
+    module: str = ""  # path of the layer from self, if it is one
+    layer: nn.Module = None
+    factors: tuple = ()  # matmul: the two operands as source
+    statistics: tuple = ()  # norm: variables that hold mean and variance, if it is computed from them
     shape: tuple = ()  # of the target
     reads: set = field(default_factory=set)  # variables
     values: dict = None  # every variable's value on the meta device when the step runs
 
 
 @dataclass
-class ParsedModel:
-    """A problem's Model as steps, with what a ModelNew has to copy."""
+class Body:
+    """A function as steps, for one object that it is called on."""
 
-    signature: str  # constructor arguments, verbatim
-    init: list  # constructor lines, verbatim
-    inputs: list  # names of forward's arguments
+    inputs: list[str]  # names of its arguments
     steps: list[Step]
-    result: str  # the variable that forward returns
-    model: nn.Module  # on the meta device
-    classes: str  # other classes of the file, verbatim
-    has_init: bool
-    reader: "_Reader"
+    result: str  # what it returns, as source
+    model: nn.Module  # that object, on the meta device
+    reader: "Reader"
 
     @property
-    def operators(self) -> list[str]:
-        """Names of the operators in the order of the forward pass."""
-        names = []
-        for step in self.steps:
-            call = self.reader.call(step.node)
-            name = "arithmetic" if call is None else call.name if call.module is None else type(call.module).__name__
-            if names[-1:] != [name]:
-                names.append(name)
-        return names
+    def returned(self) -> set[str]:
+        return {n.id for n in ast.walk(ast.parse(self.result)) if isinstance(n, ast.Name)}
 
 
-def read(task) -> ParsedModel | None:
-    """Parse a task (anything with `.source`). None when it uses Python that the reader does not follow."""
-    try:
-        return _Reader(task.source).parsed()
-    except (Unsupported, AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, NotImplementedError,
-            NameError, AssertionError):
-        return None
+@contextlib.contextmanager
+def without_data():
+    """Everything on the meta device; recurrent layers, which would go step by step there, by their shapes alone."""
+
+    def shapes(layer, x, state=None):
+        directions = 2 if layer.bidirectional else 1
+        hidden = x.new_empty(directions * layer.num_layers, x.shape[0 if layer.batch_first else 1], layer.hidden_size)
+        out = x.new_empty(*x.shape[:-1], directions * layer.hidden_size)
+        return out, (hidden, hidden.clone()) if isinstance(layer, nn.LSTM) else hidden
+
+    with contextlib.ExitStack() as stack:
+        for kind in (nn.RNN, nn.LSTM, nn.GRU):
+            stack.enter_context(mock.patch.object(kind, "forward", shapes))
+        stack.enter_context(torch.device("meta"))
+        stack.enter_context(torch.no_grad())
+        yield
 
 
 @dataclass
@@ -76,115 +84,206 @@ class _Call:
     arguments: list  # tensor operands first
     keywords: dict
     module: nn.Module = None
-    attribute: str = ""  # of self, for a layer
+    attribute: str = ""  # path from self, for a layer
     pointwise: bool = False
-    view: bool = False  # not a computation on tensors
 
 
-class _Reader:
-    def __init__(self, source):
-        self.source = source
-        tree = ast.parse(source)
-        classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-        model_class = next(node for node in classes if node.name == "Model")
-        self.others = "\n\n".join(ast.get_source_segment(source, node) for node in classes if node is not model_class)
-        methods = {node.name: node for node in model_class.body if isinstance(node, ast.FunctionDef)}
-        if set(methods) - {"__init__", "forward"}:
-            raise Unsupported
-        self.forward, self.constructor = methods["forward"], methods.get("__init__")
-        self.space = {}
-        with torch.device("meta"):
-            exec(compile(source, "problem", "exec"), self.space)
-            self.model = self.space["Model"](*self.space["get_init_inputs"]())
-            inputs = self.space["get_inputs"]()
-        self.names = [a.arg for a in self.forward.args.args[1:]]
-        self.values = dict(zip(self.names, inputs))  # variable -> meta tensor or number
+class Reader:
+    """Reads one function. node: its definition; owner: what `self` is; values: its arguments on the meta device."""
+
+    def __init__(self, space, node, owner, values, expand):
+        self.space, self.node, self.model, self.expand = space, node, owner, expand
+        self.names = [a.arg for a in node.args.args[1:]]
+        if node.args.vararg or node.args.kwarg or node.args.kwonlyargs or node.decorator_list:
+            raise Unsupported("an unusual signature")
+        self.values = dict(values)  # variable -> meta tensor, number or other object
         self.steps = []
+        self.known = {}  # expressions evaluated so far
 
-    def parsed(self) -> ParsedModel:
-        init, signature, result = [], "self", None
-        if self.constructor:
-            signature = ast.unparse(self.constructor.args)
-            init = [ast.get_source_segment(self.source, node) for node in self.constructor.body
-                    if not _is_docstring(node) and "super(" not in ast.unparse(node)]
-        for node in self.forward.body:
-            if _is_docstring(node):
+    def body(self) -> Body:
+        result = ""
+        for node in self.unrolled(copy.deepcopy(self.node.body)):
+            if is_docstring(node):
                 continue
+            if result:
+                raise Unsupported("several returns")
             if isinstance(node, ast.Return):
-                named = isinstance(node.value, ast.Name)
-                result = node.value.id if named else self.assign(self.names[0], node.value)
+                result = self.returned(node.value)
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 self.assign(node.targets[0].id, node.value)
+            elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+                self.assign(node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value))
+            elif isinstance(node, ast.Assign) and not _contains(node, _WHOLE):
+                node.value = self.hoist(copy.deepcopy(node.value), self.fresh())  # several targets
+                self.statement(node)
             else:
-                raise Unsupported
-        return ParsedModel(signature, init, self.names, self.steps, result, self.model, self.others,
-                           self.constructor is not None, self)
+                self.statement(node)
+        if not result:
+            raise Unsupported("no return at the end")
+        return Body(self.names, self.steps, result, self.model, self)
 
     # ---- one statement
 
+    def unrolled(self, nodes):
+        """The statements, with loops over a list of layers written out."""
+        for node in nodes:
+            layers, index, item = None, None, node.target if isinstance(node, ast.For) else None
+            if item is not None:
+                over = node.iter
+                if isinstance(over, ast.Call) and ast.unparse(over.func) == "enumerate" and isinstance(item, ast.Tuple):
+                    (index, item), over = item.elts, over.args[0]
+                layers = self.resolve(over)
+            if not isinstance(layers, nn.ModuleList) or not self.expand or _contains(node, (ast.Break, ast.Continue)):
+                yield node
+                continue
+            for i in range(len(layers)):
+                known = {item.id: ast.Subscript(over, ast.Constant(i), ast.Load())}
+                known.update({index.id: ast.Constant(i)} if index is not None else {})
+                yield from self.unrolled([_Substitute(known).visit(copy.deepcopy(n)) for n in node.body])
+
+    def returned(self, node, target=None) -> str:
+        """Source of what is returned: variables, and the steps that compute them."""
+        if isinstance(node, ast.Tuple):
+            return ", ".join(self.returned(element, self.fresh()) for element in node.elts)
+        if node is None or isinstance(node, ast.Name):
+            return ast.unparse(node) if node else "None"
+        usual = self.names and self.names[0] not in RESERVED
+        return self.assign(target or (self.names[0] if usual else self.fresh()), node)
+
+    def statement(self, node):
+        """A statement that stays as it is."""
+        if _contains(node, (ast.Return, ast.Yield)):
+            raise Unsupported("a return inside a statement")
+        space = self.namespace(self.values)
+        before = dict(self.values)
+        with without_data():
+            exec(compile(ast.fix_missing_locations(ast.Module([copy.deepcopy(node)], [])), "step", "exec"), space)
+        for n in ast.walk(node):
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in space:
+                self.values[n.id] = space[n.id]
+        self.steps.append(Step("", ast.unparse(node), "statement", node, reads=_names(node) & set(self.values),
+                               values=before))
+
     def assign(self, target, node) -> str:
         """Split an expression into steps, innermost first, and append them. Returns the target's name."""
-        node = self.hoist(copy.deepcopy(node), target)
+        if not _contains(node, _WHOLE):
+            node = self.hoist(copy.deepcopy(node), target)
         if isinstance(node, ast.Name) and node.id == target:
             return target
         step = self.classify(target, node)
-        step.reads = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in self.values}
+        step.reads = _names(node) & set(self.values)
         step.values = {name: value for name, value in self.values.items() if value is not None}
-        value = self.evaluate(node, step.values)
-        if isinstance(value, tuple):
-            raise Unsupported
-        self.values[target] = value
+        value = self.values[target] = self.evaluate(node, step.values)
         step.shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
         self.steps.append(step)
         return target
 
+    def namespace(self, values) -> dict:
+        return dict(self.space, torch=torch, F=F, self=self.model, **values)
+
     def evaluate(self, node, values):
         """The value of an expression on the meta device: shapes without data."""
-        space = dict(self.space, torch=torch, F=F, self=self.model, **values)
-        with torch.device("meta"), torch.no_grad():
-            return eval(compile(ast.Expression(ast.fix_missing_locations(copy.deepcopy(node))), "step", "eval"), space)
+        read = [values.get(name) for name in sorted(_names(node))]
+        key = ast.unparse(node), *map(id, read)
+        if key not in self.known:  # beside what it was made from, so that no identity is given to another value
+            tree = ast.fix_missing_locations(ast.Expression(copy.deepcopy(node)))
+            with without_data():
+                self.known[key] = eval(compile(tree, "step", "eval"), self.namespace(values)), read
+        return self.known[key][0]
+
+    def resolve(self, node):
+        """What a chain of names, attributes and constant subscripts stands for; None for anything else."""
+        if isinstance(node, ast.Name):
+            return self.model if node.id == "self" else None if node.id in self.values else self.space.get(node.id)
+        if isinstance(node, ast.Attribute):
+            return getattr(self.resolve(node.value), node.attr, None)
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            owner = self.resolve(node.value)
+            return owner[node.slice.value] if isinstance(owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) else None
+        return None
 
     def hoist(self, root, target):
         """Give every non-pointwise call inside an expression a statement of its own; returns what is left of it."""
 
         def named(node):  # turn a subexpression into a variable
             # `x = relu(conv(x))` may reuse x for the intermediate; `x = x + conv(x)` may not.
-            name = target if _mentions(root, target) == _mentions(node, target) else self.fresh()
+            alone = _mentions(root, target) == _mentions(node, target)
+            name = target if alone and not spelled_out else self.fresh()
             self.assign(name, node)
             return ast.Name(name, ast.Load())
 
+        spelled_out = False  # then `root` does not show any more where the target is mentioned
+
         def walk(node, top):
-            picked = node.value if isinstance(node, (ast.Attribute, ast.Subscript)) else None
-            if isinstance(picked, ast.Call) and (call := self.call(picked)).name in ("max", "min"):
-                # torch.max(x, dim=1)[0]: one step, although the call alone returns a pair.
-                if not isinstance(call.arguments[0], ast.Name):
-                    raise Unsupported
-                return node if top else named(node)
+            nonlocal spelled_out
+            sequence = isinstance(node, ast.Call) and isinstance(self.resolve(node.func), nn.Sequential)
+            before, node = node, self.spelled_out(node)
+            spelled_out |= node is not before and not sequence
             for key, value in ast.iter_fields(node):
                 if isinstance(value, ast.AST):
                     setattr(node, key, walk(value, False))
                 elif isinstance(value, list):
                     value[:] = [walk(v, False) if isinstance(v, ast.AST) else v for v in value]
             call = self.call(node)
-            if call is None or call.pointwise or call.view:
+            if call is None or call.pointwise:
                 return node
             # A reduction or a layer reads a variable: its operand becomes one if it is a larger expression.
             operand = call.arguments[0] if call.arguments else None
-            if isinstance(operand, (ast.BinOp, ast.UnaryOp, ast.Call)) and diagonal(operand) is None:
+            if isinstance(operand, (ast.BinOp, ast.UnaryOp, ast.Call)) and diagonal(operand) is None \
+                    and isinstance(self.evaluate(operand, self.values), torch.Tensor):
                 name = named(operand)
                 if isinstance(node, ast.BinOp):
                     node.left = name
                 elif node.args and node.args[0] is operand:
                     node.args[0] = name
+                elif picked_call(node) is not None:
+                    picked_call(node).args[0:1] = [name]
                 else:
                     node.func.value = name
-            return node if top else named(node)
+            if top or call.name in ("diag", "tensor") or not isinstance(self.evaluate(node, self.values), torch.Tensor):
+                return node
+            return named(node)
 
-        root = _spell_out(root)
         return walk(root, True)
 
+    def spelled_out(self, node):
+        """Rewrite what is made of simpler operators: sequences of layers, losses and the like (SPELLED_OUT)."""
+        if not isinstance(node, ast.Call):
+            return node
+        layer = self.resolve(node.func)
+        if type(layer) is nn.Sequential and self.expand and 0 < len(layer) <= 64 and len(node.args) == 1:
+            inner = node.args[0]
+            for i in range(len(layer)):
+                inner = ast.Call(ast.Subscript(node.func, ast.Constant(i), ast.Load()), [inner], [])
+                inner = self.spelled_out(inner)
+            return inner
+        name = type(layer).__name__ if isinstance(layer, nn.Module) else getattr(node.func, "attr", "")
+        if name == "einsum" and len(node.args) == 3 and isinstance(node.args[0], ast.Constant):
+            a, b, out = re.split(",|->", node.args[0].value.replace(" ", "") + "->")[:3]
+            if len(b) == 2 and a[-1] == b[0] and out == a[:-1] + b[1]:
+                return ast.BinOp(node.args[1], ast.MatMult(), node.args[2])
+        row = SPELLED_OUT.get(name)
+        if row is None or isinstance(layer, nn.Module) and getattr(layer, "reduction", "mean") != "mean":
+            return node
+        if not isinstance(layer, nn.Module) and self.resolve(node.func.value) not in (torch, F):
+            return node
+        given = {k.arg: ast.unparse(k.value) for k in node.keywords}
+        if given.keys() - row.options.keys() - {"reduction"} or given.get("reduction", "'mean'") != row.reduction \
+                or len(node.args) != row.arguments:
+            return node
+        if isinstance(layer, nn.Module):
+            given = {option: f"{ast.unparse(node.func)}.{option}" for option in row.options}
+        fields = {**row.options, **given}
+        arguments = []
+        for argument in node.args:  # each may stand several times
+            value = self.evaluate(argument, self.values)
+            if not isinstance(value, torch.Tensor) or value.dim() not in row.dims:
+                return node
+            arguments.append(argument.id if isinstance(argument, ast.Name) else self.assign(self.fresh(), argument))
+        return ast.parse(row.expression.format(*arguments, **fields), mode="eval").body
+
     def fresh(self) -> str:
-        name = next(n for n in ["t"] + [f"t{i}" for i in range(1, 9)] if n not in self.values)
+        name = next(n for n in ["t"] + [f"t{i}" for i in range(1, 99)] if n not in self.values)
         self.values[name] = None
         return name
 
@@ -194,25 +293,43 @@ class _Reader:
         """Resolve torch.f(x), F.f(x), x.f() and self.layer(x) to one form; None for anything that is not a call."""
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             return _Call("matmul", [node.left, node.right], {})
+        picked = picked_call(node)
+        if picked is not None:  # torch.max(x, dim=1)[0] is amax, its indices are argmax
+            call, index = self.call(picked), 0
+            if isinstance(node, ast.Subscript):
+                index = node.slice.value if isinstance(node.slice, ast.Constant) else 0
+            index = 1 if isinstance(node, ast.Attribute) and node.attr == "indices" else index
+            call.name = {"max": ("amax", "argmax"), "min": ("amin", "argmin")}[call.name][index == 1]
+            return call
         if not isinstance(node, ast.Call):
             return None
         arguments, keywords = list(node.args), {k.arg: k.value for k in node.keywords}
         if isinstance(node.func, ast.Name):
             return _Call(node.func.id, arguments, keywords)
-        owner, name = ast.unparse(node.func.value), node.func.attr
-        if owner == "self":
-            layer = getattr(self.model, name)
+        if not isinstance(node.func, ast.Attribute | ast.Subscript):
+            return _Call("", arguments, keywords)
+        layer = self.resolve(node.func)
+        if isinstance(layer, nn.Module):
             operator = operator_of(layer)
-            return _Call(operator or type(layer).__name__, arguments, keywords, layer, name, operator is not None)
-        if owner not in ("torch", "F", "nn.functional", "torch.nn.functional"):
+            path = ast.unparse(node.func).removeprefix("self.")
+            return _Call(operator or type(layer).__name__, arguments, keywords, layer, path, operator is not None)
+        name = getattr(node.func, "attr", "")
+        owner = self.resolve(node.func.value)
+        if owner is self.model:
+            return _Call(f"self.{name}", arguments, keywords)  # another method
+        if owner is None or isinstance(owner, torch.Tensor):
             arguments = [node.func.value] + arguments
+        elif owner not in (torch, F):
+            return _Call(f"{owner}.{name}", arguments, keywords)
         name = ALIASES.get(name, name)
+        if name in ("max", "min") and len(arguments) == 2 and not isinstance(arguments[1], ast.Constant) \
+                and isinstance(self.evaluate(arguments[1], self.values), torch.Tensor):
+            name += "imum"
         if name == "gelu" and "approximate" in keywords and ast.literal_eval(keywords["approximate"]) == "tanh":
             name = "gelu_tanh"
         reduced = name in ("smooth_l1_loss", "binary_cross_entropy_with_logits") and "reduction" not in keywords
-        pointwise = (name in POINTWISE or name in ARITHMETIC or name == "pow") and not reduced
-        return _Call(name, arguments, keywords, pointwise=pointwise,
-                     view=name in ("size", "dim", "numel", "diag", "tensor"))
+        return _Call(name, arguments, keywords,
+                     pointwise=(name in POINTWISE or name in ARITHMETIC or name == "pow") and not reduced)
 
     def classify(self, target, node) -> Step:
         """The step that assigns an expression, without its shape."""
@@ -223,33 +340,44 @@ class _Reader:
             return step
         source = call.arguments[0] if call.arguments else None
         value = self.values.get(source.id) if isinstance(source, ast.Name) else None
+        step.layer, step.module = call.module, call.attribute
+        name = type(call.module).__name__ if call.module is not None else call.name
+        name = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "max": "amax", "min": "amin"}.get(name, name)
+        if name in ("Linear", "matmul", "mm", "bmm"):
+            self.classify_product(step, call)
+            return step
         if not isinstance(value, torch.Tensor):
-            if call.name == "matmul" and diagonal(source) is not None and isinstance(call.arguments[1], ast.Name):
-                step.kind, step.op, step.source = "pointwise", "diagonal", call.arguments[1].id
             return step
         step.source = source.id
-        layer = call.module
-        name = type(layer).__name__ if layer is not None else call.name
-        name = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "max": "amax", "min": "amin"}.get(name, name)
-        if layer is not None:
-            step.module = call.attribute
-        if name in ("GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d") and value.dim() > 2:
-            if not getattr(layer, "track_running_stats", False):
-                step.kind, step.op = "norm", "group" if name == "GroupNorm" else "instance"
+        norm = re.fullmatch(r"(Group|Instance|Batch)Norm[123]?d?", name)
+        if norm:
+            batch = norm[1] == "Batch" and call.module.training
+            if value.dim() > 2 and not getattr(call.module, "track_running_stats", False) or batch:
+                step.kind, step.op = "norm", norm[1].lower()
         elif name == "LayerNorm":
-            if len(layer.normalized_shape) == 1 and layer.weight is not None and layer.bias is not None:
-                step.kind, step.op, step.layout = "row", "layer_norm", "last"
+            if call.module.weight is not None and call.module.bias is not None:
+                step.kind, step.op, rank = "row", "layer_norm", value.dim()
+                step.dims = rank - len(call.module.normalized_shape), rank - 1
+                step.layout = "last" if step.dims[0] == rank - 1 else "block"
         elif name in ROWS:
             self.classify_row(step, name, call, value)
-        elif name in ("Linear", "matmul", "mm") and value.dim() == 2:
-            weight = f"self.{call.attribute}.weight" if layer is not None else ast.unparse(call.arguments[1])
-            factor = self.evaluate(ast.parse(weight, mode="eval").body, self.values)
-            if isinstance(factor, torch.Tensor) and factor.dim() == 2 and re.fullmatch(r"[\w.]+", weight):
-                step.kind, step.weight = "matmul", weight
         return step
 
+    def classify_product(self, step, call):
+        """A product of matrices, or of stacks of them; the factors must be names, attributes or their transposes."""
+        factors = [ast.unparse(argument) for argument in call.arguments]
+        if diagonal(call.arguments[0]) is not None and isinstance(call.arguments[1], ast.Name):
+            step.kind, step.op, step.source = "pointwise", "diagonal", call.arguments[1].id
+            return
+        if call.module is not None:
+            factors = [factors[0], f"self.{call.attribute}.weight.t()"]
+        a, b = (self.evaluate(ast.parse(factor, mode="eval").body, self.values) for factor in factors)
+        stacked = a.dim() == b.dim() >= 3 and a.shape[:-2] == b.shape[:-2]
+        if a.dim() >= 2 and (b.dim() == 2 or stacked) and a.dtype == b.dtype == torch.float32:
+            step.kind, step.factors = "matmul", tuple(factors)
+
     def classify_row(self, step, name, call, value):
-        """A call over dimensions: fits a row kernel if those are the last one, or all spatial ones of (N, C, H, W)."""
+        """A call over neighbouring dimensions: the last one, all spatial ones of (N, C, H, W), or others."""
         if call.module is not None:
             dim = call.module.dim
         else:
@@ -257,46 +385,60 @@ class _Reader:
             positional = call.arguments[2 if norm else 1:]
             dim = call.keywords.get("dim", positional[0] if positional else None)
             dim = self.evaluate(dim, self.values) if dim is not None else None
-            if norm and (len(call.arguments) > 1 or "p" in call.keywords
-                         and self.evaluate(call.keywords["p"], self.values) != 2):
+            p = call.keywords.get("p", call.arguments[1] if len(call.arguments) > 1 else None) if norm else None
+            if p is not None and self.evaluate(p, self.values) not in (2, "fro"):
                 return
-            if call.name in ("max", "min") and dim is not None:
+            if isinstance(step.node, ast.Call) and call.name in ("max", "min") and dim is not None:
                 return  # returns (values, indices)
-            if dim is None and name in ("sum", "mean"):
+            if dim is None and name in ("sum", "mean", "norm"):
                 step.kind, step.op = "all", name
                 return
             if dim is None and name == "normalize":
                 dim = 1
         if dim is None:
             return
-        dims = [d % value.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim])]
+        dims = sorted(d % value.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim]))
         spatial = list(range(2, value.dim()))
         if dims == [value.dim() - 1]:
             step.layout = "last"
         elif ROWS[name].reduces and dims == spatial and len(spatial) > 1:
             step.layout = "spatial"
+        elif dims == list(range(dims[0], dims[-1] + 1)):
+            step.layout = "block"
         else:
             return
-        step.kind, step.op = "row", name
+        step.kind, step.op, step.dims = "row", name, (dims[0], dims[-1])
 
 
-def _is_docstring(node) -> bool:
+class _Substitute(ast.NodeTransformer):
+    """Puts expressions in the place of names."""
+
+    def __init__(self, known):
+        self.known = known
+
+    def visit_Name(self, node):
+        return copy.deepcopy(self.known.get(node.id, node)) if isinstance(node.ctx, ast.Load) else node
+
+
+def picked_call(node):
+    """The call of max or min, one of whose two results is picked: torch.max(x, dim=1)[0], x.min(1).values; or None."""
+    call = node.value if isinstance(node, (ast.Attribute, ast.Subscript)) else None
+    found = isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("max", "min")
+    return call if found else None
+
+
+def is_docstring(node) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _contains(node, kinds) -> bool:
+    return any(isinstance(n, kinds) for n in ast.walk(node))
+
+
+def _names(node) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
 
 
 def _mentions(node, name) -> int:
     """How often a variable stands in an expression."""
     return sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
-
-
-def _spell_out(node):
-    """Rewrite loss functions as a pointwise expression under a mean, so that the general rules apply."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.keywords \
-            or len(node.args) != 2:
-        return node
-    a, b = (ast.unparse(arg) for arg in node.args)
-    name = node.func.attr
-    terms = {"mse_loss": f"({a} - {b}) ** 2", "l1_loss": f"torch.abs({a} - {b})"}.get(name)
-    if name in ("smooth_l1_loss", "binary_cross_entropy_with_logits"):
-        terms = f"F.{name}({a}, {b}, reduction='none')"
-    return ast.parse(f"torch.mean({terms})", mode="eval").body if terms else node

@@ -81,10 +81,17 @@ def random_qwen3(vocab_size, hidden_size=256, intermediate_size=896, num_hidden_
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention_kind(config))
 
 
-def tiny_model(tokenizer):
-    """The model that the built-in cold start trains."""
-    return random_qwen3(len(tokenizer), max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
-                        pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+# A ladder of sizes, in millions of parameters: 6, 26, 84.
+SHAPES = {"tiny": {}, "small": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8,
+                                "num_attention_heads": 8, "num_key_value_heads": 4},
+          "base": {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12, "num_attention_heads": 12,
+                   "num_key_value_heads": 4}}
+
+
+def tiny_model(tokenizer, size="tiny"):
+    """The model that the built-in cold start trains. size: a key of SHAPES."""
+    return random_qwen3(len(tokenizer), **SHAPES[size], max_position_embeddings=8192,
+                        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

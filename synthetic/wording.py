@@ -97,22 +97,30 @@ def write_problem(d) -> str:
     gap = [""] * d.pick(1, 1, 2)  # blank lines between the parts of the file
     hollow = d.pick("", "", "    ", "        ")  # what stands on a blank line inside the class
     out = ["import torch", "import torch.nn as nn"]
-    if any(re.search(r"\bF\.", line) for line in body) or d.chance(0.3):
+    if any(re.search(r"\bF\.", line) for line in body + d.classes + [str(d.methods)]) or d.chance(0.3):
         out.append("import torch.nn.functional as F")
     out += (["import math"] if d.chance(0.04) else []) + gap
-    return "\n".join(out + _class(d, signature, annotated, body, hollow) + gap + _constants_and_inputs(d, gap)) \
+    out += d.classes + _class(d, signature, annotated, body, hollow) + gap
+    return "\n".join(out + _constants_and_inputs(d, gap)) \
         + d.pick("\n", "\n", "")
 
 
-def _class(d, signature, annotated, body, hollow) -> list[str]:
-    """The lines of Model."""
+def write_class(d, name) -> list[str]:
+    """The lines of a class that Model is made of."""
+    annotated = d.chance(0.3)
+    signature = ["self"] + [f"{arg}: {kind}" if annotated else arg for arg, kind, _ in d.args]
+    return _class(d, signature, annotated, d.forward + [f"return {d.x}"], "", name) + [""] * d.pick(1, 1, 2)
+
+
+def _class(d, signature, annotated, body, hollow, name="Model") -> list[str]:
+    """The lines of a class."""
     fields = [(name, kind) for name, kind, _ in d.args]
-    out = ["class Model(nn.Module):"] + _docstring(d, "    ", fields)
+    out = [f"class {name}(nn.Module):"] + _docstring(d, "    ", fields)
     out += [""] if len(out[-1]) > 30 and d.chance(0.2) else []
     if d.init or d.chance(0.8):
         out.append(f"    def __init__({', '.join(signature)}):")
         out += _docstring(d, "        ", fields) if d.clutter and d.chance(0.3) else []
-        out.append("        " + d.pick("super().__init__()", "super(Model, self).__init__()"))
+        out.append("        " + d.pick("super().__init__()", f"super({name}, self).__init__()"))
         out += [f"        {line}" + d.pick(*[""] * 15, " ", "  # " + _words(d, 1, 4)) for line in d.init] + [hollow]
     arguments = ["self"]
     for name, value in d.inputs:
@@ -124,6 +132,8 @@ def _class(d, signature, annotated, body, hollow) -> list[str]:
         out += ["        # " + _words(d, 1, 5)] if d.clutter and d.chance(0.06) else []
         out += [hollow] if d.clutter and d.chance(0.03) else []
         out.append(f"        {line}")
+    for method, x, lines in d.methods:
+        out += [hollow, f"    def {method}(self, {x}):"] + [f"        {line}" for line in lines + [f"return {x}"]]
     return out
 
 

@@ -67,7 +67,8 @@ def steps(part, optimizer, parameters, first, last):
 
 def updates(model, optimizer, count):
     """`count` updates on the same sampled rows; what they tell."""
-    args = SimpleNamespace(update_tokens=200, mrs=True, clip_low=0.2, clip_high=0.28, grad_clip=0.5)
+    args = SimpleNamespace(update_tokens=200, mrs=True, clip_low=0.2, clip_high=0.28, grad_clip=0.5, loss_scale=1.0,
+                           loss_mean="sum")
     return [reinforce.update(model, optimizer, sampled_rows(model, [0.5, -1, 2, 0, 1.5, -0.7, 0.3, 1]), args)
             for _ in range(count)]
 

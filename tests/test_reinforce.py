@@ -150,7 +150,7 @@ def test_scalars_for_tensorboard(world, monkeypatch, refusal):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda *_, **__: writer))
     lines = metrics(world("run", "--steps", "2", "--log", "tensorboard"))
     assert written == [(name, value, m["step"]) for m in lines for name, value in m.items()
-                       if type(value) in (int, float)]
+                       if isinstance(value, (int, float))]
 
 
 def test_the_progress_line_says_what_has_improved():

@@ -1,0 +1,297 @@
+"""The wide distribution of problems: what PyTorch users write besides the chains of generator.py.
+
+Products of matrices in every arrangement, reductions and scans along any dimension, formulas written out, losses of
+torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper methods. Which
+operators there are is in tables; a method says how a problem is built from them. `synthesize(seed, distribution=WIDE)`
+draws from these families and from the older ones.
+"""
+
+import ast
+
+from synthetic.generator import FAMILIES, Distribution, Problem
+from synthetic.wording import write_class
+
+# Products: (dimensions of the first factor, of the second, of the result, spellings). Names of sizes: b, m, k, n.
+_PRODUCTS = [("m k", "k n", "m n", ("torch.matmul({x}, {y})", "{x} @ {y}", "torch.mm({x}, {y})")),
+             ("k m", "k n", "m n", ("torch.matmul({x}.T, {y})", "{x}.t() @ {y}", "torch.mm({x}.T, {y})")),
+             ("m k", "n k", "m n", ("torch.matmul({x}, {y}.T)", "{x} @ {y}.T", "{x} @ {y}.transpose(0, 1)")),
+             ("k m", "n k", "m n", ("torch.matmul({x}.T, {y}.T)", "{x}.t() @ {y}.t()")),
+             ("b m k", "b k n", "b m n", ("torch.bmm({x}, {y})", "torch.matmul({x}, {y})", "{x} @ {y}")),
+             ("b m k", "b n k", "b m n", ("torch.bmm({x}, {y}.transpose(1, 2))", "{x} @ {y}.transpose(-2, -1)")),
+             ("b m k", "k n", "b m n", ("torch.matmul({x}, {y})", "{x} @ {y}",
+                                        "torch.einsum('bmk,kn->bmn', {x}, {y})"))]
+_SIZES = {"b": (["batch_size", "B", "N"], (4, 8)), "m": (["M", "rows", "queries"], (32, 64, 128)),
+          "k": (["K", "inner_dim", "depth"], (32, 64, 128)), "n": (["N", "cols", "keys", "L"], (64, 128, 256))}
+# Reductions and the like, along any dimension. {d} is the dimension, {keep} its ", keepdim=True" or nothing.
+_REDUCED = ("torch.sum({x}, dim={d}{keep})", "torch.mean({x}, dim={d}{keep})", "{x}.amax(dim={d}{keep})",
+            "torch.max({x}, dim={d}{keep})[0]", "torch.min({x}, dim={d}{keep}).values", "{x}.max({d})[0]",
+            "torch.logsumexp({x}, dim={d}{keep})", "torch.norm({x}, dim={d}{keep})",
+            "torch.sum({x} * {x}, dim={d}{keep})")
+_FOUND = ("torch.argmax({x}, dim={d})", "torch.argmin({x}, dim={d})", "{x}.argmax({d})", "torch.max({x}, dim={d})[1]")
+_ALONG = ("torch.softmax({x}, dim={d})", "F.log_softmax({x}, dim={d})", "F.normalize({x}, dim={d})",
+          "torch.cumsum({x}, dim={d})", "{x}.cumsum({d})", "torch.cumprod({x}, dim={d})", "F.softmax({x}, dim={d})",
+          "{x} / torch.mean(torch.abs({x}), dim={d}, keepdim=True)",
+          "{x} / (torch.norm({x}, dim={d}, keepdim=True) + 1e-6)",
+          "{x} / torch.sqrt(torch.mean({x} ** 2, dim={d}, keepdim=True) + 1e-5)", "{x} / torch.norm({x}, p='fro')",
+          "{x} - torch.mean({x}, dim={d}, keepdim=True)",
+          "torch.flip(torch.cumsum(torch.flip({x}, [{d}]), {d}), [{d}])")
+# Formulas of one tensor, and of two.
+_FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch.pow({x}, 3))))",
+             "{x} * torch.sigmoid(1.702 * {x})", "torch.where({x} > 0, {x}, 0.1 * {x})", "{x} / (1.0 + torch.abs({x}))",
+             "torch.where({x} > {c}, {x}, {x} * {x})", "torch.log(1 + torch.exp(-torch.abs({x})))",
+             "torch.clamp({x} + 3, 0, 6) / 6", "torch.sin({x}) * torch.cos({x})", "torch.exp(-{x} * {x})",
+             "{x}.masked_fill({x} < {c}, 0.0)", "torch.maximum({x}, -{x} * {c})", "{x} * {x} + {c} * {x}",
+             "torch.sqrt({x} * {x} + 1.0) - 1.0")
+_PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})",
+          "{x} * torch.sigmoid({y})", "torch.lerp({x}, {y}, 0.3)", "{c} * {x} + (1 - {c}) * {y}", "({x} - {y}).abs()",
+          "{x}.masked_fill({y} > 0.5, 0.0)")
+# Losses: (spelling, what the second tensor is made with). {rows} and {width} are the sizes.
+_LOSSES = (("F.cross_entropy({x}, {y})", "torch.randint(0, {width}, ({rows},))"),
+           ("F.cross_entropy({x} * {c}, {y})", "torch.randint(0, {width}, ({rows},))"),
+           ("F.kl_div(F.log_softmax({x}, dim=-1), {y}, reduction='batchmean')",
+            "torch.rand({rows}, {width}).softmax(dim=-1)"),
+           ("torch.mean(1 - F.cosine_similarity({x}, {y}, dim=1))", "torch.randn({rows}, {width})"),
+           ("F.cosine_similarity({x}, {y}, dim=1)", "torch.randn({rows}, {width})"),
+           ("F.huber_loss({x}, {y})", "torch.randn({rows}, {width})"),
+           ("F.triplet_margin_loss({x}, {y}, {y} * {c}, margin=0.5)", "torch.randn({rows}, {width})"),
+           ("F.smooth_l1_loss({x}, {y}) * {c}", "torch.randn({rows}, {width})"),
+           ("torch.mean(torch.clamp({c} - {x} * {y}, min=0))",
+            "torch.randint(0, 2, ({rows}, {width})).float() * 2 - 1"),
+           ("torch.norm({x} - {y})", "torch.randn({rows}, {width})"))
+
+
+class Wide(Problem):
+    """A draft of the wide distribution."""
+
+    def finish(self):
+        """Now and then the last lines, where they use the current tensor alone, become a method of their own."""
+        lines = []
+        for line in reversed(self.forward):
+            names = {n.id for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Name)}
+            if not line.startswith(f"{self.x} = ") or names - {self.x, "self", "torch", "F", "nn"}:
+                break
+            lines.insert(0, line)
+        if lines and self.chance(0.1):
+            lines = lines[-self.r.randint(1, len(lines)):]
+            name = self.name(["_helper", "apply_tail", "activate", "post_process", "_finish"])
+            self.methods.append((name, self.x, lines))
+            self.forward[-len(lines):] = [f"{self.x} = self.{name}({self.x})"]
+
+    def formula(self, of_two=False):
+        """A formula written out, in place of one of torch's functions."""
+        other = self.another_input() if of_two and len(self.inputs) == 1 else ""
+        c = self.scalar(["alpha", "scale", "c0"], self.pick("0.5", "0.25", "1.5", "2.0"))
+        self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
+
+    def product(self):
+        first, second, result, spellings = self.r.choice(_PRODUCTS)
+        sizes = {}
+        for name in dict.fromkeys(first.split() + second.split()):
+            options, choices = _SIZES[name]
+            n = self.r.choice(choices) if name == "b" else self.size(*choices)
+            sizes[name] = self.const(options, n), n
+        self.tensor_input([sizes[name][0] for name in first.split()], "torch.randn")
+        other = self.tensor_input([sizes[name][0] for name in second.split()], "torch.randn")
+        self.shape = [sizes[name] for name in result.split()]
+        self.line(*spellings, y=other)
+        for _ in range(self.pick(1, 1, 2, 3)):
+            self.pick(self.formula, lambda: self.steps(1), self.scale)()
+
+    def any_dimension(self):
+        """Reductions, arg-reductions, softmax, norms and scans along any dimension."""
+        self.plain_input(self.pick(2, 3, 3, 4))
+        self.rows_last = len(self.shape) == 3
+        for _ in range(self.pick(0, 1, 1, 2)):
+            self.pick(self.formula, self.activation, self.scale)()
+        d = self.dimension(*map(str, range(len(self.shape))), "-1")
+        kind = self.r.random()
+        if kind < 0.45:
+            self.line(*_ALONG, d=d)
+            return self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True))()
+        if kind < 0.6:
+            return self.line(*_FOUND, d=d)
+        self.line(*_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
+        self.shape = []
+        self.pick(self.activation, self.scale, self.formula)()
+
+    def formulas(self):
+        self.plain_input(self.pick(2, 2, 3, 4))
+        for i in range(self.pick(1, 2, 2, 3)):
+            self.formula(of_two=i == 0 and self.chance(0.4))
+        self.steps(self.pick(0, 0, 1))
+
+    def library_loss(self):
+        self.plain_input(2)
+        for _ in range(self.pick(0, 1, 1)):
+            self.pick(self.scale, self.activation)()
+        spelling, target = self.r.choice(_LOSSES)
+        (rows, _), (width, _) = self.shape
+        name = self.name(["targets", "labels", "y", "other"])
+        self.inputs.append((name, target.format(rows=rows, width=width)))
+        self.line(spelling, y=name, c=self.number().lstrip("-"))
+        if self.chance(0.3):
+            self.scale()
+
+    def normalised(self):
+        """A convolution or a layer, batch norm in training mode, activations; or the norm of an input."""
+        if self.chance(0.3):
+            self.plain_input(4)
+            channels = self.inside(self.shape[1][0])
+        else:
+            self.pick(self.linear, self.convolution, self.convolution)()
+            channels = self.shape[1][0]
+        rank = len(self.shape)
+        if rank == 2 and not self.shape[1][1]:
+            return self.steps(2)
+        self.rows_last = False
+        if rank == 4 and self.chance(0.2) and channels.isidentifier() and self.shape[2][0]:
+            sizes = ", ".join([channels] + [self.inside(name) for name, _ in self.shape[2:]])
+            self.apply(["norm", "ln"], f"LayerNorm([{sizes}])")
+        else:
+            self.apply(["bn", "norm", "batch_norm"], f"BatchNorm{max(1, rank - 2)}d({channels})")
+        self.steps(self.pick(1, 2))
+        if self.chance(0.3):
+            self.formula()
+
+    # ---- networks
+
+    def sequence(self):
+        """Layers in an nn.Sequential: a small perceptron or convolutional network."""
+        layers = []
+        if self.chance(0.5):
+            batch, width = self.const(["batch_size", "N"], self.pick(32, 64)), self.size(64, 128)
+            i = self.arg(["in_features", "input_size", "d_in"], width)
+            self.tensor_input([batch, i])
+            for _ in range(self.pick(2, 2, 3)):
+                o = self.arg(["hidden", "width", "d_model", "out_features"], self.size(32, 64, 128))
+                layers += [f"nn.Linear({i}, {o})", self.layer()] + [f"nn.BatchNorm1d({o})"] * self.chance(0.2)
+                i = o
+            self.shape = [(batch, 0), (i, 2)]
+        else:
+            batch = self.const(["batch_size", "B"], self.pick(2, 4))
+            side = self.const(["side", "size"], self.pick(8, 16))
+            i = self.arg(["in_channels", "channels"], self.pick(3, 4, 8))
+            self.tensor_input([batch, i, side, side])
+            for _ in range(self.pick(1, 2, 3)):
+                o = self.arg(["planes", "out_channels", "width"], self.pick(4, 8, 16))
+                bias = self.pick("", "", ", bias=False")
+                layers.append(f"nn.Conv2d({i}, {o}, {self.pick('3', 'kernel_size=3', '1')}, padding=1{bias})")
+                layers += [f"nn.BatchNorm2d({o})"] * self.chance(0.6) + [self.layer()]
+                layers += [f"nn.{self.pick('Max', 'Avg')}Pool2d(2)"] * self.chance(0.2)
+                i = o
+            self.shape = [(batch, 0), (i, 0), ("", 0), ("", 0)]
+        self.rows_last = False
+        if self.chance(0.5):
+            inner = ",\n            ".join(layers)
+            made = f"nn.Sequential(\n            {inner},\n        )"
+        else:
+            made = f"nn.Sequential({', '.join(layers)})"
+        self.line(f"{self.attribute(['net', 'layers', 'features', 'body', 'model'], made)}({{x}})")
+        self.steps(self.pick(0, 1), opaque=False)
+        if self.chance(0.3):
+            self.formula()
+
+    def layer(self) -> str:
+        return "nn." + self.pick("ReLU()", "ReLU(inplace=True)", "GELU()", "SiLU()", "Tanh()", "LeakyReLU(0.1)",
+                                 "Hardswish()")
+
+    def block(self, build):
+        """A class of its own, whose forward `build(draft)` drafts; this draft goes on with a layer of it."""
+        inner = type(self)(self.r.random(), self.clutter)
+        inner.used, inner.shape, inner.x, inner.dims = self.used, list(self.shape), "x", self.dims
+        build(inner)
+        self.used, self.shape = inner.used, inner.shape
+        self.consts += inner.consts
+        self.args += [arg for arg in inner.args if arg[0] not in [name for name, _, _ in self.args]]
+        inner.inputs = [("x", "")]
+        name = self.pick("Block", "ResidualBlock", "Layer", "Gate", "Branch", "Unit", "Mixer", "FeedForward")
+        while f"class {name}(" in "".join(self.classes):
+            name += self.pick("A", "B", "2", "V2")
+        self.classes.append("\n".join(write_class(inner, name)))
+        passed = ", ".join(name if self.chance(0.8) else f"{name}={name}" for name, _, _ in inner.args)
+        if "=" in passed:
+            passed = ", ".join(f"{name}={name}" for name, _, _ in inner.args)
+        layer = self.attribute(["block", "layer", "stage", "unit", "block1"], f"{name}({passed})")
+        self.line(f"{layer}({{x}})")
+
+    def convolution_block(self, d):
+        """Convolutions with norm and activation, and what they started from."""
+        channels = d.inside(d.shape[1][0])
+        d.saved = d.name(["identity", "residual", "skip", "shortcut"])
+        d.forward.append(f"{d.saved} = {d.x}")
+        for _ in range(self.pick(1, 2, 2)):
+            bias = self.pick("", ", bias=False")
+            d.apply(["conv1", "conv2", "conv"], f"Conv2d({channels}, {channels}, 3, padding=1{bias})")
+            if d.chance(0.7):
+                d.apply(["bn1", "bn2", "norm"], f"BatchNorm2d({channels})")
+            d.activation()
+        d.line(f"{{x}} {self.pick('+', '+', '*')} {d.saved}")
+        d.activation()
+
+    def squeeze_excite(self, d):
+        """Weights for the channels, from their means through two layers."""
+        channels, n = d.shape[1]
+        channels, few = d.inside(channels), d.arg(["reduced", "squeezed", "bottleneck"], max(2, n // 4))
+        w = d.name(["w", "s", "weights", "scale"])
+        one, two = (d.attribute(["fc1", "fc2", "down", "up"], f"nn.Linear({a}, {b})")
+                    for a, b in ((channels, few), (few, channels)))
+        mean = self.pick(f"{d.x}.mean(dim=(2, 3))", f"torch.mean({d.x}, dim=[2, 3])")
+        d.forward += [f"{w} = {mean}", f"{w} = {self.pick('torch.relu', 'F.silu')}({one}({w}))",
+                      f"{w} = torch.sigmoid({two}({w}))", f"{d.x} = {d.x} * {w}[:, :, None, None]"]
+        d.activation()
+
+    def attention_block(self, d):
+        """Attention of one head, written out, with a residual step."""
+        width = d.inside(d.shape[-1][0])
+        names = [d.name([name]) for name in ("q", "k2", "v")]
+        made = f"nn.Linear({width}, {width}{self.pick('', ', bias=False')})"
+        layers = [d.attribute([f"to_{name}", f"{name}_proj"], made) for name in names]
+        d.forward += [f"{name} = {layer}({d.x})" for name, layer in zip(names, layers)]
+        d.init.append("self.factor = 0.2")
+        scores = d.name(["att", "scores", "weights"])
+        q, k, v = names
+        d.forward += [f"{scores} = {q} @ {k}.transpose(-2, -1) * {self.pick('0.125', '0.25', 'self.factor')}",
+                      f"{scores} = {self.pick('torch.softmax', 'F.softmax')}({scores}, dim=-1)",
+                      f"{d.x} = {d.x} + {scores} @ {v}"]
+        if self.chance(0.5):
+            d.apply(["norm", "ln"], f"LayerNorm({width})")
+
+    def feed_forward_block(self, d):
+        """Two layers with an activation between them, and a residual step."""
+        width, n = d.shape[-1]
+        width, hidden = d.inside(width), d.arg(["hidden_dim", "d_ff", "inner_dim"], 2 * n)
+        skip = d.name(["skip", "res", "shortcut"])
+        d.forward.append(f"{skip} = {d.x}")
+        if d.chance(0.5):
+            d.apply(["norm", "ln"], f"LayerNorm({width})")
+        d.apply(["fc1", "up_proj", "lin1"], f"Linear({width}, {hidden})")
+        d.activation()
+        d.apply(["fc2", "down_proj", "lin2"], f"Linear({hidden}, {width})")
+        d.line(f"{{x}} + {skip}")
+
+    def several_classes(self):
+        """One to three blocks, each a class, and what stands around them."""
+        if self.chance(0.6):
+            batch, n = self.const(["batch_size", "B"], self.pick(2, 4)), self.pick(4, 8, 16)
+            side, channels = self.const(["side", "height", "size"], self.pick(8, 16)), self.arg(["channels", "dim"], n)
+            self.tensor_input([batch, channels, side, side])
+            self.shape = [(batch, 0), (channels, n), ("", 0), ("", 0)]
+            kinds = [self.convolution_block, self.squeeze_excite]
+        else:
+            batch, n = self.const(["batch_size", "B"], self.pick(4, 8)), self.pick(32, 64)
+            tokens, width = self.const(["seq_len", "tokens"], self.pick(16, 32)), self.arg(["d_model", "embed_dim"], n)
+            self.tensor_input([batch, tokens, width])
+            self.shape, kinds = [(batch, 0), (tokens, 0), (width, n)], [self.attention_block, self.feed_forward_block]
+        self.rows_last = len(self.shape) == 3
+        for _ in range(self.pick(1, 1, 2, 3)):
+            self.block(self.r.choice(kinds))
+            if self.chance(0.4):
+                self.steps(1, opaque=False)
+        if self.chance(0.3):
+            self.formula()
+
+
+WIDE = Distribution(Wide, {
+    **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
+    "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "batch norm": (10, Wide.normalised),
+    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes)})

@@ -1,0 +1,160 @@
+"""A whole problem as steps: its classes, what their methods are called with, what a ModelNew has to copy.
+
+The model runs once without data (PyTorch's meta device), which tells what each method of the problem's classes is
+called with. reader.py then reads the methods one by one; those that it cannot follow are copied as they are.
+"""
+
+import ast
+import inspect
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch.nn as nn
+
+from synthetic.codegen import Unsupported
+from synthetic.reader import Body, Reader, is_docstring, without_data
+
+_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, NotImplementedError, NameError,
+           AssertionError, SyntaxError, StopIteration, ImportError)
+_IMPORTED = {"torch", "nn", "F", "triton", "tl"}  # by every solution
+
+
+@dataclass
+class Method:
+    name: str
+    signature: str
+    lines: list[str]  # as they are, without docstring
+    bodies: list[Body]  # one for each object; none if it cannot be followed or is not called
+
+
+@dataclass
+class Part:
+    """A class of the problem."""
+
+    name: str
+    bases: str
+    lines: list[str]  # outside its methods
+    methods: list[Method]
+
+
+@dataclass
+class ParsedModel:
+    """A problem as steps, with what a ModelNew has to copy."""
+
+    parts: list[Part]  # Model is the last one
+    preamble: str  # imports, constants and functions that the classes use
+    main: Body | None  # of Model.forward
+
+    @property
+    def bodies(self) -> list[Body]:
+        """All that was followed; of several objects of a class one."""
+        return [method.bodies[0] for part in self.parts for method in part.methods if method.bodies]
+
+    @property
+    def constructor(self) -> Method | None:
+        return next((method for method in self.parts[-1].methods if method.name == "__init__"), None)
+
+    @property
+    def operators(self) -> list[str]:
+        """Names of the operators in the order of the forward pass."""
+        names = []
+        for body in self.bodies[::-1]:
+            for step in body.steps:
+                call = body.reader.call(step.node)
+                name = "arithmetic" if call is None else type(call.module).__name__ if call.module else call.name
+                if names[-1:] != [name] and step.kind != "statement":
+                    names.append(name)
+        return names
+
+
+def read(task) -> ParsedModel | None:
+    """`follow`, or None when the problem cannot be followed."""
+    try:
+        return follow(task)
+    except Unsupported:
+        return None
+
+
+def follow(task) -> ParsedModel:
+    """Parse a task (anything with `.source`). Raises Unsupported when the reader can follow none of its methods."""
+    tree = ast.parse(task.source)
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    classes.sort(key=lambda node: node.name == "Model")
+    space = {}
+    try:
+        with without_data():
+            exec(compile(task.source, "problem", "exec"), space)
+            model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
+            calls = _record_calls([space[node.name] for node in classes], lambda: model(*inputs))
+    except _ERRORS as error:
+        raise Unsupported("does not run without data") from error
+    parts, why = [], ""
+    for node in classes:
+        part = Part(node.name, ", ".join(map(ast.unparse, node.bases)), [], [])
+        for item in node.body:
+            if not isinstance(item, ast.FunctionDef):
+                part.lines += [] if is_docstring(item) else [ast.get_source_segment(task.source, item)]
+                continue
+            lines = [ast.get_source_segment(task.source, n) for n in item.body if not is_docstring(n)]
+            method = Method(item.name, ast.unparse(item.args), lines, [])
+            for expand in (True, False):  # instances may hold sequences of different layers
+                try:
+                    method.bodies = [Reader(space, item, owner, values, expand).body()
+                                     for owner, values in calls.get((node.name, item.name), [])]
+                except (Unsupported, *_ERRORS) as error:
+                    why = str(error) if isinstance(error, Unsupported) else "an expression"
+                if len({tuple(step.text for step in body.steps) for body in method.bodies}) == 1:
+                    break
+            else:
+                method.bodies = []
+            part.methods.append(method)
+        parts.append(part)
+    forward = next(method for method in parts[-1].methods if method.name == "forward")
+    parsed = ParsedModel(parts, _preamble(tree, task.source, classes), forward.bodies[0] if forward.bodies else None)
+    if not parsed.bodies:
+        raise Unsupported(why)
+    return parsed
+
+
+def _record_calls(classes, run) -> dict:
+    """What each method of the classes is called with during run(): (class, method) -> [(object, {argument: value})]."""
+    calls, originals = defaultdict(dict), []
+
+    def recorded(function, seen):
+        signature = inspect.signature(function)
+
+        def wrapper(*args, **kwargs):
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            seen.setdefault(id(args[0]), (args[0], dict(list(bound.arguments.items())[1:])))
+            return function(*args, **kwargs)
+        return wrapper
+
+    for cls in classes:
+        for name, function in list(vars(cls).items()):
+            if inspect.isfunction(function) and not name.startswith("__") and issubclass(cls, nn.Module):
+                originals.append((cls, name, function))
+                setattr(cls, name, recorded(function, calls[cls.__name__, name]))
+    try:
+        run()
+    finally:
+        for cls, name, function in originals:
+            setattr(cls, name, function)
+    return {key: list(seen.values()) for key, seen in calls.items()}
+
+
+def _preamble(tree, source, classes) -> str:
+    """What stands outside the classes and is used inside them: imports, constants, functions."""
+    used = {n.id for node in classes for n in ast.walk(node) if isinstance(n, ast.Name)}
+    kept = []
+    for node in reversed(tree.body):  # a function may use what stands before it
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = {(alias.asname or alias.name).split(".")[0] for alias in node.names} - _IMPORTED
+        elif isinstance(node, ast.Assign):
+            names = {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        else:
+            names = {node.name} if isinstance(node, ast.FunctionDef) else set()
+        if names & used:
+            kept.append(ast.get_source_segment(source, node))
+            used |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return "\n".join(reversed(kept))

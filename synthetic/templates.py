@@ -1,0 +1,116 @@
+"""The Triton kernels that the expert writes, as texts to be filled in, each with the function that launches it.
+
+Six kinds of kernels. All address memory by the flat offset `idx`, so one rule indexes broadcast operands:
+
+    fused    one program for each 1,024 elements; a run of pointwise steps
+    loss     the same, and a partial sum for each program, finished by a short torch sum
+    row      one program for each row (last dimension, or all spatial ones); pointwise steps, reductions, softmax, scans
+    sweep    one program for a tile of rows that are read in pieces (long rows, or rows along any dimensions): a loop
+             for each reduction, and one more if elements are stored
+    norm     one program for each normalisation group, in two sweeps (GroupNorm, InstanceNorm)
+    matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile
+             before it is stored
+"""
+
+# In the templates: {names} are the tensors and numbers that the launching function gets, {main} the first of those
+# tensors that the kernel walks, {extra} and {sizes} further integers outside and inside the kernel, {steps} the loads
+# and the translated operators.
+_ELEMENTS = """def {name}({names}):
+    {contiguous}
+    n = {main}.numel()
+    dst = {out}
+    {name}_kernel[(triton.cdiv(n, 1024),)]({names}, dst, n{extra}, BLOCK=1024)
+    return {result}
+
+@triton.jit
+def {name}_kernel({parameters}, dst_ptr, n{sizes}, BLOCK: tl.constexpr):
+    idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = idx < n
+    {steps}
+    {store}"""
+_ROW = """def {name}({names}):
+    {contiguous}
+    cols = {cols}
+    dst = {out}
+    {name}_kernel[({main}.numel() // cols,)]({names}, dst, cols{extra}, BLOCK=triton.next_power_of_2(cols))
+    return dst
+
+@triton.jit
+def {name}_kernel({parameters}, dst_ptr, cols{sizes}, BLOCK: tl.constexpr):
+    start = tl.program_id(0) * cols
+    offs = tl.arange(0, BLOCK)
+    mask = offs < cols
+    idx = start + offs
+    {steps}
+    {store}"""
+_NORM = """def {name}({names}, groups):
+    {contiguous}
+    cols = {main}[0].numel() // groups
+    dst = torch.empty_like({main})
+    {name}_kernel[({main}.numel() // cols,)]({names}, dst, cols{extra}, BLOCK=1024)
+    return dst
+
+@triton.jit
+def {name}_kernel({parameters}, dst_ptr, cols{sizes}, BLOCK: tl.constexpr):
+    start = tl.program_id(0) * cols
+    total = tl.zeros((BLOCK,), tl.float32)
+    square = tl.zeros((BLOCK,), tl.float32)
+    for i in range(0, cols, BLOCK):
+        offs = i + tl.arange(0, BLOCK)
+        mask = offs < cols
+        idx = start + offs
+        {main} = tl.load({main}_ptr + idx, mask=mask, other=0.0)
+        total += {main}
+        square += {main} * {main}
+    mean = tl.sum(total, 0) / cols
+    rstd = 1.0 / tl.sqrt(tl.sum(square, 0) / cols - mean * mean + eps)
+    for i in range(0, cols, BLOCK):
+        offs = i + tl.arange(0, BLOCK)
+        mask = offs < cols
+        idx = start + offs
+        {steps}
+        {store}"""
+_SWEEP = """def {name}({names}):
+    {contiguous}
+    inner = {inner}
+    cols = {cols}
+    dst = {out}
+    width = min(64, triton.next_power_of_2(inner))
+    grid = ({main}.numel() // (cols * inner), triton.cdiv(inner, width))
+    {name}_kernel[grid]({names}, dst, cols, inner{extra}, BR=2048 // width, BI=width, num_warps=8)
+    return dst
+
+@triton.jit
+def {name}_kernel({parameters}, dst_ptr, cols, inner{sizes}, BR: tl.constexpr, BI: tl.constexpr):
+    lane = tl.program_id(1) * BI + tl.arange(0, BI)[None, :]
+    start = tl.program_id(0) * cols * inner + lane
+    {steps}"""
+PIECES = """for i in range(0, cols, BR):
+        offs = i + tl.arange(0, BR)[:, None]
+        mask = (offs < cols) & (lane < inner)
+        idx = start + offs * inner"""
+_MATMUL = """def {name}({names}):
+    {contiguous}
+    m, k, n = {a}.shape[-2], {a}.shape[-1], {b}.shape[-1]
+    dst = {a}.new_empty(*{a}.shape[:-1], n)
+    {flat}
+    grid = (triton.cdiv(n, 64), triton.cdiv(m, 128){stack})
+    {name}_kernel[grid]({names}, dst, m, n, k, {strides}{extra}, BM=128, BN=64, BK=32)
+    return dst
+
+@triton.jit
+def {name}_kernel({parameters}, dst_ptr, m, n, k, {stride_names}{sizes}, BM: tl.constexpr, BN: tl.constexpr,
+                  BK: tl.constexpr):
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    cols = tl.program_id(0) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, k, BK):
+        i = start + tl.arange(0, BK)
+        a = tl.load({a}_ptr + {a_index}, mask=(rows[:, None] < m) & (i[None, :] < k), other=0.0)
+        b = tl.load({b}_ptr + {b_index}, mask=(cols[None, :] < n) & (i[:, None] < k), other=0.0)
+        acc = tl.dot(a, b, acc, input_precision="tf32x3")
+    idx = {first}rows[:, None]{close} * n + cols[None, :]
+    mask = (rows[:, None] < m) & (cols[None, :] < n)
+    {steps}
+    {store}"""
+TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEEP, "norm": _NORM, "matmul": _MATMUL}

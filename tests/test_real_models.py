@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import bench
+import policy
 import reinforce
 import sft
 from backbone import SELECT_TOOL, Backbone
@@ -59,7 +60,7 @@ def test_one_cold_start_one_training_step_one_problem(name, template, config, to
     # One training step, in which each reply is trained on to the token.
     SkillLibrary(skills).save(start / MODEL_FILE)
     die, before = random.Random(0), Backbone.load(start)
-    monkeypatch.setitem(reinforce.REWARDS, "davinci", lambda verdict: die.random())
+    monkeypatch.setitem(policy.REWARDS, "davinci", lambda verdict: die.random())
     sizes = {"steps": 1, "batch": 1, "k": 2, "n": 2, "turns": 2, "trials": 1, "policy-tokens": 40,
              "selection-tokens": 20, "lr": 1e-3}
     flags = [part for size, value in sizes.items() for part in (f"--{size}", str(value))]

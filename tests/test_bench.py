@@ -380,7 +380,7 @@ def by_task(messages, tool, generator):
     code = render(read(builtin_tasks(1)[0]), ALL).code
     turn = sum(message["role"] == "assistant" for message in messages)
     if turn == 0:
-        code = re.sub(r"(tl.store\(out_ptr \+ idx, \w+)", r"\1 + 1.0", code)
+        code = re.sub(r"(tl.store\(\w+_ptr \+ idx, \w+)", r"\1 + 1.0", code)
     if turn == 1:
         head = "def forward(self, x):\n"
         code = code.replace(head, head + "        x = x.double().exp().log().sin().asin().float() * 0.0 + x\n")

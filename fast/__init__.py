@@ -1,4 +1,4 @@
-"""Delete it and all still runs, only slower. Imports nothing of ours.
+"""What makes large and fast runs possible: a student may skip it. Imports nothing of ours.
 
     engine.py       add prompts, step, take the replies that ended: which sequences are written when
     slots.py        the keys and values of the sequences that are being written, and how prompts are read

@@ -51,7 +51,7 @@ def draw_panel(axis, source, curves):
         points = [(line["step"], line[key]) for line in source.metrics if key in line]
         steps, values = [step for step, _ in points], [value for _, value in points]
         colour = COLOURS[list(curves).index(key.removeprefix("eval_"))]
-        if len(points) >= 20 and key not in ("library", "eval_reward_best", "eval_correct", "eval_fast_1"):
+        if len(points) >= 20 and key != "library" and not key.startswith("eval_"):
             axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
             around = len(points) // 10
             values = [mean(values[max(0, i - around):i + around + 1]) for i in range(len(values))]

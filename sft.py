@@ -13,7 +13,7 @@ Four steps (paper: cold start):
     batches     examples of about the same length together, padded to one of a few widths
     training    AdamW, cosine schedule with warm-up, mean loss over the learnt tokens of a batch
 
-How this differs from the paper: the examples come from a program that knows eleven techniques, not from a large model,
+How this differs from the paper: the examples come from a program that knows twelve techniques, not from a large model,
 so the cold start runs offline; and a batch is a number of tokens, not of sequences. With --data the paper's own
 released rows can be used instead. The tiny model (tokenizer, weights, evaluation) is made in synthetic/tiny.py.
 
@@ -45,7 +45,7 @@ from fast.optimizer import make_adamw
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
 from synthetic.examples import SEED_LIBRARY, Example, Writer, diversity_filter, in_processes, write_examples
-from synthetic.tiny import evaluate, tiny_model, train_tokenizer, wrap_tokenizer
+from synthetic.tiny import SHAPES, evaluate, tiny_model, train_tokenizer, wrap_tokenizer
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Tokens. An encoded example is a pair of arrays, see chat/rows.py: token ids (L,) and a mask (L,).
@@ -319,8 +319,9 @@ def built_in_examples(args) -> list[Example]:
     without a GPU, as they hold its feedback. Those take far longer to make, so there are fewer, and each counts
     several times.
     """
-    single = write_examples(0, args.problems, False, args.processes, "single turns and selections")
-    executed = write_examples(500_000_000, args.executed, True, args.processes, "executed trajectories and summaries")
+    single = write_examples(0, args.problems, False, args.processes, "single turns and selections", args.wide)
+    executed = write_examples(500_000_000, args.executed, True, args.processes, "executed trajectories and summaries",
+                              args.wide)
     examples = single + executed
     if not args.no_diversity_filter:
         examples = diversity_filter(examples, random.Random(args.seed))
@@ -359,6 +360,8 @@ def parse(argv):
     add("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
     add("--from-rollouts", metavar="RUN", help="train on the good replies of this run of reinforce.py")
     add("--min-reward", type=float, default=1.5, help="what a reply of that run must have earned")
+    add("--size", choices=sorted(SHAPES), default="tiny", help="of the model made without --model: 6, 26 or 84 million")
+    add("--wide", action="store_true", help="write examples also of products, reductions, losses and small networks")
     add("--problems", type=int, default=100_000, help="synthesised problems for single turns and selections")
     add("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
     add("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
@@ -426,7 +429,7 @@ def main(argv=None) -> int:
           f"{sum(mask.sum() for _, mask in data) / 1e6:.1f} M learnt", flush=True)
     if not args.out:
         return 0  # only the cache was wanted
-    model = chat.model if args.model else tiny_model(chat.tokenizer).to(args.device)  # bfloat16 above 1e9 parameters
+    model = chat.model if args.model else tiny_model(chat.tokenizer, args.size).to(args.device)  # bfloat16 above 1e9 parameters
     history = train(model, data, chat.tokenizer.pad_token_id or 0, args)
     Backbone(model.to(torch.bfloat16), chat.tokenizer).save(out)
     if not rows:  # skills for the run that follows, with examples of the expert's

@@ -455,9 +455,18 @@ def credit(run, episodes) -> list[list[Row]]:
 
 
 def flush(run, episodes):
-    """The staged skills join the library, and every step leaves a snapshot."""
-    for staged in (episode.staged for episode in episodes if episode.staged):
-        run.library.stage(staged)
+    """The staged skills join the library, and every step leaves a snapshot.
+
+    Where several tasks of a step have found the same skill, the one with the fastest verification joins.
+    """
+    found, seen = [episode for episode in episodes if episode.staged], set()
+    for episode in sorted(found, key=lambda e: e.staged.verify_speedup or 0, reverse=True):
+        texts = summarizer.identity(episode.staged)
+        if texts.isdisjoint(seen):
+            run.library.stage(episode.staged)
+        else:
+            episode.staged = None
+        seen |= texts
     run.library.flush()
     if ranks.rank() == 0:
         run.library.save_snapshot(run.out / "skill_library", run.step + 1)

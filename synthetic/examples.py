@@ -5,7 +5,7 @@ selection calls, (d) summary calls that saw skills, (e) summary calls that saw n
 
 What they teach on purpose, and what they leave: a technique shows up nearly always when a skill names it and rarely
 otherwise; a later turn adds some of what is missing, or, after a kernel that failed, steps back to the plainest one;
-Selection usually, not always, picks what fits; Summary names what the best answer has and the first has not. So the
+Selection usually, not always, picks what fits, and Summary what the best answer has and the first has not. So the
 policy can follow skills and feedback but does not do so reliably on its own: every role has something to gain from RL.
 """
 
@@ -38,6 +38,7 @@ UNPROMPTED = 0.3  # applies a technique that no skill in the prompt names
 PROMPTED = 0.95  # applies one that a skill in the prompt names
 ADDED_LATER = 0.35  # applies one that is still missing, in a later turn
 BROKEN_FIRST = 0.35  # begins several turns with a broken kernel
+OTHER_LESSON = 0.3  # names, as Summary, a technique that the best answer does not have
 STEP_BACK = 0.85  # then starts again from the plainest kernel, instead of repairing the broken one
 
 # The techniques of widest use are left to be found; enough others are there for Selection's answers to differ.
@@ -246,7 +247,10 @@ class Writer:
         if not verdicts[0].correct or not gained:
             return None
         rng.shuffle(gained)
-        written = [write_skill(name, rng, answers[best][1]) for name in gained[:rng.choice([1, 1, 2])]]
+        lessons = gained[:rng.choice([1, 1, 2])]
+        if rng.random() < OTHER_LESSON:  # so that s answers differ, and execution can tell them apart
+            lessons[0] = rng.choice(sorted(ALL - set(gained)))
+        written = [write_skill(name, rng, answers[best][1]) for name in lessons]
         arguments = {"think": f"The best answer adds {' and '.join(s.name for s in written)}.",
                      "new_skills": [{"name": s.name, "description": s.description, "scope": s.scope,
                                      "tags": list(s.tags), "content": s.content} for s in written]}

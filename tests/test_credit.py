@@ -18,7 +18,7 @@ from policy import REWARDS, Trajectory, Turn, cuda_agent_reward, reward_turns
 from reinforce import (BASELINES, Row, clipped_loss, group_mean, micro_batches, mrs_keeps,
                        policy_advantages, prs_probability, update, varies)
 from sandbox import Verdict
-from skills import Skill
+from skills import Skill, SkillLibrary
 
 # ---- rewards
 
@@ -337,3 +337,13 @@ def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals
     reinforce.verify(SimpleNamespace(args=args, model=None, sandbox=None), [episode])
     assert episode.summaries[0].reward == reward
     assert (episode.staged and episode.staged.verify_speedup) == staged
+
+
+def test_of_one_steps_equal_skills_the_fastest_joins(tmp_path):
+    names = [("fuse", 2.0), ("row", 1.5), ("fuse", 3.0)]
+    episodes = [reinforce.Episode(None, [], staged=Skill(name, "how", "", [], f"seen at {x}", x)) for name, x in names]
+    run = SimpleNamespace(library=SkillLibrary(), out=tmp_path, step=0)
+    reinforce.flush(run, episodes + [reinforce.Episode(None, [])])
+    assert [(skill.name, skill.verify_speedup) for skill in run.library.skills] == [("fuse", 3.0), ("row", 1.5)]
+    assert [bool(episode.staged) for episode in episodes] == [False, True, True]
+    assert len(SkillLibrary.load(tmp_path / "skill_library/global_step_1.jsonl")) == 2

@@ -84,10 +84,14 @@ def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do():
     assert sum(prompted) / len(prompted) > 0.85 and sum(unprompted) / len(unprompted) < 0.45
 
 
-def test_summaries_name_what_the_best_answer_gained(examples):
+def test_summaries_mostly_name_what_the_best_answer_gained(examples):
+    right = []
     for e in (e for e in examples if "summary" in e.kind):
         first, best = re.findall(r"# (?:First|Best) answer.*?```python\n(.*?)```", e.messages[1]["content"], re.DOTALL)
-        assert set(e.skills) <= expert.techniques_in(best) - expert.techniques_in(first)
+        wrong = set(e.skills) - (expert.techniques_in(best) - expert.techniques_in(first))
+        assert len(wrong) <= 1  # else the s answers to one rollout would all be the same
+        right.append(not wrong)
+    assert 0.5 < sum(right) / len(right) < 1
 
 
 def test_a_spoiled_kernel_differs_and_is_context_only(examples):

@@ -308,40 +308,48 @@ class Kernel:
         return operator, dict(fields, i=number or ""), [self.lines.pop()] + affine  # headed by the torch line
 
     def sweep_lines(self, final) -> list[str]:
-        """The kernel's body: a loop over the pieces for each reduction, and one that stores elements."""
-        vector = [o.load for o in self.ordered() if "idx" in o.load]
-        out = [o.load for o in self.ordered() if o.load and "idx" not in o.load]
+        """The kernel's body: a loop over the pieces of the row for each reduction, and one that stores elements."""
+        vector = [o.load for o in self.ordered() if "idx" in o.load]  # what makes elements; a loop repeats what it needs
+        body = [o.load for o in self.ordered() if o.load and "idx" not in o.load]
         for what, level in self.sections:
             if level == "vector":
                 vector += what
             elif level == "row":
-                out += what
+                body += what
             else:
-                operator, fields, (comment, *affine) = what
-                start, sweep, end = ([line.format(**fields) for line in lines]
-                                     for lines in (operator.start, operator.sweep, operator.end))
-                scan = operator.technique == "row-scan"
-                for line in start:
-                    name, first = line.split(" = ")
-                    kind = "tl.int32" if first == "0" else "tl.float32"
-                    out.append(f"{name} = tl.full(({'1' if scan else 'BR'}, BI), {first}, {kind})")
-                out += [comment] if sweep else []
-                out += _loop(_needed(vector, sweep)) if sweep else []
-                out += end
-                if operator.value:
-                    vector += [] if sweep else [comment]
-                    vector.append(f"{fields['t']} = {operator.value.format(**fields)}")
-                    vector += affine
-                if scan:  # what the next piece goes on from
-                    carried = start[0].split(" = ")[0]
-                    last = f"tl.where(offs == i + BR - 1, {fields['t']}, 0.0)"
-                    vector[-1] += f"\n        {carried} = tl.sum({last}, 0)[None, :]"
-                if operator.reduces and any(line.split(" = ")[0] == fields["t"] for line in vector) \
-                        and self.local[final] == "vector":
+                self.add_reduction(what, vector, body)
+                whole = [line for line in vector if line.split(" = ")[0] == what[1]["t"]]
+                if what[0].reduces and whole and self.local[final] == "vector":
                     raise Unsupported  # one name for elements and for a number of the row
         if self.local[final] == "row":
-            return out + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {final}, mask=lane < inner)"]
-        return out + _loop(_needed(vector, [f"tl.store(dst_ptr + idx, {final}, mask=mask)"]))
+            return body + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {final}, mask=lane < inner)"]
+        return body + _loop(_needed(vector, [f"tl.store(dst_ptr + idx, {final}, mask=mask)"]))
+
+    def add_reduction(self, what, vector, body):
+        """Extend `body` by a loop that reduces the row, and `vector` by the elements that are made from the result.
+
+        what: (row of the table of reductions, names for its lines, (comment, lines that scale and shift)).
+        """
+        operator, fields, (comment, *affine) = what
+        start, sweep, end = ([line.format(**fields) for line in lines]
+                             for lines in (operator.start, operator.sweep, operator.end))
+        scan = operator.technique == "row-scan"
+        for line in start:  # accumulators: one for each lane of a piece, for a scan one for the row
+            name, first = line.split(" = ")
+            kind = "tl.int32" if first == "0" else "tl.float32"
+            body.append(f"{name} = tl.full(({'1' if scan else 'BR'}, BI), {first}, {kind})")
+        if sweep:
+            body.append(comment)
+            body += _loop(_needed(vector, sweep))
+        body += end
+        if operator.value:
+            vector += [] if sweep else [comment]
+            vector.append(f"{fields['t']} = {operator.value.format(**fields)}")
+            vector += affine
+        if scan:  # what the next piece goes on from
+            carried = start[0].split(" = ")[0]
+            last = f"tl.where(offs == i + BR - 1, {fields['t']}, 0.0)"
+            vector[-1] += f"\n        {carried} = tl.sum({last}, 0)[None, :]"
 
     # ---- source text
 

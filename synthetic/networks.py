@@ -84,6 +84,8 @@ class Wide(Problem):
         self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
 
     def product(self):
+        """A product of two inputs in one of its arrangements, and a step or two that a kernel can do in its epilogue.
+        """
         first, second, result, spellings = self.r.choice(_PRODUCTS)
         sizes = {}
         for name in dict.fromkeys(first.split() + second.split()):
@@ -98,7 +100,10 @@ class Wide(Problem):
             self.pick(self.formula, lambda: self.steps(1), self.scale)()
 
     def any_dimension(self):
-        """Reductions, arg-reductions, softmax, norms and scans along any dimension."""
+        """Reductions, arg-reductions, softmax, norms and scans along any dimension.
+
+        What is reduced is not always last, so elements of a row may lie far apart in memory: the writer's sweeps.
+        """
         self.plain_input(self.pick(2, 3, 3, 4))
         self.rows_last = len(self.shape) == 3
         for _ in range(self.pick(0, 1, 1, 2)):
@@ -115,12 +120,14 @@ class Wide(Problem):
         self.pick(self.activation, self.scale, self.formula)()
 
     def formulas(self):
+        """Formulas written out one after the other: a run of pointwise operators for one kernel."""
         self.plain_input(self.pick(2, 2, 3, 4))
         for i in range(self.pick(1, 2, 2, 3)):
             self.formula(of_two=i == 0 and self.chance(0.4))
         self.steps(self.pick(0, 0, 1))
 
     def library_loss(self):
+        """A loss of torch.nn.functional, or one written out, of predictions and targets."""
         self.plain_input(2)
         for _ in range(self.pick(0, 1, 1)):
             self.pick(self.scale, self.activation)()
@@ -133,7 +140,10 @@ class Wide(Problem):
             self.scale()
 
     def normalised(self):
-        """A convolution or a layer, batch norm in training mode, activations; or the norm of an input."""
+        """A convolution or a layer, batch norm in training mode, activations; or the norm of an input.
+
+        The statistics are the batch's (KernelBench leaves modules in training mode), so a kernel has to compute them.
+        """
         if self.chance(0.3):
             self.plain_input(4)
             channels = self.inside(self.shape[1][0])
@@ -167,7 +177,7 @@ class Wide(Problem):
                 layers += [f"nn.Linear({i}, {o})", self.layer()] + [f"nn.BatchNorm1d({o})"] * self.chance(0.2)
                 i = o
             self.shape = [(batch, 0), (i, 2)]
-        else:
+        else:  # an image; after it only the number of channels is known by name
             batch = self.const(["batch_size", "B"], self.pick(2, 4))
             side = self.const(["side", "size"], self.pick(8, 16))
             i = self.arg(["in_channels", "channels"], self.pick(3, 4, 8))
@@ -181,7 +191,7 @@ class Wide(Problem):
                 i = o
             self.shape = [(batch, 0), (i, 0), ("", 0), ("", 0)]
         self.rows_last = False
-        if self.chance(0.5):
+        if self.chance(0.5):  # a layer to a line
             inner = ",\n            ".join(layers)
             made = f"nn.Sequential(\n            {inner},\n        )"
         else:
@@ -197,10 +207,12 @@ class Wide(Problem):
 
     def block(self, build):
         """A class of its own, whose forward `build(draft)` drafts; this draft goes on with a layer of it."""
+        # The block is a draft of its own, which starts with this one's shape and names, and gives back what it adds.
         inner = type(self)(self.r.random(), self.clutter)
         inner.used, inner.shape, inner.x, inner.dims = self.used, list(self.shape), "x", self.dims
         build(inner)
         self.used, self.shape = inner.used, inner.shape
+        # What its constructor needs is passed on: an argument of the block is one of the model, too.
         self.consts += inner.consts
         self.args += [arg for arg in inner.args if arg[0] not in [name for name, _, _ in self.args]]
         inner.inputs = [("x", "")]
@@ -271,7 +283,7 @@ class Wide(Problem):
 
     def several_classes(self):
         """One to three blocks, each a class, and what stands around them."""
-        if self.chance(0.6):
+        if self.chance(0.6):  # blocks of an image, else of a sequence
             batch, n = self.const(["batch_size", "B"], self.pick(2, 4)), self.pick(4, 8, 16)
             side, channels = self.const(["side", "height", "size"], self.pick(8, 16)), self.arg(["channels", "dim"], n)
             self.tensor_input([batch, channels, side, side])
@@ -291,6 +303,7 @@ class Wide(Problem):
             self.formula()
 
 
+# Each family's weight and how it is drafted; those of the narrow distribution keep their weights (see generator.py).
 WIDE = Distribution(Wide, {
     **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
     "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "batch norm": (10, Wide.normalised),

@@ -51,7 +51,8 @@ from page.writer import render
 from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary, write_atomically
 from summarizer import REASONS
-from synthetic.generator import training_tasks
+from synthetic.generator import NARROW, training_tasks
+from synthetic.networks import WIDE
 from tasks import GPU_BATCH_FACTOR, UserError, builtin_tasks, folder_tasks, run_command, scale_batch
 
 
@@ -157,7 +158,7 @@ def open_run(given, tables, changeable) -> Run:
     out, saved = open_folder(given, changeable)
     if given.get("log") == "tensorboard" and not importlib.util.find_spec("tensorboard"):
         raise UserError("--log tensorboard: first pip install tensorboard")
-    if given.get("tasks", "synth") not in ("synth", "builtin"):
+    if given.get("tasks", "synth") not in (*SYNTHESISED, "builtin"):
         folder_tasks(given["tasks"])  # a bad folder is told before the model is loaded
     if given.get("prompts"):
         read_prompts(given["prompts"])
@@ -293,14 +294,17 @@ def claim(out):
         raise UserError(f"--out {out}: another process is writing there") from None
 
 
+SYNTHESISED = {"synth": NARROW, "wide": WIDE}  # --tasks: distributions of problems
+
+
 def task_stream(args):
     """Training tasks without end, the same for the same options. Raises TaskError when there are none.
 
     A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
     batch (tasks.scale_batch), so that kernels take long enough to be measured.
     """
-    if args.tasks == "synth":
-        made = training_tasks(args.seed)
+    if args.tasks in SYNTHESISED:
+        made = training_tasks(args.seed, distribution=SYNTHESISED[args.tasks])
         yield from made if args.device == "cpu" else (scale_batch(task, GPU_BATCH_FACTOR) for task in made)
     listed = builtin_tasks(device=args.device) if args.tasks == "builtin" else folder_tasks(args.tasks)
     rng = random.Random(args.seed)

@@ -425,7 +425,7 @@ def test_kill_nine_and_resume(world, tmp_path):
     assert same(whole, out)
 
 
-@pytest.mark.parametrize("tasks", ["synth", "builtin", "folder"])
+@pytest.mark.parametrize("tasks", ["synth", "wide", "builtin", "folder"])
 def test_tasks_go_on_where_they_were(tasks, tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.py").write_text(make_task(i).source)

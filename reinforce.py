@@ -74,7 +74,7 @@ SIZES = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (mod
 }
 OPTIONS = {  # name: default, meaning
     "model": ("checkpoints/tiny", "model folder or hub id; a skill_library.jsonl in it is loaded with it"),
-    "tasks": ("synth", "synth, or wide (with products and networks): synthesised; builtin: the evaluation problems; or a folder"),
+    "tasks": ("synth", "synthesised: synth, or wide (networks, too); builtin: the evaluation problems; or a folder"),
     "prompts": ("", "file of prompts in the layout of chat/prompts.yaml, as the release's; or a folder of such files"),
     "thinking": (False, "let replies begin with thoughts, where the model's chat template can switch them off"),
     "seed": (0, "of tasks, sampling and the modelled clock's inputs"),

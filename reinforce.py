@@ -132,20 +132,12 @@ def leave_one_out(returns) -> list[float]:
 
 
 def group_mean(returns) -> list[float]:
-    """A_i = G_i - mean of all, the ablation.
-
-    >>> group_mean([3, 0, 0])
-    [2.0, -1.0, -1.0]
-    """
+    """A_i = G_i - mean of all, the ablation."""
     return [_clean(g - sum(returns) / len(returns)) for g in returns]
 
 
 def group_norm(returns) -> list[float]:
-    """A_i = (G_i - mean) / standard deviation: GRPO, as Kevin uses it.
-
-    >>> group_norm([2, 0])
-    [1.0, -1.0]
-    """
+    """A_i = (G_i - mean) / standard deviation: GRPO, as Kevin uses it."""
     deviation = statistics.pstdev(returns) if returns else 0.0
     return [a / deviation if deviation > 1e-8 else 0.0 for a in group_mean(returns)]
 
@@ -455,10 +447,7 @@ def credit(run, episodes) -> list[list[Row]]:
 
 
 def flush(run, episodes):
-    """The staged skills join the library, and every step leaves a snapshot.
-
-    Where several tasks of a step have found the same skill, the one with the fastest verification joins.
-    """
+    """The staged skills join the library, of equal ones the fastest, and every step leaves a snapshot."""
     found, seen = [episode for episode in episodes if episode.staged], set()
     for episode in sorted(found, key=lambda e: e.staged.verify_speedup or 0, reverse=True):
         texts = summarizer.identity(episode.staged)

@@ -9,7 +9,6 @@ what has been stored is undone and they run one by one.
 
 import ast
 import functools
-import inspect
 import math
 import types
 
@@ -22,18 +21,12 @@ from triton.runtime import jit
 
 from judge.compiler import FILE, KernelError
 from judge.lockstep import Diverged, Lockstep, Waiting, block_pointers, unwrap, uniform
-from judge.prices import LIBDEVICE_COST, OTHER_LIBDEVICE
 
 STOCK_NAMES = ("interpreter_semantic", "_InterpreterComparison")  # that its transformer of syntax trees writes
 TOGETHER = 256  # programs at a time, fewer for large blocks:
 ELEMENTS = 1 << 17  # numpy is fastest while an array fits into the processor's cache
 PATIENCE = 32, 1000  # looks at the same scalar before a program counts as waiting; when all seem to wait
 GRID_LIMITS = (1 << 31) - 1, 65535, 65535
-# CUDA's libdevice functions that torch calls by another name.
-LIBDEVICE = {"fast_expf": torch.exp, "fast_logf": torch.log, "fast_sinf": torch.sin, "fast_cosf": torch.cos,
-             "fast_powf": torch.pow, "fast_tanhf": torch.tanh, "fabs": torch.abs, "rint": torch.round,
-             "rcp_rn": torch.reciprocal, "div_rn": torch.div, "sqrt_rn": torch.sqrt,
-             "normcdf": torch.special.ndtr, "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3)}
 
 
 class Interpreter:
@@ -101,25 +94,19 @@ class Interpreter:
             stock.BlockPointerHandle.materialize_pointers = of_block_pointer
 
     def install_libdevice(self):
-        """Give CUDA's libdevice functions their meaning: the torch function of the same name."""
+        """Let CUDA's libdevice functions, which Triton describes, be computed by our builder, by their names."""
         from triton.language.extra import libdevice
         from triton.language.extra.cuda import libdevice as cuda_libdevice
 
         def interpreted(name, function):
             def call(*args, **_):
-                shaped = next(a for a in args if isinstance(a, tl.tensor))
-                values = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) if isinstance(a, tl.tensor) else
-                          torch.tensor(float(unwrap(a))) for a in args]
-                out = function(*values).numpy()
-                out = self.builder.tensor(out, tl.int1 if out.dtype == bool else shaped.dtype)
-                self.builder.count(out.handle, LIBDEVICE_COST.get(name, OTHER_LIBDEVICE))
-                return out
+                self.builder.libdevice_name = name
+                return function(*args, _semantic=stock.interpreter_semantic)
             return call
 
-        for module in (libdevice, cuda_libdevice):
-            for name in [name for name in vars(module) if not name.startswith("_")]:
-                function = LIBDEVICE.get(name) or getattr(torch, name, None) or getattr(torch.special, name, None)
-                if inspect.isfunction(getattr(module, name)) and callable(function):
+        for name, function in list(vars(cuda_libdevice).items()):
+            if tl.core.is_builtin(function):
+                for module in (libdevice, cuda_libdevice):
                     setattr(module, name, interpreted(name, function))
 
     def launch(self, name, grid, arguments, memory, options):

@@ -8,6 +8,7 @@ what has been stored is undone and they run one by one.
 """
 
 import ast
+import dataclasses
 import functools
 import math
 import types
@@ -29,6 +30,40 @@ PATIENCE = 32, 1000  # looks at the same scalar before a program counts as waiti
 GRID_LIMITS = (1 << 31) - 1, 65535, 65535
 
 
+def is_block(value):
+    return isinstance(value, tl.tensor) and value.type.is_block()
+
+
+class Operators(ast.NodeTransformer):
+    """Writes calls of the functions below in place of what Python, unlike Triton, would ask a block: whether it is true.
+    """
+
+    def visit_BoolOp(self, node):
+        self.generic_visit(node)
+        first, *others = node.values
+        for other in others:
+            later = ast.parse("lambda: 0", mode="eval").body
+            later.body = other
+            first = ast.Call(ast.Name("_and" if isinstance(node.op, ast.And) else "_or", ast.Load()), [first, later], [])
+        return ast.copy_location(first, node)
+
+    def visit_UnaryOp(self, node):
+        self.generic_visit(node)
+        call = ast.Call(ast.Name("_not", ast.Load()), [node.operand], [])
+        return ast.copy_location(call, node) if isinstance(node.op, ast.Not) else node
+
+    def visit_Assert(self, node):
+        self.generic_visit(node)
+        call = ast.Call(ast.Name("_assert", ast.Load()), [node.test, node.msg or ast.Constant("")], [])
+        return ast.copy_location(ast.Expr(call), node)
+
+    functions = {
+        "_and": lambda left, right: left.logical_and(right()) if is_block(left) else left and right(),
+        "_or": lambda left, right: left.logical_or(right()) if is_block(left) else left or right(),
+        "_not": lambda value: value.__not__() if is_block(value) else not value,
+        "_assert": lambda test, message: tl.device_assert(test, message)}  # with debug=True only
+
+
 class Interpreter:
     """Runs kernels. Making one turns this process into an interpreter of Triton for good: it cannot compile any more.
 
@@ -43,6 +78,7 @@ class Interpreter:
         self.convert_triton()
         self.install_libdevice()
         self.functions = {name: self.convert(kernel) for name, kernel in kernels.items()}
+        self.debug = {name for name, kernel in kernels.items() if kernel.debug}
         self.constexprs = {name: {p.name for p in kernel.params if p.is_constexpr} for name, kernel in kernels.items()}
         for function in self.functions.values():
             function.fn.__globals__.update(self.functions)  # a kernel that calls a kernel finds the interpreted one
@@ -54,7 +90,9 @@ class Interpreter:
         if function.fn not in self.converted:
             found = self.converted[function.fn] = stock.InterpretedFunction(function.fn)
             if function.fn.__code__.co_filename == FILE:
-                tree, scope, made = found.rewriter.ast_transformer.visit(function.parse()), function.fn.__globals__, {}
+                tree = found.rewriter.ast_transformer.visit(Operators().visit(function.parse()))
+                scope, made = function.fn.__globals__, {}
+                scope.update(Operators.functions)
                 scope.update({name: functools.reduce(getattr, path.split(".")[1:], triton)  # by now it is another
                               for name, path in function.imported.items()})
                 scope.update({name: vars(stock)[name] for name in STOCK_NAMES if name in vars(stock)})
@@ -120,6 +158,8 @@ class Interpreter:
             numbers = np.random.default_rng(torch.initial_seed()).permutation(numbers)
         half = -(-len(numbers) // 2) if name in self.atomic else len(numbers)
         self.builder.memory, self.builder.grid_idx = memory, (0, 0, 0)
+        debug = bool(options.get("debug")) or name in self.debug
+        self.builder.options = dataclasses.replace(self.builder.options, debug=debug)
         self.builder.set_grid_dim(*grid)
         postponed = 0  # how many in a row were not able to end before others have run
         while len(numbers):

@@ -74,6 +74,8 @@ def judge(back_end, reference, code, settings, timed=True) -> Verdict:
     """The verdict on one candidate. With `timed=False` it ends after the check: `correct` is all that is known."""
     timeout = settings["timeout"] + (NVCC_SECONDS if has_extension(code) else 0)
     verdict = static_check(code)
+    if verdict is None and settings["clock"] == "modelled" and has_extension(code):
+        verdict = Verdict(error="CUDA C++ (load_inline) cannot be judged without a GPU: write it in Triton, or use one")
     if verdict is None:
         verdict = Verdict()
         try:
@@ -252,9 +254,12 @@ class Replaying(Recorded):
         return tree_leaves(answer["output"]), answer["changed"]
 
     def profile(self):
-        """A launch that only moves data in every trial is no kernel of its own, unless the reference does nothing else.
+        """A launch that only moves data in every trial is no kernel of its own, unless the reference does nothing else,
+        or no operator of the candidate: then nothing but its kernels can have computed what is right.
         """
-        numbers, moves = itertools.count(), all(map(only_moves, priced(self.reference).called))
+        called = {step[1].split(".")[0] for step in self.steps if step[0] == "operator"}
+        moves = any(all(map(only_moves, kinds)) for kinds in (priced(self.reference).called, called))
+        numbers = itertools.count()
         return [[milliseconds, label, mine and (moves or next(numbers) in self.computing or None)]
                 for milliseconds, label, mine in self.events]
 

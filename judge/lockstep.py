@@ -268,6 +268,15 @@ class Lockstep(stock.InterpreterBuilder):
                 raise Waiting("waits for programs of the same launch that need not run beside it: use a second launch")
         return out
 
+    # --- for debugging
+
+    def create_assert(self, condition, message):
+        if not condition.data.all():
+            raise KernelError(f"device_assert fails: {message}", stage="launch")
+
+    def create_print(self, *_):
+        """Nobody would read it."""
+
     # --- arithmetic
 
     def count(self, out, cost, *sources):

@@ -26,6 +26,7 @@ import triton.language as tl
 import triton.language.extra.cuda.libdevice  # so that `member` finds them
 import triton.language.extra.libdevice
 from triton.runtime import jit
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from judge.rules import (KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_MODULES, KERNEL_SYNTAX, KERNEL_TYPES, dotted,
                          imports)
@@ -241,7 +242,8 @@ def compile_kernel(kernel, arguments, options):
     signature, constants = {}, {}
     for parameter in kernel.params:
         value = arguments[parameter.name]
-        runtime = isinstance(value, (torch.Tensor, int, float)) and not (isinstance(value, int) and value == 1)
+        runtime = isinstance(value, (torch.Tensor, TensorDescriptor, tuple, int, float)) and not (
+            isinstance(value, int) and value == 1)
         if parameter.is_constexpr or not runtime:  # Triton specialises on None and on 1, as on a constexpr
             signature[parameter.name], constants[parameter.name] = "constexpr", value
         else:

@@ -151,7 +151,6 @@ class Interpreter:
         """Run one launch on `memory`. Raises KernelError (stage "launch") with the candidate's line."""
         check_limits(name, grid, options)
         function, constexprs = self.functions[name], self.constexprs[name]
-        values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
         numbers = np.arange(math.prod(grid))  # of the programs that have still to run
         coordinates = np.indices(grid, dtype=np.int32).reshape(3, -1)
         if not memory.counting:  # caches are priced in order; results must be the same in any
@@ -161,6 +160,8 @@ class Interpreter:
         debug = bool(options.get("debug")) or name in self.debug
         self.builder.options = dataclasses.replace(self.builder.options, debug=debug)
         self.builder.set_grid_dim(*grid)
+        self.builder.programs = coordinates[:, :1]  # for what describes a tensor
+        values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
         postponed = 0  # how many in a row were not able to end before others have run
         while len(numbers):
             most = min(TOGETHER, half, ELEMENTS // self.blocks.get(name, ELEMENTS))

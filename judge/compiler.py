@@ -108,7 +108,11 @@ def imported(body):
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):  # sine = tl.math.sin
             root, *rest = dotted(node.value) or [""]
             found = [(node.targets[0].id, ".".join([bound.get(root, ""), *rest]))]
-        bound.update((name, path) for name, path in found if find(path) is not None)
+        for name, path in found:
+            if find(path) is not None:
+                bound[name] = path
+            elif isinstance(node, ast.Assign):
+                bound.pop(name, None)
     return bound
 
 

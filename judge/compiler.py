@@ -48,7 +48,8 @@ class KernelError(Exception):
 
 BUILTINS = {name: getattr(builtins, name) for name in KERNEL_BUILTINS}
 MEMBERS = {name for cls in (tl.tensor, tl.dtype, tl.block_type, getattr(tl, "tensor_descriptor", tl.tensor))
-           for name in dir(cls) if not name.startswith("_")} | {"value", "type", "dtype", "shape", "element_ty", "ALL", "NONE"}
+           for name in dir(cls) if not name.startswith("_")} | {
+               "value", "type", "dtype", "shape", "element_ty", "ALL", "NONE"}
 
 
 def decorator(node, name):

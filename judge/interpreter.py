@@ -35,8 +35,7 @@ def is_block(value):
 
 
 class Operators(ast.NodeTransformer):
-    """Writes calls of the functions below in place of what Python, unlike Triton, would ask a block: whether it is true.
-    """
+    """Writes calls of `functions` where Python would ask a block whether it is true, and Triton computes with it."""
 
     def visit_BoolOp(self, node):
         self.generic_visit(node)
@@ -44,7 +43,8 @@ class Operators(ast.NodeTransformer):
         for other in others:
             later = ast.parse("lambda: 0", mode="eval").body
             later.body = other
-            first = ast.Call(ast.Name("_and" if isinstance(node.op, ast.And) else "_or", ast.Load()), [first, later], [])
+            name = "_and" if isinstance(node.op, ast.And) else "_or"
+            first = ast.Call(ast.Name(name, ast.Load()), [first, later], [])
         return ast.copy_location(first, node)
 
     def visit_UnaryOp(self, node):

@@ -20,8 +20,8 @@ from triton.runtime.interpreter import TensorHandle
 
 from judge.compiler import KernelError
 from judge.libdevice import meaning
-from judge.prices import (DOT_COST, ERF, FMA, GATHER, INSTRUCTION_COST, INTEGER_DIVISION, LIBDEVICE_COST, OTHER_LIBDEVICE,
-                          OUTER_PRODUCT, PRECISE_DIVISION, UNALIGNED_DOT, UNIFORM_DIVISION)
+from judge.prices import (DOT_COST, ERF, FMA, GATHER, INSTRUCTION_COST, INTEGER_DIVISION, LIBDEVICE_COST,
+                          OTHER_LIBDEVICE, OUTER_PRODUCT, PRECISE_DIVISION, UNALIGNED_DOT, UNIFORM_DIVISION)
 
 
 class Diverged(Exception):
@@ -471,15 +471,17 @@ class Lockstep(stock.InterpreterBuilder):
 
 
 def refusing(what):
+    """A method of the interpreter for a feature that it does not have."""
     def method(self, *args, **options):
         raise KernelError(f"{what} is not supported here")
     return method
 
 
-for name, what in {"create_dot_scaled": "tl.dot_scaled", "create_inline_asm": "inline assembly (tl.inline_asm_elementwise)",
-                   "create_atomic_poll": "tl.atomic_poll", "create_map_elementwise": "tl.map_elementwise",
-                   "create_descriptor_gather": "gather of a descriptor",
-                   "create_descriptor_scatter": "scatter of a descriptor"}.items():
+for name, what in {
+        "create_dot_scaled": "tl.dot_scaled", "create_inline_asm": "inline assembly (tl.inline_asm_elementwise)",
+        "create_atomic_poll": "tl.atomic_poll", "create_map_elementwise": "tl.map_elementwise",
+        "create_descriptor_gather": "gather of a descriptor",
+        "create_descriptor_scatter": "scatter of a descriptor"}.items():
     setattr(Lockstep, name, refusing(what))
 for name in ("create_reshape", "create_trans", "create_expand_dims", "create_broadcast", "create_join", "create_split",
              "create_cat", "create_bitcast"):

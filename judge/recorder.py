@@ -145,7 +145,7 @@ class Recorder(Mode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, operator_name(func)
         if func.namespace not in NAMESPACES:
-            raise RuntimeError(f"{func.name()} is an operator of your own: not supported here, call its function instead")
+            raise RuntimeError(f"{func.name()} is an operator of your own: not supported here, call its function")
         if self.device == "meta" and name not in WHOLE:
             with self:  # an operator that is made of others is recorded as these
                 out = func.decompose(*args, **kwargs)
@@ -263,6 +263,7 @@ def pretend_gpu(properties):
     instead = {"is_available": True, "device_count": 1, "current_device": 0, "synchronize": None,
                "get_device_properties": found, "get_device_name": found.name,
                "get_device_capability": (found.major, found.minor), "device": contextlib.nullcontext(),
+               "device_of": contextlib.nullcontext(),
                "stream": contextlib.nullcontext(), "current_stream": stream, "default_stream": stream, "Stream": stream,
                "Event": stream, "mem_get_info": (memory, memory)}
     for name, value in instead.items():

@@ -7,7 +7,6 @@ itself. What is refused is refused with the words that stand here.
 import pytest
 
 from sandbox import Sandbox
-from tasks import Task
 from test_modelled import problem, solution
 
 
@@ -58,8 +57,9 @@ EXPRESSIONS = {
     "libdevice, quick and rounded": (POSITIVE, {
         "libdevice.fast_logf(v) + libdevice.fast_log2f(v)": "x.log() + x.log2()", "libdevice.fast_tanf(v)": "x.tan()",
         "libdevice.fast_powf(v, 1.5)": "x ** 1.5", "libdevice.rcp_rn(v)": "1 / x", "libdevice.pow(v, 3)": "x ** 3",
-        "libdevice.sqrt_rn(v)": "x.sqrt()", "libdevice.fast_log10f(v)": "x.log10()", "libdevice.div_rn(v, 3.0)": "x / 3",
-        "libdevice.fast_exp10f(v)": "10 ** x", "libdevice.rsqrt_rn(v)": "x.rsqrt()", "libdevice.sub_rn(v, 1.0)": "x - 1",
+        "libdevice.sqrt_rn(v)": "x.sqrt()", "libdevice.fast_log10f(v)": "x.log10()",
+        "libdevice.div_rn(v, 3.0)": "x / 3", "libdevice.sub_rn(v, 1.0)": "x - 1",
+        "libdevice.fast_exp10f(v)": "10 ** x", "libdevice.rsqrt_rn(v)": "x.rsqrt()",
         "libdevice.fast_expf(v)": "x.exp()", "libdevice.fast_sinf(v) + libdevice.fast_cosf(v)": "x.sin() + x.cos()",
         "libdevice.fast_dividef(v, 3.0)": "x / 3", "libdevice.add_rn(v, 1.0) * libdevice.mul_rn(v, 2.0)":
             "(x + 1) * x * 2", "libdevice.y0(v + 1)": "torch.special.bessel_y0(x + 1)"}),
@@ -91,7 +91,8 @@ EXPRESSIONS = {
         "libdevice.float2int_rd(v * 8)": "(x * 8).floor()", "libdevice.abs(v)": "x.abs()",
         "libdevice.int_as_float(libdevice.float_as_int(v)) * 2": "x * 2", "libdevice.logb(v)": "x.abs().log2().floor()",
         "tl.where(libdevice.isnan(v) | libdevice.isinf(v), 0.0, v * 2)": "x * 2",
-        "tl.where(libdevice.finitef(v), v * 2, 0.0)": "x * 2", "tl.where(libdevice.signbit(v) != 0, -v, v)": "x.abs()"}),
+        "tl.where(libdevice.finitef(v), v * 2, 0.0)": "x * 2",
+        "tl.where(libdevice.signbit(v) != 0, -v, v)": "x.abs()"}),
     "libdevice, periodic": (FLOATS, {
         "libdevice.sinpi(v)": "(x * torch.pi).sin()", "libdevice.cospi(v)": "(x * torch.pi).cos()",
         "libdevice.j0(v)": "torch.special.bessel_j0(x)", "libdevice.j1(v)": "torch.special.bessel_j1(x)",
@@ -101,7 +102,8 @@ EXPRESSIONS = {
         "(v * 8).to(tl.int32)": "(x * 8).int().float()", "v.to(tl.float64) * 3": "x * 3",
         "(v * 8).to(tl.int8).to(tl.float32)": "(x * 8).to(torch.int8).float()", "v.to(tl.int1)": "(x != 0).float()",
         "(v * 8).to(tl.int64) * 2": "(x * 8).long() * 2.0", "tl.cast(v, tl.float16).to(tl.float32)": "x.half().float()",
-        "tl.abs(v * 8).to(tl.uint8)": "(x * 8).abs().to(torch.uint8).float()", "(v > 0).to(tl.int32)": "(x > 0).float()",
+        "tl.abs(v * 8).to(tl.uint8)": "(x * 8).abs().to(torch.uint8).float()",
+        "(v > 0).to(tl.int32)": "(x > 0).float()",
         "tl.clamp(v * 300, -9e4, 9e4).to(tl.float8e5).to(tl.float32)":
             "(x * 300).clamp(-57344, 57344).to(torch.float8_e5m2).float()",
         "tl.clamp(v * 300, -400.0, 400.0).to(tl.float8e4nv).to(tl.float32)":
@@ -110,7 +112,8 @@ EXPRESSIONS = {
         "v.to(tl.float16, fp_downcast_rounding='rtz').to(tl.float32) * 0 + v * 2": "x * 2",
         "(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF).to(tl.float32, bitcast=True)": "x.abs()",
         "tl.cast(v.to(tl.uint32, bitcast=True) ^ 0x80000000, tl.float32, bitcast=True)": "-x",
-        "(v.to(tl.float16).to(tl.int16, bitcast=True) & 0x7FFF).to(tl.float16, bitcast=True)": "x.half().abs().float()"}),
+        "(v.to(tl.float16).to(tl.int16, bitcast=True) & 0x7FFF).to(tl.float16, bitcast=True)":
+            "x.half().abs().float()"}),
     "shapes": (FLOATS, {expression: "x * 2" for expression in (
         "tl.reshape(v, (16, 16)).reshape(BLOCK) * 2", "tl.view(v, (4, 64)).view(BLOCK) * 2",
         "tl.ravel(tl.reshape(v, (2, 8, 16))) * 2", "v.reshape(16, 16).T.T.reshape(256) * 2",
@@ -127,14 +130,16 @@ EXPRESSIONS = {
         "v * tl.where(tl.rand(7, o) < 1.0, 2.0, 1.0)", "v * 2 + 0 * tl.randn(7, o)", "v * 2 + 0 * tl.randint(7, o)",
         "v * 2 + 0 * (tl.rand4x(7, o)[0] + tl.randn4x(7, o)[3])", "v * (2 if BLOCK > 8 else 3)", "v * float(2)",
         "v * len((1, 2))", "v * min(BLOCK, 2)", "v * max(2, 1)", "v * [2, 3][0]", "v * (4, 2)[1]", "v * int(2.7)",
-        "v * triton.cdiv(BLOCK, 128)", "v * tl.cdiv(BLOCK, 200)", "v * triton.next_power_of_2(2)", "v * tl.constexpr(2)",
+        "v * triton.cdiv(BLOCK, 128)", "v * tl.cdiv(BLOCK, 200)", "v * triton.next_power_of_2(2)",
+        "v * tl.constexpr(2)",
         "v * (2 if isinstance(BLOCK, tl.constexpr) else 2)")}),
     "integers": (INTEGERS, {
         "v + 7 * v - 3": "x * 8 - 3", "v // 7": "torch.div(x, 7, rounding_mode='trunc')", "v % 7": "torch.fmod(x, 7)",
         "v & 12 | v ^ 5": "(x & 12) | (x ^ 5)", "(v << 3) + (v >> 2)": "(x << 3) + (x >> 2)", "~v": "~x",
         "tl.abs(v)": "x.abs()", "-v": "-x", "tl.maximum(v, -5)": "x.clamp(min=-5)", "v * (v != 3)": "x * (x != 3)",
         "v.to(tl.int16) * 3": "x * 3", "(v.to(tl.float32) * 0.5).to(tl.int32)": "(x * 0.5).int()",
-        "(v.to(tl.uint32) >> 28).to(tl.int32)": "(x >> 28) & 15", "tl.cdiv(v, 7)": "torch.div(x + 6, 7, rounding_mode='trunc')",
+        "(v.to(tl.uint32) >> 28).to(tl.int32)": "(x >> 28) & 15",
+        "tl.cdiv(v, 7)": "torch.div(x + 6, 7, rounding_mode='trunc')",
         "tl.umulhi(v.to(tl.uint32), 1 << 30).to(tl.int32)": "((x.long() & 0xFFFFFFFF) >> 2).int()",
         "(v.to(tl.int64) * v * v * v % 1000).to(tl.int32)": "torch.fmod(x.long() ** 4, 1000).int()",
         "libdevice.popc(v)": "sum([(x >> i) & 1 for i in range(32)])", "libdevice.hadd(v, 7)": "(x + 7) >> 1",
@@ -143,7 +148,8 @@ EXPRESSIONS = {
         "libdevice.int2float_rn(v).to(tl.int32) * 2": "x * 2", "tl.where(v % 2 == 0, v, -v)": "x * (1 - 2 * (x % 2))",
         "tl.xor_sum(v.reshape(BLOCK, 1), 1) * 2": "x * 2"}),
     "half": (HALF, {
-        "v * 2 + 1": "x * 2 + 1", "tl.exp(v.to(tl.float32))": "x.float().exp().half()", "tl.maximum(v, 0.0)": "x.relu()",
+        "v * 2 + 1": "x * 2 + 1", "tl.exp(v.to(tl.float32))": "x.float().exp().half()",
+        "tl.maximum(v, 0.0)": "x.relu()",
         "libdevice.tanh(v.to(tl.float32)).to(tl.float16)": "x.tanh()", "v / 3": "(x.float() / 3).half()"}),
     "bf16": (BF16, {
         "v + v": "x + x", "v * 1.5 - 3": "x * 1.5 - 3", "tl.where(v > 0.5, v, -v)": "torch.where(x > 0.5, x, -x)",
@@ -187,7 +193,8 @@ BODIES = {
                                "    p = block * BLOCK + tl.arange(0, BLOCK)\n    tl.store(out + p, tl.load(x + p) * 2)",
         "static_assert": "tl.static_assert(BLOCK == 256, f'block {BLOCK}')\ntl.store(out + o, v * 2)",
         "asserts that hold": "tl.device_assert(n > 0, 'n')\nassert n > 0, 'n'\ntl.store(out + o, v * 2)",
-        "asserts that fail, without debug": "tl.device_assert(v < -100, 'v')\nassert n < 0, 'n'\ntl.store(out + o, v * 2)",
+        "asserts that fail, without debug": "tl.device_assert(v < -100, 'v')\nassert n < 0, 'n'\n"
+                                            "tl.store(out + o, v * 2)",
         "prints": "tl.static_print('block', BLOCK)\ntl.device_print('x', v)\nprint('n', n)\ntl.store(out + o, v * 2)",
     }.items()},
     "reductions": {name: (OF_ROWS.format(theirs), f"tl.store(out + o, {ours} + 0 * v)") for name, ours, theirs in (
@@ -199,7 +206,8 @@ BODIES = {
         ("two dimensions", "tl.sum(tl.sum(v.reshape(16, 16), 1), 0)", "sum(1, keepdim=True)"),
         ("all axes", "tl.sum(v.reshape(16, 16))", "sum(1, keepdim=True)"), ("cumsum", "tl.cumsum(v, 0)", "cumsum(1)"),
         ("dtype", "tl.sum(v.to(tl.float16), 0, dtype=tl.float32)", "half().float().sum(1, keepdim=True)"),
-        ("cumprod", "tl.cumprod(v * 0 + 0.99, 0)", "mul(0).add(0.99).cumprod(1)"), ("sort", "tl.sort(v)", "sort(1).values"),
+        ("cumprod", "tl.cumprod(v * 0 + 0.99, 0)", "mul(0).add(0.99).cumprod(1)"),
+        ("sort", "tl.sort(v)", "sort(1).values"),
         ("cumsum reversed", "tl.cumsum(v, 0, reverse=True)", "flip(1).cumsum(1).flip(1)"),
         ("sort descending", "tl.sort(v, descending=True)", "sort(1, descending=True).values"),
         ("softmax", "tl.softmax(v)", "softmax(1)"), ("topk", "tl.max(tl.topk(v, 4), 0)", "amax(1, keepdim=True)"),
@@ -212,7 +220,8 @@ BODIES = {
         "max with indices": (OF_ROWS.format("argmax(1, True).float()"),
                              "m, i = tl.max(v, 0, return_indices=True)\ntl.store(out + o, i + 0 * v)"),
         "own combine of two": (OF_ROWS.format("var(1, correction=0, keepdim=True)"),
-                               "m, s, c = tl.reduce((v, 0 * v, 0 * v + 1), 0, welford)\ntl.store(out + o, s / c + 0 * v)"),
+                               "m, s, c = tl.reduce((v, 0 * v, 0 * v + 1), 0, welford)\n"
+                               "tl.store(out + o, s / c + 0 * v)"),
         "own scan of two": (OF_ROWS.format("cumsum(1)"),
                             "a, b = tl.associative_scan((v * 0 + 1, v), 0, linear)\ntl.store(out + o, b)"),
         "histogram": ("(x.view(16, 1, 256).gt(0) == torch.arange(2).view(2, 1)).sum(2).float()"
@@ -238,13 +247,16 @@ BODIES = {
                    "p = tl.program_id(0)\nif p >= 8 and p < 100:\n    v = v * 2" + STORE),
         "if not": (f"torch.where({UPPER}, x, x * 2)", "if not tl.program_id(0) < 8:\n    v = v * 2" + STORE),
         "elif": ("x * (torch.arange(64)[:, None] // 16).clamp(max=2)",
-                 "p = tl.program_id(0)\nif p < 4:\n    v = v * 0\nelif p < 8:\n    v = v\nelse:\n    v = v * 2" + STORE),
-        "early return": ("torch.cat([x[:32] * 2, x[32:] * 3])", "if tl.program_id(0) < 8:\n    tl.store(out + o, v * 2)\n"
-                         "    return\ntl.store(out + o, v * 3)"),
+                 "p = tl.program_id(0)\nif p < 4:\n    v = v * 0\n"
+                 "elif p < 8:\n    v = v\nelse:\n    v = v * 2" + STORE),
+        "early return": ("torch.cat([x[:32] * 2, x[32:] * 3])",
+                         "if tl.program_id(0) < 8:\n    tl.store(out + o, v * 2)\n    return\n"
+                         "tl.store(out + o, v * 3)"),
         "if of a constant": ("x * 2", "if BLOCK > 64:\n    v = v * 2\nelse:\n    v = tl.dot(v, v)" + STORE),
         "if expression": (f"torch.where({UPPER}, x, x * 2)",
                           "f = 1.0 if tl.program_id(0) < 8 else 2.0\ntl.store(out + o, v * f)"),
-        "chained comparison": (f"torch.where({UPPER}, x * 2, x)", "if -1 < tl.program_id(0) < 8:\n    v = v * 2" + STORE),
+        "chained comparison": (f"torch.where({UPPER}, x * 2, x)",
+                               "if -1 < tl.program_id(0) < 8:\n    v = v * 2" + STORE),
         "a branch after a store": (f"torch.where({UPPER}, x + 1, x + 2)", "tl.store(out + o, v + 1)\n"
                                    "if tl.program_id(0) >= 8:\n    tl.store(out + o, tl.load(out + o) + 1)"),
         "a tuple": ("x * 5", "a, b = v * 2, v * 3\na, b = b, a\ntl.store(out + o, a + b)"),
@@ -284,7 +296,8 @@ def candidate(inputs, rows, change=lambda code: code):
                       "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
                       f"    v = tl.load(x + o, mask=o < n)\n{indent(body)}" for i, (_, body) in enumerate(rows))
     launches = "".join(f"kernel{i}[(16,)](x, outs[{i}], x.numel(), BLOCK=256)\n" for i in range(len(rows)))
-    code = solution(HELPERS + kernels, f"outs = [torch.empty_like(x) for _ in range({len(rows)})]\n{launches}return outs")
+    outs = f"outs = [torch.empty_like(x) for _ in range({len(rows)})]\n"
+    code = solution(HELPERS + kernels, outs + launches + "return outs")
     return problem(f"[{', '.join(theirs for theirs, _ in rows)}]", inputs), change(code)
 
 
@@ -304,15 +317,18 @@ REFUSED = {  # body: the words
     "tl.inline_asm_elementwise('mov.b32 $0, $1;', '=r,r', [v], tl.float32, True, 1)\ntl.store(out + o, v)":
         "inline assembly (tl.inline_asm_elementwise) is not supported here",
     "tl.store(out + o, v ** 2)": "unsupported operand type(s) for **", "tl.store(out + o, libdevice.jn(2, v))":
-        "libdevice.jn is not supported here", "tl.store(out + o, libdevice.brev(o))": "libdevice.brev is not supported here",
+        "libdevice.jn is not supported here",
+    "tl.store(out + o, libdevice.brev(o))": "libdevice.brev is not supported here",
     "tl.store(out + o, libdevice.add_rd(v, v))": "libdevice.add_rd is not supported here",
-    "tl.store(out + o, tl.nonsense(v))": "tl.nonsense is not in triton", "tl.store(out + o, torch.relu(v))": "torch.relu",
+    "tl.store(out + o, tl.nonsense(v))": "tl.nonsense is not in triton",
+    "tl.store(out + o, torch.relu(v))": "torch.relu",
     "for i in range(3):\n    if i == 1:\n        break\ntl.store(out + o, v)": "`break` is not available",
     "for i in range(3):\n    if i == 1:\n        continue\ntl.store(out + o, v)": "`continue` is not available",
     "try:\n    v = v * 2\nfinally:\n    tl.store(out + o, v)": "`try:` is not available",
     "f = lambda a: a * 2\ntl.store(out + o, f(v))": "`lambda a: a * 2` is not available",
     "tl.store(out + o, (w := v * 2))": "`(w := (v * 2))` is not available",
-    "global y\ntl.store(out + o, v)": "`global y` is not available", "import math\ntl.store(out + o, v)": "`import math`",
+    "global y\ntl.store(out + o, v)": "`global y` is not available",
+    "import math\ntl.store(out + o, v)": "`import math`",
     "tl.static_assert(BLOCK == 1, 'my block')\ntl.store(out + o, v * 2)": "my block",
     "m = v.reshape(16, 16).to(tl.bfloat16)\nd = tl.dot_scaled(m, None, 'bf16', m, None, 'bf16')\n"
     "tl.store(out + o, d.reshape(BLOCK))": "tl.dot_scaled is not supported here",

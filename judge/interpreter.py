@@ -133,19 +133,14 @@ class Interpreter:
 
     def install_libdevice(self):
         """Let CUDA's libdevice functions, which Triton describes, be computed by our builder, by their names."""
-        from triton.language.extra import libdevice
-        from triton.language.extra.cuda import libdevice as cuda_libdevice
+        def call(name, function, *args, **_):
+            self.builder.libdevice_name = name
+            return function(*args, _semantic=stock.interpreter_semantic)
 
-        def interpreted(name, function):
-            def call(*args, **_):
-                self.builder.libdevice_name = name
-                return function(*args, _semantic=stock.interpreter_semantic)
-            return call
-
-        for name, function in list(vars(cuda_libdevice).items()):
-            if tl.core.is_builtin(function):
-                for module in (libdevice, cuda_libdevice):
-                    setattr(module, name, interpreted(name, function))
+        modules = tl.extra.libdevice, tl.extra.cuda.libdevice  # the first has only the names
+        for name, function in list(vars(modules[1]).items()):
+            for module in modules if tl.core.is_builtin(function) else ():
+                setattr(module, name, functools.partial(call, name, function))
 
     def launch(self, name, grid, arguments, memory, options):
         """Run one launch on `memory`. Raises KernelError (stage "launch") with the candidate's line."""

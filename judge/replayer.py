@@ -79,7 +79,7 @@ class Compilation(Replay):
         if settings["device"] != "cpu":
             self.compile_launch = compiler.compile_for_device
         self.kernels, texts = compiler.build(code, {k: read_value(v, None) for k, v in recording["names"].items()})
-        self.functions, self.compiled = self.kernels, set()
+        self.recording, self.functions, self.compiled = recording, self.kernels, set()
         self.compile_all(texts, known)
 
 

@@ -103,16 +103,20 @@ class Memory:
             raise KernelError("overwrites " + RACE.format("stores in the same place"))
 
     def before_atomic(self, pointers, mask, dtype):
-        """Check an atomic's addresses, one row for each program, and note its order: a scalar one is a signal."""
+        """Check an atomic's addresses, one row for each program, and note its order: a scalar one is a signal.
+
+        Returns what `locate` does.
+        """
         number, index = self.locate(pointers, mask, dtype.itemsize, "atomic")
         if number is None:
-            return
+            return None, None
         self.has_atomics = True
         self.races.look(number, index, dtype.itemsize, mask, lambda stamps: stamps & ATOMIC != 0)
         self.before_store(number, dtype, index, mask, ATOMIC)
         if pointers[0].size == 1:
             active = slice(None) if mask is None else mask.reshape(-1)
             self.races.atomics += zip(self.races.programs[active].tolist(), pointers.reshape(-1)[active].tolist())
+        return number, index
 
     def before_store(self, number, dtype, index, mask, atomic=0):
         """Note what is about to be overwritten, and by whom."""

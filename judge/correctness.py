@@ -289,13 +289,14 @@ class Reference:
             return tree_leaves(out), changed
 
     def tolerance(self, trial):
-        """For each output (a, b): |difference| may be up to tolerance * (a + |expected|) + b.
+        """For each output (a, b, c): |difference| may be up to tolerance * s + min(b, c * s), with s = a + |expected|.
 
-        Strict: a is the output's own size where that is below 1 (zeros must not pass because all values are small), and
-        b is the rounding error of the reference itself, measured against float64 (nobody is asked for more than that).
+        Strict: a is the output's own size where that is below 1 (zeros must not pass because all values are small). b
+        and c are the rounding error of the reference itself, measured against float64 (nobody is asked for more than
+        that), absolute and relative: the error of one huge value does not excuse all small ones.
         """
         if not self.strict:
-            return [(1.0, 0.0)] * len(trial.expected)
+            return [(1.0, 0.0, 0.0)] * len(trial.expected)
         exact = [None] * len(trial.expected)
         tensors = tree_leaves([trial.inputs, trial.expected, self.state])
         if sum(t.numel() for t in tensors if isinstance(t, torch.Tensor)) < 1 << 27:
@@ -309,14 +310,15 @@ class Reference:
         allowed = []
         for mine, other in zip(trial.expected, exact):
             if not mine.is_floating_point() or mine.numel() == 0:
-                allowed.append((1.0, 0.0))
+                allowed.append((1.0, 0.0, 0.0))
                 continue
             pieces = mine.reshape(-1).split(1 << 25)  # as in `compare`
             size = (sum(float(p.float().nan_to_num(0, 0, 0).square().sum()) for p in pieces) / mine.numel()) ** 0.5
-            rounding = 1e-5 * size
+            rounding, relative = 1e-5 * size, most
             if other is not None:
-                rounding = 4 * float((mine.double() - other).nan_to_num(0, 0, 0).abs().max())
-            allowed.append((min(1.0, size), min(rounding, most * size + 1e-7)))
+                error = (mine.double() - other).nan_to_num(0, 0, 0).abs()
+                rounding, relative = (4 * float(x.max()) for x in (error, error / (other.abs() + min(1.0, size))))
+            allowed.append((min(1.0, size), min(rounding, most * size + 1e-7), relative))
         return allowed
 
 
@@ -330,7 +332,7 @@ def compare(trial, got, tolerance):
     """None when every output agrees, else one line saying what is wrong, where and by how much. got: leaves."""
     if len(trial.expected) != len(got):
         return f"wrong output: {len(got)} tensors instead of {len(trial.expected)}"
-    for index, (a, b, (size, rounding)) in enumerate(zip(trial.expected, got, trial.allowed)):
+    for index, (a, b, (size, rounding, relative)) in enumerate(zip(trial.expected, got, trial.allowed)):
         name = "output" if len(got) == 1 else f"output {index}"
         if not isinstance(b, torch.Tensor):
             return f"wrong {name}: a {b if isinstance(b, str) else type(b).__name__} instead of a tensor"
@@ -347,7 +349,9 @@ def compare(trial, got, tolerance):
             if a.is_floating_point():
                 x, y = (x, y) if x.dtype == torch.float64 else (x.float(), y.float())
                 difference = (x - y).abs()
-                wrong = ~(difference <= x.abs().mul_(tolerance).add_(tolerance * size + rounding))
+                scale = x.abs() + size
+                allowed = (scale * relative).clamp_(max=rounding).add_(scale, alpha=tolerance)
+                wrong = ~(difference <= allowed) | x.isinf()  # below any infinite limit there is every number
                 wrong &= ~((x == y) | (x.isnan() & y.isnan()))  # infinities, and NaN where the reference has it
             else:
                 difference, wrong = (x.double() - y.double()).abs(), x != y

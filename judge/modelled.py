@@ -180,14 +180,19 @@ class Replay:
         return addresses([results, changed])
 
     def poison(self, tensors):
-        """What uninitialised memory holds: NaN (finite noise while kernels are muted): it cannot pass for a result."""
+        """What uninitialised memory holds: bytes that nobody can know (else a zero, or the start of a counter, would be
+        free), and of floats NaN. Finite noise while kernels are muted. None of it can pass for a result.
+        """
+        chance = torch.Generator(self.device).manual_seed(torch.initial_seed())  # others draw what they would without it
         for tensor in tensors:
-            if not tensor.is_floating_point():
-                tensor.fill_(0 if self.mute or tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max // 3)
-            elif self.mute:
-                tensor.exponential_()  # not normal_(): drawn from the same seed as an input, it could be the input
-            else:
-                tensor.fill_(float("nan"))
+            if self.mute:  # not normal_(): drawn from the same seed as an input, it could be the input
+                tensor.exponential_() if tensor.is_floating_point() else tensor.zero_()
+                continue
+            raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
+            raw.random_(128, 256, generator=chance)  # so also as other types they are large
+            if tensor.is_floating_point():
+                bits = getattr(torch, f"int{8 * tensor.element_size()}")
+                tensor.view(bits).bitwise_or_(torch.tensor(float("nan"), dtype=tensor.dtype).view(bits).item())
 
     def launch(self, step, clock, price):
         """Interpret a Triton launch. Returns the addresses of the storages that it writes."""

@@ -61,12 +61,12 @@ def static_check(code):
         return Verdict(error="does not parse: a carriage return or form feed that ends no line")
     try:
         tree = parse(code)
+        reason = offence(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         text, line = describe(error, "")
         return Verdict(error=f"does not parse: {text}", excerpt=numbered(code, line))
     if not any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in tree.body):
         return Verdict(error="the code defines no class ModelNew")
-    reason = offence(tree)
     return Verdict(compiled=True, rejected=reason) if reason else None
 
 

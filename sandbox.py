@@ -431,7 +431,7 @@ def feedback(verdict):
         head = "Correct: no." if verdict.compiled else "Compiled: no."
         text = f"{head} {' '.join((verdict.error or '').split()[:45])}"
         return text + (f"\n{verdict.excerpt}" if verdict.excerpt else "")
-    hot = ", ".join(f"{entry.name}{' (yours)' if entry.own else ''} {entry.share:.0%}" for entry in verdict.profile[:4])
+    hot = ", ".join(f"{entry.name[:40]}{' (yours)' if entry.own else ''} {entry.share:.0%}" for entry in verdict.profile[:4])
     text = (f"Correct: yes. Speedup {verdict.speedup:.2f}x ({verdict.clock}: {verdict.candidate_ms:.4g} ms against "
             f"{verdict.reference_ms:.4g} ms). Your kernels do {verdict.coverage or 0:.0%} of the work. Time: {hot}.")
     if verdict.bandwidth is not None:

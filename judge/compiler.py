@@ -150,8 +150,8 @@ def build(code, constants):
                 text = ast.unparse(parameter.annotation).strip("'")
                 if not re.fullmatch(r"([\w.]+\.)?constexpr", text):
                     kind = jit._normalize_ty(text)
-                    known = ast.copy_location(ast.Constant(kind), parameter)
-                    parameter.annotation = known if kind in NUMBERS else None
+                    kept = ast.copy_location(ast.Constant(kind), parameter)
+                    parameter.annotation = kept if kind in NUMBERS else None
         check_kernel(node, scope)
     linecache.cache[FILE] = (0, None, [NO_TEXT] * max([node.end_lineno for node in nodes.values()], default=0), FILE)
     scope.update(__name__="kernels", __builtins__=dict(BUILTINS))

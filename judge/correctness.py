@@ -162,6 +162,24 @@ def structure(tree) -> str:
     return "tensor" if isinstance(tree, torch.Tensor) else type(tree).__name__
 
 
+def placed(tensor) -> list:
+    """A tensor as the recorder writes it, but for the number of its storage."""
+    return [tensor.untyped_storage()._cdata, "", tensor.shape, tensor.stride(), tensor.storage_offset()]
+
+
+def sharing(outputs, others) -> list:
+    """For each output: has it no memory of its own, being expanded, the same as another, or in one of `others`?
+
+    Both are layouts: [storage, dtype, shape, strides, offset].
+    """
+    found, known = [], {storage for storage, *_ in others}
+    for storage, _, shape, strides, offset in outputs:
+        expanded = any(n > 1 and stride == 0 for n, stride in zip(shape, strides))
+        found.append(0 not in shape and (expanded or bool({storage, (storage, offset)} & known)))
+        known.add((storage, offset))
+    return found
+
+
 def finite(leaves) -> bool:
     return all(bool(t.isfinite().all()) for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point())
 
@@ -272,7 +290,10 @@ class Reference:
             return trial
 
     def run(self, trial, around=None, dtype=None):
-        """(leaves of the output, indices of inputs that the forward changed), on private copies of a trial's inputs."""
+        """(leaves of the output, indices of inputs that the forward changed), on private copies of a trial's inputs.
+
+        Also sets what every forward has in common: `structure`, `sharing`, and `rewritten`, names of changed state.
+        """
         with self.lock, torch.no_grad():
             inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in trial.inputs]
             for name, tensor in self.tensors():
@@ -285,7 +306,11 @@ class Reference:
                 out = self.model(*inputs)
             changed = [] if dtype is not None else [i for i, (old, new) in enumerate(zip(trial.inputs, inputs))
                                                     if isinstance(old, torch.Tensor) and not identical(old, new)]
-            self.structure = structure(out)
+            if dtype is None:
+                self.rewritten = [name for name, tensor in self.tensors() if not identical(tensor, self.state[name])]
+            owned = [*inputs, *(tensor for _, tensor in self.tensors())]
+            self.structure, self.sharing = structure(out), sharing(*(
+                [placed(x) for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in (out, owned)))
             return tree_leaves(out), changed
 
     def tolerance(self, trial):

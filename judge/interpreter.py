@@ -201,16 +201,16 @@ class Interpreter:
         check_limits(name, grid, options)
         function, constexprs = self.functions[name], self.constexprs[name]
         values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
-        for key, kind in function.fn.__annotations__.items():  # those that name a type, see compiler.build
-            if key not in constexprs and isinstance(values[key], tl.tensor) and not values[key].dtype.is_ptr():
-                values[key] = values[key].to(tl.str_to_ty(kind, None))
         numbers = np.arange(math.prod(grid))  # of the programs that have still to run
         coordinates = np.indices(grid, dtype=np.int32).reshape(3, -1)
         if not memory.counting:  # caches are priced in order; results must be the same in any
             numbers = np.random.default_rng(torch.initial_seed()).permutation(numbers)
         half = -(-len(numbers) // 2) if name in self.atomic else len(numbers)
-        self.builder.memory, self.builder.grid_idx = memory, (0, 0, 0)
+        self.builder.memory, self.builder.grid_idx, self.builder.programs = memory, (0, 0, 0), coordinates[:, :1]
         self.builder.set_grid_dim(*grid)
+        for key, kind in function.fn.__annotations__.items():  # those that name a type, see compiler.build
+            if key not in constexprs and isinstance(arguments[key], (int, float)):
+                values[key] = stock.interpreter_semantic.cast(assigned(values[key]), tl.str_to_ty(kind, None))
         postponed = 0  # how many in a row were not able to end before others have run
         while len(numbers):
             most = min(TOGETHER, half, ELEMENTS // self.blocks.get(name, ELEMENTS))

@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from judge.correctness import (EXTENSION, Failed, Verdict, as_bytes, bytes_in, check_structure, compare, derive,
                                describe, identical, note_comparison, numbered, reaching, reject, set_failure,
-                               set_profile, set_roofline, structure, tolerance_of)
-from judge.messages import ROOM, Child, Gone
+                               set_profile, set_roofline, sharing, structure, tolerance_of)
+from judge.messages import ROOM, Child, Gone, decode
 from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of
 from judge.rules import offence, parse
 from tasks import GPU_BATCH_FACTOR
@@ -196,7 +196,13 @@ class Recorded:
             reason = step[0] == "operator" and refusal(step, priced(reference).called, self.settings["clock"])
             if reason:
                 raise Failed({"failed": "forward", "error": reason})
-        return answer["program"], answer["constants"]
+        outputs, program = [], answer["program"]
+        decode(program["output"], outputs.append)
+        shared = sharing(outputs, [*program["inputs"], *program["state"].values()])
+        if any(mine and not theirs for mine, theirs in zip(shared, reference.sharing)):
+            raise Failed({"failed": "forward", "error": "an output has no memory of its own: it is expanded, an input or "
+                          "parameter, or another output once more, and the reference's is not"})
+        return program, answer["constants"]
 
     def count_calls(self, code) -> int:
         """How many forwards are recorded: nobody can know."""
@@ -229,7 +235,8 @@ class Replaying(Recorded):
         self.steps = program["steps"]
         self.replayer = Child(self.fork_server, "replayer")
         answer = self.ask(self.replayer, {"code": code, "program": program, "constants": constants,
-                                          "known": list(self.reference.known)})
+                                          "known": list(self.reference.known),
+                                          "restored": self.reference.rewritten})
         self.reference.known.update(answer["compiled"])
         matched = self.match_parameters(program, constants)
         # Other constants are priced like parameters if they are no larger than the task's own, else like activations.

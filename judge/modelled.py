@@ -65,14 +65,14 @@ class Replay:
     """Executes a recording on given inputs. Raises KernelError, or another exception for a step that fails.
 
     code: the candidate's source, of which only the kernels are used; known: keys of kernels that need not be compiled
-    again. `compiled` holds the keys of those that were compiled here.
+    again; restored: names of what each forward of the reference changes in its own state. `compiled` holds the keys of those that were compiled here.
     """
 
     compile_launch = staticmethod(compiler.compile_kernel)
     device, poisons = torch.device("cpu"), True  # where it runs; does memory that nobody has written hold poison?
 
-    def __init__(self, code, recording, constants, known=()):
-        self.recording, self.left = recording, {}  # left: the constants as the last forward has left them
+    def __init__(self, code, recording, constants, known=(), restored=()):
+        self.recording, self.restored, self.left = recording, restored, {}  # left: the constants as the last forward has left them
         self.computing = set()  # which of the launches, by number, have done more than move data in some forward
         self.constants = {int(number): data for number, data in constants.items()}
         os.environ["DISABLE_LLVM_OPT"] = "1"  # in this process kernels only need to compile, nothing runs them
@@ -114,8 +114,8 @@ class Replay:
         Kernels named in `mute` are skipped, and memory starts as finite noise: an output that is still right never
         needed them. parameters: the numbers of the constants that are priced as such.
 
-        What a forward leaves in constants that are not the model's state is there in the next one, as it is on a GPU:
-        an accumulator that nobody sets back, a flag that says `done`. (Not when kernels are muted.)
+        What a forward leaves in constants is there in the next one, as it is on a GPU: an accumulator that nobody sets
+        back, a flag that says `done`, a parameter changed in place. (Not when kernels are muted, and not in `restored`.)
         """
         self.mute = mute
         self.allocate(inputs)
@@ -140,9 +140,10 @@ class Replay:
 
     def allocate(self, inputs):
         """The storages that exist before the first step."""
-        state, left = {layout[0] for layout in self.recording["state"].values()}, {} if self.mute else self.left
+        state, left = self.recording["state"], {} if self.mute else self.left
+        restored = {state[name][0] for name in self.restored if name in state}
         for number, data in self.constants.items():
-            if number in state or number not in left:
+            if number in restored or number not in left:
                 left[number] = data.clone().untyped_storage()
         self.storages = dict(left)
         for layout, tensor in zip(self.recording["inputs"], inputs, strict=True):

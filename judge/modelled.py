@@ -190,7 +190,7 @@ class Replay:
                 tensor.exponential_() if tensor.is_floating_point() else tensor.zero_()
                 continue
             raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
-            raw.random_(128, 256, generator=chance)  # so also as other types they are large
+            raw.random_(224, 256, generator=chance)  # as a float of any type, too, that is huge or NaN
             if tensor.is_floating_point():
                 bits = getattr(torch, f"int{8 * tensor.element_size()}")
                 tensor.view(bits).bitwise_or_(torch.tensor(float("nan"), dtype=tensor.dtype).view(bits).item())

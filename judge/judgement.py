@@ -200,8 +200,8 @@ class Recorded:
         decode(program["output"], outputs.append)
         shared = sharing(outputs, [*program["inputs"], *program["state"].values()])
         if any(mine and not theirs for mine, theirs in zip(shared, reference.sharing)):
-            raise Failed({"failed": "forward", "error": "an output has no memory of its own: it is expanded, an input or "
-                          "parameter, or another output once more, and the reference's is not"})
+            why = "it is expanded, an input or parameter, or another output once more, and the reference's is not"
+            raise Failed({"failed": "forward", "error": f"an output has no memory of its own: {why}"})
         return program, answer["constants"]
 
     def count_calls(self, code) -> int:

@@ -65,14 +65,16 @@ class Replay:
     """Executes a recording on given inputs. Raises KernelError, or another exception for a step that fails.
 
     code: the candidate's source, of which only the kernels are used; known: keys of kernels that need not be compiled
-    again; restored: names of what each forward of the reference changes in its own state. `compiled` holds the keys of those that were compiled here.
+    again; restored: names of what each forward of the reference changes in its own state. `compiled` holds the keys of
+    those that were compiled here.
     """
 
     compile_launch = staticmethod(compiler.compile_kernel)
     device, poisons = torch.device("cpu"), True  # where it runs; does memory that nobody has written hold poison?
 
     def __init__(self, code, recording, constants, known=(), restored=()):
-        self.recording, self.restored, self.left = recording, restored, {}  # left: the constants as the last forward has left them
+        self.recording, self.restored = recording, restored
+        self.left = {}  # the constants as the last forward has left them
         self.computing = set()  # which of the launches, by number, have done more than move data in some forward
         self.constants = {int(number): data for number, data in constants.items()}
         os.environ["DISABLE_LLVM_OPT"] = "1"  # in this process kernels only need to compile, nothing runs them
@@ -115,7 +117,7 @@ class Replay:
         needed them. parameters: the numbers of the constants that are priced as such.
 
         What a forward leaves in constants is there in the next one, as it is on a GPU: an accumulator that nobody sets
-        back, a flag that says `done`, a parameter changed in place. (Not when kernels are muted, and not in `restored`.)
+        back, a flag that says `done`, a parameter changed in place. (Not when kernels are muted, nor for `restored`.)
         """
         self.mute = mute
         self.allocate(inputs)
@@ -184,7 +186,7 @@ class Replay:
         """What uninitialised memory holds: bytes that nobody can know (else a zero, or the start of a counter, would be
         free), and of floats NaN. Finite noise while kernels are muted. None of it can pass for a result.
         """
-        chance = torch.Generator(self.device).manual_seed(torch.initial_seed())  # others draw what they would without it
+        chance = torch.Generator(self.device).manual_seed(torch.initial_seed())  # so that operators draw as without it
         for tensor in tensors:
             if self.mute:  # not normal_(): drawn from the same seed as an input, it could be the input
                 tensor.exponential_() if tensor.is_floating_point() else tensor.zero_()

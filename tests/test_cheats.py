@@ -417,7 +417,8 @@ ONLY_HERE = {  # name: (the reference's expression, statements of a kernel, what
     "a hint that is not true": ("x * 2", "", "tl.load(x + 1 + tl.multiple_of(o - 1, 16)) * 2", "not true"),
     "neighbours that are none": ("x * 2", "i = tl.max_contiguous(2 * o, 4)", "tl.load(x + i // 2) * 2", "not true"),
     "Python's division of a loop's variable": (
-        "x * 2 - 4", "v = 0\n    for i in range(1):\n        v = (i - 7) // 2", "tl.load(x + o) * 2 + v", "wrong values"),
+        "x * 2 - 4", "v = 0\n    for i in range(1):\n        v = (i - 7) // 2", "tl.load(x + o) * 2 + v",
+        "wrong values"),
     "Python's division in a tuple": ("x * 2 - 4", "a, b = -7, 2", "tl.load(x + o) * 2 + a // b", "wrong values"),
     "Python's division after +=": ("x * 2 - 4", "n += -7", "tl.load(x + o) * 2 + n // 2", "wrong values"),
     "Python's max of blocks": ("x.abs() * 3", "v = tl.load(x + o)", "max(v + 100, tl.abs(v)) * 3", "wrong values"),
@@ -467,7 +468,8 @@ INFINITE = "torch.log(torch.relu(x))"
 CONTRACTS = {  # name: (the reference's expression, the candidate's forward, what `copy` stores, what the verdict says)
     **{f"{kind} memory that is zero by chance": (
         "x.sum().reshape(1)", f"out = torch.empty(8, dtype=torch.{kind})\nout = out.view(torch.float32)[:1]\n"
-        "copy[(16,)](x, out)\nreturn out", "0, mask=o < 0)\n    tl.atomic_add(y, tl.sum(tl.load(x + o))", "wrong values")
+        "copy[(16,)](x, out)\nreturn out", "0, mask=o < 0)\n    tl.atomic_add(y, tl.sum(tl.load(x + o))",
+        "wrong values")
        for kind in ("bool", "int32", "int64")},
     "a number for infinity": (
         INFINITE, "out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out",
@@ -481,8 +483,8 @@ CONTRACTS = {  # name: (the reference's expression, the candidate's forward, wha
         "torch.sigmoid(x[:, :1]).repeat(1, 64)", "return torch.sigmoid(x[:, :1]).expand(256, 64)", "0", "of its own"),
     "an input as an output": ("(torch.sigmoid(x), x.clone())", "return torch.sigmoid(x), x", "0", "of its own"),
     "one output twice": ("(x * 2, x + x)", "y = x * 2\nreturn y, y", "0", "of its own"),
-    "two kernels of one name": (TORCH, "return fused(x, self.bias)", "0)\n\n@triton.jit\ndef copy(x, y):\n    tl.store(y, 0",
-                                "same name"),
+    "two kernels of one name": (TORCH, "return fused(x, self.bias)",
+                                "0)\n\n@triton.jit\ndef copy(x, y):\n    tl.store(y, 0", "same name"),
 }
 
 

@@ -439,6 +439,8 @@ def feedback(verdict):
                     for entry in verdict.profile[:4])
     text = (f"Correct: yes. Speedup {verdict.speedup:.2f}x ({verdict.clock}: {verdict.candidate_ms:.4g} ms against "
             f"{verdict.reference_ms:.4g} ms). Your kernels do {verdict.coverage or 0:.0%} of the work. Time: {hot}.")
+    if verdict.tuned:
+        text += f" Autotuned: {'; '.join(verdict.tuned[:3])}."
     if verdict.bandwidth is not None:
         flops = f" and {verdict.arithmetic:.0%} of the FLOPs" if verdict.arithmetic else ""
         text += f" Used: {verdict.bandwidth:.0%} of the memory bandwidth{flops}."

@@ -26,6 +26,7 @@ import triton.language as tl
 import triton.language.extra.cuda.libdevice  # so that `member` finds them
 import triton.language.extra.libdevice
 from triton.runtime import jit
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from judge.rules import (KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_MODULES, KERNEL_SYNTAX, KERNEL_TYPES, dotted,
                          imports)
@@ -48,13 +49,32 @@ class KernelError(Exception):
 
 BUILTINS = {name: getattr(builtins, name) for name in KERNEL_BUILTINS}
 MEMBERS = {name for cls in (tl.tensor, tl.dtype, tl.block_type, getattr(tl, "tensor_descriptor", tl.tensor))
-           for name in dir(cls) if not name.startswith("_")} | {"value", "type", "dtype", "shape", "element_ty"}
+           for name in dir(cls) if not name.startswith("_")} | {
+               "value", "type", "dtype", "shape", "element_ty", "ALL", "NONE"}
+
+
+def decorator(node, name):
+    """A function's decorator of this name (@triton.jit, @jit or @triton.jit(...) for "jit"), or None."""
+    for found in node.decorator_list if isinstance(node, ast.FunctionDef) else ():
+        if ast.unparse(getattr(found, "func", found)).split(".")[-1] == name:
+            return found
 
 
 def is_kernel(node):
-    """Is this AST node a function under @triton.jit (or @jit), whatever other decorators it carries?"""
-    return isinstance(node, ast.FunctionDef) and any(
-        ast.unparse(getattr(decorator, "func", decorator)).split(".")[-1] == "jit" for decorator in node.decorator_list)
+    """Is this AST node a function that is compiled for the GPU, or one that runs while another is compiled?"""
+    return decorator(node, "jit") is not None or decorator(node, "constexpr_function") is not None
+
+
+def statements(body):
+    """Statements with those inside of `if`, `try`, `with` and classes, not those of functions.
+
+    Of a name that is defined in two branches the last one counts; so what is `else` or `except` comes first.
+    """
+    for node in body:
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            for block in ("handlers", "orelse", "body", "finalbody"):
+                yield from statements(getattr(node, block, []))
 
 
 def member(owner, name):
@@ -80,11 +100,22 @@ def find(path):
 
 
 def imported(body):
-    """{name: path} of what statements import of Triton that kernels may use."""
-    statements = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    bound = {name.split(".")[0]: name.split(".")[0] if "." in name else path  # `import a.b` binds a
-             for name, path in imports(ast.Module(statements, []))}
-    return {name: path for name, path in bound.items() if find(path) is not None}
+    """{name: path} of what statements import of Triton that kernels may use, or give a name of their own."""
+    bound = {"triton": "triton"}
+    for node in body:
+        found = []
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found = [(name.split(".")[0], name.split(".")[0] if "." in name else path)  # `import a.b` binds a
+                     for name, path in imports(ast.Module([node], []))]
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):  # sine = tl.math.sin
+            root, *rest = dotted(node.value) or [""]
+            found = [(node.targets[0].id, ".".join([bound.get(root, ""), *rest]))]
+        for name, path in found:
+            if find(path) is not None:
+                bound[name] = path
+            elif isinstance(node, ast.Assign):
+                bound.pop(name, None)
+    return bound
 
 
 def check_kernel(node, scope):
@@ -97,8 +128,8 @@ def check_kernel(node, scope):
     local = {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)} | {
         n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
 
-    def refuse(child, what):
-        raise KernelError(f"{what} is not available inside a Triton kernel", getattr(child, "lineno", node.lineno))
+    def refuse(child, what, why="is not available inside a Triton kernel"):
+        raise KernelError(f"{what} {why}", getattr(child, "lineno", node.lineno))
 
     def resolve(child):
         """The object that a dotted name rooted in a module stands for, or None when it is not rooted in one."""
@@ -109,9 +140,10 @@ def check_kernel(node, scope):
         for count, name in enumerate(names[1:], 2):
             if not inspect.ismodule(found):
                 return None
-            found = member(found, name)
+            owner, found = found, member(found, name)
             if found is None:
-                refuse(child, ".".join(names[:count]))
+                exists = hasattr(owner, name) or name.startswith("_")
+                refuse(child, ".".join(names[:count]), *([] if exists else [f"is not in triton {triton.__version__}"]))
         return found
 
     for default in filter(None, [*node.args.defaults, *node.args.kw_defaults]):
@@ -119,7 +151,7 @@ def check_kernel(node, scope):
             refuse(default, f"a default that is computed ({ast.unparse(default)})")
     for child in ast.walk(node):
         if not isinstance(child, KERNEL_SYNTAX) or child is not node and isinstance(child, ast.FunctionDef):
-            refuse(child, type(child).__name__)
+            refuse(child, f"`{ast.unparse(child).strip().splitlines()[0][:60]}`")
         if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Load) and child.id not in local:
             if child.id not in scope and child.id not in BUILTINS:
                 raise KernelError(f"NameError: {child.id} is not defined for the kernel", child.lineno)
@@ -129,19 +161,20 @@ def check_kernel(node, scope):
 
 
 def build(code, constants):
-    """The @triton.jit functions at the top level of a candidate's source, and nothing else of it.
+    """The @triton.jit functions of a candidate's source, other functions' own excepted, and nothing else of it.
 
     Returns {name: JITFunction} and {name: the text of all that the kernel is made of, without comments and places}.
     `constants` are the values of global names that kernels may use. Raises KernelError for a kernel that reaches
     outside Triton's language.
     """
-    body = ast.parse(code).body
+    body = list(statements(ast.parse(code).body))
     known = imported(body)
     scope = {"triton": triton, "tl": tl, **constants, **{name: find(path) for name, path in known.items()}}
     names = [node.name for node in body if is_kernel(node)]
     if len(set(names)) < len(names):  # which one is launched?
         raise KernelError("two kernels have the same name")
     nodes = {node.name: node for node in body if is_kernel(node)}
+    options = {name: decorator(node, "jit") for name, node in nodes.items()}
     scope.update(dict.fromkeys(nodes, True))
     for node in nodes.values():
         node.decorator_list, node.returns = [], None
@@ -158,7 +191,12 @@ def build(code, constants):
     exec(compile(ast.Module(list(nodes.values()), []), FILE, "exec"), scope)
     texts = {}
     for name, node in nodes.items():
-        scope[name] = kernel = triton.jit(scope[name])
+        if options[name] is None:
+            scope[name] = triton.constexpr_function(scope[name])
+            continue
+        debug = any(option.arg == "debug" and ast.unparse(option.value) == "True"
+                    for option in getattr(options[name], "keywords", ()))
+        scope[name] = kernel = triton.jit(scope[name], debug=debug)
         kernel.parse = lambda node=node: ast.Module([copy.deepcopy(node)], [])
         kernel.imported = known
         parts, found = [name], {name}
@@ -171,7 +209,7 @@ def build(code, constants):
             f"{part} = {known.get(part) or repr(constants[part])}"
             for part in parts if part in nodes or part in known or part in constants)
         kernel.hash = hashlib.sha256(texts[name].encode()).hexdigest()  # Triton's would be of NO_TEXT
-    return {name: scope[name] for name in nodes}, texts
+    return {name: scope[name] for name in texts}, texts
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -216,7 +254,8 @@ def compile_kernel(kernel, arguments, options):
     signature, constants = {}, {}
     for parameter in kernel.params:
         value = arguments[parameter.name]
-        runtime = isinstance(value, (torch.Tensor, int, float)) and not (isinstance(value, int) and value == 1)
+        runtime = isinstance(value, (torch.Tensor, TensorDescriptor, tuple, int, float)) and not (
+            isinstance(value, int) and value == 1)
         if parameter.is_constexpr or not runtime:  # Triton specialises on None and on 1, as on a constexpr
             signature[parameter.name], constants[parameter.name] = "constexpr", value
         else:

@@ -56,6 +56,7 @@ class Verdict:
     arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
     generalises: bool | None = None  # correct on randomly rescaled shapes as well; None where that was not asked for
     shape_error: str | None = None  # the first of those shapes on which it was not, and how
+    tuned: list = field(default_factory=list)  # which configurations of its autotuned kernels were cheapest (modelled)
 
 
 def numbered(code, line, around=2):

@@ -9,8 +9,8 @@ what has been stored is undone and they run one by one.
 
 import ast
 import copy
+import dataclasses
 import functools
-import inspect
 import math
 import types
 
@@ -23,18 +23,46 @@ from triton.runtime import jit
 
 from judge.compiler import BUILTINS, FILE, KernelError
 from judge.lockstep import Diverged, Lockstep, Waiting, block_pointers, unwrap, uniform
-from judge.prices import LIBDEVICE_COST, OTHER_LIBDEVICE
 
 STOCK_NAMES = ("_InterpreterComparison",)  # that its transformer of syntax trees writes, and interpreter_semantic
 TOGETHER = 256  # programs at a time, fewer for large blocks:
 ELEMENTS = 1 << 17  # numpy is fastest while an array fits into the processor's cache
 PATIENCE = 32, 1000  # looks at the same scalar before a program counts as waiting; when all seem to wait
 GRID_LIMITS = (1 << 31) - 1, 65535, 65535
-# CUDA's libdevice functions that torch calls by another name.
-LIBDEVICE = {"fast_expf": torch.exp, "fast_logf": torch.log, "fast_sinf": torch.sin, "fast_cosf": torch.cos,
-             "fast_powf": torch.pow, "fast_tanhf": torch.tanh, "fabs": torch.abs, "rint": torch.round,
-             "rcp_rn": torch.reciprocal, "div_rn": torch.div, "sqrt_rn": torch.sqrt,
-             "normcdf": torch.special.ndtr, "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3)}
+
+
+def is_block(value):
+    return isinstance(value, tl.tensor) and value.type.is_block()
+
+
+class Operators(ast.NodeTransformer):
+    """Writes calls of `functions` where Python would ask a block whether it is true, and Triton computes with it."""
+
+    def visit_BoolOp(self, node):
+        self.generic_visit(node)
+        first, *others = node.values
+        for other in others:
+            later = ast.parse("lambda: 0", mode="eval").body
+            later.body = other
+            name = "_and" if isinstance(node.op, ast.And) else "_or"
+            first = ast.Call(ast.Name(name, ast.Load()), [first, later], [])
+        return ast.copy_location(first, node)
+
+    def visit_UnaryOp(self, node):
+        self.generic_visit(node)
+        call = ast.Call(ast.Name("_not", ast.Load()), [node.operand], [])
+        return ast.copy_location(call, node) if isinstance(node.op, ast.Not) else node
+
+    def visit_Assert(self, node):
+        self.generic_visit(node)
+        call = ast.Call(ast.Name("_assert", ast.Load()), [node.test, node.msg or ast.Constant("")], [])
+        return ast.copy_location(ast.Expr(call), node)
+
+    functions = {
+        "_and": lambda left, right: left.logical_and(right()) if is_block(left) else left and right(),
+        "_or": lambda left, right: left.logical_or(right()) if is_block(left) else left or right(),
+        "_not": lambda value: value.__not__() if is_block(value) else not value,
+        "_assert": lambda test, message: tl.device_assert(test, message)}  # with debug=True only
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -120,6 +148,7 @@ class Interpreter:
         self.convert_triton()
         self.install_libdevice()
         self.functions = {name: self.convert(kernel) for name, kernel in kernels.items()}
+        self.debug = {name for name, kernel in kernels.items() if kernel.debug}
         self.constexprs = {name: {p.name for p in kernel.params if p.is_constexpr} for name, kernel in kernels.items()}
         for function in self.functions.values():
             function.fn.__globals__.update(self.functions)  # a kernel that calls a kernel finds the interpreted one
@@ -131,9 +160,9 @@ class Interpreter:
         if function.fn not in self.converted:
             found = self.converted[function.fn] = stock.InterpretedFunction(function.fn)
             if function.fn.__code__.co_filename == FILE:
-                tree = found.rewriter.ast_transformer.visit(Assignments().visit(function.parse()))
-                scope, made = function.fn.__globals__, {}
-                scope.update(KERNEL_SCOPE)
+                tree = Assignments().visit(Operators().visit(function.parse()))
+                tree, scope, made = found.rewriter.ast_transformer.visit(tree), function.fn.__globals__, {}
+                scope.update(KERNEL_SCOPE | Operators.functions)
                 scope.update({name: functools.reduce(getattr, path.split(".")[1:], triton)  # by now it is another
                               for name, path in function.imported.items()})
                 scope.update({name: vars(stock)[name] for name in STOCK_NAMES if name in vars(stock)})
@@ -175,39 +204,31 @@ class Interpreter:
             stock.BlockPointerHandle.materialize_pointers = of_block_pointer
 
     def install_libdevice(self):
-        """Give CUDA's libdevice functions their meaning: the torch function of the same name."""
-        from triton.language.extra import libdevice
-        from triton.language.extra.cuda import libdevice as cuda_libdevice
+        """Let CUDA's libdevice functions, which Triton describes, be computed by our builder, by their names."""
+        def call(name, function, *args, **_):
+            self.builder.libdevice_name = name
+            return function(*args, _semantic=stock.interpreter_semantic)
 
-        def interpreted(name, function):
-            def call(*args, **_):
-                shaped = next(a for a in args if isinstance(a, tl.tensor))
-                values = [torch.from_numpy(np.ascontiguousarray(a.handle.data)) if isinstance(a, tl.tensor) else
-                          torch.tensor(float(unwrap(a))) for a in args]
-                out = function(*values).numpy()
-                out = self.builder.tensor(out, tl.int1 if out.dtype == bool else shaped.dtype)
-                self.builder.count(out.handle, LIBDEVICE_COST.get(name, OTHER_LIBDEVICE))
-                return out
-            return call
-
-        for module in (libdevice, cuda_libdevice):
-            for name in [name for name in vars(module) if not name.startswith("_")]:
-                function = LIBDEVICE.get(name) or getattr(torch, name, None) or getattr(torch.special, name, None)
-                if inspect.isfunction(getattr(module, name)) and callable(function):
-                    setattr(module, name, interpreted(name, function))
+        modules = tl.extra.libdevice, tl.extra.cuda.libdevice  # the first has only the names
+        for name, function in list(vars(modules[1]).items()):
+            for module in modules if tl.core.is_builtin(function) else ():
+                setattr(module, name, functools.partial(call, name, function))
 
     def launch(self, name, grid, arguments, memory, options):
         """Run one launch on `memory`. Raises KernelError (stage "launch") with the candidate's line."""
         check_limits(name, grid, options)
         function, constexprs = self.functions[name], self.constexprs[name]
-        values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
         numbers = np.arange(math.prod(grid))  # of the programs that have still to run
         coordinates = np.indices(grid, dtype=np.int32).reshape(3, -1)
         if not memory.counting:  # caches are priced in order; results must be the same in any
             numbers = np.random.default_rng(torch.initial_seed()).permutation(numbers)
         half = -(-len(numbers) // 2) if name in self.atomic else len(numbers)
-        self.builder.memory, self.builder.grid_idx, self.builder.programs = memory, (0, 0, 0), coordinates[:, :1]
+        self.builder.memory, self.builder.grid_idx = memory, (0, 0, 0)
+        debug = bool(options.get("debug")) or name in self.debug
+        self.builder.options = dataclasses.replace(self.builder.options, debug=debug)
         self.builder.set_grid_dim(*grid)
+        self.builder.programs = coordinates[:, :1]  # for what describes a tensor, and for casts
+        values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
         for key, kind in function.fn.__annotations__.items():  # those that name a type, see compiler.build
             if key not in constexprs and isinstance(arguments[key], (int, float)):
                 values[key] = stock.interpreter_semantic.cast(assigned(values[key]), tl.str_to_ty(kind, None))

@@ -74,6 +74,8 @@ def judge(back_end, reference, code, settings, timed=True) -> Verdict:
     """The verdict on one candidate. With `timed=False` it ends after the check: `correct` is all that is known."""
     timeout = settings["timeout"] + (NVCC_SECONDS if has_extension(code) else 0)
     verdict = static_check(code)
+    if verdict is None and settings["clock"] == "modelled" and has_extension(code):
+        verdict = Verdict(error="CUDA C++ (load_inline) cannot be judged without a GPU: write it in Triton, or use one")
     if verdict is None:
         verdict = Verdict()
         try:
@@ -252,7 +254,7 @@ class Replaying(Recorded):
             "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "price": first,
             "mute": list(mute), "parameters": self.parameters}, ROOM_FOR_MISTAKES + 2 * bytes_in(trial.expected))
         check_structure(structure(answer["output"]), self.reference.structure)
-        self.computing = set(answer["computing"])
+        self.computing, self.chosen = set(answer["computing"]), answer["chosen"]
         if first:
             check_events(self.steps, answer["events"])
             self.events = answer["events"]
@@ -260,8 +262,14 @@ class Replaying(Recorded):
 
     def profile(self):
         """A launch that only moves data in every trial is no kernel of its own, unless the reference does nothing else.
+
+        Nor is it where the reference leaves most values as they are (a clamp that never acts) and the candidate calls
+        no operator that could have computed the others.
         """
-        numbers, moves = itertools.count(), all(map(only_moves, priced(self.reference).called))
+        called = {step[1].split(".")[0] for step in self.steps if step[0] == "operator"}
+        moves = all(map(only_moves, priced(self.reference).called)) or \
+            all(map(only_moves, called)) and leaves_most(self.reference.trial(0))
+        numbers = itertools.count()
         return [[milliseconds, label, mine and (moves or next(numbers) in self.computing or None)]
                 for milliseconds, label, mine in self.events]
 
@@ -269,12 +277,28 @@ class Replaying(Recorded):
         reference, clock = self.reference, priced(self.reference)
         verdict.reference_ms = sum(milliseconds for milliseconds, _, _ in clock.events)
         verdict.candidate_ms = sum(milliseconds for milliseconds, _, _ in self.events)
+        verdict.tuned = [configuration(self.steps[number][1], position) for number, position in self.chosen]
         verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
         set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK, GPU_BATCH_FACTOR)
 
     def close(self, verdict):
         if self.replayer is not None:
             self.replayer.close()
+
+
+def leaves_most(trial) -> bool:
+    """Are more than half of the expected elements, bit for bit, among those of the inputs?"""
+    inputs = [x.flatten() for x in trial.inputs if isinstance(x, torch.Tensor)]
+    same = [torch.isin(leaf, torch.cat([x for x in inputs if x.dtype == leaf.dtype])).sum()
+            for leaf in trial.expected if any(x.dtype == leaf.dtype for x in inputs)]
+    return 2 * sum(same) > sum(leaf.numel() for leaf in trial.expected)
+
+
+def configuration(launches, position) -> str:
+    """In what an autotuned kernel's chosen launch differs from others: "scale: BLOCK=256, num_warps=8"."""
+    choices = [launch[3] | launch[4] for launch in launches]
+    differs = {key: value for key, value in choices[position].items() if any(x.get(key) != value for x in choices)}
+    return f"{launches[0][1]}: " + ", ".join(f"{key}={value}" for key, value in differs.items() if type(value) is int)
 
 
 def priced(reference):

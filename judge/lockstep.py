@@ -19,9 +19,9 @@ from triton.runtime import interpreter as stock
 from triton.runtime.interpreter import TensorHandle
 
 from judge.compiler import KernelError
-from judge.prices import (DOT_COST, ERF, FMA, GATHER, INSTRUCTION_COST, INTEGER_DIVISION, OUTER_PRODUCT,
-                          PRECISE_DIVISION, UNALIGNED_DOT, UNIFORM_DIVISION)
-
+from judge.libdevice import meaning
+from judge.prices import (DOT_COST, ERF, FMA, GATHER, INSTRUCTION_COST, INTEGER_DIVISION, LIBDEVICE_COST,
+                          OTHER_LIBDEVICE, OUTER_PRODUCT, PRECISE_DIVISION, UNALIGNED_DOT, UNIFORM_DIVISION)
 
 
 class Diverged(Exception):
@@ -66,6 +66,20 @@ def as_kept(values, dtype):
     if bits == np.uint8:
         values = values.clamp(-torch.finfo(kind).max, torch.finfo(kind).max)
     return values.to(kind).view(getattr(torch, bits.__name__)).numpy().view(stock._get_np_dtype(dtype))
+
+
+def add_as_bits(view, index, values, active, kind):
+    """Add to elements of a view, one program after the other, and return what was there before, as atomics do."""
+    before = np.zeros_like(values)
+    for places, numbers, old, left in zip(index, values, before, active):
+        left = np.flatnonzero(left)
+        while left.size:  # an element that a program names twice has its turn twice
+            now = left[np.unique(places.flat[left], return_index=True)[1]]
+            old.flat[now] = view[places.flat[now]]
+            total = [as_float(TensorHandle(bits.flat[now], kind)).data for bits in (old, numbers)]
+            view[places.flat[now]] = as_kept(sum(total), kind)
+            left = np.setdiff1d(left, now)
+    return TensorHandle(before, kind)
 
 
 def on_floats(operation):
@@ -147,6 +161,7 @@ class Lockstep(stock.InterpreterBuilder):
     block = 0  # elements of the largest block that the running kernel has computed
     programs = None  # three arrays, the coordinates of the programs that run
     last_division = None, None, None  # operands and result
+    libdevice_name = None  # of the function that is being called
     looks, last_seen, patience = 0, None, 0  # times in a row that a scalar atomic has returned the same; the limit
 
     # --- where a program is
@@ -249,7 +264,10 @@ class Lockstep(stock.InterpreterBuilder):
 
     def create_atomic_rmw(self, op, pointers, value, mask, sem, scope):
         addresses, values, active = self.in_each_program(pointers.data, value.data, mask.data)
-        self.memory.before_atomic(addresses, active, values.dtype, sem, scope)
+        number, index = self.memory.before_atomic(addresses, active, values.dtype, sem, scope)
+        if value.dtype.scalar == tl.bfloat16 and number is not None:
+            view = self.memory.view(number, values.dtype)
+            return self.after_atomic(addresses, add_as_bits(view, index, values, active, tl.bfloat16))
         return self.after_atomic(addresses, super().create_atomic_rmw(
             op, TensorHandle(addresses, pointers.dtype), TensorHandle(values, value.dtype),
             TensorHandle(active, tl.int1), sem, scope))
@@ -269,6 +287,15 @@ class Lockstep(stock.InterpreterBuilder):
             if self.looks > self.patience:
                 raise Waiting("waits for programs of the same launch that need not run beside it: use a second launch")
         return out
+
+    # --- for debugging
+
+    def create_assert(self, condition, message):
+        if not condition.data.all():
+            raise KernelError(f"device_assert fails: {message}", stage="launch")
+
+    def create_print(self, *_):
+        """Nobody would read it."""
 
     # --- arithmetic
 
@@ -338,10 +365,18 @@ class Lockstep(stock.InterpreterBuilder):
         values = torch.erf(torch.from_numpy(np.ascontiguousarray(x.data))).numpy()
         return self.count(TensorHandle(values, x.dtype.scalar), ERF, x)
 
-    # --- matrix products
+    def create_extern_elementwise(self, library, path, symbol, args, kind, pure):
+        name, self.libdevice_name = self.libdevice_name, None
+        function = meaning(name) if name else None
+        if function is None and "_as_" not in (name or ""):
+            raise KernelError(f"{f'libdevice.{name}' if name else 'tl.extern_elementwise'} is not supported here")
+        dtype = stock._get_np_dtype(kind)
+        if function is None:  # float_as_int and the like
+            return TensorHandle(args[0].data.view(dtype), kind.scalar)
+        values = function(*(torch.from_numpy(np.ascontiguousarray(arg.data)) for arg in args)).numpy()
+        return self.count(TensorHandle(values.astype(dtype), kind.scalar), LIBDEVICE_COST.get(name, OTHER_LIBDEVICE))
 
-    def create_dot_scaled(self, *operands):
-        raise KernelError("tl.dot_scaled is not supported here")
+    # --- matrix products
 
     def create_dot(self, a, b, d, input_precision, max_num_imprecise_acc):
         left, right, rate = a.data, b.data, "half"
@@ -437,6 +472,19 @@ class Lockstep(stock.InterpreterBuilder):
         return tl.tensor(TensorHandle(data, dtype.scalar), kind)
 
 
+def refusing(what):
+    """A method of the interpreter for a feature that it does not have."""
+    def method(self, *args, **options):
+        raise KernelError(f"{what} is not supported here")
+    return method
+
+
+for name, what in {
+        "create_dot_scaled": "tl.dot_scaled", "create_inline_asm": "inline assembly (tl.inline_asm_elementwise)",
+        "create_atomic_poll": "tl.atomic_poll", "create_map_elementwise": "tl.map_elementwise",
+        "create_descriptor_gather": "gather of a descriptor",
+        "create_descriptor_scatter": "scatter of a descriptor"}.items():
+    setattr(Lockstep, name, refusing(what))
 for name in ("create_reshape", "create_trans", "create_expand_dims", "create_broadcast", "create_join", "create_split",
              "create_cat", "create_bitcast"):
     setattr(Lockstep, name, reshaping(getattr(Lockstep, name)))

@@ -47,7 +47,7 @@ from judge.lockstep import unwrap
 from judge.memory import Memory, only_moves
 from judge.prices import FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
 from judge.messages import TORCH_NAMES, strided
-from judge.recorder import read_value
+from judge.recorder import layouts_in, read_value
 
 
 def addresses(tree):
@@ -59,6 +59,19 @@ def stand_in(layout):
     """A tensor without memory of a recorded one's type and alignment."""
     dtype = TORCH_NAMES[layout[1]]
     return torch.empty(16, dtype=dtype, device="meta")[layout[4] * dtype.itemsize % 16 // dtype.itemsize:]
+
+
+def those_that_work(launches, work) -> list:
+    """[position of a launch, what work(launch) returns] of all that raise nothing. Raises what the last one does."""
+    found, last = [], None
+    for position, launch in enumerate(launches):
+        try:
+            found.append([position, work(launch)])
+        except (KernelError, RuntimeError, ValueError) as error:
+            last = error
+    if not found:
+        raise last
+    return found
 
 
 class Replay:
@@ -81,11 +94,21 @@ class Replay:
         names = {name: read_value(value, None) for name, value in recording["names"].items()}
         self.kernels, texts = compiler.build(code, names)
         self.functions, self.compiled = self.kernels, set()
-        for step in recording["steps"]:
-            if step[0] == "launch":
-                self.compile(step, texts, known)
+        self.working = self.compile_all(texts, known)
+        self.chosen = {}  # number of a tuned step -> position of the launch that is cheapest
         self.interpreter = interpreter.Interpreter(self.kernels)
         self.functions = self.interpreter.functions  # the interpreted ones, as arguments of other kernels
+
+    def compile_all(self, texts, known):
+        """{number of a tuned step: positions of the launches that compile}: a GPU may refuse all but one."""
+        working = {}
+        for number, step in enumerate(self.recording["steps"]):
+            if step[0] == "launch":
+                self.compile(step, texts, known)
+            elif step[0] == "tuned":
+                found = those_that_work(step[1], lambda launch: self.compile(launch, texts, known))
+                working[number] = [position for position, _ in found]
+        return working
 
     def compile(self, step, texts, known):
         """Compile a launch's kernel for a GPU, unless that was done before with arguments of the same kind."""
@@ -125,9 +148,11 @@ class Replay:
         events, self.launches = [], 0
         torch.manual_seed(seed)
         with torch.no_grad():
-            for step in self.recording["steps"]:
-                if step[0] == "launch" and step[1] in mute:
+            for number, step in enumerate(self.recording["steps"]):
+                if step[0] == "launch" and step[1] in mute or step[0] == "tuned" and step[1][0][1] in mute:
                     continue
+                if step[0] == "tuned":
+                    step = step[1][self.tune(number, step[1])]
                 clock, writes = Clock(self.parameters), set()
                 if step[0] == "operator":
                     writes = self.operator(step, clock if price else torch.no_grad())
@@ -197,17 +222,36 @@ class Replay:
                 bits = getattr(torch, f"int{8 * tensor.element_size()}")
                 tensor.view(bits).bitwise_or_(torch.tensor(float("nan"), dtype=tensor.dtype).view(bits).item())
 
-    def launch(self, step, clock, price):
-        """Interpret a Triton launch. Returns the addresses of the storages that it writes."""
+    def tune(self, number, launches):
+        """The position of an autotuned kernel's cheapest configuration. Trying them leaves memory as it was."""
+        if number not in self.chosen:
+            prices = {}
+            for position in self.working[number]:
+                storages = [self.storages[layout[0]] for layout in layouts_in(list(launches[position][3].values()))]
+                kept = [(storage, storage.clone()) for storage in storages]
+                memory, _ = self.interpret(launches[position], True)
+                prices[position] = launch_milliseconds(memory, math.prod(launches[position][2]))
+                for storage, before in kept:
+                    storage.copy_(before)
+            self.chosen[number] = min(prices, key=prices.get)
+        return self.chosen[number]
+
+    def interpret(self, step, price):
+        """Interpret a Triton launch. Returns its Memory and run(memory), which repeats it."""
         _, name, grid, _, options = step
         arguments = self.arguments(step, self.tensor)
         options = {key: unwrap(read_value(value, None)) for key, value in options.items()}
         memory = Memory(self.storages.values(), price, self.parameters, options.get("num_warps", 4))
         run = functools.partial(self.interpreter.launch, name, grid, arguments, options=options)
         run(memory)
+        return memory, run
+
+    def launch(self, step, clock, price):
+        """A Triton launch. Returns the addresses of the storages that it writes."""
+        memory, run = self.interpret(step, price)
         if not self.mute and self.launches not in self.computing and not only_moves(memory, run):
             self.computing.add(self.launches)
         self.launches += 1
         if price:
-            clock.events.append([launch_milliseconds(memory, math.prod(grid)), name, True])
+            clock.events.append([launch_milliseconds(memory, math.prod(step[2])), step[1], True])
         return memory.written

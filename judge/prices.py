@@ -365,6 +365,7 @@ def refusal(step, called, clock="modelled"):
 
 def check_events(steps, events):
     """Raise ValueError unless a replayer's events are those of a program's steps in order, none below a launch."""
+    steps = [step[1][0] if step[0] == "tuned" else step for step in steps]  # one of its launches
     costly = [step[1].split(".")[0] for step in steps if step[0] == "launch" or step[0] == "operator" and
               step[1].split(".")[0] not in FREE_OPERATORS and not all(0 in layout[2] for layout in step[4])]
     found, own = (label for _, label, _ in events), [label for _, label, mine in events if mine]

@@ -31,6 +31,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from triton.backends.compiler import GPUTarget
 from triton.runtime import autotuner, driver, jit
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from judge.prices import FREE_OPERATORS, Mode, operator_name, size_of, tensors_in
 from judge.messages import decode, encode
@@ -52,6 +53,9 @@ def write_value(value, tensor):
             return {"constexpr": write_value(value.value, tensor)}
         if isinstance(value, jit.JITFunction):
             return {"kernel": value.fn.__name__}
+        if isinstance(value, TensorDescriptor):
+            return {"descriptor": write_value({key: list(field) if isinstance(field, tuple) else field
+                                               for key, field in vars(value).items()}, tensor)}
         return None
     return encode(value, tensor, other)
 
@@ -61,8 +65,21 @@ def read_value(value, tensor, kernels=None):
     def other(kind, content):
         if kind == "constexpr":
             return tl.constexpr(read_value(content, tensor, kernels))
+        if kind == "descriptor":
+            return TensorDescriptor(**read_value(content, tensor, kernels))
         return {"triton": TRITON_TYPES, "kernel": kernels}[kind][content]
     return decode(value, tensor, other)
+
+
+def layouts_in(value) -> list:
+    """The layouts of all tensors in a recorded value."""
+    found = []
+
+    def other(kind, content):
+        return decode(content, found.append, other)
+
+    decode(value, found.append, other)
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -72,9 +89,10 @@ H200 = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 141
         "warp_size": 32, "max_threads_per_multi_processor": 2048, "L2_cache_size": 60 << 20,
         "shared_memory_per_block_optin": 227 << 10}  # what a candidate finds where no GPU is
 GIVEN_VALUES = {"tensor", "as_tensor", "asarray"}  # functions that are given a tensor's values as Python's numbers
+NAMESPACES = {"aten", "prim", "prims"}  # of PyTorch's own operators
 WHOLE = {"batch_norm", "instance_norm", "dropout", "alpha_dropout", "feature_dropout", "scaled_dot_product_attention",
          "lstm", "gru", "rnn_tanh", "rnn_relu", "ctc_loss"}  # ATen operators that a GPU takes apart in its own way
-MOST_CONFIGS = 16  # of an autotuned kernel that are recorded, and tried by the replayer with a GPU
+MOST_CONFIGS = 16  # of an autotuned kernel that are recorded and tried
 
 
 def identity(tensor) -> int:
@@ -126,6 +144,8 @@ class Recorder(Mode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, operator_name(func)
+        if func.namespace not in NAMESPACES:
+            raise RuntimeError(f"{func.name()} is an operator of your own: not supported here, call its function")
         if self.device == "meta" and name not in WHOLE:
             with self:  # an operator that is made of others is recorded as these
                 out = func.decompose(*args, **kwargs)
@@ -169,11 +189,10 @@ class Recorder(Mode):
         args, kwargs = tree_map(without_values, (args, kwargs))
         return tree_map(lambda value: originals.get(id(value), [value])[0], func(*args, **kwargs))
 
-    def to_device(self, value):
-        """`write_value` of what is passed to a kernel or returned: a tensor must be on the GPU."""
-        if self.on_host.keys() & set(map(identity, tensors_in(value))):
+    def refuse_on_host(self, tensors):
+        """What is passed to a kernel or returned must be on the GPU."""
+        if self.on_host.keys() & set(map(identity, tensors)):
             raise RuntimeError("a tensor on the CPU is returned, or passed to a kernel")
-        return write_value(value, self.layout)
 
     def launch(self, kernel, args, kwargs, grid):
         """What `kernel[grid](*args, **kwargs)` does while recording."""
@@ -183,9 +202,11 @@ class Recorder(Mode):
         bound.apply_defaults()
         grid = grid({**bound.arguments, **options}) if callable(grid) else grid
         grid = [int(size) for size in ((grid,) if isinstance(grid, int) else grid)]
-        arguments = {key: self.to_device(value.value if isinstance(value, tl.constexpr) else value)
+        arguments = {key: write_value(value.value if isinstance(value, tl.constexpr) else value, self.layout)
                      for key, value in bound.arguments.items()}
-        self.derived.update(self.layout(tensor)[0] for tensor in tensors_in(list(bound.arguments.values())))
+        tensors = tensors_in([getattr(value, "base", value) for value in bound.arguments.values()])  # of descriptors
+        self.refuse_on_host(tensors)
+        self.derived.update(self.layout(tensor)[0] for tensor in tensors)
         for name, value in kernel.fn.__globals__.items():
             if isinstance(value, (bool, int, float, str, tl.constexpr, tl.dtype)) and not name.startswith("__"):
                 self.names[name] = write_value(value, self.layout)
@@ -212,6 +233,8 @@ class PretendCuda(TorchFunctionMode):
         on_host = bool(sources) and all(identity(tensor) in self.on_host for tensor in sources)
         if func == torch.Tensor.device.__get__ and self.in_forward:
             return torch.device("cpu") if on_host else torch.device("cuda", 0)
+        if name == "get_device" and self.in_forward:
+            return -1 if on_host else 0
         named = [kwargs.get("device"), *(args[1:] if name == "to" else [])]
         device = "cpu" if name == "cpu" else "cuda" if name == "cuda" else "".join(
             str(torch.device(value).type) for value in named if isinstance(value, (str, torch.device)))
@@ -234,14 +257,21 @@ class PretendCuda(TorchFunctionMode):
 def pretend_gpu(properties):
     """Let PyTorch and Triton speak of a GPU in a process that has none. properties: of the GPU, by PyTorch's names."""
     found = types.SimpleNamespace(**properties)
-    stream = types.SimpleNamespace(cuda_stream=0, synchronize=lambda: None, wait_stream=lambda *_: None)
+    done, memory = (lambda *_, **__: None), found.total_memory
+    stream = types.SimpleNamespace(cuda_stream=0, elapsed_time=lambda other: 0.0, **dict.fromkeys(
+        ("synchronize", "wait_stream", "wait_event", "record_event", "record", "wait"), done))
     instead = {"is_available": True, "device_count": 1, "current_device": 0, "synchronize": None,
                "get_device_properties": found, "get_device_name": found.name,
                "get_device_capability": (found.major, found.minor), "device": contextlib.nullcontext(),
-               "stream": contextlib.nullcontext(), "current_stream": stream, "default_stream": stream, "Stream": stream}
+               "device_of": contextlib.nullcontext(),
+               "stream": contextlib.nullcontext(), "current_stream": stream, "default_stream": stream, "Stream": stream,
+               "Event": stream, "mem_get_info": (memory, memory)}
     for name, value in instead.items():
         setattr(torch.cuda, name, lambda *_, value=value, **__: value)
-    there = {"multiprocessor_count": found.multi_processor_count, "max_shared_mem": 227 << 10, "warpSize": 32}
+    torch.version.cuda = torch.version.cuda or "12.8"
+    torch.library.wrap_triton = lambda kernel: kernel  # it matters to torch.compile only
+    there = {"multiprocessor_count": found.multi_processor_count, "max_shared_mem": 227 << 10, "warpSize": 32,
+             "max_num_regs": 65536}
     driver.set_active(types.SimpleNamespace(
         get_current_device=lambda: 0, get_current_stream=lambda device: 0, get_device_interface=lambda: torch.cuda,
         get_active_torch_device=lambda: torch.device("cuda", 0),
@@ -272,25 +302,24 @@ def record(model, calls, device="cpu"):
     number: its bytes as a uint8 tensor, or its size}. Raises what the forward raises, and RuntimeError where it reads
     computed values, or is not the same in every call.
     """
-    recorder, most_configs = None, MOST_CONFIGS if device == "meta" else 1
+    recorder = None
 
     def run(kernel, *args, grid, warmup, **kwargs):
         if not warmup:
             recorder.launch(kernel, args, kwargs, grid)
 
     def run_tuned(tuner, *args, **kwargs):
-        """Without a GPU there is nothing to measure: the first configuration stands for all. With one, see replayer."""
-        first, config = len(recorder.steps), tuner.configs[0]
-        named = {**dict(zip(tuner.arg_names, args)), **kwargs, **config.all_kwargs()}
-        for hook in (config.pre_hook, tuner.pre_hook):
-            if hook is not None:
-                hook(named)
-        for config in tuner.configs[:most_configs]:
+        """Record a launch with each configuration. Who replays them takes the quickest."""
+        launches, tuner.nargs = [], dict(zip(tuner.arg_names, args))
+        for config in tuner.prune_configs(kwargs)[:MOST_CONFIGS]:
+            before = len(recorder.steps)
+            if config.pre_hook is not None:
+                config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
             tuner.fn.run(*args, **kwargs, **config.all_kwargs())
-        launches = [step for step in recorder.steps[first:] if step[0] == "launch"]
-        if len(launches) > 1:
-            recorder.steps[first:] = [step for step in recorder.steps[first:] if step[0] != "launch"]
-            recorder.steps.append(["tuned", launches])
+            launches.append(recorder.steps.pop())
+            if launches[1:]:  # what a hook does counts once
+                del recorder.steps[before:]
+        recorder.steps.append(["tuned", launches] if launches[1:] else launches[0])
 
     jit.JITFunction.run, autotuner.Autotuner.run = run, run_tuned
     torch.Tensor.is_cuda = property(lambda tensor: True)  # asserted by many a kernel's wrapper
@@ -307,7 +336,9 @@ def record(model, calls, device="cpu"):
         with torch.inference_mode(device == "meta"), torch.no_grad(), PretendCuda(recorder), recorder:
             layouts = recorder.inputs(tensors_in(inputs))
             state = {name: recorder.layout(tensor) for name, tensor in named.items()}
-            output = recorder.to_device(model(*inputs))
+            output = model(*inputs)
+            recorder.refuse_on_host(tensors_in(output))
+            output = write_value(output, recorder.layout)
         recording = {"inputs": layouts, "steps": recorder.steps, "output": output, "names": recorder.names,
                      "state": state}
         fixed = {number: data for number, data in recorder.constants.items() if number not in recorder.written}

@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_leaves
 from judge import compiler
 from judge.compiler import KernelError
 from judge.correctness import describe, identical, load_module, structure
-from judge.messages import (BLANK, TORCH_NAMES, decode, dense, export, receive, send, spare_memory, strided, views)
-from judge.modelled import Replay
+from judge.messages import (BLANK, TORCH_NAMES, dense, export, receive, send, spare_memory, strided, views)
+from judge.modelled import Replay, those_that_work
 from judge.perturbation import construct
 from judge.prices import FREE_OPERATORS, Mode, tensors_in
-from judge.recorder import read_value
+from judge.recorder import layouts_in, read_value
 
 PAUSE = 100_000  # clock cycles, 50 microseconds, that the GPU waits while a graph is being launched
 PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured (see processes.start)
@@ -61,13 +61,6 @@ class EventClock(Mode):
         return self.around(name, False, lambda: func(*args, **(kwargs or {})))
 
 
-def layouts_in(value) -> list:
-    """The layouts of all tensors in a recorded value."""
-    found = []
-    decode(value, found.append, lambda kind, content: None)
-    return found
-
-
 def storages_in(step) -> set:
     """Numbers of the storages that a step of a program uses."""
     if step[0] == "operator":
@@ -87,24 +80,7 @@ class Compilation(Replay):
             self.compile_launch = compiler.compile_for_device
         self.kernels, texts = compiler.build(code, {k: read_value(v, None) for k, v in recording["names"].items()})
         self.functions, self.compiled = self.kernels, set()
-        for step in recording["steps"]:
-            if step[0] == "launch":
-                self.compile(step, texts, known)
-            elif step[0] == "tuned":
-                those_that_work(step[1], lambda launch: self.compile(launch, texts, known))
-
-
-def those_that_work(launches, work) -> list:
-    """[position of a launch, what work(launch) returns] of all that raise nothing. Raises what the last one does."""
-    found, last = [], None
-    for position, launch in enumerate(launches):
-        try:
-            found.append([position, work(launch)])
-        except (KernelError, RuntimeError, ValueError) as error:
-            last = error
-    if not found:
-        raise last
-    return found
+        self.compile_all(texts, known)
 
 
 class Program(Replay):

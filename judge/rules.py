@@ -66,9 +66,9 @@ SETTINGS = "torch.backends."  # the only attributes of modules that a candidate 
 # Kernels: Triton's language and nothing else of Python. compiler.py adds the members of Triton's types.
 
 KERNEL_SYNTAX = (
-    ast.Assign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass, ast.Break, ast.Continue,
-    ast.Assert, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare,
-    ast.IfExp, ast.Subscript, ast.Slice, ast.Tuple, ast.List, ast.Constant, ast.JoinedStr, ast.FormattedValue,
+    ast.Assign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass, ast.Assert, ast.operator,
+    ast.unaryop, ast.boolop, ast.cmpop, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript,
+    ast.Slice, ast.Tuple, ast.List, ast.ListComp, ast.comprehension, ast.Constant, ast.JoinedStr, ast.FormattedValue,
     ast.Starred, ast.expr_context, ast.FunctionDef, ast.arguments, ast.arg, ast.AnnAssign, ast.Call, ast.keyword,
     ast.Attribute, ast.Name)
 KERNEL_BUILTINS = ("range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum",

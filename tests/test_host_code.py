@@ -1,0 +1,309 @@
+"""Host code around honest kernels: it finds an H200, allocates and launches as it likes; and kernels as a whole.
+
+A forward's or a file's text a row; expressions and bodies of kernels are in test_language.py.
+"""
+
+import pytest
+
+from test_language import FLOATS, box, indent, verdict  # noqa: F401 (a fixture)
+from test_modelled import problem, solution
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Host code that doubles x by this kernel
+
+DOUBLE = """
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, tl.load(x + o, mask=o < n) * 2, mask=o < n)
+"""
+TASK = problem("x * 2", FLOATS)
+CALL = "double[(16,)](x, out, x.numel(), BLOCK=256)\nreturn out"
+NEW = "out = torch.empty_like(x)\n"
+FORWARDS = {  # bodies of a forward: how it allocates, asks and launches
+    "grid of a number": NEW + "double[16,](x, out, x.numel(), 256)\nreturn out",
+    "grid of a list": NEW + "double[[16]](x, out, x.numel(), 256)\nreturn out",
+    "grid of a lambda": NEW + "grid = lambda META: (triton.cdiv(x.numel(), META['BLOCK']),)\n" +
+                        CALL.replace("(16,)", "grid"),
+    "grid of a function": NEW + "def grid(meta):\n    return (triton.cdiv(x.numel(), meta['BLOCK']), 1, 1)\n" +
+                          CALL.replace("(16,)", "grid"),
+    "keywords": NEW + "double[(16, 1, 1)](x=x, out=out, n=x.numel(), BLOCK=256, num_warps=8, num_stages=3)\nreturn out",
+    "run": NEW + "double.run(x, out, x.numel(), 256, grid=(16,), warmup=False)\nreturn out",
+    "warmup": NEW + "double.warmup(x, x, x.numel(), BLOCK=256, grid=(1,))\n" + CALL,
+    "next_power_of_2": NEW + "b = triton.next_power_of_2(x.shape[1])\n"
+                       "double[(triton.cdiv(x.numel(), b),)](x, out, x.numel(), b)\nreturn out",
+    "new_empty": "out = x.new_empty(x.shape)\n" + CALL, "in place": "out = x = x.clone()\n" + CALL,
+    "zeros on the device": "out = torch.zeros(x.shape, device=x.device, dtype=x.dtype)\n" + CALL,
+    "empty on cuda": "out = torch.empty(x.shape, device='cuda')\nx = x.cuda()\n" + CALL,
+    "empty_strided": "out = torch.empty_strided(x.shape, x.stride(), device=x.device)\n" + CALL,
+    "contiguous and view": "shape = x.shape\nx = x.contiguous().view(-1)\n" + NEW + CALL + ".view(shape)",
+    "to the device": "scale = torch.tensor(2.0, device=x.device)\nx = x.to('cuda', non_blocking=True)\n" + NEW + CALL,
+    "a fallback without a GPU": "if not torch.cuda.is_available() or not x.is_cuda:\n    return x * 2\n" + NEW + CALL,
+    "a stream of one's own": "s = torch.cuda.Stream()\ns.wait_stream(torch.cuda.current_stream())\n" + NEW + CALL,
+    "an event": "e = torch.cuda.Event(enable_timing=True)\ne.record()\n" + NEW + CALL,
+    "backend flags": "torch.backends.cuda.matmul.allow_tf32 = True\n" + NEW + CALL,
+    "an allocator": "triton.set_allocator(lambda size, align, stream: torch.empty(size, device='cuda'))\n" +
+                    NEW + CALL,
+    "the active device": "where = triton.runtime.driver.active.get_active_torch_device()\n"
+                         "out = torch.empty(x.shape, device=where)\n" + CALL,
+    "wrap_triton": NEW + "torch.library.wrap_triton(double)[(16,)](x, out, x.numel(), BLOCK=256)\nreturn out",
+    **{f"with {context}": f"with {context}:\n{indent(NEW + CALL)}" for context in (
+        "torch.no_grad()", "torch.cuda.device(x.device)", "torch.cuda.device(x.device.index)",
+        "torch.cuda.device_of(x)", "torch.cuda.stream(torch.cuda.current_stream())",
+        "torch.autocast('cuda', enabled=False)",
+        "torch.device('cuda')")},
+    **{f"assert {question}": f"assert {question}\n{NEW}{CALL}" for question in (
+        "x.device.type == 'cuda' and x.is_cuda", "x.get_device() == 0 and x.device == torch.device('cuda', 0)",
+        "torch.cuda.get_device_properties(x.device).multi_processor_count == 132", "torch.cuda.is_bf16_supported()",
+        "torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory > 1 << 36",
+        "torch.cuda.get_device_capability() >= (9, 0) and 'H200' in torch.cuda.get_device_name(0)",
+        "torch.cuda.get_device_capability(x.device) == (9, 0)", "torch.cuda.mem_get_info()[1] > 1 << 36",
+        "triton.runtime.driver.active.get_current_target().arch == 90", "torch.version.cuda and not torch.version.hip",
+        "triton.runtime.driver.active.utils.get_device_properties(0)['multiprocessor_count'] == 132",
+        "x.is_contiguous() and x.dtype == torch.float32 and x.dim() == 2 and x.stride(1) == 1",
+        "x.element_size() == 4 and x.nbytes == 4 * x.numel() and x.data_ptr() % 16 == 0")},
+}
+
+
+def forwards(rows):
+    """(task, code) of bodies of a forward, whose results are a list."""
+    methods = "".join(f"def run{i}(x):\n{indent(body)}" for i, body in enumerate(rows))
+    names = ", ".join(f"run{i}" for i in range(len(rows)))
+    code = solution(f"{DOUBLE}\n{methods}", f"return [run(x) for run in [{names}]]")
+    return problem(f"[{', '.join(['x * 2'] * len(rows))}]", FLOATS), code
+
+
+def test_host_code_finds_an_h200(box):
+    if not verdict(box, *forwards(FORWARDS.values())).correct:
+        alone = {name: verdict(box, *forwards([body])) for name, body in FORWARDS.items()}
+        assert not {name: v.rejected or v.error for name, v in alone.items() if not v.correct}
+
+
+def model(body=NEW + CALL, more=""):
+    return f"\nclass ModelNew(nn.Module):\n{indent(more)}    def forward(self, x):\n{indent(body, 8)}"
+
+
+HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
+STATIC = DOUBLE.replace("@triton.jit", "@staticmethod\n@triton.jit")
+TIMES = "tl.load(x + o, mask=o < n) * 2"
+OWN = "fma(tl.load(x + o, mask=o < n), 2.0, 0.0)"
+JIT = "@triton.jit"
+TWICE = "@triton.jit\ndef twice(a):\n    return a + a\n\n"
+TUNED = CALL.replace("(16,)", "lambda meta: (triton.cdiv(x.numel(), meta['BLOCK']),)").replace(", BLOCK=256", "")
+SOURCES = {  # whole files
+    "from triton import jit": HEAD + "from triton import jit\n" + DOUBLE.replace("triton.jit", "jit") + model(),
+    "load by name": HEAD + "from triton.language import load\n" + DOUBLE.replace("tl.load", "load") + model(),
+    "libdevice by name": HEAD + "from triton.language.extra.libdevice import fma\n" + DOUBLE.replace(TIMES, OWN) +
+                         model(),
+    "libdevice in a try": HEAD + "try:\n    from triton.language.extra import libdevice\nexcept ImportError:\n"
+                          "    from triton.language.extra.cuda import libdevice\n" +
+                          DOUBLE.replace(TIMES, "libdevice." + OWN) + model(),
+    "an alias": HEAD + "fma = tl.math.fma\n" + DOUBLE.replace(TIMES, OWN) + model(),
+    "an alias of a module": HEAD + "m = tl.extra.cuda.libdevice\n" + DOUBLE.replace(TIMES, "m." + OWN) + model(),
+    "language": HEAD.replace("import triton.language as tl", "from triton import language") +
+                DOUBLE.replace("tl.", "language.") + model(),
+    "triton.language": HEAD.replace(" as tl", "") + DOUBLE.replace("tl.", "triton.language.") + model(),
+    "a constant": HEAD + "TWO = tl.constexpr(2)\n" + DOUBLE.replace("* 2", "* TWO") + model(),
+    "a helper of helpers": HEAD + TWICE.replace("twice", "add") + TWICE.replace("a + a", "add(a)") +
+                           DOUBLE.replace(TIMES, "twice(tl.load(x + o, mask=o < n))") + model(),
+    "a helper of two results": HEAD + TWICE.replace("a + a", "a, a + a") +
+                               DOUBLE.replace(TIMES, "twice(tl.load(x + o, mask=o < n))[1]") + model(),
+    "noinline": HEAD + TWICE.replace("jit", "jit(noinline=True)") +
+                DOUBLE.replace(TIMES, "twice(tl.load(x + o, mask=o < n))") + model(),
+    "constexpr_function": HEAD + "@triton.constexpr_function\ndef half(n):\n    return n // 2\n" +
+                          DOUBLE.replace("* 2", "* half(BLOCK // 64)") + model(),
+    "under if True": HEAD + "if True:\n" + indent(DOUBLE) + model(),
+    "two branches": HEAD + "if hasattr(tl, 'load'):\n" + indent(DOUBLE) + "else:\n" +
+                    indent(DOUBLE.replace("* 2", "* 3")) + model(),
+    "a static method": HEAD + "class Kernels:\n" + indent(STATIC) + model(NEW + "Kernels." + CALL),
+    "a method of the model": HEAD + model(NEW + "self." + CALL, STATIC),
+    "jit with options": HEAD + DOUBLE.replace(JIT, "@triton.jit(do_not_specialize=['n'], debug=True)") + model(),
+    "heuristics": HEAD + DOUBLE.replace(JIT, "@triton.heuristics({'BLOCK': lambda args: args['n'] // 16})\n" + JIT) +
+                  model(NEW + CALL.replace(", BLOCK=256", "")),
+    "autotune": HEAD + DOUBLE.replace(
+        JIT, "@triton.autotune([triton.Config({'BLOCK': b}, num_warps=w) for b in (16, 256) for w in (4, 8)], "
+        "key=['n'], reset_to_zero=['out'])\n" + JIT) + model(NEW + TUNED),
+    "autotune that prunes": HEAD + "def some(configs, named, **more):\n    return configs[1:]\n" + DOUBLE.replace(
+        JIT, "@triton.autotune([triton.Config({'BLOCK': 64}), triton.Config({'BLOCK': 256})], key=['n'], "
+        "prune_configs_by={'early_config_prune': some})\n@triton.heuristics({'E': lambda args: True})\n" + JIT).replace(
+        "BLOCK: tl", "BLOCK: tl.constexpr, E: tl") + model(NEW + TUNED),
+    "autograd.Function": HEAD + DOUBLE + "class Double(torch.autograd.Function):\n    @staticmethod\n"
+                         "    def forward(ctx, x):\n        ctx.save_for_backward(x)\n" + indent(NEW + CALL, 8) +
+                         model("return Double.apply(x)"),
+    "dataclass and cache": HEAD + "import functools\nfrom dataclasses import dataclass\n" + DOUBLE + "@dataclass\n"
+                           "class Options:\n    grid: tuple = (16,)\n@functools.lru_cache\ndef grid(n):\n"
+                           "    return Options().grid\n" + model(NEW + CALL.replace("(16,)", "grid(x.numel())")),
+    "device at import": HEAD + "DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
+                        "SMS = torch.cuda.get_device_properties(DEVICE).multi_processor_count\nassert SMS == 132\n" +
+                        DOUBLE + model("out = torch.empty(x.shape, device=DEVICE)\n" + CALL),
+    "backend at import": HEAD + "active = triton.runtime.driver.active\n"
+                         "assert active.get_current_target().backend == 'cuda' "
+                         "and active.get_active_torch_device().type == 'cuda'\n" + DOUBLE + model(),
+    "capability in the constructor": HEAD + DOUBLE + model(NEW + CALL, (
+        "def __init__(self):\n    super().__init__()\n    assert torch.cuda.get_device_capability()[0] == 9\n"
+        "    self.register_buffer('two', torch.tensor(2.0, device='cuda'))\n")),
+    "TensorDescriptor": HEAD + "from triton.tools.tensor_descriptor import TensorDescriptor as Descriptor\n"
+                        "@triton.jit\ndef double(x, out, R: tl.constexpr):\n    row = tl.program_id(0) * R\n"
+                        "    out.store([row, 0], x.load([row, 0]) * 2)\n" +
+                        model(NEW + "a = Descriptor(x, x.shape, x.stride(), [16, 64])\n"
+                              "double[(4,)](a, Descriptor.from_tensor(out, [16, 64]), R=16)\nreturn out"),
+    "a tuple of tensors": HEAD + "@triton.jit\ndef double(tensors, BLOCK: tl.constexpr):\n"
+                          "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+                          "    tl.store(tensors[1] + o, tl.load(tensors[0] + o) * 2)\n" +
+                          model(NEW + "double[(16,)]((x, out), BLOCK=256)\nreturn out"),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_files_that_double(box, name):  # noqa: F811
+    found = verdict(box, TASK, SOURCES[name])
+    assert found.correct, found
+
+
+def test_of_an_autotuned_kernels_configurations_the_cheapest_counts_and_is_named(box):  # noqa: F811
+    task = problem("x * 2", "torch.randn(512, 512)")
+    found, alone = verdict(box, task, SOURCES["autotune"]), {}
+    for block in (16, 256):
+        call = CALL.replace("(16,)", f"({512 * 512 // block},)").replace("256", str(block))
+        alone[block] = verdict(box, task, HEAD + DOUBLE + model(NEW + call)).candidate_ms
+    assert found.tuned == ["double: BLOCK=256, num_warps=4"]
+    assert found.candidate_ms == alone[256] < alone[16]
+
+
+OPERATOR = model("return run(x)").replace("class", "@torch.library.custom_op('mine::run', mutates_args=())\n"
+                                          "def run(x: torch.Tensor) -> torch.Tensor:\n" + indent(NEW + CALL) +
+                                          "\nclass")
+INLINE = "from torch.utils.cpp_extension import load_inline\nmodule = load_inline('m', '', functions=['f'])\n"
+REFUSED = {
+    "CUDA C++": (HEAD + INLINE + model("return module.f(x)"), "CUDA C++ (load_inline) cannot be judged without a GPU"),
+    "an operator": (HEAD + DOUBLE + OPERATOR, "mine::run is an operator of your own: not supported here"),
+    "a kernel in a function": (HEAD + "def make():\n" + indent(DOUBLE) + "    return double\nmade = make()\n" +
+                               model(NEW + CALL.replace("double[", "made[")), "not a @triton.jit function at the top"),
+    "a global that is no constexpr": (HEAD + "TWO = 2\n" + DOUBLE.replace("* 2", "* TWO") + model(),
+                                      "Cannot access global variable TWO"),
+    "a missing argument": (HEAD + DOUBLE + model(NEW + CALL.replace(", BLOCK=256", "")), "BLOCK"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_refused_by_name(box, name):  # noqa: F811
+    code, words = REFUSED[name]
+    assert words in verdict(box, TASK, code).error
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole kernels: {name: (task, code)}
+
+PRODUCT = """
+@triton.jit
+def product(a, b, out, N: tl.constexpr, B: tl.constexpr, SUM: tl.constexpr):
+    m, n, k = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, B)
+    total = tl.zeros((B, B), dtype=SUM)
+    for i in range(0, N, B):
+        left, right = tl.load(a + m[:, None] * N + (k + i)[None, :]), tl.load(b + (k + i)[:, None] * N + n[None, :])
+        DOT
+    tl.store(out + m[:, None] * N + n[None, :], total.to(out.dtype.element_ty))
+"""
+
+
+def product(line, kind="torch.randn(64, 64)", theirs="x @ y", total="tl.float32", out="x.dtype"):
+    code = solution(PRODUCT.replace("DOT", line), f"out = torch.empty(64, 64, dtype={out}, device=x.device)\n"
+                    f"product[(2, 2)](x, y, out, 64, 32, {total})\nreturn out", "x, y")
+    return problem(theirs, f"{kind}, {kind}"), code
+
+
+SUMS = """
+@triton.jit
+def sums(x, out, C: tl.constexpr):
+    c = tl.arange(0, C)
+    tl.atomic_OP(out + c, tl.load(x + tl.program_id(0) * C + c))
+"""
+
+
+def atomic(name, theirs, inputs, first):
+    body = f"out = torch.full((64,), {first}, dtype=x.dtype, device=x.device)\nsums[(64,)](x, out, C=64)\nreturn out"
+    return problem(theirs, inputs), solution(SUMS.replace("OP", name), body)
+
+
+SHORTS = "torch.randint(0, 1000, (64, 64), dtype=torch.int32)"
+BITS = "torch.stack([((x >> i) & 1).{} << i for i in range(10)]).sum(0).int()"
+KERNELS = {
+    "dot": product("total += tl.dot(left, right, input_precision='ieee')"),
+    "dot, tf32x3": product("total += tl.dot(left, right, input_precision='tf32x3')"),
+    "dot, allow_tf32": product("total += tl.dot(left, right, allow_tf32=False)"),
+    "dot with a sum": product("total = tl.dot(left, right, total, input_precision='ieee')"),
+    "dot, fp16": product("total += tl.dot(left, right)", "torch.randn(64, 64).half()"),
+    "dot, bf16": product("total += tl.dot(left, right)", "torch.randn(64, 64).bfloat16()"),
+    "dot, fp64": product("total += tl.dot(left, right, out_dtype=tl.float64)", "torch.randn(64, 64).double()",
+                         total="tl.float64"),
+    "dot, int8": product("total += tl.dot(left, right, out_dtype=tl.int32)",
+                         "torch.randint(-9, 9, (64, 64), dtype=torch.int8)", "(x.float() @ y.float()).int()",
+                         "tl.int32", "torch.int32"),
+    "dot, fp8": product("total += tl.dot(left.to(tl.float8e5), right.to(tl.float8e5))", theirs=(
+        "x.to(torch.float8_e5m2).float() @ y.to(torch.float8_e5m2).float()")),
+    "dot by hand": product("total += tl.sum(left[:, :, None] * right[None, :, :], axis=1)"),
+    "atomic_max": atomic("max", "x.amax(0) + 0", SHORTS, 0),
+    "atomic_min": atomic("min", "x.amin(0) + 0", SHORTS, 1 << 20),
+    "atomic_or": atomic("or", BITS.format("amax(0)"), SHORTS, 0),
+    "atomic_and": atomic("and", BITS.format("amin(0)"), SHORTS, 1023),
+    "atomic_xor": atomic("xor", BITS.format("sum(0) % 2"), SHORTS, 0),
+    "atomic_max of floats": atomic("max", "x.amax(0) + 0", "torch.randn(64, 64)", -1e9),
+    **{f"atomic_add, {kind}": atomic("add", "x.sum(0)", f"torch.randint(-4, 4, (64, 64)).{kind}()", 0)
+       for kind in ("float", "half", "bfloat16", "double", "long")},
+    "strides of a view": (problem("x.t() * 2", FLOATS), solution("""
+@triton.jit
+def double(x, out, R, C, xr, xc, outr, outc, B: tl.constexpr):
+    r = tl.program_id(0) * B + tl.arange(0, B)[:, None]
+    c = tl.program_id(1) * B + tl.arange(0, B)[None, :]
+    v = tl.load(x + r * xr + c * xc, mask=(r < R) & (c < C))
+    tl.store(out + r * outr + c * outc, v * 2, mask=(r < R) & (c < C))
+""", "y = x.t()\nout = torch.empty(y.shape, device=y.device)\n"
+     "double[(4, 4)](y, out, *y.shape, *y.stride(), *out.stride(), B=16)\nreturn out")),
+    "scalars of all kinds": (problem("x * 2 + 1.5", FLOATS), solution("""
+@triton.jit
+def double(x, out, factor, offset, yes, none, kind: tl.constexpr, name: tl.constexpr, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + o).to(kind) * factor
+    if none is not None:
+        v = v + tl.load(none + o)
+    if name == "plus" and yes:
+        v += offset
+    tl.store(out + o, v)
+""", "out = torch.empty_like(x)\ndouble[(16,)](x, out, 2, 1.5, True, None, tl.float32, 'plus', BLOCK=256)\n"
+     "return out")),
+    "several kernels and outputs": (problem("(x * 2, x.sum(1))", FLOATS), solution(DOUBLE + """
+@triton.jit
+def sums(x, out, C: tl.constexpr):
+    tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * C + tl.arange(0, C)), axis=0))
+""", "a, b = torch.empty_like(x), x.new_empty(x.shape[0])\ndouble[(16,)](x, a, x.numel(), 256)\n"
+     "sums[(64,)](x, b, C=64)\nreturn a, b")),
+    "online softmax": (problem("x.softmax(1)", "torch.randn(64, 48)"), solution("""
+@triton.jit
+def softmax(x, out, C, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * C
+    m, s = -float("inf"), 0.0
+    for start in range(0, C, BLOCK):
+        v = tl.load(x + row + start + tl.arange(0, BLOCK))
+        new = tl.maximum(m, tl.max(v, axis=0))
+        s = s * tl.exp(m - new) + tl.sum(tl.exp(v - new), axis=0)
+        m = new
+    for start in range(0, C, BLOCK):
+        o = row + start + tl.arange(0, BLOCK)
+        tl.store(out + o, tl.exp(tl.load(x + o) - m) / s)
+""", "out = torch.empty_like(x)\nsoftmax[(64,)](x, out, x.shape[1], BLOCK=16)\nreturn out")),
+    "swizzle2d": (problem("x * 2", FLOATS), solution("""
+@triton.jit
+def double(x, out, C, B: tl.constexpr):
+    i, j = tl.swizzle2d(tl.program_id(0), tl.program_id(1), tl.num_programs(0), tl.num_programs(1), 2)
+    o = (i * B + tl.arange(0, B))[:, None] * C + (j * B + tl.arange(0, B))[None, :]
+    tl.store(out + o, tl.load(x + o) * 2)
+""", "out = torch.empty_like(x)\ndouble[(4, 4)](x, out, 64, B=16)\nreturn out")),
+    "a clamp that never acts": (problem("x.clamp(-1e6, 1e6)", FLOATS), solution(
+        DOUBLE.replace(TIMES, f"tl.clamp({TIMES.removesuffix(' * 2')}, -1e6, 1e6)"), NEW + CALL)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_give_what_torch_gives(box, name):  # noqa: F811
+    found = verdict(box, *KERNELS[name])
+    assert found.correct, found

@@ -30,6 +30,10 @@ What holds on each path (judge/rules.py has the rules; a test for every line is 
     state across calls          several forwards are recorded, which must be equal      outputs of timed calls are
                                                             no inputs come twice        checked
     races within a launch       an error                    as the GPU does
+    what only Python does       as Triton's compiler does   the GPU runs it
+    in a kernel; untrue hints
+    outputs without memory of   expanded ones, inputs, one tensor twice: refused        not looked at
+    their own
     torch in place of kernels   an operator of known work   measured                    measured
                                 only
     decoy kernels               found by leaving them out                               a share of time only
@@ -431,7 +435,8 @@ def feedback(verdict):
         head = "Correct: no." if verdict.compiled else "Compiled: no."
         text = f"{head} {' '.join((verdict.error or '').split()[:45])}"
         return text + (f"\n{verdict.excerpt}" if verdict.excerpt else "")
-    hot = ", ".join(f"{entry.name}{' (yours)' if entry.own else ''} {entry.share:.0%}" for entry in verdict.profile[:4])
+    hot = ", ".join(f"{entry.name[:40]}{' (yours)' if entry.own else ''} {entry.share:.0%}"
+                    for entry in verdict.profile[:4])
     text = (f"Correct: yes. Speedup {verdict.speedup:.2f}x ({verdict.clock}: {verdict.candidate_ms:.4g} ms against "
             f"{verdict.reference_ms:.4g} ms). Your kernels do {verdict.coverage or 0:.0%} of the work. Time: {hot}.")
     if verdict.tuned:

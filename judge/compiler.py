@@ -32,6 +32,7 @@ from judge.rules import (KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_MODULES, KERNEL
                          imports)
 
 FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
+NUMBERS = set(jit.type_canonicalisation_dict.values())  # types' names in annotations: "i32", "fp16"
 NO_TEXT = "def kernel(): pass\n"  # every line of a candidate's text as Triton sees it, which is given the tree instead
 
 
@@ -169,15 +170,21 @@ def build(code, constants):
     body = list(statements(ast.parse(code).body))
     known = imported(body)
     scope = {"triton": triton, "tl": tl, **constants, **{name: find(path) for name, path in known.items()}}
+    names = [node.name for node in body if is_kernel(node)]
+    if len(set(names)) < len(names):  # which one is launched?
+        raise KernelError("two kernels have the same name")
     nodes = {node.name: node for node in body if is_kernel(node)}
     options = {name: decorator(node, "jit") for name, node in nodes.items()}
     scope.update(dict.fromkeys(nodes, True))
     for node in nodes.values():
         node.decorator_list, node.returns = [], None
-        for parameter in ast.walk(node.args):  # of annotations only tl.constexpr means anything here
+        for parameter in ast.walk(node.args):  # of annotations only tl.constexpr and types of numbers mean anything
             if isinstance(parameter, ast.arg) and parameter.annotation is not None:
-                if not re.fullmatch(r"'?([\w.]+\.)?constexpr'?", ast.unparse(parameter.annotation)):
-                    parameter.annotation = None
+                text = ast.unparse(parameter.annotation).strip("'")
+                if not re.fullmatch(r"([\w.]+\.)?constexpr", text):
+                    kind = jit._normalize_ty(text)
+                    kept = ast.copy_location(ast.Constant(kind), parameter)
+                    parameter.annotation = kept if kind in NUMBERS else None
         check_kernel(node, scope)
     linecache.cache[FILE] = (0, None, [NO_TEXT] * max([node.end_lineno for node in nodes.values()], default=0), FILE)
     scope.update(__name__="kernels", __builtins__=dict(BUILTINS))
@@ -252,7 +259,7 @@ def compile_kernel(kernel, arguments, options):
         if parameter.is_constexpr or not runtime:  # Triton specialises on None and on 1, as on a constexpr
             signature[parameter.name], constants[parameter.name] = "constexpr", value
         else:
-            signature[parameter.name] = jit.mangle_type(value)
+            signature[parameter.name] = parameter.annotation_type or jit.mangle_type(value)
     target = GPUTarget("cuda", 90, 32)
     backend = make_backend(target)
     with as_kernel_error(kernel):

@@ -163,6 +163,24 @@ def structure(tree) -> str:
     return "tensor" if isinstance(tree, torch.Tensor) else type(tree).__name__
 
 
+def placed(tensor) -> list:
+    """A tensor as the recorder writes it, but for the number of its storage."""
+    return [tensor.untyped_storage()._cdata, "", tensor.shape, tensor.stride(), tensor.storage_offset()]
+
+
+def sharing(outputs, others) -> list:
+    """For each output: has it no memory of its own, being expanded, the same as another, or in one of `others`?
+
+    Both are layouts: [storage, dtype, shape, strides, offset].
+    """
+    found, known = [], {storage for storage, *_ in others}
+    for storage, _, shape, strides, offset in outputs:
+        expanded = any(n > 1 and stride == 0 for n, stride in zip(shape, strides))
+        found.append(0 not in shape and (expanded or bool({storage, (storage, offset)} & known)))
+        known.add((storage, offset))
+    return found
+
+
 def finite(leaves) -> bool:
     return all(bool(t.isfinite().all()) for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point())
 
@@ -273,7 +291,10 @@ class Reference:
             return trial
 
     def run(self, trial, around=None, dtype=None):
-        """(leaves of the output, indices of inputs that the forward changed), on private copies of a trial's inputs."""
+        """(leaves of the output, indices of inputs that the forward changed), on private copies of a trial's inputs.
+
+        Also sets what every forward has in common: `structure`, `sharing`, and `rewritten`, names of changed state.
+        """
         with self.lock, torch.no_grad():
             inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in trial.inputs]
             for name, tensor in self.tensors():
@@ -286,17 +307,22 @@ class Reference:
                 out = self.model(*inputs)
             changed = [] if dtype is not None else [i for i, (old, new) in enumerate(zip(trial.inputs, inputs))
                                                     if isinstance(old, torch.Tensor) and not identical(old, new)]
-            self.structure = structure(out)
+            if dtype is None:
+                self.rewritten = [name for name, tensor in self.tensors() if not identical(tensor, self.state[name])]
+            owned = [*inputs, *(tensor for _, tensor in self.tensors())]
+            self.structure, self.sharing = structure(out), sharing(*(
+                [placed(x) for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in (out, owned)))
             return tree_leaves(out), changed
 
     def tolerance(self, trial):
-        """For each output (a, b): |difference| may be up to tolerance * (a + |expected|) + b.
+        """For each output (a, b, c): |difference| may be up to tolerance * s + min(b, c * s), with s = a + |expected|.
 
-        Strict: a is the output's own size where that is below 1 (zeros must not pass because all values are small), and
-        b is the rounding error of the reference itself, measured against float64 (nobody is asked for more than that).
+        Strict: a is the output's own size where that is below 1 (zeros must not pass because all values are small). b
+        and c are the rounding error of the reference itself, measured against float64 (nobody is asked for more than
+        that), absolute and relative: the error of one huge value does not excuse all small ones.
         """
         if not self.strict:
-            return [(1.0, 0.0)] * len(trial.expected)
+            return [(1.0, 0.0, 0.0)] * len(trial.expected)
         exact = [None] * len(trial.expected)
         tensors = tree_leaves([trial.inputs, trial.expected, self.state])
         if sum(t.numel() for t in tensors if isinstance(t, torch.Tensor)) < 1 << 27:
@@ -310,14 +336,15 @@ class Reference:
         allowed = []
         for mine, other in zip(trial.expected, exact):
             if not mine.is_floating_point() or mine.numel() == 0:
-                allowed.append((1.0, 0.0))
+                allowed.append((1.0, 0.0, 0.0))
                 continue
             pieces = mine.reshape(-1).split(1 << 25)  # as in `compare`
             size = (sum(float(p.float().nan_to_num(0, 0, 0).square().sum()) for p in pieces) / mine.numel()) ** 0.5
-            rounding = 1e-5 * size
+            rounding, relative = 1e-5 * size, most
             if other is not None:
-                rounding = 4 * float((mine.double() - other).nan_to_num(0, 0, 0).abs().max())
-            allowed.append((min(1.0, size), min(rounding, most * size + 1e-7)))
+                error = (mine.double() - other).nan_to_num(0, 0, 0).abs()
+                rounding, relative = (4 * float(x.max()) for x in (error, error / (other.abs() + min(1.0, size))))
+            allowed.append((min(1.0, size), min(rounding, most * size + 1e-7), relative))
         return allowed
 
 
@@ -331,7 +358,7 @@ def compare(trial, got, tolerance):
     """None when every output agrees, else one line saying what is wrong, where and by how much. got: leaves."""
     if len(trial.expected) != len(got):
         return f"wrong output: {len(got)} tensors instead of {len(trial.expected)}"
-    for index, (a, b, (size, rounding)) in enumerate(zip(trial.expected, got, trial.allowed)):
+    for index, (a, b, (size, rounding, relative)) in enumerate(zip(trial.expected, got, trial.allowed)):
         name = "output" if len(got) == 1 else f"output {index}"
         if not isinstance(b, torch.Tensor):
             return f"wrong {name}: a {b if isinstance(b, str) else type(b).__name__} instead of a tensor"
@@ -348,7 +375,9 @@ def compare(trial, got, tolerance):
             if a.is_floating_point():
                 x, y = (x, y) if x.dtype == torch.float64 else (x.float(), y.float())
                 difference = (x - y).abs()
-                wrong = ~(difference <= x.abs().mul_(tolerance).add_(tolerance * size + rounding))
+                scale = x.abs() + size
+                allowed = (scale * relative).clamp_(max=rounding).add_(scale, alpha=tolerance)
+                wrong = ~(difference <= allowed) | x.isinf()  # below any infinite limit there is every number
                 wrong &= ~((x == y) | (x.isnan() & y.isnan()))  # infinities, and NaN where the reference has it
             else:
                 difference, wrong = (x.double() - y.double()).abs(), x != y

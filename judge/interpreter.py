@@ -8,6 +8,7 @@ what has been stored is undone and they run one by one.
 """
 
 import ast
+import copy
 import dataclasses
 import functools
 import math
@@ -20,10 +21,10 @@ import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime import jit
 
-from judge.compiler import FILE, KernelError
+from judge.compiler import BUILTINS, FILE, KernelError
 from judge.lockstep import Diverged, Lockstep, Waiting, block_pointers, unwrap, uniform
 
-STOCK_NAMES = ("interpreter_semantic", "_InterpreterComparison")  # that its transformer of syntax trees writes
+STOCK_NAMES = ("_InterpreterComparison",)  # that its transformer of syntax trees writes, and interpreter_semantic
 TOGETHER = 256  # programs at a time, fewer for large blocks:
 ELEMENTS = 1 << 17  # numpy is fastest while an array fits into the processor's cache
 PATIENCE = 32, 1000  # looks at the same scalar before a program counts as waiting; when all seem to wait
@@ -64,6 +65,75 @@ class Operators(ast.NodeTransformer):
         "_assert": lambda test, message: tl.device_assert(test, message)}  # with debug=True only
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Python's numbers where Triton has its own: they divide in another way, know no bounds, and compare blocks as a whole
+
+
+class Assignments(ast.NodeTransformer):
+    """Writes x += 1 and x: int = 1 as the assignments that they are."""
+
+    def visit_AugAssign(self, node):
+        read = copy.copy(node.target)
+        read.ctx = ast.Load()
+        return ast.copy_location(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)), node)
+
+    def visit_AnnAssign(self, node):
+        constant = node.value is None or "constexpr" in ast.unparse(node.annotation)
+        return node if constant else ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
+def assigned(value, _=None):
+    """What a variable holds: of a number, or of those in a tuple, a tensor."""
+    if type(value) is tuple:
+        return tuple(map(assigned, value))
+    return stock.interpreter_semantic.to_tensor(value, False)
+
+
+def loop(*bounds, step=None, **_):
+    """`range` and tl.range, whose variable is a tensor; that of tl.static_range is a number."""
+    if step is not None:
+        bounds = (*bounds, step) if len(bounds) == 2 else (0, *bounds, step)
+    return map(assigned, range(*bounds))
+
+
+def extreme(python, name, *values):
+    """`min` or `max`: of each element, if there are tensors."""
+    tensors = any(isinstance(value, tl.tensor) for value in values)
+    return functools.reduce(getattr(tl, name), values) if tensors else python(*values)
+
+
+KERNEL_SCOPE = {"interpreter_semantic": types.SimpleNamespace(to_tensor=assigned), "__builtins__": {
+    **BUILTINS, "range": loop, "min": functools.partial(extreme, min, "minimum"),
+    "max": functools.partial(extreme, max, "maximum")}}
+
+
+def check_hint(name, tensor, values):
+    """tl.multiple_of and the like: a compiler believes them, so an untrue one makes a GPU load something else.
+
+    Values that follow one another need the divisor at their first one. A remainder may begin again at 0.
+    """
+    if not isinstance(tensor, tl.tensor):
+        return tensor
+    data, size = tensor.handle.data.astype(np.int64), 1
+    if tensor.dtype.is_ptr():
+        size = max(1, tensor.handle.get_element_ty().primitive_bitwidth // 8)
+    data, first = data[:, None] if data.ndim == 1 else data, True
+    values = [unwrap(value) for value in (values if isinstance(values, (list, tuple, tl.tuple)) else [values])]
+    for axis, value in enumerate(values, 1):
+        distance = np.diff(data, axis=axis, prepend=data.take([0], axis))
+        inside = np.arange(data.shape[axis]).reshape([-1 if i == axis else 1 for i in range(data.ndim)]) % value != 0
+        first = first & (distance != size)
+        untrue = inside & (distance != (size if name == "max_contiguous" else 0)) & (data != 0)
+        if name != "multiple_of" and untrue.any():
+            raise KernelError(f"tl.{name} says of values what is not true")
+    if name == "multiple_of" and any((data[first] % value).any() for value in values):
+        raise KernelError("tl.multiple_of says of values what is not true")
+    return tensor
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
 class Interpreter:
     """Runs kernels. Making one turns this process into an interpreter of Triton for good: it cannot compile any more.
 
@@ -90,9 +160,9 @@ class Interpreter:
         if function.fn not in self.converted:
             found = self.converted[function.fn] = stock.InterpretedFunction(function.fn)
             if function.fn.__code__.co_filename == FILE:
-                tree = found.rewriter.ast_transformer.visit(Operators().visit(function.parse()))
-                scope, made = function.fn.__globals__, {}
-                scope.update(Operators.functions)
+                tree = Assignments().visit(Operators().visit(function.parse()))
+                tree, scope, made = found.rewriter.ast_transformer.visit(tree), function.fn.__globals__, {}
+                scope.update(KERNEL_SCOPE | Operators.functions)
                 scope.update({name: functools.reduce(getattr, path.split(".")[1:], triton)  # by now it is another
                               for name, path in function.imported.items()})
                 scope.update({name: vars(stock)[name] for name in STOCK_NAMES if name in vars(stock)})
@@ -115,7 +185,9 @@ class Interpreter:
         stock.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
         stock._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         for module in (tl, tl.core):
-            module.reduce, module.associative_scan = self.builder.reduce, self.builder.scan
+            module.reduce, module.associative_scan, module.range = self.builder.reduce, self.builder.scan, loop
+            for name in ("multiple_of", "max_contiguous", "max_constancy"):
+                setattr(module, name, functools.partial(check_hint, name))
         tl.tensor.__index__ = lambda tensor: int(uniform(tensor))
         tl.tensor.__bool__ = lambda tensor: bool(uniform(tensor)) if not tensor.type.is_block() else True
         tl.tensor.T = property(lambda x: stock.interpreter_semantic.permute(x, (1, 0)))
@@ -155,8 +227,11 @@ class Interpreter:
         debug = bool(options.get("debug")) or name in self.debug
         self.builder.options = dataclasses.replace(self.builder.options, debug=debug)
         self.builder.set_grid_dim(*grid)
-        self.builder.programs = coordinates[:, :1]  # for what describes a tensor
+        self.builder.programs = coordinates[:, :1]  # for what describes a tensor, and for casts
         values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
+        for key, kind in function.fn.__annotations__.items():  # those that name a type, see compiler.build
+            if key not in constexprs and isinstance(arguments[key], (int, float)):
+                values[key] = stock.interpreter_semantic.cast(assigned(values[key]), tl.str_to_ty(kind, None))
         postponed = 0  # how many in a row were not able to end before others have run
         while len(numbers):
             most = min(TOGETHER, half, ELEMENTS // self.blocks.get(name, ELEMENTS))

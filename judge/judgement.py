@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from judge.correctness import (EXTENSION, Failed, Verdict, as_bytes, bytes_in, check_structure, compare, derive,
                                describe, identical, note_comparison, numbered, reaching, reject, set_failure,
-                               set_profile, set_roofline, structure, tolerance_of)
-from judge.messages import ROOM, Child, Gone
+                               set_profile, set_roofline, sharing, structure, tolerance_of)
+from judge.messages import ROOM, Child, Gone, decode
 from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of
 from judge.rules import offence, parse
 from tasks import GPU_BATCH_FACTOR
@@ -61,12 +61,12 @@ def static_check(code):
         return Verdict(error="does not parse: a carriage return or form feed that ends no line")
     try:
         tree = parse(code)
+        reason = offence(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         text, line = describe(error, "")
         return Verdict(error=f"does not parse: {text}", excerpt=numbered(code, line))
     if not any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in tree.body):
         return Verdict(error="the code defines no class ModelNew")
-    reason = offence(tree)
     return Verdict(compiled=True, rejected=reason) if reason else None
 
 
@@ -198,7 +198,13 @@ class Recorded:
             reason = step[0] == "operator" and refusal(step, priced(reference).called, self.settings["clock"])
             if reason:
                 raise Failed({"failed": "forward", "error": reason})
-        return answer["program"], answer["constants"]
+        outputs, program = [], answer["program"]
+        decode(program["output"], outputs.append)
+        shared = sharing(outputs, [*program["inputs"], *program["state"].values()])
+        if any(mine and not theirs for mine, theirs in zip(shared, reference.sharing)):
+            why = "it is expanded, an input or parameter, or another output once more, and the reference's is not"
+            raise Failed({"failed": "forward", "error": f"an output has no memory of its own: {why}"})
+        return program, answer["constants"]
 
     def count_calls(self, code) -> int:
         """How many forwards are recorded: nobody can know."""
@@ -231,7 +237,8 @@ class Replaying(Recorded):
         self.steps = program["steps"]
         self.replayer = Child(self.fork_server, "replayer")
         answer = self.ask(self.replayer, {"code": code, "program": program, "constants": constants,
-                                          "known": list(self.reference.known)})
+                                          "known": list(self.reference.known),
+                                          "restored": self.reference.rewritten})
         self.reference.known.update(answer["compiled"])
         matched = self.match_parameters(program, constants)
         # Other constants are priced like parameters if they are no larger than the task's own, else like activations.

@@ -189,7 +189,8 @@ class Lockstep(stock.InterpreterBuilder):
         return TensorHandle(np.expand_dims(arg.data, axis + 1 if axis >= 0 else axis), arg.dtype.scalar)
 
     def create_reshape(self, arg, shape, allow_reorder):
-        return self.count(TensorHandle(arg.data.reshape(len(arg.data), *shape), arg.dtype.scalar), 0, arg)
+        values = arg.data.reshape(len(arg.data), -1)[:, ::-1] if allow_reorder else arg.data  # any other order would do
+        return self.count(TensorHandle(values.reshape(len(arg.data), *shape), arg.dtype.scalar), 0, arg)
 
     def create_trans(self, arg, perm):
         steps = {"steps": [arg.attr["steps"][axis] for axis in perm]} if "steps" in arg.attr else {}
@@ -201,13 +202,15 @@ class Lockstep(stock.InterpreterBuilder):
         return [np.broadcast_to(x.data, (programs, *x.data.shape[1:])) for x in (a, b)]
 
     def create_cat(self, a, b):
-        return TensorHandle(np.concatenate(self.same_programs(a, b), axis=1), a.dtype.scalar)
+        return TensorHandle(np.concatenate(self.same_programs(a, b), axis=1)[:, ::-1], a.dtype.scalar)  # in no order
 
     def create_join(self, a, b):
         return TensorHandle(np.stack(self.same_programs(a, b), axis=-1), a.dtype.scalar)
 
     def create_gather(self, source, index, axis):
         values, positions = self.same_programs(source, index)
+        if (positions < 0).any():
+            raise KernelError("tl.gather with a negative index", stage="launch")
         out = TensorHandle(np.take_along_axis(values, positions, axis=axis + 1), source.dtype.scalar)
         return self.count(out, GATHER, source)
 
@@ -261,7 +264,7 @@ class Lockstep(stock.InterpreterBuilder):
 
     def create_atomic_rmw(self, op, pointers, value, mask, sem, scope):
         addresses, values, active = self.in_each_program(pointers.data, value.data, mask.data)
-        number, index = self.memory.before_atomic(addresses, active, values.dtype)
+        number, index = self.memory.before_atomic(addresses, active, values.dtype, sem, scope)
         if value.dtype.scalar == tl.bfloat16 and number is not None:
             view = self.memory.view(number, values.dtype)
             return self.after_atomic(addresses, add_as_bits(view, index, values, active, tl.bfloat16))
@@ -271,7 +274,7 @@ class Lockstep(stock.InterpreterBuilder):
 
     def create_atomic_cas(self, pointers, compare, value, sem, scope):
         addresses, expected, values = self.in_each_program(pointers.data, compare.data, value.data)
-        self.memory.before_atomic(addresses, None, values.dtype)
+        self.memory.before_atomic(addresses, None, values.dtype, sem, scope)
         return self.after_atomic(addresses, super().create_atomic_cas(
             TensorHandle(addresses, pointers.dtype), TensorHandle(expected, compare.dtype),
             TensorHandle(values, value.dtype), sem, scope))
@@ -419,10 +422,9 @@ class Lockstep(stock.InterpreterBuilder):
         if ufunc is not None:
             arrays = [ufunc.reduce(arrays[0], axis=at, dtype=arrays[0].dtype)]
         else:
-            while arrays[0].shape[at] > 1:  # neighbours in pairs: the order is kept, the depth is logarithmic
-                even = [np.take(x, range(0, x.shape[at], 2), axis=at) for x in arrays]
-                odd = [np.take(x, range(1, x.shape[at], 2), axis=at) for x in arrays]
-                arrays = self.combine(combine, even, odd, tensors)
+            while arrays[0].shape[at] > 1:  # far ones in pairs, the second first: on a GPU no order is kept either
+                first, second = zip(*(np.split(x, 2, axis=at) for x in arrays))
+                arrays = self.combine(combine, second, first, tensors)
         out = tuple(self.tensor(x.reshape(len(x), *left), t.dtype) for x, t in zip(arrays, tensors))
         inherit([x.handle for x in out], [t.handle for t in tensors])
         return out if isinstance(inputs, tuple) else out[0]

@@ -68,7 +68,7 @@ class Memory:
             offsets = np.where(mask, offsets, np.uint64(0))
         if self.counting:
             self.log.append((number, offsets.astype(np.int64), mask, size, kind))
-        if (low - start) % size:
+        if (low - start) % size or self.counting and (offsets % np.uint64(size)).any():
             raise KernelError("misaligned address", stage="launch")
         return number, (offsets // np.uint64(size)).astype(np.int64)
 
@@ -102,10 +102,9 @@ class Memory:
         if (view[index].view(bits) != values.view(bits)).any():
             raise KernelError("overwrites " + RACE.format("stores in the same place"))
 
-    def before_atomic(self, pointers, mask, dtype):
-        """Check an atomic's addresses, one row for each program, and note its order: a scalar one is a signal.
-
-        Returns what `locate` does.
+    def before_atomic(self, pointers, mask, dtype, sem, scope):
+        """Check an atomic's addresses, one row for each program, and note its order: a scalar one is a signal, as far
+        as `sem` and `scope` (Triton's) let it be seen by other programs. Returns what `locate` does.
         """
         number, index = self.locate(pointers, mask, dtype.itemsize, "atomic")
         if number is None:
@@ -115,7 +114,9 @@ class Memory:
         self.before_store(number, dtype, index, mask, ATOMIC)
         if pointers[0].size == 1:
             active = slice(None) if mask is None else mask.reshape(-1)
-            self.races.atomics += zip(self.races.programs[active].tolist(), pointers.reshape(-1)[active].tolist())
+            order = "" if "CTA" in str(scope) else str(sem)
+            self.races.atomics += [(program, address, "RELEASE" in order, "ACQUIRE" in order) for program, address in
+                                   zip(self.races.programs[active].tolist(), pointers.reshape(-1)[active].tolist())]
         return number, index
 
     def before_store(self, number, dtype, index, mask, atomic=0):

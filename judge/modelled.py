@@ -78,14 +78,16 @@ class Replay:
     """Executes a recording on given inputs. Raises KernelError, or another exception for a step that fails.
 
     code: the candidate's source, of which only the kernels are used; known: keys of kernels that need not be compiled
-    again. `compiled` holds the keys of those that were compiled here.
+    again; restored: names of what each forward of the reference changes in its own state. `compiled` holds the keys of
+    those that were compiled here.
     """
 
     compile_launch = staticmethod(compiler.compile_kernel)
     device, poisons = torch.device("cpu"), True  # where it runs; does memory that nobody has written hold poison?
 
-    def __init__(self, code, recording, constants, known=()):
-        self.recording, self.left = recording, {}  # left: the constants as the last forward has left them
+    def __init__(self, code, recording, constants, known=(), restored=()):
+        self.recording, self.restored = recording, restored
+        self.left = {}  # the constants as the last forward has left them
         self.computing = set()  # which of the launches, by number, have done more than move data in some forward
         self.constants = {int(number): data for number, data in constants.items()}
         os.environ["DISABLE_LLVM_OPT"] = "1"  # in this process kernels only need to compile, nothing runs them
@@ -137,8 +139,8 @@ class Replay:
         Kernels named in `mute` are skipped, and memory starts as finite noise: an output that is still right never
         needed them. parameters: the numbers of the constants that are priced as such.
 
-        What a forward leaves in constants that are not the model's state is there in the next one, as it is on a GPU:
-        an accumulator that nobody sets back, a flag that says `done`. (Not when kernels are muted.)
+        What a forward leaves in constants is there in the next one, as it is on a GPU: an accumulator that nobody sets
+        back, a flag that says `done`, a parameter changed in place. (Not when kernels are muted, nor for `restored`.)
         """
         self.mute = mute
         self.allocate(inputs)
@@ -165,9 +167,10 @@ class Replay:
 
     def allocate(self, inputs):
         """The storages that exist before the first step."""
-        state, left = {layout[0] for layout in self.recording["state"].values()}, {} if self.mute else self.left
+        state, left = self.recording["state"], {} if self.mute else self.left
+        restored = {state[name][0] for name in self.restored if name in state}
         for number, data in self.constants.items():
-            if number in state or number not in left:
+            if number in restored or number not in left:
                 left[number] = data.clone().untyped_storage()
         self.storages = dict(left)
         for layout, tensor in zip(self.recording["inputs"], inputs, strict=True):
@@ -205,14 +208,19 @@ class Replay:
         return addresses([results, changed])
 
     def poison(self, tensors):
-        """What uninitialised memory holds: NaN (finite noise while kernels are muted): it cannot pass for a result."""
+        """What uninitialised memory holds: bytes that nobody can know (else a zero, or the start of a counter, would be
+        free), and of floats NaN. Finite noise while kernels are muted. None of it can pass for a result.
+        """
+        chance = torch.Generator(self.device).manual_seed(torch.initial_seed())  # so that operators draw as without it
         for tensor in tensors:
-            if not tensor.is_floating_point():
-                tensor.fill_(0 if self.mute or tensor.dtype == torch.bool else torch.iinfo(tensor.dtype).max // 3)
-            elif self.mute:
-                tensor.exponential_()  # not normal_(): drawn from the same seed as an input, it could be the input
-            else:
-                tensor.fill_(float("nan"))
+            if self.mute:  # not normal_(): drawn from the same seed as an input, it could be the input
+                tensor.exponential_() if tensor.is_floating_point() else tensor.zero_()
+                continue
+            raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
+            raw.random_(224, 256, generator=chance)  # as a float of any type, too, that is huge or NaN
+            if tensor.is_floating_point():
+                bits = getattr(torch, f"int{8 * tensor.element_size()}")
+                tensor.view(bits).bitwise_or_(torch.tensor(float("nan"), dtype=tensor.dtype).view(bits).item())
 
     def tune(self, number, launches):
         """The position of an autotuned kernel's cheapest configuration. Trying them leaves memory as it was."""

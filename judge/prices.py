@@ -258,7 +258,11 @@ def topk(call):
 
 
 def pooling(call):
-    return [((10 if "pool3d" in call.name else 2.3) * (call.read + call.written), call.elements)]
+    """Each element of a window passes through the L1 cache, which of large windows takes longer than their bytes."""
+    size, dimensions = call.args[1], int(re.search(r"(\d)d", call.name)[1])
+    window = 1 if "adaptive" in call.name else math.prod(size * (dimensions // len(size)))  # [3] may stand for [3, 3]
+    flops = max(call.elements, call.result.numel() * window * 4 / L1_BANDWIDTH * PEAK)
+    return [((10 if "pool3d" in call.name else 2.3) * (call.read + call.written), flops)]
 
 
 def attention(call):

@@ -13,7 +13,8 @@ element and the order of the atomics. It is an error
 The same bits stored over another program's are no error. Not seen: a store over what a program has loaded that ran
 before, and results that depend on the order of atomics alone. Against both, programs run in another order, and with
 atomics in at least two parts, in every trial but the priced one (interpreter.py): then the values are wrong. An atomic
-on a block of more than one element puts nothing in order, nor does a volatile load.
+on a block of more than one element puts nothing in order, nor does a volatile load, a relaxed atomic or one of scope
+"cta"; one that only acquires or only releases is half of an order.
 """
 
 import numpy as np
@@ -31,7 +32,7 @@ class Races:
     def __init__(self):
         self.programs = None
         self.stamps = {}  # {storage number: (bytes of an element, stamp of each element's last writer, or 0)}
-        self.atomics = []  # (program, address) of each scalar atomic, in order
+        self.atomics = []  # (program, address, does it release, acquire) of each scalar atomic, in order
 
     def look(self, number, index, size, mask, harmless=lambda stamps: False):
         """Raises KernelError if an element's last writer is unknown to a program that comes to it.
@@ -41,6 +42,10 @@ class Races:
         if number not in self.stamps:
             return
         grain, stamps = self.stamps[number]
+        if size > grain:
+            for part in range(size // grain):
+                self.look(number, index * (size // grain) + part, grain, mask, harmless)
+            return
         stamps = stamps[index if size == grain else index * size // grain]
         programs = self.programs.reshape(-1, *[1] * (index.ndim - 1))
         foreign = (stamps & PROGRAM != programs) & (stamps != 0) & (True if mask is None else mask)
@@ -57,10 +62,10 @@ class Races:
         """{another program: the number of its last atomic that came before what `program` does now}."""
         known, addresses = {program: len(self.atomics)}, set()
         for time in range(len(self.atomics) - 1, -1, -1):
-            other, address = self.atomics[time]
-            if other in known:
+            other, address, releases, acquires = self.atomics[time]
+            if other in known and acquires:
                 addresses.add(address)
-            elif address in addresses:
+            elif other not in known and releases and address in addresses:
                 known[other] = time
         return known
 
@@ -71,7 +76,7 @@ class Races:
         writers = np.broadcast_to(programs if len(index) > 1 else programs[-1:], index.shape)
         if mask is not None:
             index, writers = index[mask], writers[mask]
-        place = index * size // grain
+        place = (index * size // grain).reshape(-1, 1) + np.arange(max(1, size // grain))
         undo = stamps, place, stamps[place]
-        stamps[place] = writers | atomic | len(self.atomics) << TIME
+        stamps[place] = writers.reshape(-1, 1) | atomic | len(self.atomics) << TIME
         return undo

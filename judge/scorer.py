@@ -96,7 +96,8 @@ def replayer(sock, _, settings):
         return Replayer(settings, sock, Path(tempfile.mkdtemp(dir=".")).absolute()).serve()
     job, stage = receive(sock), ["compile"]
     with reporting(sock, stage):
-        replay = modelled.Replay(job["code"], job["program"], job["constants"], set(job["known"]))
+        replay = modelled.Replay(job["code"], job["program"], job["constants"], set(job["known"]),
+                                 job["restored"])
         send(sock, {"compiled": list(replay.compiled)})
         stage.append("forward")
         while True:

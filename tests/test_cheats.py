@@ -411,6 +411,94 @@ def test_reading_the_expected_output_from_recycled_memory(box):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# What holds in Python or in Triton's own interpreter, and not on a GPU
+
+ONLY_HERE = {  # name: (the reference's expression, statements of a kernel, what it stores, what the verdict says)
+    "a hint that is not true": ("x * 2", "", "tl.load(x + 1 + tl.multiple_of(o - 1, 16)) * 2", "not true"),
+    "neighbours that are none": ("x * 2", "i = tl.max_contiguous(2 * o, 4)", "tl.load(x + i // 2) * 2", "not true"),
+    "Python's division of a loop's variable": (
+        "x * 2 - 4", "v = 0\n    for i in range(1):\n        v = (i - 7) // 2", "tl.load(x + o) * 2 + v",
+        "wrong values"),
+    "Python's division in a tuple": ("x * 2 - 4", "a, b = -7, 2", "tl.load(x + o) * 2 + a // b", "wrong values"),
+    "Python's division after +=": ("x * 2 - 4", "n += -7", "tl.load(x + o) * 2 + n // 2", "wrong values"),
+    "Python's max of blocks": ("x.abs() * 3", "v = tl.load(x + o)", "max(v + 100, tl.abs(v)) * 3", "wrong values"),
+    "a number of more bits than annotated": ("x * 300", "", "tl.load(x + o) * byte", "wrong values"),
+    "a reduction in order": (
+        "x[:, 63:].repeat(1, 64) * 2", "v = tl.reduce(tl.load(x + o).reshape(16, 64), 1, last)",
+        "tl.broadcast_to(v[:, None], (16, 64)).reshape(1024) * 2", "wrong values"),
+    "a view in order": ("x * 2", "p = tl.program_id(0) * 1024", "tl.view(tl.load(x + o), (32, 32)).reshape(1024) * 2",
+                        "wrong values"),
+    "a gather by negative indices": ("x * 2", "", "tl.gather(tl.load(x + o), o % 1024 - 1024, 0) * 2", "negative"),
+}
+
+
+@pytest.mark.parametrize("name", ONLY_HERE)
+def test_what_no_gpu_does_is_wrong_here(box, naively, name):
+    expression, statements, result, says = ONLY_HERE[name]
+    task = POINTWISE.replace(TORCH, expression)
+    code = with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", result).replace(
+        "    tl.store(y", f"    {statements}\n    tl.store(y").replace(
+        "@triton.jit\ndef copy(x, y)", "@triton.jit\ndef last(a, b):\n    return b\n\n"
+        "@triton.jit\ndef copy(x, y, byte: tl.int8 = 300, n: tl.constexpr = 0)")
+    assert naively(task, code)["correct"]
+    fails_here(box, code, task, says)
+
+
+@pytest.mark.parametrize("order, holds", [("", True), (', sem="relaxed"', False), (', scope="cta"', False),
+                                          (', sem="acquire"', False), (', sem="release"', False)])
+def test_an_atomic_that_orders_nothing_is_no_signal(box, naively, order, holds):
+    task = POINTWISE.replace(TORCH, "x.sum().reshape(1)")
+    code = forward("""
+parts, out, count = torch.empty(16), torch.empty(1), torch.zeros(1, dtype=torch.int32)
+last_adds[(16,)](x, parts, count, out)
+return out""").replace("class ModelNew", f"""@triton.jit
+def last_adds(x, parts, count, out):
+    i = tl.program_id(0)
+    tl.store(parts + i, tl.sum(tl.load(x + i * 1024 + tl.arange(0, 1024))))
+    if tl.atomic_add(count, 1{order}) == 15:
+        tl.store(out, tl.sum(tl.load(parts + tl.arange(0, 16))))
+
+class ModelNew""")
+    assert naively(task, code)["correct"]
+    verdict = box.score(Task("victim", 0, task), [code])[0]
+    assert verdict.correct == holds and (holds or "same launch" in verdict.error), verdict
+
+
+INFINITE = "torch.log(torch.relu(x))"
+CONTRACTS = {  # name: (the reference's expression, the candidate's forward, what `copy` stores, what the verdict says)
+    **{f"{kind} memory that is zero by chance": (
+        "x.sum().reshape(1)", f"out = torch.empty(8, dtype=torch.{kind})\nout = out.view(torch.float32)[:1]\n"
+        "copy[(16,)](x, out)\nreturn out", "0, mask=o < 0)\n    tl.atomic_add(y, tl.sum(tl.load(x + o))",
+        "wrong values")
+       for kind in ("bool", "int32", "int64")},
+    "a number for infinity": (
+        INFINITE, "out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out",
+        "tl.where(tl.load(x + o) > 0, tl.log(tl.load(x + o)), 0.0)", "expected -inf, got 0"),
+    "small values beside huge ones": (
+        "torch.exp(6 * x)", "out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out",
+        "tl.where(tl.load(x + o) > 1, tl.exp(6 * tl.load(x + o)), 0.0)", "wrong values"),
+    "a parameter that every call changes": (
+        TORCH, "self.bias.data.add_(1)\nreturn fused(x, self.bias - 1)", "0", "wrong values"),
+    "an expanded output": (
+        "torch.sigmoid(x[:, :1]).repeat(1, 64)", "return torch.sigmoid(x[:, :1]).expand(256, 64)", "0", "no memory of its own"),
+    "an input as an output": ("(torch.sigmoid(x), x.clone())", "return torch.sigmoid(x), x", "0", "no memory of its own"),
+    "one output twice": ("(x * 2, x + x)", "y = x * 2\nreturn y, y", "0", "no memory of its own"),
+    "two kernels of one name": (TORCH, "return fused(x, self.bias)",
+                                "0)\n\n@triton.jit\ndef copy(x, y):\n    tl.store(y, 0", "same name"),
+}
+
+
+@pytest.mark.parametrize("name", CONTRACTS)
+def test_an_output_is_what_the_reference_promises(box, name):
+    expression, body, result, says = CONTRACTS[name]
+    fails_here(box, with_copy(body, result), POINTWISE.replace(TORCH, expression), says)
+
+
+def test_a_text_on_which_the_check_runs_out_of_stack_gets_a_verdict(box):
+    fails_here(box, HONEST + f"\nif False:\n    setattr({' + '.join(['1'] * 900)}, 'a', 1)\n", says="does not parse")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Caching: several calls are recorded, and the last one is judged (more in test_judgement.py)
 
 CACHES = {

@@ -80,7 +80,7 @@ PROFILED = [*CHECKED, "profile"]
     (Scripted(own=("extension",), needs=()), [*PROFILED, "time"], {"correct": True, "coverage": 0.5, "speedup": 2.0}),
 ])
 def test_the_first_step_that_fails_decides(back_end, calls, expected):
-    trial = Trial([], 0, [torch.ones(3)], [(1.0, 0.0)], [])
+    trial = Trial([], 0, [torch.ones(3)], [(1.0, 0.0, 0.0)], [])
     reference = SimpleNamespace(trial=lambda index: trial)
     settings = {"timeout": 7, "trials": 2, "require_kernel": True, "clock": "measured"}
     verdict = judge(back_end, reference, "class ModelNew: pass", settings)

@@ -80,12 +80,9 @@ STRATEGIES = {  # what a sample's attempts see of those before them; policy.py h
 }
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Records: what a line of results.jsonl holds
-
 @dataclass
 class Attempt:
-    """One turn of a sample."""
+    """One turn of a sample, in a line of results.jsonl."""
 
     reply: str  # everything that the policy wrote
     has_code: bool  # whether a ModelNew could be read out of it
@@ -381,8 +378,7 @@ def parse(argv):
         "their verdicts; the last one's, judged; or one of the best")
     add("--compare-strategies", action="store_true", help="all of them with the same budgets, in folders of --out")
     add("--tokens", type=int, help="budget: most tokens sampled in a sample; None: --turns of the longest replies")
-    add("--iterations", type=int, default=1, help="serial: after T turns one more for each iteration after the first "
-        "(paper, scaling: --turns 5 --iterations 10 --keep 4)")
+    add("--iterations", type=int, default=1, help="serial: one turn more for each but the first (paper: 10 after T = 5)")
     add("--keep", type=int, default=4, help="serial: most earlier attempts that are shown, the best consecutive ones")
     add("--judge", choices=["rule", "model"], default="rule", help="judge: who names the bottleneck; model: itself")
     add("--temperature", type=float, default=1.0, help="of the policy, with more than one sample")
@@ -412,6 +408,8 @@ def start(options):
     check_device(options.device)
     if options.baseline == "compile" and options.device == "cpu":
         raise UserError("--baseline compile: needs a GPU; torch.compile has no modelled clock")
+    if options.shrink and not (options.kernelbench and options.device == "cpu"):
+        raise UserError("--shrink: is for --kernelbench without a GPU")
     if options.bm25_only and options.no_skills:
         raise UserError("--bm25-only and --no-skills: one ablation at a time")
     if options.compare_strategies and options.samples < 2:
@@ -453,9 +451,7 @@ def main(argv=None) -> int:
     usable = [task for task in tasks if task.name not in too_large]
     name = f"level{options.level}{'_no_skills' * options.no_skills}{'_bm25_only' * options.bm25_only}"
     out = Path(options.out or f"runs/bench_{name}")
-    folders = {options.strategy: out}
-    if options.compare_strategies:
-        folders = {name: out / name for name in STRATEGIES}
+    folders = {name: out / name for name in STRATEGIES} if options.compare_strategies else {options.strategy: out}
     if ranks.rank() == 0:
         for name, folder in folders.items():
             claim(folder, config | {"strategy": name})

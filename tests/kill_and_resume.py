@@ -26,7 +26,8 @@ sys.path.insert(0, str(ROOT))
 from test_reinforce import same
 
 FAULTS = {"SIGINT": 130, "SIGTERM": 130, "SIGKILL": -9, "full disk": 2}  # and the status with which a program ends
-OPTIONS = {"reinforce": "--steps 3 --batch 1 --k 1 --n 1 --turns 1 --policy-tokens 60 --selection-tokens 60 --no-eval --save-every 2",
+OPTIONS = {"reinforce": "--steps 3 --batch 1 --k 1 --n 1 --turns 1 --policy-tokens 60 --selection-tokens 60 --no-eval "
+                        "--save-every 2",
            "sft": "--model checkpoints/tiny --data ROWS --epochs 2 --batch-tokens 768 --save-minutes 0.05",
            "bench": "--level 1 --ids 1-3 --samples 1 --turns 1 --batch 1 --no-skills --max-new-tokens 60"}
 
@@ -89,10 +90,11 @@ def main():
     for program in options.programs:
         rng = random.Random(f"{options.seed} {program}")
         with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-            whole, pieces, scratch, rows = (Path(folder) / name for name in ("whole", "pieces", "scratch", "rows.jsonl"))
+            whole, pieces, scratch, rows = (Path(folder) / name for name in ("whole", "pieces", "scratch", "rows"))
             scratch.mkdir()
             talk = [[{"role": "user", "content": f"Say {i}."}, {"role": "assistant", "content": f"Here: {i}."}]
                     for i in range(16)]
+            rows = rows.with_suffix(".jsonl")
             rows.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in talk))
             flags, began = OPTIONS[program].replace("ROWS", str(rows)), time.monotonic()
             assert run(program, whole, scratch, flags) == (0, "")

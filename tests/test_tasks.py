@@ -132,7 +132,8 @@ def test_problems_too_large_for_the_interpreter_are_told_or_shrunk(capsys):
     assert tasks.elements(small.source, 10**9) == 8 * 4 * 2 and tasks.elements(large.source, 0) == 8e6 * 4
     kept, too_large = tasks.without_a_gpu([small, large], 60.0, shrink=False)
     assert kept == [small, large] and list(too_large) == ["large"]
-    assert "large: its tensors take 0.13 GB" in (err := capsys.readouterr().err) and "1 of 2" in err and "--shrink" in err
+    err = capsys.readouterr().err
+    assert "large: its tensors take 0.13 GB" in err and "1 of 2" in err and "--shrink" in err
     kept, too_large = tasks.without_a_gpu([small, large], 60.0, shrink=True)
     assert kept[0] == small and not too_large and 0 < tasks.elements(kept[1].source, 10**9) <= tasks.SHRUNKEN
     assert tasks.elements("x = 3", 1) is None and tasks.shrunken(task("x = 3")) is None

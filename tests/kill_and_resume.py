@@ -63,7 +63,7 @@ def run(program, out, scratch, options, fault=None, moment=None):
         err = process.communicate()[1]
     lines = [line for line in err.splitlines() if "error: " in line or "interrupted" in line or "Traceback" in line]
     assert "Traceback" not in err and len(lines) <= 1, err
-    for _ in range(100):  # the sandbox's processes notice within seconds
+    for _ in range(300):  # the sandbox's processes notice within seconds
         left = [*scratch.iterdir(), *(path for path in Path("/proc").glob("[0-9]*/cmdline") if named(path, scratch))]
         if not left:
             break

@@ -445,10 +445,11 @@ def test_kernelbenchs_sizes_without_a_gpu(tmp_path, monkeypatch, capsys):
     (tmp_path / "level1").mkdir()
     (tmp_path / "level1/1_Large.py").write_text(scale_batch(builtin_tasks(1)[0], 10**6).source)
     arguments = ["--level", 1, "--samples", 2, "--kernelbench", tmp_path, "--model", tmp_path, "--out"]
-    code, out, err, model = command(monkeypatch, capsys, *arguments, tmp_path / "a")
+    model = Scripted(lambda *_: kernel(1.5))
+    code, out, err, _ = command(monkeypatch, capsys, *arguments, tmp_path / "a", model=model)
     assert code == 0 and not model.asked and "--shrink makes them smaller" in err and "GB" in out
     assert json.loads((tmp_path / "a/summary.json").read_text())["kinds"] == {"unusable": 2}
-    code, out, err, model = command(monkeypatch, capsys, *arguments, tmp_path / "b", "--shrink")
+    code, out, err, _ = command(monkeypatch, capsys, *arguments, tmp_path / "b", "--shrink", model=model)
     assert code == 0 and model.asked and "KernelBench, shrunk, level 1" in out and "unusable" not in out
 
 

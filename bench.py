@@ -32,10 +32,11 @@ measured on a GPU and modelled without one; a report says which, and results of 
 `--strategy` says what an attempt sees of those before it; `--compare-strategies` runs all at equal budgets.
 
 What it leaves in --out: results.jsonl, one line a sample with every reply and verdict, from which a rerun of the same
-command goes on; summary.json, all figures with command, seed, hardware and versions; fast_p.png.
+command goes on; summary.json, all figures with command, seed, hardware and versions; fast_p.png; report.html.
 """
 
-from tasks import UserError, builtin_tasks, chosen_tasks, kernelbench_tasks, run_command  # before torch, see there
+from tasks import (UserError, builtin_tasks, check_device, check_numbers, chosen_tasks, found, kernelbench_tasks,
+                   resumable, run_command, without_a_gpu)  # before torch, see there
 
 import argparse
 import contextlib
@@ -59,7 +60,8 @@ from chat.prompts import read_prompts
 from fast import ranks
 from page import strategies
 from page.levels import draw, machine, table
-from policy import Strategy, best_window, latest, nothing, ranked_parent, rollout, score_pairs
+from policy import Strategy, best_window, latest, not_judged, nothing, ranked_parent, rollout, score_pairs
+from report import write_page
 from sandbox import KernelTime, Sandbox, Verdict
 from selector import select
 from skills import SkillLibrary, write_atomically
@@ -78,12 +80,9 @@ STRATEGIES = {  # what a sample's attempts see of those before them; policy.py h
 }
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Records: what a line of results.jsonl holds
-
 @dataclass
 class Attempt:
-    """One turn of a sample."""
+    """One turn of a sample, in a line of results.jsonl."""
 
     reply: str  # everything that the policy wrote
     has_code: bool  # whether a ModelNew could be read out of it
@@ -173,10 +172,10 @@ def kind(sample) -> str:
             kinds.append("faster" if speed(attempt, rule="strict") > 1 else "correct")
         elif verdict.rejected:
             kinds.append("rejected")
-        elif not attempt.has_code:
-            kinds.append("no code")
         elif (verdict.error or "").startswith("unusable task"):
             kinds.append("unusable")
+        elif not attempt.has_code:
+            kinds.append("no code")
         else:
             kinds.append("wrong" if verdict.compiled else "broken")
     return min(kinds, key=KINDS.index)
@@ -330,9 +329,9 @@ def steps(sample) -> list[dict]:
 # Command line
 
 def digest_of_model(model) -> str:
-    """Tells two states of a model folder apart: sizes, first and last megabyte of each weight file, and the library."""
+    """Tells two states of a model folder (a Path) apart: size and ends of each weight file, and the library."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in Path(model).glob("*") if path.suffix in (".safetensors", ".bin", ".jsonl")):
+    for path in sorted(path for path in model.glob("*") if path.suffix in (".safetensors", ".bin", ".jsonl")):
         size = path.stat().st_size
         with open(path, "rb") as file:
             digest.update(f"{path.name} {size}".encode() + file.read(1 << 20))
@@ -363,11 +362,12 @@ def claim(out, config):
 
 def parse(argv):
     """The command line. None as a default means: see the help; `start` fills it in."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], usage=argparse.SUPPRESS,
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--level", type=int, choices=[1, 2, 3], required=True, help="KernelBench's level")
     add("--kernelbench", metavar="DIR", help="KernelBench checkout; without it, the built-in problems")
+    add("--shrink", action="store_true", help="KernelBench without a GPU: smaller sizes, where a problem is too large")
     add("--ids", help="only these: 5,10,15 or 1-20 or every5; without it, the whole level")
     add("--model", default="checkpoints/tiny", help="model folder or hub id")
     add("--no-skills", action="store_true", help="ablation: inject no skills")
@@ -378,8 +378,7 @@ def parse(argv):
         "their verdicts; the last one's, judged; or one of the best")
     add("--compare-strategies", action="store_true", help="all of them with the same budgets, in folders of --out")
     add("--tokens", type=int, help="budget: most tokens sampled in a sample; None: --turns of the longest replies")
-    add("--iterations", type=int, default=1, help="serial: after T turns one more for each iteration after the first "
-        "(paper, scaling: --turns 5 --iterations 10 --keep 4)")
+    add("--iterations", type=int, default=1, help="serial: one turn more for each but the first (paper: 10, T 5)")
     add("--keep", type=int, default=4, help="serial: most earlier attempts that are shown, the best consecutive ones")
     add("--judge", choices=["rule", "model"], default="rule", help="judge: who names the bottleneck; model: itself")
     add("--temperature", type=float, default=1.0, help="of the policy, with more than one sample")
@@ -401,29 +400,31 @@ def parse(argv):
 def start(options):
     """Check the options, load what they name, fill in what depends on it. Raises UserError for what cannot be.
 
-    Returns (tasks, model, library, config). config: what shapes a result, to be compared when a run goes on.
+    Returns (tasks, too_large, model, library, config). too_large: {name: why} of those that cannot be used here.
+    config: what shapes a result, to be compared when a run goes on.
     """
-    for name in ("samples", "turns", "batch", "timeout", "max_new_tokens", "max_prompt_tokens", "temperature", "top_p",
-                 "tokens", "iterations", "keep"):
-        if (value := getattr(options, name)) is not None and not value > 0:
-            raise UserError(f"--{name.replace('_', '-')} {value}: must be above 0")
+    check_numbers(vars(options), above_0=set(vars(options)) - {"seed"}, at_most_1=["top_p"])
     options.batch = options.batch or (256 if options.device == "cuda" else 32)  # fills a GPU; spares a CPU's memory
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: no GPU is available here")
+    check_device(options.device)
     if options.baseline == "compile" and options.device == "cpu":
         raise UserError("--baseline compile: needs a GPU; torch.compile has no modelled clock")
+    if options.shrink and not (options.kernelbench and options.device == "cpu"):
+        raise UserError("--shrink: is for --kernelbench without a GPU")
     if options.bm25_only and options.no_skills:
         raise UserError("--bm25-only and --no-skills: one ablation at a time")
     if options.compare_strategies and options.samples < 2:
         raise UserError("--compare-strategies: needs --samples of at least 2, whose spread says what chance does")
     level = (kernelbench_tasks(options.kernelbench, options.level) if options.kernelbench
              else builtin_tasks(options.level, options.device))
-    tasks = chosen_tasks(level, options.ids)
+    tasks, too_large = chosen_tasks(level, options.ids), {}
+    if options.kernelbench and options.device == "cpu":
+        tasks, too_large = without_a_gpu(tasks, options.timeout, options.shrink)
     if options.prompts:
         read_prompts(options.prompts)
-    model = Backbone.load(options.model, options.device)
+    folder = found(options.model)
+    model = Backbone.load(folder, options.device)
     model.thinking = options.thinking
-    library = None if options.no_skills else SkillLibrary.of_model(options.model)
+    library = None if options.no_skills else SkillLibrary.of_model(folder)
     context = getattr(model.model.config.get_text_config(), "max_position_embeddings", None) or 32768
     options.max_new_tokens = options.max_new_tokens or min(8192, context // 4)
     options.max_prompt_tokens = options.max_prompt_tokens or context - options.max_new_tokens
@@ -433,37 +434,35 @@ def start(options):
     options.turns += options.iterations - 1
     options.tokens = options.tokens or options.turns * options.max_new_tokens
     # Everything that changes a result; --batch and --timeout too, which shape the random numbers and the verdicts.
-    ignored = "out", "kernelbench", "compare_strategies"
+    ignored = "out", "kernelbench", "compare_strategies", "shrink"
     config = {name: value for name, value in vars(options).items() if name not in ignored}
-    config["source"] = "KernelBench" if options.kernelbench else "built-in problems"
-    config["weights"] = digest_of_model(options.model)  # a model trained on is another model
+    config["source"] = "KernelBench" + ", shrunk" * options.shrink if options.kernelbench else "built-in problems"
+    config["weights"] = digest_of_model(folder)  # a model trained on is another model
     config["baselines"] = ["eager", "compile"] if options.baseline == "compile" else ["eager"]
     config["problems_in_level"] = len(level)  # so that the report of a part says that it is one
     config["problems"] = {task.name: hashlib.sha256(task.source.encode()).hexdigest()[:16] for task in tasks}
-    return tasks, model, library, config
+    return tasks, too_large, model, library, config
 
 
 def main(argv=None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     options = parse(argv)
-    tasks, model, library, config = start(options)
+    tasks, too_large, model, library, config = start(options)
+    usable = [task for task in tasks if task.name not in too_large]
     name = f"level{options.level}{'_no_skills' * options.no_skills}{'_bm25_only' * options.bm25_only}"
     out = Path(options.out or f"runs/bench_{name}")
-    folders = {options.strategy: out}
-    if options.compare_strategies:
-        folders = {name: out / name for name in STRATEGIES}
+    folders = {name: out / name for name in STRATEGIES} if options.compare_strategies else {options.strategy: out}
     if ranks.rank() == 0:
         for name, folder in folders.items():
             claim(folder, config | {"strategy": name})
     ranks.each(None)
     done = {name: read_results(folder / "results.jsonl") for name, folder in folders.items()}
     ranks.each(None)  # nobody writes before all have read; what ranks then append are whole lines
-    if options.kernelbench and options.device == "cpu":
-        print("KernelBench's sizes are meant for a GPU: here many problems will time out", file=sys.stderr)
     facts = {"command": " ".join(["python", "bench.py", *argv]), "seed": options.seed, **machine(options.device),
              "skills": "no skills" if library is None else f"skills out of {len(library)}"}
     runs = {}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(resumable("the same command goes on"))
         settings = {"timeout": options.timeout, "seed": options.seed, "tasks": 1 if options.kernelbench else 4}
         sandbox = stack.enter_context(Sandbox(options.device, **settings))
         compiled = None  # a second sandbox, whose reference is torch.compile's
@@ -471,8 +470,11 @@ def main(argv=None) -> int:
             compiled = stack.enter_context(Sandbox(options.device, baseline="compile", **settings))
         for options.strategy, folder in folders.items():
             started = time.time()
-            samples = evaluate(model, library, sandbox, compiled, tasks, options, done[options.strategy],
+            samples = evaluate(model, library, sandbox, compiled, usable, options, done[options.strategy],
                                folder / "results.jsonl")
+            for name, why in too_large.items():
+                refused = Attempt("", False, not_judged(sandbox, f"unusable task: {why}"))
+                samples[name] = [Sample(name, i, [], [refused]) for i in range(options.samples)]
             if ranks.rank() > 0:
                 continue
             summary = facts | {"config": config | {"strategy": options.strategy},
@@ -480,16 +482,17 @@ def main(argv=None) -> int:
             summary |= all_figures(samples, options.turns, config["baselines"])
             write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
             draw(summary, folder / "fast_p.png")
+            write_page([folder], folder / "report.html")
             runs[options.strategy] = {task: list(map(steps, group)) for task, group in samples.items()}
     if ranks.rank() > 0:
         return 0
     if options.compare_strategies:
-        found = facts | {"config": config, "clock": summary["clock"]} | strategies.compare(runs, options.turns)
-        write_atomically(out / "strategies.json", json.dumps(found, indent=1) + "\n")
-        strategies.draw(found, out / "strategies.png")
-        print(f"{strategies.table(found)}\n\nstrategies.json, strategies.png and a folder for each are in {out}")
+        compared = facts | {"config": config, "clock": summary["clock"]} | strategies.compare(runs, options.turns)
+        write_atomically(out / "strategies.json", json.dumps(compared, indent=1) + "\n")
+        strategies.draw(compared, out / "strategies.png")
+        print(f"{strategies.table(compared)}\n\n{out}/strategies.png, {out}/strategies.json, {out}/*/report.html")
     else:
-        print(f"{table(summary)}\n\nresults.jsonl, summary.json and fast_p.png are in {out}")
+        print(f"{table(summary)}\n\n{out}/report.html, {out}/fast_p.png, {out}/summary.json, {out}/results.jsonl")
     return 0
 
 

@@ -53,7 +53,8 @@ from skills import MODEL_FILE, SkillLibrary, write_atomically
 from summarizer import REASONS
 from synthetic.generator import NARROW, training_tasks
 from synthetic.networks import WIDE
-from tasks import GPU_BATCH_FACTOR, UserError, builtin_tasks, folder_tasks, run_command, scale_batch
+from tasks import (GPU_BATCH_FACTOR, UserError, builtin_tasks, check_device, check_numbers, flag, folder_tasks, found,
+                   resumable, run_command, scale_batch)
 
 
 @dataclass
@@ -121,24 +122,18 @@ def command_line(argv, description, tables, choices) -> dict:
     return vars(parser.parse_args(argv))
 
 
-def flag(name) -> str:
-    """What an option is called on the command line."""
-    return "--" + name.replace("_", "-")
-
-
 def configure(given, parameters, options, sizes, recipes) -> argparse.Namespace:
     """All options: those given, and the defaults for this device, recipe and number of model parameters.
 
-    What comes later in this order wins: sizes, options, what the recipe changes, what was given. Raises UserError where
-    a number is too small.
+    What comes later in this order wins: sizes, options, what the recipe changes, what was given. Raises UserError for
+    a number out of range.
     """
     column = 2 if parameters >= 1e9 else int(given["device"] == "cuda")
     config = {"recipe": "davinci"} | {name: row[column] for name, row in sizes.items()}
     config |= {name: default for name, (default, _) in options.items()}
     config |= recipes[given.get("recipe", "davinci")] | given
-    for name in sizes:
-        if config[name] < (0 if name in ("steps", "k", "s", "lr") else 1):
-            raise UserError(f"{flag(name)} {config[name]}: too small")
+    check_numbers(config, above_0=[*(set(sizes) - {"k", "s", "lr"}), "grad_clip"],
+                  at_most_1=("gamma", "clip_low"))
     return argparse.Namespace(**config)
 
 
@@ -162,9 +157,7 @@ def open_run(given, tables, changeable) -> Run:
         folder_tasks(given["tasks"])  # a bad folder is told before the model is loaded
     if given.get("prompts"):
         read_prompts(given["prompts"])
-    if given["device"] == "cuda" and not shutil.which("ninja"):
-        print("ninja is not installed: kernels in CUDA C++ cannot be compiled (pip install ninja)", file=sys.stderr)
-    source = out / "checkpoint" if saved else given.get("model", tables[0]["model"][0])
+    source = out / "checkpoint" if saved else found(given.get("model", tables[0]["model"][0]))
     if saved and not (source / MODEL_FILE).is_file():
         raise UserError(f"--resume: {source / MODEL_FILE} is missing; put a copy of "
                         f"{out}/skill_library/global_step_N.jsonl there, with the largest N up to {saved['step']}")
@@ -200,7 +193,7 @@ def what_fits(given, tables) -> str:
     shapes = dict(plan.SHAPES)
     if "model" in given:
         try:
-            shapes[given["model"]] = plan.shape_of(given["model"])
+            shapes[given["model"]] = plan.shape_of(found(given["model"]))
         except (OSError, ValueError) as error:
             raise UserError(f"{given['model']}: no config to plan with ({str(error).splitlines()[0][:150]})") from None
     return plan.table(shapes, plan.longest(configure({"device": "cuda"} | given, 8e9, *tables)))
@@ -272,11 +265,12 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
             if value != config.get(name) and name not in changeable:
                 raise UserError(f"--resume: {out} has {flag(name)} {config.get(name)}, not {value}")
         given |= config | given
+        if saved and given["steps"] < saved["step"]:
+            raise UserError(f"--resume --steps {given['steps']}: {saved['step']} steps are done already")
     elif (out / "checkpoint").exists() or (out / "metrics.jsonl").is_file() and (out / "metrics.jsonl").stat().st_size:
         raise UserError(f"{out} already holds a run: continue it with --resume, or choose another --out")
     given.setdefault("device", "cuda" if torch.cuda.is_available() else "cpu")
-    if given["device"] == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: no GPU is available here")
+    check_device(given["device"])
     ranks.each(None)  # nobody writes into the folder before all have looked
     return out, saved
 
@@ -346,19 +340,19 @@ def finish_step(run, line):
 
 @contextlib.contextmanager
 def saved_on_interrupt(run):
-    """Say what a run does, and let Ctrl-C write a checkpoint of the last complete step, if it has none."""
+    """Say what a run does, and let Ctrl-C or SIGTERM write a checkpoint of the last complete step, if it has none."""
     args = run.args
     drawn = args.batch * args.oversample  # tasks of a step
     print(f"{run.out}: {args.model} on {args.device}, steps {run.step} to {args.steps}. A step: {drawn} tasks x "
           f"({args.k} + 1) schemes x {args.n} rollouts x {args.turns} turns = "
           f"{drawn * (args.k + 1) * args.n * args.turns} kernels.", flush=True)
-    try:
-        yield
-    except KeyboardInterrupt:
+
+    def save():
         if run.settled is not None and run.step % args.save_every and ranks.count() == 1:
             save_checkpoint(run)
-        print(f"--out {run.out} --resume continues", file=sys.stderr)
-        raise
+
+    with resumable(f"--out {run.out} --resume continues", save):
+        yield
 
 
 def save_checkpoint(run):
@@ -389,11 +383,19 @@ def save_checkpoint(run):
 
 
 def read_metrics(run) -> list[dict]:
-    """The lines of complete steps: not one that a kill cut off, nor one whose checkpoint was never written."""
-    path = run.out / "metrics.jsonl"
-    text = path.read_text() if path.is_file() else ""
-    lines = map(json.loads, text[:text.rfind("\n") + 1].splitlines())
-    return [line for line in lines if line["step"] <= run.step]
+    """The lines of complete steps: not one that a kill cut off, nor one whose checkpoint was never written.
+
+    Raises UserError for any other line that cannot be read.
+    """
+    path, lines = run.out / "metrics.jsonl", []
+    text = path.read_bytes() if path.is_file() else b""
+    for number, line in enumerate(text[:text.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            line = json.loads(line)
+            lines += [line] if line["step"] <= run.step else []
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}, line {number}: not the metrics of a step; mend or remove it") from None
+    return lines
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
     python sft.py --out checkpoints/tiny                    the built-in cold start: a tiny model from random weights
     python sft.py --model Qwen/Qwen3-8B-Base --out DIR      the same examples, on a pretrained model
     python sft.py --model M --data FILE --out DIR           rows with `messages` and `tools` (JSON lines or parquet)
+    torchrun --nproc_per_node=8 -- sft.py --model M ...     the same on several GPUs (fast/ranks.py)
     python sft.py --evaluate MODEL                          what a cold start taught, on held-out problems
 
 Four steps (paper: cold start):
@@ -21,7 +22,7 @@ It leaves in --out: the model and its tokenizer, a seed library of three skills 
 sft.json with the options and the history of the loss.
 """
 
-from tasks import UserError, run_command  # before torch, see there
+from tasks import UserError, check_numbers, found, resumable, run_command, uninterrupted  # before torch, see there
 
 import argparse
 import json
@@ -31,6 +32,7 @@ import pickle
 import random
 import sys
 import time
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -41,6 +43,7 @@ from tqdm import tqdm
 
 from backbone import Backbone, Chat
 from chat.rows import chat_row, encode, read_file, read_rows, rollout_row
+from fast import ranks
 from fast.optimizer import make_adamw
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
@@ -71,15 +74,19 @@ def save_cache(path, tokenizer, data):
     """
     # All examples end to end, with their lengths; the masks as bits.
     ids = np.concatenate([ids for ids, _ in data])
-    with open(path, "wb") as file:
+    with open(f"{path}.new", "wb") as file:
         np.savez(file, tokenizer=np.array([tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template]),
                  ids=ids.astype(np.uint16) if ids.max() < 65536 else ids, lengths=np.array([len(i) for i, _ in data]),
                  mask=np.packbits(np.concatenate([mask for _, mask in data])))
+    os.replace(f"{path}.new", path)
 
 
 def load_cache(path):
-    """(tokenizer, encoded examples) as `save_cache` was given them."""
-    arrays = np.load(path)
+    """(tokenizer, encoded examples) as `save_cache` was given them. Raises UserError for another file."""
+    try:
+        arrays = dict(np.load(path))
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"--cache {path}: not a file of encoded examples ({type(error).__name__})") from None
     ends = np.cumsum(arrays["lengths"])[:-1]
     masks = np.unpackbits(arrays["mask"], count=len(arrays["ids"])).astype(bool)
     data = list(zip(np.split(arrays["ids"], ends), np.split(masks, ends)))
@@ -146,9 +153,9 @@ class TrainStep:
         self.rate = torch.tensor(learning_rate, device=self.device)  # a tensor, so that a captured step can be told it
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         vectors = [p for p in model.parameters() if p.dim() < 2]
-        self.optimizer = make_adamw(
-            [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=self.rate,
-            betas=(0.9, 0.95), fused=True, capturable=self.device.type == "cuda")
+        self.optimizer = ranks.sharded(
+            make_adamw, [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+            lr=self.rate, betas=(0.9, 0.95), fused=True, capturable=self.device.type == "cuda")
 
     def add(self, ids, targets, share=1.0):
         """Add the gradient of `share` times the mean loss, which is returned.
@@ -165,7 +172,7 @@ class TrainStep:
 
     def update(self):
         """Change the weights by the gradient that has been added up."""
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)  # paper: gradient clip 1.0
+        ranks.clip_grad_norm(self.optimizer, self.model.parameters(), 1.0)  # paper: gradient clip 1.0
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -176,11 +183,17 @@ class TrainStep:
         return loss
 
     def __call__(self, parts):
-        """One step on a batch from the CPU, [(ids, targets), ...]: the mean loss over all its learnt tokens."""
+        """One step on a batch from the CPU, [(ids, targets), ...]: the mean loss over all its learnt tokens.
+
+        With several ranks each computes its share of the parts, or of the rows where there is one part; the loss that
+        it returns is its share, too.
+        """
         if not self.graphs:
-            learnt = [(targets >= 0).sum().item() for _, targets in parts]
-            loss = sum(self.add(ids.to(self.device), targets.to(self.device), count / sum(learnt))
-                       for (ids, targets), count in zip(parts, learnt))
+            learnt = sum((targets >= 0).sum().item() for _, targets in parts)
+            own = ranks.share(parts) if len(parts) > 1 else [tuple(map(ranks.share, parts[0]))]
+            counts = [(targets >= 0).sum().item() for _, targets in own]
+            loss = sum(self.add(ids.to(self.device), targets.to(self.device), count / learnt)
+                       for (ids, targets), count in zip(own, counts) if count)
             self.update()
             return loss
         [(ids, targets)] = parts
@@ -235,32 +248,48 @@ def train(model, data, pad, args) -> list[dict]:
     lengths = [len(ids) for ids, _ in data]
     batches = plan_batches(lengths, args)
     step = TrainStep(model, args.lr, graphs=model.device.type == "cuda" and model.num_parameters() < 3e8
-                     and not args.batch_sequences)
+                     and not args.batch_sequences and ranks.count() == 1)
     model.train()
     if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
         model.gradient_checkpointing_enable()
     made_of = fingerprint(args, data)
     state = {"step": 0, "seen": 0, "seconds": 0.0, "history": [], "made of": made_of}
     state |= restore(args, made_of, model, step)
-    history, start, saved = state["history"], time.time() - state["seconds"], time.time()
-    for n in tqdm(range(state["step"], len(batches)), initial=state["step"], total=len(batches), desc="training",
-                  unit="step", disable=None):
-        warm = min(1.0, (n + 1) / max(1, round(0.02 * len(batches))))
-        cosine = 0.5 * (1 + math.cos(math.pi * n / len(batches)))
-        step.rate.fill_(args.lr * warm * (0.05 + 0.95 * cosine))
-        loss = step([collate([data[i] for i in part], args.batch_tokens, pad) for part in batches[n]])
-        state["seen"] += sum(lengths[i] for part in batches[n] for i in part)
-        seconds = time.time() - start
-        if n % 100 == 0 or n + 1 == len(batches):
-            history.append({"step": n + 1, "loss": round(loss.item(), 4), "tokens": state["seen"],
-                            "seconds": round(seconds, 1)})
-            tqdm.write(f"step {n + 1}/{len(batches)}  loss {history[-1]['loss']:.4f}  "
-                       f"{state['seen'] / seconds / 1e3:.0f} k tokens/s  {seconds:.0f} s", file=sys.stdout)
-        if time.time() - saved > 60 * args.save_minutes:
-            save(args, model, step, state | {"step": n + 1, "seconds": seconds})
-            saved = time.time()
+    start, saved = time.time() - state["seconds"], time.time()
+    bar = tqdm(total=len(batches), initial=state["step"], desc="training", unit="step",
+               disable=ranks.rank() > 0 or None)
+
+    def save_at_once():
+        if ranks.count() == 1:  # several are not interrupted at the same step
+            save(args, model, step, state)
+
+    with bar, resumable(f"--out {args.out} --resume continues", save_at_once):
+        for n in range(state["step"], len(batches)):
+            warm = min(1.0, (n + 1) / max(1, round(0.02 * len(batches))))
+            cosine = 0.5 * (1 + math.cos(math.pi * n / len(batches)))
+            step.rate.fill_(args.lr * warm * (0.05 + 0.95 * cosine))
+            parts = [collate([data[i] for i in part], args.batch_tokens, pad) for part in batches[n]]
+            with uninterrupted():  # an interruption finds weights and state of the same step
+                loss = step(parts)
+                state["step"], state["seconds"] = n + 1, time.time() - start
+                state["seen"] += sum(lengths[i] for part in batches[n] for i in part)
+                if n % 100 == 0 or n + 1 == len(batches):
+                    state["history"].append(progress(loss, state, len(batches)))
+            if ranks.each(time.time() - saved > 60 * args.save_minutes)[0]:  # the first rank's clock decides
+                save(args, model, step, state)
+                saved = time.time()
+            bar.update()
     model.eval()
-    return history
+    return state["history"]
+
+
+def progress(loss, state, steps) -> dict:
+    """An entry of the history, which is printed, too. loss: this rank's share."""
+    entry = {"step": state["step"], "loss": round(sum(ranks.each(float(loss))), 4), "tokens": state["seen"],
+             "seconds": round(state["seconds"], 1)}
+    tqdm.write(f"step {entry['step']}/{steps}  loss {entry['loss']:.4f}  "
+               f"{entry['tokens'] / state['seconds'] / 1e3:.0f} k tokens/s  {state['seconds']:.0f} s", file=sys.stdout)
+    return entry
 
 
 CHECKPOINT = "training.pt"  # in --out, until the training is complete
@@ -278,9 +307,10 @@ def fingerprint(args, data) -> dict:
 def save(args, model, step, state):
     """Replace the checkpoint in one instant."""
     rng = torch.cuda.get_rng_state() if model.device.type == "cuda" else torch.get_rng_state()  # of dropout
-    path = Path(args.out) / CHECKPOINT
-    torch.save(state | {"model": model.state_dict(), "rng": rng, "optimizer": step.optimizer.state_dict()},
-               path.with_suffix(".new"))
+    path, optimizer = Path(args.out) / CHECKPOINT, step.optimizer.state_dict()
+    if ranks.rank() > 0:
+        return
+    torch.save(state | {"model": model.state_dict(), "rng": rng, "optimizer": optimizer}, path.with_suffix(".new"))
     os.replace(path.with_suffix(".new"), path)
 
 
@@ -294,7 +324,7 @@ def restore(args, made_of, model, step) -> dict:
     if not args.resume or not path.is_file():
         return {}
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.count() > 1)
         changed = [name for name in made_of if state["made of"].get(name) != made_of[name]]
         if changed:
             raise UserError(f"--resume: {path} was made with other options or examples ({', '.join(changed)})")
@@ -350,9 +380,25 @@ def load_data(args, chat, rows):
     return chat, data
 
 
+def load_data_once(args, chat, rows):
+    """load_data by the first rank; the others read what it has found, from a file that is removed then."""
+    path = Path(args.out or ".", "examples.npz")
+    if ranks.rank() == 0:
+        chat, data = load_data(args, chat, rows)
+        if ranks.count() > 1:
+            save_cache(path, chat.tokenizer, data)
+    ranks.each(None)  # also: nobody writes a checkpoint before all have looked for one
+    if ranks.rank() > 0:
+        tokenizer, data = load_cache(path)
+        chat = chat or Chat(tokenizer)
+    ranks.each(None)
+    path.unlink(missing_ok=True)
+    return chat, data
+
+
 def parse(argv):
     """The options; raises UserError for those that cannot be."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0],
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], usage=argparse.SUPPRESS,
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument
     add("--out", help="folder for the model, its tokenizer and its seed skill library")
@@ -386,9 +432,8 @@ def parse(argv):
         raise UserError("--device cuda: no GPU is available")
     if not args.evaluate and not args.out and not args.cache:
         raise UserError("--out or --cache is required")
-    for name in ("epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes"):
-        if (value := getattr(args, name)) is not None and not value > 0:
-            raise UserError(f"--{name.replace('_', '-')} {value:g}: choose a number above 0")
+    check_numbers({name: value for name, value in vars(args).items() if name != "min_reward"}, above_0=(
+        "epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes", "vocabulary", "repeat_executed"))
     if args.from_rollouts and not args.model:
         raise UserError("--from-rollouts: say with --model which model wrote them, or one with its tokenizer")
     args.lr = args.lr or (2e-5 if args.model else 1e-3)
@@ -398,7 +443,7 @@ def parse(argv):
 def main(argv=None) -> int:
     args = parse(argv)
     if args.evaluate:
-        model = Backbone.load(args.evaluate, args.device)
+        model = Backbone.load(found(args.evaluate), args.device)
         with Sandbox(device="cpu", seed=args.seed) as sandbox:
             print(json.dumps(evaluate(model, sandbox, args.held_out), indent=1))
         return 0
@@ -417,20 +462,25 @@ def main(argv=None) -> int:
         raise UserError(f"--resume: the training in {out} is complete")
     if not args.resume and (out / CHECKPOINT).is_file():
         raise UserError(f"{out} holds an unfinished training: continue it with --resume, or choose another --out")
-    chat = Backbone.load(args.model, args.device) if args.model else None
+    chat = Backbone.load(found(args.model), args.device) if args.model else None
     large = chat is not None and chat.large
     args.epochs = args.epochs or (4.0 if large else 2.2)
     args.batch_sequences = args.batch_sequences or (64 if large else None)
     torch.manual_seed(args.seed)
-    chat, data = load_data(args, chat, rows)
+    chat, data = load_data_once(args, chat, rows)
     if long := sum(padded(len(ids)) is None for ids, _ in data):
         print(f"sft.py: {long} examples are left out, they are longer than {WIDTHS[-1]} tokens", file=sys.stderr)
     print(f"{len(data)} examples, {sum(len(ids) for ids, _ in data) / 1e6:.1f} M tokens, "
           f"{sum(mask.sum() for _, mask in data) / 1e6:.1f} M learnt", flush=True)
     if not args.out:
         return 0  # only the cache was wanted
-    model = chat.model if args.model else tiny_model(chat.tokenizer, args.size).to(args.device)  # bfloat16 above 1e9 parameters
+    if not data:
+        raise UserError("there is nothing to train on")
+    # A pretrained model is in bfloat16 above 1e9 parameters.
+    model = chat.model if args.model else tiny_model(chat.tokenizer, args.size).to(args.device)
     history = train(model, data, chat.tokenizer.pad_token_id or 0, args)
+    if ranks.rank() > 0:
+        return 0
     Backbone(model.to(torch.bfloat16), chat.tokenizer).save(out)
     if not rows:  # skills for the run that follows, with examples of the expert's
         writer, rng = Writer(None), random.Random(args.seed)
@@ -442,4 +492,4 @@ def main(argv=None) -> int:
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(ranks.joined(main))

@@ -15,13 +15,28 @@ evaluation.
 """
 
 import ast
+import contextlib
 import hashlib
+import importlib.util
 import os
 import re
+import shutil
+import signal
 import sys
 import time
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+ROOT = Path(__file__).absolute().parent
+
+# What cannot work is told at once, and not by the import that fails first.
+if sys.platform != "linux":
+    sys.exit("error: this needs Linux, for Triton and to confine the candidates' processes (on Windows: WSL)")
+if missing := [name for name in ("torch", "triton", "transformers") if not importlib.util.find_spec(name)]:
+    sys.exit(f"error: {', '.join(missing)}: not installed (pip install -r requirements.txt)")
+if Path(sys.argv[0]).absolute().parent == ROOT and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a program of ours; until run_command Ctrl-C just ends it
 
 # OpenMP's threads wait for work by spinning, by default for so long that two processes on the same cores slow each
 # other down several times. With this they spin for microseconds, then sleep. libgomp reads it when torch is loaded, so
@@ -29,13 +44,17 @@ from pathlib import Path
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
+from tqdm import tqdm
 
-PROBLEMS = Path(__file__).parent / "problems"
+PROBLEMS = ROOT / "problems"
 
 # Built-in and synthesised problems are sized for Triton's interpreter (about 64 K elements a tensor). On a GPU the same
 # problem gets a batch this many times larger; the modelled clock divides the GPU's rates by the same number, so that a
 # problem means the same on both: launches, bytes and FLOPs keep their proportions.
 GPU_BATCH_FACTOR = 256
+# KernelBench's sizes are meant for a GPU. Elements of all tensors of a problem: so many of them the interpreter gets
+# through in a second (measured on two busy cores), and so many a shrunken problem has at most.
+INTERPRETED, SHRUNKEN = 100_000, 400_000
 
 
 class UserError(ValueError):
@@ -46,20 +65,99 @@ class TaskError(UserError):
     """A problem that cannot be used."""
 
 
+# ----------------------------------------------------------------------------------------------------------------------
+# The command lines: how they end, and what they may be given
+
+
 def run_command(main):
     """Run a command line's main() and exit with the status that it returns.
 
-    A UserError becomes one line on stderr and status 2, as argparse reports a bad option; Ctrl-C becomes status 130.
+    A UserError becomes one line on stderr and status 2, as argparse reports a bad option; so does a full disk. Ctrl-C
+    and SIGTERM are KeyboardInterrupts, which close all that is open, and become one line and status 130.
     """
     name = Path(sys.argv[0]).name
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # and not ignored, as in the background of a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main())
-    except UserError as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"{name}: interrupted{'; ' if str(error) else ''}{error}", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        line = str(error) if isinstance(error, UserError) else full_disk(error)
+        if line is None:
+            raise
+        print(f"{name}: error: {line}", file=sys.stderr)
+        sys.exit(2)
+
+
+@contextlib.contextmanager
+def resumable(how, save=lambda: None):
+    """Tell whoever interrupts this block `how` to go on, after save() has saved what is complete."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        save()
+        raise KeyboardInterrupt(how) from None
+    except Exception as error:
+        if not (line := full_disk(error)):
+            raise
+        raise UserError(f"{line}; when there is space: {how}") from None
+
+
+@contextlib.contextmanager
+def uninterrupted():
+    """Ctrl-C and SIGTERM take effect at the end of this block."""
+    came, numbers = [], (signal.SIGINT, signal.SIGTERM)
+    numbers = [number for number in numbers if signal.getsignal(number) is signal.default_int_handler]
+    for number in numbers:
+        signal.signal(number, lambda *_: came.append(True))
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+def full_disk(error) -> str | None:
+    """A line that tells of a full disk, if an exception does. PyTorch and safetensors have errors of their own for it.
+    """
+    said = any(words in str(error) for words in ("No space left", "uota exceeded", "File too large", "unexpected pos"))
+    return f"the disk is full ({str(error).splitlines()[0][:200]})" if said else None
+
+
+def check_numbers(options, above_0=(), at_most_1=()):
+    """Raise UserError for a number that is negative, infinite or nan; for 0 and above 1 where these lists forbid it.
+
+    options: {name: value}; what is no number is left alone. above_0, at_most_1: names.
+    """
+    for name, value in options.items():
+        if type(value) in (int, float):
+            most = 1 if name in at_most_1 else 2**63 - 1  # the largest seed
+            if not 0 <= value <= most or value == 0 and name in above_0:
+                least, limit = "above 0" if name in above_0 else "from 0", " to 1" if most == 1 else ""
+                raise UserError(f"{flag(name)} {value:g}: choose a number {least}{limit}")
+
+
+def check_device(device):
+    """Raise UserError for a device that is not there; tell what a GPU's candidates will miss."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no GPU is available here")
+    if device == "cuda" and not shutil.which("ninja"):
+        print("ninja is not installed: kernels in CUDA C++ cannot be compiled (pip install ninja)", file=sys.stderr)
+
+
+def flag(name) -> str:
+    """What an option is called on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def found(path) -> Path:
+    """The file or folder of this name, or where there is none, the one in the repository if it is there."""
+    return ROOT / path if not Path(path).exists() and (ROOT / path).exists() else Path(path)
 
 
 @dataclass(frozen=True)
@@ -72,7 +170,7 @@ class Task:
 
 def load_task(path, level=0, name=None) -> Task:
     """Read one problem file. Raises TaskError when it is missing or lacks one of the names of the format."""
-    path = Path(path)
+    path = found(path)
     try:
         source = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -113,7 +211,7 @@ def builtin_tasks(level=None, device="cpu") -> list[Task]:
 
 def kernelbench_tasks(folder, level) -> list[Task]:
     """The problems of one level of a KernelBench checkout (`folder` is the repository or its KernelBench/ folder)."""
-    folder = Path(folder)
+    folder = found(folder)
     for base in (folder, folder / "KernelBench"):
         if (base / f"level{level}").is_dir():
             return _numbered(base / f"level{level}", level, f"level{level}/")
@@ -123,7 +221,7 @@ def kernelbench_tasks(folder, level) -> list[Task]:
 
 def folder_tasks(folder) -> list[Task]:
     """Every .py file of a folder as a problem, in the order of their names. Raises TaskError if there is none."""
-    files = sorted(Path(folder).glob("*.py")) if Path(folder).is_dir() else []
+    files = sorted(found(folder).glob("*.py"))
     if not files:
         raise TaskError(f"{folder}: no problem files (*.py) there")
     return [load_task(path) for path in files]
@@ -174,6 +272,82 @@ def scale_batch(task, factor) -> Task:
     line = lines[value.lineno - 1]
     lines[value.lineno - 1] = line[:value.col_offset] + str(size * factor) + line[value.end_col_offset:]
     return replace(task, source="\n".join(lines))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Problems of KernelBench's sizes on a machine without a GPU
+
+
+def elements(source, enough) -> int | None:
+    """How many elements inputs, parameters and output have together; without the output where `enough` are exceeded.
+
+    None if the problem does not run. It is run without memory, on PyTorch's meta device.
+    """
+    space = {}
+    try:
+        with torch.device("meta"), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            exec(compile(source, "problem", "exec"), space)
+            model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
+            total = sum(t.numel() for t in [*inputs, *model.parameters()] if isinstance(t, torch.Tensor))
+            output = model(*inputs) if total <= enough else ()
+    except Exception:  # whatever a problem may raise
+        return None
+    outputs = output if isinstance(output, (tuple, list)) else [output]
+    return total + sum(t.numel() for t in outputs if isinstance(t, torch.Tensor))
+
+
+class _Cap(ast.NodeTransformer):
+    """Replaces integers above `cap`: multiples of it become it, others keep what is left over. The first `count`."""
+
+    def __init__(self, cap, count):
+        self.cap, self.count = cap, count
+
+    def visit_Constant(self, node):
+        if type(node.value) is int and node.value > self.cap and self.count:
+            self.count -= 1
+            return ast.Constant(self.cap + node.value % self.cap)
+        return node
+
+
+def shrunken(task, most=SHRUNKEN) -> Task | None:
+    """The problem with its sizes (module level, get_inputs, get_init_inputs) capped, as large as `most` elements allow.
+
+    Where that cannot be had, the smallest one that runs; None if it is larger by far, or if there is none.
+    """
+    if (elements(task.source, most) or most + 1) <= most:
+        return task
+    smallest = None
+    for count in (1000, 1):  # all sizes; where that does not run, as with literals in the constructor, the batch alone
+        for cap in (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
+            tree, capped = ast.parse(task.source), _Cap(cap, count)
+            tree.body = [node if isinstance(node, ast.ClassDef) else capped.visit(node) for node in tree.body]
+            source = ast.unparse(ast.fix_missing_locations(tree))
+            n = elements(source, 20 * most)
+            if n and n <= most:
+                return replace(task, source=source)
+            if n and (smallest is None or n < smallest[0]):
+                smallest = n, source
+    return replace(task, source=smallest[1]) if smallest and smallest[0] < 20 * most else None
+
+
+def without_a_gpu(tasks, seconds, shrink) -> tuple[list, dict]:
+    """KernelBench's problems as they can be run here, and {name: why} of those that are too large to be interpreted.
+
+    seconds: for a candidate. shrink: make smaller what is too large. Both are told before anything starts.
+    """
+    most, too_large = int(INTERPRETED * seconds), {}
+    if shrink:
+        tasks = [shrunken(task) or task for task in tqdm(tasks, desc="shrinking", unit="problem", disable=None)]
+    for task in tasks:
+        if (count := elements(task.source, most) or 0) > most:
+            why = f"its tensors take {4e-9 * count:.2g} GB; without a GPU {4e-9 * most:.2g} GB are possible"
+            print(f"{task.name}: {why}", file=sys.stderr)
+            too_large[task.name] = why
+    if too_large:
+        print(f"{len(too_large)} of {len(tasks)} problems count as unusable"
+              f"{'' if shrink else '; --shrink makes them smaller'}", file=sys.stderr)
+    return tasks, too_large
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Several processes, one for each GPU of a node: torchrun --nproc_per_node=8 reinforce.py ...
+"""Several processes, one for each GPU of a node: torchrun --nproc_per_node=8 -- reinforce.py ... (or sft.py, bench.py)
 
 A process is a *rank*. Every rank holds all weights, samples and scores the tasks of its own part of the batch in a
 sandbox of its own, and computes the gradient of its own part of the replies. Then all ranks hold the same again:
@@ -179,6 +179,10 @@ class ShardedOptimizer:
         own = iter(self.own)
         self.optimizer = make([group | {"params": [next(own) for _ in group["params"]]} for group in self.groups],
                               **options)
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
 
     def part(self, tensor):
         """This rank's part of a parameter, or of a tensor of its shape: (elements / N,), a view."""

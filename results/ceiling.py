@@ -11,66 +11,16 @@ the id is divisible by 5: the others are not looked at.
 """
 
 import argparse
-import ast
 import json
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-import torch  # noqa: E402
-
 from sandbox import Sandbox  # noqa: E402
 from synthetic import expert  # noqa: E402
-from tasks import kernelbench_tasks  # noqa: E402
-
-
-class _Cap(ast.NodeTransformer):
-    """Replaces integers above `cap`: multiples of it become it, others keep what is left over. The first `count`."""
-
-    def __init__(self, cap, count):
-        self.cap, self.count = cap, count
-
-    def visit_Constant(self, node):
-        if type(node.value) is int and node.value > self.cap and self.count:
-            self.count -= 1
-            return ast.Constant(self.cap + node.value % self.cap)
-        return node
-
-
-def elements(source):
-    """How many elements the inputs, the parameters and the output have together; None if the problem does not run."""
-    space = {}
-    try:
-        with torch.device("meta"), torch.no_grad():
-            exec(compile(source, "problem", "exec"), space)
-            model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
-            output = model(*inputs)
-    except Exception:
-        return None
-    outputs = output if isinstance(output, (tuple, list)) else [output]
-    tensors = [t for t in [*inputs, *model.parameters(), *outputs] if isinstance(t, torch.Tensor)]
-    return sum(t.numel() for t in tensors)
-
-
-def shrunken(task, most):
-    """The problem with its sizes (module level, get_inputs, get_init_inputs) capped, as large as `most` allows."""
-    if (elements(task.source) or most + 1) <= most:
-        return task
-    smallest = None
-    for count in (1000, 1):  # all sizes; where that does not run, as with literals in the constructor, the batch alone
-        for cap in (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
-            tree, capped = ast.parse(task.source), _Cap(cap, count)
-            tree.body = [node if isinstance(node, ast.ClassDef) else capped.visit(node) for node in tree.body]
-            source = ast.unparse(ast.fix_missing_locations(tree))
-            n = elements(source)
-            if n and n <= most:
-                return replace(task, source=source)
-            if n and (smallest is None or n < smallest[0]):
-                smallest = n, source
-    return replace(task, source=smallest[1]) if smallest and smallest[0] < 20 * most else None
+from tasks import SHRUNKEN, kernelbench_tasks, shrunken  # noqa: E402
 
 
 def answer(task):
@@ -95,7 +45,7 @@ def main():
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--device", default="cpu", help="cuda: the problems as they stand, measured")
     parser.add_argument("--no-execution", action="store_true", help="only count what can be read and written")
-    parser.add_argument("--elements", type=int, default=400_000, help="of all tensors of a shrunken problem")
+    parser.add_argument("--elements", type=int, default=SHRUNKEN, help="of all tensors of a shrunken problem")
     parser.add_argument("--out", help="file for the whole-level counts")
     parser.add_argument("--show", help="folder for the code that was written for ids divisible by 5")
     args = parser.parse_args()

@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import random
 import re
+import signal
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 import backbone
+from judge.processes import LIBC, PR_SET_PDEATHSIG
 from policy import next_messages, policy_messages
 from sandbox import Sandbox
 from selector import selection_messages
@@ -279,11 +281,25 @@ class Writer:
 
 
 def in_processes(function, items, size, processes, start, arguments, title) -> list:
-    """function(chunk) for chunks of `size` items, joined; start(*arguments) prepares each process."""
+    """function(chunk) for chunks of `size` items, joined; start(*arguments) prepares each process.
+
+    No process outlives this call or, if that is killed, the caller.
+    """
     chunks = [items[i:i + size] for i in range(0, len(items), size)]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), start, arguments) as pool:
-        parts = tqdm(pool.map(function, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
-        return [result for part in parts for result in part]
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawn, _start, (start, *arguments)) as pool:
+        try:
+            parts = tqdm(pool.map(function, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
+            return [result for part in parts for result in part]
+        except KeyboardInterrupt:
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
+
+
+def _start(start, *arguments):
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    start(*arguments)
 
 
 _writer = None  # one for each process

@@ -19,7 +19,7 @@ from policy import Turn, best_window, bottleneck, normalised
 from sandbox import KernelTime, Verdict
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
-from tasks import Task, UserError, builtin_tasks, chosen_tasks, run_command
+from tasks import Task, UserError, builtin_tasks, chosen_tasks, run_command, scale_batch
 
 # ---- figures
 
@@ -423,9 +423,34 @@ def test_command_end_to_end(tmp_path, monkeypatch, capsys):
     assert [problem["kinds"] for problem in problems] == [{"faster": 2}, {"unusable": 2}, {"no code": 2}]
     assert "no_softplus_there" in problems[1]["most_common_error"]
     assert (tmp_path / "out/fast_p.png").stat().st_size > 10000
+    assert out.splitlines()[-1].startswith(f"{tmp_path}/out/report.html") and "3_Hard" in (
+        tmp_path / "out/report.html").read_text()
     assert "level1/3_Hard" in out and "no code block" in out
     code, again, err, model = command(monkeypatch, capsys, *arguments)
     assert code == 0 and not model.asked and again == out and "6 of 6 samples are there already" in err
+
+
+def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "Sandbox", lambda *_, **__: Scorer(lives=3))
+    arguments = ["--level", 1, "--ids", "1-3", "--samples", 1, "--batch", 1, "--model", tmp_path]
+    arguments += ["--out", tmp_path / "o"]
+    code, _, err, _ = command(monkeypatch, capsys, *arguments, model=Scripted(lambda *_: kernel(1.5)))
+    assert code == 130 and err.endswith(".py: interrupted; the same command goes on\n") and err.count("\n") == 1
+    assert len((tmp_path / "o/results.jsonl").read_text().splitlines()) == 1  # 3 turns of the first problem
+
+
+def test_kernelbenchs_sizes_without_a_gpu(tmp_path, monkeypatch, capsys):
+    """What is too large is told before anything starts and counts as unusable; --shrink makes it smaller."""
+    monkeypatch.setattr(bench, "Sandbox", lambda *_, **__: Scorer())
+    (tmp_path / "level1").mkdir()
+    (tmp_path / "level1/1_Large.py").write_text(scale_batch(builtin_tasks(1)[0], 10**6).source)
+    arguments = ["--level", 1, "--samples", 2, "--kernelbench", tmp_path, "--model", tmp_path, "--out"]
+    model = Scripted(lambda *_: kernel(1.5))
+    code, out, err, _ = command(monkeypatch, capsys, *arguments, tmp_path / "a", model=model)
+    assert code == 0 and not model.asked and "--shrink makes them smaller" in err and "GB" in out
+    assert json.loads((tmp_path / "a/summary.json").read_text())["kinds"] == {"unusable": 2}
+    code, out, err, _ = command(monkeypatch, capsys, *arguments, tmp_path / "b", "--shrink", model=model)
+    assert code == 0 and model.asked and "KernelBench, shrunk, level 1" in out and "unusable" not in out
 
 
 def test_strategies_are_compared(tmp_path, monkeypatch, capsys):
@@ -444,7 +469,8 @@ def test_strategies_are_compared(tmp_path, monkeypatch, capsys):
     assert code == 0 and again == out and not model.asked
 
 
-def test_scaling_is_fourteen_turns():
+def test_scaling_is_fourteen_turns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the model is found all the same
     options = bench.parse("--level 1 --turns 5 --iterations 10 --keep 4 --model checkpoints/tiny --device cpu".split())
     *_, config = bench.start(options)
     assert (options.turns, config["turns"], options.tokens) == (14, 14, 14 * options.max_new_tokens)
@@ -472,8 +498,10 @@ def test_changed_configuration_is_refused(tmp_path, monkeypatch, capsys, refusal
 @pytest.mark.parametrize("arguments, message", [
     ("--model no/such/folder", "no/such/folder"), ("--kernelbench no/such/checkout", "no level1/ there"),
     ("--device cuda", "no GPU"), ("--baseline compile", "needs a GPU"), ("--ids 1,2,x", "cannot read 'x'"),
-    ("--ids 999", "no problem 999"), ("--samples 0", "--samples 0: must be above 0"),
-    ("--turns -1", "--turns -1: must be above 0"), ("--keep 0", "--keep 0: must be above 0"),
+    ("--ids 999", "no problem 999"), ("--samples 0", "--samples 0: choose a number above 0"),
+    ("--turns -1", "--turns -1: choose a number above 0"), ("--keep 0", "--keep 0: choose a number above 0"),
+    ("--temperature nan", "--temperature nan: choose"), ("--top-p 3", "above 0 to 1"),
+    ("--seed -1", "--seed -1: choose"), ("--shrink", "--shrink: is for --kernelbench"),
     ("--compare-strategies --samples 1", "--samples of at least 2"),
     ("--bm25-only --no-skills", "one ablation at a time"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "context of 4096 tokens"),

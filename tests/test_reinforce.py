@@ -464,7 +464,9 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
             ("cannot write", f"{model} --out {tmp_path}/file/out"), ("get_inputs", f"{model} --tasks {tmp_path}/bad"),
             ("no problem files", f"{model} --tasks {tmp_path}/empty"),
             ("no problem files", f"{model} --tasks {tmp_path}/none"), ("nothing to resume", "--resume"),
-            ("--batch 0", f"{model} --batch 0"), ("--stepz", "--stepz 3"), ("invalid", "--recipe alphazero"),
+            ("--batch 0", f"{model} --batch 0"), ("--gamma nan: choose", f"{model} --gamma nan"),
+            ("--temperature -1: choose", f"{model} --temperature -1"), ("--steps 0", f"{model} --steps 0"),
+            ("--stepz", "--stepz 3"), ("invalid", "--recipe alphazero"),
             ("invalid", "--lr fast"), *([] if torch.cuda.is_available() else [("no GPU", "--device cuda")])):
         assert said in refusal(reinforce.main, "--out", tmp_path / "out", *options.split())
     assert "--out" in refusal(reinforce.main, "--resume")
@@ -477,6 +479,7 @@ def test_resume_refuses_what_would_be_another_run(world, refusal, capsys, tmp_pa
     assert "already holds a run" in refusal(reinforce.main, "--out", out, "--device", "cpu")
     assert "--model" in refusal(reinforce.main, "--out", out, "--resume", "--model", tmp_path)
     assert "--gamma" in refusal(reinforce.main, "--out", out, "--resume", "--gamma", "0.5")
+    assert "1 steps are done already" in refusal(reinforce.main, "--out", out, "--resume", "--steps", "0")
     random_qwen3(len(tokenizer), 48, 64, 2, head_dim=16).save_pretrained(out / "checkpoint")
     assert "not the one" in refusal(reinforce.main, "--out", out, "--resume")
 
@@ -497,6 +500,15 @@ def test_resume_needs_what_the_run_has_left_and_the_folder_to_itself(world, refu
     library.rename(out / "aside")
     assert f"{library} is missing" in refusal(reinforce.main, "--out", out, "--resume")
     (out / "aside").rename(library)
+    kept_metrics = (out / "metrics.jsonl").read_text()
+    (out / "metrics.jsonl").write_text("{\n" + kept_metrics)
+    assert "metrics.jsonl, line 1: not the metrics" in refusal(reinforce.main, "--out", out, "--resume")
+    (out / "metrics.jsonl").write_text(kept_metrics)
+    weights_file = checkpoint / "model.safetensors"
+    kept_weights = weights_file.read_bytes()
+    weights_file.write_bytes(kept_weights[:1000])
+    assert "cannot load the model" in refusal(reinforce.main, "--out", out, "--resume")
+    weights_file.write_bytes(kept_weights)
     whole = (checkpoint / "trainer.pt").read_bytes()
     for content in (b"", whole[:1000], whole[:-1000]):
         (checkpoint / "trainer.pt").write_bytes(content)

@@ -1,11 +1,16 @@
 """The cold start: what its examples teach, which tokens carry loss, diversity filter, batches, the shipped model."""
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
+import os
 import random
 import re
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -13,10 +18,12 @@ import numpy as np
 import pytest
 import torch
 
+import conftest  # noqa: F401 (it puts the root on the path)
 import backbone
 import sft
 from backbone import Backbone, Chat, Completion, extract_code, extract_tool_call
 from chat.rows import chat_row, read_file, read_rows, rollout_row
+from fast import ranks
 from policy import policy_messages
 from sandbox import KernelTime, Verdict
 from sft import encode, make_batches, plan_batches
@@ -273,13 +280,14 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
     def dying(step):
         calls.append(step)
         if len(calls) == 20:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)  # it takes effect when the step is done
         real(step)
 
     with monkeypatch.context() as patch:
         patch.setattr(sft.TrainStep, "update", dying)
-        with pytest.raises(KeyboardInterrupt):
-            sft.train(killed, data, 0, options(out=tmp_path, save_minutes=0))
+        with pytest.raises(KeyboardInterrupt, match="--resume continues"):
+            sft.train(killed, data, 0, options(out=tmp_path))
+    assert torch.load(tmp_path / sft.CHECKPOINT)["step"] == len(calls) == 20
     with pytest.raises(UserError, match="other options or examples .lr, the examples."):
         sft.train(resumed, data[1:], 0, options(out=tmp_path, resume=True, lr=1e-3))
     again = sft.train(resumed, data, 0, options(out=tmp_path, resume=True))
@@ -288,6 +296,42 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
     (tmp_path / sft.CHECKPOINT).write_bytes((tmp_path / sft.CHECKPOINT).read_bytes()[:1000])
     with pytest.raises(UserError, match="is broken"):
         sft.train(resumed, data, 0, options(out=tmp_path, resume=True))
+
+
+def training_on_a_rank(folder):
+    """The first steps of two trainings: batches of one part, and of several."""
+    for name, sequences in (("rows", None), ("parts", 6)):
+        real, calls = sft.TrainStep.update, []
+
+        def update(step):
+            real(step)
+            calls.append(step)
+
+        def save(args, *state):
+            if len(calls) == 4:
+                saved(args, *state)
+                raise EOFError
+
+        sft.TrainStep.update, saved, sft.save = update, sft.save, save
+        (folder / name).mkdir(exist_ok=True)
+        with contextlib.suppress(EOFError):
+            sft.train(small_model(), encoded(33, np.random.default_rng(0)), 0,
+                      options(out=folder / name, batch_sequences=sequences, save_minutes=0))
+        sft.TrainStep.update, sft.save = real, saved
+
+
+def test_two_ranks_begin_and_one_goes_on_as_one_alone(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--",
+                           __file__, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name, sequences in (("rows", None), ("parts", 6)):
+        data, alone, resumed = encoded(33, np.random.default_rng(0)), small_model(), small_model(1)
+        whole = sft.train(alone, data, 0, options(out=tmp_path / "none", batch_sequences=sequences))
+        assert torch.load(tmp_path / name / sft.CHECKPOINT)["step"] == 4 < whole[-1]["step"]
+        again = sft.train(resumed, data, 0, options(out=tmp_path / name, batch_sequences=sequences, resume=True))
+        for mine, theirs in zip(resumed.parameters(), alone.parameters()):
+            assert torch.allclose(mine, theirs, rtol=0, atol=1e-6)
+        assert [entry["loss"] for entry in again] == pytest.approx([entry["loss"] for entry in whole], abs=1e-4)
 
 
 # ---- the paper's data layout, and a run's own rollouts
@@ -364,11 +408,15 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
     ([], "--out or --cache is required"),
     (["--out", "OUT", "--epochs", "0"], "--epochs 0: choose a number above 0"),
     (["--out", "OUT", "--model", "no/such", "--data", "none.jsonl"], "none.jsonl: no such file"),
+    (["--out", "OUT", "--save-minutes", "nan"], "--save-minutes nan: choose a number from 0"),
+    (["--out", "OUT", "--problems", "-1"], "--problems -1: choose a number from 0"),
+    (["--cache", "broken"], "broken: not a file of encoded examples"),
     (["--out", "OUT", "--from-rollouts", "runs/x"], "--from-rollouts: say with --model"),
     (["--out", "OUT", "--from-rollouts", "runs/x", "--model", "y"], "runs/x: no rollouts/step_N.jsonl there"),
 ])
 def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, refusal):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "broken").write_bytes(b"PK\x03\x04 cut off")
     assert message in refusal(sft.main, *arguments)
 
 
@@ -432,3 +480,8 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill():
     replies = model.sample(prompts, 700, temperature=0)
     shown = [name in expert.techniques_in(extract_code(r.text) or "") for name, r in zip(names, replies)]
     assert sum(shown) >= 4
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    ranks.joined(training_on_a_rank)(Path(sys.argv[1]))

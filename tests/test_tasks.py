@@ -2,6 +2,10 @@
 
 import ast
 import itertools
+import math
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -59,9 +63,15 @@ def test_bad_or_missing_problems_are_told_in_one_line(tmp_path, load, text, mess
 @pytest.mark.parametrize("ending, status, told", [
     (0, 0, ""), (3, 3, ""), (UserError("no such thing"), 2, "prog.py: error: no such thing\n"),
     (TaskError("bad"), 2, "prog.py: error: bad\n"), (KeyboardInterrupt(), 130, "prog.py: interrupted\n"),
+    (OSError(28, "No space left on device"), 2, "error: the disk is full ([Errno 28] No space left on device)\n"),
+    (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0\nframe"), 2,  # torch.save's
+     "error: the disk is full ([enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0)\n"),
+    (signal.SIGTERM, 130, "prog.py: interrupted\n"),
 ])
 def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, status, told, monkeypatch, capsys):
     def main():
+        if isinstance(ending, signal.Signals):
+            os.kill(os.getpid(), ending)
         if isinstance(ending, BaseException):
             raise ending
         return ending
@@ -69,7 +79,64 @@ def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, st
     monkeypatch.setattr(sys, "argv", ["folder/prog.py"])
     with pytest.raises(SystemExit) as end:
         tasks.run_command(main)
-    assert end.value.code == status and capsys.readouterr().err == told
+    err = capsys.readouterr().err
+    assert end.value.code == status and err.endswith(told) and err.count("\n") == bool(told)
+
+
+def test_an_interruption_waits_saves_and_tells_how_to_go_on():
+    done = []
+    with pytest.raises(KeyboardInterrupt, match="--resume continues"):
+        with tasks.resumable("--resume continues", lambda: done.append("saved")):
+            with tasks.uninterrupted():
+                os.kill(os.getpid(), signal.SIGINT)
+                done.append("worked on")
+            done.append("never")
+    assert done == ["worked on", "saved"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(UserError, match=r"the disk is full .* when there is space: a rerun goes on"):
+        with tasks.resumable("a rerun goes on"):
+            raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("value, fits", [(0, True), (0.5, True), (1, True), (2, False), (-1, False), (math.nan, False),
+                                         (math.inf, False), (True, True), ("x", True), (None, True)])
+def test_numbers_out_of_range_are_refused(value, fits):
+    for options, more in (({"top_p": value}, {}), ({"a": value, "top_p": 0}, {"above_0": ["top_p"]})):
+        if fits and not more:
+            tasks.check_numbers(options, at_most_1=["top_p"])
+        else:
+            with pytest.raises(UserError, match="choose a number"):
+                tasks.check_numbers(options, at_most_1=["top_p"], **more)
+    with pytest.raises(UserError, match="--seed 1e[+]23: choose a number from 0"):
+        tasks.check_numbers({"seed": 10**23})
+
+
+@pytest.mark.parametrize("before, told", [
+    ("sys.platform = 'darwin'", "this needs Linux"),
+    ("importlib.util.find_spec = lambda name: name != 'triton'", "triton: not installed (pip install")])
+def test_what_cannot_work_is_told_at_once(before, told):
+    done = subprocess.run([sys.executable, "-c", f"import importlib.util, sys; {before}; import tasks"], text=True,
+                          capture_output=True, cwd=tasks.ROOT)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and told in done.stderr
+
+
+def test_what_is_not_in_the_current_folder_is_looked_for_in_the_repository(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [task.name for task in folder_tasks("problems/level1")][:2] and tasks.found("no/such") == Path("no/such")
+    assert tasks.found("checkpoints/tiny") == tasks.ROOT / "checkpoints/tiny"
+    (tmp_path / "checkpoints/tiny").mkdir(parents=True)
+    assert tasks.found("checkpoints/tiny") == Path("checkpoints/tiny")
+
+
+def test_problems_too_large_for_the_interpreter_are_told_or_shrunk(capsys):
+    small, large = task(PROBLEM), tasks.replace(scale_batch(task(PROBLEM), 10**6), name="large")
+    assert tasks.elements(small.source, 10**9) == 8 * 4 * 2 and tasks.elements(large.source, 0) == 8e6 * 4
+    kept, too_large = tasks.without_a_gpu([small, large], 60.0, shrink=False)
+    assert kept == [small, large] and list(too_large) == ["large"]
+    err = capsys.readouterr().err
+    assert "large: its tensors take 0.13 GB" in err and "1 of 2" in err and "--shrink" in err
+    kept, too_large = tasks.without_a_gpu([small, large], 60.0, shrink=True)
+    assert kept[0] == small and not too_large and 0 < tasks.elements(kept[1].source, 10**9) <= tasks.SHRUNKEN
+    assert tasks.elements("x = 3", 1) is None and tasks.shrunken(task("x = 3")) is None
 
 
 @pytest.mark.parametrize("name", ["reinforce", "sft", "bench"])

@@ -24,7 +24,7 @@ import reinforce
 import report
 from backbone import Backbone, Completion
 from fast.attention import attention_kind
-from sandbox import KernelTime, Verdict, feedback
+from sandbox import KernelTime, Sandbox, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
 from tasks import Task, TaskError, run_command
 
@@ -135,6 +135,23 @@ def refusal(capsys, monkeypatch):
         return err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def box():
+    """One sandbox for all who ask for nothing special."""
+    with Sandbox("cpu", trials=2, timeout=120, seed=0) as sandbox:  # on a busy machine, too
+        yield sandbox
+
+
+@pytest.fixture(scope="module", autouse=True)
+def judged_ahead(request):
+    """Where a whole file is run, what its function `ahead` lists is judged side by side while its tests go on.
+
+    ahead(): (task, code) pairs. Each test asks for its own as if nothing had happened: the sandbox keeps verdicts.
+    """
+    if hasattr(request.module, "ahead") and len(request.session.items) > 20:
+        request.getfixturevalue("box").submit(request.module.ahead())
 
 
 def role_of(prompt) -> str:

@@ -14,7 +14,7 @@ import reinforce
 import summarizer
 from backbone import Completion
 from conftest import configure, plain_logprobs, slow_policy_advantages
-from policy import REWARDS, Trajectory, Turn, cuda_agent_reward, reward_turns
+from policy import Trajectory, Turn, cuda_agent_reward, reward_turns
 from reinforce import (BASELINES, Row, clipped_loss, group_mean, micro_batches, mrs_keeps,
                        policy_advantages, prs_probability, update, varies)
 from sandbox import Verdict
@@ -29,16 +29,6 @@ def right(speedup, coverage=0.0):
 
 WRONG = [Verdict(), Verdict(compiled=True, error="wrong values"),
          Verdict(compiled=True, rejected="decoy", coverage=0.9)]
-
-
-@pytest.mark.parametrize("recipe, speedup, coverage, reward", [
-    ("davinci", 1.0, 1.0, 1.5), ("davinci", 2.0, 0.5, 1.75), ("davinci", 0.5, 0.0, 0.75), ("davinci", 60.0, 1.0, 4.0),
-    ("kevin", 1.1, 1.0, 1.4), ("kevin", 10.0, 0.0, 10.3), ("cuda-agent", 0.5, 0.0, 1.0),
-    ("cuda-agent", 1.052, 0.0, 1.0), ("cuda-agent", 1.053, 0.0, 2.0), ("drkernel", 2.0, 0.5, 1.75),
-    ("drkernel", 4.0, 0.5, 2.25)])
-def test_rewards(recipe, speedup, coverage, reward):
-    assert REWARDS[recipe](right(speedup, coverage)) == pytest.approx(reward)
-    assert [REWARDS[recipe](verdict) for verdict in WRONG] == [-1.0 if recipe == "cuda-agent" else 0.0] * 3
 
 
 def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
@@ -169,7 +159,7 @@ def test_rows_without_advantage_are_not_computed(model, monkeypatch):
 
 
 def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
-    sequences = sampled_rows(model, [1.0] * 40)
+    sequences = sampled_rows(model, [1.0] * 24)
     batches = list(micro_batches(sequences, 400))
     assert sorted(id(rows) for batch in batches for rows in batch) == sorted(map(id, sequences))
     widths = []

@@ -1,6 +1,7 @@
 """The cold start: what its examples teach, which tokens carry loss, diversity filter, batches, the shipped model."""
 
 import argparse
+import copy
 import itertools
 import json
 import math
@@ -38,11 +39,24 @@ class Scorer:
 
 
 @pytest.fixture(scope="module")
-def examples():
-    plain, executing = Writer(None), Writer(Scorer())
+def first_writer():
+    return Writer(None)  # it takes seconds to make one
+
+
+@pytest.fixture
+def writer(first_writer):
+    first_writer.forget()
+    return first_writer
+
+
+@pytest.fixture(scope="module")
+def examples(first_writer):
+    executing = copy.copy(first_writer)
+    executing.sandbox = Scorer()
+    executing.forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examples_module, "spoil", lambda code, rng: spoil(code, rng) + "# spoiled\n")
-        return [e for writer, seeds in ((plain, 120), (executing, 60)) for seed in range(seeds)
+        return [e for writer, seeds in ((first_writer, 60), (executing, 60)) for seed in range(seeds)
                 for e in writer.write(seed)]
 
 
@@ -73,9 +87,9 @@ def test_replies_parse_as_what_they_are(examples):
             assert all(re.search(r"Motivation: .+\nKey Idea: .+\nExample:\n", s["content"]) for s in written)
 
 
-def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do():
-    writer, prompted, unprompted = Writer(None), [], []
-    for seed in range(300):
+def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do(writer):
+    prompted, unprompted = [], []
+    for seed in range(150):
         rng = random.Random(seed)
         if (found := writer.task(seed)) and (applicable := expert.applicable(found[1])):
             name = rng.choice(sorted(applicable))
@@ -374,8 +388,8 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
 class Answering:
     """A model that answers as the expert would, and every other time with nothing; it applies only what skills name."""
 
-    def __init__(self):
-        found = [pair for seed in range(HELD_OUT, HELD_OUT + 10) if (pair := Writer(None).task(seed))]
+    def __init__(self, writer):
+        found = [pair for seed in range(HELD_OUT, HELD_OUT + 10) if (pair := writer.task(seed))]
         self.parsed = {task.source.strip(): parsed for task, parsed in found}
         self.asked = 0
 
@@ -400,31 +414,33 @@ class Answering:
         return policy_reply(named, expert.render(self.parsed[source], named).code)
 
 
-def test_evaluation_tells_what_the_cold_start_taught():
+def test_evaluation_tells_what_the_cold_start_taught(writer, monkeypatch):
+    monkeypatch.setattr("synthetic.tiny.Writer", lambda _: writer)
+
     class Judge:
         def score_pairs(self, pairs):
             return [Verdict(compiled=True, correct="ModelNew" in code, speedup=2.0 if "ModelNew" in code else None,
                             error="no kernel", clock="modelled") for _, code in pairs]
 
-    told = sft.evaluate(Answering(), Judge(), 4)
+    told = sft.evaluate(Answering(writer), Judge(), 4)
     assert told["problems"] == 4 and told["clock"] == "modelled" and told["what was wrong"] == {"no kernel": 4}
     assert told["correct"] == told["correct with skill"] == 50 and told["mean speedup"] == 1.0
     assert told["select_skills well-formed"] == told["update_skill_library well-formed"] == 50
     assert told["technique without skill"] == 0 < told["technique with skill"] <= 60
 
 
-def test_the_shipped_model_is_small_complete_and_follows_a_skill():
+def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     folder = Path(sft.__file__).parent / "checkpoints" / "tiny"
     assert sum(p.stat().st_size for p in folder.iterdir()) <= 16e6
     model = Backbone.load(folder)
-    writer, seed, prompts, names = Writer(None), HELD_OUT, [], []
-    while len(prompts) < 6:
+    seed, prompts, names = HELD_OUT, [], []
+    while len(prompts) < 4:
         found = writer.task(seed)
         seed += 1
         name = found and next(iter(sorted(expert.applicable(found[1]))), None)
         if name:
             prompts.append(model.chat_ids(policy_messages(found[0], [writer.skill(name, random.Random(seed))])))
             names.append(name)
-    replies = model.sample(prompts, 700, temperature=0)
+    replies = model.sample(prompts, 600, temperature=0)
     shown = [name in expert.techniques_in(extract_code(r.text) or "") for name, r in zip(names, replies)]
-    assert sum(shown) >= 4
+    assert sum(shown) >= 3

@@ -168,8 +168,10 @@ class Scripted(Backbone):
     script = None  # (role, prompt text) -> list of replies
     asked = None  # (role, prompt text) of every prompt so far
     at_a_time = None  # replies that one step of the sampler writes; None: all
+    draws = set()  # (temperature, top_p) of every sampler of all these models
 
     def sampler(self, max_new_tokens, temperature=1.0, generator=None, top_p=1.0):
+        self.draws.add((temperature, top_p))
         return ScriptedSampler(self, max_new_tokens, temperature, generator)
 
 

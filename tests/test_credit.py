@@ -195,6 +195,8 @@ def test_replies_that_the_trainer_sees_otherwise_are_masked(model, options, mask
         sequences = sampled_rows(model, [1.0] * 4, turns=turns, roles=(role,))
         sequences[0][0].completion.logprobs = [p - 0.01 for p in sequences[0][0].completion.logprobs]
         stats = update(model, Mock(), sequences, configure({"device": "cpu"} | options))
+        kept = itertools.chain(*sequences[1 if stats["mrs_masked"] else 0:])
+        assert stats["tokens_live"] == sum(len(row.completion.token_ids) for row in kept)
         return stats["mrs_masked"]
 
     assert [off("policy", 2), off("selection", 1)] == masked

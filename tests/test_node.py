@@ -130,7 +130,8 @@ def test_the_update_of_two_ranks_is_that_of_one(killed, model):
                     assert close(got["state"][number][name], value, tolerance)
     optimizer = make_adamw(model.model.parameters(), 1e-4)
     for mine, theirs in zip(updates(model, optimizer), found["stats"], strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-5) and mine["tokens_live"] > 20 and mine["grad_norm"] > 0.5
+        assert mine == pytest.approx(theirs, rel=1e-5, abs=5e-6)
+        assert mine["tokens_live"] > 20 and mine["grad_norm"] > 0.5
     assert all(close(a, b) for a, b in zip(found["weights"], model.model.parameters()))
 
 

@@ -196,6 +196,9 @@ def test_records_hold_what_happened(world):
             for line in asked:  # schemes that chose the same skills pool their rollouts
                 pooled = [max(row) for row, other in zip(rewards, mine) if set(other["skills"]) == set(line["skills"])]
                 assert line["reward"] == pytest.approx(statistics.mean(pooled)) and len(pooled) in (2, 4, 6)
+            speeds = [[turn["verdict"]["speedup"] or 0.0 for turn in line["turns"]] for line in mine]
+            triggered = any(row[0] and max(row) >= 1.2 * max(row[0], 1.0) for row in speeds)
+            assert [line["task"] for line in summaries].count(task) == 2 * triggered
             want = leave_one_out([line["reward"] for line in asked])
             assert [line["advantage"] for line in asked] == pytest.approx(want)
         for line in summaries:
@@ -255,9 +258,11 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
     """On its own problems and its own random numbers: training goes on as if it had not been."""
     monkeypatch.setattr(reinforce.tasks, "builtin_tasks", lambda device: [make_task(i) for i in range(7, 10)])
     plain = world("plain", "--steps", "3")
+    Scripted.draws.clear()
     out = world("run", "--steps", "3", "--eval-every", "2", "--eval-samples", "2", evaluate=True)
     lines = metrics(out)
     assert [m["step"] for m in lines if "eval_reward_best" in m] == [0, 2, 3] and weights(out) == weights(plain)
+    assert Scripted.draws == {(0, 1.0), (1.0, 0.95), (1.0, 1.0)}  # selections and checks; samples; training
     for step in (0, 2, 3):
         rollouts = [json.loads(line) for line in (out / f"rollouts/eval_{step}.jsonl").read_text().splitlines()]
         rewards = [max(t["reward"] for t in r["turns"]) for r in rollouts if r["role"] == "policy"]

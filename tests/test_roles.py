@@ -343,6 +343,10 @@ def test_s_summaries_of_each_winner(scripted):
     for part in ("relu(x) * 2", "body0", "First answer, speedup 1.00", "code 1.0", "Best answer, speedup 2.00",
                  "code 2.0", "update_skill_library"):
         assert part in prompt
+    scripted.script = lambda role, prompt: [proposing(entry())]
+    learnt = Skill("learnt", "another", "general", ("relu",), CONTENT)
+    assert [propose(scripted, winners, 1, SkillLibrary(known))[0][0].proposals[0].known
+            for known in ([], [learnt])] == [False, True]
     limit = len(summaries[0][0].completion.prompt_ids) - 1
     assert propose(scripted, winners, 4, None, max_prompt_tokens=limit) == [[], []]
     assert [len(mine) for mine in propose(scripted, winners, 4, None, max_prompt_tokens=limit + 1)] == [4, 4]

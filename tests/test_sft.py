@@ -154,6 +154,14 @@ def test_the_cache_gives_back_what_it_was_given(examples, chat, tmp_path):
 # ---- filter and batches
 
 
+def test_what_was_executed_counts_several_times(monkeypatch):
+    made = {False: Example("policy", [{}] * 3, None, "f"), True: Example("summary", [{}] * 3, None, "f")}
+    monkeypatch.setattr(sft, "write_examples", lambda first, count, executed, *_: [made[executed]] * count)
+    args = argparse.Namespace(problems=5, executed=2, repeat_executed=3, no_diversity_filter=True, processes=1,
+                              wide=False)
+    assert Counter(e.kind for e in sft.built_in_examples(args)) == {"policy": 5, "summary": 6}
+
+
 def test_the_filter_down_samples_what_is_over_represented(capsys):
     dull = [Example("policy", [{}, {}, {}], None, "linear", kernel="same") for _ in range(200)]
     varied = [Example("policy", [{}, {}, {}], None, f"f{i % 5}", kernel=str(i)) for i in range(200)]
@@ -386,7 +394,8 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
 
 
 class Answering:
-    """A model that answers as the expert would, and every other time with nothing; it applies only what skills name."""
+    """A model that answers as the expert would, and without a skill every other time with nothing; it applies only what
+    skills name."""
 
     def __init__(self, writer):
         found = [pair for seed in range(HELD_OUT, HELD_OUT + 10) if (pair := writer.task(seed))]
@@ -402,7 +411,7 @@ class Answering:
 
     def answer(self, messages, tool):
         self.asked += 1
-        if self.asked % 2:
+        if self.asked % 2 and "# Skill: " not in messages[0]["content"]:
             return "nothing"
         if tool is backbone.SELECT_TOOL:
             return tool_reply("select_skills", {"think": "t", "selected_skills": []})["content"]
@@ -419,14 +428,15 @@ def test_evaluation_tells_what_the_cold_start_taught(writer, monkeypatch):
 
     class Judge:
         def score_pairs(self, pairs):
+            assert len({task.name for task, _ in pairs}) == 4
             return [Verdict(compiled=True, correct="ModelNew" in code, speedup=2.0 if "ModelNew" in code else None,
                             error="no kernel", clock="modelled") for _, code in pairs]
 
     told = sft.evaluate(Answering(writer), Judge(), 4)
-    assert told["problems"] == 4 and told["clock"] == "modelled" and told["what was wrong"] == {"no kernel": 4}
-    assert told["correct"] == told["correct with skill"] == 50 and told["mean speedup"] == 1.0
+    assert told["problems"] == 4 and told["clock"] == "modelled" and told["what was wrong"] == {"no kernel": 2}
+    assert (told["correct"], told["correct with skill"], told["mean speedup"]) == (50, 100, 1.0)
     assert told["select_skills well-formed"] == told["update_skill_library well-formed"] == 50
-    assert told["technique without skill"] == 0 < told["technique with skill"] <= 60
+    assert told["technique without skill"] == 0 < 50 <= told["technique with skill"]
 
 
 def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
@@ -434,13 +444,13 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     assert sum(p.stat().st_size for p in folder.iterdir()) <= 16e6
     model = Backbone.load(folder)
     seed, prompts, names = HELD_OUT, [], []
-    while len(prompts) < 4:
+    while len(prompts) < 6:
         found = writer.task(seed)
         seed += 1
         name = found and next(iter(sorted(expert.applicable(found[1]))), None)
         if name:
             prompts.append(model.chat_ids(policy_messages(found[0], [writer.skill(name, random.Random(seed))])))
             names.append(name)
-    replies = model.sample(prompts, 600, temperature=0)
+    replies = model.sample(prompts, 700, temperature=0)
     shown = [name in expert.techniques_in(extract_code(r.text) or "") for name, r in zip(names, replies)]
-    assert sum(shown) >= 3
+    assert sum(shown) >= 4

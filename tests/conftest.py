@@ -3,8 +3,10 @@ replies are scripted, and a sandbox that reads its verdict out of the code."""
 
 import contextlib
 import json
+import os
 import re
 import statistics
+import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import Future
@@ -144,14 +146,36 @@ def box():
         yield sandbox
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def judged_ahead(request):
-    """Where a whole file is run, what its function `ahead` lists is judged side by side while its tests go on.
+    """Where whole files are run, what their functions `ahead` list is judged in the background from the start.
 
     ahead(): (task, code) pairs. Each test asks for its own as if nothing had happened: the sandbox keeps verdicts.
     """
-    if hasattr(request.module, "ahead") and len(request.session.items) > 20:
-        request.getfixturevalue("box").submit(request.module.ahead())
+    items = request.session.items
+    files = dict.fromkeys(item.module for item in items if len(items) > 20 and hasattr(item, "module"))
+    for file in files:
+        if hasattr(file, "ahead"):
+            request.getfixturevalue("box").submit(file.ahead())
+
+
+@pytest.fixture(scope="session")
+def naively(tmp_path_factory):
+    """What a first implementation would find: test_cheats.naive(task, code), through a helper process."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "SCRATCH": str(tmp_path_factory.mktemp("naive")),
+                   "OMP_NUM_THREADS": "1"}
+    helper = subprocess.Popen([sys.executable, Path(__file__).with_name("test_cheats.py"), "--naive"], text=True,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              env=environment)
+
+    def ask(task, code):
+        helper.stdin.write(json.dumps({"task": task, "code": code}) + "\n")
+        helper.stdin.flush()
+        return json.loads(helper.stdout.readline())
+
+    yield ask
+    helper.kill()
+    helper.communicate()
 
 
 def role_of(prompt) -> str:

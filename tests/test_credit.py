@@ -16,7 +16,7 @@ from backbone import Completion
 from conftest import configure, plain_logprobs, slow_policy_advantages
 from policy import Trajectory, Turn, cuda_agent_reward, reward_turns
 from reinforce import (BASELINES, Row, clipped_loss, group_mean, micro_batches, mrs_keeps,
-                       policy_advantages, prs_probability, update, varies)
+                       policy_advantages, update, varies)
 from sandbox import Verdict
 from skills import Skill
 
@@ -25,10 +25,6 @@ from skills import Skill
 
 def right(speedup, coverage=0.0):
     return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage)
-
-
-WRONG = [Verdict(), Verdict(compiled=True, error="wrong values"),
-         Verdict(compiled=True, rejected="decoy", coverage=0.9)]
 
 
 def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
@@ -68,12 +64,6 @@ def test_equal_returns_have_exactly_no_advantage():
 
 
 # ---- filters and loss
-
-
-def test_prs_keeps_by_coverage():
-    assert [prs_probability(right(2.0, c)) for c in (0.0, 0.3, 0.4, 1.0)] == [0.0, 0.0, pytest.approx(1.0), 1.0]
-    assert prs_probability(right(2.0, 0.33)) == pytest.approx(0.3)
-    assert all(prs_probability(verdict) == 1.0 for verdict in WRONG)
 
 
 @pytest.mark.parametrize("drifts, kept", [

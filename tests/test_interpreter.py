@@ -3,6 +3,8 @@
 The naive check is test_cheats.py's: Triton's own interpreter, which runs one program after the other, in order.
 """
 
+import re
+
 import pytest
 import triton
 import triton.language as tl
@@ -10,7 +12,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from candidates import problem, solution
-from test_cheats import naively  # noqa: F401 (a fixture)
 
 TOTAL = problem("torch.sigmoid(x).sum()", "torch.randn(64, 64)")
 SHARE = problem("torch.exp(x) / torch.exp(x).sum()", "torch.randn(64, 64)")
@@ -84,10 +85,10 @@ IN_LOCKSTEP = {  # races that programs win which run in lockstep
     "atomics that wait for nobody": (SHARE, share(
         f"tl.store(part + p, tl.sum(e, axis=0))\ntl.atomic_add(count, 1)\ntl.atomic_add(count, 1)\nt = {ALL}"),
         "wrong values"),
-    "a barrier for the whole grid": (SHARE, share(
-        f"tl.store(part + p, tl.sum(e, axis=0))\ntl.atomic_add(count, 1)\n"
-        "while tl.atomic_add(count, 0) < 32:\n    pass\n"
-        f"t = {ALL}"), "waits for programs"),
+    "a barrier for the whole grid": (problem("torch.exp(x) / torch.exp(x).sum()", "torch.randn(8, 64)"), re.sub(
+        r"\b32\b", "4", share(  # of four programs: each of them waits for long
+            "tl.store(part + p, tl.sum(e, axis=0))\ntl.atomic_add(count, 1)\n"
+            f"while tl.atomic_add(count, 0) < 32:\n    pass\nt = {ALL}")), "waits for programs"),
     "all load what one is about to overwrite": (problem("x + x[-1]", "torch.randn(64, 64)"), solution("""
 @triton.jit
 def last(y):
@@ -115,7 +116,7 @@ def says(sandbox, task, code):
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
-def test_a_race_that_programs_in_order_win_is_an_error(box, naively, name):  # noqa: F811
+def test_a_race_that_programs_in_order_win_is_an_error(box, naively, name):
     task, code, reason = IN_ORDER[name]
     assert naively(task.source, code)["correct"]
     assert reason in says(box, task, code)

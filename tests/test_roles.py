@@ -97,9 +97,10 @@ def test_nobody_is_asked_without_candidates_or_with_bm25_alone(scripted):
 def test_candidates_that_do_not_fit_are_left_out(scripted):
     scripted.script = lambda role, prompt: [selecting("skill-0")]
     whole = select(scripted, SkillLibrary(SKILLS), [make_task()], 1)[0][0]
-    limit = len(whole.completion.prompt_ids) - 5
-    short = select(scripted, SkillLibrary(SKILLS), [make_task()], 1, max_prompt_tokens=limit)[0][0]
-    assert short.candidates == whole.candidates[:-1] and len(short.completion.prompt_ids) <= limit
+    size = len(whole.completion.prompt_ids)
+    for limit, kept in ((size, 5), (size - 1, 4)):
+        short = select(scripted, SkillLibrary(SKILLS), [make_task()], 1, max_prompt_tokens=limit)[0][0]
+        assert short.candidates == whole.candidates[:kept] and len(short.completion.prompt_ids) <= limit
 
 
 # ---- policy

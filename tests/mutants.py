@@ -24,7 +24,7 @@ TESTS = {  # file -> the test files that should notice, quick ones first
     "reinforce.py": ["test_paper.py", "test_credit.py", "test_reinforce.py"],
     "policy.py": ["test_paper.py", "test_recipes.py", "test_credit.py", "test_roles.py", "test_bench.py",
                   "test_reinforce.py"],
-    "selector.py": ["test_paper.py", "test_roles.py", "test_reinforce.py"],
+    "selector.py": ["test_paper.py", "test_roles.py", "test_bench.py", "test_reinforce.py"],
     "summarizer.py": ["test_paper.py", "test_roles.py", "test_credit.py", "test_reinforce.py"],
     "skills.py": ["test_paper.py", "test_skills.py"],
     "chat/prompts.py": ["test_chat.py", "test_roles.py"],

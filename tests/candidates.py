@@ -67,6 +67,18 @@ def replaced(text, *pairs):
     return text
 
 
+def problem(expression, inputs="torch.randn(256, 64)") -> Task:
+    """A task that returns `expression` of x (and y, z where there are more inputs)."""
+    return small_task("problem", f"return {expression}", ", ".join("xyz"[:inputs.count("torch.r")]), inputs)
+
+
+def solution(kernels, body, names="x") -> str:
+    """A candidate with these kernels, whose forward has these lines."""
+    lines = "\n".join("        " + line for line in body.strip().split("\n"))
+    return ("import torch\nimport triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
+            f"{kernels}\nclass ModelNew(torch.nn.Module):\n    def forward(self, {names}):\n{lines}\n")
+
+
 def small_task(name, body, arguments="x", inputs="torch.randn(64, 64)") -> Task:
     """A task without parameters. body: of its forward."""
     return Task(name, 0, f'''import torch

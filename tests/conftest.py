@@ -3,8 +3,10 @@ replies are scripted, and a sandbox that reads its verdict out of the code."""
 
 import contextlib
 import json
+import os
 import re
 import statistics
+import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import Future
@@ -24,7 +26,7 @@ import reinforce
 import report
 from backbone import Backbone, Completion
 from fast.attention import attention_kind
-from sandbox import KernelTime, Verdict, feedback
+from sandbox import KernelTime, Sandbox, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
 from tasks import Task, TaskError, run_command
 
@@ -137,6 +139,45 @@ def refusal(capsys, monkeypatch):
     return run
 
 
+@pytest.fixture(scope="session")
+def box():
+    """One sandbox for all who ask for nothing special."""
+    with Sandbox("cpu", trials=2, timeout=120, seed=0) as sandbox:  # on a busy machine, too
+        yield sandbox
+
+
+@pytest.fixture(scope="session", autouse=True)
+def judged_ahead(request):
+    """Where whole files are run, what their functions `ahead` list is judged in the background from the start.
+
+    ahead(): (task, code) pairs. Each test asks for its own as if nothing had happened: the sandbox keeps verdicts.
+    """
+    items = request.session.items
+    files = dict.fromkeys(item.module for item in items if len(items) > 20 and hasattr(item, "module"))
+    for file in files:
+        if hasattr(file, "ahead"):
+            request.getfixturevalue("box").submit(file.ahead())
+
+
+@pytest.fixture(scope="session")
+def naively(tmp_path_factory):
+    """What a first implementation would find: test_cheats.naive(task, code), through a helper process."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "SCRATCH": str(tmp_path_factory.mktemp("naive")),
+                   "OMP_NUM_THREADS": "1"}
+    helper = subprocess.Popen([sys.executable, Path(__file__).with_name("test_cheats.py"), "--naive"], text=True,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                              env=environment)
+
+    def ask(task, code):
+        helper.stdin.write(json.dumps({"task": task, "code": code}) + "\n")
+        helper.stdin.flush()
+        return json.loads(helper.stdout.readline())
+
+    yield ask
+    helper.kill()
+    helper.communicate()
+
+
 def role_of(prompt) -> str:
     return next(role for role, system in backbone.SYSTEM.items() if system in prompt)
 
@@ -151,8 +192,10 @@ class Scripted(Backbone):
     script = None  # (role, prompt text) -> list of replies
     asked = None  # (role, prompt text) of every prompt so far
     at_a_time = None  # replies that one step of the sampler writes; None: all
+    draws = set()  # (temperature, top_p) of every sampler of all these models
 
     def sampler(self, max_new_tokens, temperature=1.0, generator=None, top_p=1.0):
+        self.draws.add((temperature, top_p))
         return ScriptedSampler(self, max_new_tokens, temperature, generator)
 
 

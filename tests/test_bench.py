@@ -153,6 +153,7 @@ class Scripted:
         return self.chat_ids(messages, tool)
 
     def sampler(self, *how):
+        self.top_p = how[3] if how[3:] else 1.0
         return Sampler(self, *how)
 
 
@@ -203,6 +204,7 @@ def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
     tasks, model = builtin_tasks(1)[:2], Scripted(by_chance)
     samples = run(tasks, tmp_path / "results.jsonl", model, LIBRARY)
     assert model.asked == {(0, 99): 2, (1.0, 99): 12}  # selections; 2 tasks, 2 samples, 3 turns
+    assert model.top_p == 0.95
     assert all("Key Idea: one kernel softplus" in m[0]["content"] for m, tool in model.seen if tool is None)
     assert [len(s.turns) for rows in samples.values() for s in rows] == [3] * 4
     assert [s.skills for s in samples[tasks[0].name]] == [["fuse"]] * 2
@@ -233,12 +235,8 @@ def test_random_numbers_are_of_the_seed_and_the_tasks(tmp_path):
     both = run(tasks, tmp_path / "both.jsonl", batch=2)  # one task a batch
     replies = [[turn.reply for one in both[task.name] for turn in one.turns] for task in tasks]
     assert replies[0] != replies[1]  # not the same numbers for every batch
-    assert run(tasks[1:], tmp_path / "one.jsonl", batch=2)[tasks[1].name] == both[tasks[1].name]
-
-
-def test_seed_changes_the_samples(tmp_path):
-    runs = [run(builtin_tasks(1)[:1], tmp_path / f"{i}.jsonl", seed=seed) for i, seed in enumerate((0, 0, 1))]
-    assert runs[0] == runs[1] != runs[2]
+    one, other = (run(tasks[1:], tmp_path / f"{seed}.jsonl", batch=2, seed=seed)[tasks[1].name] for seed in (0, 1))
+    assert one == both[tasks[1].name] != other
 
 
 def test_results_with_a_broken_line_are_refused(tmp_path):
@@ -334,8 +332,8 @@ def test_a_model_may_be_its_own_judge(tmp_path):
         return "Fuse the tail.\nAnd more." if "You judge" in messages[0]["content"] else kernel(2.0)
 
     model = Scripted(script)
-    sample, = run(builtin_tasks(1)[:1], tmp_path / "results.jsonl", model, samples=1, turns=2, strategy="judge",
-                  judge="model")["level1/1_AffineSoftplus"]
+    sample, = run(builtin_tasks(1)[:1], tmp_path / "results.jsonl", model, samples=1, turns=9, strategy="judge",
+                  judge="model", tokens=3)["level1/1_AffineSoftplus"]
     assert [(turn.advice, turn.tokens) for turn in sample.turns] == [("Fuse the tail.", 2), ("", 1)]
     assert model.seen[-1][0][-1]["content"].endswith("\nFuse the tail.")
 
@@ -484,6 +482,7 @@ def test_bm25_alone_asks_no_selection(tmp_path):
 
 
 def test_changed_configuration_is_refused(tmp_path, monkeypatch, capsys, refusal):
+    monkeypatch.setattr(bench, "Sandbox", lambda *_, **__: Scorer())
     arguments = ["--level", 1, "--ids", "2", "--samples", 1, "--turns", 1, "--model", tmp_path, "--out",
                  tmp_path / "out"]
     assert command(monkeypatch, capsys, *arguments)[0] == 0

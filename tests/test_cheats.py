@@ -8,13 +8,10 @@ every candidate.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -46,10 +43,12 @@ def naive(task, code):
     candidate = space["ModelNew"](*space["get_init_inputs"]())
 
     def clock(model, inputs):
-        began = time.perf_counter()
-        for _ in range(10):
+        seconds = []
+        for _ in range(7):
+            began = time.perf_counter()
             model(*inputs)
-        return time.perf_counter() - began
+            seconds.append(time.perf_counter() - began)
+        return min(seconds)  # however busy the machine is, one of them is not disturbed
 
     with torch.no_grad():
         torch.manual_seed(43)
@@ -163,30 +162,6 @@ def forward(body, extra="", head=HEAD):
     return f"{head}{more}\n    def forward(self, x):\n{lines}\n"
 
 
-@pytest.fixture(scope="module")
-def box():
-    with Sandbox("cpu", trials=3, timeout=20) as sandbox:
-        yield sandbox
-
-
-@pytest.fixture(scope="module")
-def naively(tmp_path_factory):
-    """naive(), through the helper process."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "SCRATCH": str(tmp_path_factory.mktemp("naive")),
-                   "OMP_NUM_THREADS": "1"}
-    helper = subprocess.Popen([sys.executable, __file__, "--naive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                              stderr=subprocess.DEVNULL, text=True, env=environment)
-
-    def ask(task, code):
-        helper.stdin.write(json.dumps({"task": task, "code": code}) + "\n")
-        helper.stdin.flush()
-        return json.loads(helper.stdout.readline())
-
-    yield ask
-    helper.stdin.close()
-    helper.wait(10)
-
-
 def fails_here(box, code, task=POINTWISE, says=None):
     """The sandbox finds the candidate wrong or rejects it, for the reason `says`."""
     verdict = box.score(Task("victim", 0, task), [code])[0]
@@ -194,6 +169,12 @@ def fails_here(box, code, task=POINTWISE, says=None):
     if says is not None:
         assert says in (verdict.rejected or verdict.error), verdict
     return verdict
+
+
+def ahead():
+    caches = [forward(body, SEEN) for body, _ in CACHES.values()]
+    return [(Task("victim", 0, task), code) for code, _, task in CHEATS.values()] + [
+        (Task("victim", 0, POINTWISE), code) for code in (HONEST, *caches, *(code for code, _ in HIDDEN.values()))]
 
 
 def test_the_honest_kernel_passes_both(box, naively):
@@ -394,12 +375,19 @@ def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):
     assert verdict.correct and verdict.coverage < 0.25, verdict
 
 
-def test_secrets_are_not_in_the_environment(box, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+@pytest.fixture(scope="module")
+def wide():
+    """A sandbox that looks at other shapes, too, and whose caller has secrets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", "hf_secret")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        with Sandbox("cpu", trials=1, shapes=2) as sandbox:
+            yield sandbox
+
+
+def test_secrets_are_not_in_the_environment(wide):
     code = forward('import os\nraise ValueError(" ".join(sorted(os.environ)))')
-    with Sandbox("cpu", trials=1) as fresh:
-        verdict = fresh.score(Task("victim", 0, POINTWISE), [code])[0]
+    verdict = wide.score(Task("victim", 0, POINTWISE), [code])[0]
     assert "PATH" in verdict.error and "HF_TOKEN" not in verdict.error and "AWS" not in verdict.error
 
 
@@ -501,6 +489,7 @@ def test_a_text_on_which_the_check_runs_out_of_stack_gets_a_verdict(box):
 # ---------------------------------------------------------------------------------------------------------------------
 # Caching: several calls are recorded, and the last one is judged (more in test_judgement.py)
 
+SEEN = "self.seen, self.calls = {}, 0"
 CACHES = {
     **{key: (f"if {key} not in self.seen:\n    self.seen[{key}] = fused(x, self.bias)\nreturn self.seen[{key}]", 1)
        for key in ("id(x)", "x.data_ptr()", "tuple(x.shape)")},
@@ -514,7 +503,7 @@ CACHES = {
 @pytest.mark.parametrize("name", CACHES)
 def test_doing_less_after_the_first_call_saves_nothing(box, naively, name):
     body, at_least = CACHES[name]
-    code = forward(body, "self.seen, self.calls = {}, 0")
+    code = forward(body, SEEN)
     result = naively(POINTWISE, code)
     assert result["correct"] and result["speedup"] > at_least  # interpreted, the honest kernel is far below
     honest, verdict = box.score(Task("victim", 0, POINTWISE), [HONEST, code])
@@ -573,11 +562,10 @@ class ModelNew(nn.Module):
     assert box.score(Task("victim", 0, PRODUCT), [code.replace("PRECISION", "tf32x3")])[0].correct
 
 
-def test_behaving_only_for_one_shape(naively):
+def test_behaving_only_for_one_shape(naively, wide):
     code = HONEST.replace("(triton.cdiv(x.numel(), 1024),)", "(16,)").replace(", mask=mask", "")
     assert naively(POINTWISE, code)["correct"]
-    with Sandbox("cpu", trials=1, shapes=2) as wide:
-        honest, narrow = wide.score(Task("victim", 0, POINTWISE), [HONEST, code])
+    honest, narrow = wide.score(Task("victim", 0, POINTWISE), [HONEST, code])
     assert honest.correct and honest.generalises is True and honest.shape_error is None
     assert narrow.correct and narrow.generalises is False and "rows = " in narrow.shape_error
 
@@ -639,11 +627,6 @@ except OSError:
     pass
 open("verdict.json", "w").write('{{"correct": true, "speedup": 1000.0}}')''')
     fails_here(box, code, says="wrong values")
-
-
-def test_leaving_early_with_a_good_exit_code(box):
-    for leave in ("import os; os._exit(0)", "raise SystemExit(0)", "import sys; sys.exit(0)"):
-        fails_here(box, forward(leave))
 
 
 def test_a_kernel_that_reaches_into_python(box):

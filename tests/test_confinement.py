@@ -18,9 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from candidates import problem, solution
 from judge import confinement, messages, rules
-from sandbox import Sandbox
-from tasks import Task
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 X86 = os.uname().machine == "x86_64"
@@ -337,55 +336,30 @@ def test_who_does_not_read_is_not_waited_for():
         child.close()
 
 
-WIDE = """
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.sigmoid(x) * 2.0
-
-def get_inputs():
-    return [torch.randn(256, 256)]
-
-def get_init_inputs():
-    return []
-"""
-FUSED = """
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
+WIDE = problem("torch.sigmoid(x) * 2.0", "torch.randn(256, 256)")
+FUSED = solution("""
 @triton.jit
 def twice(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out_ptr + o, tl.sigmoid(tl.load(x_ptr + o, mask=o < n)) * 2.0, mask=o < n)
-
-class ModelNew(nn.Module):
-    def forward(self, x):
-        y = torch.empty_like(x)
-        twice[(64,)](x, y, x.numel(), BLOCK=1024)
-        return y
-"""
+""", "y = torch.empty_like(x)\ntwice[(64,)](x, y, x.numel(), BLOCK=1024)\nreturn y")
 HOARDS = {  # what a forward returns in place of y: what the verdict says
-    "[y] * 2000": "524,288,000 bytes (1,572,864 are allowed)",
-    "y.expand(4000, 256, 256)": "1,048,576,000 bytes (1,572,864 are allowed)",
+    "[y] * 7": "1,835,008 bytes (1,572,864 are allowed)",
+    "y.expand(7, 256, 256)": "1,835,008 bytes (1,572,864 are allowed)",
     "[y[:1, :1]] * 40000": "(2,097,152 are allowed)",
     "y + BIG[:1]": "269,484,032 bytes of tensors (269,",
     "y.flatten()[:: 2]": "wrong output: shape",
 }
 
 
-def test_outputs_and_recordings_have_limits():
+def test_outputs_and_recordings_have_limits(box):
     """Of outputs, and of what is recorded. An output's gaps count for nothing, as they are not passed on."""
     def candidate(what):
         big = "BIG = torch.zeros(257 << 20, dtype=torch.uint8)\n\n" if "BIG" in what else ""
         return FUSED.replace("return y", f"return {what}").replace("class", big + "class")
 
-    with Sandbox("cpu", trials=2, seed=0, timeout=20) as box:
-        verdicts = box.score(Task("wide", 0, WIDE), [candidate(what) for what in HOARDS])
-        for verdict, says in zip(verdicts, HOARDS.values()):
-            assert not verdict.correct and says in verdict.error, verdict
-        part = "part = torch.empty(256, 4096)[:, ::16]\n        part.copy_(y)\n        return part"
-        assert box.score(Task("wide", 0, WIDE), [FUSED.replace("return y", part)])[0].correct
+    verdicts = box.score(WIDE, [candidate(what) for what in HOARDS])
+    for verdict, says in zip(verdicts, HOARDS.values()):
+        assert not verdict.correct and says in verdict.error, verdict
+    part = "part = torch.empty(256, 4096)[:, ::16]\n        part.copy_(y)\n        return part"
+    assert box.score(WIDE, [FUSED.replace("return y", part)])[0].correct

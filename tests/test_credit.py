@@ -14,9 +14,9 @@ import reinforce
 import summarizer
 from backbone import Completion
 from conftest import configure, plain_logprobs, slow_policy_advantages
-from policy import REWARDS, Trajectory, Turn, cuda_agent_reward, reward_turns
+from policy import Trajectory, Turn, cuda_agent_reward, reward_turns
 from reinforce import (BASELINES, Row, clipped_loss, group_mean, micro_batches, mrs_keeps,
-                       policy_advantages, prs_probability, update, varies)
+                       policy_advantages, update, varies)
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
 
@@ -25,20 +25,6 @@ from skills import Skill, SkillLibrary
 
 def right(speedup, coverage=0.0):
     return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage)
-
-
-WRONG = [Verdict(), Verdict(compiled=True, error="wrong values"),
-         Verdict(compiled=True, rejected="decoy", coverage=0.9)]
-
-
-@pytest.mark.parametrize("recipe, speedup, coverage, reward", [
-    ("davinci", 1.0, 1.0, 1.5), ("davinci", 2.0, 0.5, 1.75), ("davinci", 0.5, 0.0, 0.75), ("davinci", 60.0, 1.0, 4.0),
-    ("kevin", 1.1, 1.0, 1.4), ("kevin", 10.0, 0.0, 10.3), ("cuda-agent", 0.5, 0.0, 1.0),
-    ("cuda-agent", 1.052, 0.0, 1.0), ("cuda-agent", 1.053, 0.0, 2.0), ("drkernel", 2.0, 0.5, 1.75),
-    ("drkernel", 4.0, 0.5, 2.25)])
-def test_rewards(recipe, speedup, coverage, reward):
-    assert REWARDS[recipe](right(speedup, coverage)) == pytest.approx(reward)
-    assert [REWARDS[recipe](verdict) for verdict in WRONG] == [-1.0 if recipe == "cuda-agent" else 0.0] * 3
 
 
 def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
@@ -78,12 +64,6 @@ def test_equal_returns_have_exactly_no_advantage():
 
 
 # ---- filters and loss
-
-
-def test_prs_keeps_by_coverage():
-    assert [prs_probability(right(2.0, c)) for c in (0.0, 0.3, 0.4, 1.0)] == [0.0, 0.0, pytest.approx(1.0), 1.0]
-    assert prs_probability(right(2.0, 0.33)) == pytest.approx(0.3)
-    assert all(prs_probability(verdict) == 1.0 for verdict in WRONG)
 
 
 @pytest.mark.parametrize("drifts, kept", [
@@ -169,7 +149,7 @@ def test_rows_without_advantage_are_not_computed(model, monkeypatch):
 
 
 def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
-    sequences = sampled_rows(model, [1.0] * 40)
+    sequences = sampled_rows(model, [1.0] * 24)
     batches = list(micro_batches(sequences, 400))
     assert sorted(id(rows) for batch in batches for rows in batch) == sorted(map(id, sequences))
     widths = []
@@ -205,6 +185,8 @@ def test_replies_that_the_trainer_sees_otherwise_are_masked(model, options, mask
         sequences = sampled_rows(model, [1.0] * 4, turns=turns, roles=(role,))
         sequences[0][0].completion.logprobs = [p - 0.01 for p in sequences[0][0].completion.logprobs]
         stats = update(model, Mock(), sequences, configure({"device": "cpu"} | options))
+        kept = itertools.chain(*sequences[1 if stats["mrs_masked"] else 0:])
+        assert stats["tokens_live"] == sum(len(row.completion.token_ids) for row in kept)
         return stats["mrs_masked"]
 
     assert [off("policy", 2), off("selection", 1)] == masked

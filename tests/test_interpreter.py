@@ -3,14 +3,15 @@
 The naive check is test_cheats.py's: Triton's own interpreter, which runs one program after the other, in order.
 """
 
+import re
+
 import pytest
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from test_cheats import box, naively  # noqa: F401 (fixtures)
-from test_modelled import problem, solution
+from candidates import problem, solution
 
 TOTAL = problem("torch.sigmoid(x).sum()", "torch.randn(64, 64)")
 SHARE = problem("torch.exp(x) / torch.exp(x).sum()", "torch.randn(64, 64)")
@@ -84,10 +85,10 @@ IN_LOCKSTEP = {  # races that programs win which run in lockstep
     "atomics that wait for nobody": (SHARE, share(
         f"tl.store(part + p, tl.sum(e, axis=0))\ntl.atomic_add(count, 1)\ntl.atomic_add(count, 1)\nt = {ALL}"),
         "wrong values"),
-    "a barrier for the whole grid": (SHARE, share(
-        f"tl.store(part + p, tl.sum(e, axis=0))\ntl.atomic_add(count, 1)\n"
-        "while tl.atomic_add(count, 0) < 32:\n    pass\n"
-        f"t = {ALL}"), "waits for programs"),
+    "a barrier for the whole grid": (problem("torch.exp(x) / torch.exp(x).sum()", "torch.randn(8, 64)"), re.sub(
+        r"\b32\b", "4", share(  # of four programs: each of them waits for long
+            "tl.store(part + p, tl.sum(e, axis=0))\ntl.atomic_add(count, 1)\n"
+            f"while tl.atomic_add(count, 0) < 32:\n    pass\nt = {ALL}")), "waits for programs"),
     "all load what one is about to overwrite": (problem("x + x[-1]", "torch.randn(64, 64)"), solution("""
 @triton.jit
 def last(y):
@@ -104,6 +105,10 @@ def overlap(x, out, n):
 }
 
 
+def ahead():
+    return [row[:2] for row in (*IN_ORDER.values(), *IN_LOCKSTEP.values())]
+
+
 def says(sandbox, task, code):
     verdict = sandbox.score(task, [code])[0]
     assert not verdict.correct
@@ -111,14 +116,14 @@ def says(sandbox, task, code):
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
-def test_a_race_that_programs_in_order_win_is_an_error(box, naively, name):  # noqa: F811
+def test_a_race_that_programs_in_order_win_is_an_error(box, naively, name):
     task, code, reason = IN_ORDER[name]
     assert naively(task.source, code)["correct"]
     assert reason in says(box, task, code)
 
 
 @pytest.mark.parametrize("name", IN_LOCKSTEP)
-def test_a_race_that_lockstep_wins_is_an_error(box, name):  # noqa: F811
+def test_a_race_that_lockstep_wins_is_an_error(box, name):
     task, code, reason = IN_LOCKSTEP[name]
     assert reason in says(box, task, code)
 
@@ -129,7 +134,7 @@ def test_a_race_that_lockstep_wins_is_an_error(box, name):  # noqa: F811
     f"tl.store(part + p, s)\nif tl.atomic_add(count, 1) == 31:\n    tl.store(out, {ALL})",
     "while tl.atomic_cas(lock, p, p) != p:\n    pass\nif p > 0:\n    s += tl.load(out)\ntl.store(out, s)\n"
     "tl.atomic_xchg(lock, p + 1)"], ids=["atomics", "a mutex", "the last block", "in the order of programs"])
-def test_atomics_that_order_programs_are_accepted(box, body):  # noqa: F811
+def test_atomics_that_order_programs_are_accepted(box, body):
     assert box.score(TOTAL, [add_up(body)])[0].correct
 
 
@@ -139,7 +144,7 @@ def test_atomics_that_order_programs_are_accepted(box, body):  # noqa: F811
     ("[(8, 70000)](x, out, BLOCK=512)", "grid in y: 70000"),
     ("[(8, 1, 65536)](x, out, BLOCK=512)", "grid in z: 65536"),
     ("[(8, 1, 1, 1)](x, out, BLOCK=512)", "dimensions of the grid: 4")])
-def test_what_a_gpu_cannot_launch(box, launch, reason):  # noqa: F811
+def test_what_a_gpu_cannot_launch(box, launch, reason):
     assert reason in says(box, TWICE, solution("""
 @triton.jit
 def twice(x, out, BLOCK: tl.constexpr):

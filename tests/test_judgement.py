@@ -8,7 +8,6 @@ import torch
 
 from judge.correctness import structure
 from judge.perturbation import construct, parameter_names
-from sandbox import Sandbox
 from tasks import Task
 
 TASK = '''
@@ -69,12 +68,6 @@ def candidate(forward, more="", top="", state=FOLD):
         return "".join(f"        {line}\n" for line in text.strip().split("\n"))
     return (HEAD + top + "\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
             + indented(f"{state}\n{more}") + "    def forward(self, x):\n" + indented(forward))
-
-
-@pytest.fixture(scope="module")
-def verdict():
-    with Sandbox("cpu", trials=3, seed=0) as sandbox:
-        yield lambda code: sandbox.score(Task("affine", 0, TASK), [code])[0]
 
 
 HONEST_ONES = {
@@ -139,17 +132,24 @@ step = make()
 }
 
 
+AFFINE = Task("affine", 0, TASK)
+
+
+def ahead():
+    return [(AFFINE, code) for code in (*HONEST_ONES.values(), *(code for code, _ in EXPLOITS.values()))]
+
+
 @pytest.mark.parametrize("name", HONEST_ONES)
-def test_honest_candidates_pass(verdict, name):
-    v = verdict(HONEST_ONES[name])
-    assert v.correct and v.coverage > 0.2, v
+def test_honest_candidates_pass(box, name):
+    [verdict] = box.score(AFFINE, [HONEST_ONES[name]])
+    assert verdict.correct and verdict.coverage > 0.2, verdict
 
 
 @pytest.mark.parametrize("name", EXPLOITS)
-def test_exploits_fail(verdict, name):
+def test_exploits_fail(box, name):
     code, why = EXPLOITS[name]
-    v = verdict(code)
-    assert not v.correct and why in (v.rejected or v.error), v
+    [verdict] = box.score(AFFINE, [code])
+    assert not verdict.correct and why in (verdict.rejected or verdict.error), verdict
 
 
 def naive(code):

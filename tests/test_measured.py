@@ -266,10 +266,10 @@ def test_candidates_are_judged_each_by_what_it_does():
     def changed(statement):
         return replaced(honest, ("        return", f"        {statement}\n        return"))
     codes = {honest: None, honest.replace("2.0", "2.001"): "wrong values", changed("x.zero_()"): "in place",
-             changed("raise ValueError('enough')"): "enough", changed("while True: pass"): "no result within",
-             "def x(": "does not parse", honest.replace("def forward", "def backward"): "forward",
+             changed("raise ValueError('enough')"): "enough", "def x(": "does not parse",
+             honest.replace("def forward", "def backward"): "forward",
              changed("self.n = getattr(self, 'n', 0) + 1"): "keeps state"}
-    with Sandbox("cpu", clock="measured", trials=2, timeout=8, measure=0.001, workers=2, require_kernel=False) as box:
+    with Sandbox("cpu", clock="measured", trials=2, measure=0.001, workers=2, require_kernel=False) as box:
         verdicts = box.score(task, list(codes))
     for verdict, says in zip(verdicts, codes.values()):
         assert verdict.clock == "measured" and verdict.correct == (says is None), verdict

@@ -51,13 +51,6 @@ def test_constants(mine, papers):
     assert mine == papers
 
 
-@pytest.mark.parametrize("correct, speedup, coverage, reward", [
-    (True, 1.0, 0.0, 1.0), (True, 1.0, 1.0, 1.5), (True, 6.0, 1.0, 4.0), (True, 7.0, 1.0, 4.0), (True, 0.0, 0.0, 0.5),
-    (False, 3.0, 1.0, 0.0)])
-def test_the_reward_of_a_turn(correct, speedup, coverage, reward):
-    assert policy.davinci_reward(Verdict(correct=correct, speedup=speedup, coverage=coverage)) == reward
-
-
 @pytest.mark.parametrize("coverage, probability", [(0.3, 0.0), (0.35, 0.5), (0.4, 1.0)])
 def test_profiling_based_rejection(coverage, probability):
     assert reinforce.prs_probability(Verdict(correct=True, coverage=coverage)) == pytest.approx(probability)

@@ -18,9 +18,9 @@ TABLE = {  # what is not as daVinci-kernel has it (tests/test_paper.py); all els
                       "mrs": False, "mask_void": False, "baseline": "group-norm", "group": "task", "loss_scale": 1.0,
                       "loss_mean": "token", "history": "condensed"},
     "cuda-agent": ALONE | {"reward": "cuda-agent", "prs": False, "mrs": False, "mask_void": False}}
-REWARDS = {  # reward of: wrong; correct at 0.5x and 1.052x with coverage 0; at 1.053x and 10x with coverage 1
-    "davinci": [0.0, 0.75, 1.026, 1.5265, 4.0], "drkernel": [0.0, 0.75, 1.026, 1.5265, 2.5],
-    "kevin": [0.0, 0.8, 1.352, 1.353, 10.3], "cuda-agent": [-1.0, 1.0, 1.0, 2.0, 2.0]}
+REWARDS = {  # reward of: wrong; a decoy; correct at 0.5x and 1.052x with coverage 0; at 1.053x and 10x with coverage 1
+    "davinci": [0.0, 0.0, 0.75, 1.026, 1.5265, 4.0], "drkernel": [0.0, 0.0, 0.75, 1.026, 1.5265, 2.5],
+    "kevin": [0.0, 0.0, 0.8, 1.352, 1.353, 10.3], "cuda-agent": [-1.0, -1.0, 1.0, 1.0, 2.0, 2.0]}
 
 
 @pytest.mark.parametrize("given, parameters", [("cpu", 6e6), ("cuda", 6e6), ("cuda", 8e9)])
@@ -35,7 +35,8 @@ def test_a_recipe_sets_all_that_its_name_implies(recipe, given, parameters):
 @pytest.mark.parametrize("recipe", list(TABLE))
 def test_the_reward_of_a_recipe(recipe):
     correct = (0.5, 0.0), (1.052, 0.0), (1.053, 1.0), (10.0, 1.0)
-    verdicts = [Verdict(compiled=True), *(Verdict(correct=True, speedup=s, coverage=c) for s, c in correct)]
+    wrong = Verdict(compiled=True), Verdict(compiled=True, rejected="decoy", speedup=2.0, coverage=0.9)
+    verdicts = [*wrong, *(Verdict(correct=True, speedup=s, coverage=c) for s, c in correct)]
     reward = policy.REWARDS[TABLE[recipe].get("reward", "davinci")]
     assert list(map(reward, verdicts)) == pytest.approx(REWARDS[recipe])
 

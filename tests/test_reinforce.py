@@ -1,12 +1,16 @@
 """The training step, and resuming after a kill at any point."""
 
+import contextlib
 import functools
 import importlib.util
 import itertools
 import json
+import os
 import random
 import re
 import shutil
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -51,25 +55,30 @@ def script(role, prompt):
     return [kernel(1.0), kernel(0.8), "```python\nclass ModelNew:\n    wrong\n```", "I cannot do that."]
 
 
-@pytest.fixture
-def world(request, monkeypatch, model_folder, tmp_path):
-    """Everything but words and verdicts is real. Returns a function that runs reinforce.py with options."""
-    model = tmp_path / "model"
+def ingredients(folder, model_folder) -> list:
+    """Lay a model with a library and five tasks into a folder; the options of a run on them."""
+    model = folder / "model"
     Backbone.load(model_folder).save(model)
     SkillLibrary([Skill("seed-a", "forward module", "general", ("relu",), CONTENT.replace("fuse", "a")),
                   Skill("seed-b", "inputs torch", "general", ("init",), CONTENT.replace("fuse", "b")),
                   Skill("other", "unrelated words", "general", ("scan",), "c")]).save(model / "skill_library.jsonl")
-    (tmp_path / "tasks").mkdir()
+    (folder / "tasks").mkdir()
     for i in range(5):
-        (tmp_path / f"tasks/{i}.py").write_text(make_task(i).source)
+        (folder / f"tasks/{i}.py").write_text(make_task(i).source)
+    return ["--model", str(model), "--tasks", str(folder / "tasks"), *SMALL]
+
+
+@pytest.fixture
+def world(request, monkeypatch, model_folder, tmp_path):
+    """Everything but words and verdicts is real. Returns a function that runs reinforce.py with options."""
+    usual = ingredients(tmp_path, model_folder)
     enter(monkeypatch.setattr)
     if not request.node.get_closest_marker("curves"):
         monkeypatch.setattr(report, "draw_curves", lambda run: None)  # a second each
         monkeypatch.setattr(reinforce, "finish_run", lambda run: None)
 
     def run(out, *options, evaluate=False):
-        fresh = ["--model", str(model), "--tasks", str(tmp_path / "tasks"), *SMALL,
-                 *([] if evaluate else ["--no-eval"])]
+        fresh = usual if evaluate else [*usual, "--no-eval"]
         assert reinforce.main(["--out", str(tmp_path / out), *([] if "--resume" in options else fresh), *options]) == 0
         return tmp_path / out
 
@@ -187,6 +196,9 @@ def test_records_hold_what_happened(world):
             for line in asked:  # schemes that chose the same skills pool their rollouts
                 pooled = [max(row) for row, other in zip(rewards, mine) if set(other["skills"]) == set(line["skills"])]
                 assert line["reward"] == pytest.approx(statistics.mean(pooled)) and len(pooled) in (2, 4, 6)
+            speeds = [[turn["verdict"]["speedup"] or 0.0 for turn in line["turns"]] for line in mine]
+            triggered = any(row[0] and max(row) >= 1.2 * max(row[0], 1.0) for row in speeds)
+            assert [line["task"] for line in summaries].count(task) == 2 * triggered
             want = leave_one_out([line["reward"] for line in asked])
             assert [line["advantage"] for line in asked] == pytest.approx(want)
         for line in summaries:
@@ -205,11 +217,11 @@ def test_learning_moves_the_policy_to_the_better_kernel(world):
 
 
 def test_ablations(world):
-    base = world("base", "--steps", "2")
-    out = world("a", "--steps", "2", "--no-skills")
+    base = world("base", "--steps", "1")
+    out = world("a", "--steps", "1", "--no-skills")
     assert all(m["selection_rows"] == m["summaries"] == m["staged"] == 0 for m in metrics(out)[1:])
     assert all(not line["skills"] for line in records(out, 1, "policy")) and len(records(out, 1, "policy")) == 12
-    out = world("b", "--steps", "2", "--bm25-only")
+    out = world("b", "--steps", "1", "--bm25-only")
     assert records(out, 1, "selection") == [] and all(m["selection_rows"] == 0 for m in metrics(out)[1:])
     chosen = {(line["task"], *line["skills"]) for line in records(out, 1, "policy")}
     assert len(chosen) == 2 and all(len(skills) > 1 for skills in chosen)  # all k + 1 schemes: there is no null scheme
@@ -218,7 +230,7 @@ def test_ablations(world):
     assert proposals and all(p["attempt"] is None for p in proposals) and sum(m["staged"] for m in metrics(out)[1:]) > 0
     assert {line["reward"] for step in (1, 2, 3) for line in records(out, step, "summary")} <= {0.0, 1.0}
     for switch, role in (("--freeze-selection", "selection"), ("--freeze-summary", "summary")):
-        out = world(role, "--steps", "2", switch)
+        out = world(role, "--steps", "1", switch)
         assert records(out, 1, role) == records(base, 1, role)  # it is used, credited and recorded all the same
         line = metrics(out)[1]
         assert line["rows"] == sum(line[f"{one}_rows"] for one in ("policy", "selection", "summary") if one != role)
@@ -246,9 +258,11 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
     """On its own problems and its own random numbers: training goes on as if it had not been."""
     monkeypatch.setattr(reinforce.tasks, "builtin_tasks", lambda device: [make_task(i) for i in range(7, 10)])
     plain = world("plain", "--steps", "3")
+    Scripted.draws.clear()
     out = world("run", "--steps", "3", "--eval-every", "2", "--eval-samples", "2", evaluate=True)
     lines = metrics(out)
     assert [m["step"] for m in lines if "eval_reward_best" in m] == [0, 2, 3] and weights(out) == weights(plain)
+    assert Scripted.draws == {(0, 1.0), (1.0, 0.95), (1.0, 1.0)}  # selections and checks; samples; training
     for step in (0, 2, 3):
         rollouts = [json.loads(line) for line in (out / f"rollouts/eval_{step}.jsonl").read_text().splitlines()]
         rewards = [max(t["reward"] for t in r["turns"]) for r in rollouts if r["role"] == "policy"]
@@ -300,23 +314,14 @@ def same(a, b, without=()):
 
 
 def test_resuming_equals_not_stopping(world):
-    whole = world("whole", "--steps", "5")
-    parts = world("parts", "--steps", "2")
-    world("parts", "--resume", "--steps", "3")
-    world("parts", "--resume", "--steps", "5")
+    whole = world("whole", "--steps", "4")
+    parts = world("parts", "--steps", "1")
+    world("parts", "--resume", "--steps", "2")
+    world("parts", "--resume", "--steps", "4")
     assert same(whole, parts)
     before = weights(whole)
     world("whole", "--resume")  # complete already: nothing happens
-    assert weights(whole) == before and len(metrics(whole)) == 6
-
-
-def test_checkpoint_folder_alone_resumes(world, tmp_path):
-    whole, source = world("whole", "--steps", "4"), world("part", "--steps", "2")
-    (tmp_path / "copy").mkdir()
-    (source / "checkpoint").rename(tmp_path / "copy/checkpoint")
-    copy = world("copy", "--resume", "--steps", "4")
-    assert weights(copy) == weights(whole) and [m["step"] for m in metrics(copy)] == [3, 4]
-    assert state(copy)["library"] == state(whole)["library"]
+    assert weights(whole) == before and len(metrics(whole)) == 5
 
 
 class Killed(BaseException):
@@ -331,6 +336,15 @@ def whole_run(world):
     if not WHOLE:
         WHOLE.append(world("whole", *SHORT))
     return WHOLE[0]
+
+
+def test_checkpoint_folder_alone_resumes(world, tmp_path):
+    source = world("part", *SHORT, "--steps", "1")
+    (tmp_path / "copy").mkdir()
+    (source / "checkpoint").rename(tmp_path / "copy/checkpoint")
+    copy = world("copy", "--resume", "--steps", "2")
+    assert weights(copy) == weights(whole_run(world)) and [m["step"] for m in metrics(copy)] == [2]
+    assert state(copy)["library"] == state(whole_run(world))["library"]
 
 
 POINTS = ["select", "roll_out", "score", "summarise", "verify", "credit", "update", "flush", "record_rollouts",
@@ -373,30 +387,29 @@ def test_killed_within_a_checkpoint_and_resumed(world, monkeypatch, n):
 
 
 def test_torn_metrics_line_is_dropped(world):
-    whole, torn = world("whole", "--steps", "3"), world("torn", "--steps", "2")
+    torn = world("torn", *SHORT, "--steps", "1")
     with open(torn / "metrics.jsonl", "a") as file:
-        file.write('{"step": 3, "clo')
+        file.write('{"step": 2, "clo')
     (torn / "rollouts/step_9.jsonl").write_text("left behind")
-    (torn / "skill_library/global_step_3.jsonl").write_text("left behind")
-    assert same(whole, world("torn", "--resume", "--steps", "3"))
+    (torn / "skill_library/global_step_2.jsonl").write_text("left behind")
+    assert same(whole_run(world), world("torn", "--resume", "--steps", "2"))
 
 
-@pytest.mark.parametrize("phase, kept", [("score", 3), ("credit", 0)])
-def test_an_interruption_keeps_the_complete_steps_unless_weights_change(world, monkeypatch, phase, kept):
-    whole, work = world("whole", "--steps", "4"), getattr(reinforce, phase)
+@pytest.mark.parametrize("phase, kept", [("score", 1), ("credit", 0)])
+def test_an_interruption_keeps_the_complete_steps_unless_weights_change(world, monkeypatch, tmp_path, phase, kept):
+    cut, work = tmp_path / "cut", getattr(reinforce, phase)
 
     def interrupted(run, episodes):
-        if run.step == 3:
+        if run.step == 1:
             raise KeyboardInterrupt
         return work(run, episodes)
 
     monkeypatch.setattr(reinforce, phase, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        world("cut", "--steps", "4", "--save-every", "10")
+        world("cut", *SHORT, "--save-every", "10")
     monkeypatch.setattr(reinforce, phase, work)
-    cut = whole.parent / "cut"
     assert torch.load(cut / "checkpoint/trainer.pt", weights_only=True)["step"] == kept
-    assert same(whole, world("cut", "--resume"))
+    assert same(whole_run(world), world("cut", "--resume"))
 
 
 def run_with_kills(command, out, options, moments):
@@ -417,11 +430,11 @@ def run_with_kills(command, out, options, moments):
 
 def test_kill_nine_and_resume(world, tmp_path):
     """A process killed without warning. tests/kill_and_resume.py does so with the real model and sandbox."""
-    whole, out, root = world("whole", "--steps", "4"), tmp_path / "killed", Path(__file__).parent.parent
+    whole, out, root = whole_run(world), tmp_path / "killed", Path(__file__).parent.parent
     program = (f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'tests')!r}]\n"
                "import test_reinforce, reinforce\ntest_reinforce.enter(setattr)\nreinforce.main(sys.argv[1:])")
-    options = [*SMALL, "--no-eval", "--model", str(tmp_path / "model"), "--tasks", str(tmp_path / "tasks")]
-    run_with_kills([sys.executable, "-c", program], out, [*options, "--steps", "4"], [random.Random(0).uniform(0, 1)])
+    options = ["--model", str(tmp_path / "model"), "--tasks", str(tmp_path / "tasks"), *SMALL, "--no-eval", *SHORT]
+    run_with_kills([sys.executable, "-c", program], out, options, [random.Random(0).uniform(0, 0.5)])
     assert same(whole, out)
 
 
@@ -489,13 +502,18 @@ def test_resume_needs_what_the_run_has_left_and_the_folder_to_itself(world, refu
     checkpoint, kept = out / "checkpoint", sorted(path.name for path in (out / "rollouts").iterdir())
     capsys.readouterr()
     report._locks.clear()  # this process lets go of it
-    other = ("import sys, pathlib, report\nreport.claim(pathlib.Path(sys.argv[1]))\nprint('held', flush=True)\n"
-             "sys.stdin.read()")
-    holder = subprocess.Popen([sys.executable, "-c", other, str(out)], text=True, stdin=subprocess.PIPE,
-                              stdout=subprocess.PIPE, cwd=Path(report.__file__).parent)
-    assert holder.stdout.readline() == "held\n"
+    here, there = socket.socketpair()
+    if not (other := os.fork()):
+        with contextlib.suppress(BaseException):
+            report.claim(out)
+            there.sendall(b"held")
+            signal.pause()
+        os._exit(1)
+    there.close()
+    assert here.recv(4) == b"held"
     assert "another process is writing there" in refusal(reinforce.main, "--out", out, "--resume")
-    holder.communicate()
+    os.kill(other, signal.SIGKILL)
+    os.waitpid(other, 0)
     library = checkpoint / "skill_library.jsonl"
     library.rename(out / "aside")
     assert f"{library} is missing" in refusal(reinforce.main, "--out", out, "--resume")

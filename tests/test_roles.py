@@ -97,9 +97,10 @@ def test_nobody_is_asked_without_candidates_or_with_bm25_alone(scripted):
 def test_candidates_that_do_not_fit_are_left_out(scripted):
     scripted.script = lambda role, prompt: [selecting("skill-0")]
     whole = select(scripted, SkillLibrary(SKILLS), [make_task()], 1)[0][0]
-    limit = len(whole.completion.prompt_ids) - 5
-    short = select(scripted, SkillLibrary(SKILLS), [make_task()], 1, max_prompt_tokens=limit)[0][0]
-    assert short.candidates == whole.candidates[:-1] and len(short.completion.prompt_ids) <= limit
+    size = len(whole.completion.prompt_ids)
+    for limit, kept in ((size, 5), (size - 1, 4)):
+        short = select(scripted, SkillLibrary(SKILLS), [make_task()], 1, max_prompt_tokens=limit)[0][0]
+        assert short.candidates == whole.candidates[:kept] and len(short.completion.prompt_ids) <= limit
 
 
 # ---- policy
@@ -343,6 +344,10 @@ def test_s_summaries_of_each_winner(scripted):
     for part in ("relu(x) * 2", "body0", "First answer, speedup 1.00", "code 1.0", "Best answer, speedup 2.00",
                  "code 2.0", "update_skill_library"):
         assert part in prompt
+    scripted.script = lambda role, prompt: [proposing(entry())]
+    learnt = Skill("learnt", "another", "general", ("relu",), CONTENT)
+    assert [propose(scripted, winners, 1, SkillLibrary(known))[0][0].proposals[0].known
+            for known in ([], [learnt])] == [False, True]
     limit = len(summaries[0][0].completion.prompt_ids) - 1
     assert propose(scripted, winners, 4, None, max_prompt_tokens=limit) == [[], []]
     assert [len(mine) for mine in propose(scripted, winners, 4, None, max_prompt_tokens=limit + 1)] == [4, 4]

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import copy
 import itertools
 import json
 import math
@@ -45,11 +46,24 @@ class Scorer:
 
 
 @pytest.fixture(scope="module")
-def examples():
-    plain, executing = Writer(None), Writer(Scorer())
+def first_writer():
+    return Writer(None)  # it takes seconds to make one
+
+
+@pytest.fixture
+def writer(first_writer):
+    first_writer.forget()
+    return first_writer
+
+
+@pytest.fixture(scope="module")
+def examples(first_writer):
+    executing = copy.copy(first_writer)
+    executing.sandbox = Scorer()
+    executing.forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examples_module, "spoil", lambda code, rng: spoil(code, rng) + "# spoiled\n")
-        return [e for writer, seeds in ((plain, 120), (executing, 60)) for seed in range(seeds)
+        return [e for writer, seeds in ((first_writer, 60), (executing, 60)) for seed in range(seeds)
                 for e in writer.write(seed)]
 
 
@@ -80,9 +94,9 @@ def test_replies_parse_as_what_they_are(examples):
             assert all(re.search(r"Motivation: .+\nKey Idea: .+\nExample:\n", s["content"]) for s in written)
 
 
-def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do():
-    writer, prompted, unprompted = Writer(None), [], []
-    for seed in range(300):
+def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do(writer):
+    prompted, unprompted = [], []
+    for seed in range(150):
         rng = random.Random(seed)
         if (found := writer.task(seed)) and (applicable := expert.applicable(found[1])):
             name = rng.choice(sorted(applicable))
@@ -149,6 +163,14 @@ def test_the_cache_gives_back_what_it_was_given(examples, chat, tmp_path):
 
 
 # ---- filter and batches
+
+
+def test_what_was_executed_counts_several_times(monkeypatch):
+    made = {False: Example("policy", [{}] * 3, None, "f"), True: Example("summary", [{}] * 3, None, "f")}
+    monkeypatch.setattr(sft, "write_examples", lambda first, count, executed, *_: [made[executed]] * count)
+    args = argparse.Namespace(problems=5, executed=2, repeat_executed=3, no_diversity_filter=True, processes=1,
+                              wide=False)
+    assert Counter(e.kind for e in sft.built_in_examples(args)) == {"policy": 5, "summary": 6}
 
 
 def test_the_filter_down_samples_what_is_over_represented(capsys):
@@ -424,10 +446,11 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
 
 
 class Answering:
-    """A model that answers as the expert would, and every other time with nothing; it applies only what skills name."""
+    """A model that answers as the expert would, and without a skill every other time with nothing; it applies only what
+    skills name."""
 
-    def __init__(self):
-        found = [pair for seed in range(HELD_OUT, HELD_OUT + 10) if (pair := Writer(None).task(seed))]
+    def __init__(self, writer):
+        found = [pair for seed in range(HELD_OUT, HELD_OUT + 10) if (pair := writer.task(seed))]
         self.parsed = {task.source.strip(): parsed for task, parsed in found}
         self.asked = 0
 
@@ -440,7 +463,7 @@ class Answering:
 
     def answer(self, messages, tool):
         self.asked += 1
-        if self.asked % 2:
+        if self.asked % 2 and "# Skill: " not in messages[0]["content"]:
             return "nothing"
         if tool is backbone.SELECT_TOOL:
             return tool_reply("select_skills", {"think": "t", "selected_skills": []})["content"]
@@ -452,24 +475,27 @@ class Answering:
         return policy_reply(named, expert.render(self.parsed[source], named).code)
 
 
-def test_evaluation_tells_what_the_cold_start_taught():
+def test_evaluation_tells_what_the_cold_start_taught(writer, monkeypatch):
+    monkeypatch.setattr("synthetic.tiny.Writer", lambda _: writer)
+
     class Judge:
         def score_pairs(self, pairs):
+            assert len({task.name for task, _ in pairs}) == 4
             return [Verdict(compiled=True, correct="ModelNew" in code, speedup=2.0 if "ModelNew" in code else None,
                             error="no kernel", clock="modelled") for _, code in pairs]
 
-    told = sft.evaluate(Answering(), Judge(), 4)
-    assert told["problems"] == 4 and told["clock"] == "modelled" and told["what was wrong"] == {"no kernel": 4}
-    assert told["correct"] == told["correct with skill"] == 50 and told["mean speedup"] == 1.0
+    told = sft.evaluate(Answering(writer), Judge(), 4)
+    assert told["problems"] == 4 and told["clock"] == "modelled" and told["what was wrong"] == {"no kernel": 2}
+    assert (told["correct"], told["correct with skill"], told["mean speedup"]) == (50, 100, 1.0)
     assert told["select_skills well-formed"] == told["update_skill_library well-formed"] == 50
-    assert told["technique without skill"] == 0 < told["technique with skill"] <= 60
+    assert told["technique without skill"] == 0 < 50 <= told["technique with skill"]
 
 
-def test_the_shipped_model_is_small_complete_and_follows_a_skill():
+def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     folder = Path(sft.__file__).parent / "checkpoints" / "tiny"
     assert sum(p.stat().st_size for p in folder.iterdir()) <= 16e6
     model = Backbone.load(folder)
-    writer, seed, prompts, names = Writer(None), HELD_OUT, [], []
+    seed, prompts, names = HELD_OUT, [], []
     while len(prompts) < 6:
         found = writer.task(seed)
         seed += 1

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 import tasks
 from conftest import make_task
-from sandbox import Sandbox
 from summarizer import lazy_advice
 from synthetic import expert
 from synthetic.expert import ALL, TECHNIQUES, read, render, techniques_in
@@ -23,7 +22,7 @@ from tasks import Task, builtin_tasks, evaluation_fingerprints, fingerprint, unf
 @pytest.fixture(scope="module")
 def problems():
     """(Task, ParsedModel) pairs that between them have work for every technique."""
-    found, missing, evaluation = [], dict.fromkeys(TECHNIQUES, 3), evaluation_fingerprints()
+    found, missing, evaluation = [], dict.fromkeys(TECHNIQUES, 2), evaluation_fingerprints()
     for seed in range(2000):
         if not any(missing.values()):
             break
@@ -35,12 +34,6 @@ def problems():
                 missing[name] = max(0, missing[name] - 1)
     assert not any(missing.values())
     return found
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    with Sandbox("cpu", trials=2, seed=0) as box:  # which remembers verdicts
-        yield box
 
 
 def test_each_technique_can_stand_alone_and_shows_up_only_where_it_was_asked_for(problems):
@@ -55,9 +48,9 @@ def test_each_technique_can_stand_alone_and_shows_up_only_where_it_was_asked_for
     assert set(TECHNIQUES) - shown <= {"fuse-neighbours-into-row"}  # this one joins another technique's kernel
 
 
-def test_solutions_are_correct_and_more_techniques_make_the_modelled_time_shorter(problems, sandbox):
+def test_solutions_are_correct_and_more_techniques_make_the_modelled_time_shorter(problems, box):
     pairs = [(task, render(parsed, names).code) for task, parsed in problems for names in (set(), ALL)]
-    verdicts = sandbox.score_pairs(pairs)
+    verdicts = box.score_pairs(pairs)
     assert not [(task.name, v.error or v.rejected) for (task, _), v in zip(pairs, verdicts) if not v.correct]
     gains = [full.speedup / bare.speedup for bare, full in zip(verdicts[::2], verdicts[1::2])]
     assert sum(g > 1.2 for g in gains) >= 0.7 * len(gains)
@@ -108,7 +101,7 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
           ("x.masked_fill(y > 0, -1.0)", "(64, 128)", "fused(")]
 
 
-def test_operators_alone_and_with_a_neighbour_have_right_kernels(sandbox):
+def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
     source = make_task().source
     head, tail = source[:source.index("class Model")], "\n\ndef get_init_inputs():\n    return []\n"
     tasks_ = [Task(f"single{i}", 0, f"{head}import torch.nn.functional as F\n\nclass Model(nn.Module):\n"
@@ -117,7 +110,7 @@ def test_operators_alone_and_with_a_neighbour_have_right_kernels(sandbox):
               for i, (forward, shape, _) in enumerate(SINGLE)]
     codes = [render(expert.follow(task), ALL).code for task in tasks_]
     assert not [row[0] for row, code in zip(SINGLE, codes) if row[2] not in code]
-    verdicts = sandbox.score_pairs(list(zip(tasks_, codes)))
+    verdicts = box.score_pairs(list(zip(tasks_, codes)))
     assert not [(row[0], v.error or v.rejected) for row, v in zip(SINGLE, verdicts) if not v.correct]
 
 
@@ -172,7 +165,7 @@ def get_init_inputs():
 '''
 
 
-def test_a_network_keeps_its_layers_and_has_kernels_in_every_method(sandbox):
+def test_a_network_keeps_its_layers_and_has_kernels_in_every_method(box):
     code = render(expert.follow(Task("network", 3, NETWORK)), ALL).code
     for text in ("torch.var_mean(", "F.conv2d(x, self.tail[0].weight, None", "self.blocks[1](x)", "def widened(n):",
                  "SLOPE"):
@@ -180,21 +173,21 @@ def test_a_network_keeps_its_layers_and_has_kernels_in_every_method(sandbox):
     gate = code[code.index("def _gate"):]
     assert "fused" in gate[:gate.index("def forward")]
     assert "fused" in code[code.index("class Block"):code.index("ModelNew")]
-    verdict = sandbox.score(Task("network", 3, NETWORK), [code])[0]
+    verdict = box.score(Task("network", 3, NETWORK), [code])[0]
     assert verdict.correct, verdict.error
 
 
-def test_solutions_for_the_wide_distribution_are_correct(sandbox):
+def test_solutions_for_the_wide_distribution_are_correct(box):
     families = {name: row for name, row in WIDE.families.items() if name not in FAMILIES}
     found, evaluation = {name: [] for name in families}, evaluation_fingerprints()
-    for seed in range(200):
+    for seed in range(100):
         task = synthesize(seed, clutter=seed % 2 > 0, distribution=Distribution(Wide, families))
-        if len(found[task.family]) < 3 and unfit(task, evaluation) is None:
+        if len(found[task.family]) < 2 and unfit(task, evaluation) is None:
             found[task.family].append(task)
     drawn = [task for tasks_ in found.values() for task in tasks_]
-    assert len(drawn) == 3 * len(families)
+    assert len(drawn) == 2 * len(families)
     solutions = [render(expert.follow(task), ALL) for task in drawn]
-    verdicts = sandbox.score_pairs([(task, solution.code) for task, solution in zip(drawn, solutions)])
+    verdicts = box.score_pairs([(task, solution.code) for task, solution in zip(drawn, solutions)])
     assert not [(task.name, v.error or v.rejected) for task, v in zip(drawn, verdicts) if not v.correct]
 
 
@@ -250,7 +243,7 @@ def test_formula_agrees_with_torch(name):
     assert torch.allclose(eval(value, space), function(x), rtol=1e-5, atol=1e-6)
 
 
-def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(sandbox, monkeypatch):
+def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(box, monkeypatch):
     """The generator draws it in each spelling, the reader reads it, decontamination knows it, its kernel is right."""
     spellings = ("F.tanhshrink({x})", "{x} - torch.tanh({x})")
     formula = ("d = 2.0 * tl.sigmoid(2.0 * {x}) - 1.0", "{x} - d")
@@ -265,7 +258,7 @@ def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(san
     assert all(texts.values())
     solutions = [render(read(task), ALL) for task in drawn]
     assert any("2.0 * tl.sigmoid(2.0 *" in solution.code for solution in solutions)
-    verdicts = sandbox.score_pairs([(task, solution.code) for task, solution in zip(drawn, solutions)])
+    verdicts = box.score_pairs([(task, solution.code) for task, solution in zip(drawn, solutions)])
     assert not [(v.error, solution.code) for v, solution in zip(verdicts, solutions) if not v.correct]
     source = texts["F.tanhshrink("][0].source
     call = source[source.index("F.tanhshrink("):].split("\n")[0].split(")")[0] + ")"

@@ -68,7 +68,7 @@ def is_kernel(node):
 def statements(body):
     """Statements with those inside of `if`, `try`, `with` and classes, not those of functions.
 
-    Of a name that is defined in two branches the last one counts; so what is `else` or `except` comes first.
+    Of a name that is imported in two branches the last one counts; so what is `else` or `except` comes first.
     """
     for node in body:
         yield node

@@ -309,7 +309,7 @@ class Kernel:
 
     def sweep_lines(self, final) -> list[str]:
         """The kernel's body: a loop over the pieces of the row for each reduction, and one that stores elements."""
-        vector = [o.load for o in self.ordered() if "idx" in o.load]  # what makes elements; a loop repeats what it needs
+        vector = [o.load for o in self.ordered() if "idx" in o.load]  # what makes elements: each loop repeats its part
         body = [o.load for o in self.ordered() if o.load and "idx" not in o.load]
         for what, level in self.sections:
             if level == "vector":

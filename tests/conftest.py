@@ -146,17 +146,14 @@ def box():
         yield sandbox
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def judged_ahead(request):
-    """Where whole files are run, what their functions `ahead` list is judged in the background from the start.
+    """Where a whole file is run, what its function `ahead` lists is judged in the background while its tests begin.
 
     ahead(): (task, code) pairs. Each test asks for its own as if nothing had happened: the sandbox keeps verdicts.
     """
-    items = request.session.items
-    files = dict.fromkeys(item.module for item in items if len(items) > 20 and hasattr(item, "module"))
-    for file in files:
-        if hasattr(file, "ahead"):
-            request.getfixturevalue("box").submit(file.ahead())
+    if hasattr(request.module, "ahead") and len(request.session.items) > 20:
+        request.getfixturevalue("box").submit(request.module.ahead())
 
 
 @pytest.fixture(scope="session")

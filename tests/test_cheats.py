@@ -468,8 +468,10 @@ CONTRACTS = {  # name: (the reference's expression, the candidate's forward, wha
     "a parameter that every call changes": (
         TORCH, "self.bias.data.add_(1)\nreturn fused(x, self.bias - 1)", "0", "wrong values"),
     "an expanded output": (
-        "torch.sigmoid(x[:, :1]).repeat(1, 64)", "return torch.sigmoid(x[:, :1]).expand(256, 64)", "0", "no memory of its own"),
-    "an input as an output": ("(torch.sigmoid(x), x.clone())", "return torch.sigmoid(x), x", "0", "no memory of its own"),
+        "torch.sigmoid(x[:, :1]).repeat(1, 64)", "return torch.sigmoid(x[:, :1]).expand(256, 64)", "0",
+        "no memory of its own"),
+    "an input as an output": (
+        "(torch.sigmoid(x), x.clone())", "return torch.sigmoid(x), x", "0", "no memory of its own"),
     "one output twice": ("(x * 2, x + x)", "y = x * 2\nreturn y, y", "0", "no memory of its own"),
     "two kernels of one name": (TORCH, "return fused(x, self.bias)",
                                 "0)\n\n@triton.jit\ndef copy(x, y):\n    tl.store(y, 0", "same name"),

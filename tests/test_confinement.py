@@ -345,7 +345,7 @@ def twice(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 """, "y = torch.empty_like(x)\ntwice[(64,)](x, y, x.numel(), BLOCK=1024)\nreturn y")
 HOARDS = {  # what a forward returns in place of y: what the verdict says
     "[y] * 7": "1,835,008 bytes (1,572,864 are allowed)",
-    "y.expand(7, 256, 256)": "1,835,008 bytes (1,572,864 are allowed)",
+    "y.expand(7, 256, 256)": "no memory of its own",
     "[y[:1, :1]] * 40000": "(2,097,152 are allowed)",
     "y + BIG[:1]": "269,484,032 bytes of tensors (269,",
     "y.flatten()[:: 2]": "wrong output: shape",

@@ -323,7 +323,8 @@ def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals
 
 def test_of_one_steps_equal_skills_the_fastest_joins(tmp_path):
     names = [("fuse", 2.0), ("row", 1.5), ("fuse", 3.0)]
-    episodes = [reinforce.Episode(None, [], staged=Skill(name, "how", "general", (), f"at {x}", x)) for name, x in names]
+    skills = [Skill(name, "how", "general", (), f"at {x}", x) for name, x in names]
+    episodes = [reinforce.Episode(None, [], staged=skill) for skill in skills]
     run = SimpleNamespace(library=SkillLibrary(), out=tmp_path, step=0)
     reinforce.flush(run, episodes + [reinforce.Episode(None, [])])
     assert [(skill.name, skill.verify_speedup) for skill in run.library.skills] == [("fuse", 3.0), ("row", 1.5)]

@@ -5,7 +5,7 @@ A forward's or a file's text a row; expressions and bodies of kernels are in tes
 
 import pytest
 
-from test_language import FLOATS, box, indent, verdict  # noqa: F401 (a fixture)
+from test_language import FLOATS, indent, verdict
 from test_modelled import problem, solution
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -113,8 +113,6 @@ SOURCES = {  # whole files
     "constexpr_function": HEAD + "@triton.constexpr_function\ndef half(n):\n    return n // 2\n" +
                           DOUBLE.replace("* 2", "* half(BLOCK // 64)") + model(),
     "under if True": HEAD + "if True:\n" + indent(DOUBLE) + model(),
-    "two branches": HEAD + "if hasattr(tl, 'load'):\n" + indent(DOUBLE) + "else:\n" +
-                    indent(DOUBLE.replace("* 2", "* 3")) + model(),
     "a static method": HEAD + "class Kernels:\n" + indent(STATIC) + model(NEW + "Kernels." + CALL),
     "a method of the model": HEAD + model(NEW + "self." + CALL, STATIC),
     "jit with options": HEAD + DOUBLE.replace(JIT, "@triton.jit(do_not_specialize=['n'], debug=True)") + model(),

@@ -124,7 +124,6 @@ EXPRESSIONS = {
         "(v[:, None] + tl.zeros((1, 2), tl.float32)).sum(1)", "tl.sum(v[None, :].broadcast_to((2, BLOCK)), axis=0)",
         "tl.sum(tl.broadcast_to(tl.expand_dims(v, 1), (BLOCK, 2)), 1)",
         "tl.full((BLOCK,), 2, tl.float32) * v + tl.zeros_like(v)", "tl.flip(tl.flip(v)) * 2",
-        "tl.cat(v, v, can_reorder=True).reshape(2, BLOCK).sum(0)",
         "tl.gather(v, tl.arange(0, BLOCK) ^ 1, 0) * 0 + v * 2")}),
     "numbers": (FLOATS, {expression: "x * 2" for expression in (
         "v * tl.where(tl.rand(7, o) < 1.0, 2.0, 1.0)", "v * 2 + 0 * tl.randn(7, o)", "v * 2 + 0 * tl.randint(7, o)",

@@ -433,7 +433,7 @@ def test_an_interruption_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     arguments = ["--level", 1, "--ids", "1-3", "--samples", 1, "--batch", 1, "--model", tmp_path]
     arguments += ["--out", tmp_path / "o"]
     code, _, err, _ = command(monkeypatch, capsys, *arguments, model=Scripted(lambda *_: kernel(1.5)))
-    assert code == 130 and err.endswith(".py: interrupted; the same command goes on\n") and err.count("\n") == 1
+    assert code == 130 and err.endswith(": interrupted; the same command goes on\n") and err.count("\n") == 1
     assert len((tmp_path / "o/results.jsonl").read_text().splitlines()) == 1  # 3 turns of the first problem
 
 

@@ -43,7 +43,8 @@ What holds on each path (judge/rules.py has the rules; a test for every line is 
 
     Refused on both clocks: forwards that read computed values, or whose operators' shapes depend on them.
     Not stopped without a GPU: a forward that reads the clock, files or chance; kernels that are slow for reasons that
-    have no price (cache misses of scalar loads, all work in one program); a kernel that only copies earns coverage.
+    have no price (cache misses of scalar loads, all work in one program); a kernel that only copies earns coverage
+    where the reference, too, leaves most values as they are.
     Not stopped with a GPU: a kernel that reads or writes other memory of its process: the reference is there, but no
     expected output. Native code of an extension, which does in its process what it likes.
 """

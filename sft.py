@@ -18,7 +18,7 @@ How this differs from the paper: the examples come from a program that knows twe
 so the cold start runs offline; and a batch is a number of tokens, not of sequences. With --data the paper's own
 released rows can be used instead. The tiny model (tokenizer, weights, evaluation) is made in synthetic/tiny.py.
 
-It leaves in --out: the model and its tokenizer, a seed library of three skills (the others are left to be found), and
+It leaves in --out: the model and its tokenizer, a seed library of five skills (the others are left to be found), and
 sft.json with the options and the history of the loss.
 """
 

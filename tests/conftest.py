@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import statistics
 import subprocess
 import sys
@@ -20,7 +19,6 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a program: a worker of pytest-xdist has none
 torch.set_num_threads(1)  # these models are so small that a second thread only waits, longest on a busy machine
 
 import backbone

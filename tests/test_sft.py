@@ -295,6 +295,7 @@ def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeyp
 
 def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
     data = encoded(64, np.random.default_rng(0))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a program: a worker of pytest-xdist has none
     whole, killed, resumed = small_model(), small_model(), small_model(1)
     history = sft.train(whole, data, 0, options(out=tmp_path / "none"))
     real, calls = sft.TrainStep.update, []

@@ -118,11 +118,11 @@ class ModelNew(nn.Module):
 @pytest.fixture
 def recording(tmp_path, monkeypatch):
     """recording(forward's lines, code before the class): (program, constants, model, source)."""
+    # A recording patches its process for good; afterwards the test's is as before.
     for owner, names in ((recorder.jit.JITFunction, ["run"]), (recorder.autotuner.Autotuner, ["run"]),
-                         (torch.cuda, ["is_available", "device_count", "current_device", "synchronize", "stream",
-                                       "get_device_properties", "get_device_name", "get_device_capability", "device",
-                                       "current_stream", "default_stream", "Stream"])):
-        for name in names:  # a recording patches its process for good; afterwards the test's is as before
+                         (torch.version, ["cuda"]), (torch.library, ["wrap_triton"]),
+                         (torch.cuda, [name for name in vars(torch.cuda) if not name.startswith("_")])):
+        for name in names:
             monkeypatch.setattr(owner, name, getattr(owner, name))
     monkeypatch.setattr(torch.Tensor, "is_cuda", torch.Tensor.is_cuda)
     monkeypatch.setattr(recorder.driver, "set_active", lambda active: None)

@@ -6,6 +6,7 @@ called with. reader.py then reads the methods one by one; those that it cannot f
 
 import ast
 import inspect
+import symtable
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -145,8 +146,7 @@ def _record_calls(classes, run) -> dict:
 
 def _preamble(tree, source, classes) -> str:
     """What stands outside the classes and is used inside them: imports, constants, functions."""
-    used = {n.id for node in classes for n in ast.walk(node) if isinstance(n, ast.Name)}
-    kept = []
+    used, kept = set().union(*map(_from_outside, classes)), []
     for node in reversed(tree.body):  # a function may use what stands before it
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = {(alias.asname or alias.name).split(".")[0] for alias in node.names} - _IMPORTED
@@ -156,5 +156,16 @@ def _preamble(tree, source, classes) -> str:
             names = {node.name} if isinstance(node, ast.FunctionDef) else set()
         if names & used:
             kept.append(ast.get_source_segment(source, node))
-            used |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+            used |= _from_outside(node)
     return "\n".join(reversed(kept))
+
+
+def _from_outside(node) -> set[str]:
+    """Names that a statement reads and does not define itself, as an argument or a variable of a function would be."""
+    names, scopes = set(), [symtable.symtable(ast.unparse(node), "", "exec")]
+    while scopes:
+        scope = scopes.pop()
+        scopes += scope.get_children()
+        names |= {symbol.get_name() for symbol in scope.get_symbols()
+                  if symbol.is_referenced() and (symbol.is_global() or scope.get_type() == "module")}
+    return names

@@ -143,13 +143,15 @@ def plan_batches(lengths, args) -> list[list[list[int]]]:
 class TrainStep:
     """Forward, backward and AdamW on a batch; on a GPU captured once per shape as a CUDA graph.
 
-    A small model is bound by kernel launches. Replaying a graph removes them: about four times the throughput of eager
-    training on a machine with slow launches.
+    A small model is bound by kernel launches, which a graph removes, and then by what lies between the products: norms,
+    rotary embeddings, activations and the loss, which torch.compile joins. 26 million parameters on one H200: 0.58
+    million tokens a second with the graph alone, 1.4 with both, after half a minute of compiling.
     """
 
     def __init__(self, model, learning_rate, graphs):
         self.model, self.graphs, self.captured, self.pool = model, graphs, {}, None
         self.device = model.device
+        self.loss = torch.compile(self.eager_loss, dynamic=True) if graphs else self.eager_loss
         self.rate = torch.tensor(learning_rate, device=self.device)  # a tensor, so that a captured step can be told it
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         vectors = [p for p in model.parameters() if p.dim() < 2]
@@ -157,16 +159,17 @@ class TrainStep:
             make_adamw, [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
             lr=self.rate, betas=(0.9, 0.95), fused=True, capturable=self.device.type == "cuda")
 
-    def add(self, ids, targets, share=1.0):
-        """Add the gradient of `share` times the mean loss, which is returned.
-
-        ids (B, L); targets (B, L): the next token where it is learnt, else -100.
-        """
+    def eager_loss(self, ids, targets):
+        """The mean loss. ids (B, L); targets (B, L): the next token where it is learnt, else -100."""
         kind = self.device.type
         # Weights stay as they are, matrix products are done in bfloat16. A graph must not keep cached casts of weights.
         with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda", cache_enabled=False):
             logits = self.model(input_ids=ids, use_cache=False).logits  # (B, L, V)
-        loss = share * F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100)
+        return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100)
+
+    def add(self, ids, targets, share=1.0):
+        """Add the gradient of `share` times the mean loss, which is returned."""
+        loss = share * self.loss(ids, targets)
         loss.backward()
         return loss.detach()
 

@@ -68,6 +68,16 @@ def as_kept(values, dtype):
     return values.to(kind).view(getattr(torch, bits.__name__)).numpy().view(stock._get_np_dtype(dtype))
 
 
+def to_integers(values, dtype):
+    """Floats as integers of a numpy type, as PTX's cvt.rzi makes them: of 16 bits or more, to whose range they are
+    clipped (NaN becomes 0); of 8 bits the lower half of these.
+    """
+    wide = np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}")
+    low, high = np.iinfo(wide).min, np.iinfo(wide).max
+    inside = np.nan_to_num(values, nan=0).astype(wide)
+    return np.where(values <= float(low), low, np.where(values >= float(high), high, inside)).astype(dtype)
+
+
 def add_as_bits(view, index, values, active, kind):
     """Add to elements of a view, one program after the other, and return what was there before, as atomics do."""
     before = np.zeros_like(values)
@@ -288,6 +298,9 @@ class Lockstep(stock.InterpreterBuilder):
                 raise Waiting("waits for programs of the same launch that need not run beside it: use a second launch")
         return out
 
+    def create_barrier(self):
+        self.memory.races.places.clear()
+
     # --- for debugging
 
     def create_assert(self, condition, message):
@@ -348,11 +361,12 @@ class Lockstep(stock.InterpreterBuilder):
         return out
 
     def cast_impl(self, a, kind):
-        if a.dtype.scalar not in AS_BITS and kind.scalar not in AS_BITS:
-            return self.count(super().cast_impl(a, kind), 0, a)
-        values = as_float(a).data
-        values = as_kept(values, kind.scalar) if kind.scalar in AS_BITS else values.astype(stock._get_np_dtype(kind))
-        return self.count(TensorHandle(values, kind.scalar), 0, a)
+        values, dtype = as_float(a).data, stock._get_np_dtype(kind)
+        if kind.scalar in AS_BITS:
+            values = as_kept(values, kind.scalar)
+        elif values.dtype.kind == "f" and dtype.kind in "iu":
+            values = to_integers(values, dtype)
+        return self.count(TensorHandle(values.astype(dtype), kind.scalar), 0, a)
 
     def create_fp_to_fp(self, a, kind, rounding):
         toward_zero = "RTZ" in str(rounding) or kind.scalar not in AS_BITS and a.dtype.scalar not in AS_BITS
@@ -374,6 +388,8 @@ class Lockstep(stock.InterpreterBuilder):
         if function is None:  # float_as_int and the like
             return TensorHandle(args[0].data.view(dtype), kind.scalar)
         values = function(*(torch.from_numpy(np.ascontiguousarray(arg.data)) for arg in args)).numpy()
+        if values.dtype.kind == "f" and dtype.kind in "iu":
+            values = to_integers(values, np.dtype(f"u{dtype.itemsize}") if "2u" in name else dtype)
         return self.count(TensorHandle(values.astype(dtype), kind.scalar), LIBDEVICE_COST.get(name, OTHER_LIBDEVICE))
 
     # --- matrix products

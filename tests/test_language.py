@@ -104,6 +104,11 @@ EXPRESSIONS = {
         "(v * 8).to(tl.int64) * 2": "(x * 8).long() * 2.0", "tl.cast(v, tl.float16).to(tl.float32)": "x.half().float()",
         "tl.abs(v * 8).to(tl.uint8)": "(x * 8).abs().to(torch.uint8).float()",
         "(v > 0).to(tl.int32)": "(x > 0).float()",
+        # As PTX's cvt.rzi: clipped to at least 16 bits, of which 8-bit types keep the lower half.
+        "(v * 900).to(tl.uint8).to(tl.float32)": "(x * 900).clamp(0, 65535).trunc() % 256",
+        "(v * 9e4).to(tl.int16).to(tl.float32)": "(x * 9e4).clamp(-32768, 32767).trunc()",
+        "libdevice.float2uint_rz(v * 8).to(tl.float32)": "(x * 8).relu().trunc()",
+        "tl.where(v > 0, float('nan'), v).to(tl.int32)": "torch.where(x > 0, 0, x.trunc())",
         "tl.clamp(v * 300, -9e4, 9e4).to(tl.float8e5).to(tl.float32)":
             "(x * 300).clamp(-57344, 57344).to(torch.float8_e5m2).float()",
         "tl.clamp(v * 300, -400.0, 400.0).to(tl.float8e4nv).to(tl.float32)":

@@ -13,7 +13,7 @@ class ScorerConnection:
 
     def __init__(self, fork_server, gpu):
         self.child, self.gpu, self.sending = Child(fork_server, "scorer"), gpu, threading.Lock()
-        self.source, self.large = None, False  # of the task that it is loaded with; is its reference too large to keep?
+        self.source = None  # of the task that it is loaded with
 
     def order(self, order, patience):
         """Send an order (see judge/scorer.py) and yield the answers; the last one has a "done".
@@ -36,9 +36,9 @@ class ScorerConnection:
         """Have it build a task's reference, in place of another task's. Raises TaskError, and what `order` does."""
         job = {"name": task.name, "source": task.source, "seed": seed, "known": list(known)}
         (answer,) = self.order({"task": job}, patience)
-        if answer["done"]["unusable"]:
-            raise TaskError(answer["done"]["unusable"])
-        self.source, self.large = task.source, answer["done"]["large"]
+        if answer["done"]:
+            raise TaskError(answer["done"])
+        self.source = task.source
 
     def grant(self):
         with contextlib.suppress(OSError):  # it has just ended

@@ -6,7 +6,6 @@ ones come from other distributions (scaled, negated), and parameters are perturb
 happens not to matter for one distribution, or for weights of 1, must still be done.
 """
 
-import ast
 import contextlib
 import hashlib
 import random
@@ -54,9 +53,6 @@ class Verdict:
     disturbed: bool = False  # something else used the GPU meanwhile: the times scatter, or clearing the cache waits
     bandwidth: float | None = None  # inputs, parameters, outputs once, per candidate_ms: share of the device's rate
     arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
-    generalises: bool | None = None  # correct on randomly rescaled shapes as well; None where that was not asked for
-    shape_error: str | None = None  # the first of those shapes on which it was not, and how
-    tuned: list = field(default_factory=list)  # which configurations of its autotuned kernels were cheapest (modelled)
 
 
 def numbered(code, line, around=2):
@@ -392,24 +388,6 @@ def compare(trial, got, tolerance):
             return (f"wrong values: {max(count / a.numel(), 0.01):.0%} of {name} {list(shape)}, worst at {position}: "
                     f"expected {x:.4g}, got {y:.4g}")
     return None
-
-
-def other_shapes(source, count, seed):
-    """Yields (what was changed, source) with some of the module-level integer constants rescaled; 10 tries per shape.
-
-    Not every change makes sense (channels that groups do not divide, say): the caller keeps what its reference accepts.
-    """
-    chance, lines = random.Random(derive(seed, source, "shapes")), source.split("\n")
-    sizes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign) and isinstance(
-        node.value, ast.Constant) and type(node.value.value) is int and node.value.value > 1]
-    for _ in range(10 * count if sizes else 0):
-        changed, text = [], list(lines)
-        for node in chance.sample(sizes, chance.randint(1, len(sizes))):
-            value, row = node.value, node.value.lineno - 1
-            size = max(1, int(value.value * chance.uniform(0.4, 1.6))) | 1  # odd: no block size divides it
-            text[row] = text[row][:value.col_offset] + str(size) + text[row][value.end_col_offset:]
-            changed.append(f"{ast.unparse(node.targets[0])} = {size}")
-        yield ", ".join(changed), "\n".join(text)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

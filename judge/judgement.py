@@ -70,8 +70,8 @@ def static_check(code):
     return Verdict(compiled=True, rejected=reason) if reason else None
 
 
-def judge(back_end, reference, code, settings, timed=True) -> Verdict:
-    """The verdict on one candidate. With `timed=False` it ends after the check: `correct` is all that is known."""
+def judge(back_end, reference, code, settings) -> Verdict:
+    """The verdict on one candidate."""
     timeout = settings["timeout"] + (NVCC_SECONDS if has_extension(code) else 0)
     verdict = static_check(code)
     if verdict is None and settings["clock"] == "modelled" and has_extension(code):
@@ -79,7 +79,7 @@ def judge(back_end, reference, code, settings, timed=True) -> Verdict:
     if verdict is None:
         verdict = Verdict()
         try:
-            steps(back_end, reference, code, settings, verdict, timeout, timed)
+            steps(back_end, reference, code, settings, verdict, timeout)
         except Failed as error:
             set_failure(verdict, code, error.stage, error, error.line)
         except TimeoutError:
@@ -97,7 +97,7 @@ def judge(back_end, reference, code, settings, timed=True) -> Verdict:
     return verdict
 
 
-def steps(back_end, reference, code, settings, verdict, timeout, timed):
+def steps(back_end, reference, code, settings, verdict, timeout):
     """All steps that run the candidate."""
     with stage(verdict, "start"):
         same = back_end.start(code, timeout)
@@ -105,7 +105,7 @@ def steps(back_end, reference, code, settings, verdict, timeout, timed):
     with stage(verdict, "check"):
         check(back_end, reference, settings["trials"], verdict, same)
     # Who is right to 1e-2 only gets no speedup, but is timed: papers before 2026 count it.
-    if verdict.rejected or not verdict.correct_loose or not timed:
+    if verdict.rejected or not verdict.correct_loose:
         return
     with stage(verdict, "profile"):
         check_kernels(back_end, reference.trial(0), verdict, settings["require_kernel"])
@@ -254,7 +254,7 @@ class Replaying(Recorded):
             "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "price": first,
             "mute": list(mute), "parameters": self.parameters}, ROOM_FOR_MISTAKES + 2 * bytes_in(trial.expected))
         check_structure(structure(answer["output"]), self.reference.structure)
-        self.computing, self.chosen = set(answer["computing"]), answer["chosen"]
+        self.computing = set(answer["computing"])
         if first:
             check_events(self.steps, answer["events"])
             self.events = answer["events"]
@@ -277,7 +277,6 @@ class Replaying(Recorded):
         reference, clock = self.reference, priced(self.reference)
         verdict.reference_ms = sum(milliseconds for milliseconds, _, _ in clock.events)
         verdict.candidate_ms = sum(milliseconds for milliseconds, _, _ in self.events)
-        verdict.tuned = [configuration(self.steps[number][1], position) for number, position in self.chosen]
         verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
         set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK, GPU_BATCH_FACTOR)
 
@@ -286,19 +285,25 @@ class Replaying(Recorded):
             self.replayer.close()
 
 
+class Modelled:
+    """One task under the modelled clock, as `measured.Measured` is under the other."""
+
+    def __init__(self, reference, fork_server, settings):
+        self.reference, self.fork_server, self.settings = reference, fork_server, settings
+
+    def judge(self, codes):
+        """Yields (index, Verdict) for every code."""
+        for index, code in enumerate(codes):
+            back_end = Replaying(self.reference, self.fork_server, self.settings)
+            yield index, judge(back_end, self.reference, code, self.settings)
+
+
 def leaves_most(trial) -> bool:
     """Are more than half of the expected elements, bit for bit, among those of the inputs?"""
     inputs = [x.flatten() for x in trial.inputs if isinstance(x, torch.Tensor)]
     same = [torch.isin(leaf, torch.cat([x for x in inputs if x.dtype == leaf.dtype])).sum()
             for leaf in trial.expected if any(x.dtype == leaf.dtype for x in inputs)]
     return 2 * sum(same) > sum(leaf.numel() for leaf in trial.expected)
-
-
-def configuration(launches, position) -> str:
-    """In what an autotuned kernel's chosen launch differs from others: "scale: BLOCK=256, num_warps=8"."""
-    choices = [launch[3] | launch[4] for launch in launches]
-    differs = {key: value for key, value in choices[position].items() if any(x.get(key) != value for x in choices)}
-    return f"{launches[0][1]}: " + ", ".join(f"{key}={value}" for key, value in differs.items() if type(value) is int)
 
 
 def priced(reference):

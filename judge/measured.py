@@ -185,8 +185,7 @@ class Measured:
         self.flops = clock.flops
         self.stochastic = reference.is_stochastic()
         size = bytes_in([self.first.inputs, self.first.expected])
-        self.large = size > 1 << 30  # then little else fits beside it
-        self.slots = max(1 if self.large else 2, min(MOST_CALLS, INPUT_ROOM // max(size, 1)))
+        self.slots = max(1 if size > 1 << 30 else 2, min(MOST_CALLS, INPUT_ROOM // max(size, 1)))
         self.bandwidth, self.peak, self.patience, self.gpu_properties = 4e7, None, 0.01, H200
         if self.cuda:
             self.describe_device()
@@ -239,10 +238,9 @@ class Measured:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def judge_one(self, code, timed=True):
-        """The verdict on one candidate; without `timed` only whether it is correct."""
+    def judge_one(self, code):
         kind = Extension if has_extension(code) else Candidate
-        return judge(kind(self), self.reference, code, self.settings, timed)
+        return judge(kind(self), self.reference, code, self.settings)
 
     def hand_on(self):
         """The connection to the replayer, for another task; None if it cannot be used."""

@@ -30,7 +30,7 @@ import triton
 from torch.utils._pytree import tree_map_only
 
 from judge import compiler, judgement, modelled, processes, recorder
-from judge.correctness import Reference, bytes_in, describe, digest, identical, load_module, other_shapes
+from judge.correctness import Reference, bytes_in, describe, digest, identical, load_module
 from judge.gpu_lock import RemoteLock
 from judge.measured import Connection, Measured
 from judge.messages import TORCH_NAMES, Gone, receive, send, spare_memory
@@ -108,8 +108,8 @@ def replayer(sock, _, settings):
             if bytes_in(output) > run["room"]:
                 raise ValueError(f"an output of {bytes_in(output):,} bytes ({run['room']:,} are allowed)")
             output = tree_map_only(torch.Tensor, torch.Tensor.contiguous, output)  # gaps are not passed on
-            send(sock, {"output": output, "events": events, "changed": changed, "computing": list(replay.computing),
-                        "chosen": list(replay.chosen.items())}, run["room"])
+            send(sock, {"output": output, "events": events, "changed": changed,
+                        "computing": list(replay.computing)}, run["room"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -130,20 +130,25 @@ def scorer(sock, fork_server, settings):
     while (order := orders.get()) is not None:
         if "task" in order:
             if measured and loaded is not None:
-                connection = loaded.measured.hand_on()
+                connection = loaded.hand_on()
             loaded = None
             gc.collect()
             spare_memory()
             try:
-                loaded = LoadedTask(order["task"], fork_server, settings, gpu, connection)
-                tell({"done": {"unusable": None, "large": loaded.large}})
+                loaded = load(Reference(order["task"], settings), fork_server, settings, gpu, connection)
             except TaskError as error:
-                return tell({"done": {"unusable": str(error)}})
+                return tell({"done": str(error)})
         else:
             for index, verdict in loaded.judge(order["codes"]):
                 tell({"index": index, "verdict": asdict(verdict), "known": list(loaded.reference.known)})
-            tell({"done": None})
+        tell({"done": None})
         spare_memory()
+
+
+def load(reference, fork_server, settings, gpu, connection):
+    if settings["clock"] == "measured":
+        return Measured(reference, fork_server, settings, gpu, connection)
+    return judgement.Modelled(reference, fork_server, settings)
 
 
 def take_messages(sock, orders, gpu):
@@ -157,63 +162,6 @@ def take_messages(sock, orders, gpu):
                 orders.put(message)
     except Gone:
         orders.put(None)
-
-
-class LoadedTask:
-    """A task in its scorer: the reference, the clock, and the reference on other shapes once they are asked for.
-
-    connection: to a replayer, under the measured clock; perhaps another task's before. Raises TaskError when the
-    reference cannot be used.
-    """
-
-    def __init__(self, job, fork_server, settings, gpu, connection=None):
-        self.job, self.fork_server, self.settings, self.gpu, self.on_shapes = job, fork_server, settings, gpu, None
-        self.reference, self.measured, self.large = Reference(job, settings), None, False
-        if settings["clock"] == "measured":
-            self.measured = Measured(self.reference, fork_server, settings, gpu, connection)
-            self.large = self.measured.large
-
-    def judge(self, codes):
-        """Yields (index, Verdict) for every candidate, in the order in which they are done."""
-        if self.measured is None:
-            judged = ((index, self.judge_one(code)) for index, code in enumerate(codes))
-        else:
-            judged = self.measured.judge(codes)
-        for index, verdict in list(judged) if self.settings["shapes"] else judged:  # shapes once nothing else is timed
-            if verdict.correct and self.settings["shapes"]:
-                self.try_other_shapes(codes[index], verdict)
-            yield index, verdict
-
-    def judge_one(self, code, timed=True):
-        """The verdict on one candidate; without `timed` only whether it is correct."""
-        if self.measured is not None:
-            return self.measured.judge_one(code, timed)
-        back_end = judgement.Replaying(self.reference, self.fork_server, self.settings)
-        return judgement.judge(back_end, self.reference, code, self.settings, timed)
-
-    def try_other_shapes(self, code, verdict):
-        """Enter whether a correct candidate is correct on other shapes of the task as well."""
-        if self.on_shapes is None:
-            self.on_shapes = self.load_other_shapes()
-        for change, other in self.on_shapes:
-            answer = other.judge_one(code, timed=False)
-            if not answer.correct:
-                verdict.generalises, verdict.shape_error = False, f"with {change}: {answer.rejected or answer.error}"
-                return
-        verdict.generalises = bool(self.on_shapes) or None
-
-    def load_other_shapes(self):
-        """[(what was changed, LoadedTask)]: as many as were asked for, if there are."""
-        count, found = self.settings["shapes"], []
-        for change, source in other_shapes(self.job["source"], count, self.job["seed"]):
-            job = {**self.job, "source": source}
-            try:
-                found.append((change, LoadedTask(job, self.fork_server, self.settings, self.gpu)))
-            except TaskError:  # sizes that do not fit together
-                continue
-            if len(found) == count:
-                break
-        return found
 
 
 if __name__ == "__main__":

@@ -375,19 +375,12 @@ def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):
     assert verdict.correct and verdict.coverage < 0.25, verdict
 
 
-@pytest.fixture(scope="module")
-def wide():
-    """A sandbox that looks at other shapes, too, and whose caller has secrets."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_TOKEN", "hf_secret")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        with Sandbox("cpu", trials=1, shapes=2) as sandbox:
-            yield sandbox
-
-
-def test_secrets_are_not_in_the_environment(wide):
+def test_secrets_are_not_in_the_environment(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     code = forward('import os\nraise ValueError(" ".join(sorted(os.environ)))')
-    verdict = wide.score(Task("victim", 0, POINTWISE), [code])[0]
+    with Sandbox("cpu", trials=1) as sandbox:
+        verdict = sandbox.score(Task("victim", 0, POINTWISE), [code])[0]
     assert "PATH" in verdict.error and "HF_TOKEN" not in verdict.error and "AWS" not in verdict.error
 
 
@@ -562,14 +555,6 @@ class ModelNew(nn.Module):
     assert naively(PRODUCT, code.replace("PRECISION", "tf32"))["correct"]
     fails_here(box, code.replace("PRECISION", "tf32"), PRODUCT, says="wrong values")
     assert box.score(Task("victim", 0, PRODUCT), [code.replace("PRECISION", "tf32x3")])[0].correct
-
-
-def test_behaving_only_for_one_shape(naively, wide):
-    code = HONEST.replace("(triton.cdiv(x.numel(), 1024),)", "(16,)").replace(", mask=mask", "")
-    assert naively(POINTWISE, code)["correct"]
-    honest, narrow = wide.score(Task("victim", 0, POINTWISE), [HONEST, code])
-    assert honest.correct and honest.generalises is True and honest.shape_error is None
-    assert narrow.correct and narrow.generalises is False and "rows = " in narrow.shape_error
 
 
 # ---------------------------------------------------------------------------------------------------------------------

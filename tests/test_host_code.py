@@ -158,13 +158,12 @@ def test_files_that_double(box, name):  # noqa: F811
     assert found.correct, found
 
 
-def test_of_an_autotuned_kernels_configurations_the_cheapest_counts_and_is_named(box):  # noqa: F811
+def test_of_an_autotuned_kernels_configurations_the_cheapest_counts(box):  # noqa: F811
     task = problem("x * 2", "torch.randn(512, 512)")
     found, alone = verdict(box, task, SOURCES["autotune"]), {}
     for block in (16, 256):
         call = CALL.replace("(16,)", f"({512 * 512 // block},)").replace("256", str(block))
         alone[block] = verdict(box, task, HEAD + DOUBLE + model(NEW + call)).candidate_ms
-    assert found.tuned == ["double: BLOCK=256, num_warps=4"]
     assert found.candidate_ms == alone[256] < alone[16]
 
 

@@ -17,7 +17,6 @@ import contextlib
 import gc
 import json
 import os
-import queue
 import socket
 import sys
 import tempfile
@@ -33,7 +32,7 @@ from judge import compiler, judgement, modelled, processes, recorder
 from judge.correctness import Reference, bytes_in, describe, digest, identical, load_module
 from judge.gpu_lock import RemoteLock
 from judge.measured import Connection, Measured
-from judge.messages import TORCH_NAMES, Gone, receive, send, spare_memory
+from judge.messages import TORCH_NAMES, receive, send, spare_memory
 from judge.perturbation import construct
 from judge.replayer import Compilation, Replayer
 from tasks import TaskError
@@ -118,16 +117,16 @@ def replayer(sock, _, settings):
 
 def scorer(sock, fork_server, settings):
     """Role of the process that holds one task's reference and judges its candidates, then perhaps another task's."""
-    orders, sending, loaded = queue.SimpleQueue(), threading.Lock(), None
+    sending, loaded = threading.Lock(), None
 
     def tell(message):
         with sending:
             send(sock, message)
 
-    gpu, measured = RemoteLock(tell), settings["clock"] == "measured"
-    threading.Thread(target=take_messages, args=(sock, orders, gpu), daemon=True).start()
+    gpu, measured = RemoteLock(sock, tell), settings["clock"] == "measured"
     connection = Connection(fork_server, "replayer", settings) if measured else None  # CUDA takes its time to start
-    while (order := orders.get()) is not None:
+    while True:
+        order = receive(sock)
         if "task" in order:
             if measured and loaded is not None:
                 connection = loaded.hand_on()
@@ -149,19 +148,6 @@ def load(reference, fork_server, settings, gpu, connection):
     if settings["clock"] == "measured":
         return Measured(reference, fork_server, settings, gpu, connection)
     return judgement.Modelled(reference, fork_server, settings)
-
-
-def take_messages(sock, orders, gpu):
-    """A scorer's second thread: it puts orders into a queue, and None once the sandbox has hung up."""
-    try:
-        while True:
-            message = receive(sock)
-            if "granted" in message:
-                gpu.had.set()
-            else:
-                orders.put(message)
-    except Gone:
-        orders.put(None)
 
 
 if __name__ == "__main__":

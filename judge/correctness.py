@@ -79,20 +79,17 @@ def load_module(name, code, path):
     return module
 
 
-def describe(error, path, code=""):
+def describe(error, path=""):
     """(one line of text, line number in the file `path` or None) for an exception."""
-    line, frame, node = getattr(error, "lineno", None), error.__traceback__, getattr(error, "node", None)
+    line, frame = getattr(error, "lineno", None), error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == str(path):
             line = frame.tb_lineno
         frame = frame.tb_next
-    text = str(getattr(error, "error_message", None) or error)
+    text = str(error)
     if "Error building extension" in text:  # of nvcc's pages of output, what it complains about
         text = "\n".join(["Error building extension"] + [row for row in text.split("\n") if "error:" in row][:2])
     text = " ".join(text.split())
-    if node is not None and getattr(error, "src", None):  # triton counts lines from the kernel's `def`
-        head = error.src.split("\n")[0]
-        line = code[:code.find(head)].count("\n") + node.lineno if head in code else line
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__, line
 
 
@@ -114,10 +111,7 @@ def seed_everything(seed):
 
 def identical(a, b):
     """Bitwise equality of two tensors (so that NaN equals NaN)."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(a.element_size(), torch.int64)
-    return torch.equal(a.contiguous().view(-1).view(words), b.contiguous().view(-1).view(words))
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bytes(a), as_bytes(b))
 
 
 def bytes_in(tree) -> int:
@@ -220,7 +214,7 @@ class Reference:
         except TaskError:
             raise
         except Exception as error:
-            raise TaskError(f"{job['name']}: the reference fails: {describe(error, '')[0]}") from None
+            raise TaskError(f"{job['name']}: the reference fails: {describe(error)[0]}") from None
 
     def construct(self, names=None):
         """Set `model`, and `state` to its parameters and buffers. names: see perturbation.construct."""
@@ -396,6 +390,14 @@ def compare(trial, got, tolerance):
 
 EXTENSION = "extension"  # the label of kernels of a CUDA extension, which have no names here
 STRICT, LOOSE = 1e-4, 1e-2  # tolerances: KernelBench's, and that of papers before 2026
+
+
+def failure(error, stage, path="") -> dict:
+    """What a process answers whose candidate has failed: see `Failed`."""
+    text, line = describe(error, path)
+    if hasattr(error, "stage"):  # compiler.KernelError
+        stage, text, line = error.stage, str(error)[:300], error.line
+    return {"failed": stage, "error": text, "line": line}
 
 
 class Failed(Exception):

@@ -8,7 +8,16 @@
 
 The first step that fails decides the verdict. What a step does is the business of a *back end*: `Replaying` (below)
 for the modelled clock, `measured.Candidate` for the measured one; both judge what `Recorded` has recorded. Whatever
-goes wrong in a back end is an exception, and `judge` alone turns exceptions into verdicts.
+goes wrong in a back end is an exception (Failed, TimeoutError, Gone, ValueError and the like), and `judge` alone turns
+exceptions into verdicts. A back end is one candidate's processes, and has the methods
+
+    start(code, timeout)    construct the model; `timeout` seconds are all that it has from now on. Returns whether its
+                            parameters are the reference's, in name and shape
+    run(trial, mute=())     one forward, without the kernels named in `mute`: (leaves of the output, indices of inputs
+                            that it changed)
+    profile()               [[milliseconds, label, is it a kernel of its own; None if it is, and only moves data]]
+    time(verdict)           enter reference_ms, candidate_ms, speedup, speedup_low and what comes with them; or reject
+    close(verdict)          end the processes, or keep them for others; enter seconds spent compiling and waiting
 """
 
 import ast
@@ -16,7 +25,6 @@ import contextlib
 import itertools
 import re
 import time
-from typing import Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -33,28 +41,6 @@ ROOM_FOR_MISTAKES = 1 << 20  # bytes beside an output's: of a wrong shape or typ
 NVCC_SECONDS = 180  # that compiling a CUDA extension may take, on top of a candidate's time limit
 
 
-class BackEnd(Protocol):
-    """One candidate's processes. Any method may raise Failed, TimeoutError, Gone, or ValueError and the like."""
-
-    def start(self, code, timeout) -> bool:
-        """Construct the model; `timeout` seconds are all that it has from now on.
-
-        Returns whether its parameters are the reference's, in name and shape.
-        """
-
-    def run(self, trial, mute=()) -> tuple[list, list]:
-        """One forward, without the kernels named in `mute`: (leaves of the output, indices of inputs it changed)."""
-
-    def profile(self) -> list:
-        """[[milliseconds, label, is it a kernel of its own; None if it is, and only moves data]] of one forward."""
-
-    def time(self, verdict):
-        """Enter reference_ms, candidate_ms, speedup, speedup_low and what comes with them; or reject."""
-
-    def close(self, verdict):
-        """End the processes, or keep them for others; enter the seconds spent compiling and waiting, if known."""
-
-
 def static_check(code):
     """What can be judged without running anything: returns a Verdict, or None to go on."""
     if re.search(r"\r(?!\n)|[\f\v]", code):  # a new line to some readers of the text and not to others
@@ -63,7 +49,7 @@ def static_check(code):
         tree = parse(code)
         reason = offence(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        text, line = describe(error, "")
+        text, line = describe(error)
         return Verdict(error=f"does not parse: {text}", excerpt=numbered(code, line))
     if not any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in tree.body):
         return Verdict(error="the code defines no class ModelNew")
@@ -125,7 +111,7 @@ def stage(verdict, name):
 
 
 def check(back_end, reference, trials, verdict, same):
-    """Compare the outputs in every trial. same: see BackEnd.start."""
+    """Compare the outputs in every trial. same: what start returned."""
     note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
     verdict.correct = verdict.correct_loose = True
     for index in range(trials):

@@ -36,7 +36,7 @@ from judge.correctness import (EXTENSION, Failed, Trial, bytes_in, check_structu
                                set_roofline, tolerance_of)
 from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge
 from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan
-from judge.prices import Clock
+from judge.prices import Clock, tensors_in
 from judge.recorder import H200
 from judge.replayer import slots_and_outputs
 
@@ -91,10 +91,6 @@ class Timing:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A process on the GPU, as the scorer sees it
-
-
-def tensors_in(inputs) -> list:
-    return [x for x in inputs if isinstance(x, torch.Tensor)]
 
 
 class Connection:
@@ -259,7 +255,7 @@ class Measured:
 
 
 class Candidate(Recorded):
-    """A candidate in the replayer: the back end of the measured clock (judgement.BackEnd)."""
+    """A candidate in the replayer: the back end of the measured clock (see judgement.py)."""
 
     def __init__(self, task):
         """task: its Measured."""

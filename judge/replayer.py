@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from judge import compiler
 from judge.compiler import KernelError
-from judge.correctness import describe, identical, load_module, structure
+from judge.correctness import failure, identical, load_module, structure
 from judge.messages import (BLANK, TORCH_NAMES, dense, export, receive, send, spare_memory, strided, views)
 from judge.modelled import Replay, those_that_work
 from judge.perturbation import construct
@@ -234,7 +234,7 @@ class Replayer:
         self.sock, self.folder, self.device = sock, folder, torch.device(settings["device"])
         self.cuda = self.device.type == "cuda"
         self.synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
-        self.stage, self.path, self.code, self.sides = "build", "", "", {}
+        self.stage, self.path, self.sides = "build", "", {}
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
@@ -249,13 +249,8 @@ class Replayer:
             try:
                 with torch.no_grad():
                     answer = getattr(self, order.pop("order"))(**order)
-            except KernelError as error:
-                answer = {"failed": error.stage, "error": str(error)[:300], "line": error.line}
             except BaseException as error:  # SystemExit included: an extension's Python runs here
-                text, line = describe(error, self.path, self.code)
-                answer = {"failed": self.stage, "error": text, "line": line}
-            if "failed" in answer:
-                answer["broken"] = self.is_broken()
+                answer = {**failure(error, self.stage, self.path), "broken": self.is_broken()}
             send(self.sock, answer)
 
     def is_broken(self) -> bool:
@@ -271,7 +266,7 @@ class Replayer:
     def construct(self, side, code, name, arguments, names, seed, compile_it):
         """Execute a source, and construct a model as judge.correctness.Reference does."""
         self.sides, self.graphs, self.kept = {}, {}, {}
-        self.stage, self.code, self.path = "compile", code, str(self.folder / f"{side}.py")
+        self.stage, self.path = "compile", str(self.folder / f"{side}.py")
         model_class = getattr(load_module(side, code, self.path), name)
         self.stage = "build"
         model = construct(model_class, arguments, seed, names).to(self.device)
@@ -280,7 +275,7 @@ class Replayer:
 
     def load(self, code, program, constants):
         """Take a candidate's recorded program."""
-        self.code, self.path = code, compiler.FILE
+        self.path = compiler.FILE
         self.take("candidate", Program(code, program, constants, self.sides["reference"].state, self.device))
         return {}
 

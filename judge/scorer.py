@@ -29,7 +29,7 @@ import triton
 from torch.utils._pytree import tree_map_only
 
 from judge import compiler, judgement, modelled, processes, recorder
-from judge.correctness import Reference, bytes_in, describe, digest, identical, load_module
+from judge.correctness import Reference, bytes_in, digest, failure, identical, load_module
 from judge.gpu_lock import RemoteLock
 from judge.measured import Connection, Measured
 from judge.messages import TORCH_NAMES, receive, send, spare_memory
@@ -42,22 +42,19 @@ from tasks import TaskError
 
 
 @contextlib.contextmanager
-def reporting(sock, stage, path="", code=""):
+def reporting(sock, stage, path=""):
     """Within it, an exception is sent as {"failed": stage, ...}. stage: a list, whose last entry says where it is."""
     try:
         yield
-    except compiler.KernelError as error:
-        send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
     except BaseException as error:  # SystemExit included: the verdict says what happened
-        text, line = describe(error, path, code)
-        send(sock, {"failed": stage[-1], "error": text, "line": line})
+        send(sock, failure(error, stage[-1], path))
 
 
 def candidate(sock, _, settings):
     """Role of the process that executes a candidate's code, to record it. What it sends is replayed by others."""
     path, job, stage = Path(tempfile.mkdtemp(dir=".")).absolute() / "candidate.py", receive(sock), ["compile"]
     recorder.pretend_gpu(job.get("gpu", recorder.H200))
-    with reporting(sock, stage, path, job["code"]):
+    with reporting(sock, stage, path):
         with recorder.PretendCuda(recorder.Recorder(), in_forward=False):
             module = load_module("candidate", job["code"], path)
             stage.append("build")

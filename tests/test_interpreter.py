@@ -1,6 +1,6 @@
 """What a GPU would get wrong is wrong in the interpreter: races between a launch's programs, and the card's limits.
 
-The naive check is test_cheats.py's: Triton's own interpreter, which runs one program after the other, in order.
+The naive check is that of naive.py: Triton's own interpreter, which runs one program after the other, in order.
 """
 
 import re

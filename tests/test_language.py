@@ -6,15 +6,7 @@ itself. What is refused is refused with the words that stand here.
 
 import pytest
 
-from sandbox import Sandbox
-from test_modelled import problem, solution
-
-
-@pytest.fixture(scope="module")
-def box():
-    with Sandbox("cpu", trials=1, timeout=60, seed=0) as sandbox:
-        yield sandbox
-
+from candidates import problem, solution
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One expression of v, a block of x, a row: {group: (inputs, {Triton's: torch's})}

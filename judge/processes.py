@@ -26,7 +26,7 @@ A candidate's Python never has a GPU; who compiles its kernels, who replays them
     user namespaces are   that is read-only and without devices but for a scratch folder in memory: it sees no other
     permitted             process and leaves nothing in /tmp or /dev/shm; with a GPU only network and host name are cut
                           (compilers must run, GPU memory be shared), and what it leaves in those two is removed after
-                          it (only as root)
+                          it (only as root, and unless it kills its supervisor)
 
 A part that is there but fails ends the process. Not prevented: reading files that this user can read, exhausting the
 GPU's memory, attacks on the kernel or the driver; with a GPU also writing what this user can write, and signals.
@@ -108,14 +108,14 @@ def fork_server(control, settings, roles):
     supervisors = set()
     while True:
         ready = select.select([control, requests], [], [], 0.1 if supervisors else None)[0]
-        reap(supervisors, settings)
+        reap(supervisors)
         for sock in ready:
             data, descriptors, _, _ = socket.recv_fds(sock, 256, 2)
             if not data:
                 deadline = time.monotonic() + 5
                 while supervisors and time.monotonic() < deadline:  # they clean up
                     time.sleep(0.02)
-                    reap(supervisors, settings)
+                    reap(supervisors)
                 remove(settings["scratch"])
                 return
             role, supervisor = data.decode(), os.fork()
@@ -129,23 +129,14 @@ def fork_server(control, settings, roles):
                 os.close(descriptor)
 
 
-def reap(supervisors, settings):
+def reap(supervisors):
     """Take note of children that have ended. A candidate on a GPU can kill its supervisor: then kill its orphans.
 
-    supervisors: process ids of all supervisors and cleanup processes; those that have ended are taken out.
+    supervisors: process ids of all supervisors; those that have ended are taken out.
     """
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] in supervisors and os.WIFSIGNALED(ended[1]):
-                cleanup = os.fork()  # a process of its own, as it may take a while
-                if cleanup == 0:
-                    try:
-                        time.sleep(0.5)  # until the orphans are dead
-                        clean_up_after(ended[0], settings)
-                    finally:
-                        os._exit(0)
-                supervisors.add(cleanup)
-            supervisors.discard(ended[0])
+        while (ended := os.waitpid(-1, os.WNOHANG)[0]):
+            supervisors.discard(ended)
     for orphan in children(os.getpid()) - supervisors:
         with contextlib.suppress(ProcessLookupError):
             os.kill(orphan, signal.SIGKILL)

@@ -19,7 +19,7 @@ import torch
 
 import sandbox as sandbox_module
 from candidates import HONEST, TASK, WITHOUT_LAYER, copied, replaced, small_task, times
-from judge import connection, messages, processes
+from judge import connection, messages
 from sandbox import Sandbox, TaskError, feedback
 from tasks import Task, run_command
 
@@ -406,44 +406,3 @@ def test_the_scorers_of_one_step_go_on_with_the_tasks_of_the_next(started, monke
         processes_before = descendants(box.process.pid)
         judge_copies(box, tasks[9])
         assert descendants(box.process.pid) == processes_before
-
-
-KILLER = """
-import json, os, socket, sys, time
-sys.path.insert(0, %r)
-from judge import processes
-
-def play(sock, fork_server, settings):
-    for _ in range(1100):  # too deep for a recursive removal
-        os.mkdir("d")
-        os.chdir("d")
-    for name in ("/tmp", "/dev/shm"):
-        open(f"{name}/supervisor_killer_%d", "w").close()
-    if os.fork() == 0:
-        os.setsid()
-    else:
-        os.kill(os.getppid(), 9)
-    time.sleep(60)
-
-processes.fork_server(socket.socket(fileno=int(sys.argv[2])), json.loads(sys.argv[3]), {"extension": play})
-"""
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can mark a process's files by a group of its own")
-def test_who_kills_its_supervisor_leaves_nothing(tmp_path):
-    """As with a GPU, where a candidate has no process namespace. None is needed: nothing here uses one."""
-    script, scratch = tmp_path / "parent.py", tmp_path / "scratch"
-    script.write_text(KILLER % (str(ROOT), os.getpid()))
-    scratch.mkdir()
-    control, process = processes.start([str(script)], {"scratch": str(scratch), "device": "cuda", "timeout": 5.0,
-                                                  "memory": 1 << 33})
-    try:
-        child = messages.Child(control, "extension")
-        messages.await_input(child.life, time.monotonic() + 20)  # the supervisor and the process are dead
-        child.close()
-        files = [Path(folder, f"supervisor_killer_{os.getpid()}") for folder in ("/tmp", "/dev/shm")]
-        assert soon(lambda: not descendants(process.pid) and not any(map(Path.exists, files)), 20)
-        assert process.poll() is None
-    finally:
-        control.close()
-    assert process.wait(15) == 0

@@ -417,14 +417,6 @@ torch.sigmoid = slower''')
     assert verdict.speedup == box.score(Task("victim", 0, POINTWISE), [HONEST])[0].speedup
 
 
-def test_patching_the_recorder(box):
-    code = forward("return fused(x, self.bias)", '''
-import sys
-recorder = sys.modules["judge.recorder"].Recorder
-vars(sys.modules["judge.recorder"])["Recorder"] = type("Blind", (recorder,), {"launch": lambda *a: None})''')
-    fails_here(box, code)  # a program without the launch computes nothing
-
-
 def test_a_forged_program_is_judged_like_any_other(box):
     """The candidate finds its socket and sends a program of its own making: an answer without work."""
     code = forward("pass", '''
@@ -444,15 +436,6 @@ for descriptor in range(3, 64):
     messages.send(sock, {"program": program, "constants": {1: out.view(-1).view(torch.uint8)}})
 os._exit(0)''')
     fails_here(box, code)
-
-
-def test_a_kernel_that_reaches_into_python(box):
-    for statement, says in {"import os": "import os", "tl.core.os.system('true')": "tl.core.os",
-                            "x.__class__": "__class__", "x.handle.data.tofile('f')": "handle", "open('f', 'w')": "open",
-                            "(lambda: 0)()": "lambda"}.items():
-        code = HONEST.replace("    tl.store(out_ptr", f"    {statement}\n    tl.store(out_ptr")
-        verdict = fails_here(box, code, says=says)
-        assert not verdict.compiled
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -513,14 +496,6 @@ def test_the_text_that_is_interpreted_is_the_text_that_is_compiled(box, naively)
     fails_here(box, code, says="wrong values")
     assert box.score(Task("victim", 0, POINTWISE), [OTHER_TEXT])[0].correct
     fails_here(box, "# \r# \f\n" + HONEST, says="carriage return")  # lines to some readers of a text, not to others
-
-
-def test_functions_imported_by_name(box):
-    by_name = HONEST.replace("tl.sigmoid", "f")
-    good, bad = (f"from triton.language.{path} as f\n{by_name}"
-                 for path in ("standard import sigmoid", "math import cos"))
-    assert box.score(Task("victim", 0, POINTWISE), [good])[0].correct
-    fails_here(box, bad, says="wrong values")
 
 
 PASSED = HONEST.replace("@triton.jit", "@triton.jit\ndef g(a):\n    return BODY\n\n@triton.jit", 1).replace(

@@ -391,18 +391,3 @@ def test_a_scorer_and_its_replayer_go_on_with_another_task_unless_one_changes_py
     first, second, third, fourth, last = seen
     assert len(first & second & third) >= 4, seen  # the scorer and the replayer, each with its supervisor
     assert len(fourth - third) >= 4 and len(last - fourth) >= 4, seen
-
-
-def test_the_scorers_of_one_step_go_on_with_the_tasks_of_the_next(started, monkeypatch):
-    """As many tasks as before, and none of them known. With one more, the task used least recently is given up."""
-    monkeypatch.setattr(sandbox_module, "MAX_SCORERS", 3)
-    tasks = [times(factor) for factor in range(3, 13)]
-    with on_cpu(tasks=3, workers=3, remember=False) as box:
-        for three in (tasks[:3], tasks[3:6], tasks[6:9]):
-            box.prepare(three)
-            judge_copies(box, *three)
-            judge_copies(box, *three)
-        assert len(started) == 3
-        processes_before = descendants(box.process.pid)
-        judge_copies(box, tasks[9])
-        assert descendants(box.process.pid) == processes_before

@@ -100,7 +100,7 @@ def ahead():
 
 def test_the_honest_kernel_passes_both(box, naively):
     assert naively(POINTWISE, HONEST)["correct"]
-    verdict = box.score(Task("victim", 0, POINTWISE), [HONEST])[0]
+    verdict = box.score(Task("victim", 0, POINTWISE), [HONEST + "# try torch.compile, or pass; except gc, eval()\n"])[0]
     assert verdict.correct and verdict.speedup > 1.5 and verdict.coverage == 1.0, verdict
 
 
@@ -126,9 +126,6 @@ CHEATS = {  # name: (candidate, what the verdict says, task)
     "torch behind try and except": (
         forward(f"try:\n    return fused(x.nothing, self.bias)\nexcept AttributeError:\n    return {TORCH}"),
         "no kernel of its own", POINTWISE),
-    "torch.compile in place of a kernel": (
-        forward("return self.run(x)", f"self.run = torch.compile(lambda x: {TORCH}, backend='eager')"),
-        "torch.compile", POINTWISE),
     "torch.compile by another name": (
         forward("return self.run(x)", f"import torch as t\nself.run = t.compile(lambda x: {TORCH}, backend='eager')"),
         "in place of a kernel", POINTWISE),
@@ -277,11 +274,6 @@ HIDDEN = {  # what a rule forbids by name, under another name: there is nothing 
 def test_a_cheat_in_disguise_fails_here(box, name):
     code, says = HIDDEN[name]
     fails_here(box, code, says=says)
-
-
-def test_the_word_try_in_a_comment_is_no_offence(box):
-    code = HONEST + "\n# try torch.compile, or pass; except gc, eval()\n"
-    assert box.score(Task("victim", 0, POINTWISE), [code])[0].correct
 
 
 def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):

@@ -327,8 +327,8 @@ REFUSED = {  # body: the words
     "tl.store(out + o, (w := v * 2))": "`(w := (v * 2))` is not available",
     "global y\ntl.store(out + o, v)": "`global y` is not available",
     "import math\ntl.store(out + o, v)": "`import math`",
-    "v = v.handle.data.tofile('f')": "v.handle", "open('f', 'w')": "open is not defined", "v = v.__class__": "__class__",
-    "tl.core.os.system('true')": "tl.core.os",
+    "v = v.handle.data.tofile('f')": "v.handle", "open('f', 'w')": "open is not defined",
+    "v = v.__class__": "__class__", "tl.core.os.system('true')": "tl.core.os",
     "tl.static_assert(BLOCK == 1, 'my block')\ntl.store(out + o, v * 2)": "my block",
     "m = v.reshape(16, 16).to(tl.bfloat16)\nd = tl.dot_scaled(m, None, 'bf16', m, None, 'bf16')\n"
     "tl.store(out + o, d.reshape(BLOCK))": "tl.dot_scaled is not supported here",

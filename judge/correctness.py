@@ -20,7 +20,7 @@ import numpy
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.perturbation import construct, parameter_names
+from judge.perturbation import construct, parameter_names, state_of
 from tasks import TaskError
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -220,10 +220,7 @@ class Reference:
         """Set `model`, and `state` to its parameters and buffers. names: see perturbation.construct."""
         self.names = names
         self.model = construct(self.module.Model, self.arguments, self.parameter_seed, names).to(self.device)
-        self.state = {name: t.detach().clone() for name, t in self.tensors()}
-
-    def tensors(self):
-        return [*self.model.named_parameters(), *self.model.named_buffers()]
+        self.state = {name: t.detach().clone() for name, t in state_of(self.model)}
 
     def draws_on_device(self) -> bool:
         """Does get_inputs work with the device as default? Some need their tensors on the CPU."""
@@ -287,7 +284,7 @@ class Reference:
         """
         with self.lock, torch.no_grad():
             inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in trial.inputs]
-            for name, tensor in self.tensors():
+            for name, tensor in state_of(self.model):
                 tensor.copy_(self.state[name])
             if dtype is not None:
                 self.model.to(dtype)
@@ -298,8 +295,8 @@ class Reference:
             changed = [] if dtype is not None else [i for i, (old, new) in enumerate(zip(trial.inputs, inputs))
                                                     if isinstance(old, torch.Tensor) and not identical(old, new)]
             if dtype is None:
-                self.rewritten = [name for name, tensor in self.tensors() if not identical(tensor, self.state[name])]
-            owned = [*inputs, *(tensor for _, tensor in self.tensors())]
+                self.rewritten = [name for name, tensor in state_of(self.model) if not identical(tensor, self.state[name])]
+            owned = [*inputs, *(tensor for _, tensor in state_of(self.model))]
             self.structure, self.sharing = structure(out), sharing(*(
                 [placed(x) for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in (out, owned)))
             return tree_leaves(out), changed
@@ -320,7 +317,7 @@ class Reference:
                 exact = self.run(trial, dtype=torch.float64)[0]
             except (RuntimeError, TypeError):
                 pass  # it mixes in tensors of a fixed type
-            for name, tensor in self.tensors():
+            for name, tensor in state_of(self.model):
                 tensor.data = tensor.data.to(self.state[name].dtype)
         most = 5e-3 if self.device.type == "cuda" else 1e-3  # cuDNN convolves in TF32 by default
         allowed = []

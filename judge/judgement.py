@@ -33,6 +33,7 @@ from judge.correctness import (EXTENSION, Failed, Verdict, as_bytes, bytes_in, c
                                describe, identical, note_comparison, numbered, reaching, reject, set_failure,
                                set_profile, set_roofline, sharing, structure, tolerance_of)
 from judge.messages import ROOM, Child, Gone, decode
+from judge.perturbation import state_of
 from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of
 from judge.rules import offence, parse
 from tasks import GPU_BATCH_FACTOR
@@ -159,8 +160,10 @@ class Recorded:
     What the recording process answers is not believed: a forged program is replayed and timed like any other.
     """
 
-    def __init__(self, reference, fork_server, settings):
-        self.reference, self.fork_server, self.settings = reference, fork_server, settings
+    def __init__(self, task):
+        """task: its Modelled, or its Measured."""
+        self.task, self.reference = task, task.reference
+        self.fork_server, self.settings = task.fork_server, task.settings
 
     def ask(self, process, question, room=ROOM):
         """A process's answer, with at most `room` bytes of tensors. Raises Failed if that is what it says, and what
@@ -274,14 +277,13 @@ class Replaying(Recorded):
 class Modelled:
     """One task under the modelled clock, as `measured.Measured` is under the other."""
 
-    def __init__(self, reference, fork_server, settings):
+    def __init__(self, reference, fork_server, settings, *_):
         self.reference, self.fork_server, self.settings = reference, fork_server, settings
 
     def judge(self, codes):
         """Yields (index, Verdict) for every code."""
         for index, code in enumerate(codes):
-            back_end = Replaying(self.reference, self.fork_server, self.settings)
-            yield index, judge(back_end, self.reference, code, self.settings)
+            yield index, judge(Replaying(self), self.reference, code, self.settings)
 
 
 def leaves_most(trial) -> bool:
@@ -295,6 +297,6 @@ def leaves_most(trial) -> bool:
 def priced(reference):
     """The modelled clock that has seen a reference's forward, once."""
     if not hasattr(reference, "clock"):
-        reference.clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in reference.tensors()})
+        reference.clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in state_of(reference.model)})
         reference.run(reference.trial(0), around=reference.clock)
     return reference.clock

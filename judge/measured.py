@@ -258,9 +258,8 @@ class Candidate(Recorded):
     """A candidate in the replayer: the back end of the measured clock (see judgement.py)."""
 
     def __init__(self, task):
-        """task: its Measured."""
-        super().__init__(task.reference, task.fork_server, task.settings)
-        self.task, self.connection, self.has_turn, self.seconds = task, None, False, {"wait": 0.0, "compile": 0.0}
+        super().__init__(task)
+        self.connection, self.has_turn, self.seconds = None, False, {"wait": 0.0, "compile": 0.0}
 
     def start(self, code, timeout):
         self.deadline, task = time.monotonic() + timeout, self.task

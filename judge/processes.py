@@ -25,11 +25,10 @@ A candidate's Python never has a GPU; who compiles its kernels, who replays them
     as root, or where     without a GPU: process, network, host name and IPC namespaces, and (Linux 5.12) a file system
     user namespaces are   that is read-only and without devices but for a scratch folder in memory: it sees no other
     permitted             process and leaves nothing in /tmp or /dev/shm; with a GPU only network and host name are cut
-                          (compilers must run, GPU memory be shared), and what it leaves in those two is removed after
-                          it (only as root, and unless it kills its supervisor)
+                          (compilers must run, GPU memory be shared)
 
 A part that is there but fails ends the process. Not prevented: reading files that this user can read, exhausting the
-GPU's memory, attacks on the kernel or the driver; with a GPU also writing what this user can write, and signals.
+GPU's memory, attacks on the kernel or the driver; with a GPU also writing what this user can write (files that are left in /tmp, say), and signals.
 """
 
 import contextlib
@@ -58,7 +57,6 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PAT
              "PYTHONPATH", "VIRTUAL_ENV", "CC", "CXX")  # variables of the environment; none holds a secret
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MAX_PROCESSES = 64  # processes that a candidate may start on a GPU, compilers in the main
-FIRST_GROUP_ID = 1 << 30  # plus its supervisor's process id: the group under which a candidate runs on a GPU
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The fork server
@@ -159,17 +157,6 @@ def remove(folder):
         subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
 
 
-def clean_up_after(supervisor, settings):
-    """Remove what a supervisor's process has left in its scratch folder and, on a GPU, where everybody may write."""
-    for folder in Path(settings["scratch"]).glob(f"tmp{supervisor}-*"):
-        remove(folder)
-    for place in ("/dev/shm", "/tmp") if settings["device"] != "cpu" else ():
-        for entry in os.scandir(place) if os.path.isdir(place) else ():
-            with contextlib.suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_gid == FIRST_GROUP_ID + supervisor:
-                    remove(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Supervisors
 
@@ -210,7 +197,7 @@ def supervise(sock, role, play, asks, settings):
             break
     for left in [*glob.glob(f"/dev/shm/torch_{process}_*"), *glob.glob(f"/dev/shm/cuda.shm.*.{process:x}.*")]:
         os.unlink(left)  # what PyTorch and the driver shared with others
-    clean_up_after(os.getpid(), settings)
+    remove(scratch)
     sock.close()
 
 
@@ -218,10 +205,7 @@ def run_role(sock, role, play, asks, scratch, settings):
     """The supervised process, from the fork to its end."""
     try:
         os.setpgid(0, 0)
-        if role in HOSTILE and has_gpu(role, settings):
-            with contextlib.suppress(OSError):  # only root may
-                os.setgid(FIRST_GROUP_ID + os.getppid())
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setgid, which would take it back
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         confine(sock, role, asks, scratch, settings)
         play(sock, asks, settings)
     except (Gone, OSError, KeyboardInterrupt):

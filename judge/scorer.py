@@ -131,7 +131,8 @@ def scorer(sock, fork_server, settings):
             gc.collect()
             spare_memory()
             try:
-                loaded = load(Reference(order["task"], settings), fork_server, settings, gpu, connection)
+                clock = Measured if measured else judgement.Modelled
+                loaded = clock(Reference(order["task"], settings), fork_server, settings, gpu, connection)
             except TaskError as error:
                 return tell({"done": str(error)})
         else:
@@ -139,12 +140,6 @@ def scorer(sock, fork_server, settings):
                 tell({"index": index, "verdict": asdict(verdict), "known": list(loaded.reference.known)})
         tell({"done": None})
         spare_memory()
-
-
-def load(reference, fork_server, settings, gpu, connection):
-    if settings["clock"] == "measured":
-        return Measured(reference, fork_server, settings, gpu, connection)
-    return judgement.Modelled(reference, fork_server, settings)
 
 
 if __name__ == "__main__":

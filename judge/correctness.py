@@ -294,9 +294,10 @@ class Reference:
                 out = self.model(*inputs)
             changed = [] if dtype is not None else [i for i, (old, new) in enumerate(zip(trial.inputs, inputs))
                                                     if isinstance(old, torch.Tensor) and not identical(old, new)]
+            state = state_of(self.model)
             if dtype is None:
-                self.rewritten = [name for name, tensor in state_of(self.model) if not identical(tensor, self.state[name])]
-            owned = [*inputs, *(tensor for _, tensor in state_of(self.model))]
+                self.rewritten = [name for name, tensor in state if not identical(tensor, self.state[name])]
+            owned = [*inputs, *(tensor for _, tensor in state)]
             self.structure, self.sharing = structure(out), sharing(*(
                 [placed(x) for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in (out, owned)))
             return tree_leaves(out), changed

@@ -68,10 +68,12 @@ def as_kept(values, dtype):
     return values.to(kind).view(getattr(torch, bits.__name__)).numpy().view(stock._get_np_dtype(dtype))
 
 
-def to_integers(values, dtype):
-    """Floats as integers of a numpy type, as PTX's cvt.rzi makes them: of 16 bits or more, to whose range they are
-    clipped (NaN becomes 0); of 8 bits the lower half of these.
+def converted(values, dtype):
+    """Numbers as another numpy type. Floats become integers as PTX's cvt.rzi makes them: of 16 bits or more, to whose
+    range they are clipped (NaN becomes 0); of 8 bits the lower half of these.
     """
+    if values.dtype.kind != "f" or dtype.kind not in "iu":
+        return values.astype(dtype)
     wide = np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}")
     low, high = np.iinfo(wide).min, np.iinfo(wide).max
     inside = np.nan_to_num(values, nan=0).astype(wide)
@@ -362,11 +364,8 @@ class Lockstep(stock.InterpreterBuilder):
 
     def cast_impl(self, a, kind):
         values, dtype = as_float(a).data, stock._get_np_dtype(kind)
-        if kind.scalar in AS_BITS:
-            values = as_kept(values, kind.scalar)
-        elif values.dtype.kind == "f" and dtype.kind in "iu":
-            values = to_integers(values, dtype)
-        return self.count(TensorHandle(values.astype(dtype), kind.scalar), 0, a)
+        values = as_kept(values, kind.scalar) if kind.scalar in AS_BITS else converted(values, dtype)
+        return self.count(TensorHandle(values, kind.scalar), 0, a)
 
     def create_fp_to_fp(self, a, kind, rounding):
         toward_zero = "RTZ" in str(rounding) or kind.scalar not in AS_BITS and a.dtype.scalar not in AS_BITS
@@ -388,9 +387,9 @@ class Lockstep(stock.InterpreterBuilder):
         if function is None:  # float_as_int and the like
             return TensorHandle(args[0].data.view(dtype), kind.scalar)
         values = function(*(torch.from_numpy(np.ascontiguousarray(arg.data)) for arg in args)).numpy()
-        if values.dtype.kind == "f" and dtype.kind in "iu":
-            values = to_integers(values, np.dtype(f"u{dtype.itemsize}") if "2u" in name else dtype)
-        return self.count(TensorHandle(values.astype(dtype), kind.scalar), LIBDEVICE_COST.get(name, OTHER_LIBDEVICE))
+        unsigned = np.dtype(f"u{dtype.itemsize}") if "2u" in name else dtype  # Triton's int32 is float2uint's result
+        values = converted(values, unsigned).astype(dtype)
+        return self.count(TensorHandle(values, kind.scalar), LIBDEVICE_COST.get(name, OTHER_LIBDEVICE))
 
     # --- matrix products
 

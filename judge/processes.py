@@ -28,7 +28,8 @@ A candidate's Python never has a GPU; who compiles its kernels, who replays them
                           (compilers must run, GPU memory be shared)
 
 A part that is there but fails ends the process. Not prevented: reading files that this user can read, exhausting the
-GPU's memory, attacks on the kernel or the driver; with a GPU also writing what this user can write (files that are left in /tmp, say), and signals.
+GPU's memory, attacks on the kernel or the driver; with a GPU also writing what this user can write, say into /tmp, and
+signals.
 """
 
 import contextlib

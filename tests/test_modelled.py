@@ -1,4 +1,4 @@
-"""What the modelled clock charges: kernels for their memory traffic and arithmetic, operators for what CUDA launches."""
+"""What the modelled clock charges: kernels for memory traffic and arithmetic, operators for what CUDA launches."""
 
 import re
 

@@ -194,9 +194,8 @@ def test_parameters_are_moved_once_and_what_is_computed_from_them_follows():
         assert torch.equal(moved.state_dict()[name], again.state_dict()[name])
     assert moved.tied is moved.fc.weight and torch.equal(moved.copy, moved.fc.weight.t())
     assert (moved.norm.running_var > 0.5).all() and torch.equal(moved.drawn, plain.drawn)
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.rand(8, 8, generator=generator) * 2 - 1
-    once = plain.fc.weight * (1 + 0.2 * noise) + 0.05 * torch.randn(8, 8, generator=generator)
+    noise = torch.empty(8, 8).uniform_(-1, 1, generator=torch.Generator().manual_seed(1))
+    once = plain.fc.weight + (0.2 * plain.fc.weight.abs() + 0.1) * noise
     assert torch.allclose(moved.fc.weight, once)
 
 

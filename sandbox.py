@@ -104,7 +104,6 @@ class Sandbox:
     workers    candidates in work at the same time; by default the number of CPU cores, on a GPU at most 16
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
     baseline   "eager", or "compile" to measure against torch.compile of the reference
-    shapes     check a correct candidate on so many randomly rescaled shapes of the task, too (Verdict.generalises)
     measure    seconds of timing for each candidate with the measured clock, up to four times as long where something
                disturbs it; at least 8 batches of calls on each side
     require_kernel  reject a candidate without a kernel of its own
@@ -118,7 +117,7 @@ class Sandbox:
     """
 
     def __init__(self, device="cpu", trials=5, seed=None, timeout=60.0, memory=None, workers=None, protocol="strict",
-                 baseline="eager", shapes=0, measure=0.03, require_kernel=True, remember=True, clock=None, tasks=1):
+                 baseline="eager", measure=0.03, require_kernel=True, remember=True, clock=None, tasks=1):
         if str(device).split(":")[0] not in ("cpu", "cuda"):
             raise UserError(f"device {device}: choose cpu or cuda")
         if device != "cpu" and not torch.cuda.is_available():
@@ -135,7 +134,7 @@ class Sandbox:
         self.workers = workers or min(16, len(os.sched_getaffinity(0)))
         memory = memory or (8 << 30 if device == "cpu" else 32 << 30)
         self.settings = {"device": self.device, "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
-                         "protocol": protocol, "baseline": baseline, "shapes": shapes, "measure": measure,
+                         "protocol": protocol, "baseline": baseline, "measure": measure,
                          "workers": self.workers, "tasks": tasks, "require_kernel": require_kernel,
                          "scratch": tempfile.mkdtemp(prefix="sandbox-")}
         self.patience = 4 * timeout + 300  # seconds without a message after which a scorer is given up
@@ -148,7 +147,6 @@ class Sandbox:
         self.futures = {}  # (source, code) -> Future of all that has no verdict yet
         self.verdicts = {}  # (source, code) -> Verdict, oldest first
         self.unusable = {}  # source -> why its reference could not be used, since the last prepare()
-        self.large = set()  # sources of tasks whose references are not kept
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
         self.control, self.process = processes.start(SCORER_COMMAND, self.settings)
         count = self.workers if self.modelled else tasks
@@ -213,8 +211,7 @@ class Sandbox:
             self.unusable.clear()  # memory may have been short
             if not self.modelled and self.settings["tasks"] > 1:
                 for task in list(dict.fromkeys(tasks))[:MAX_SCORERS]:
-                    if task.source not in self.large:
-                        self.waiting.setdefault(task.source, Job(task))
+                    self.waiting.setdefault(task.source, Job(task))
             self.changed.notify_all()
 
     def end_idle(self) -> bool:
@@ -313,11 +310,7 @@ class Sandbox:
             control, reused = self.control, job.scorer is not None
             try:
                 job.scorer = job.scorer or ScorerConnection(control, self.gpu)
-                job.scorer.load(job.task, self.seed, self.known, 3 * self.settings["timeout"] + 60)
-                if job.scorer.large:
-                    self.large.add(source)
-                    self.end_idle()
-                return
+                return job.scorer.load(job.task, self.seed, self.known, 3 * self.settings["timeout"] + 60)
             except TaskError as error:
                 why = str(error)
             except (Gone, Orphaned, OSError) as error:
@@ -335,8 +328,7 @@ class Sandbox:
         """May one scorer, which runs their code, load these tasks one after the other? Not if they change PyTorch's
         settings.
         """
-        usual = self.settings["shapes"] == 0 and self.settings["baseline"] == "eager"
-        return usual and not re.search(r"torch\.(set_|backends|use_|_)", sources)
+        return self.settings["baseline"] == "eager" and not re.search(r"torch\.(set_|backends|use_|_)", sources)
 
     def _replace_fork_server(self, control) -> bool:
         """If the fork server behind `control` has been killed, and with it all its processes, start another one.
@@ -402,8 +394,6 @@ class Sandbox:
 
     def _release(self, job):
         """A thread has done its job: keep the scorer, and where memory is short end the one used least recently."""
-        if job.scorer is not None and job.scorer.large:
-            self._end_scorer(job)
         short, ended = self._memory_is_short(), []
         with self.changed:
             self.at_work.remove(job)
@@ -440,12 +430,10 @@ def feedback(verdict):
                     for entry in verdict.profile[:4])
     text = (f"Correct: yes. Speedup {verdict.speedup:.2f}x ({verdict.clock}: {verdict.candidate_ms:.4g} ms against "
             f"{verdict.reference_ms:.4g} ms). Your kernels do {verdict.coverage or 0:.0%} of the work. Time: {hot}.")
-    if verdict.tuned:
-        text += f" Autotuned: {'; '.join(verdict.tuned[:3])}."
     if verdict.bandwidth is not None:
         flops = f" and {verdict.arithmetic:.0%} of the FLOPs" if verdict.arithmetic else ""
         text += f" Used: {verdict.bandwidth:.0%} of the memory bandwidth{flops}."
-    return text + (f" Not on other shapes: {verdict.shape_error}." if verdict.shape_error else "")
+    return text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -467,18 +455,17 @@ def main(argv=None) -> int:
         help="kernelbench: only the task's own inputs, plain tolerances")
     add("--baseline", choices=["eager", "compile"], default="eager",
         help="what to be faster than: the reference as it is, or under torch.compile")
-    add("--shapes", type=int, default=0, metavar="N", help="check it on N randomly rescaled shapes of the task, too")
     add("--json", action="store_true", help="print the verdict as one JSON object and nothing else")
     options = parser.parse_args(argv)
-    if options.trials < 1 or options.timeout <= 0 or options.shapes < 0:
-        raise UserError("--trials and --timeout must be positive, --shapes not negative")
+    if options.trials < 1 or options.timeout <= 0:
+        raise UserError("--trials and --timeout must be positive")
     task = load_task(options.task)
     try:
         text = Path(options.candidate).read_bytes()
     except OSError as error:
         raise UserError(f"{options.candidate}: cannot read the candidate ({type(error).__name__})") from None
     with Sandbox(options.device, trials=options.trials, timeout=options.timeout, seed=options.seed,
-                 protocol=options.protocol, baseline=options.baseline, shapes=options.shapes) as sandbox:
+                 protocol=options.protocol, baseline=options.baseline) as sandbox:
         try:
             verdict = sandbox.score(task, [text.decode()])[0]
         except UnicodeDecodeError:

@@ -1,7 +1,5 @@
 """A scorer's process (scorer.py) as the sandbox sees it: orders and answers, and its requests for the GPU."""
 
-import contextlib
-import threading
 import time
 
 from judge.messages import Child, receive, send
@@ -12,21 +10,22 @@ class ScorerConnection:
     """A scorer's process as the sandbox sees it. Starting one raises Orphaned when there is no fork server."""
 
     def __init__(self, fork_server, gpu):
-        self.child, self.gpu, self.sending = Child(fork_server, "scorer"), gpu, threading.Lock()
-        self.source, self.large = None, False  # of the task that it is loaded with; is its reference too large to keep?
+        self.child, self.gpu = Child(fork_server, "scorer"), gpu
+        self.source = None  # of the task that it is loaded with
 
     def order(self, order, patience):
         """Send an order (see judge/scorer.py) and yield the answers; the last one has a "done".
 
-        The scorer's requests for the GPU arrive meanwhile; other threads may grant them. Raises Gone or OSError when
-        the scorer has ended, TimeoutError (an OSError) when it is silent for `patience` seconds.
+        The scorer's requests for the GPU arrive meanwhile, and are waited for. Raises Gone or OSError when the scorer
+        has ended, TimeoutError (an OSError) when it is silent for `patience` seconds.
         """
         answer = {}
-        self.send(order)
+        send(self.child.sock, order)
         while "done" not in answer:
             answer = receive(self.child.sock, time.monotonic() + patience)
             if "lock" in answer:
-                self.gpu.request(self, answer["lock"], self.grant)
+                self.gpu.acquire(self, answer["lock"])
+                send(self.child.sock, {"granted": True})
             elif "unlock" in answer:
                 self.gpu.release(self)
             else:
@@ -36,17 +35,9 @@ class ScorerConnection:
         """Have it build a task's reference, in place of another task's. Raises TaskError, and what `order` does."""
         job = {"name": task.name, "source": task.source, "seed": seed, "known": list(known)}
         (answer,) = self.order({"task": job}, patience)
-        if answer["done"]["unusable"]:
-            raise TaskError(answer["done"]["unusable"])
-        self.source, self.large = task.source, answer["done"]["large"]
-
-    def grant(self):
-        with contextlib.suppress(OSError):  # it has just ended
-            self.send({"granted": True})
-
-    def send(self, message):
-        with self.sending:
-            send(self.child.sock, message)
+        if answer["done"]:
+            raise TaskError(answer["done"])
+        self.source = task.source
 
     def close(self, wait=False):
         """End the process with all that it has started; with `wait`, return only when they are gone."""

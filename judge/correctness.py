@@ -6,7 +6,6 @@ ones come from other distributions (scaled, negated), and parameters are perturb
 happens not to matter for one distribution, or for weights of 1, must still be done.
 """
 
-import ast
 import contextlib
 import hashlib
 import random
@@ -21,7 +20,7 @@ import numpy
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.perturbation import construct, parameter_names
+from judge.perturbation import construct, parameter_names, state_of
 from tasks import TaskError
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -54,9 +53,6 @@ class Verdict:
     disturbed: bool = False  # something else used the GPU meanwhile: the times scatter, or clearing the cache waits
     bandwidth: float | None = None  # inputs, parameters, outputs once, per candidate_ms: share of the device's rate
     arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
-    generalises: bool | None = None  # correct on randomly rescaled shapes as well; None where that was not asked for
-    shape_error: str | None = None  # the first of those shapes on which it was not, and how
-    tuned: list = field(default_factory=list)  # which configurations of its autotuned kernels were cheapest (modelled)
 
 
 def numbered(code, line, around=2):
@@ -83,20 +79,17 @@ def load_module(name, code, path):
     return module
 
 
-def describe(error, path, code=""):
+def describe(error, path=""):
     """(one line of text, line number in the file `path` or None) for an exception."""
-    line, frame, node = getattr(error, "lineno", None), error.__traceback__, getattr(error, "node", None)
+    line, frame = getattr(error, "lineno", None), error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == str(path):
             line = frame.tb_lineno
         frame = frame.tb_next
-    text = str(getattr(error, "error_message", None) or error)
+    text = str(error)
     if "Error building extension" in text:  # of nvcc's pages of output, what it complains about
         text = "\n".join(["Error building extension"] + [row for row in text.split("\n") if "error:" in row][:2])
     text = " ".join(text.split())
-    if node is not None and getattr(error, "src", None):  # triton counts lines from the kernel's `def`
-        head = error.src.split("\n")[0]
-        line = code[:code.find(head)].count("\n") + node.lineno if head in code else line
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__, line
 
 
@@ -118,10 +111,7 @@ def seed_everything(seed):
 
 def identical(a, b):
     """Bitwise equality of two tensors (so that NaN equals NaN)."""
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}.get(a.element_size(), torch.int64)
-    return torch.equal(a.contiguous().view(-1).view(words), b.contiguous().view(-1).view(words))
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(as_bytes(a), as_bytes(b))
 
 
 def bytes_in(tree) -> int:
@@ -224,16 +214,13 @@ class Reference:
         except TaskError:
             raise
         except Exception as error:
-            raise TaskError(f"{job['name']}: the reference fails: {describe(error, '')[0]}") from None
+            raise TaskError(f"{job['name']}: the reference fails: {describe(error)[0]}") from None
 
     def construct(self, names=None):
         """Set `model`, and `state` to its parameters and buffers. names: see perturbation.construct."""
         self.names = names
         self.model = construct(self.module.Model, self.arguments, self.parameter_seed, names).to(self.device)
-        self.state = {name: t.detach().clone() for name, t in self.tensors()}
-
-    def tensors(self):
-        return [*self.model.named_parameters(), *self.model.named_buffers()]
+        self.state = {name: t.detach().clone() for name, t in state_of(self.model)}
 
     def draws_on_device(self) -> bool:
         """Does get_inputs work with the device as default? Some need their tensors on the CPU."""
@@ -297,7 +284,7 @@ class Reference:
         """
         with self.lock, torch.no_grad():
             inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in trial.inputs]
-            for name, tensor in self.tensors():
+            for name, tensor in state_of(self.model):
                 tensor.copy_(self.state[name])
             if dtype is not None:
                 self.model.to(dtype)
@@ -307,9 +294,10 @@ class Reference:
                 out = self.model(*inputs)
             changed = [] if dtype is not None else [i for i, (old, new) in enumerate(zip(trial.inputs, inputs))
                                                     if isinstance(old, torch.Tensor) and not identical(old, new)]
+            state = state_of(self.model)
             if dtype is None:
-                self.rewritten = [name for name, tensor in self.tensors() if not identical(tensor, self.state[name])]
-            owned = [*inputs, *(tensor for _, tensor in self.tensors())]
+                self.rewritten = [name for name, tensor in state if not identical(tensor, self.state[name])]
+            owned = [*inputs, *(tensor for _, tensor in state)]
             self.structure, self.sharing = structure(out), sharing(*(
                 [placed(x) for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in (out, owned)))
             return tree_leaves(out), changed
@@ -330,7 +318,7 @@ class Reference:
                 exact = self.run(trial, dtype=torch.float64)[0]
             except (RuntimeError, TypeError):
                 pass  # it mixes in tensors of a fixed type
-            for name, tensor in self.tensors():
+            for name, tensor in state_of(self.model):
                 tensor.data = tensor.data.to(self.state[name].dtype)
         most = 5e-3 if self.device.type == "cuda" else 1e-3  # cuDNN convolves in TF32 by default
         allowed = []
@@ -394,30 +382,20 @@ def compare(trial, got, tolerance):
     return None
 
 
-def other_shapes(source, count, seed):
-    """Yields (what was changed, source) with some of the module-level integer constants rescaled; 10 tries per shape.
-
-    Not every change makes sense (channels that groups do not divide, say): the caller keeps what its reference accepts.
-    """
-    chance, lines = random.Random(derive(seed, source, "shapes")), source.split("\n")
-    sizes = [node for node in ast.parse(source).body if isinstance(node, ast.Assign) and isinstance(
-        node.value, ast.Constant) and type(node.value.value) is int and node.value.value > 1]
-    for _ in range(10 * count if sizes else 0):
-        changed, text = [], list(lines)
-        for node in chance.sample(sizes, chance.randint(1, len(sizes))):
-            value, row = node.value, node.value.lineno - 1
-            size = max(1, int(value.value * chance.uniform(0.4, 1.6))) | 1  # odd: no block size divides it
-            text[row] = text[row][:value.col_offset] + str(size) + text[row][value.end_col_offset:]
-            changed.append(f"{ast.unparse(node.targets[0])} = {size}")
-        yield ", ".join(changed), "\n".join(text)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Entering results into a verdict
 
 
 EXTENSION = "extension"  # the label of kernels of a CUDA extension, which have no names here
 STRICT, LOOSE = 1e-4, 1e-2  # tolerances: KernelBench's, and that of papers before 2026
+
+
+def failure(error, stage, path="") -> dict:
+    """What a process answers whose candidate has failed: see `Failed`."""
+    text, line = describe(error, path)
+    if hasattr(error, "stage"):  # compiler.KernelError
+        stage, text, line = error.stage, str(error)[:300], error.line
+    return {"failed": stage, "error": text, "line": line}
 
 
 class Failed(Exception):

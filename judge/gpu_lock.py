@@ -12,66 +12,56 @@ A request for the GPU alone comes before all shared ones.
 import contextlib
 import threading
 
+from judge.messages import receive
+
 
 class GpuLock:
     """The lock, in the trainer's process. An owner is any object: a scorer's connection, say."""
 
     def __init__(self):
-        self.lock = threading.Lock()
+        self.changed = threading.Condition()
         self.holders = {}  # owner -> whether it has the GPU alone
-        self.waiting = []  # (owner, exclusive, granted) of every request that has not been granted, oldest first
+        self.waiting = 0  # requests for the GPU alone
 
-    def request(self, owner, exclusive, granted):
-        """Ask for the GPU. granted() is called once it is had, from this or any other thread; it must not block."""
-        with self.lock:
-            self.waiting.append((owner, exclusive, granted))
-        self._grant()
+    def acquire(self, owner, exclusive):
+        """Wait for the GPU."""
+        with self.changed:
+            self.waiting += exclusive
+            try:
+                self.changed.wait_for(lambda: not self.holders if exclusive else
+                                      not self.waiting and not any(self.holders.values()))
+                self.holders[owner] = exclusive
+            finally:
+                self.waiting -= exclusive
 
     def release(self, owner):
-        """Give the GPU back, or take back a request that has not been granted. Others' are left alone."""
-        with self.lock:
+        """Give the GPU back, if the owner has it."""
+        with self.changed:
             self.holders.pop(owner, None)
-            self.waiting = [request for request in self.waiting if request[0] != owner]
-        self._grant()
+            self.changed.notify_all()
 
     @contextlib.contextmanager
     def shared(self):
         """Share the GPU within this context. Entering it waits until nobody has the GPU alone, or wants it."""
-        had = threading.Event()
-        self.request(had, False, had.set)
+        owner = object()
+        self.acquire(owner, False)
         try:
-            had.wait()
             yield
         finally:
-            self.release(had)
-
-    def _grant(self):
-        """Grant all requests that can be granted now."""
-        granted = []
-        with self.lock:
-            while self.waiting:
-                first = next((request for request in self.waiting if request[1]), self.waiting[0])
-                if self.holders and (first[1] or any(self.holders.values())):
-                    break
-                self.waiting.remove(first)
-                self.holders[first[0]] = first[1]
-                granted.append(first[2])
-        for tell in granted:  # without the lock: each sends a message
-            tell()
+            self.release(owner)
 
 
 class RemoteLock:
-    """The lock as a scorer sees it, for one thread at a time. send: a function that sends a message to the sandbox."""
+    """The lock as a scorer sees it, for one thread at a time. tell: a function that sends the sandbox a message."""
 
-    def __init__(self, send):
-        self.send, self.had = send, threading.Event()  # set by the thread that receives the scorer's messages
+    def __init__(self, sock, tell):
+        self.sock, self.tell = sock, tell
 
     def acquire(self, exclusive):
         """Wait for the GPU. What is held is released first."""
         self.release()
-        self.had.clear()
-        self.send({"lock": exclusive})
-        self.had.wait()
+        self.tell({"lock": exclusive})
+        receive(self.sock)  # while candidates are judged, the sandbox sends nothing else
 
     def release(self):
-        self.send({"unlock": True})
+        self.tell({"unlock": True})

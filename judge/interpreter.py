@@ -35,8 +35,10 @@ def is_block(value):
     return isinstance(value, tl.tensor) and value.type.is_block()
 
 
-class Operators(ast.NodeTransformer):
-    """Writes calls of `functions` where Python would ask a block whether it is true, and Triton computes with it."""
+class Rewriter(ast.NodeTransformer):
+    """Writes calls of KERNEL_SCOPE where Python would ask a block whether it is true, and Triton computes with it; and
+    x += 1 and x: int = 1 as the assignments that they are.
+    """
 
     def visit_BoolOp(self, node):
         self.generic_visit(node)
@@ -58,28 +60,20 @@ class Operators(ast.NodeTransformer):
         call = ast.Call(ast.Name("_assert", ast.Load()), [node.test, node.msg or ast.Constant("")], [])
         return ast.copy_location(ast.Expr(call), node)
 
-    functions = {
-        "_and": lambda left, right: left.logical_and(right()) if is_block(left) else left and right(),
-        "_or": lambda left, right: left.logical_or(right()) if is_block(left) else left or right(),
-        "_not": lambda value: value.__not__() if is_block(value) else not value,
-        "_assert": lambda test, message: tl.device_assert(test, message)}  # with debug=True only
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Python's numbers where Triton has its own: they divide in another way, know no bounds, and compare blocks as a whole
-
-
-class Assignments(ast.NodeTransformer):
-    """Writes x += 1 and x: int = 1 as the assignments that they are."""
-
     def visit_AugAssign(self, node):
+        self.generic_visit(node)
         read = copy.copy(node.target)
         read.ctx = ast.Load()
         return ast.copy_location(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)), node)
 
     def visit_AnnAssign(self, node):
+        self.generic_visit(node)
         constant = node.value is None or "constexpr" in ast.unparse(node.annotation)
         return node if constant else ast.copy_location(ast.Assign([node.target], node.value), node)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Python's numbers where Triton has its own: they divide in another way, know no bounds, and compare blocks as a whole
 
 
 def assigned(value, _=None):
@@ -102,7 +96,12 @@ def extreme(python, name, *values):
     return functools.reduce(getattr(tl, name), values) if tensors else python(*values)
 
 
-KERNEL_SCOPE = {"interpreter_semantic": types.SimpleNamespace(to_tensor=assigned), "__builtins__": {
+KERNEL_SCOPE = {
+    "_and": lambda left, right: left.logical_and(right()) if is_block(left) else left and right(),
+    "_or": lambda left, right: left.logical_or(right()) if is_block(left) else left or right(),
+    "_not": lambda value: value.__not__() if is_block(value) else not value,
+    "_assert": lambda test, message: tl.device_assert(test, message),  # with debug=True only
+    "interpreter_semantic": types.SimpleNamespace(to_tensor=assigned), "__builtins__": {
     **BUILTINS, "range": loop, "min": functools.partial(extreme, min, "minimum"),
     "max": functools.partial(extreme, max, "maximum")}}
 
@@ -160,9 +159,9 @@ class Interpreter:
         if function.fn not in self.converted:
             found = self.converted[function.fn] = stock.InterpretedFunction(function.fn)
             if function.fn.__code__.co_filename == FILE:
-                tree = Assignments().visit(Operators().visit(function.parse()))
-                tree, scope, made = found.rewriter.ast_transformer.visit(tree), function.fn.__globals__, {}
-                scope.update(KERNEL_SCOPE | Operators.functions)
+                tree = found.rewriter.ast_transformer.visit(Rewriter().visit(function.parse()))
+                scope, made = function.fn.__globals__, {}
+                scope.update(KERNEL_SCOPE)
                 scope.update({name: functools.reduce(getattr, path.split(".")[1:], triton)  # by now it is another
                               for name, path in function.imported.items()})
                 scope.update({name: vars(stock)[name] for name in STOCK_NAMES if name in vars(stock)})

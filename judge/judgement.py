@@ -8,7 +8,16 @@
 
 The first step that fails decides the verdict. What a step does is the business of a *back end*: `Replaying` (below)
 for the modelled clock, `measured.Candidate` for the measured one; both judge what `Recorded` has recorded. Whatever
-goes wrong in a back end is an exception, and `judge` alone turns exceptions into verdicts.
+goes wrong in a back end is an exception (Failed, TimeoutError, Gone, ValueError and the like), and `judge` alone turns
+exceptions into verdicts. A back end is one candidate's processes, and has the methods
+
+    start(code, timeout)    construct the model; `timeout` seconds are all that it has from now on. Returns whether its
+                            parameters are the reference's, in name and shape
+    run(trial, mute=())     one forward, without the kernels named in `mute`: (leaves of the output, indices of inputs
+                            that it changed)
+    profile()               [[milliseconds, label, is it a kernel of its own; None if it is, and only moves data]]
+    time(verdict)           enter reference_ms, candidate_ms, speedup, speedup_low and what comes with them; or reject
+    close(verdict)          end the processes, or keep them for others; enter seconds spent compiling and waiting
 """
 
 import ast
@@ -16,7 +25,6 @@ import contextlib
 import itertools
 import re
 import time
-from typing import Protocol
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -25,34 +33,13 @@ from judge.correctness import (EXTENSION, Failed, Verdict, as_bytes, bytes_in, c
                                describe, identical, note_comparison, numbered, reaching, reject, set_failure,
                                set_profile, set_roofline, sharing, structure, tolerance_of)
 from judge.messages import ROOM, Child, Gone, decode
+from judge.perturbation import state_of
 from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of
 from judge.rules import offence, parse
 from tasks import GPU_BATCH_FACTOR
 
 ROOM_FOR_MISTAKES = 1 << 20  # bytes beside an output's: of a wrong shape or type, it is compared all the same
 NVCC_SECONDS = 180  # that compiling a CUDA extension may take, on top of a candidate's time limit
-
-
-class BackEnd(Protocol):
-    """One candidate's processes. Any method may raise Failed, TimeoutError, Gone, or ValueError and the like."""
-
-    def start(self, code, timeout) -> bool:
-        """Construct the model; `timeout` seconds are all that it has from now on.
-
-        Returns whether its parameters are the reference's, in name and shape.
-        """
-
-    def run(self, trial, mute=()) -> tuple[list, list]:
-        """One forward, without the kernels named in `mute`: (leaves of the output, indices of inputs it changed)."""
-
-    def profile(self) -> list:
-        """[[milliseconds, label, is it a kernel of its own; None if it is, and only moves data]] of one forward."""
-
-    def time(self, verdict):
-        """Enter reference_ms, candidate_ms, speedup, speedup_low and what comes with them; or reject."""
-
-    def close(self, verdict):
-        """End the processes, or keep them for others; enter the seconds spent compiling and waiting, if known."""
 
 
 def static_check(code):
@@ -63,15 +50,15 @@ def static_check(code):
         tree = parse(code)
         reason = offence(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        text, line = describe(error, "")
+        text, line = describe(error)
         return Verdict(error=f"does not parse: {text}", excerpt=numbered(code, line))
     if not any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in tree.body):
         return Verdict(error="the code defines no class ModelNew")
     return Verdict(compiled=True, rejected=reason) if reason else None
 
 
-def judge(back_end, reference, code, settings, timed=True) -> Verdict:
-    """The verdict on one candidate. With `timed=False` it ends after the check: `correct` is all that is known."""
+def judge(back_end, reference, code, settings) -> Verdict:
+    """The verdict on one candidate."""
     timeout = settings["timeout"] + (NVCC_SECONDS if has_extension(code) else 0)
     verdict = static_check(code)
     if verdict is None and settings["clock"] == "modelled" and has_extension(code):
@@ -79,7 +66,7 @@ def judge(back_end, reference, code, settings, timed=True) -> Verdict:
     if verdict is None:
         verdict = Verdict()
         try:
-            steps(back_end, reference, code, settings, verdict, timeout, timed)
+            steps(back_end, reference, code, settings, verdict, timeout)
         except Failed as error:
             set_failure(verdict, code, error.stage, error, error.line)
         except TimeoutError:
@@ -97,7 +84,7 @@ def judge(back_end, reference, code, settings, timed=True) -> Verdict:
     return verdict
 
 
-def steps(back_end, reference, code, settings, verdict, timeout, timed):
+def steps(back_end, reference, code, settings, verdict, timeout):
     """All steps that run the candidate."""
     with stage(verdict, "start"):
         same = back_end.start(code, timeout)
@@ -105,7 +92,7 @@ def steps(back_end, reference, code, settings, verdict, timeout, timed):
     with stage(verdict, "check"):
         check(back_end, reference, settings["trials"], verdict, same)
     # Who is right to 1e-2 only gets no speedup, but is timed: papers before 2026 count it.
-    if verdict.rejected or not verdict.correct_loose or not timed:
+    if verdict.rejected or not verdict.correct_loose:
         return
     with stage(verdict, "profile"):
         check_kernels(back_end, reference.trial(0), verdict, settings["require_kernel"])
@@ -125,7 +112,7 @@ def stage(verdict, name):
 
 
 def check(back_end, reference, trials, verdict, same):
-    """Compare the outputs in every trial. same: see BackEnd.start."""
+    """Compare the outputs in every trial. same: what start returned."""
     note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
     verdict.correct = verdict.correct_loose = True
     for index in range(trials):
@@ -173,8 +160,10 @@ class Recorded:
     What the recording process answers is not believed: a forged program is replayed and timed like any other.
     """
 
-    def __init__(self, reference, fork_server, settings):
-        self.reference, self.fork_server, self.settings = reference, fork_server, settings
+    def __init__(self, task):
+        """task: its Modelled, or its Measured."""
+        self.task, self.reference = task, task.reference
+        self.fork_server, self.settings = task.fork_server, task.settings
 
     def ask(self, process, question, room=ROOM):
         """A process's answer, with at most `room` bytes of tensors. Raises Failed if that is what it says, and what
@@ -254,7 +243,7 @@ class Replaying(Recorded):
             "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "price": first,
             "mute": list(mute), "parameters": self.parameters}, ROOM_FOR_MISTAKES + 2 * bytes_in(trial.expected))
         check_structure(structure(answer["output"]), self.reference.structure)
-        self.computing, self.chosen = set(answer["computing"]), answer["chosen"]
+        self.computing = set(answer["computing"])
         if first:
             check_events(self.steps, answer["events"])
             self.events = answer["events"]
@@ -277,13 +266,24 @@ class Replaying(Recorded):
         reference, clock = self.reference, priced(self.reference)
         verdict.reference_ms = sum(milliseconds for milliseconds, _, _ in clock.events)
         verdict.candidate_ms = sum(milliseconds for milliseconds, _, _ in self.events)
-        verdict.tuned = [configuration(self.steps[number][1], position) for number, position in self.chosen]
         verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
         set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK, GPU_BATCH_FACTOR)
 
     def close(self, verdict):
         if self.replayer is not None:
             self.replayer.close()
+
+
+class Modelled:
+    """One task under the modelled clock, as `measured.Measured` is under the other."""
+
+    def __init__(self, reference, fork_server, settings, *_):
+        self.reference, self.fork_server, self.settings = reference, fork_server, settings
+
+    def judge(self, codes):
+        """Yields (index, Verdict) for every code."""
+        for index, code in enumerate(codes):
+            yield index, judge(Replaying(self), self.reference, code, self.settings)
 
 
 def leaves_most(trial) -> bool:
@@ -294,16 +294,9 @@ def leaves_most(trial) -> bool:
     return 2 * sum(same) > sum(leaf.numel() for leaf in trial.expected)
 
 
-def configuration(launches, position) -> str:
-    """In what an autotuned kernel's chosen launch differs from others: "scale: BLOCK=256, num_warps=8"."""
-    choices = [launch[3] | launch[4] for launch in launches]
-    differs = {key: value for key, value in choices[position].items() if any(x.get(key) != value for x in choices)}
-    return f"{launches[0][1]}: " + ", ".join(f"{key}={value}" for key, value in differs.items() if type(value) is int)
-
-
 def priced(reference):
     """The modelled clock that has seen a reference's forward, once."""
     if not hasattr(reference, "clock"):
-        reference.clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in reference.tensors()})
+        reference.clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in state_of(reference.model)})
         reference.run(reference.trial(0), around=reference.clock)
     return reference.clock

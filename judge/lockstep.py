@@ -68,6 +68,18 @@ def as_kept(values, dtype):
     return values.to(kind).view(getattr(torch, bits.__name__)).numpy().view(stock._get_np_dtype(dtype))
 
 
+def converted(values, dtype):
+    """Numbers as another numpy type. Floats become integers as PTX's cvt.rzi makes them: of 16 bits or more, to whose
+    range they are clipped (NaN becomes 0); of 8 bits the lower half of these.
+    """
+    if values.dtype.kind != "f" or dtype.kind not in "iu":
+        return values.astype(dtype)
+    wide = np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}")
+    low, high = np.iinfo(wide).min, np.iinfo(wide).max
+    inside = np.nan_to_num(values, nan=0).astype(wide)
+    return np.where(values <= float(low), low, np.where(values >= float(high), high, inside)).astype(dtype)
+
+
 def add_as_bits(view, index, values, active, kind):
     """Add to elements of a view, one program after the other, and return what was there before, as atomics do."""
     before = np.zeros_like(values)
@@ -288,6 +300,9 @@ class Lockstep(stock.InterpreterBuilder):
                 raise Waiting("waits for programs of the same launch that need not run beside it: use a second launch")
         return out
 
+    def create_barrier(self):
+        self.memory.races.places.clear()
+
     # --- for debugging
 
     def create_assert(self, condition, message):
@@ -348,10 +363,8 @@ class Lockstep(stock.InterpreterBuilder):
         return out
 
     def cast_impl(self, a, kind):
-        if a.dtype.scalar not in AS_BITS and kind.scalar not in AS_BITS:
-            return self.count(super().cast_impl(a, kind), 0, a)
-        values = as_float(a).data
-        values = as_kept(values, kind.scalar) if kind.scalar in AS_BITS else values.astype(stock._get_np_dtype(kind))
+        values, dtype = as_float(a).data, stock._get_np_dtype(kind)
+        values = as_kept(values, kind.scalar) if kind.scalar in AS_BITS else converted(values, dtype)
         return self.count(TensorHandle(values, kind.scalar), 0, a)
 
     def create_fp_to_fp(self, a, kind, rounding):
@@ -374,7 +387,9 @@ class Lockstep(stock.InterpreterBuilder):
         if function is None:  # float_as_int and the like
             return TensorHandle(args[0].data.view(dtype), kind.scalar)
         values = function(*(torch.from_numpy(np.ascontiguousarray(arg.data)) for arg in args)).numpy()
-        return self.count(TensorHandle(values.astype(dtype), kind.scalar), LIBDEVICE_COST.get(name, OTHER_LIBDEVICE))
+        unsigned = np.dtype(f"u{dtype.itemsize}") if "2u" in name else dtype  # Triton's int32 is float2uint's result
+        values = converted(values, unsigned).astype(dtype)
+        return self.count(TensorHandle(values, kind.scalar), LIBDEVICE_COST.get(name, OTHER_LIBDEVICE))
 
     # --- matrix products
 

@@ -36,7 +36,7 @@ from judge.correctness import (EXTENSION, Failed, Trial, bytes_in, check_structu
                                set_roofline, tolerance_of)
 from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge
 from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan
-from judge.prices import Clock
+from judge.prices import Clock, tensors_in
 from judge.recorder import H200
 from judge.replayer import slots_and_outputs
 
@@ -91,10 +91,6 @@ class Timing:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A process on the GPU, as the scorer sees it
-
-
-def tensors_in(inputs) -> list:
-    return [x for x in inputs if isinstance(x, torch.Tensor)]
 
 
 class Connection:
@@ -185,8 +181,7 @@ class Measured:
         self.flops = clock.flops
         self.stochastic = reference.is_stochastic()
         size = bytes_in([self.first.inputs, self.first.expected])
-        self.large = size > 1 << 30  # then little else fits beside it
-        self.slots = max(1 if self.large else 2, min(MOST_CALLS, INPUT_ROOM // max(size, 1)))
+        self.slots = max(1 if size > 1 << 30 else 2, min(MOST_CALLS, INPUT_ROOM // max(size, 1)))
         self.bandwidth, self.peak, self.patience, self.gpu_properties = 4e7, None, 0.01, H200
         if self.cuda:
             self.describe_device()
@@ -239,10 +234,9 @@ class Measured:
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def judge_one(self, code, timed=True):
-        """The verdict on one candidate; without `timed` only whether it is correct."""
+    def judge_one(self, code):
         kind = Extension if has_extension(code) else Candidate
-        return judge(kind(self), self.reference, code, self.settings, timed)
+        return judge(kind(self), self.reference, code, self.settings)
 
     def hand_on(self):
         """The connection to the replayer, for another task; None if it cannot be used."""
@@ -261,12 +255,11 @@ class Measured:
 
 
 class Candidate(Recorded):
-    """A candidate in the replayer: the back end of the measured clock (judgement.BackEnd)."""
+    """A candidate in the replayer: the back end of the measured clock (see judgement.py)."""
 
     def __init__(self, task):
-        """task: its Measured."""
-        super().__init__(task.reference, task.fork_server, task.settings)
-        self.task, self.connection, self.has_turn, self.seconds = task, None, False, {"wait": 0.0, "compile": 0.0}
+        super().__init__(task)
+        self.connection, self.has_turn, self.seconds = None, False, {"wait": 0.0, "compile": 0.0}
 
     def start(self, code, timeout):
         self.deadline, task = time.monotonic() + timeout, self.task

@@ -84,6 +84,7 @@ class Memory:
         if number is None:
             return np.broadcast_to(other, pointers.shape)
         self.races.look(number, index, dtype.itemsize, mask)
+        self.races.look_between_threads(number, index, dtype.itemsize, mask)
         self.loaded[number] = dtype
         values = self.view(number, dtype)[index]
         return values if mask is None else np.where(mask, values, other)
@@ -112,6 +113,7 @@ class Memory:
         self.has_atomics = True
         self.races.look(number, index, dtype.itemsize, mask, lambda stamps: stamps & ATOMIC != 0)
         self.before_store(number, dtype, index, mask, ATOMIC)
+        self.races.places.clear()  # threads wait for an atomic as they do for a barrier
         if pointers[0].size == 1:
             active = slice(None) if mask is None else mask.reshape(-1)
             order = "" if "CTA" in str(scope) else str(sem)

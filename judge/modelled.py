@@ -47,6 +47,7 @@ from judge.lockstep import unwrap
 from judge.memory import Memory, only_moves
 from judge.prices import FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
 from judge.messages import TORCH_NAMES, strided
+from judge.perturbation import written_by
 from judge.recorder import layouts_in, read_value
 
 
@@ -74,51 +75,42 @@ def those_that_work(launches, work) -> list:
     return found
 
 
-class Replay:
-    """Executes a recording on given inputs. Raises KernelError, or another exception for a step that fails.
+class Recording:
+    """A recorded forward with its kernels. Raises KernelError, or another exception for a step that fails.
 
-    code: the candidate's source, of which only the kernels are used; known: keys of kernels that need not be compiled
-    again; restored: names of what each forward of the reference changes in its own state. `compiled` holds the keys of
-    those that were compiled here.
+    code: the candidate's source, of which only the kernels are used. `compiled` holds the keys of those that were
+    compiled here.
     """
 
     compile_launch = staticmethod(compiler.compile_kernel)
     device, poisons = torch.device("cpu"), True  # where it runs; does memory that nobody has written hold poison?
 
-    def __init__(self, code, recording, constants, known=(), restored=()):
-        self.recording, self.restored = recording, restored
-        self.left = {}  # the constants as the last forward has left them
-        self.computing = set()  # which of the launches, by number, have done more than move data in some forward
-        self.constants = {int(number): data for number, data in constants.items()}
-        os.environ["DISABLE_LLVM_OPT"] = "1"  # in this process kernels only need to compile, nothing runs them
+    def __init__(self, code, recording):
+        self.recording, self.compiled = recording, set()
         names = {name: read_value(value, None) for name, value in recording["names"].items()}
-        self.kernels, texts = compiler.build(code, names)
-        self.functions, self.compiled = self.kernels, set()
-        self.working = self.compile_all(texts, known)
-        self.chosen = {}  # number of a tuned step -> position of the launch that is cheapest
-        self.interpreter = interpreter.Interpreter(self.kernels)
-        self.functions = self.interpreter.functions  # the interpreted ones, as arguments of other kernels
+        self.kernels, self.texts = compiler.build(code, names)
+        self.functions = self.kernels  # as arguments of other kernels
 
-    def compile_all(self, texts, known):
+    def compile_all(self, known):
         """{number of a tuned step: positions of the launches that compile}: a GPU may refuse all but one."""
         working = {}
         for number, step in enumerate(self.recording["steps"]):
             if step[0] == "launch":
-                self.compile(step, texts, known)
+                self.compile(step, known)
             elif step[0] == "tuned":
-                found = those_that_work(step[1], lambda launch: self.compile(launch, texts, known))
+                found = those_that_work(step[1], lambda launch: self.compile(launch, known))
                 working[number] = [position for position, _ in found]
         return working
 
-    def compile(self, step, texts, known):
+    def compile(self, step, known):
         """Compile a launch's kernel for a GPU, unless that was done before with arguments of the same kind."""
         _, name, _, arguments, options = step
         if name not in self.kernels:
             raise KernelError(f"{name} is not a @triton.jit function at the top level of the file")
         kinds = [(key, value["tensor"][1] if isinstance(value, dict) and "tensor" in value else value)
                  for key, value in arguments.items()]
-        passed = [text for other, text in texts.items() if repr({"kernel": other}) in repr(kinds)]
-        key = hashlib.sha256(repr((texts[name], passed, kinds, options)).encode()).hexdigest()
+        passed = [text for other, text in self.texts.items() if repr({"kernel": other}) in repr(kinds)]
+        key = hashlib.sha256(repr((self.texts[name], passed, kinds, options)).encode()).hexdigest()
         if key not in known and key not in self.compiled:
             self.compiled.add(key)
             options = {key: read_value(value, None) for key, value in options.items()}
@@ -131,6 +123,68 @@ class Replay:
         if missing:
             raise KernelError(f"{step[1]} is launched without its argument {missing[0]}", stage="launch")
         return arguments
+
+    def tensor(self, layout):
+        """The tensor that has this layout. Raises ValueError if it does not fit its storage."""
+        number, dtype, shape, strides, offset = layout
+        raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self.storages[number])
+        return strided(raw[offset * TORCH_NAMES[dtype].itemsize:], TORCH_NAMES[dtype], shape, strides)
+
+    def operator(self, step, clock):
+        """Call an ATen operator within `clock`. Returns the addresses of the storages that it writes."""
+        _, name, args, kwargs, layouts = step
+        base, overload = name.split(".")
+        func = getattr(getattr(torch.ops.aten, base), overload)
+        args, kwargs = read_value(args, self.tensor), read_value(kwargs, self.tensor)
+        args, kwargs = tree_map_only(torch.device, lambda device: self.device, (args, kwargs))
+        if func._schema.is_mutable and not func._schema.returns:  # what it writes would be nobody's result
+            raise RuntimeError(f"aten.{base} in place is not supported here")
+        with clock:
+            out = func(*args, **kwargs)
+        results = tensors_in(out)
+        for layout, tensor in zip(layouts, results, strict=True):
+            if layout[0] not in self.storages:
+                if list(tensor.shape) != layout[2] or list(tensor.stride()) != layout[3]:
+                    raise RuntimeError(f"aten.{base} gives another shape than it did while recording")
+                self.storages[layout[0]] = tensor.untyped_storage()
+        if base in FREE_OPERATORS and self.poisons:
+            self.poison(results)
+        return addresses([results, written_by(func, args, kwargs)])
+
+    def poison(self, tensors):
+        """What uninitialised memory holds: bytes that nobody can know (else a zero, or the start of a counter, would be
+        free), and of floats NaN. Finite noise while kernels are muted. None of it can pass for a result.
+        """
+        chance = torch.Generator(self.device).manual_seed(torch.initial_seed())  # so that operators draw as without it
+        for tensor in tensors:
+            if self.mute:  # not normal_(): drawn from the same seed as an input, it could be the input
+                tensor.exponential_() if tensor.is_floating_point() else tensor.zero_()
+                continue
+            raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
+            raw.random_(224, 256, generator=chance)  # as a float of any type, too, that is huge or NaN
+            if tensor.is_floating_point():
+                bits = getattr(torch, f"int{8 * tensor.element_size()}")
+                tensor.view(bits).bitwise_or_(torch.tensor(float("nan"), dtype=tensor.dtype).view(bits).item())
+
+
+class Replay(Recording):
+    """Executes a recording on given inputs.
+
+    known: keys of kernels that need not be compiled again; restored: names of what each forward of the reference
+    changes in its own state.
+    """
+
+    def __init__(self, code, recording, constants, known=(), restored=()):
+        os.environ["DISABLE_LLVM_OPT"] = "1"  # in this process kernels only need to compile, nothing runs them
+        super().__init__(code, recording)
+        self.restored = restored
+        self.left = {}  # the constants as the last forward has left them
+        self.computing = set()  # which of the launches, by number, have done more than move data in some forward
+        self.constants = {int(number): data for number, data in constants.items()}
+        self.working = self.compile_all(known)
+        self.chosen = {}  # number of a tuned step -> position of the launch that is cheapest
+        self.interpreter = interpreter.Interpreter(self.kernels)
+        self.functions = self.interpreter.functions  # the interpreted ones, as arguments of other kernels
 
     def run(self, inputs, seed, price=False, mute=(), parameters=()):
         """One forward. Returns (output tree, events).
@@ -177,50 +231,6 @@ class Replay:
             if [str(tensor.dtype), list(tensor.shape), list(tensor.stride())] != layout[1:4]:
                 raise RuntimeError("the shapes of the inputs change from one call to the next")
             self.storages[layout[0]] = tensor.untyped_storage()
-
-    def tensor(self, layout):
-        """The tensor that has this layout. Raises ValueError if it does not fit its storage."""
-        number, dtype, shape, strides, offset = layout
-        raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self.storages[number])
-        return strided(raw[offset * TORCH_NAMES[dtype].itemsize:], TORCH_NAMES[dtype], shape, strides)
-
-    def operator(self, step, clock):
-        """Call an ATen operator within `clock`. Returns the addresses of the storages that it writes."""
-        _, name, args, kwargs, layouts = step
-        base, overload = name.split(".")
-        func = getattr(getattr(torch.ops.aten, base), overload)
-        args, kwargs = read_value(args, self.tensor), read_value(kwargs, self.tensor)
-        args, kwargs = tree_map_only(torch.device, lambda device: self.device, (args, kwargs))
-        if func._schema.is_mutable and not func._schema.returns:  # what it writes would be nobody's result
-            raise RuntimeError(f"aten.{base} in place is not supported here")
-        with clock:
-            out = func(*args, **kwargs)
-        results = tensors_in(out)
-        for layout, tensor in zip(layouts, results, strict=True):
-            if layout[0] not in self.storages:
-                if list(tensor.shape) != layout[2] or list(tensor.stride()) != layout[3]:
-                    raise RuntimeError(f"aten.{base} gives another shape than it did while recording")
-                self.storages[layout[0]] = tensor.untyped_storage()
-        if base in FREE_OPERATORS and self.poisons:
-            self.poison(results)
-        changed = [value for argument, value in zip(func._schema.arguments, args)
-                   if argument.alias_info is not None and argument.alias_info.is_write]
-        return addresses([results, changed])
-
-    def poison(self, tensors):
-        """What uninitialised memory holds: bytes that nobody can know (else a zero, or the start of a counter, would be
-        free), and of floats NaN. Finite noise while kernels are muted. None of it can pass for a result.
-        """
-        chance = torch.Generator(self.device).manual_seed(torch.initial_seed())  # so that operators draw as without it
-        for tensor in tensors:
-            if self.mute:  # not normal_(): drawn from the same seed as an input, it could be the input
-                tensor.exponential_() if tensor.is_floating_point() else tensor.zero_()
-                continue
-            raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
-            raw.random_(224, 256, generator=chance)  # as a float of any type, too, that is huge or NaN
-            if tensor.is_floating_point():
-                bits = getattr(torch, f"int{8 * tensor.element_size()}")
-                tensor.view(bits).bitwise_or_(torch.tensor(float("nan"), dtype=tensor.dtype).view(bits).item())
 
     def tune(self, number, launches):
         """The position of an autotuned kernel's cheapest configuration. Trying them leaves memory as it was."""

@@ -17,10 +17,15 @@ from torch.nn.modules import module
 from judge.prices import Mode, tensors_in
 
 
+def state_of(model) -> list:
+    """[(name, tensor)] of a model's parameters, then of its buffers."""
+    return [*model.named_parameters(), *model.named_buffers()]
+
+
 def parameter_names(model) -> list:
-    """[[name within its module, shape]] of a model's float parameters, then of its buffers: what is to be moved."""
+    """[[name within its module, shape]] of a model's float parameters and buffers: what is to be moved."""
     return [[name.rpartition(".")[2], list(tensor.shape)]
-            for name, tensor in [*model.named_parameters(), *model.named_buffers()] if tensor.is_floating_point()]
+            for name, tensor in state_of(model) if tensor.is_floating_point()]
 
 
 def construct(model_class, arguments, seed, names):

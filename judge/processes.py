@@ -25,11 +25,11 @@ A candidate's Python never has a GPU; who compiles its kernels, who replays them
     as root, or where     without a GPU: process, network, host name and IPC namespaces, and (Linux 5.12) a file system
     user namespaces are   that is read-only and without devices but for a scratch folder in memory: it sees no other
     permitted             process and leaves nothing in /tmp or /dev/shm; with a GPU only network and host name are cut
-                          (compilers must run, GPU memory be shared), and what it leaves in those two is removed after
-                          it (only as root)
+                          (compilers must run, GPU memory be shared)
 
 A part that is there but fails ends the process. Not prevented: reading files that this user can read, exhausting the
-GPU's memory, attacks on the kernel or the driver; with a GPU also writing what this user can write, and signals.
+GPU's memory, attacks on the kernel or the driver; with a GPU also writing what this user can write, say into /tmp, and
+signals.
 """
 
 import contextlib
@@ -58,7 +58,6 @@ INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PAT
              "PYTHONPATH", "VIRTUAL_ENV", "CC", "CXX")  # variables of the environment; none holds a secret
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 MAX_PROCESSES = 64  # processes that a candidate may start on a GPU, compilers in the main
-FIRST_GROUP_ID = 1 << 30  # plus its supervisor's process id: the group under which a candidate runs on a GPU
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The fork server
@@ -108,14 +107,14 @@ def fork_server(control, settings, roles):
     supervisors = set()
     while True:
         ready = select.select([control, requests], [], [], 0.1 if supervisors else None)[0]
-        reap(supervisors, settings)
+        reap(supervisors)
         for sock in ready:
             data, descriptors, _, _ = socket.recv_fds(sock, 256, 2)
             if not data:
                 deadline = time.monotonic() + 5
                 while supervisors and time.monotonic() < deadline:  # they clean up
                     time.sleep(0.02)
-                    reap(supervisors, settings)
+                    reap(supervisors)
                 remove(settings["scratch"])
                 return
             role, supervisor = data.decode(), os.fork()
@@ -129,23 +128,14 @@ def fork_server(control, settings, roles):
                 os.close(descriptor)
 
 
-def reap(supervisors, settings):
+def reap(supervisors):
     """Take note of children that have ended. A candidate on a GPU can kill its supervisor: then kill its orphans.
 
-    supervisors: process ids of all supervisors and cleanup processes; those that have ended are taken out.
+    supervisors: process ids of all supervisors; those that have ended are taken out.
     """
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] in supervisors and os.WIFSIGNALED(ended[1]):
-                cleanup = os.fork()  # a process of its own, as it may take a while
-                if cleanup == 0:
-                    try:
-                        time.sleep(0.5)  # until the orphans are dead
-                        clean_up_after(ended[0], settings)
-                    finally:
-                        os._exit(0)
-                supervisors.add(cleanup)
-            supervisors.discard(ended[0])
+        while (ended := os.waitpid(-1, os.WNOHANG)[0]):
+            supervisors.discard(ended)
     for orphan in children(os.getpid()) - supervisors:
         with contextlib.suppress(ProcessLookupError):
             os.kill(orphan, signal.SIGKILL)
@@ -166,17 +156,6 @@ def remove(folder):
         shutil.rmtree(folder, ignore_errors=True)
     except RecursionError:  # somebody has nested a thousand folders
         subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
-
-
-def clean_up_after(supervisor, settings):
-    """Remove what a supervisor's process has left in its scratch folder and, on a GPU, where everybody may write."""
-    for folder in Path(settings["scratch"]).glob(f"tmp{supervisor}-*"):
-        remove(folder)
-    for place in ("/dev/shm", "/tmp") if settings["device"] != "cpu" else ():
-        for entry in os.scandir(place) if os.path.isdir(place) else ():
-            with contextlib.suppress(OSError):
-                if entry.stat(follow_symlinks=False).st_gid == FIRST_GROUP_ID + supervisor:
-                    remove(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -219,7 +198,7 @@ def supervise(sock, role, play, asks, settings):
             break
     for left in [*glob.glob(f"/dev/shm/torch_{process}_*"), *glob.glob(f"/dev/shm/cuda.shm.*.{process:x}.*")]:
         os.unlink(left)  # what PyTorch and the driver shared with others
-    clean_up_after(os.getpid(), settings)
+    remove(scratch)
     sock.close()
 
 
@@ -227,10 +206,7 @@ def run_role(sock, role, play, asks, scratch, settings):
     """The supervised process, from the fork to its end."""
     try:
         os.setpgid(0, 0)
-        if role in HOSTILE and has_gpu(role, settings):
-            with contextlib.suppress(OSError):  # only root may
-                os.setgid(FIRST_GROUP_ID + os.getppid())
-        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # after setgid, which would take it back
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         confine(sock, role, asks, scratch, settings)
         play(sock, asks, settings)
     except (Gone, OSError, KeyboardInterrupt):

@@ -10,6 +10,10 @@ element and the order of the atomics. It is an error
     to store where another program of the same lockstep has loaded (looked at where launches are priced);
     to store different values at one place in one statement.
 
+Likewise within a program, whose threads run in any order, too: to load an element from another place in a block than
+it was stored from needs a barrier in between. Which thread holds which element is the compiler's choice; for blocks of
+one shape it is the same, as a rule. Atomics are taken for barriers, reductions (which may be) are not.
+
 The same bits stored over another program's are no error. Not seen: a store over what a program has loaded that ran
 before, and results that depend on the order of atomics alone. Against both, programs run in another order, and with
 atomics in at least two parts, in every trial but the priced one (interpreter.py): then the values are wrong. An atomic
@@ -26,12 +30,23 @@ RACE = ("what another program of the same launch {}: on a GPU programs run in no
 PROGRAM, ATOMIC, TIME = (1 << 31) - 1, 1 << 31, 32  # a stamp: program, by an atomic?, number of atomics before it
 
 
+def across(programs, block):
+    """Numbers of programs in the shape of (programs, *block) arrays."""
+    return programs.reshape(-1, *[1] * (block.ndim - 1))
+
+
+def places_in(block):
+    """A number for each place of a block in (programs, *block) arrays; blocks of other sizes have other numbers."""
+    return np.arange(block[0].size, 2 * block[0].size).reshape(block.shape[1:])
+
+
 class Races:
     """Of one launch. `programs` holds the numbers, from 1, of those that run now in lockstep."""
 
     def __init__(self):
         self.programs = None
         self.stamps = {}  # {storage number: (bytes of an element, stamp of each element's last writer, or 0)}
+        self.places = {}  # {storage number: each element's place in the block that was stored since a barrier, or 0}
         self.atomics = []  # (program, address, does it release, acquire) of each scalar atomic, in order
 
     def look(self, number, index, size, mask, harmless=lambda stamps: False):
@@ -47,7 +62,7 @@ class Races:
                 self.look(number, index * (size // grain) + part, grain, mask, harmless)
             return
         stamps = stamps[index if size == grain else index * size // grain]
-        programs = self.programs.reshape(-1, *[1] * (index.ndim - 1))
+        programs = across(self.programs, index)
         foreign = (stamps & PROGRAM != programs) & (stamps != 0) & (True if mask is None else mask)
         if not foreign.any():
             return
@@ -57,6 +72,17 @@ class Races:
             for stamp in np.unique(theirs).tolist():
                 if known.get(stamp & PROGRAM, -1) < stamp >> TIME:
                     raise KernelError("touches " + RACE.format("changed" if stamp & ATOMIC else "stored"))
+
+    def look_between_threads(self, number, index, size, mask):
+        """Raises KernelError if a program loads what other threads of its own have stored since a barrier: what is not
+        at the same place of a block of the same size.
+        """
+        grain, stamps = self.stamps.get(number, (size, None))
+        if number in self.places and grain == size:
+            stored, own = self.places[number][index], stamps[index] & PROGRAM == across(self.programs, index)
+            moved = (stored != 0) & (stored != places_in(index)) & own
+            if (moved if mask is None else moved & mask).any():
+                raise KernelError("loads what other threads of the program have stored: that needs tl.debug_barrier()")
 
     def known(self, program):
         """{another program: the number of its last atomic that came before what `program` does now}."""
@@ -72,11 +98,13 @@ class Races:
     def write(self, number, length, index, size, mask, atomic=0):
         """Note the writers of elements. Returns what undoes it. length: bytes of the storage."""
         grain, stamps = self.stamps.setdefault(number, (size, np.zeros(length // size + 1, dtype=np.int64)))
-        programs = self.programs.reshape(-1, *[1] * (index.ndim - 1))
+        programs = across(self.programs, index)
         writers = np.broadcast_to(programs if len(index) > 1 else programs[-1:], index.shape)
+        places = np.broadcast_to(places_in(index), index.shape)
         if mask is not None:
-            index, writers = index[mask], writers[mask]
+            index, writers, places = index[mask], writers[mask], places[mask]
         place = (index * size // grain).reshape(-1, 1) + np.arange(max(1, size // grain))
+        self.places.setdefault(number, np.zeros(len(stamps), dtype=np.int64))[place] = places.reshape(-1, 1)
         undo = stamps, place, stamps[place]
         stamps[place] = writers.reshape(-1, 1) | atomic | len(self.atomics) << TIME
         return undo

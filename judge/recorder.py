@@ -35,7 +35,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from judge.prices import FREE_OPERATORS, Mode, operator_name, size_of, tensors_in
 from judge.messages import decode, encode
-from judge.perturbation import written_by
+from judge.perturbation import state_of, written_by
 from judge.rules import HOST_READS
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def record(model, calls, device="cpu"):
         for tensor, other in zip(tensors_in(inputs), tensors_in(list(call)), strict=True):
             if device == "cpu":
                 tensor.untyped_storage().copy_(other.untyped_storage())
-        named = dict([*model.named_parameters(), *model.named_buffers()])
+        named = dict(state_of(model))
         for name, tensor in named.items():  # a forward may change buffers, as the reference does
             tensor.untyped_storage().copy_(first.setdefault(name, tensor.untyped_storage().clone()))
         recorder = Recorder(device)

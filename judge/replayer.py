@@ -23,10 +23,10 @@ from torch.utils._pytree import tree_leaves
 
 from judge import compiler
 from judge.compiler import KernelError
-from judge.correctness import describe, identical, load_module, structure
+from judge.correctness import failure, identical, load_module, structure
 from judge.messages import (BLANK, TORCH_NAMES, dense, export, receive, send, spare_memory, strided, views)
-from judge.modelled import Replay, those_that_work
-from judge.perturbation import construct
+from judge.modelled import Recording, those_that_work
+from judge.perturbation import construct, state_of
 from judge.prices import FREE_OPERATORS, Mode, tensors_in
 from judge.recorder import layouts_in, read_value
 
@@ -69,21 +69,20 @@ def storages_in(step) -> set:
     return {layout[0] for launch in launches for layout in layouts_in(list(launch[3].values()))}
 
 
-class Compilation(Replay):
+class Compilation(Recording):
     """Compiles the launches of a program, in a process without the GPU, into the folder of compiled kernels.
 
     Of an autotuned kernel's configurations the GPU may refuse all but one.
     """
 
     def __init__(self, code, recording, known, settings):
+        super().__init__(code, recording)
         if settings["device"] != "cpu":
             self.compile_launch = compiler.compile_for_device
-        self.kernels, texts = compiler.build(code, {k: read_value(v, None) for k, v in recording["names"].items()})
-        self.recording, self.functions, self.compiled = recording, self.kernels, set()
-        self.compile_all(texts, known)
+        self.compile_all(known)
 
 
-class Program(Replay):
+class Program(Recording):
     """A recorded forward, on the device that the inputs are on.
 
     constants: {storage number: bytes, or the size of memory that nobody has written, or the name of a parameter of the
@@ -91,12 +90,11 @@ class Program(Replay):
     """
 
     def __init__(self, code, recording, constants, state, device):
-        self.recording, self.device, self.mute, self.clock = recording, device, (), None
+        super().__init__(code, recording)
+        self.device, self.mute, self.clock = device, (), None
         self.names = [layout[0] for layout in recording["state"].values()]
         self.original = {number: self.constant(value, state) for number, value in constants.items()}
         self.constants = {number: data.clone() for number, data in self.original.items()}
-        self.kernels, _ = compiler.build(code, {k: read_value(v, None) for k, v in recording["names"].items()})
-        self.functions = self.kernels
         self.untried = any(step[0] == "tuned" for step in recording["steps"])
         self.chosen = {}  # number of a tuned step -> the launch that was quickest
         self.last_uses = {}  # number of a step -> storages that no later one uses
@@ -199,16 +197,13 @@ class Model:
 
     def __init__(self, model, compile_it=False):
         self.model, self.call = model, torch.compile(model) if compile_it else model
-        self.state = {name: tensor.detach().clone() for name, tensor in self.tensors()}
-
-    def tensors(self):
-        return [*self.model.named_parameters(), *self.model.named_buffers()]
+        self.state = {name: tensor.detach().clone() for name, tensor in state_of(self.model)}
 
     def forward(self, inputs):
         return self.call(*inputs)
 
     def restore(self, everything=False):
-        for name, tensor in self.tensors():
+        for name, tensor in state_of(self.model):
             tensor.detach().copy_(self.state[name])
 
 
@@ -234,7 +229,7 @@ class Replayer:
         self.sock, self.folder, self.device = sock, folder, torch.device(settings["device"])
         self.cuda = self.device.type == "cuda"
         self.synchronize = torch.cuda.synchronize if self.cuda else (lambda: None)
-        self.stage, self.path, self.code, self.sides = "build", "", "", {}
+        self.stage, self.path, self.sides = "build", "", {}
         if self.cuda:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
@@ -249,13 +244,8 @@ class Replayer:
             try:
                 with torch.no_grad():
                     answer = getattr(self, order.pop("order"))(**order)
-            except KernelError as error:
-                answer = {"failed": error.stage, "error": str(error)[:300], "line": error.line}
             except BaseException as error:  # SystemExit included: an extension's Python runs here
-                text, line = describe(error, self.path, self.code)
-                answer = {"failed": self.stage, "error": text, "line": line}
-            if "failed" in answer:
-                answer["broken"] = self.is_broken()
+                answer = {**failure(error, self.stage, self.path), "broken": self.is_broken()}
             send(self.sock, answer)
 
     def is_broken(self) -> bool:
@@ -271,16 +261,16 @@ class Replayer:
     def construct(self, side, code, name, arguments, names, seed, compile_it):
         """Execute a source, and construct a model as judge.correctness.Reference does."""
         self.sides, self.graphs, self.kept = {}, {}, {}
-        self.stage, self.code, self.path = "compile", code, str(self.folder / f"{side}.py")
+        self.stage, self.path = "compile", str(self.folder / f"{side}.py")
         model_class = getattr(load_module(side, code, self.path), name)
         self.stage = "build"
         model = construct(model_class, arguments, seed, names).to(self.device)
         self.take(side, Model(model, compile_it))
-        return {"state": {key: list(tensor.shape) for key, tensor in self.sides[side].tensors()}}
+        return {"state": {key: list(tensor.shape) for key, tensor in state_of(model)}}
 
     def load(self, code, program, constants):
         """Take a candidate's recorded program."""
-        self.code, self.path = code, compiler.FILE
+        self.path = compiler.FILE
         self.take("candidate", Program(code, program, constants, self.sides["reference"].state, self.device))
         return {}
 

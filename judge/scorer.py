@@ -17,7 +17,6 @@ import contextlib
 import gc
 import json
 import os
-import queue
 import socket
 import sys
 import tempfile
@@ -30,10 +29,10 @@ import triton
 from torch.utils._pytree import tree_map_only
 
 from judge import compiler, judgement, modelled, processes, recorder
-from judge.correctness import Reference, bytes_in, describe, digest, identical, load_module, other_shapes
+from judge.correctness import Reference, bytes_in, digest, failure, identical, load_module
 from judge.gpu_lock import RemoteLock
 from judge.measured import Connection, Measured
-from judge.messages import TORCH_NAMES, Gone, receive, send, spare_memory
+from judge.messages import TORCH_NAMES, receive, send, spare_memory
 from judge.perturbation import construct
 from judge.replayer import Compilation, Replayer
 from tasks import TaskError
@@ -43,22 +42,19 @@ from tasks import TaskError
 
 
 @contextlib.contextmanager
-def reporting(sock, stage, path="", code=""):
+def reporting(sock, stage, path=""):
     """Within it, an exception is sent as {"failed": stage, ...}. stage: a list, whose last entry says where it is."""
     try:
         yield
-    except compiler.KernelError as error:
-        send(sock, {"failed": error.stage, "error": str(error)[:300], "line": error.line})
     except BaseException as error:  # SystemExit included: the verdict says what happened
-        text, line = describe(error, path, code)
-        send(sock, {"failed": stage[-1], "error": text, "line": line})
+        send(sock, failure(error, stage[-1], path))
 
 
 def candidate(sock, _, settings):
     """Role of the process that executes a candidate's code, to record it. What it sends is replayed by others."""
     path, job, stage = Path(tempfile.mkdtemp(dir=".")).absolute() / "candidate.py", receive(sock), ["compile"]
     recorder.pretend_gpu(job.get("gpu", recorder.H200))
-    with reporting(sock, stage, path, job["code"]):
+    with reporting(sock, stage, path):
         with recorder.PretendCuda(recorder.Recorder(), in_forward=False):
             module = load_module("candidate", job["code"], path)
             stage.append("build")
@@ -108,8 +104,8 @@ def replayer(sock, _, settings):
             if bytes_in(output) > run["room"]:
                 raise ValueError(f"an output of {bytes_in(output):,} bytes ({run['room']:,} are allowed)")
             output = tree_map_only(torch.Tensor, torch.Tensor.contiguous, output)  # gaps are not passed on
-            send(sock, {"output": output, "events": events, "changed": changed, "computing": list(replay.computing),
-                        "chosen": list(replay.chosen.items())}, run["room"])
+            send(sock, {"output": output, "events": events, "changed": changed,
+                        "computing": list(replay.computing)}, run["room"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -118,102 +114,32 @@ def replayer(sock, _, settings):
 
 def scorer(sock, fork_server, settings):
     """Role of the process that holds one task's reference and judges its candidates, then perhaps another task's."""
-    orders, sending, loaded = queue.SimpleQueue(), threading.Lock(), None
+    sending, loaded = threading.Lock(), None
 
     def tell(message):
         with sending:
             send(sock, message)
 
-    gpu, measured = RemoteLock(tell), settings["clock"] == "measured"
-    threading.Thread(target=take_messages, args=(sock, orders, gpu), daemon=True).start()
+    gpu, measured = RemoteLock(sock, tell), settings["clock"] == "measured"
     connection = Connection(fork_server, "replayer", settings) if measured else None  # CUDA takes its time to start
-    while (order := orders.get()) is not None:
+    while True:
+        order = receive(sock)
         if "task" in order:
             if measured and loaded is not None:
-                connection = loaded.measured.hand_on()
+                connection = loaded.hand_on()
             loaded = None
             gc.collect()
             spare_memory()
             try:
-                loaded = LoadedTask(order["task"], fork_server, settings, gpu, connection)
-                tell({"done": {"unusable": None, "large": loaded.large}})
+                clock = Measured if measured else judgement.Modelled
+                loaded = clock(Reference(order["task"], settings), fork_server, settings, gpu, connection)
             except TaskError as error:
-                return tell({"done": {"unusable": str(error)}})
+                return tell({"done": str(error)})
         else:
             for index, verdict in loaded.judge(order["codes"]):
                 tell({"index": index, "verdict": asdict(verdict), "known": list(loaded.reference.known)})
-            tell({"done": None})
+        tell({"done": None})
         spare_memory()
-
-
-def take_messages(sock, orders, gpu):
-    """A scorer's second thread: it puts orders into a queue, and None once the sandbox has hung up."""
-    try:
-        while True:
-            message = receive(sock)
-            if "granted" in message:
-                gpu.had.set()
-            else:
-                orders.put(message)
-    except Gone:
-        orders.put(None)
-
-
-class LoadedTask:
-    """A task in its scorer: the reference, the clock, and the reference on other shapes once they are asked for.
-
-    connection: to a replayer, under the measured clock; perhaps another task's before. Raises TaskError when the
-    reference cannot be used.
-    """
-
-    def __init__(self, job, fork_server, settings, gpu, connection=None):
-        self.job, self.fork_server, self.settings, self.gpu, self.on_shapes = job, fork_server, settings, gpu, None
-        self.reference, self.measured, self.large = Reference(job, settings), None, False
-        if settings["clock"] == "measured":
-            self.measured = Measured(self.reference, fork_server, settings, gpu, connection)
-            self.large = self.measured.large
-
-    def judge(self, codes):
-        """Yields (index, Verdict) for every candidate, in the order in which they are done."""
-        if self.measured is None:
-            judged = ((index, self.judge_one(code)) for index, code in enumerate(codes))
-        else:
-            judged = self.measured.judge(codes)
-        for index, verdict in list(judged) if self.settings["shapes"] else judged:  # shapes once nothing else is timed
-            if verdict.correct and self.settings["shapes"]:
-                self.try_other_shapes(codes[index], verdict)
-            yield index, verdict
-
-    def judge_one(self, code, timed=True):
-        """The verdict on one candidate; without `timed` only whether it is correct."""
-        if self.measured is not None:
-            return self.measured.judge_one(code, timed)
-        back_end = judgement.Replaying(self.reference, self.fork_server, self.settings)
-        return judgement.judge(back_end, self.reference, code, self.settings, timed)
-
-    def try_other_shapes(self, code, verdict):
-        """Enter whether a correct candidate is correct on other shapes of the task as well."""
-        if self.on_shapes is None:
-            self.on_shapes = self.load_other_shapes()
-        for change, other in self.on_shapes:
-            answer = other.judge_one(code, timed=False)
-            if not answer.correct:
-                verdict.generalises, verdict.shape_error = False, f"with {change}: {answer.rejected or answer.error}"
-                return
-        verdict.generalises = bool(self.on_shapes) or None
-
-    def load_other_shapes(self):
-        """[(what was changed, LoadedTask)]: as many as were asked for, if there are."""
-        count, found = self.settings["shapes"], []
-        for change, source in other_shapes(self.job["source"], count, self.job["seed"]):
-            job = {**self.job, "source": source}
-            try:
-                found.append((change, LoadedTask(job, self.fork_server, self.settings, self.gpu)))
-            except TaskError:  # sizes that do not fit together
-                continue
-            if len(found) == count:
-                break
-        return found
 
 
 if __name__ == "__main__":

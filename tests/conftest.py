@@ -158,10 +158,10 @@ def judged_ahead(request):
 
 @pytest.fixture(scope="session")
 def naively(tmp_path_factory):
-    """What a first implementation would find: test_cheats.naive(task, code), through a helper process."""
+    """What a first implementation would find: naive.naive(task, code), through a helper process."""
     environment = {**os.environ, "TRITON_INTERPRET": "1", "SCRATCH": str(tmp_path_factory.mktemp("naive")),
                    "OMP_NUM_THREADS": "1"}
-    helper = subprocess.Popen([sys.executable, Path(__file__).with_name("test_cheats.py"), "--naive"], text=True,
+    helper = subprocess.Popen([sys.executable, Path(__file__).with_name("naive.py")], text=True,
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                               env=environment)
 

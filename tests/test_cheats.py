@@ -1,99 +1,18 @@
 """The cheats that the sandbox withstands, one entry or test each: it succeeds against a naive check, and fails here.
 
-The naive check is what a first implementation looks like: execute the candidate beside the reference, compare the
-outputs with allclose at 1e-2, take the time with time.perf_counter, count Triton launches, believe what the process
-prints. It runs in a helper process (this file with --naive) that has Triton's interpreter switched on and forks for
-every candidate.
+The naive check (naive.py) is what a first implementation looks like. Programs of a second pass, with their own proof
+that they work, are in results/adversaries; one of each kind is judged here, too.
 """
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The naive check
-
-
-def naive(task, code):
-    """{"correct", "speedup", "launches"}, all in one process, as a first implementation would."""
-    import time
-
-    import torch
-    import triton
-
-    space = {"__name__": "task"}
-    exec(compile(task, "task.py", "exec"), space)
-    launches, launch = [0], triton.runtime.interpreter.InterpretedFunction.run
-
-    def counted(*args, **kwargs):
-        launches[0] += 1
-        return launch(*args, **kwargs)
-
-    triton.runtime.interpreter.InterpretedFunction.run = counted
-    Path("task.py").write_text(task)
-    Path("candidate.py").write_text(code)
-    exec(compile(code, "candidate.py", "exec"), space)
-    torch.manual_seed(42)
-    reference = space["Model"](*space["get_init_inputs"]())
-    torch.manual_seed(42)
-    candidate = space["ModelNew"](*space["get_init_inputs"]())
-
-    def clock(model, inputs):
-        seconds = []
-        for _ in range(7):
-            began = time.perf_counter()
-            model(*inputs)
-            seconds.append(time.perf_counter() - began)
-        return min(seconds)  # however busy the machine is, one of them is not disturbed
-
-    with torch.no_grad():
-        torch.manual_seed(43)
-        inputs = space["get_inputs"]()
-        candidate(*inputs)  # warm up, so that nothing is compiled later on
-        expected = reference(*inputs).clone()
-        got = candidate(*inputs)
-        correct = bool(torch.allclose(got, expected, atol=1e-2, rtol=1e-2))
-        speedup = clock(reference, inputs) / max(clock(candidate, inputs), 1e-9)
-    return {"correct": correct, "speedup": speedup, "launches": launches[0]}
-
-
-def naive_server():
-    """Answer each line {"task", "code"} on stdin with a line of JSON, each from a fork of its own."""
-    os.environ["TRITON_INTERPRET"] = "1"
-    import torch
-    import triton  # noqa: F401
-
-    torch.set_num_threads(1)
-    for line in sys.stdin:
-        read, write = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.chdir(os.environ["SCRATCH"])
-            os.dup2(write, 1)  # the candidate's prints and the result go the same way, and the last line counts
-            try:
-                print(json.dumps(naive(**json.loads(line))), flush=True)
-            finally:
-                os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            lines = [text for text in pipe.read().splitlines() if text.startswith("{")]
-        os.waitpid(child, 0)
-        print(lines[-1] if lines else "{}", flush=True)
-
-
-if __name__ == "__main__" and sys.argv[1:] == ["--naive"]:
-    naive_server()
-    sys.exit(0)
-
-import torch  # noqa: E402
-
-from judge import compiler, prices, recorder  # noqa: E402
-from sandbox import Sandbox  # noqa: E402
-from tasks import Task  # noqa: E402
+from judge import compiler
+from sandbox import Sandbox
+from tasks import Task
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The victims: problems, and an honest kernel to start from
@@ -173,13 +92,14 @@ def fails_here(box, code, task=POINTWISE, says=None):
 
 def ahead():
     caches = [forward(body, SEEN) for body, _ in CACHES.values()]
-    return [(Task("victim", 0, task), code) for code, _, task in CHEATS.values()] + [
+    second = [(Task("victim", 0, case["task"]), case["code"]) for case in SECOND_PASS.values()]
+    return second + [(Task("victim", 0, task), code) for code, _, task in CHEATS.values()] + [
         (Task("victim", 0, POINTWISE), code) for code in (HONEST, *caches, *(code for code, _ in HIDDEN.values()))]
 
 
 def test_the_honest_kernel_passes_both(box, naively):
     assert naively(POINTWISE, HONEST)["correct"]
-    verdict = box.score(Task("victim", 0, POINTWISE), [HONEST])[0]
+    verdict = box.score(Task("victim", 0, POINTWISE), [HONEST + "# try torch.compile, or pass; except gc, eval()\n"])[0]
     assert verdict.correct and verdict.speedup > 1.5 and verdict.coverage == 1.0, verdict
 
 
@@ -205,9 +125,6 @@ CHEATS = {  # name: (candidate, what the verdict says, task)
     "torch behind try and except": (
         forward(f"try:\n    return fused(x.nothing, self.bias)\nexcept AttributeError:\n    return {TORCH}"),
         "no kernel of its own", POINTWISE),
-    "torch.compile in place of a kernel": (
-        forward("return self.run(x)", f"self.run = torch.compile(lambda x: {TORCH}, backend='eager')"),
-        "torch.compile", POINTWISE),
     "torch.compile by another name": (
         forward("return self.run(x)", f"import torch as t\nself.run = t.compile(lambda x: {TORCH}, backend='eager')"),
         "in place of a kernel", POINTWISE),
@@ -218,11 +135,6 @@ setattr(type(sigmoid_twice), "run", lambda self, *a, **k: run(self, *a, **{**k, 
     # Getting hold of the reference or of its result
     "subclassing the reference": (HEAD.replace("class ModelNew(nn.Module)", "class ModelNew(Model)").replace(
         "super().__init__()", "super().__init__()\n        return").rstrip() + "\n", "Model", POINTWISE),
-    "the reference through modules": (forward("return self.stolen(x)", """
-import sys
-spaces = [vars(m) for m in list(sys.modules.values()) if hasattr(m, "__dict__")]
-found = [space["Model"] for space in spaces if "Model" in space and "get_inputs" in space]
-self.stolen = (found or [Model])[0]()"""), "Model", POINTWISE),
     "the reference through the garbage collector": (forward("return self.stolen[0](x)", """
 import gc
 self.stolen = [o for o in gc.get_objects() if isinstance(o, nn.Module) and type(o).__name__ == "Model"]"""),
@@ -363,11 +275,6 @@ def test_a_cheat_in_disguise_fails_here(box, name):
     fails_here(box, code, says=says)
 
 
-def test_the_word_try_in_a_comment_is_no_offence(box):
-    code = HONEST + "\n# try torch.compile, or pass; except gc, eval()\n"
-    assert box.score(Task("victim", 0, POINTWISE), [code])[0].correct
-
-
 def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):
     code = with_copy("y = fused(x, self.bias)\nfor _ in range(5):\n    copy[(16,)](x, torch.empty_like(x))\nreturn y",
                      "tl.load(x + o)")
@@ -375,19 +282,12 @@ def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):
     assert verdict.correct and verdict.coverage < 0.25, verdict
 
 
-@pytest.fixture(scope="module")
-def wide():
-    """A sandbox that looks at other shapes, too, and whose caller has secrets."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_TOKEN", "hf_secret")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        with Sandbox("cpu", trials=1, shapes=2) as sandbox:
-            yield sandbox
-
-
-def test_secrets_are_not_in_the_environment(wide):
+def test_secrets_are_not_in_the_environment(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     code = forward('import os\nraise ValueError(" ".join(sorted(os.environ)))')
-    verdict = wide.score(Task("victim", 0, POINTWISE), [code])[0]
+    with Sandbox("cpu", trials=1) as sandbox:
+        verdict = sandbox.score(Task("victim", 0, POINTWISE), [code])[0]
     assert "PATH" in verdict.error and "HF_TOKEN" not in verdict.error and "AWS" not in verdict.error
 
 
@@ -399,93 +299,18 @@ def test_reading_the_expected_output_from_recycled_memory(box):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What holds in Python or in Triton's own interpreter, and not on a GPU
+# What holds in Python or in Triton's own interpreter, and not on a GPU; and what an output has to be
 
-ONLY_HERE = {  # name: (the reference's expression, statements of a kernel, what it stores, what the verdict says)
-    "a hint that is not true": ("x * 2", "", "tl.load(x + 1 + tl.multiple_of(o - 1, 16)) * 2", "not true"),
-    "neighbours that are none": ("x * 2", "i = tl.max_contiguous(2 * o, 4)", "tl.load(x + i // 2) * 2", "not true"),
-    "Python's division of a loop's variable": (
-        "x * 2 - 4", "v = 0\n    for i in range(1):\n        v = (i - 7) // 2", "tl.load(x + o) * 2 + v",
-        "wrong values"),
-    "Python's division in a tuple": ("x * 2 - 4", "a, b = -7, 2", "tl.load(x + o) * 2 + a // b", "wrong values"),
-    "Python's division after +=": ("x * 2 - 4", "n += -7", "tl.load(x + o) * 2 + n // 2", "wrong values"),
-    "Python's max of blocks": ("x.abs() * 3", "v = tl.load(x + o)", "max(v + 100, tl.abs(v)) * 3", "wrong values"),
-    "a number of more bits than annotated": ("x * 300", "", "tl.load(x + o) * byte", "wrong values"),
-    "a reduction in order": (
-        "x[:, 63:].repeat(1, 64) * 2", "v = tl.reduce(tl.load(x + o).reshape(16, 64), 1, last)",
-        "tl.broadcast_to(v[:, None], (16, 64)).reshape(1024) * 2", "wrong values"),
-    "a view in order": ("x * 2", "p = tl.program_id(0) * 1024", "tl.view(tl.load(x + o), (32, 32)).reshape(1024) * 2",
-                        "wrong values"),
-    "a gather by negative indices": ("x * 2", "", "tl.gather(tl.load(x + o), o % 1024 - 1024, 0) * 2", "negative"),
-}
+LINES = (Path(__file__).parent.parent / "results" / "adversaries" / "cases.jsonl").read_text().splitlines()
+# But for what a GPU does as well, what KernelBench allows, and what earns coverage or a price.
+SECOND_PASS = {f"{case['item']} {case['name']}": case for case in map(json.loads, LINES)
+               if case["item"] > "11" and case["item"] != "19.2" and "proof" not in case
+               and "a shift by more" not in case["name"] and case["kind"] == "exploit" and len(case["item"]) == 4}
 
 
-@pytest.mark.parametrize("name", ONLY_HERE)
-def test_what_no_gpu_does_is_wrong_here(box, naively, name):
-    expression, statements, result, says = ONLY_HERE[name]
-    task = POINTWISE.replace(TORCH, expression)
-    code = with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", result).replace(
-        "    tl.store(y", f"    {statements}\n    tl.store(y").replace(
-        "@triton.jit\ndef copy(x, y)", "@triton.jit\ndef last(a, b):\n    return b\n\n"
-        "@triton.jit\ndef copy(x, y, byte: tl.int8 = 300, n: tl.constexpr = 0)")
-    assert naively(task, code)["correct"]
-    fails_here(box, code, task, says)
-
-
-@pytest.mark.parametrize("order, holds", [("", True), (', sem="relaxed"', False), (', scope="cta"', False),
-                                          (', sem="acquire"', False), (', sem="release"', False)])
-def test_an_atomic_that_orders_nothing_is_no_signal(box, naively, order, holds):
-    task = POINTWISE.replace(TORCH, "x.sum().reshape(1)")
-    code = forward("""
-parts, out, count = torch.empty(16), torch.empty(1), torch.zeros(1, dtype=torch.int32)
-last_adds[(16,)](x, parts, count, out)
-return out""").replace("class ModelNew", f"""@triton.jit
-def last_adds(x, parts, count, out):
-    i = tl.program_id(0)
-    tl.store(parts + i, tl.sum(tl.load(x + i * 1024 + tl.arange(0, 1024))))
-    if tl.atomic_add(count, 1{order}) == 15:
-        tl.store(out, tl.sum(tl.load(parts + tl.arange(0, 16))))
-
-class ModelNew""")
-    assert naively(task, code)["correct"]
-    verdict = box.score(Task("victim", 0, task), [code])[0]
-    assert verdict.correct == holds and (holds or "same launch" in verdict.error), verdict
-
-
-INFINITE = "torch.log(torch.relu(x))"
-CONTRACTS = {  # name: (the reference's expression, the candidate's forward, what `copy` stores, what the verdict says)
-    **{f"{kind} memory that is zero by chance": (
-        "x.sum().reshape(1)", f"out = torch.empty(8, dtype=torch.{kind})\nout = out.view(torch.float32)[:1]\n"
-        "copy[(16,)](x, out)\nreturn out", "0, mask=o < 0)\n    tl.atomic_add(y, tl.sum(tl.load(x + o))",
-        "wrong values")
-       for kind in ("bool", "int32", "int64")},
-    "a number for infinity": (
-        INFINITE, "out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out",
-        "tl.where(tl.load(x + o) > 0, tl.log(tl.load(x + o)), 0.0)", "expected -inf, got 0"),
-    "small values beside huge ones": (
-        "torch.exp(6 * x)", "out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out",
-        "tl.where(tl.load(x + o) > 1, tl.exp(6 * tl.load(x + o)), 0.0)", "wrong values"),
-    "a parameter that every call changes": (
-        TORCH, "self.bias.data.add_(1)\nreturn fused(x, self.bias - 1)", "0", "wrong values"),
-    "an expanded output": (
-        "torch.sigmoid(x[:, :1]).repeat(1, 64)", "return torch.sigmoid(x[:, :1]).expand(256, 64)", "0",
-        "no memory of its own"),
-    "an input as an output": (
-        "(torch.sigmoid(x), x.clone())", "return torch.sigmoid(x), x", "0", "no memory of its own"),
-    "one output twice": ("(x * 2, x + x)", "y = x * 2\nreturn y, y", "0", "no memory of its own"),
-    "two kernels of one name": (TORCH, "return fused(x, self.bias)",
-                                "0)\n\n@triton.jit\ndef copy(x, y):\n    tl.store(y, 0", "same name"),
-}
-
-
-@pytest.mark.parametrize("name", CONTRACTS)
-def test_an_output_is_what_the_reference_promises(box, name):
-    expression, body, result, says = CONTRACTS[name]
-    fails_here(box, with_copy(body, result), POINTWISE.replace(TORCH, expression), says)
-
-
-def test_a_text_on_which_the_check_runs_out_of_stack_gets_a_verdict(box):
-    fails_here(box, HONEST + f"\nif False:\n    setattr({' + '.join(['1'] * 900)}, 'a', 1)\n", says="does not parse")
+@pytest.mark.parametrize("name", SECOND_PASS)
+def test_the_second_pass(box, name):
+    fails_here(box, SECOND_PASS[name]["code"], SECOND_PASS[name]["task"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -564,14 +389,6 @@ class ModelNew(nn.Module):
     assert box.score(Task("victim", 0, PRODUCT), [code.replace("PRECISION", "tf32x3")])[0].correct
 
 
-def test_behaving_only_for_one_shape(naively, wide):
-    code = HONEST.replace("(triton.cdiv(x.numel(), 1024),)", "(16,)").replace(", mask=mask", "")
-    assert naively(POINTWISE, code)["correct"]
-    honest, narrow = wide.score(Task("victim", 0, POINTWISE), [HONEST, code])
-    assert honest.correct and honest.generalises is True and honest.shape_error is None
-    assert narrow.correct and narrow.generalises is False and "rows = " in narrow.shape_error
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Attacks on the sandbox itself
 
@@ -589,14 +406,6 @@ torch.sigmoid = slower''')
     verdict = box.score(Task("victim", 0, POINTWISE), [code.replace("torch.sigmoid = slower",
                                                                     "vars(torch)['sigmoid'] = slower")])[0]
     assert verdict.speedup == box.score(Task("victim", 0, POINTWISE), [HONEST])[0].speedup
-
-
-def test_patching_the_recorder(box):
-    code = forward("return fused(x, self.bias)", '''
-import sys
-recorder = sys.modules["judge.recorder"].Recorder
-vars(sys.modules["judge.recorder"])["Recorder"] = type("Blind", (recorder,), {"launch": lambda *a: None})''')
-    fails_here(box, code)  # a program without the launch computes nothing
 
 
 def test_a_forged_program_is_judged_like_any_other(box):
@@ -618,26 +427,6 @@ for descriptor in range(3, 64):
     messages.send(sock, {"program": program, "constants": {1: out.view(-1).view(torch.uint8)}})
 os._exit(0)''')
     fails_here(box, code)
-
-
-def test_forging_result_files(box, tmp_path):
-    target = tmp_path / "verdict.json"
-    code = forward("return fused(x, self.bias) + 1", f'''
-try:
-    open({str(target)!r}, "w").write('{{"correct": true, "speedup": 1000.0}}')
-except OSError:
-    pass
-open("verdict.json", "w").write('{{"correct": true, "speedup": 1000.0}}')''')
-    fails_here(box, code, says="wrong values")
-
-
-def test_a_kernel_that_reaches_into_python(box):
-    for statement, says in {"import os": "import os", "tl.core.os.system('true')": "tl.core.os",
-                            "x.__class__": "__class__", "x.handle.data.tofile('f')": "handle", "open('f', 'w')": "open",
-                            "(lambda: 0)()": "lambda"}.items():
-        code = HONEST.replace("    tl.store(out_ptr", f"    {statement}\n    tl.store(out_ptr")
-        verdict = fails_here(box, code, says=says)
-        assert not verdict.compiled
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -700,14 +489,6 @@ def test_the_text_that_is_interpreted_is_the_text_that_is_compiled(box, naively)
     fails_here(box, "# \r# \f\n" + HONEST, says="carriage return")  # lines to some readers of a text, not to others
 
 
-def test_functions_imported_by_name(box):
-    by_name = HONEST.replace("tl.sigmoid", "f")
-    good, bad = (f"from triton.language.{path} as f\n{by_name}"
-                 for path in ("standard import sigmoid", "math import cos"))
-    assert box.score(Task("victim", 0, POINTWISE), [good])[0].correct
-    fails_here(box, bad, says="wrong values")
-
-
 PASSED = HONEST.replace("@triton.jit", "@triton.jit\ndef g(a):\n    return BODY\n\n@triton.jit", 1).replace(
     "columns, BLOCK", "columns, F: tl.constexpr, BLOCK").replace("tl.sigmoid(x)", "F(x)").replace(
     "x.shape[1], BLOCK", "x.shape[1], g, BLOCK")
@@ -716,83 +497,3 @@ PASSED = HONEST.replace("@triton.jit", "@triton.jit\ndef g(a):\n    return BODY\
 def test_a_kernel_that_was_compiled_with_another_function_is_compiled_anew(box):
     assert box.score(Task("victim", 0, POINTWISE), [PASSED.replace("BODY", "tl.sigmoid(a)")])[0].correct
     fails_here(box, PASSED.replace("BODY", "tl.sigmoid(a) + len(str(1)) - 1"), says="str is not defined")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Operators that do more than their price says, or write where an index says
-
-WEIGHTS = "self.weights = torch.randn(512, 512)"
-MATRICES = POINTWISE.replace("self.bias = nn.Parameter(torch.zeros(64))", WEIGHTS).replace("64", "512").replace(
-    "torch.sigmoid(x + self.bias)", "torch.sigmoid(x @ self.weights)")
-PRICED_ALIKE = {  # {an operator in place: what it may not be cheaper than}
-    "torch.zeros(256, 512).addmm_(x, w)": "x @ w", "torch.zeros(1, 256, 512).baddbmm_(x[None], w[None])[0]": "x @ w",
-    "torch.zeros(256, 512).addbmm_(x[None], w[None])": "x @ w", "(x + 0).cumsum_(1)": "(x + 0).cumsum(1)",
-    "x.topk(512, 1).values": "x.sort(1).values",
-    "x.add(0).masked_fill_(x[:1] > 0, 1)": "x.add(0).masked_fill(x[:1] > 0, 1)"}
-
-
-@pytest.mark.parametrize("name", PRICED_ALIKE)
-def test_no_operator_is_cheaper_under_another_name(name):
-    x, w = torch.randn(256, 512), torch.randn(512, 512)
-    prices_of = []
-    for call in (name, PRICED_ALIKE[name]):
-        with torch.no_grad(), prices.Clock() as clock:
-            eval(call, {"torch": torch, "x": x, "w": w})
-        prices_of.append(sum(milliseconds for milliseconds, _, _ in clock.events))
-    assert prices_of[0] >= prices_of[1]
-
-
-UNKNOWN = [  # products, sorts and indices that are not checked
-    "torch.ops.aten._foreach_mm([x], [w])[0]", "torch.ops.aten._compute_linear_combination(w, x)",
-    "torch.nn.functional.embedding_bag(torch.arange(512).repeat(256, 1), w, per_sample_weights=x, mode='sum')",
-    "(torch.complex(x, x) @ torch.complex(w, w)).real", "x.to(torch.cfloat) @ w.to(torch.cfloat)",
-    "torch.nn.functional.scaled_dot_product_attention(x[None, None], w[None, None], w[None, None])",
-    "x.median(1, keepdim=True).values", "torch.searchsorted(x, x)", "torch.bilinear(x, x, w.view(1, 512, 512))",
-    "torch.ops.aten.max_pool2d_with_indices_backward(x[None], x[None], [1, 1], [1, 1], [0, 0], [1, 1], False, far)",
-    "torch.ops.aten._segment_reduce_backward(x, x, x, 'sum', lengths=far)", "torch.ops.aten._unsafe_index(x, [far])",
-    "torch.ops.aten._reshape_alias_copy(x, [4], [1 << 20])", "torch.empty_permuted((4, 4), (0, 1))",
-    "torch.ops.aten.embedding_renorm_(x, far, 1.0, 2.0)", "torch.ops.aten.resize(x, [1 << 20])"]
-
-
-class Steps(prices.Mode):
-    """Notes the steps that a candidate's process would record, and runs none of them that may not be called."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        def layout(tensor):
-            return [0, str(tensor.dtype), list(tensor.shape), list(tensor.stride()), 0]
-
-        step = ["operator", f"{prices.operator_name(func)}.{func._overloadname}",
-                *(recorder.write_value(value, layout) for value in (args, kwargs or {})), []]
-        reason = prices.refusal(step, set())
-        if reason is not None:
-            raise PermissionError(reason)
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("call", UNKNOWN)
-def test_an_operator_whose_work_is_not_known_is_refused(call):
-    far = torch.zeros(1, 256, 512).long()
-    names = {"torch": torch, "x": torch.randn(256, 512), "w": torch.randn(512, 512), "far": far}
-    with torch.no_grad(), Steps(), pytest.raises(PermissionError, match="has no modelled price"):
-        eval(call, names)
-
-
-def test_the_refusal_comes_before_the_replay_and_names_the_operator(box):
-    product = "torch.ops.aten._foreach_mm([x], [self.weights])[0]"
-    code = forward(f"return fused({product}, torch.zeros(512))", WEIGHTS)
-    fails_here(box, code, MATRICES, says="aten._foreach_mm has no modelled price")
-    same = MATRICES.replace("x @ self.weights", product)
-    assert box.score(Task("victim", 0, same), [code])[0].correct
-
-
-def test_prices_that_are_not_those_of_the_program():
-    layout = [0, "torch.float32", [4], [1], 0]
-    steps = [["operator", "relu.default", {"tuple": [{"tensor": layout}]}, {"dict": []}, [layout]],
-             ["launch", "kernel", [1, 1, 1], {}, {}]]
-    prices.check_events(steps, [[0.003, "relu", False], [0.002, "kernel", True]])
-    for events in ([], [[0.002, "kernel", True]], [[0.003, "relu", False], [1e-6, "kernel", True]],
-                   [[0.002, "kernel", True], [0.003, "relu", False]], [[0.003, "relu", False], [-1, "kernel", True]],
-                   [[0.003, "relu", False], [float("nan"), "kernel", True]],
-                   [[0.003, "relu", True], [0.002, "kernel", True]]):
-        with pytest.raises(ValueError):
-            prices.check_events(steps, events)

@@ -1,6 +1,6 @@
 """What a GPU would get wrong is wrong in the interpreter: races between a launch's programs, and the card's limits.
 
-The naive check is test_cheats.py's: Triton's own interpreter, which runs one program after the other, in order.
+The naive check is that of naive.py: Triton's own interpreter, which runs one program after the other, in order.
 """
 
 import re
@@ -15,6 +15,7 @@ from candidates import problem, solution
 
 TOTAL = problem("torch.sigmoid(x).sum()", "torch.randn(64, 64)")
 SHARE = problem("torch.exp(x) / torch.exp(x).sum()", "torch.randn(64, 64)")
+COSINE = problem("x.cos() * 2", "torch.randn(64, 64)")
 TWICE = problem("x * 2.0", "torch.randn(64, 64)")
 
 
@@ -50,6 +51,19 @@ share[(32,)](x, part, total, count, out)
 return out''')
 
 
+def mirrored(between, place):
+    """A program stores its row, and loads it from `place`; `between` comes in between."""
+    return solution(f"""
+@triton.jit
+def mirror(x, rows, out):
+    c = tl.arange(0, 64)
+    o = tl.program_id(0) * 64 + c
+    tl.store(rows + o, tl.cos(tl.load(x + o)))
+    {between}
+    tl.store(out + tl.program_id(0) * 64 + {place}, tl.load(rows + tl.program_id(0) * 64 + {place}) * 2)
+""", "out = torch.empty_like(x)\nmirror[(64,)](x, torch.empty_like(x), out)\nreturn out")
+
+
 ALL = "tl.sum(tl.load(part + tl.arange(0, 32)), axis=0)"
 LOCK = "while tl.atomic_cas(lock, 0, 1) == 1:\n    pass\n"
 STORED, CHANGED, SAME = "what another program of the same launch stored", "changed", "stores in the same place"
@@ -67,6 +81,7 @@ IN_ORDER = {  # races that programs in order, one by one, win: {name: (task, cod
         TOTAL, add_up(f"tl.store(part + p, s)\nif p == 31:\n    tl.store(out, {ALL})"), STORED),
     "the last block counts before it stores": (TOTAL, add_up(
         f"n = tl.atomic_add(count, 1)\ntl.store(part + p, s)\nif n == 31:\n    tl.store(out, {ALL})"), STORED),
+    "a row that other threads have stored": (COSINE, mirrored("pass", "63 - c"), "other threads of the program"),
     "a scan in the order of atomics": (problem("x.flatten().cumsum(0)", "torch.randn(64, 64)"), solution("""
 @triton.jit
 def scan(x, carry, out):
@@ -136,6 +151,11 @@ def test_a_race_that_lockstep_wins_is_an_error(box, name):
     "tl.atomic_xchg(lock, p + 1)"], ids=["atomics", "a mutex", "the last block", "in the order of programs"])
 def test_atomics_that_order_programs_are_accepted(box, body):
     assert box.score(TOTAL, [add_up(body)])[0].correct
+
+
+@pytest.mark.parametrize("between, place", [("pass", "c"), ("tl.debug_barrier()", "63 - c")])
+def test_a_row_kept_in_memory_is_accepted(box, between, place):
+    assert box.score(COSINE, [mirrored(between, place)])[0].correct
 
 
 @pytest.mark.parametrize("launch, reason", [

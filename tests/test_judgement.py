@@ -194,9 +194,8 @@ def test_parameters_are_moved_once_and_what_is_computed_from_them_follows():
         assert torch.equal(moved.state_dict()[name], again.state_dict()[name])
     assert moved.tied is moved.fc.weight and torch.equal(moved.copy, moved.fc.weight.t())
     assert (moved.norm.running_var > 0.5).all() and torch.equal(moved.drawn, plain.drawn)
-    generator = torch.Generator().manual_seed(1)
-    noise = torch.empty(8, 8).uniform_(-1, 1, generator=generator)
-    once = plain.fc.weight + noise * (0.2 * plain.fc.weight.abs() + 0.1)
+    noise = torch.empty(8, 8).uniform_(-1, 1, generator=torch.Generator().manual_seed(1))
+    once = plain.fc.weight + (0.2 * plain.fc.weight.abs() + 0.1) * noise
     assert torch.allclose(moved.fc.weight, once)
 
 

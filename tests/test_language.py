@@ -6,15 +6,7 @@ itself. What is refused is refused with the words that stand here.
 
 import pytest
 
-from sandbox import Sandbox
-from test_modelled import problem, solution
-
-
-@pytest.fixture(scope="module")
-def box():
-    with Sandbox("cpu", trials=1, timeout=60, seed=0) as sandbox:
-        yield sandbox
-
+from candidates import problem, solution
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One expression of v, a block of x, a row: {group: (inputs, {Triton's: torch's})}
@@ -22,6 +14,13 @@ def box():
 FLOATS, POSITIVE = "torch.randn(64, 64)", "torch.rand(64, 64) + 0.1"
 INTEGERS = "torch.randint(-1000, 1000, (64, 64), dtype=torch.int32)"
 HALF, BF16 = "torch.randn(64, 64).half()", "torch.randn(64, 64).bfloat16()"
+
+
+def same(module, names):
+    """Rows of functions that torch has by the same names."""
+    return {f"{module}.{name}(v)": f"x.{name}()" for name in names.split()}
+
+
 EXPRESSIONS = {
     "arithmetic": (FLOATS, {
         "v + 1": "x + 1", "1 - v": "1 - x", "-v * 2.5": "-x * 2.5", "v / 3": "x / 3", "tl.fdiv(v, 3.0)": "x / 3",
@@ -42,15 +41,12 @@ EXPRESSIONS = {
         "tl.where((v > 0).logical_and(v < 1), v * 2, v)": "torch.where((x > 0) & (x < 1), x * 2, x)",
         "tl.where(0 < v < 1, v * 2, v)": "torch.where((x > 0) & (x < 1), x * 2, x)"}),
     "tl.math": (FLOATS, {
-        "tl.exp(v)": "x.exp()", "tl.exp2(v)": "x.exp2()", "tl.sin(v)": "x.sin()", "tl.cos(v)": "x.cos()",
-        "tl.erf(v)": "x.erf()", "tl.floor(v * 4)": "(x * 4).floor()", "tl.ceil(v * 4)": "(x * 4).ceil()",
-        "tl.sigmoid(v)": "x.sigmoid()", "tl.math.exp(v) + tl.math.abs(v)": "x.exp() + x.abs()",
+        **same("tl", "exp exp2 sin cos erf sigmoid"), "tl.floor(v * 4)": "(x * 4).floor()",
+        "tl.ceil(v * 4)": "(x * 4).ceil()", "tl.math.exp(v) + tl.math.abs(v)": "x.exp() + x.abs()",
         "v.exp() + v.sigmoid()": "x.exp() + x.sigmoid()", "v.abs() + v.cos().floor()": "x.abs() + x.cos().floor()"}),
     "logarithms and roots": (POSITIVE, {
-        "tl.log(v)": "x.log()", "tl.log2(v)": "x.log2()", "tl.sqrt(v)": "x.sqrt()", "tl.rsqrt(v)": "x.rsqrt()",
-        "tl.sqrt_rn(v)": "x.sqrt()", "libdevice.log(v)": "x.log()", "libdevice.log1p(v)": "x.log1p()",
-        "libdevice.log10(v)": "x.log10()", "libdevice.log2(v)": "x.log2()", "libdevice.sqrt(v)": "x.sqrt()",
-        "libdevice.rsqrt(v)": "x.rsqrt()", "libdevice.rcbrt(v)": "x ** (-1 / 3)", "libdevice.lgamma(v)": "x.lgamma()",
+        **same("tl", "log log2 sqrt rsqrt"), **same("libdevice", "log log1p log10 log2 sqrt rsqrt lgamma"),
+        "tl.sqrt_rn(v)": "x.sqrt()", "libdevice.rcbrt(v)": "x ** (-1 / 3)",
         "libdevice.tgamma(v)": "x.lgamma().exp()", "libdevice.acosh(v + 1)": "(x + 1).acosh()",
         "libdevice.asin(v * 0.8)": "(x * 0.8).asin()", "libdevice.acos(v * 0.8)": "(x * 0.8).acos()",
         "libdevice.atanh(v * 0.8)": "(x * 0.8).atanh()", "libdevice.ilogb(v)": "x.log2().floor()"}),
@@ -64,13 +60,11 @@ EXPRESSIONS = {
         "libdevice.fast_dividef(v, 3.0)": "x / 3", "libdevice.add_rn(v, 1.0) * libdevice.mul_rn(v, 2.0)":
             "(x + 1) * x * 2", "libdevice.y0(v + 1)": "torch.special.bessel_y0(x + 1)"}),
     "libdevice": (FLOATS, {
-        "libdevice.tan(v)": "x.tan()", "libdevice.atan(v)": "x.atan()", "libdevice.asinh(v)": "x.asinh()",
-        "libdevice.sinh(v)": "x.sinh()", "libdevice.cosh(v)": "x.cosh()", "libdevice.tanh(v)": "x.tanh()",
-        "libdevice.sin(v) + libdevice.cos(v)": "x.sin() + x.cos()", "libdevice.expm1(v)": "x.expm1()",
+        **same("libdevice", "tan atan asinh sinh cosh tanh sin cos expm1 exp exp2 erf erfc"),
         "libdevice.atan2(v, 2.0)": "torch.atan2(x, torch.full_like(x, 2))", "libdevice.exp10(v)": "10 ** x",
-        "libdevice.exp(v) + libdevice.exp2(v)": "x.exp() + x.exp2()", "libdevice.fma(v, v, 1.0)": "x * x + 1",
+        "libdevice.fma(v, v, 1.0)": "x * x + 1",
         "libdevice.pow(tl.abs(v), 2.5)": "x.abs() ** 2.5", "libdevice.cbrt(v)": "x.sign() * x.abs() ** (1 / 3)",
-        "libdevice.erf(v)": "x.erf()", "libdevice.erfc(v)": "x.erfc()", "libdevice.erfcx(v)": "torch.special.erfcx(x)",
+        "libdevice.erfcx(v)": "torch.special.erfcx(x)",
         "libdevice.erfinv(libdevice.tanh(v))": "x.tanh().erfinv()", "libdevice.normcdf(v)": "torch.special.ndtr(x)",
         "libdevice.normcdfinv(tl.sigmoid(v))": "torch.special.ndtri(x.sigmoid())",
         "libdevice.erfcinv(tl.sigmoid(v))": "(1 - x.sigmoid()).erfinv()"}),
@@ -104,6 +98,11 @@ EXPRESSIONS = {
         "(v * 8).to(tl.int64) * 2": "(x * 8).long() * 2.0", "tl.cast(v, tl.float16).to(tl.float32)": "x.half().float()",
         "tl.abs(v * 8).to(tl.uint8)": "(x * 8).abs().to(torch.uint8).float()",
         "(v > 0).to(tl.int32)": "(x > 0).float()",
+        # As PTX's cvt.rzi: clipped to at least 16 bits, of which 8-bit types keep the lower half.
+        "(v * 900).to(tl.uint8).to(tl.float32)": "(x * 900).clamp(0, 65535).trunc() % 256",
+        "(v * 9e4).to(tl.int16).to(tl.float32)": "(x * 9e4).clamp(-32768, 32767).trunc()",
+        "libdevice.float2uint_rz(v * 8).to(tl.float32)": "(x * 8).relu().trunc()",
+        "tl.where(v > 0, float('nan'), v).to(tl.int32)": "torch.where(x > 0, 0, x.trunc())",
         "tl.clamp(v * 300, -9e4, 9e4).to(tl.float8e5).to(tl.float32)":
             "(x * 300).clamp(-57344, 57344).to(torch.float8_e5m2).float()",
         "tl.clamp(v * 300, -400.0, 400.0).to(tl.float8e4nv).to(tl.float32)":
@@ -328,6 +327,8 @@ REFUSED = {  # body: the words
     "tl.store(out + o, (w := v * 2))": "`(w := (v * 2))` is not available",
     "global y\ntl.store(out + o, v)": "`global y` is not available",
     "import math\ntl.store(out + o, v)": "`import math`",
+    "v = v.handle.data.tofile('f')": "v.handle", "open('f', 'w')": "open is not defined",
+    "v = v.__class__": "__class__", "tl.core.os.system('true')": "tl.core.os",
     "tl.static_assert(BLOCK == 1, 'my block')\ntl.store(out + o, v * 2)": "my block",
     "m = v.reshape(16, 16).to(tl.bfloat16)\nd = tl.dot_scaled(m, None, 'bf16', m, None, 'bf16')\n"
     "tl.store(out + o, d.reshape(BLOCK))": "tl.dot_scaled is not supported here",

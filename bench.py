@@ -231,19 +231,7 @@ def all_figures(samples, turns, baselines) -> dict:
         clocks |= {attempt.verdict.clock for attempt in attempts}
     if len(clocks) != 1:
         raise UserError("measured and modelled results are mixed in results.jsonl; they are not comparable")
-    return {"clock": clocks.pop(), "figures": rows, "kinds": dict(kinds), "problems": problems,
-            "fast_p": fast_p_curves(samples, baselines)}
-
-
-def fast_p_curves(samples, baselines) -> dict:
-    """Fast_p in percent of samples, at 1e-4, for many p, under both rules: {"p": [...], label: [...]}."""
-    tries = [sample.scored for group in samples.values() for sample in group]
-    curves = {"p": [0.5 + i / 40 for i in range(141)]}
-    for baseline, rule in itertools.product(baselines, RULES):
-        credited = [max(speed(attempt, baseline, 1e-4, rule) for attempt in turns) for turns in tries]
-        curves[f"{rule}, against {baseline}"] = [100 * sum(value > p for value in credited) / len(tries)
-                                                 for p in curves["p"]]
-    return curves
+    return {"clock": clocks.pop(), "figures": rows, "kinds": dict(kinds), "problems": problems}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -329,14 +317,11 @@ def steps(sample) -> list[dict]:
 # Command line
 
 def digest_of_model(model) -> str:
-    """Tells two states of a model folder (a Path) apart: size and ends of each weight file, and the library."""
+    """Tells two states of a model folder (a Path) apart: size and beginning of each weight file, and the library."""
     digest = hashlib.sha256()
     for path in sorted(path for path in model.glob("*") if path.suffix in (".safetensors", ".bin", ".jsonl")):
-        size = path.stat().st_size
         with open(path, "rb") as file:
-            digest.update(f"{path.name} {size}".encode() + file.read(1 << 20))
-            file.seek(max(0, size - (1 << 20)))
-            digest.update(file.read())
+            digest.update(f"{path.name} {path.stat().st_size}".encode() + file.read(1 << 24))
     return digest.hexdigest()[:16]
 
 
@@ -345,16 +330,12 @@ def claim(out, config):
     path = out / "config.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not path.is_file():
-            if (out / "results.jsonl").exists():
-                raise UserError(f"{out}: holds results without their config.json; choose another --out")
+        if not path.is_file() and not (out / "results.jsonl").exists():
             write_atomically(path, json.dumps(config, indent=1) + "\n")
-        before = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{out}: cannot be used as --out ({error.strerror or error})") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{path}: not valid JSON") from None
-    changed = [key for key in config if not isinstance(before, dict) or before.get(key) != config[key]]
+        before = dict(json.loads(path.read_text()))
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(f"{out}: cannot be used as --out ({error})") from None
+    changed = [key for key in config if before.get(key) != config[key]]
     if changed:
         raise UserError(f"{out}: holds results of another configuration ({', '.join(changed)} changed); "
                         "choose another --out")
@@ -391,7 +372,7 @@ def parse(argv):
         help="cuda measures the time, cpu models it")
     add("--baseline", choices=["eager", "compile"], default="eager", help="compile: against torch.compile as well")
     add("--timeout", type=float, default=60.0, help="seconds for a candidate")
-    add("--out", metavar="DIR", help="results, where a rerun goes on; None: runs/bench_level<L>, with _no_skills")
+    add("--out", metavar="DIR", help="results, where a rerun goes on; None: runs/bench_level<L>")
     add("--seed", type=int, default=0, help="of sampling and of the problems' inputs")
     add("--batch", type=int, help="rollouts at a time; None: 32 on a CPU, 256 on a GPU")
     return parser.parse_args(argv)
@@ -449,8 +430,7 @@ def main(argv=None) -> int:
     options = parse(argv)
     tasks, too_large, model, library, config = start(options)
     usable = [task for task in tasks if task.name not in too_large]
-    name = f"level{options.level}{'_no_skills' * options.no_skills}{'_bm25_only' * options.bm25_only}"
-    out = Path(options.out or f"runs/bench_{name}")
+    out = Path(options.out or f"runs/bench_level{options.level}")
     folders = {name: out / name for name in STRATEGIES} if options.compare_strategies else {options.strategy: out}
     if ranks.rank() == 0:
         for name, folder in folders.items():

@@ -46,7 +46,7 @@ from fast import plan, ranks
 from fast.optimizer import make_adamw
 from page.charts import save_png
 from page.metrics import progress
-from page.records import Source, clean_metrics, lessons, numbers, read_folder
+from page.records import Source, lessons, metrics_record, numbers, read_folder
 from page.writer import render
 from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary, write_atomically
@@ -438,8 +438,8 @@ def record_rollouts(run, path, episodes):
 
 def draw_curves(run):
     """curves.png: all curves over the steps, by role, and the seconds of a step."""
-    metrics = [clean_metrics(line) for line in read_metrics(run)]  # the transcripts, which are large, are not needed
-    save_png(Source(run.out, {}, metrics), run.out / "curves.png")
+    metrics = [metrics_record(line) for line in read_metrics(run)]  # the transcripts, which are large, are not needed
+    save_png(Source(run.out, metrics=metrics), run.out / "curves.png")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -247,7 +247,6 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
     """
     if done:
         print(f"{path}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
-    samples, kinds = {}, Counter()
     size = max(1, options.batch // options.samples)  # tasks in a batch
     bar = tqdm(ranks.share(range(0, len(tasks), size)), unit="batch", disable=ranks.rank() > 0 or None)
     for first in bar:
@@ -258,15 +257,12 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
             fresh = {key: sample for key, sample in zip(keys, fresh) if key not in done}
             with open(path, "a") as file:  # a batch at a time, so that a killed run loses one at most
                 file.write("".join(json.dumps(asdict(sample)) + "\n" for sample in fresh.values()))
-                file.flush()
-                os.fsync(file.fileno())
             done.update(fresh)
-        for task in batch:
-            samples[task.name] = [done[task.name, i] for i in range(options.samples)]
-            kinds.update(map(kind, samples[task.name]))
-        bar.set_postfix_str(f"{kinds['faster'] + kinds['correct']} of {sum(kinds.values())} samples correct")
-    whole = {name: group for part in ranks.each(samples) for name, group in part.items()}
-    return {task.name: whole[task.name] for task in tasks}
+        right = sum(kind(sample) in ("faster", "correct") for sample in done.values())
+        bar.set_postfix_str(f"{right} of {len(done)} samples correct")
+    for others in ranks.each(done):
+        done |= others
+    return {task.name: [done[task.name, i] for i in range(options.samples)] for task in tasks}
 
 
 def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sample]:

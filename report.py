@@ -470,17 +470,15 @@ def finish_run(run):
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or two side by side.")
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="--out of reinforce.py or of bench.py; at most two")
+    parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or two side by side.",
+                                     usage=argparse.SUPPRESS)
+    parser.add_argument("folder", metavar="DIR", help="--out of reinforce.py or of bench.py")
+    parser.add_argument("beside", metavar="DIR", nargs="?", help="a second one, to be shown beside it")
     parser.add_argument("--out", metavar="FILE", help="default: DIR/report.html, for two comparison.html in the first")
     options = parser.parse_args(argv)
-    if len(options.folders) > 2:
-        raise UserError("at most two folders fit side by side")
-    name = "report.html" if len(options.folders) == 1 else "comparison.html"
-    path = Path(options.out or Path(options.folders[0], name))
-    skipped = sum((source.skipped for source in write_page(options.folders, path)), Counter())
-    lines = "".join(f", {count} broken lines of {name} left out" for name, count in skipped.items())
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB{lines}")
+    path = Path(options.out or Path(options.folder, "comparison.html" if options.beside else "report.html"))
+    write_page([options.folder, options.beside] if options.beside else [options.folder], path)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

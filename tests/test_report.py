@@ -167,13 +167,12 @@ def test_a_long_run_is_thinned_by_tasks(run, monkeypatch):
 # ---- files that are broken
 
 
-def test_broken_lines_are_counted_and_left_out(run, capsys):
+def test_broken_lines_are_counted_and_left_out(run):
     for name in ("metrics.jsonl", "rollouts/step_1.jsonl", "skill_library/global_step_1.jsonl"):
         with open(run / name, "a") as file:
             file.write('[1]\n\n{"step": "x"}\nnot json\n' + "[" * 100_000 + '\n{"step": 3, "ro')
     before = len(made(run)[1]["rollouts"])
     assert report.main([str(run)]) == 0
-    assert capsys.readouterr().out.count(", 5 broken lines of ") == 3
     assert before == 11 and words((run / "report.html").read_text()).count("5 lines could not be read") == 3
 
 
@@ -214,7 +213,7 @@ def test_whatever_stands_in_a_file_there_is_a_page(name, run, benchmark, monkeyp
 
 def test_bad_arguments_are_refused_in_one_line(refusal, tmp_path, run):
     assert "no run" in refusal(report.main, tmp_path)
-    assert "at most two" in refusal(report.main, run, run, run)
+    assert "unrecognized" in refusal(report.main, run, run, run)
     assert "File exists" in refusal(report.main, run, "--out", run / "metrics.jsonl/x.html")
 
 

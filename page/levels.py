@@ -36,7 +36,8 @@ def table(summary) -> str:
     lines = [f"{title(config)}: {len(config['problems'])} of {config['problems_in_level']} "
              f"problems, {config['samples']} samples of at most {config['turns']} turns each ({config['strategy']}), "
              f"{summary['skills']}", f"{config['model']} on {summary['hardware']}; speedups are {clock}", "",
-             f"{f'% of all problems, {clock}':<63}" + "".join(f"{key.capitalize():>9}" for key in shares) + "  geo. mean"]
+             f"{f'% of all problems, {clock}':<63}" + "".join(f"{key.capitalize():>9}" for key in shares)
+             + "  geo. mean"]
     for row in summary["figures"]:  # the others are in summary.json
         if row["turns"] == config["turns"] or row["turns"] == 1 and row["of"] == "mean of samples":
             turns = "first turn" if row["turns"] == 1 else f"{row['turns']} turns"

@@ -67,8 +67,8 @@ def best_so_far(search, unit, budget) -> float:
 def table(found) -> str:
     """strategies.json as text: a line for each strategy."""
     config, most = found["config"], {unit: grid[-1] for unit, grid in found["budgets"].items()}
-    lines = [f"{title(config)}: {len(config['problems'])} problems, {config['samples']} searches of each strategy; mean "
-             "(range) over searches", f"best speedup, geometric mean over problems, {found['clock']}, at "
+    lines = [f"{title(config)}: {len(config['problems'])} problems, {config['samples']} searches of each strategy; "
+             "mean (range) over searches", f"best speedup, geometric mean over problems, {found['clock']}, at "
              f"{most['kernels']} kernels or {most['tokens']:.0f} tokens for a problem; what was used for one", "",
              "".join(f"{head:<20}" for head in ("strategy", *COLUMNS))]
     for name, rows in found["strategies"].items():

@@ -65,12 +65,8 @@ def best_so_far(search, unit, budget) -> float:
 
 
 def table(found) -> str:
-    """strategies.json as text: a line for each strategy."""
-    config, most = found["config"], {unit: grid[-1] for unit, grid in found["budgets"].items()}
-    lines = [f"{title(config)}: {len(config['problems'])} problems, {config['samples']} searches of each strategy; "
-             "mean (range) over searches", f"best speedup, geometric mean over problems, {found['clock']}, at "
-             f"{most['kernels']} kernels or {most['tokens']:.0f} tokens for a problem; what was used for one", "",
-             "".join(f"{head:<20}" for head in ("strategy", *COLUMNS))]
+    """strategies.json as text: a line for each strategy, with the mean (and the range) over its searches."""
+    lines = ["".join(f"{head:<20}" for head in ("strategy", *COLUMNS))]
     for name, rows in found["strategies"].items():
         cells = [name] + [cell([row[column] for row in rows]) for column in COLUMNS]
         lines.append("".join(f"{text:<20}" for text in cells))

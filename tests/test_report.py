@@ -10,7 +10,6 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import numpy
 import pytest
 from matplotlib.image import imread
 

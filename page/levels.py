@@ -29,29 +29,31 @@ def title(config) -> str:
     return f"{config['source']}, level {config['level']}"
 
 
+def aligned(rows) -> list[str]:
+    """Lists of texts as the lines of a table."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
 def table(summary) -> str:
     """summary.json as text: what was run, the figures in percent, and a line for each problem."""
-    config, clock = summary["config"], summary["clock"]
-    shares = ["correct", *(key for key in summary["figures"][0] if key.startswith("fast_"))]
-    lines = [f"{title(config)}: {len(config['problems'])} of {config['problems_in_level']} "
-             f"problems, {config['samples']} samples of at most {config['turns']} turns each ({config['strategy']}), "
-             f"{summary['skills']}", f"{config['model']} on {summary['hardware']}; speedups are {clock}", "",
-             f"{f'% of all problems, {clock}':<63}" + "".join(f"{key.capitalize():>9}" for key in shares)
-             + "  geo. mean"]
+    config, shares = summary["config"], ["correct", *(key for key in summary["figures"][0] if key.startswith("fast_"))]
+    figures = [["counted", "turns", "tolerance", "rule", "against", *map(str.capitalize, shares), "geometric mean"]]
     for row in summary["figures"]:  # the others are in summary.json
         if row["turns"] == config["turns"] or row["turns"] == 1 and row["of"] == "mean of samples":
-            turns = "first turn" if row["turns"] == 1 else f"{row['turns']} turns"
-            mean = "-" if row["geometric_mean"] is None else f"{row['geometric_mean']:.2f}x"
-            lines.append(f"  {row['of']:<17}{turns:<12}{row['tolerance']:<8g}{row['rule']:<10}"
-                         f"{'against ' + row['baseline']:<14}"
-                         + "".join(f"{100 * row[key]:>9.1f}" for key in shares) + f"{mean:>11}")
-    lines += ["", f"{'problem':<52}{'best':>8}  what became of its samples"]
+            mean = f"{row['geometric_mean']:.2f}x" if row["geometric_mean"] else "-"
+            figures.append([row["of"], str(row["turns"]), f"{row['tolerance']:g}", row["rule"], row["baseline"],
+                            *(f"{100 * row[key]:.1f}" for key in shares), mean])
+    problems = [["problem", "best", "what became of its samples"]]
     for task, problem in summary["problems"].items():
-        solved = problem["best_speedup"]
         kinds = ", ".join(f"{count} {kind}" for kind, count in problem["kinds"].items())
-        best, error = (f"{solved:.2f}x", "") if solved else ("-", f": {problem['most_common_error']}")
-        lines.append(f"  {task[:49]:<50}{best:>8}  {kinds}{error}"[:160])
-    return "\n".join(lines)
+        best, why = problem["best_speedup"], f": {problem['most_common_error']}"
+        problems.append([task[:49], f"{best:.2f}x" if best else "-", (kinds if best else kinds + why)[:100]])
+    return "\n".join([
+        f"{title(config)}: {len(config['problems'])} of {config['problems_in_level']} problems, {config['samples']} "
+        f"samples of at most {config['turns']} turns each ({config['strategy']}), {summary['skills']}",
+        f"{config['model']} on {summary['hardware']}; speedups are {summary['clock']}; percent of all problems", "",
+        *aligned(figures), "", *aligned(problems)])
 
 
 def draw(summary, path):

@@ -8,7 +8,7 @@ second ones another, and so on. Each draws random numbers of its own, so their s
 
 from statistics import fmean, geometric_mean
 
-from page.levels import title
+from page.levels import aligned, title
 
 COLUMNS = ("correct", "fast_1", "fast_1.2", "at_most_kernels", "at_most_tokens", "kernels", "tokens")  # of the table
 
@@ -65,16 +65,16 @@ def best_so_far(search, unit, budget) -> float:
 
 
 def table(found) -> str:
-    """strategies.json as text: a line for each strategy, with the mean (and the range) over its searches."""
-    lines = ["".join(f"{head:<20}" for head in ("strategy", *COLUMNS))]
+    """strategies.json as text: a line for each strategy."""
+    lines = [["strategy", *COLUMNS]]
     for name, rows in found["strategies"].items():
-        cells = [name] + [cell([row[column] for row in rows]) for column in COLUMNS]
-        lines.append("".join(f"{text:<20}" for text in cells))
-    return "\n".join(lines)
+        lines.append([name, *(cell(rows, column) for column in COLUMNS)])
+    return "\n".join(aligned(lines))
 
 
-def cell(values) -> str:
-    """Mean and range."""
+def cell(rows, column) -> str:
+    """Mean and range over the searches of a strategy."""
+    values = [row[column] for row in rows]
     return f"{fmean(values):.4g} ({min(values):.4g}-{max(values):.4g})"
 
 

@@ -1,6 +1,6 @@
 // Rollouts as conversations, with a filter. Texts that a model wrote are only ever set as text, never as markup.
 "use strict";
-const MOST_LISTED = 300;
+const MOST_LISTED = 1000;
 const TONES = {faster: "good", staged: "good", passed: "good", rejected: "bad", wrong: "bad", broken: "bad"};
 const CODE = new RegExp([
   "(?<c>#.*)", "(?<s>[rbf]?(?:\"\"\".*?(?:\"\"\"|$)|\"(?:\\\\.|[^\"\\\\])*\"|'(?:\\\\.|[^'\\\\])*'))",
@@ -44,9 +44,9 @@ function reply(text) {
 
 /** A unified diff: what the model changed after it had read the verdict. */
 function difference(lines) {
-  const kinds = {"+": "added", "-": "removed", "@": "hunk"};
-  return make("pre", {class: "code"}, ...lines.map(line =>
-    make("span", {class: kinds[line[0]] || ""}, line[0], " ", ...highlighted(line.slice(1)))));
+  const kinds = {"+": "added", "-": "removed", " ": ""};
+  return make("pre", {class: "code"}, ...lines.map(line => line[0] === "@" ? make("span", {class: "hunk"}, line) :
+    make("span", {class: kinds[line[0]]}, line[0], " ", ...highlighted(line.slice(1)))));
 }
 
 function folded(title, ...children) {
@@ -122,7 +122,8 @@ function start(data) {
   function open(key) {
     const rollout = byKey.get(key);
     shown.replaceChildren(...(rollout ? conversation(data, rollout) : ["This rollout is not on the page."]));
-    for (const button of list.querySelectorAll("button")) button.toggleAttribute("aria-current", button.dataset.open === key);
+    for (const button of list.querySelectorAll("button"))
+      if (button.toggleAttribute("aria-current", button.dataset.open === key)) list.scrollTop = button.offsetTop - list.clientHeight / 2;
   }
   form.addEventListener("change", filter);
   form.addEventListener("reset", () => setTimeout(filter));

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader
 from page import charts
 from page.records import funnel, lessons
 
-MOST_TEXT = 20_000_000  # characters of replies on a page: a tenth to a fifth of that when compressed
+MOST_TEXT = 12_000_000  # characters of replies on a page: with prompts and feedback 2 to 4 MB when compressed
 
 
 def render(sources, reasons) -> str:

@@ -231,19 +231,7 @@ def all_figures(samples, turns, baselines) -> dict:
         clocks |= {attempt.verdict.clock for attempt in attempts}
     if len(clocks) != 1:
         raise UserError("measured and modelled results are mixed in results.jsonl; they are not comparable")
-    return {"clock": clocks.pop(), "figures": rows, "kinds": dict(kinds), "problems": problems,
-            "fast_p": fast_p_curves(samples, baselines)}
-
-
-def fast_p_curves(samples, baselines) -> dict:
-    """Fast_p in percent of samples, at 1e-4, for many p, under both rules: {"p": [...], label: [...]}."""
-    tries = [sample.scored for group in samples.values() for sample in group]
-    curves = {"p": [0.5 + i / 40 for i in range(141)]}
-    for baseline, rule in itertools.product(baselines, RULES):
-        credited = [max(speed(attempt, baseline, 1e-4, rule) for attempt in turns) for turns in tries]
-        curves[f"{rule}, against {baseline}"] = [100 * sum(value > p for value in credited) / len(tries)
-                                                 for p in curves["p"]]
-    return curves
+    return {"clock": clocks.pop(), "figures": rows, "kinds": dict(kinds), "problems": problems}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -259,7 +247,6 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
     """
     if done:
         print(f"{path}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
-    samples, kinds = {}, Counter()
     size = max(1, options.batch // options.samples)  # tasks in a batch
     bar = tqdm(ranks.share(range(0, len(tasks), size)), unit="batch", disable=ranks.rank() > 0 or None)
     for first in bar:
@@ -270,15 +257,12 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
             fresh = {key: sample for key, sample in zip(keys, fresh) if key not in done}
             with open(path, "a") as file:  # a batch at a time, so that a killed run loses one at most
                 file.write("".join(json.dumps(asdict(sample)) + "\n" for sample in fresh.values()))
-                file.flush()
-                os.fsync(file.fileno())
             done.update(fresh)
-        for task in batch:
-            samples[task.name] = [done[task.name, i] for i in range(options.samples)]
-            kinds.update(map(kind, samples[task.name]))
-        bar.set_postfix_str(f"{kinds['faster'] + kinds['correct']} of {sum(kinds.values())} samples correct")
-    whole = {name: group for part in ranks.each(samples) for name, group in part.items()}
-    return {task.name: whole[task.name] for task in tasks}
+        right = sum(kind(sample) in ("faster", "correct") for sample in done.values())
+        bar.set_postfix_str(f"{right} of {len(done)} samples correct")
+    for others in ranks.each(done):
+        done |= others
+    return {task.name: [done[task.name, i] for i in range(options.samples)] for task in tasks}
 
 
 def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sample]:
@@ -329,14 +313,11 @@ def steps(sample) -> list[dict]:
 # Command line
 
 def digest_of_model(model) -> str:
-    """Tells two states of a model folder (a Path) apart: size and ends of each weight file, and the library."""
+    """Tells two states of a model folder (a Path) apart: size and beginning of each weight file, and the library."""
     digest = hashlib.sha256()
     for path in sorted(path for path in model.glob("*") if path.suffix in (".safetensors", ".bin", ".jsonl")):
-        size = path.stat().st_size
         with open(path, "rb") as file:
-            digest.update(f"{path.name} {size}".encode() + file.read(1 << 20))
-            file.seek(max(0, size - (1 << 20)))
-            digest.update(file.read())
+            digest.update(f"{path.name} {path.stat().st_size}".encode() + file.read(1 << 24))
     return digest.hexdigest()[:16]
 
 
@@ -345,16 +326,12 @@ def claim(out, config):
     path = out / "config.json"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if not path.is_file():
-            if (out / "results.jsonl").exists():
-                raise UserError(f"{out}: holds results without their config.json; choose another --out")
+        if not path.is_file() and not (out / "results.jsonl").exists():
             write_atomically(path, json.dumps(config, indent=1) + "\n")
-        before = json.loads(path.read_text())
-    except OSError as error:
-        raise UserError(f"{out}: cannot be used as --out ({error.strerror or error})") from None
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise UserError(f"{path}: not valid JSON") from None
-    changed = [key for key in config if not isinstance(before, dict) or before.get(key) != config[key]]
+        before = dict(json.loads(path.read_text()))
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(f"{out}: cannot be used as --out ({error})") from None
+    changed = [key for key in config if before.get(key) != config[key]]
     if changed:
         raise UserError(f"{out}: holds results of another configuration ({', '.join(changed)} changed); "
                         "choose another --out")
@@ -391,7 +368,7 @@ def parse(argv):
         help="cuda measures the time, cpu models it")
     add("--baseline", choices=["eager", "compile"], default="eager", help="compile: against torch.compile as well")
     add("--timeout", type=float, default=60.0, help="seconds for a candidate")
-    add("--out", metavar="DIR", help="results, where a rerun goes on; None: runs/bench_level<L>, with _no_skills")
+    add("--out", metavar="DIR", help="results, where a rerun goes on; None: runs/bench_level<L>")
     add("--seed", type=int, default=0, help="of sampling and of the problems' inputs")
     add("--batch", type=int, help="rollouts at a time; None: 32 on a CPU, 256 on a GPU")
     return parser.parse_args(argv)
@@ -449,8 +426,7 @@ def main(argv=None) -> int:
     options = parse(argv)
     tasks, too_large, model, library, config = start(options)
     usable = [task for task in tasks if task.name not in too_large]
-    name = f"level{options.level}{'_no_skills' * options.no_skills}{'_bm25_only' * options.bm25_only}"
-    out = Path(options.out or f"runs/bench_{name}")
+    out = Path(options.out or f"runs/bench_level{options.level}")
     folders = {name: out / name for name in STRATEGIES} if options.compare_strategies else {options.strategy: out}
     if ranks.rank() == 0:
         for name, folder in folders.items():

@@ -46,7 +46,7 @@ from fast import plan, ranks
 from fast.optimizer import make_adamw
 from page.charts import save_png
 from page.metrics import progress
-from page.records import Source, clean_metrics, lessons, numbers, read_folder
+from page.records import Source, lessons, metrics_record, numbers, read_folder
 from page.writer import render
 from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary, write_atomically
@@ -438,8 +438,8 @@ def record_rollouts(run, path, episodes):
 
 def draw_curves(run):
     """curves.png: all curves over the steps, by role, and the seconds of a step."""
-    metrics = [clean_metrics(line) for line in read_metrics(run)]  # the transcripts, which are large, are not needed
-    save_png(Source(run.out, {}, metrics), run.out / "curves.png")
+    metrics = [metrics_record(line) for line in read_metrics(run)]  # the transcripts, which are large, are not needed
+    save_png(Source(run.out, metrics=metrics), run.out / "curves.png")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -470,17 +470,15 @@ def finish_run(run):
 
 
 def main(argv=None) -> int:
-    parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or two side by side.")
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="--out of reinforce.py or of bench.py; at most two")
+    parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or two side by side.",
+                                     usage=argparse.SUPPRESS)
+    parser.add_argument("folder", metavar="DIR", help="--out of reinforce.py or of bench.py")
+    parser.add_argument("beside", metavar="DIR", nargs="?", help="a second one, to be shown beside it")
     parser.add_argument("--out", metavar="FILE", help="default: DIR/report.html, for two comparison.html in the first")
     options = parser.parse_args(argv)
-    if len(options.folders) > 2:
-        raise UserError("at most two folders fit side by side")
-    name = "report.html" if len(options.folders) == 1 else "comparison.html"
-    path = Path(options.out or Path(options.folders[0], name))
-    skipped = sum((source.skipped for source in write_page(options.folders, path)), Counter())
-    lines = "".join(f", {count} broken lines of {name} left out" for name, count in skipped.items())
-    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB{lines}")
+    path = Path(options.out or Path(options.folder, "comparison.html" if options.beside else "report.html"))
+    write_page([options.folder, options.beside] if options.beside else [options.folder], path)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

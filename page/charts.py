@@ -1,9 +1,8 @@
-"""Curves of one or two folders: as SVG for the page, where two folders stand side by side with one scale, and as PNG.
+"""Curves of one or two runs: as SVG for the page, where two runs stand side by side with one scale, and as PNG.
 
-PANELS lists the curves of a run; metrics that a run does not have are left out, and so is a panel without any.
+PANELS lists the curves of a run.
 """
 
-import functools
 import io
 import itertools
 from collections import Counter
@@ -39,83 +38,66 @@ PANELS = [
       "selection_live": "live, Selection", "summary_live": "live, Summary"}),
     ("Update", "Norm of the gradient before it is clipped; 1 where it was clipped, or where there was none.",
      {"grad_norm": "gradient norm", "grad_clipped": "clipped", "zero_gradient": "without gradient"}),
+    (SECONDS, "Wall time by phase. What a phase waits for the sandbox is counted there.", {}),
 ]
 
 
-def draw_panel(axis, source, curves):
+def draw(axis, run, title, curves, xlabel):
+    """One panel of a run. The legend is above it, where it hides nothing."""
+    if title == SECONDS:
+        draw_seconds(axis, run)
+    else:
+        draw_curves(axis, run, curves)
+    axis.set_xlabel(xlabel)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(alpha=0.25, linewidth=0.6)
+    if axis.has_data():
+        axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, handlelength=1.8, columnspacing=1.2)
+
+
+def draw_curves(axis, run, curves):
     """The curves of one panel. From 20 steps on a step's value is pale, and the mean of the steps around it strong.
 
     A step's tasks are few, so its values scatter. The evaluation's problems are always the same: its values stay.
     """
     for key, label in curves.items():
-        points = [(line["step"], line[key]) for line in source.metrics if key in line]
-        steps, values = [step for step, _ in points], [value for _, value in points]
+        steps = [line["step"] for line in run.metrics if key in line]
+        values = [line[key] for line in run.metrics if key in line]
         colour = COLOURS[list(curves).index(key.removeprefix("eval_"))]
-        if len(points) >= 20 and key != "library" and not key.startswith("eval_"):
+        style = "--D" if key.startswith("eval_") else ".-"
+        if len(steps) >= 20 and key != "library" and not key.startswith("eval_"):
             axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-            around = len(points) // 10
+            around, style = len(steps) // 10, "-"
             values = [mean(values[max(0, i - around):i + around + 1]) for i in range(len(values))]
-            axis.plot(steps, values, color=colour, label=label)
-        elif points:
-            style = "--D" if key.startswith("eval_") else ".-"
-            axis.plot(steps, values, style, color=colour, label=label, markersize=4)
+        axis.plot(steps, values, style, color=colour, label=label, markersize=4)
     if "correct" in curves:
         axis.set_ylim(0, 1.02)
         axis.yaxis.set_major_formatter(PercentFormatter(1))
 
 
-def draw_seconds(axis, source):
+def draw_seconds(axis, run):
     """Stacked seconds of each step by phase."""
-    steps, below = [line["step"] for line in source.metrics], [0.0] * len(source.metrics)
-    for phase, colour in zip(phases(source), itertools.cycle(COLOURS)):
-        values = [line["seconds"].get(phase, 0.0) for line in source.metrics]
+    steps, below = [line["step"] for line in run.metrics], [0.0] * len(run.metrics)
+    for phase, colour in zip(phases(run), itertools.cycle(COLOURS)):
+        values = [line["seconds"].get(phase, 0.0) for line in run.metrics]
         axis.bar(steps, values, bottom=below, color=colour, label=phase)
         below = [start + value for start, value in zip(below, values)]
 
 
-def phases(source) -> dict[str, float]:
+def phases(run) -> dict[str, float]:
     """{phase: seconds over all steps}, the longest first."""
-    total = sum((Counter(line["seconds"]) for line in source.metrics), Counter())
+    total = sum((Counter(line["seconds"]) for line in run.metrics), Counter())
     return {phase: seconds for phase, seconds in total.most_common() if seconds >= 0.05}
 
 
-def draw_problems(axis, source):
-    """The speedup of each problem's best sample, fastest problem first; 0 for those that are not solved."""
-    best = {}
-    for rollout in source.rollouts:
-        best[rollout["task"]] = max(best.get(rollout["task"], 0.0), rollout["speedup"] or 0.0)
-    axis.bar(range(1, len(best) + 1), sorted(best.values(), reverse=True), color=COLOURS[0], label="best sample")
-    axis.axhline(1.0, color=INK, linestyle="--", linewidth=1, label="as fast as PyTorch")
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# SVG for the page, PNG for the folder
-
-
-def drawings(sources) -> list[tuple]:
-    """(title, caption, label of the x axis, sources that have what it shows, function that draws one) of each chart."""
-    runs = [source for source in sources if source.metrics]
-    made = []
-    for title, caption, curves in PANELS:
-        having = [run for run in runs if any(key in line for line in run.metrics for key in curves)]
-        made.append((title, caption, "step", having, functools.partial(draw_panel, curves=curves)))
-    benchmarks = [source for source in sources if source.rollouts and not source.metrics]
-    made.append(("Speedup by problem", "The best sample of each problem, fastest first. 0: not solved.", "problems",
-                 benchmarks, draw_problems))
-    made.append((SECONDS, "Wall time by phase. What a phase waits for the sandbox is counted there.", "step",
-                 [run for run in runs if phases(run)], draw_seconds))
-    return [drawing for drawing in made if drawing[3]]
-
-
-def charts(sources) -> dict[str, tuple[str, str]]:
-    """{title: (caption, SVG)}: of two folders side by side, with one scale, and with the ink of the page."""
+def charts(runs) -> dict[str, tuple[str, str]]:
+    """{title: (caption, SVG)}: of two runs side by side, with one scale, and with the ink of the page."""
     made = {}
-    for title, caption, xlabel, shown, draw in drawings(sources):
+    for title, caption, curves in PANELS if runs else ():
         with rc_context(STYLE):
-            figure, file = Figure(figsize=(5 * len(shown), 2.9), layout="constrained"), io.StringIO()
-            for axis, source in zip(figure.subplots(1, len(shown), sharey=True, squeeze=False)[0], shown):
-                draw(axis, source)
-                finish_axis(axis, f"{xlabel}, {source.folder.name}" if len(sources) > 1 else xlabel)
+            figure, file = Figure(figsize=(5 * len(runs), 2.9), layout="constrained"), io.StringIO()
+            for axis, run in zip(figure.subplots(1, len(runs), sharey=True, squeeze=False)[0], runs):
+                draw(axis, run, title, curves, f"step, {run.folder.name}" if len(runs) > 1 else "step")
             figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
         text = file.getvalue()
         text = text[text.index("<svg "):].replace(INK, "currentColor")
@@ -123,21 +105,11 @@ def charts(sources) -> dict[str, tuple[str, str]]:
     return made
 
 
-def save_png(source, path):
+def save_png(run, path):
     """curves.png: the same charts of one run."""
     with rc_context(STYLE):
         figure = Figure(figsize=(16, 11), layout="constrained")
-        for i, (title, _, xlabel, _, draw) in enumerate(drawings([source]), start=1):
-            axis = figure.add_subplot(3, 3, i)
-            draw(axis, source)
-            finish_axis(axis, f"{title}, by {xlabel}")
-        figure.suptitle(f"{source.folder.name}, {source.clock} clock")
+        for i, (title, _, curves) in enumerate(PANELS, start=1):
+            draw(figure.add_subplot(3, 3, i), run, title, curves, f"{title}, by step")
+        figure.suptitle(f"{run.folder.name}, {run.clock} clock")
         figure.savefig(path, dpi=100)
-
-
-def finish_axis(axis, xlabel):
-    """What all axes have in common. The legend is above them, where it hides nothing."""
-    axis.set_xlabel(xlabel)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.25, linewidth=0.6)
-    axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, handlelength=1.8, columnspacing=1.2)

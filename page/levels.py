@@ -18,73 +18,57 @@ def machine(device) -> dict:
     if device == "cuda":
         hardware = torch.cuda.get_device_name()
     else:
-        info = Path("/proc/cpuinfo")
-        model = re.search(r"model name\s*: (.*)", info.read_text()) if info.is_file() else None
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        hardware = f"{model[1] if model else platform.machine()}, {cores} cores"
+        model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+        hardware = f"{model[1] if model else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
     versions = {module.__name__: module.__version__ for module in (torch, triton, transformers)}
     return {"hardware": hardware, "versions": {"python": platform.python_version(), **versions}}
 
 
-def thresholds(row) -> list[str]:
-    """The keys fast_1, fast_1.2, ... of a row of figures."""
-    return [key for key in row if key.startswith("fast_")]
+def title(config) -> str:
+    """The problems of a benchmark."""
+    return f"{config['source']}, level {config['level']}"
+
+
+def aligned(rows) -> list[str]:
+    """Lists of texts as the lines of a table."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def table(summary) -> str:
     """summary.json as text: what was run, the figures in percent, and a line for each problem."""
-    config, clock = summary["config"], summary["clock"]
-    lines = [f"{config['source']}, level {config['level']}: {len(config['problems'])} of {config['problems_in_level']} "
-             f"problems, {config['samples']} samples of at most {config['turns']} turns each ({config['strategy']}), "
-             f"{summary['skills']}", f"{config['model']} on {summary['hardware']}; speedups are {clock}"]
-    for baseline in config["baselines"]:
-        title = f"% of all problems, {clock} against {'torch.compile' if baseline == 'compile' else 'eager PyTorch'}"
-        heads = "".join(f"{key.capitalize():>10}" for key in thresholds(summary["figures"][0]))
-        lines += ["", f"{title:<52}{'correct':>8}{heads}{'geo. mean':>11}"]
-        for row in summary["figures"]:
-            if row["baseline"] != baseline or not worth_a_line(row, config):
-                continue
-            turns = "first turn" if row["turns"] == 1 else f"{row['turns']} turns"
-            tolerance = f"{row['tolerance']:.0e}".replace("e-0", "e-")
-            shares = "".join(f"{100 * row[key]:>10.1f}" for key in thresholds(row))
-            mean = "-" if row["geometric_mean"] is None else f"{row['geometric_mean']:.2f}x"
-            lines.append(f"  {row['of']:<17}{turns:<12}{tolerance:<6}{row['rule']:<15}{100 * row['correct']:>8.1f}"
-                         f"{shares}{mean:>11}")
-    lines += ["", f"{'problem':<52}{'best':>8}  what became of its samples"]
+    config, shares = summary["config"], ["correct", *(key for key in summary["figures"][0] if key.startswith("fast_"))]
+    figures = [["counted", "turns", "tolerance", "rule", "against", *map(str.capitalize, shares), "geometric mean"]]
+    for row in summary["figures"]:  # the others are in summary.json
+        if row["turns"] == config["turns"] or row["turns"] == 1 and row["of"] == "mean of samples":
+            mean = f"{row['geometric_mean']:.2f}x" if row["geometric_mean"] else "-"
+            figures.append([row["of"], str(row["turns"]), f"{row['tolerance']:g}", row["rule"], row["baseline"],
+                            *(f"{100 * row[key]:.1f}" for key in shares), mean])
+    problems = [["problem", "best", "what became of its samples"]]
     for task, problem in summary["problems"].items():
-        solved = problem["best_speedup"]
         kinds = ", ".join(f"{count} {kind}" for kind, count in problem["kinds"].items())
-        best, error = (f"{solved:.2f}x", "") if solved else ("-", f": {problem['most_common_error']}")
-        lines.append(f"  {task[:49]:<50}{best:>8}  {kinds}{error}"[:160])
-    return "\n".join(lines)
-
-
-def worth_a_line(row, config) -> bool:
-    """Whether a row of figures is printed: the others are in summary.json and, by turns, in the picture."""
-    if row["of"] in ("mean of samples", "best sample"):
-        return row["turns"] in (1, config["turns"]) and (row["of"] == "mean of samples" or config["samples"] > 1)
-    alone = config["turns"] == 1 and (row["of"] == "last turn" or config["samples"] == 1)
-    return row["turns"] == config["turns"] and row["tolerance"] == 1e-4 and not alone
+        best, why = problem["best_speedup"], f": {problem['most_common_error']}"
+        problems.append([task[:49], f"{best:.2f}x" if best else "-", (kinds if best else kinds + why)[:100]])
+    return "\n".join([
+        f"{title(config)}: {len(config['problems'])} of {config['problems_in_level']} problems, {config['samples']} "
+        f"samples of at most {config['turns']} turns each ({config['strategy']}), {summary['skills']}",
+        f"{config['model']} on {summary['hardware']}; speedups are {summary['clock']}; percent of all problems", "",
+        *aligned(figures), "", *aligned(problems)])
 
 
 def draw(summary, path):
-    """Two panels: Fast_p against p under both rules, and the gain from turn to turn."""
+    """Fast_p against p under both rules."""
     from matplotlib.figure import Figure  # only here: it takes a second to import
-    config, curves = summary["config"], summary["fast_p"]
-    fig = Figure(figsize=(11, 4), layout="constrained")
-    left, right = fig.subplots(1, 2, subplot_kw={"ylim": (0, 100)})
-    for label, shares in curves.items():
-        if label != "p":  # both rules stay visible where they are equal
-            left.plot(curves["p"], shares, linewidth=2.5 if label.startswith("strict") else 1.2, label=label)
-    left.set(xlabel="p", ylabel="Fast_p, % of samples", title=f"speedup {summary['clock']}, tolerance 1e-4")
-    shown = {"baseline": "eager", "of": "mean of samples", "tolerance": 1e-4, "rule": "strict"}.items()
-    rows = [row for row in summary["figures"] if shown <= row.items()]
-    for key in ["correct", *thresholds(rows[0])]:
-        right.plot([row["turns"] for row in rows], [100 * row[key] for row in rows], "o-", label=key.capitalize())
-    right.set(xlabel="turns", ylabel="% of samples", title="by turns, strict, against eager",
-              xticks=range(1, config["turns"] + 1))
-    for axis in (left, right):
-        axis.legend(fontsize=8)
-        axis.grid(alpha=0.3)
-    fig.suptitle(f"{config['source']}, level {config['level']}: {config['model']}, {summary['skills']}", fontsize=10)
+    config = summary["config"]
+    fig = Figure(figsize=(7, 4), layout="constrained")
+    axis = fig.subplots()
+    shown = {"of": "mean of samples", "tolerance": 1e-4, "turns": config["turns"]}.items()
+    for row in summary["figures"]:
+        if shown <= row.items():
+            shares = {float(key[5:]): 100 * row[key] for key in row if key.startswith("fast_")}
+            axis.plot(shares.keys(), shares.values(), "o-", label=f"{row['rule']}, against {row['baseline']}")
+    axis.set(xlabel=f"p ({summary['clock']} speedup)", ylabel="Fast_p, % of samples", ylim=(-2, 102))
+    axis.legend()
+    axis.grid(alpha=0.3)
+    fig.suptitle(f"{title(config)}: {config['model']}, {summary['skills']}", fontsize=10)
     fig.savefig(path, dpi=120)

@@ -39,6 +39,7 @@ def step_metrics(run, episodes) -> dict:
     selections = [selection for episode in episodes for selection in episode.selections]
     summaries = [summary for episode in episodes for summary in episode.summaries]
     proposals = [proposal for summary in summaries for proposal in summary.proposals]
+    replies = {"policy": turns, "selection": selections, "summary": summaries}
     seeds = {skill.name for skill in run.library.skills[:run.seeds]}  # all others the run has learnt
     return {"step": run.step + 1, "clock": run.clock, **rollout_metrics(episodes),
             # Selection: its reward, skills in a selection, learnt ones among all, names that were no candidates
@@ -53,12 +54,9 @@ def step_metrics(run, episodes) -> dict:
             "rejected": dict(sorted(Counter(p.rejected for p in proposals if p.rejected).items())),
             "staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library),
             # replies in a group; those of them that teach: an advantage other than 0 that no filter masks
-            "policy_rows": sum(turn.advantage is not None for turn in turns),
-            "selection_rows": sum(selection.advantage is not None for selection in selections),
-            "summary_rows": sum(summary.advantage is not None for summary in summaries),
-            "policy_live": sum(bool(turn.advantage) and not turn.masked for turn in turns),
-            "selection_live": sum(bool(selection.advantage) for selection in selections),
-            "summary_live": sum(bool(summary.advantage) for summary in summaries),
+            **{f"{role}_rows": sum(reply.advantage is not None for reply in group) for role, group in replies.items()},
+            **{f"{role}_live": sum(bool(reply.advantage) and not getattr(reply, "masked", None) for reply in group)
+               for role, group in replies.items()},
             # turns masked by PRS, void, or of a task whose rollouts all earned the same
             **{f"{why}_masked": sum(turn.masked == why for turn in turns) for why in ("prs", "void", "group")}}
 

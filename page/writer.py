@@ -9,36 +9,28 @@ import base64
 import difflib
 import gzip
 import json
+from collections import defaultdict
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
-from markupsafe import Markup
 
 from page import charts
 from page.records import funnel, lessons
 
-MOST_TEXT = 40_000_000  # characters of replies that are tried first; they become a tenth when compressed
-MOST_PACKED = 3_000_000  # bytes of compressed rollouts, before base64 makes them a third longer
+MOST_TEXT = 12_000_000  # characters of replies on a page: with prompts and feedback 2 to 4 MB when compressed
 
 
 def render(sources, reasons) -> str:
     """The page of one folder, or of two side by side. reasons: why proposals are rejected, in the order of checks."""
     folder = Path(__file__).parent
     environment = Environment(loader=FileSystemLoader(folder), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    figures = {title: (caption, Markup(svg)) for title, (caption, svg) in charts.charts(sources).items()}
-    seconds = figures.pop(charts.SECONDS, None)
+    runs = [source for source in sources if source.metrics]
     packed, shown = pack(sources)
     text = environment.get_template("page.html").render(
-        sources=sources, charts=figures, seconds=seconds, packed=packed, shown=shown,
-        style=Markup((folder / "style.css").read_text()), script=Markup((folder / "script.js").read_text()),
-        lessons=lessons, funnel=lambda source: funnel(source, reasons), phases=charts.phases, columns=columns)
+        sources=sources, runs=runs, charts=charts.charts(runs), seconds=charts.SECONDS, packed=packed, shown=shown,
+        read=lambda name: (folder / name).read_text(), lessons=lessons, phases=charts.phases,
+        funnel=lambda source: funnel(source, reasons))
     return text.encode(errors="replace").decode()  # half a surrogate pair cannot be written to a file
-
-
-def columns(source) -> list[str]:
-    """The metrics of a run that are numbers, in the order in which they first appear."""
-    names = dict.fromkeys(name for line in source.metrics for name in line)
-    return [name for name in names if name not in ("clock", "seconds", "rejected")]
 
 
 def pack(sources) -> tuple[str, int]:
@@ -48,29 +40,23 @@ def pack(sources) -> tuple[str, int]:
     `texts`. Of a long run not all fit on a page: then every n-th task of a step is there, with all its rollouts, so
     that one stands beside those that it was compared with; and every task whose skill was staged.
     """
-    characters = sum(len(turn["reply"]) for s in sources for rollout in s.rollouts for turn in rollout["turns"])
-    stride = 1 + characters // MOST_TEXT
-    while True:
-        texts, rollouts = {}, []
-        for place, source in enumerate(sources):
-            for rollout in every_nth_task(source.rollouts, stride):
-                prompt = texts.setdefault(rollout["prompt"], len(texts))
-                rollouts.append(rollout | {"source": place, "prompt": prompt, "turns": with_changes(rollout["turns"])})
-        data = json.dumps({"texts": list(texts), "rollouts": rollouts}, separators=(",", ":")).encode()
-        packed = gzip.compress(data, 9, mtime=0)
-        if len(packed) <= MOST_PACKED:
-            return base64.b64encode(packed).decode(), len(rollouts)
-        stride *= 2
+    n = 1 + sum(len(turn["reply"]) for s in sources for rollout in s.rollouts for turn in rollout["turns"]) // MOST_TEXT
+    texts, rollouts = {}, []
+    for source in sources:
+        for rollout in every_nth_task(source.rollouts, n):
+            rollouts.append(rollout | {"folder": str(source.folder), "turns": with_changes(rollout["turns"]),
+                                       "prompt": texts.setdefault(rollout["prompt"], len(texts))})
+    data = json.dumps({"texts": list(texts), "rollouts": rollouts}, separators=(",", ":")).encode()
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode(), len(rollouts)
 
 
 def every_nth_task(rollouts, n) -> list:
     """The rollouts of every n-th task of all steps, and of those whose skill was staged."""
-    def key(rollout):
-        return rollout["phase"], rollout["step"], rollout["task"]
-
-    kept = set(list(dict.fromkeys(map(key, rollouts)))[::n])
-    kept |= {key(rollout) for rollout in rollouts if "staged" in rollout["outcome"]}
-    return [rollout for rollout in rollouts if key(rollout) in kept]
+    tasks = defaultdict(list)
+    for rollout in rollouts:
+        tasks[rollout["phase"], rollout["step"], rollout["task"]].append(rollout)
+    return [rollout for i, group in enumerate(tasks.values()) for rollout in group
+            if i % n == 0 or any("staged" in other["outcome"] for other in group)]
 
 
 def with_changes(turns) -> list:

@@ -10,8 +10,7 @@ agreement   the expert's kernels for the built-in and for synthesised problems, 
             rank correlation of the speedups, by family, and the geometric means of measured / modelled time. The
             measured clock sees the batch sizes usual on a GPU.
 repeats     the expert's kernels for 20 built-in problems of levels 2 and 3, scored ten times each: coefficient of
-            variation of the speedup, for those of 50 microseconds or more; then five of them four times while another
-            process keeps the GPU busy half of the time
+            variation of the speedup, for those of 50 microseconds or more
 itself      a reference against itself, twice in each of 12 new sandboxes: the first time a process for another
             candidate starts beside it
 """
@@ -21,7 +20,6 @@ import bisect
 import functools
 import json
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -34,17 +32,6 @@ from sandbox import Sandbox  # noqa: E402
 from synthetic import expert  # noqa: E402
 from synthetic.generator import training_tasks  # noqa: E402
 from tasks import GPU_BATCH_FACTOR, builtin_tasks, scale_batch  # noqa: E402
-
-BUSY = """
-import time, torch
-x = torch.randn(8192, 8192, device="cuda")
-while True:
-    end = time.time() + 0.005
-    while time.time() < end:
-        y = x * 1.5
-        torch.cuda.synchronize()
-    time.sleep(0.005)
-"""
 
 
 def ranks(values):
@@ -123,14 +110,10 @@ def agreement(synthesised, measure):
         if verdict.speedup and row["measured"]:
             families.setdefault(family, []).append((verdict.speedup, row["measured"]))
     everything = [pair for found in families.values() for pair in found]
-    synthetic = [pair for name, found in families.items() if not name.startswith("level") for pair in found]
-    bound, fused = ([pair for name in names for pair in families.get(name, [])] for names in (
-        ("pointwise", "reduction", "row", "loss"), ("row", "linear", "convolution", "network")))
     correlation = {name: [len(found), spearman(found)] for name, found in sorted(families.items())}
     times = {name: [mean_ratio(rows, name, side) for side in ("reference_ms", "candidate_ms")] for name in correlation}
-    return {"all": [len(everything), spearman(everything)], "synthesised": [len(synthetic), spearman(synthetic)],
-            "memory_bound": [len(bound), spearman(bound)], "fusions": [len(fused), spearman(fused)],
-            "families": correlation, "measured_over_modelled_ms": times, "rows": rows}
+    return {"all": [len(everything), spearman(everything)], "families": correlation,
+            "measured_over_modelled_ms": times, "rows": rows}
 
 
 def remodel(path, synthesised):
@@ -144,47 +127,30 @@ def remodel(path, synthesised):
 
 
 def repeats(box):
-    chosen = list(solved(t for t in builtin_tasks(device="cuda") if t.level > 1))[:20]
-
-    def variation(task, code, times, salt):
-        verdicts = box.score(task, [f"{code}# {salt} {i}\n" for i in range(times)])
+    rows = []
+    for task, code in list(solved(t for t in builtin_tasks(device="cuda") if t.level > 1))[:20]:
+        verdicts = box.score(task, [f"{code}# {i}\n" for i in range(10)])
         speedups = [v.speedup for v in verdicts if v.speedup]
-        print(f"{task.name} {salt} {speedups}", flush=True)
-        return {"task": task.name, "cv": statistics.stdev(speedups) / statistics.mean(speedups), "speedups": speedups,
-                "disturbed": sum(v.disturbed for v in verdicts), "candidate_ms": verdicts[0].candidate_ms}
-
-    quiet = [variation(task, code, 10, "quiet") for task, code in chosen]
-    quiet = [row for row in quiet if (row["candidate_ms"] or 0) >= 0.05]
-    busy_process = subprocess.Popen([sys.executable, "-c", BUSY])
-    time.sleep(8)  # until it is at work
-    try:
-        busy = [variation(task, code, 4, "busy") for task, code in chosen[:5]]  # convolutions
-    finally:
-        busy_process.kill()
-        busy_process.wait()
-    report = {"quiet": quiet, "busy": busy}
-    for name, rows in list(report.items()):
-        cvs = [row["cv"] for row in rows]
-        report[f"{name}_summary"] = {"kernels": len(rows), "median_cv": statistics.median(cvs), "largest_cv": max(cvs),
-                                     "disturbed": sum(row["disturbed"] for row in rows),
-                                     "of": sum(len(row["speedups"]) for row in rows)}
-    return report
+        print(f"{task.name} {speedups}", flush=True)
+        if (verdicts[0].candidate_ms or 0) >= 0.05:
+            rows.append({"task": task.name, "cv": statistics.stdev(speedups) / statistics.mean(speedups),
+                         "speedups": speedups, "disturbed": sum(v.disturbed for v in verdicts),
+                         "candidate_ms": verdicts[0].candidate_ms})
+    cvs = [row["cv"] for row in rows]
+    return {"rows": rows, "kernels": len(rows), "median_cv": statistics.median(cvs), "largest_cv": max(cvs),
+            "disturbed": sum(row["disturbed"] for row in rows), "of": sum(len(row["speedups"]) for row in rows)}
 
 
 def itself():
-    task = small_task()
-    code = as_candidate(task)
-    found = {"while_starting": [], "afterwards": []}
+    task, found = small_task(), {"while_starting": [], "afterwards": []}
     for _ in range(12):
         with Sandbox("cuda", trials=2, require_kernel=False) as box:
             for name, speedups in found.items():
-                verdicts = box.score(task, [f"{code}# {name} {i}\n" for i in range(2)])
+                verdicts = box.score(task, [f"{as_candidate(task)}# {name} {i}\n" for i in range(2)])
                 speedups += [v.speedup for v in verdicts if v.speedup]
-    report = {"all_speedups": found}
-    for name, speedups in found.items():
-        report[name] = {"geometric_mean": statistics.geometric_mean(speedups), "of": len(speedups),
-                        "farthest_from_1": max(abs(speedup - 1) for speedup in speedups)}
-    return report
+    return {name: {"geometric_mean": statistics.geometric_mean(speedups), "of": len(speedups),
+                   "farthest_from_1": max(abs(speedup - 1) for speedup in speedups)}
+            for name, speedups in found.items()}
 
 
 def main():
@@ -196,29 +162,21 @@ def main():
     parser.add_argument("--remodel", metavar="FILE", help="only work out the modelled side of FILE's agreement again")
     args = parser.parse_args()
 
-    hidden = "rows", "quiet", "busy", "all_speedups"
-
     def show(name, value):
-        print(name, json.dumps({k: v for k, v in value.items() if k not in hidden}), flush=True)
+        print(name, json.dumps({k: v for k, v in value.items() if k != "rows"}), flush=True)
 
     if args.remodel:
         return show("agreement", remodel(args.remodel, args.synthesised))
     if not torch.cuda.is_available():
         sys.exit("no GPU here")
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-
-    def keep(name, value):
-        found[name] = value
-        Path(args.out).write_text(json.dumps(found, indent=1))
-        show(name, value)
-
-    began = time.monotonic()
     parts = {"batch": batch, "repeats": repeats, "itself": lambda box: itself(),
              "agreement": lambda box: agreement(args.synthesised, functools.partial(on_gpu, box))}
     with Sandbox("cuda", trials=3, seed=0, tasks=4) as box:
         for name in args.parts:
-            keep(name, parts[name](box))
-    print(f"{time.monotonic() - began:.0f} s")
+            found[name] = parts[name](box)
+            show(name, found[name])
+            Path(args.out).write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

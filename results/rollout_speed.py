@@ -99,14 +99,6 @@ def trained_weights() -> dict:
     return {"shape": "checkpoints/tiny", "sampler_against_trainer": record}
 
 
-def profile(model, prompts) -> list:
-    """Milliseconds by kernel of one of 63 steps, with a 63rd of the prefill."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as record:
-        model.sample(prompts, 64)
-    rows = [(event.key[:70], event.device_time_total / 1000 / 63, event.count) for event in record.key_averages()]
-    return sorted(rows, key=lambda row: -row[1])[:25]
-
-
 def later_turn(model, prompts, new, generator) -> dict:
     """Seconds until the second turns of conversations, with 100 new tokens each, have been read and begun.
 
@@ -140,7 +132,6 @@ def measure(shape, args) -> dict:
     if not args.no_generate:
         hugging_face(model, prompts[:2], 2)
         record["generate_tokens_per_s"] = batch * args.new / hugging_face(model, prompts, args.new)
-        print(record, file=sys.stderr, flush=True)
     torch.cuda.reset_peak_memory_stats()  # the engine's, not generate's
     model.set_attn_implementation("causal")
     model = Backbone(model, SimpleNamespace(eos_token_id=None, decode=lambda *args, **kwargs: ""))
@@ -158,20 +149,11 @@ def measure(shape, args) -> dict:
                    name + "decode_tokens_per_s": batch * (args.new - 1) / (total - prefill)}
     for _ in range(3):  # the third time the slots are long enough, and every kernel is compiled
         record |= later_turn(model, prompts, args.new, generator)
-    model.engine.slots = None
-    record["next_call_without_its_graph_s"] = call(prompts, args.new)
     roof = batch * BANDWIDTH / bytes_of_a_step(model.model, batch, args.prompt + args.new / 2)
     record |= {"roofline_tokens_per_s": roof, "decode_share_of_roofline": record["decode_tokens_per_s"] / roof,
                "step_ms": 1000 * batch / record["decode_tokens_per_s"]}
-    if "generate_tokens_per_s" in record:
-        for name in ("", "shared_"):
-            record[name + "over_generate"] = record[name + "tokens_per_s"] / record["generate_tokens_per_s"]
-    print(record, file=sys.stderr, flush=True)
     record["sampler_against_trainer"] = {n: agreement(model, prompts[:64], n) for n in {args.new, args.long}}
     record["peak_GB"] = torch.cuda.max_memory_allocated() / 1e9
-    if args.profile:
-        for name, ms, count in profile(model, prompts):
-            print(f"{ms:8.3f} ms a step {count:7d} {name}", file=sys.stderr, flush=True)
     return record
 
 
@@ -200,7 +182,7 @@ def on_cpu(args) -> dict:
     for name, function in (("engine", engine), ("generate", generate)):
         taken = min(seconds(function) for _ in range(3))
         record |= {f"{name}_s": taken, f"{name}_tokens_per_s": counts[name] / taken}
-    return record | {"over_generate": record["engine_tokens_per_s"] / record["generate_tokens_per_s"]}
+    return record
 
 
 def main():
@@ -213,7 +195,6 @@ def main():
     parser.add_argument("--new", type=int, default=256, help="N: tokens of each reply")
     parser.add_argument("--long", type=int, default=2048, help="tokens of long replies, for the log-probabilities only")
     parser.add_argument("--no-generate", action="store_true", help="the engine only")
-    parser.add_argument("--profile", action="store_true", help="also print which kernels a step's time goes to")
     args = parser.parse_args()
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "triton": triton.__version__}
     if args.device == "cpu":

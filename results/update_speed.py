@@ -5,7 +5,7 @@
     python results/update_speed.py --shape 1.7b --tokens 16384 32768 --sequences 16
     python results/update_speed.py --shape 8b --tokens 8192 --recompute 36 --offload --cap 80
     torchrun --nproc_per_node=2 results/update_speed.py --shape 8b --tokens 8192 --micro-batches 2
-    python results/update_speed.py --shape tiny --tokens 2048 --steps 2 --device cpu        does it run at all?
+    python results/update_speed.py --shape tiny --tokens 2048 --steps 2                     does it run at all?
 
 A setting is a number of tokens, split over --sequences (one tenth a prompt, the rest a reply), and of recomputed
 layers. Each runs reinforce.update on --micro-batches of them for each rank: logprobs, clipped loss, backward, clipping,
@@ -36,7 +36,9 @@ import reinforce  # noqa: E402
 from backbone import Backbone, Completion  # noqa: E402
 from fast import plan, ranks  # noqa: E402
 from fast.optimizer import make_adamw  # noqa: E402
+from report import configure  # noqa: E402
 from rollout_speed import SHAPES, random_model  # noqa: E402
+
 
 def synchronize(device):
     if device == "cuda":
@@ -104,7 +106,8 @@ def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
     sequences = replies(model, tokens * parts, options.sequences * parts)
     lengths = [len(rows[0].completion.prompt_ids) + len(rows[0].completion.token_ids) for rows in sequences]
     reply_tokens = sum(len(rows[0].completion.token_ids) for rows in sequences)
-    args = SimpleNamespace(update_tokens=tokens, mrs=False, clip_low=0.2, clip_high=0.28, grad_clip=1.0)
+    args = configure({"device": device, "update_tokens": tokens, "mrs": False}, 8e9, reinforce.OPTIONS,
+                     reinforce.SIZES, reinforce.RECIPES)
     choose = Backbone.recomputed_layers  # noted, not changed
     model.recomputed_layers = lambda n: layers.append(choose(model, n)) or layers[-1]
     watch, parts = Stopwatch(device), defaultdict(list)
@@ -118,30 +121,26 @@ def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
             if device == "cuda" and n == 1:
                 torch.cuda.reset_peak_memory_stats()
             stats = update(model, optimizer, sequences, args)
-            found = dict(watch.seconds)
-            found["forward_backward"] = found["step"] - found["clip"] - found["optimizer"]
-            print(f"  {'warm-up' if n == 0 else f'step {n}'}: {found['step']:.3f} s, loss {stats['loss']:.4f}, "
-                  f"gradient {stats['grad_norm']:.3g}, recomputed {layers[-1]}", flush=True)
-            for name, value in found.items() if n else ():
+            found = watch.seconds | {"forward_backward": 2 * watch.seconds["step"] - sum(watch.seconds.values())}
+            print(f"  step {n}: {found['step']:.3f} s, loss {stats['loss']:.4f}, gradient {stats['grad_norm']:.3g}, "
+                  f"recomputed {layers[-1]}", flush=True)
+            for name, value in found.items() if n else ():  # step 0 warms up
                 parts[name].append(value)
     finally:
         ranks.clip_grad_norm, optimizer.step = clip, step
         del model.recomputed_layers
     seconds = {name: statistics.median(values) for name, values in parts.items()}
     flops = useful_flops(model, lengths, reply_tokens)
-    record = {"seconds": {name: round(value, 4) for name, value in sorted(seconds.items())},
-              "tokens_per_second": round(sum(lengths) / seconds["step"]), "useful_tflop": round(flops / 1e12, 4),
-              "tflop_per_second": round(flops / seconds["step"] / 1e12, 3),
-              "share_of_matmul": round(flops / seconds["step"] / rate / ranks.count(), 4),
-              "share_of_matmul_forward_backward": round(flops / seconds["forward_backward"] / rate / ranks.count(), 4),
+    record = {"seconds": seconds, "tokens_per_second": sum(lengths) / seconds["step"],
+              "tflop_per_second": flops / seconds["step"] / 1e12,
+              "share_of_matmul": flops / seconds["step"] / rate / ranks.count(),
+              "share_of_matmul_forward_backward": flops / seconds["forward_backward"] / rate / ranks.count(),
               "recomputed_layers": layers[-1], "layers": len(model.layers)}
     if device == "cuda":
-        record["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
-        record["reserved_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
+        record["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
         if options.shape.upper() in plan.SHAPES:
             planned = plan.peak(plan.SHAPES[options.shape.upper()], ranks.count(), tokens, layers[-1], options.offload)
-            record["planned_peak_gb"] = round(planned / 1e9, 2)
-        record["saved_mb_per_token"] = round(len(model.layers) * model.saved_bytes() / 1e6, 3)  # as it is estimated
+            record["planned_peak_gb"] = planned / 1e9
     return record
 
 
@@ -157,34 +156,30 @@ def main():
     parser.add_argument("--cap", type=float, help="GB that this process may take of the GPU")
     parser.add_argument("--recompute", nargs="+", default=["auto"], help="layers recomputed: auto, or a number")
     parser.add_argument("--steps", type=int, default=3, help="measured steps")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="default: as Backbone.load, by size")
     parser.add_argument("--out", help="file for the records")
-    args = parser.parse_args()
+    args, device = parser.parse_args(), "cuda" if torch.cuda.is_available() else "cpu"
     if args.cap:
         torch.cuda.set_per_process_memory_fraction(args.cap * 1e9 / torch.cuda.get_device_properties(0).total_memory)
-    dtype = getattr(torch, args.dtype or ("float32" if args.shape == "tiny" else "bfloat16"))
-    began = time.monotonic()
+    dtype = torch.float32 if args.shape == "tiny" else torch.bfloat16
     torch.manual_seed(0)
-    model = Backbone(random_model(args.shape, args.device, dtype), SimpleNamespace(eos_token_id=0))
+    model = Backbone(random_model(args.shape, device, dtype), SimpleNamespace(eos_token_id=0))
     if args.sharded and ranks.count() == 1:
         ranks.join()
     sharded = ranks.ShardedOptimizer if args.sharded else ranks.sharded
     optimizer = sharded(make_adamw, model.model.parameters(), lr=1e-6, host=args.offload)
-    rate = matmul_rate(args.device, dtype)
+    rate = matmul_rate(device, dtype)
     common = {"shape": args.shape, "parameters": sum(p.numel() for p in model.model.parameters()),
               "dtype": str(dtype).removeprefix("torch."), "optimizer": type(optimizer).__name__,
               "ranks": ranks.count(), "offload": args.offload, "cap_gb": args.cap,
-              "device": torch.cuda.get_device_name() if args.device == "cuda" else "cpu",
+              "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
               "torch": torch.__version__, "transformers": transformers.__version__,
-              "matmul_tflop_per_second": round(rate / 1e12, 3)}
-    print(f"{json.dumps(common)}\nbuilt in {time.monotonic() - began:.1f} s", flush=True)
+              "matmul_tflop_per_second": rate / 1e12}
+    print(json.dumps(common), flush=True)
     records = []
     for tokens in args.tokens:
         for recompute in args.recompute:
             setting = {"tokens": tokens, "sequences": args.sequences, "micro_batches": args.micro_batches,
                        "recompute": recompute}
-            print(f"{tokens} tokens in {args.sequences} sequences, recompute {recompute}", flush=True)
             try:
                 found = measure(model, optimizer, tokens, recompute, rate, args)
             except torch.OutOfMemoryError as error:
@@ -192,8 +187,7 @@ def main():
             # Only here: the error has held the tensors until now.
             optimizer.zero_grad(set_to_none=True)
             gc.collect()
-            if args.device == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
             records.append(common | setting | found)
             print(json.dumps(setting | found), flush=True)
             if args.out and ranks.rank() == 0:

@@ -4,12 +4,12 @@ import base64
 import gzip
 import html
 import json
+import math
 import re
 import shutil
 import subprocess
 from pathlib import Path
 
-import numpy
 import pytest
 from matplotlib.image import imread
 
@@ -118,12 +118,11 @@ def test_a_run_in_words(run):
     for sentence in (
             "before → after 2 steps: reward 1.000 → 1.500, correct 90% → 90%, Fast_1 25% → 25% (modelled)",
             "Skills found: 1. found (2.50x when verified).",
-            "Most used of them: found, in 3 rollouts; reward +1.50 against the null scheme",
             "Proposals: 1 of 5 passed; turned down most often as 'too slow' (2)",
             "in step 1 on a, out of a rollout that went from 1.25x to 2.25x ( the summary )",
-            "a kernel written with it reached 2.50x; it takes 1.88x to pass",  # 1.5 x 1.25
-            "1 selection, shown in 3 rollouts of training and 1 of the evaluation", "+1.50 reward, mean over 1 task",
-            "seed general seed", "no tool call 1 4 too slow 2 2 a new reason 1 1 staged, the best of a task 1",
+            "a kernel written with it reached 2.50x", "1 selection, shown in 3 rollouts",
+            "+1.50 reward, mean over 1 task", "seed general seed",
+            "no tool call 1 4 too slow 2 2 a new reason 1 1 staged, the best of a task 1",
             "roll out 9.0 4.5 75 %", "sandbox 3.0 1.5 25 %"):
         assert sentence in text, sentence
     assert "could not be read" not in text
@@ -146,21 +145,17 @@ def test_rollouts_are_packed_as_conversations(run):
 
 def test_two_folders_side_by_side(run, benchmark, tmp_path):
     text, data = made(run, benchmark, out=tmp_path / "both.html")
-    assert {r["source"] for r in data["rollouts"]} == {0, 1} and "Two clocks" not in text
-    assert "level1/5_X 1.75x 1 faster" in words(text)
+    assert {r["folder"] for r in data["rollouts"]} == {str(run), str(benchmark)} and "Two clocks" not in text
     assert "mean of samples 1 0.0001 strict eager 50 % –" in words(text)
-    assert [r["outcome"] for r in data["rollouts"] if r["source"]] == [["faster"], ["wrong"]]
-    write(benchmark / "summary.json", {"clock": "measured", "figures": [], "problems": {}})
+    assert [r["outcome"] for r in data["rollouts"] if r["folder"] == str(benchmark)] == [["faster"], ["wrong"]]
+    write(benchmark / "summary.json", {"clock": "measured", "figures": []})
     assert "Two clocks" in made(run, benchmark, out=tmp_path / "both.html")[0]
 
 
 def test_a_long_run_is_thinned_by_tasks(run, monkeypatch):
-    monkeypatch.setattr(writer, "MOST_PACKED", 20_000)
-    rng = numpy.random.default_rng(0)
+    monkeypatch.setattr(writer, "MOST_TEXT", 5_000)
     for step in range(3, 60):
-        noise = [rng.bytes(200).hex() for _ in range(4)]
-        write(run / f"rollouts/step_{step}.jsonl", *(policy(task, [], turn(1.0, noise[i], rejected=None))
-                                                     for i, task in enumerate("aabb")))
+        write(run / f"rollouts/step_{step}.jsonl", *(policy(task, [], turn(1.0)) for task in "aabb"))
     text, data = made(run)
     shown = [(r["step"], r["task"]) for r in data["rollouts"]]
     assert 20 < len(shown) < 200 and f"{len(shown)} of 239 rollouts fit on this page" in words(text)
@@ -171,13 +166,12 @@ def test_a_long_run_is_thinned_by_tasks(run, monkeypatch):
 # ---- files that are broken
 
 
-def test_broken_lines_are_counted_and_left_out(run, capsys):
+def test_broken_lines_are_counted_and_left_out(run):
     for name in ("metrics.jsonl", "rollouts/step_1.jsonl", "skill_library/global_step_1.jsonl"):
         with open(run / name, "a") as file:
             file.write('[1]\n\n{"step": "x"}\nnot json\n' + "[" * 100_000 + '\n{"step": 3, "ro')
     before = len(made(run)[1]["rollouts"])
     assert report.main([str(run)]) == 0
-    assert capsys.readouterr().out.count(", 5 broken lines of ") == 3
     assert before == 11 and words((run / "report.html").read_text()).count("5 lines could not be read") == 3
 
 
@@ -198,38 +192,27 @@ def changed(value):
                                   "config.json", "summary.json", "results.jsonl"])
 def test_whatever_stands_in_a_file_there_is_a_page(name, run, benchmark, monkeypatch):
     """One value after the other is replaced by a strange one; everything else is still shown."""
-    monkeypatch.setattr(charts, "charts", lambda sources: {title: ("", "") for title, _, _, shown, draw in
-                                                           charts.drawings(sources) if not draw(Axis(), shown[0])})
+    def finite(runs):
+        assert all(math.isfinite(value) for run in runs for line in run.metrics for value in line.values()
+                   if type(value) not in (str, dict))
+        return dict.fromkeys([charts.SECONDS], ("", ""))
+
+    monkeypatch.setattr(charts, "charts", finite)  # drawing takes longer
     folder = benchmark if name in ("summary.json", "results.jsonl") else run
     rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
     files = [[*rows[:i], other, *rows[i + 1:]] for i, row in enumerate(rows) for other in changed(row)]
     for i, lines in enumerate(files):
         write(folder / name, *lines)
         source = records.read_folder(folder)
-        assert writer.pack([source])[1] == len(source.rollouts) and len(records.lessons(source)) < 5
-        charts.charts([source])
+        assert charts.charts([source]) and writer.pack([source])[1] == len(source.rollouts)
         if i % max(1, len(files) // 12) == 0:  # the template takes longer
             assert len(writer.render([source], REASONS)) > 10_000
     assert len(files) > 12
 
 
-class Axis:
-    """An axis that draws nothing, but wants what matplotlib's wants: finite numbers, as many xs as ys."""
-
-    def plot(self, xs, ys, *_, bottom=0, **__):
-        assert numpy.isfinite(numpy.asarray([list(xs), list(ys)], float) + numpy.asarray(bottom, float)).all()
-
-    bar = fill_between = plot
-
-    def __getattr__(self, name):
-        return lambda *_, **__: self
-
-    yaxis = property(lambda self: self)
-
-
 def test_bad_arguments_are_refused_in_one_line(refusal, tmp_path, run):
     assert "no run" in refusal(report.main, tmp_path)
-    assert "at most two" in refusal(report.main, run, run, run)
+    assert "unrecognized" in refusal(report.main, run, run, run)
     assert "File exists" in refusal(report.main, run, "--out", run / "metrics.jsonl/x.html")
 
 
@@ -277,10 +260,10 @@ def test_a_browser_opens_filters_and_shows_conversations(run):
         result.all = $("#list button").length;
         result.roles = ["policy", "selection", "summary", ""].map(role => choose("role", role));
         result.tasks = ["a", "c", ""].map(task => choose("task", task));
-        result.steps = ["step 1", "evaluation after step 2", ""].map(step => choose("when", step));
-        result.verdict = choose("outcome", "rejected");
-        choose("outcome", "");
-        $("[data-open='0:step_1.3']")[0].click();
+        result.steps = ["step 1", "evaluation after step 2", ""].map(step => choose("step", step));
+        result.verdict = choose("verdict", "rejected");
+        choose("verdict", "");
+        $("[data-open$='x$:step_1.3']")[0].click();
         const conversation = document.getElementById("conversation");
         result.turns = $("#conversation .turn").length;
         result.marked = $("#list [aria-current]").map(button => button.dataset.open);
@@ -291,14 +274,14 @@ def test_a_browser_opens_filters_and_shows_conversations(run):
         result.told = $("#conversation .feedback").map(text => text.textContent);
         $("[data-skill=found]")[0].click();
         result.skill = [$("#list button").length, document.forms[0].elements.skill.value];
-        $(".funnel [data-outcome='too slow']")[0].click();
+        $(".funnel [data-verdict='too slow']")[0].click();
         result.reason = document.forms[0].elements.role.value;
-        $("#list button, [data-open='0:step_1.4']")[0].click();
+        $("#list button")[0].click();
         result.proposals = $("#conversation .turn .turn h4").map(title => title.textContent);
         return result""")
     assert shown["all"] == 11 and shown["roles"] == [8, 2, 1, 11] and shown["tasks"] == [4, 4, 11]
     assert shown["steps"] == [5, 1, 11] and shown["verdict"] == 1
-    assert shown["turns"] == 2 and shown["marked"] == ["0:step_1.3"] and shown["keyword"] == "class"
+    assert shown["turns"] == 2 and shown["marked"] == [f"{run}:step_1.3"] and shown["keyword"] == "class"
     assert shown["added"] == [f"+     # speedup 2.25 coverage 0.8 {EVIL}"] and shown["evil"]
     assert shown["bars"] == ["80%", "20%"] * 2 and shown["told"] == ["told ", f"told {EVIL}"]
     assert shown["skill"] == [4, "found"] and shown["reason"] == "summary"
@@ -321,8 +304,7 @@ def test_every_part_of_the_page_is_drawn(options, ground, run, benchmark, tmp_pa
     sections = ["overview", "curves", "benchmark", "library", "proposals", "rollouts", "seconds"]
     tops = [boxes[name]["top"] for name in sections]
     assert tops == sorted(tops) and all(boxes[name]["height"] > 40 for name in sections)
-    curves = {panel[0] for panel in charts.PANELS[:2]} | {"Skill library", "Speedup by problem",
-                                                          charts.SECONDS}
+    curves = {panel[0] for panel in charts.PANELS[:2]} | {"Skill library", charts.SECONDS}
     assert curves <= set(boxes)
     blue = [int(charts.COLOURS[0][i:i + 2], 16) for i in (1, 3, 5)]
     for name in curves:

@@ -67,7 +67,7 @@ import torch
 
 from judge import processes
 from judge.connection import ScorerConnection
-from judge.correctness import KernelTime, Verdict
+from judge.correctness import OUT_OF_MEMORY, KernelTime, Verdict
 from judge.gpu_lock import GpuLock
 from judge.messages import Gone, Orphaned
 from tasks import Task, TaskError, UserError, load_task, run_command
@@ -86,6 +86,11 @@ class Job:
     task: Task
     codes: list = field(default_factory=list)  # candidates without a verdict
     scorer: ScorerConnection = None  # that judges it; None until one has been started, and after it has ended
+    alone: bool = False  # does it have the GPU's memory to itself?
+
+
+class Crowded(Exception):
+    """There was too little of the GPU's memory beside what other jobs hold."""
 
 
 class Sandbox:
@@ -143,6 +148,7 @@ class Sandbox:
         self.closed = False
         self.waiting = {}  # source of a task -> its Job that no thread has begun
         self.at_work = []  # jobs of the threads
+        self.crowded = []  # jobs that found too little of the GPU's memory beside others
         self.idle = []  # scorers, each loaded with a task; the least recently used comes first
         self.futures = {}  # (source, code) -> Future of all that has no verdict yet
         self.verdicts = {}  # (source, code) -> Verdict, oldest first
@@ -243,7 +249,7 @@ class Sandbox:
             self.process.wait()
         for thread in self.threads:
             thread.join()
-        for job in self.waiting.values():
+        for job in [*self.waiting.values(), *self.crowded]:
             self._fail(job, TaskError("the sandbox is closed"))
         processes.remove(self.settings["scratch"])
 
@@ -265,8 +271,15 @@ class Sandbox:
                     return
                 self.at_work.append(job)
             try:
+                if job.alone:
+                    self.end_idle()
                 self._load(job)
                 self._judge(job)
+            except Crowded:  # once more, when no other job is at work
+                self._end_scorer(job)
+                with self.changed:
+                    self.crowded.append(Job(job.task, job.codes, alone=True))
+                    job.codes = []
             except TaskError as error:
                 self._fail(job, error)
             except Exception as error:  # a mistake of ours: whoever waits is told
@@ -280,6 +293,8 @@ class Sandbox:
         Candidates come before preparations, tasks that an idle scorer is loaded with before others, then those that
         fewer threads are at work on; else what has waited for longest. self.changed is held.
         """
+        if self.crowded or any(job.alone for job in self.at_work):
+            return None if self.at_work else self.crowded.pop(0)
         threads = Counter(job.task.source for job in self.at_work)
         loaded = {scorer.source: scorer for scorer in self.idle}
         ready = [source for source in self.waiting if self.modelled or not threads[source]]
@@ -321,6 +336,8 @@ class Sandbox:
                 raise TaskError("the sandbox is closed")
             if not (reused or self._replace_fork_server(control) or self.end_idle()):
                 break
+        if not (self.modelled or job.alone) and len(self.at_work) > 1:
+            raise Crowded
         self.unusable[source] = why
         raise TaskError(why)
 
@@ -344,7 +361,7 @@ class Sandbox:
             return self.control is not control
 
     def _judge(self, job):
-        """Judge the job's candidates. If the scorer ends, as when memory runs out, they are tried once more, alone."""
+        """Judge the job's candidates. If the scorer ends, they are tried once more, one by one. Raises Crowded."""
         failed = set()
         while job.codes:
             self._load(job)
@@ -355,6 +372,8 @@ class Sandbox:
                         self.known = self.known | set(answer["known"]) if len(self.known) < 5000 else set()
                         profile = [KernelTime(**entry) for entry in answer["verdict"].pop("profile")]
                         verdict = Verdict(**answer["verdict"], profile=profile)
+                        if (verdict.error or "").startswith(OUT_OF_MEMORY) and not (self.modelled or job.alone):
+                            continue
                         self._settle(job, batch[answer["index"]], verdict).set_result(verdict)
             except (Gone, OSError):
                 self._end_scorer(job)
@@ -365,6 +384,9 @@ class Sandbox:
                         verdict = Verdict(clock=self.settings["clock"], error=why)
                         self._settle(job, code, verdict).set_result(verdict)
                     failed.add(code)
+            else:
+                if any(code in job.codes for code in batch):
+                    raise Crowded
 
     def _settle(self, job, code, verdict) -> Future:
         """A candidate is done: remember its verdict, unless that is None. Returns its Future, to be given a result."""

@@ -79,6 +79,11 @@ def load_module(name, code, path):
     return module
 
 
+# How a line of `describe` begins where the GPU's memory did not suffice. In a confined process PyTorch fails earlier, as
+# it may not ask NVML who holds the memory.
+OUT_OF_MEMORY = "OutOfMemoryError"
+
+
 def describe(error, path=""):
     """(one line of text, line number in the file `path` or None) for an exception."""
     line, frame = getattr(error, "lineno", None), error.__traceback__
@@ -90,7 +95,8 @@ def describe(error, path=""):
     if "Error building extension" in text:  # of nvcc's pages of output, what it complains about
         text = "\n".join(["Error building extension"] + [row for row in text.split("\n") if "error:" in row][:2])
     text = " ".join(text.split())
-    return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__, line
+    name = OUT_OF_MEMORY if "NVML_SUCCESS" in text else type(error).__name__
+    return f"{name}: {text}"[:300] if text else name, line
 
 
 # ---------------------------------------------------------------------------------------------------------------------

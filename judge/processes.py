@@ -103,13 +103,16 @@ def fork_server(control, settings, roles):
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's business; it closes the socket
     LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what a killed supervisor leaves behind becomes a child of this one
     requests, for_scorers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    control.send(b"ready")
+    with contextlib.suppress(BrokenPipeError):  # the caller has gone: then there is nothing to read but the end
+        control.send(b"ready")
     supervisors = set()
     while True:
         ready = select.select([control, requests], [], [], 0.1 if supervisors else None)[0]
         reap(supervisors)
         for sock in ready:
-            data, descriptors, _, _ = socket.recv_fds(sock, 256, 2)
+            data = b""
+            with contextlib.suppress(ConnectionResetError):  # it has gone before it read "ready"
+                data, descriptors, _, _ = socket.recv_fds(sock, 256, 2)
             if not data:
                 deadline = time.monotonic() + 5
                 while supervisors and time.monotonic() < deadline:  # they clean up

@@ -6,7 +6,9 @@ import glob
 import json
 import os
 import re
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -125,6 +127,21 @@ def test_nothing_outlives_a_killed_caller(tmp_path):
     caller.kill()
     caller.wait()
     assert soon(lambda: not left() and not os.path.exists(scratch)), left()
+
+
+def test_a_caller_that_is_gone_before_the_sandbox_is_up_leaves_nothing(tmp_path):
+    scratch = tmp_path / "scratch"
+    for heard in (False, True):  # it goes before the fork server is ready, or without reading that it is
+        scratch.mkdir()
+        caller, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        settings = {"device": "cpu", "clock": "modelled", "scratch": str(scratch)}
+        server = subprocess.Popen([sys.executable, "-m", "judge.scorer", "--fork-server", str(there.fileno()),
+                                   json.dumps(settings)], pass_fds=[there.fileno()], cwd=ROOT)
+        there.close()
+        if heard:
+            assert soon(lambda: select.select([caller], [], [], 0)[0], 60)
+        caller.close()
+        assert server.wait(60) == 0 and not scratch.exists()
 
 
 STRIDED = '''import torch, triton
@@ -304,6 +321,28 @@ def test_a_reference_that_fails_is_tried_again_after_the_next_prepare_only(start
         with pytest.raises(TaskError, match="nonsense"):
             box.score(bad, [TWICE_NEW + "##"])
         assert len(started) == 2
+
+
+def test_what_finds_too_little_memory_beside_others_is_tried_once_more_alone(monkeypatch):
+    """A candidate, and a reference; those that they were beside are judged as ever."""
+    tried, load = [], Sandbox._load
+
+    def noted(box, job):
+        tried.append((job.task.name, job.alone, len(box.at_work)))  # more than once a job
+        load(box, job)
+
+    monkeypatch.setattr(Sandbox, "_load", noted)
+    bad = Task("bad", 0, TWICE.source.replace("x * 2.0", "x.nonsense()"))
+    hungry = replaced(TWICE_NEW, ("return x", "raise torch.OutOfMemoryError('CUDA')\n        return x"))
+    slow = replaced(copied(OTHER), ("return x", "time.sleep(0.5)\n        return x"))
+    with on_cpu(tasks=2) as box:
+        judge_copies(box, OTHER)  # its scorer is there
+        for task, code in ((TWICE, hungry), (bad, TWICE_NEW)):
+            beside, other = box.submit([(OTHER, f"{slow}# {task.name}"), (task, code)])
+            with pytest.raises(TaskError, match="nonsense") if task is bad else contextlib.nullcontext():
+                assert other.result().error == "OutOfMemoryError: CUDA"
+            assert beside.result().correct
+            assert dict.fromkeys(row[1:] for row in tried if row[0] == task.name) == {(False, 2): None, (True, 1): None}
 
 
 def test_where_memory_is_short_all_is_judged_and_the_last_scorer_is_not_kept(started, monkeypatch):

@@ -22,7 +22,8 @@ It leaves in --out: the model and its tokenizer, a seed library of five skills (
 sft.json with the options and the history of the loss.
 """
 
-from tasks import UserError, check_numbers, found, resumable, run_command, uninterrupted  # before torch, see there
+# Before torch, see there.
+from tasks import UserError, check_device, check_numbers, found, resumable, run_command, uninterrupted
 
 import argparse
 import json
@@ -45,6 +46,7 @@ from backbone import Backbone, Chat
 from chat.rows import chat_row, encode, read_file, read_rows, rollout_row
 from fast import ranks
 from fast.optimizer import make_adamw
+from report import claim
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
 from synthetic.examples import SEED_LIBRARY, Example, Writer, diversity_filter, in_processes, write_examples
@@ -428,8 +430,7 @@ def parse(argv):
     add("--evaluate", metavar="MODEL", help="only measure a model on held-out problems and print the figures")
     add("--held-out", type=int, default=200, help="held-out problems for --evaluate")
     args = parser.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: no GPU is available")
+    check_device(args.device)
     if not args.evaluate and not args.out and not args.cache:
         raise UserError("--out or --cache is required")
     check_numbers({name: value for name, value in vars(args).items() if name != "min_reward"}, above_0=(
@@ -454,10 +455,8 @@ def main(argv=None) -> int:
             raise UserError(f"{args.from_rollouts}: no rollouts/step_N.jsonl there")
     rows = {path: read_file(path) for path in files}  # before the model: a file that cannot be read is told at once
     out = Path(args.out or ".")
-    try:  # now, as the examples take long
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {args.out}: cannot be written ({error.strerror})") from None
+    if args.out and ranks.rank() == 0:
+        claim(out)  # now, as the examples take long
     if args.resume and (out / "sft.json").is_file():
         raise UserError(f"--resume: the training in {out} is complete")
     if not args.resume and (out / CHECKPOINT).is_file():

@@ -1,6 +1,5 @@
 """The training step, and resuming after a kill at any point."""
 
-import contextlib
 import functools
 import importlib.util
 import itertools
@@ -9,8 +8,6 @@ import os
 import random
 import re
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,7 +23,7 @@ import policy
 import reinforce
 import report
 from backbone import Backbone
-from conftest import (CONTENT, FakeSandbox, Scripted, configure, entry, kernel, make_task, proposing, selecting,
+from conftest import (CONTENT, FakeSandbox, Scripted, configure, entry, kernel, make_task, held, proposing, selecting,
                       slow_policy_advantages)
 from page.metrics import progress
 from policy import davinci_reward
@@ -501,19 +498,8 @@ def test_resume_needs_what_the_run_has_left_and_the_folder_to_itself(world, refu
     out = world("run", "--steps", "1")
     checkpoint, kept = out / "checkpoint", sorted(path.name for path in (out / "rollouts").iterdir())
     capsys.readouterr()
-    report._locks.clear()  # this process lets go of it
-    here, there = socket.socketpair()
-    if not (other := os.fork()):
-        with contextlib.suppress(BaseException):
-            report.claim(out)
-            there.sendall(b"held")
-            signal.pause()
-        os._exit(1)
-    there.close()
-    assert here.recv(4) == b"held"
-    assert "another process is writing there" in refusal(reinforce.main, "--out", out, "--resume")
-    os.kill(other, signal.SIGKILL)
-    os.waitpid(other, 0)
+    with held(out):
+        assert "another process is writing there" in refusal(reinforce.main, "--out", out, "--resume")
     library = checkpoint / "skill_library.jsonl"
     library.rename(out / "aside")
     assert f"{library} is missing" in refusal(reinforce.main, "--out", out, "--resume")

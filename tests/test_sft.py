@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-import conftest  # noqa: F401 (it puts the root on the path)
+from conftest import held  # first: it puts the root on the path
 import backbone
 import sft
 from backbone import Backbone, Chat, Completion, extract_code, extract_tool_call
@@ -429,6 +429,8 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
     (["--out", "x", "--model", "no/such/folder/./"], "no/such/folder"),
     (["--evaluate", "checkpoints/none"], "no such model folder"),
     ([], "--out or --cache is required"),
+    pytest.param(["--out", "OUT", "--device", "cuda"], "--device cuda: no GPU is available here",
+                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
     (["--out", "OUT", "--epochs", "0"], "--epochs 0: choose a number above 0"),
     (["--out", "OUT", "--model", "no/such", "--data", "none.jsonl"], "none.jsonl: no such file"),
     (["--out", "OUT", "--save-minutes", "nan"], "--save-minutes nan: choose a number from 0"),
@@ -441,6 +443,11 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken").write_bytes(b"PK\x03\x04 cut off")
     assert message in refusal(sft.main, *arguments)
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path, refusal):
+    with held(tmp_path):
+        assert "another process is writing there" in refusal(sft.main, "--out", tmp_path, "--model", "./none")
 
 
 # ---- evaluation, and the shipped model

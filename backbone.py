@@ -29,7 +29,7 @@ from transformers.utils import logging as hf_logging
 
 from chat.prompts import SELECT_TOOL, SYSTEM, UPDATE_TOOL  # noqa: F401 (what the roles ask a model with)
 from chat.template import Chat, Completion
-from fast.attention import attention_kind, fuse_norms, fuse_rotation
+from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
 from fast.slots import padded
 from fast.step import nucleus
@@ -167,7 +167,6 @@ class Backbone(Chat):
             print(f"backbone: {model.config.model_type} has attention of its own; sampling takes the plain path")
         if self.device.type == "cuda":
             fuse_norms(model)
-            fuse_rotation(model)
         with torch.no_grad():  # logprobs and the engine take the head apart from the rest
             ids = torch.tensor([[1, 2, 3, 4]], device=self.device)
             hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)

@@ -7,7 +7,7 @@ Here, on the weights and the modeling code of transformers as they are:
 
     slots            one preallocated cache; the slot of a finished sequence goes to a waiting prompt (slots.py)
     CUDA graph       a whole step, sampling included, is recorded once and replayed (step.py)
-    fewer kernels    for attention to the cache, norms and rotary embedding (attention.py)
+    fewer kernels    for attention to the cache and for norms (attention.py)
     no waiting       the GPU writes the next few tokens while the host reads the last few
     one prefill      for equal prompts that begin together (the rollouts of a scheme, the selections of a task)
     later turns      of a conversation read only what is new: a finished sequence stays in its slot until the slot is

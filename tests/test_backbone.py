@@ -94,23 +94,9 @@ def test_a_value_that_is_no_json_stays_text():
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31]]
 
 
-def test_only_the_last_sampler_can_be_used(model):
-    first = model.sampler(60)
-    first.add(PROMPTS[0], 0)
-    first.step()
-    with model.sampler(20, temperature=0) as second:
-        with pytest.raises(RuntimeError, match="another sampler"):
-            first.step()
-        first.close()  # does nothing
-        second.add(PROMPTS[0], 0)
-        while second.waiting:
-            reply = dict(second.step())
-    assert reply[0] == model.sample(PROMPTS[:1], 20, temperature=0)[0]
+def test_replies_end_at_the_stop_token_or_the_limit(model):
     with pytest.raises(ValueError, match="without tokens"):
         model.sample([[5], []], 20)
-
-
-def test_replies_end_at_the_stop_token_or_the_limit(model):
     replies = model.sample(PROMPTS * 20, 200, 1.0, torch.Generator().manual_seed(0))
     stop = model.tokenizer.eos_token_id
     ended = [r for r in replies if r.finished]
@@ -139,7 +125,7 @@ def test_top_p_draws_from_the_likeliest_tokens_alone(model):
     ordered, order = shares.sort(descending=True)
     count = int((ordered.cumsum(0) < 0.6).sum()) + 1  # the token that crosses 0.6 stays
     kept, replies = set(order[:count].tolist()), []
-    for engine in (model.engine, PlainEngine(model.model, model._head, model.stop_ids)):
+    for engine in (model.engine, PlainEngine(model.model, model._head, model.stop_ids, model._completion)):
         model.engine = engine
         draws = model.sample([PROMPTS[1]] * 400, 1, 1.0, torch.Generator().manual_seed(1), top_p=0.6)
         drawn = torch.bincount(torch.tensor([draw.token_ids[0] for draw in draws]), minlength=len(shares)) / 400

@@ -68,11 +68,11 @@ def model(request, model_folder):
 
 def plain_reply(model, prompt, limit=60):
     """(tokens, log-probabilities) of the greedy reply through the model's own cache."""
-    engine = PlainEngine(model.model, model._head, model.stop_ids)
+    engine = PlainEngine(model.model, model._head, model.stop_ids, lambda request: (request.tokens, request.logprobs))
     engine.start(limit, 0, None)
     engine.add(prompt, None)
-    [request] = engine.step()
-    return request.tokens, request.logprobs
+    [(_, reply)] = engine.step()
+    return reply
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +131,7 @@ def test_replies_are_those_of_the_plain_path(model, engine, plain, most, monkeyp
 
 def test_every_limit_is_kept_and_calls_do_not_see_what_earlier_ones_have_left(model, engine, plain, monkeypatch):
     monkeypatch.setattr(engine, "most", 4)
-    for count, limit in ((8, 60), (1, 60), (5, 20), (8, 60), (3, 60), *((8, n) for n in (0, 1, 2, 15, 16, 17, 32))):
+    for count, limit in ((8, 60), (1, 60), (5, 20), (8, 60), (3, 60), *((8, n) for n in (1, 2, 15, 16, 17, 32))):
         for (tokens, _), (want, _) in zip(generate(model, PROMPTS[:count], limit), plain):
             assert tokens == want[:limit]
     assert generate(model, [], 20) == []

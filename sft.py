@@ -362,40 +362,23 @@ def built_in_examples(args) -> list[Example]:
 
 
 def load_data(args, chat, rows):
-    """(chat, encoded examples) from the user's rows, the cache or the built-in examples.
+    """(tokenizer, encoded examples) from the user's rows, the cache or the built-in examples.
 
     chat: the pretrained model, or None, when a tokenizer is made from the examples. rows: of read_file, by path.
     """
     if rows:
         convert = rollout_row(chat, args.min_reward) if args.from_rollouts else chat_row(chat)
-        return chat, [example for path in rows for example in read_rows(path, rows[path], convert)]
+        return chat.tokenizer, [example for path in rows for example in read_rows(path, rows[path], convert)]
     if args.cache and Path(args.cache).is_file():
-        tokenizer, data = load_cache(args.cache)
-        return chat or Chat(tokenizer), data
+        return load_cache(args.cache)
     examples = built_in_examples(args)
     if chat is None:
         some = examples[::max(1, len(examples) // 6000)]
-        chat = Chat(train_tokenizer([m["content"] for e in some for m in e.messages], args.vocabulary))
+        chat = Chat(train_tokenizer([m["content"] for e in some for m in e.messages], vocabulary=2048))
     data = in_processes(_encode_many, examples, 500, args.processes, _start_encoder, (chat.tokenizer,), "tokens")
     if args.cache:
         save_cache(args.cache, chat.tokenizer, data)
-    return chat, data
-
-
-def load_data_once(args, chat, rows):
-    """load_data by the first rank; the others read what it has found, from a file that is removed then."""
-    path = Path(args.out or ".", "examples.npz")
-    if ranks.rank() == 0:
-        chat, data = load_data(args, chat, rows)
-        if ranks.count() > 1:
-            save_cache(path, chat.tokenizer, data)
-    ranks.each(None)  # also: nobody writes a checkpoint before all have looked for one
-    if ranks.rank() > 0:
-        tokenizer, data = load_cache(path)
-        chat = chat or Chat(tokenizer)
-    ranks.each(None)
-    path.unlink(missing_ok=True)
-    return chat, data
+    return chat.tokenizer, data
 
 
 def parse(argv):
@@ -414,7 +397,6 @@ def parse(argv):
     add("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
     add("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     add("--no-diversity-filter", action="store_true", help="ablation: keep what is over-represented")
-    add("--vocabulary", type=int, default=2048, help="tokens of the tiny model's tokenizer")
     add("--epochs", type=float, help="passes over the examples; None: 2.2, over a billion parameters 4 as the paper")
     add("--batch-tokens", type=int, default=32_768,
         help="tokens computed at once; their logits are held together: with Qwen3-8B, 2.4 MB each")
@@ -434,7 +416,7 @@ def parse(argv):
     if not args.evaluate and not args.out and not args.cache:
         raise UserError("--out or --cache is required")
     check_numbers({name: value for name, value in vars(args).items() if name != "min_reward"}, above_0=(
-        "epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes", "vocabulary", "repeat_executed"))
+        "epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes", "repeat_executed"))
     if args.from_rollouts and not args.model:
         raise UserError("--from-rollouts: say with --model which model wrote them, or one with its tokenizer")
     args.lr = args.lr or (2e-5 if args.model else 1e-3)
@@ -466,7 +448,8 @@ def main(argv=None) -> int:
     args.epochs = args.epochs or (4.0 if large else 2.2)
     args.batch_sequences = args.batch_sequences or (64 if large else None)
     torch.manual_seed(args.seed)
-    chat, data = load_data_once(args, chat, rows)
+    tokenizer, data = ranks.first(load_data(args, chat, rows) if ranks.rank() == 0 else None)
+    chat = chat or Chat(tokenizer)
     if long := sum(padded(len(ids)) is None for ids, _ in data):
         print(f"sft.py: {long} examples are left out, they are longer than {WIDTHS[-1]} tokens", file=sys.stderr)
     print(f"{len(data)} examples, {sum(len(ids) for ids, _ in data) / 1e6:.1f} M tokens, "

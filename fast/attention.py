@@ -191,9 +191,9 @@ def fuse_norms(model) -> int:
     return count
 
 
-def shape_of_cache(model) -> tuple:
-    """(query heads, key/value heads, head dimension, layers) of a model."""
-    config = model.config.get_text_config()
+def shape_of_cache(config) -> tuple:
+    """(key/value heads, head dimension, layers) of a model."""
+    config = config.get_text_config()
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, getattr(config, "num_key_value_heads", None) or heads, dim, config.num_hidden_layers
+    return getattr(config, "num_key_value_heads", None) or heads, dim, config.num_hidden_layers

@@ -30,7 +30,7 @@ class Slots:
     def __init__(self, model, rows, length):
         """rows: S. length: T; a prompt and its reply together must be shorter. Raises torch.OutOfMemoryError."""
         self.model, self.rows, self.length = model, rows, length
-        _, heads, dim, layers = shape_of_cache(model)
+        heads, dim, layers = shape_of_cache(model.config)
         shape = (rows + 1, heads, length, dim)  # (S + 1, H / G, T, D); slot S is a scratch area
         self.keys = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(layers)]
@@ -166,7 +166,7 @@ def slots_that_fit(model, length, wanted, most) -> int:
     """
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    _, heads, dim, layers = shape_of_cache(model)
+    heads, dim, layers = shape_of_cache(model.config)
     each = 2 * layers * heads * dim * length * model.dtype.itemsize
     room = int(0.85 * max(free - SPARE, free / 2) / each)
     if room < 1:

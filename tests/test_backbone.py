@@ -8,9 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from backbone import Backbone, PlainEngine, extract_code, extract_tool_call
 from chat_templates import template_tokenizer
-from conftest import make_task, plain_logprobs, tiny_model
-from policy import next_messages, policy_messages
-from sandbox import Verdict
+from conftest import plain_logprobs, tiny_model
 from tasks import UserError
 
 # ---- parsing
@@ -154,20 +152,6 @@ def test_a_reply_ends_with_any_of_the_models_own_end_tokens(model, tokenizer, tm
     last = {reply.token_ids[-1] for reply in replies if reply.finished}
     assert len(last) > 1 and last <= set(chat.stop_ids)
     assert not any(set(reply.token_ids[:-1]) & set(chat.stop_ids) for reply in replies)
-
-
-def test_later_turns_extend_the_ids_token_by_token(model):
-    messages = policy_messages(make_task(), ())
-    prompt = model.chat_ids(messages)
-    for limit in (3, 200):  # cut off, and (most likely) ended by itself
-        for seed in range(3):
-            reply = model.sample([prompt], limit, 1.0, torch.Generator().manual_seed(seed))[0]
-            later = next_messages(messages, reply.text, Verdict(error="x"))
-            ids = model.next_ids(reply, later)
-            assert ids[:len(prompt) + len(reply.token_ids)] == prompt + reply.token_ids
-            shown = model.tokenizer.decode(ids[len(prompt) + len(reply.token_ids):])
-            assert "Compiled: no. x" in shown and shown.endswith("<|im_start|>assistant\n")
-            assert ids.count(model.tokenizer.eos_token_id) == model.chat_ids(later).count(model.tokenizer.eos_token_id)
 
 
 # ---- loading

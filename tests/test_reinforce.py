@@ -4,7 +4,6 @@ import functools
 import importlib.util
 import itertools
 import json
-import os
 import random
 import re
 import shutil
@@ -409,30 +408,19 @@ def test_an_interruption_keeps_the_complete_steps_unless_weights_change(world, m
     assert same(whole_run(world), world("cut", "--resume"))
 
 
-def run_with_kills(command, out, options, moments):
-    """Run reinforce.py in a process of its own, killed and resumed: each moment is in seconds after it has begun."""
-    for moment in [*moments, None]:
-        rest = ["--resume"] if (out / "config.json").exists() else options
-        process = subprocess.Popen([*command, "--out", str(out), *rest], stdout=subprocess.DEVNULL)
-        while moment and not (out / "metrics.jsonl").exists() and process.poll() is None:
-            time.sleep(0.01)
-        try:
-            assert process.wait(moment) == 0
-            if moment:
-                shutil.rmtree(out)  # it was done before all kills were spent: once more from the start
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def test_kill_nine_and_resume(world, tmp_path):
     """A process killed without warning. tests/kill_and_resume.py does so with the real model and sandbox."""
-    whole, out, root = whole_run(world), tmp_path / "killed", Path(__file__).parent.parent
-    program = (f"import sys; sys.path[:0] = [{str(root)!r}, {str(root / 'tests')!r}]\n"
+    whole, out, tests = whole_run(world), tmp_path / "killed", Path(__file__).parent
+    program = (f"import sys; sys.path[:0] = [{str(tests.parent)!r}, {str(tests)!r}]\n"
                "import test_reinforce, reinforce\ntest_reinforce.enter(setattr)\nreinforce.main(sys.argv[1:])")
-    options = ["--model", str(tmp_path / "model"), "--tasks", str(tmp_path / "tasks"), *SMALL, "--no-eval", *SHORT]
-    run_with_kills([sys.executable, "-c", program], out, options, [random.Random(0).uniform(0, 0.5)])
-    assert same(whole, out)
+    options = ["--model", tmp_path / "model", "--tasks", tmp_path / "tasks", *SMALL, "--no-eval", *SHORT]
+    process = subprocess.Popen([sys.executable, "-c", program, "--out", out, *options], stdout=subprocess.DEVNULL)
+    while not (out / "metrics.jsonl").exists() and process.poll() is None:
+        time.sleep(0.01)
+    time.sleep(random.Random(0).uniform(0, 0.5))
+    process.kill()
+    process.wait()
+    assert same(whole, world("killed", "--resume"))
 
 
 @pytest.mark.parametrize("tasks", ["synth", "wide", "builtin", "folder"])

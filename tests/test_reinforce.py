@@ -474,40 +474,33 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
 def test_resume_refuses_what_would_be_another_run(world, refusal, capsys, tmp_path, tokenizer):
     out = world("run", "--steps", "1")
     capsys.readouterr()
-    assert "already holds a run" in refusal(reinforce.main, "--out", out, "--device", "cpu")
-    assert "--model" in refusal(reinforce.main, "--out", out, "--resume", "--model", tmp_path)
-    assert "--gamma" in refusal(reinforce.main, "--out", out, "--resume", "--gamma", "0.5")
-    assert "1 steps are done already" in refusal(reinforce.main, "--out", out, "--resume", "--steps", "0")
+    for said, options in (("already holds a run", "--device cpu"), ("--model", f"--resume --model {tmp_path}"),
+                          ("--gamma", "--resume --gamma 0.5"), ("1 steps are done already", "--resume --steps 0")):
+        assert said in refusal(reinforce.main, "--out", out, *options.split())
     random_qwen3(len(tokenizer), 48, 64, 2, head_dim=16).save_pretrained(out / "checkpoint")
     assert "not the one" in refusal(reinforce.main, "--out", out, "--resume")
 
 
 def test_resume_needs_what_the_run_has_left_and_the_folder_to_itself(world, refusal, capsys):
     out = world("run", "--steps", "1")
-    checkpoint, kept = out / "checkpoint", sorted(path.name for path in (out / "rollouts").iterdir())
+    kept = sorted(path.name for path in (out / "rollouts").iterdir())
     capsys.readouterr()
     with held(out):
         assert "another process is writing there" in refusal(reinforce.main, "--out", out, "--resume")
-    library = checkpoint / "skill_library.jsonl"
-    library.rename(out / "aside")
-    assert f"{library} is missing" in refusal(reinforce.main, "--out", out, "--resume")
-    (out / "aside").rename(library)
-    kept_metrics = (out / "metrics.jsonl").read_text()
-    (out / "metrics.jsonl").write_text("{\n" + kept_metrics)
-    assert "metrics.jsonl, line 1: not the metrics" in refusal(reinforce.main, "--out", out, "--resume")
-    (out / "metrics.jsonl").write_text(kept_metrics)
-    weights_file = checkpoint / "model.safetensors"
-    kept_weights = weights_file.read_bytes()
-    weights_file.write_bytes(kept_weights[:1000])
-    assert "cannot load the model" in refusal(reinforce.main, "--out", out, "--resume")
-    weights_file.write_bytes(kept_weights)
-    whole = (checkpoint / "trainer.pt").read_bytes()
-    for content in (b"", whole[:1000], whole[:-1000]):
-        (checkpoint / "trainer.pt").write_bytes(content)
-        assert "trainer.pt is broken" in refusal(reinforce.main, "--out", out, "--resume")
-    (checkpoint / "trainer.pt").unlink()
-    assert "trainer.pt is missing" in refusal(reinforce.main, "--out", out, "--resume")
-    shutil.rmtree(checkpoint)
+    for name, damage, said in (
+            ("checkpoint/skill_library.jsonl", None, "skill_library.jsonl is missing"),
+            ("checkpoint/trainer.pt", None, "trainer.pt is missing"),
+            ("metrics.jsonl", lambda whole: b"{\n" + whole, "metrics.jsonl, line 1: not the metrics"),
+            ("checkpoint/model.safetensors", lambda whole: whole[:1000], "cannot load the model"),
+            *(("checkpoint/trainer.pt", lambda whole, end=end: whole[:end], "trainer.pt is broken")
+              for end in (0, 1000, -1000))):
+        whole = (out / name).read_bytes()
+        (out / name).unlink()
+        if damage:
+            (out / name).write_bytes(damage(whole))
+        assert said in refusal(reinforce.main, "--out", out, "--resume")
+        (out / name).write_bytes(whole)
+    shutil.rmtree(out / "checkpoint")
     assert "is missing, though steps are finished" in refusal(reinforce.main, "--out", out, "--resume")
     assert sorted(path.name for path in (out / "rollouts").iterdir()) == kept  # nothing was deleted
     (out / "metrics.jsonl").unlink()

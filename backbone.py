@@ -64,19 +64,16 @@ def extract_tool_call(text, name):
     >>> extract_tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f")
     {'a': 1}
     """
-    calls, text = [], text.rpartition("</think>")[2]  # a thought is no answer
-    for body in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL):
-        calls.append(_call_from_json(body, name, bare=False))
+    text = text.rpartition("</think>")[2]  # a thought is no answer
+    calls = [_call_from_json(body, name) for body in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)]
     for function, body in re.findall(r"<function=([\w.-]+)>(.*?)</function>", text, re.DOTALL):
         if function == name:
             pairs = re.findall(r"<parameter=([\w.-]+)>(.*?)</parameter>", body, re.DOTALL)
             calls.append({key: _literal_or_text(value.strip()) for key, value in pairs})
     if not any(calls):
-        for language, body in _FENCE.findall(text):
-            if language in ("json", ""):
-                calls.append(_call_from_json(body, name, bare=True))
-    calls = [call for call in calls if call]
-    return calls[-1] if calls else None
+        calls = [_call_from_json(body, name, bare=True) for language, body in _FENCE.findall(text)
+                 if language in ("json", "")]
+    return next(filter(None, reversed(calls)), None)
 
 
 def _literal_or_text(text):
@@ -93,7 +90,7 @@ def _literal_or_text(text):
         return text
 
 
-def _call_from_json(text, name, bare):
+def _call_from_json(text, name, bare=False):
     """Arguments from `{"name": ..., "arguments": {...}}`; with `bare`, also from the arguments object alone."""
     call = _literal_or_text(text.strip())
     if not isinstance(call, dict):

@@ -27,7 +27,7 @@ import torch
 import triton
 
 from fast.prompts import SharedPromptSlots
-from fast.slots import SMALL, SPARE, Slots, on_device, slots_that_fit
+from fast.slots import SMALL, SPARE, Slots, on_device, packed, slots_that_fit
 from fast.step import Step, draw
 
 PREFILL = 32768  # most prompt tokens, padding included, in one forward
@@ -236,14 +236,14 @@ class Engine:
         for request in requests:
             if not request.known:
                 equal.setdefault(tuple(request.prompt), []).append(request)
-        for part in parts([same[0] for same in equal.values()]):
-            groups = [equal[tuple(request.prompt)] for request in part]
-            hidden = self.slots.read([request.prompt for request in part],
+        for groups in packed([(len(prompt), 1, group) for prompt, group in equal.items()], PREFILL):
+            hidden = self.slots.read([group[0].prompt for group in groups],
                                      [[request.slot for request in group] for group in groups])
             source = [i for i, group in enumerate(groups) for _ in group]
             logits.append(self.head(hidden)[on_device(source, self.model.device)])
             order += [request for group in groups for request in group]
-        for part in parts([request for request in requests if request.known]):  # these go on where a text ends
+        later = [(len(request.prompt), 1, request) for request in requests if request.known]
+        for part in packed(later, PREFILL):  # these go on where a text ends
             logits.append(self.head(self.slots.read_on([request.prompt for request in part],
                                                        [request.slot for request in part],
                                                        [request.known for request in part])))
@@ -290,15 +290,3 @@ class Engine:
 def begins_with(prompt, text) -> bool:
     """Does a prompt begin with all of a text? Its last token is compared first, since most texts differ there."""
     return 0 < len(text) <= len(prompt) and prompt[len(text) - 1] == text[-1] and prompt[:len(text)] == text
-
-
-def parts(requests):
-    """Lists of so many requests as one forward can read. Sorted by length, they waste little padding."""
-    part = []
-    for request in requests:
-        if part and (len(part) + 1) * len(request.prompt) > PREFILL:
-            yield part
-            part = []
-        part.append(request)
-    if part:
-        yield part

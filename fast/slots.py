@@ -152,6 +152,21 @@ def padded(sequences) -> torch.Tensor:
     return pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True)
 
 
+def packed(items, budget):
+    """Lists of items, each of at most `budget` tokens with padding, of which there is little in the order of lengths.
+
+    items: (length, number of sequences, item) each.
+    """
+    batch, count, width = [], 0, 0
+    for length, more, item in items:
+        if batch and (count + more) * max(width, length) > budget:
+            yield batch
+            batch, count, width = [], 0, 0
+        batch, count, width = batch + [item], count + more, max(width, length)
+    if batch:
+        yield batch
+
+
 def on_device(values, device) -> torch.Tensor:
     """A tensor of them there, without waiting for what the GPU is still at."""
     values = torch.as_tensor(values)

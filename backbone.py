@@ -179,8 +179,6 @@ class Backbone(Chat):
         looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
         if looks_local and not Path(path).is_dir():
             raise UserError(f"{path}: no such model folder")
-        if looks_local and not [*Path(path).glob("*.safetensors"), *Path(path).glob("*.bin")]:
-            raise UserError(f"{path}: the model folder holds no weights (*.safetensors)")
         try:
             config = AutoConfig.from_pretrained(path)
             tokenizer = AutoTokenizer.from_pretrained(path)

@@ -271,7 +271,7 @@ def train(model, data, pad, args) -> list[dict]:
                 state["seen"] += sum(lengths[i] for part in batches[n] for i in part)
                 if n % 100 == 0 or n + 1 == len(batches):
                     state["history"].append(progress(loss, state, len(batches)))
-            if ranks.each(time.time() - saved > 60 * args.save_minutes)[0]:  # the first rank's clock decides
+            if ranks.first(time.time() - saved > 60 * args.save_minutes):  # its clock decides
                 save(args, model, step, state)
                 saved = time.time()
             bar.update()

@@ -1,7 +1,6 @@
 """The training step, and resuming after a kill at any point."""
 
 import functools
-import importlib.util
 import itertools
 import json
 import random
@@ -104,9 +103,7 @@ def records(out, step, role):
 
 
 def library_at(out, step) -> list:
-    """The skills of the newest snapshot that is not later."""
-    steps = [int(path.stem.split("_")[-1]) for path in (out / "skill_library").iterdir()]
-    return SkillLibrary.load(out / f"skill_library/global_step_{max(n for n in steps if n <= step)}.jsonl").skills
+    return SkillLibrary.load(out / f"skill_library/global_step_{step}.jsonl").skills
 
 
 def weights(out):
@@ -146,10 +143,9 @@ def test_training_steps(world, monkeypatch, capsys):
 
 def test_scalars_for_tensorboard(world, monkeypatch, refusal):
     """Every number of metrics.jsonl is written under its step. Without the package the option is refused."""
-    written, packages, find = [], [], importlib.util.find_spec
+    written, packages = [], []
     writer = SimpleNamespace(add_scalar=lambda *scalar: written.append(scalar), flush=lambda: None)
-    monkeypatch.setattr(importlib.util, "find_spec",
-                        lambda name, *more: name in packages if name == "tensorboard" else find(name, *more))
+    monkeypatch.setattr(report, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=packages.__contains__)))
     assert "pip install tensorboard" in refusal(reinforce.main, "--log", "tensorboard", "--out", "nowhere")
     packages.append("tensorboard")
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda *_, **__: writer))
@@ -315,15 +311,11 @@ def test_resuming_equals_not_stopping(world):
     world("parts", "--resume", "--steps", "2")
     world("parts", "--resume", "--steps", "4")
     assert same(whole, parts)
-    before = weights(whole)
     world("whole", "--resume")  # complete already: nothing happens
-    assert weights(whole) == before and len(metrics(whole)) == 5
+    assert same(whole, parts)
 
 
-class Killed(BaseException):
-    pass
-
-
+Killed = type("Killed", (BaseException,), {})
 SHORT, WHOLE = ["--steps", "2", "--batch", "1"], []
 
 
@@ -366,8 +358,8 @@ def kill_and_resume(world, monkeypatch, functions, n, counts=lambda *_: True):
 @pytest.mark.parametrize("n, point", list(enumerate(POINTS)))
 def test_killed_at_any_phase_and_resumed(world, monkeypatch, n, point):
     """The process dies on entering a function of the step, in turn in the first and in the second."""
-    module = report if point == "save_checkpoint" else reinforce
-    kill_and_resume(world, monkeypatch, [(module, point)], 1 + n % 2 + (point in ("finish_step", "save_checkpoint")))
+    owner = report if point == "save_checkpoint" else reinforce
+    kill_and_resume(world, monkeypatch, [(owner, point)], 1 + n % 2 + (point in ("finish_step", "save_checkpoint")))
 
 
 @pytest.mark.parametrize("n", range(1, 10))
@@ -450,15 +442,15 @@ def test_help_names_the_papers_symbols(capsys):
 
 
 def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
-    for name in ("empty", "weightless", "bad"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "weightless/config.json").write_text((model_folder / "config.json").read_text())
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad").mkdir()
+    shutil.copytree(model_folder, tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "bad/problem.py").write_text(make_task().source.replace("get_inputs", "get_outputs"))
     (tmp_path / "file").write_text("")
     model = f"--model {model_folder} --device cpu"
     for said, options in (
             ("no such model folder", f"--model {tmp_path}/none --device cpu"),
-            ("no weights", f"--model {tmp_path}/weightless --device cpu"),
+            ("no file named", f"--model {tmp_path}/weightless --device cpu"),
             ("cannot write", f"{model} --out {tmp_path}/file/out"), ("get_inputs", f"{model} --tasks {tmp_path}/bad"),
             ("no problem files", f"{model} --tasks {tmp_path}/empty"),
             ("no problem files", f"{model} --tasks {tmp_path}/none"), ("nothing to resume", "--resume"),

@@ -116,8 +116,7 @@ def test_summaries_mostly_name_what_the_best_answer_gained(examples):
 
 
 def test_the_turn_after_a_broken_kernel_steps_back(examples):
-    code = next(extract_code(e.messages[-1]["content"]) for e in examples if e.kind == "policy")
-    assert spoil(code, random.Random(0)) != code
+    assert spoil(code := extract_code(examples[0].messages[-1]["content"]), random.Random(0)) != code
     assert {e.unlearnt for e in examples} == {0, 1}  # the broken one is context only
     steps = []
     for e in (e for e in examples if e.unlearnt):
@@ -348,11 +347,6 @@ CALLED = [TALK[0], {"role": "assistant", "content": None, "tool_calls": [
     {"function": {"name": "select_skills", "arguments": {"think": "t", "selected_skills": []}}}]}]
 
 
-def read(path, chat):
-    rows = read_file(path)
-    return read_rows(path, rows, chat_row(chat))
-
-
 def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
     tools = [backbone.SELECT_TOOL, backbone.UPDATE_TOOL]
     parts = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}, TALK[1]]
@@ -367,7 +361,7 @@ def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
     path = tmp_path / "rows.jsonl"
     lines = [*(json.dumps(row).replace("hi", "h\u2028i") for row in good), "", *bad]
     path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
-    data = read(path, chat)
+    data = read_rows(path, read_file(path), chat_row(chat))
     assert [chat.tokenizer.decode(ids[mask]) for ids, mask in data] == ["Plan: x.<|im_end|>"] * 4 + [
         "Plan: x.<|im_end|>" * 2]
     shown = [chat.tokenizer.decode(ids) for ids, _ in data]
@@ -384,7 +378,8 @@ def test_parquet_is_read_as_json_lines_are(tmp_path, chat, refusal):
     path = tmp_path / "rows.parquet"
     rows = [{"messages": json.dumps(TALK), "tools": json.dumps([backbone.SELECT_TOOL])}] * 3
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    assert [chat.tokenizer.decode(ids[mask]) for ids, mask in read(path, chat)] == ["Plan: x.<|im_end|>"] * 3
+    data = read_rows(path, read_file(path), chat_row(chat))
+    assert [chat.tokenizer.decode(ids[mask]) for ids, mask in data] == ["Plan: x.<|im_end|>"] * 3
     for size in (0, 10, 200):
         path.write_bytes(path.read_bytes()[:size] + b"x" * size)
         said = refusal(sft.main, "--data", path, "--out", tmp_path, "--model", "nowhere/x")

@@ -29,7 +29,7 @@ from transformers.utils import logging as hf_logging
 
 from chat.prompts import SELECT_TOOL, SYSTEM, UPDATE_TOOL  # noqa: F401 (what the roles ask a model with)
 from chat.template import Chat, Completion
-from fast.attention import attention_kind, fuse_norms, fuse_rotation
+from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
 from fast.slots import padded
 from fast.step import nucleus
@@ -64,19 +64,16 @@ def extract_tool_call(text, name):
     >>> extract_tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f")
     {'a': 1}
     """
-    calls, text = [], text.rpartition("</think>")[2]  # a thought is no answer
-    for body in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL):
-        calls.append(_call_from_json(body, name, bare=False))
+    text = text.rpartition("</think>")[2]  # a thought is no answer
+    calls = [_call_from_json(body, name) for body in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)]
     for function, body in re.findall(r"<function=([\w.-]+)>(.*?)</function>", text, re.DOTALL):
         if function == name:
             pairs = re.findall(r"<parameter=([\w.-]+)>(.*?)</parameter>", body, re.DOTALL)
             calls.append({key: _literal_or_text(value.strip()) for key, value in pairs})
     if not any(calls):
-        for language, body in _FENCE.findall(text):
-            if language in ("json", ""):
-                calls.append(_call_from_json(body, name, bare=True))
-    calls = [call for call in calls if call]
-    return calls[-1] if calls else None
+        calls = [_call_from_json(body, name, bare=True) for language, body in _FENCE.findall(text)
+                 if language in ("json", "")]
+    return next(filter(None, reversed(calls)), None)
 
 
 def _literal_or_text(text):
@@ -93,7 +90,7 @@ def _literal_or_text(text):
         return text
 
 
-def _call_from_json(text, name, bare):
+def _call_from_json(text, name, bare=False):
     """Arguments from `{"name": ..., "arguments": {...}}`; with `bare`, also from the arguments object alone."""
     call = _literal_or_text(text.strip())
     if not isinstance(call, dict):
@@ -159,15 +156,12 @@ class Backbone(Chat):
             ids = getattr(config, "eos_token_id", None)
             stops |= set(ids if isinstance(ids, list) else [ids])
         self.stop_ids = sorted(stops - {None})
-        self.current = None  # the Sampler that uses the engine
-        if model.config._attn_implementation == "causal":
-            self.engine = Engine(model, self._head, self.stop_ids)
-        else:
-            self.engine = PlainEngine(model, self._head, self.stop_ids)
+        plain = model.config._attn_implementation != "causal"
+        self.engine = (PlainEngine if plain else Engine)(model, self._head, self.stop_ids, self._completion)
+        if plain:
             print(f"backbone: {model.config.model_type} has attention of its own; sampling takes the plain path")
         if self.device.type == "cuda":
             fuse_norms(model)
-            fuse_rotation(model)
         with torch.no_grad():  # logprobs and the engine take the head apart from the rest
             ids = torch.tensor([[1, 2, 3, 4]], device=self.device)
             hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
@@ -185,8 +179,6 @@ class Backbone(Chat):
         looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
         if looks_local and not Path(path).is_dir():
             raise UserError(f"{path}: no such model folder")
-        if looks_local and not [*Path(path).glob("*.safetensors"), *Path(path).glob("*.bin")]:
-            raise UserError(f"{path}: the model folder holds no weights (*.safetensors)")
         try:
             config = AutoConfig.from_pretrained(path)
             tokenizer = AutoTokenizer.from_pretrained(path)
@@ -217,15 +209,31 @@ class Backbone(Chat):
 
     # ---- sampling
 
-    def sampler(self, max_new_tokens, temperature=1.0, generator=None, top_p=1.0) -> "Sampler":
-        """A Sampler. One at a time: when another one is made, the first can no longer be used.
+    @contextlib.contextmanager
+    def sampler(self, max_new_tokens, temperature=1.0, generator=None, top_p=1.0):
+        """The engine, in a session of its own: one at a time, in which the weights must not change.
 
-        Replies end with a stop token, or without one after max_new_tokens. temperature 0 is greedy. generator: a
-        torch.Generator; the same state of it and the same order of calls give the same replies. top_p: draw only from
-        the likeliest tokens that together have this probability (paper: 0.95 at evaluation). A Completion's
-        log-probabilities are those of the whole distribution all the same.
+            with model.sampler(max_new_tokens=100) as sampler:
+                sampler.add(prompt_ids, key)
+                while sampler.waiting:
+                    for key, completion in sampler.step(): ...
+
+        Replies end with a stop token, or without one after max_new_tokens; those that have not ended at the end of the
+        block are lost. temperature 0 is greedy. generator: a torch.Generator; the same state of it and the same order
+        of calls give the same replies. top_p: draw only from the likeliest tokens that together have this probability
+        (paper: 0.95 at evaluation). A Completion's log-probabilities are those of the whole distribution all the same.
         """
-        return Sampler(self, max_new_tokens, temperature, generator, top_p)
+        self.engine.start(max_new_tokens, temperature, generator, top_p)
+        try:
+            yield self.engine
+        finally:
+            self.engine.stop()
+
+    def _completion(self, request) -> Completion:
+        tokens = request.tokens
+        finished = tokens[-1] in self.stop_ids
+        text = self.tokenizer.decode(tokens[:-1] if finished else tokens, skip_special_tokens=False)
+        return Completion(list(request.prompt), tokens, request.logprobs, text, finished)
 
     def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, top_p=1.0) -> list[Completion]:
         """One reply to each prompt (a list of token ids each), in their order. Arguments as of `sampler`."""
@@ -326,71 +334,12 @@ class Backbone(Chat):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-class Sampler(contextlib.AbstractContextManager):
-    """Writes replies to prompts, which may be added at any time. The weights must not change until it is closed.
-
-        with model.sampler(max_new_tokens=100) as sampler:
-            sampler.add(prompt_ids, key)
-            while sampler.waiting:
-                for key, completion in sampler.step(): ...
-    """
-
-    def __init__(self, model, max_new_tokens, temperature, generator, top_p=1.0):
-        self.model = model
-        model.current = self
-        model.engine.start(max_new_tokens, temperature, generator, top_p)
-
-    def _engine(self):
-        if self.model.current is not self:
-            raise RuntimeError("another sampler of this model has been made since; only the last one can be used")
-        return self.model.engine
-
-    def add(self, prompt_ids, key):
-        """Add a prompt (a list of token ids); `key`, any object, comes back with its reply.
-
-        Equal prompts that are added before the same step are read once. Raises ValueError for an empty prompt.
-        """
-        self._engine().add(prompt_ids, key)
-
-    def step(self) -> list[tuple[object, Completion]]:
-        """Write a few tokens of all replies; (key, Completion) of those that ended, in the order of adding, often none.
-
-        On a GPU the next few tokens are still being written when it returns; see `pause`.
-        """
-        return [(request.key, self._completion(request)) for request in self._engine().step()]
-
-    def _completion(self, request) -> Completion:
-        tokens = request.tokens
-        finished = bool(tokens) and tokens[-1] in self.model.stop_ids
-        text = self.model.tokenizer.decode(tokens[:-1] if finished else tokens, skip_special_tokens=False)
-        return Completion(list(request.prompt), tokens, request.logprobs, text, finished)
-
-    @property
-    def waiting(self) -> int:
-        """How many replies have been asked for and have not been returned."""
-        engine = self._engine()
-        return len(engine.waiting) + len(engine.active)
-
-    def pause(self):
-        """Wait until the GPU has nothing left to do, so that others can use it; the next step goes on."""
-        self._engine().pause()
-
-    def close(self):
-        """End it. Replies that have not ended are lost; the cache's memory is given back if little is free."""
-        if self.model.current is self:
-            self.model.engine.stop()
-            self.model.current = None
-
-    def __exit__(self, *_):
-        self.close()
-
-
 class PlainEngine(Engine):
     """The slow twin of Engine: one whole reply a step, through the model's own cache. Any architecture."""
 
     @torch.no_grad()
     def step(self):
-        request = self.waiting.pop(0)
+        request = self.queue.pop(0)
         ids, cache = torch.tensor([request.prompt], device=self.model.device), None
         generator = torch.Generator(self.model.device).manual_seed(request.stream)
         while len(request.tokens) < self.max_new_tokens:
@@ -407,4 +356,4 @@ class PlainEngine(Engine):
             request.logprobs.append(logprobs[0, ids.item()].item())
             if ids.item() in self.stop_ids:
                 break
-        return [request]
+        return [(request.key, self.completion(request))]

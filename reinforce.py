@@ -44,6 +44,7 @@ import selector
 import summarizer
 from backbone import Completion
 from fast import ranks
+from fast.slots import packed
 from page.metrics import rollout_metrics, step_metrics
 from report import (command_line, finish_run, finish_step, open_run, read_metrics, record_rollouts,
                     saved_on_interrupt, task_stream)
@@ -244,15 +245,7 @@ def micro_batches(sequences, budget):
         ids = [row.completion.prompt_ids + row.completion.token_ids for row in rows]
         apart = sum(after[:len(before)] != before for before, after in itertools.pairwise(ids))
         sized.append((max(map(len, ids)), 1 + apart, rows))
-    batch, count, width = [], 0, 0
-    for length, more, rows in sorted(sized, key=lambda item: -item[0]):
-        if batch and (count + more) * width > budget:
-            yield batch
-            batch, count = [], 0
-        width = width if batch else length
-        batch, count = batch + [rows], count + more
-    if batch:
-        yield batch
+    return packed(sorted(sized, key=lambda item: -item[0]), budget)
 
 
 def update(model, optimizer, sequences, args) -> dict:

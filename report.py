@@ -217,11 +217,8 @@ def clear_later_steps(run):
     It will be written again, and with a GPU it may turn out otherwise: nothing of it may stay then.
     """
     out = run.out
-    try:
-        claim(out)
-        write_atomically(out / "config.json", json.dumps(vars(run.args), indent=1))
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot write there ({error.strerror})") from None
+    claim(out)
+    write_atomically(out / "config.json", json.dumps(vars(run.args), indent=1))
     write_atomically(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in read_metrics(run)))
     for path in [*out.glob("rollouts/*_*.jsonl"), *out.glob("skill_library/global_step_*.jsonl")]:
         if int(path.stem.rsplit("_", 1)[1]) > run.step:
@@ -279,13 +276,15 @@ _locks = []  # open files: a lock lasts as long as its file is open, at most as 
 
 
 def claim(out):
-    """Make this process the only one that writes to a run's folder. Raises UserError if another does, or OSError."""
-    out.mkdir(parents=True, exist_ok=True)
-    _locks.append(open(out / "lock", "w"))
+    """Make this process the only one that writes to a folder. Raises UserError if another does, or if none can."""
     try:
+        out.mkdir(parents=True, exist_ok=True)
+        _locks.append(open(out / "lock", "w"))
         fcntl.lockf(_locks[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f"--out {out}: another process is writing there") from None
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot write there ({error.strerror})") from None
 
 
 SYNTHESISED = {"synth": NARROW, "wide": WIDE}  # --tasks: distributions of problems

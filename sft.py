@@ -22,7 +22,8 @@ It leaves in --out: the model and its tokenizer, a seed library of five skills (
 sft.json with the options and the history of the loss.
 """
 
-from tasks import UserError, check_numbers, found, resumable, run_command, uninterrupted  # before torch, see there
+# Before torch, see there.
+from tasks import UserError, check_device, check_numbers, found, resumable, run_command, uninterrupted
 
 import argparse
 import json
@@ -32,7 +33,6 @@ import pickle
 import random
 import sys
 import time
-import zipfile
 import zlib
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from backbone import Backbone, Chat
 from chat.rows import chat_row, encode, read_file, read_rows, rollout_row
 from fast import ranks
 from fast.optimizer import make_adamw
+from report import claim
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
 from synthetic.examples import SEED_LIBRARY, Example, Writer, diversity_filter, in_processes, write_examples
@@ -67,30 +68,25 @@ def _encode_many(examples):
 
 
 def save_cache(path, tokenizer, data):
-    """Encoded examples in one file, two bytes a token where possible.
+    """Encoded examples in one file, end to end, with their lengths.
 
-    Writing the built-in examples takes most of an hour on two cores, training on them minutes on a GPU: with a cache
-    the two can be done on two machines.
+    Writing the built-in examples takes half an hour on two cores, training on them minutes on a GPU: with a cache the
+    two can be done on two machines.
     """
-    # All examples end to end, with their lengths; the masks as bits.
-    ids = np.concatenate([ids for ids, _ in data])
-    with open(f"{path}.new", "wb") as file:
-        np.savez(file, tokenizer=np.array([tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template]),
-                 ids=ids.astype(np.uint16) if ids.max() < 65536 else ids, lengths=np.array([len(i) for i, _ in data]),
-                 mask=np.packbits(np.concatenate([mask for _, mask in data])))
+    ids, masks = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*data))
+    torch.save({"tokenizer": [tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template], "ids": ids,
+                "masks": masks, "lengths": [len(ids) for ids, _ in data]}, f"{path}.new")
     os.replace(f"{path}.new", path)
 
 
 def load_cache(path):
     """(tokenizer, encoded examples) as `save_cache` was given them. Raises UserError for another file."""
     try:
-        arrays = dict(np.load(path))
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        saved = torch.load(path, weights_only=True)
+        ids, masks = (saved[name].split(saved["lengths"]) for name in ("ids", "masks"))
+    except (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
         raise UserError(f"--cache {path}: not a file of encoded examples ({type(error).__name__})") from None
-    ends = np.cumsum(arrays["lengths"])[:-1]
-    masks = np.unpackbits(arrays["mask"], count=len(arrays["ids"])).astype(bool)
-    data = list(zip(np.split(arrays["ids"], ends), np.split(masks, ends)))
-    return wrap_tokenizer(*map(str, arrays["tokenizer"])), data
+    return wrap_tokenizer(*saved["tokenizer"]), [(i.numpy(), mask.numpy()) for i, mask in zip(ids, masks)]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -278,7 +274,7 @@ def train(model, data, pad, args) -> list[dict]:
                 state["seen"] += sum(lengths[i] for part in batches[n] for i in part)
                 if n % 100 == 0 or n + 1 == len(batches):
                     state["history"].append(progress(loss, state, len(batches)))
-            if ranks.each(time.time() - saved > 60 * args.save_minutes)[0]:  # the first rank's clock decides
+            if ranks.first(time.time() - saved > 60 * args.save_minutes):  # its clock decides
                 save(args, model, step, state)
                 saved = time.time()
             bar.update()
@@ -363,40 +359,23 @@ def built_in_examples(args) -> list[Example]:
 
 
 def load_data(args, chat, rows):
-    """(chat, encoded examples) from the user's rows, the cache or the built-in examples.
+    """(tokenizer, encoded examples) from the user's rows, the cache or the built-in examples.
 
     chat: the pretrained model, or None, when a tokenizer is made from the examples. rows: of read_file, by path.
     """
     if rows:
         convert = rollout_row(chat, args.min_reward) if args.from_rollouts else chat_row(chat)
-        return chat, [example for path in rows for example in read_rows(path, rows[path], convert)]
+        return chat.tokenizer, [example for path in rows for example in read_rows(path, rows[path], convert)]
     if args.cache and Path(args.cache).is_file():
-        tokenizer, data = load_cache(args.cache)
-        return chat or Chat(tokenizer), data
+        return load_cache(args.cache)
     examples = built_in_examples(args)
     if chat is None:
         some = examples[::max(1, len(examples) // 6000)]
-        chat = Chat(train_tokenizer([m["content"] for e in some for m in e.messages], args.vocabulary))
+        chat = Chat(train_tokenizer([m["content"] for e in some for m in e.messages], vocabulary=2048))
     data = in_processes(_encode_many, examples, 500, args.processes, _start_encoder, (chat.tokenizer,), "tokens")
     if args.cache:
         save_cache(args.cache, chat.tokenizer, data)
-    return chat, data
-
-
-def load_data_once(args, chat, rows):
-    """load_data by the first rank; the others read what it has found, from a file that is removed then."""
-    path = Path(args.out or ".", "examples.npz")
-    if ranks.rank() == 0:
-        chat, data = load_data(args, chat, rows)
-        if ranks.count() > 1:
-            save_cache(path, chat.tokenizer, data)
-    ranks.each(None)  # also: nobody writes a checkpoint before all have looked for one
-    if ranks.rank() > 0:
-        tokenizer, data = load_cache(path)
-        chat = chat or Chat(tokenizer)
-    ranks.each(None)
-    path.unlink(missing_ok=True)
-    return chat, data
+    return chat.tokenizer, data
 
 
 def parse(argv):
@@ -415,7 +394,6 @@ def parse(argv):
     add("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
     add("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     add("--no-diversity-filter", action="store_true", help="ablation: keep what is over-represented")
-    add("--vocabulary", type=int, default=2048, help="tokens of the tiny model's tokenizer")
     add("--epochs", type=float, help="passes over the examples; None: 2.2, over a billion parameters 4 as the paper")
     add("--batch-tokens", type=int, default=32_768,
         help="tokens computed at once; their logits are held together: with Qwen3-8B, 2.4 MB each")
@@ -431,12 +409,11 @@ def parse(argv):
     add("--evaluate", metavar="MODEL", help="only measure a model on held-out problems and print the figures")
     add("--held-out", type=int, default=200, help="held-out problems for --evaluate")
     args = parser.parse_args(argv)
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: no GPU is available")
+    check_device(args.device)
     if not args.evaluate and not args.out and not args.cache:
         raise UserError("--out or --cache is required")
     check_numbers({name: value for name, value in vars(args).items() if name != "min_reward"}, above_0=(
-        "epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes", "vocabulary", "repeat_executed"))
+        "epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes", "repeat_executed"))
     if args.from_rollouts and not args.model:
         raise UserError("--from-rollouts: say with --model which model wrote them, or one with its tokenizer")
     args.lr = args.lr or (2e-5 if args.model else 1e-3)
@@ -457,10 +434,8 @@ def main(argv=None) -> int:
             raise UserError(f"{args.from_rollouts}: no rollouts/step_N.jsonl there")
     rows = {path: read_file(path) for path in files}  # before the model: a file that cannot be read is told at once
     out = Path(args.out or ".")
-    try:  # now, as the examples take long
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out {args.out}: cannot be written ({error.strerror})") from None
+    if args.out and ranks.rank() == 0:
+        claim(out)  # now, as the examples take long
     if args.resume and (out / "sft.json").is_file():
         raise UserError(f"--resume: the training in {out} is complete")
     if not args.resume and (out / CHECKPOINT).is_file():
@@ -470,7 +445,8 @@ def main(argv=None) -> int:
     args.epochs = args.epochs or (4.0 if large else 2.2)
     args.batch_sequences = args.batch_sequences or (64 if large else None)
     torch.manual_seed(args.seed)
-    chat, data = load_data_once(args, chat, rows)
+    tokenizer, data = ranks.first(load_data(args, chat, rows) if ranks.rank() == 0 else None)
+    chat = chat or Chat(tokenizer)
     if long := sum(padded(len(ids)) is None for ids, _ in data):
         print(f"sft.py: {long} examples are left out, they are longer than {WIDTHS[-1]} tokens", file=sys.stderr)
     print(f"{len(data)} examples, {sum(len(ids) for ids, _ in data) / 1e6:.1f} M tokens, "

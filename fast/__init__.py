@@ -4,7 +4,7 @@
     slots.py        the keys and values of the sequences that are being written, and how prompts are read
     step.py         one more token of each sequence; on a GPU as one CUDA graph
     prompts.py      on a CPU: slots that share a prompt's keys and values
-    attention.py    Triton kernels: attention of one token to the slots, rotary embedding; RMSNorm
+    attention.py    Triton kernels: attention of one token to the slots; RMSNorm
     optimizer.py    AdamW for weights in bfloat16
     plan.py         which models fit on which GPUs
     ranks.py        one process for each GPU of a node: lists and gradients that they share

@@ -1,15 +1,11 @@
-"""What the rollout engine puts in place of parts of the modeling code: attention, RMSNorm and rotary embedding.
+"""What the rollout engine puts in place of parts of the modeling code: attention and RMSNorm.
 
 Decoding is bound by memory and by launches. So a Triton kernel reads each cached key and value once, for all query
-heads of its group, and only as far as the sequence goes; RMSNorm is one kernel instead of seven, rotary embedding two
-instead of ten. What is replaced must first give the same values in a trial, and each of these can be left out: an
-architecture that they do not fit runs without.
+heads of its group, and only as far as the sequence goes; and RMSNorm is one kernel instead of seven. Both can be left
+out: an architecture that they do not fit runs without.
 
-In comments: n sequences, T the length of a slot, H query heads, G of them share a key/value head, D the head dimension,
-U prompts of at most P tokens.
+In comments: n sequences, T the length of a slot, H query heads, G of them share a key/value head, D the head dimension.
 """
-
-import sys
 
 import torch
 import torch.nn.functional as F
@@ -93,43 +89,6 @@ def _join_kernel(sums_ptr, stats_ptr, out_ptr, G: tl.constexpr, D: tl.constexpr,
     tl.store(out_ptr + (group * G + g) * D + d, out, mask=d < D)
 
 
-@triton.jit
-def _rotate_kernel(x_ptr, cos_ptr, sin_ptr, out_ptr, x_row, x_head, HALF: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Rotary position embedding of x (n, heads, 1, 2 HALF), rounded as PyTorch would after each operator.
-
-    To be compiled without fused multiply-adds, which would leave one rounding out.
-    """
-    row, head = tl.program_id(0), tl.program_id(1)
-    d = tl.arange(0, BLOCK_D)
-    inside = d < HALF
-    x_ptr += row * x_row + head * x_head
-    cos_ptr += row * 2 * HALF
-    sin_ptr += row * 2 * HALF
-    out_ptr += (row * tl.num_programs(1) + head) * 2 * HALF
-    low, high = tl.load(x_ptr + d, mask=inside), tl.load(x_ptr + HALF + d, mask=inside)
-    for half in tl.static_range(2):  # x cos + (-high, low) sin
-        x, turned = (low, -high) if half == 0 else (high, low)
-        cos, sin = tl.load(cos_ptr + half * HALF + d, mask=inside), tl.load(sin_ptr + half * HALF + d, mask=inside)
-        straight = (x.to(tl.float32) * cos.to(tl.float32)).to(x.dtype).to(tl.float32)
-        across = (turned.to(tl.float32) * sin.to(tl.float32)).to(x.dtype).to(tl.float32)
-        tl.store(out_ptr + half * HALF + d, (straight + across).to(x.dtype), mask=inside)
-
-
-def rotate(query, key, cos, sin):
-    """Rotary position embedding of one token each: the modeling code's apply_rotary_pos_emb in two launches for ten.
-
-    query (n, H, 1, D), key (n, H / G, 1, D); cos, sin (n, 1, D) of their dtype. Returns the two, rotated.
-    """
-    rotated = []
-    for x in (query, key):
-        count, heads, _, dim = x.shape
-        out = torch.empty(count, heads, 1, dim, dtype=x.dtype, device=x.device)
-        _rotate_kernel[(count, heads)](x, cos, sin, out, x.stride(0), x.stride(1), dim // 2,
-                                       triton.next_power_of_2(dim // 2), num_warps=1, enable_fp_fusion=False)
-        rotated.append(out)
-    return tuple(rotated)
-
-
 def append(key, value, keys, values, where):
     """Write one token's key and value into the cache.
 
@@ -208,13 +167,12 @@ def attention_kind(config) -> str:
     return "causal" if plain and able and not special else None
 
 
-def fuse_norms(model) -> int:
+def fuse_norms(model):
     """Let every RMSNorm of a model on a GPU run as one kernel instead of seven, in sampling and training alike.
 
-    A module is one if its class is called so and a trial gives the same values; returns how many there are. In bf16 the
-    fused kernel rounds once, after the multiplication by the weight, where the modeling code rounds twice.
+    A module is one if its class is called so and a trial gives the same values. In bf16 the fused kernel rounds once,
+    after the multiplication by the weight, where the modeling code rounds twice.
     """
-    count = 0
     for module in model.modules():
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         if not type(module).__name__.endswith("RMSNorm") or eps is None or getattr(module, "weight", None) is None:
@@ -228,37 +186,11 @@ def fuse_norms(model) -> int:
             same = torch.allclose(module(trial).float(), fused(trial).float(), rtol=0.02, atol=0.02)
         if same:
             module.forward = fused
-            count += 1
-    return count
 
 
-def fuse_rotation(model):
-    """Let the layers rotate queries and keys by `rotate` in steps of one token, if a trial gives the same values.
-
-    Replaces apply_rotary_pos_emb in the modeling code. With gradients or several tokens it does what it did before.
-    """
-    modeling, (heads, groups, dim, _) = sys.modules[type(model).__module__], shape_of_cache(model)
-    theirs = getattr(modeling, "apply_rotary_pos_emb", None)
-
-    def rotation(query, key, cos, sin, *others, **more):  # some rotate only a part of a head: cos is narrower then
-        step = cos.shape == (len(query), 1, query.shape[3]) and query.device.type == model.device.type
-        fused = step and not others and not more and not torch.is_grad_enabled()
-        return (rotate if fused else theirs)(query, key, cos, sin, *others, **more)
-
-    generator = torch.Generator(model.device).manual_seed(0)
-    query, key, cos, sin = (torch.randn(shape, device=model.device, generator=generator).to(model.dtype)
-                            for shape in ((3, heads, 1, dim), (3, groups, 1, dim), (3, 1, dim), (3, 1, dim)))
-    try:
-        pairs = zip(theirs(query, key, cos, sin), rotate(query, key, cos, sin))
-        if all(torch.allclose(a, b, rtol=1e-5, atol=1e-5) for a, b in pairs):
-            modeling.apply_rotary_pos_emb = rotation
-    except (TypeError, RuntimeError):
-        pass  # there is none, or it takes other arguments or shapes: partial rotation, several axes
-
-
-def shape_of_cache(model) -> tuple:
-    """(query heads, key/value heads, head dimension, layers) of a model."""
-    config = model.config.get_text_config()
+def shape_of_cache(config) -> tuple:
+    """(key/value heads, head dimension, layers) of a model."""
+    config = config.get_text_config()
     heads = config.num_attention_heads
     dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return heads, getattr(config, "num_key_value_heads", None) or heads, dim, config.num_hidden_layers
+    return getattr(config, "num_key_value_heads", None) or heads, dim, config.num_hidden_layers

@@ -7,7 +7,7 @@ Here, on the weights and the modeling code of transformers as they are:
 
     slots            one preallocated cache; the slot of a finished sequence goes to a waiting prompt (slots.py)
     CUDA graph       a whole step, sampling included, is recorded once and replayed (step.py)
-    fewer kernels    for attention to the cache, norms and rotary embedding (attention.py)
+    fewer kernels    for attention to the cache and for norms (attention.py)
     no waiting       the GPU writes the next few tokens while the host reads the last few
     one prefill      for equal prompts that begin together (the rollouts of a scheme, the selections of a task)
     later turns      of a conversation read only what is new: a finished sequence stays in its slot until the slot is
@@ -27,7 +27,7 @@ import torch
 import triton
 
 from fast.prompts import SharedPromptSlots
-from fast.slots import SMALL, SPARE, Slots, on_device, slots_that_fit
+from fast.slots import SMALL, SPARE, Slots, on_device, packed, slots_that_fit
 from fast.step import Step, draw
 
 PREFILL = 32768  # most prompt tokens, padding included, in one forward
@@ -70,11 +70,14 @@ class Block:
 
 
 class Engine:
-    """Writes replies to prompts; one session at a time, from `start` to `stop`."""
+    """Writes replies to prompts, which may be added at any time; one session at a time, from `start` to `stop`."""
 
-    def __init__(self, model, head, stop_ids):
-        """head: hidden states (N, width of the model) to float32 logits (N, V). stop_ids: tokens that end a reply."""
-        self.model, self.head, self.stop_ids = model, head, list(stop_ids)
+    def __init__(self, model, head, stop_ids, completion):
+        """head: hidden states (N, width of the model) to float32 logits (N, V). stop_ids: tokens that end a reply.
+
+        completion: a Request that has ended to what its caller gets.
+        """
+        self.model, self.head, self.stop_ids, self.completion = model, head, list(stop_ids), completion
         self.cuda = model.device.type == "cuda"
         self.kind = Slots if self.cuda else SharedPromptSlots  # only Slots keep a text when its sequence has ended
         self.most = 256 if self.cuda else 64  # sequences that are written at a time
@@ -99,29 +102,35 @@ class Engine:
         if temperature:
             device = generator.device if generator else "cpu"
             self.seed = torch.randint(2**62, (), generator=generator, device=device).item()
-        self.waiting, self.active, self.in_flight = [], [], []  # [Request], [Request], [Block]
+        self.queue, self.active, self.in_flight = [], [], []  # [Request], [Request], [Block]
         self.texts, self.added = {}, 0  # {slot: tokens that lie in it}, those that ended first come first
         if not self.cuda:
             self.slots = None  # on a GPU they stay, with their graphs
 
     def add(self, prompt, key):
-        """Add a prompt (token ids); `key` comes back with the reply. Raises ValueError for a prompt without tokens."""
+        """Add a prompt (token ids); `key`, any object, comes back with its reply. Raises ValueError for an empty one.
+
+        Equal prompts that are added before the same step are read once.
+        """
         if not prompt:
             raise ValueError("a prompt without tokens")
         name = hash(tuple(prompt))
-        self.waiting.append(Request(prompt, key, self.added, hash((self.seed, name, self.added_before[name]))))
+        self.queue.append(Request(prompt, key, self.added, hash((self.seed, name, self.added_before[name]))))
         self.added_before[name] += 1
         self.added += 1
 
-    @torch.no_grad()
-    def step(self) -> list[Request]:
-        """Write a few tokens of everything; the requests that ended, in the order of adding.
+    @property
+    def waiting(self) -> int:
+        """How many replies have been asked for and have not been returned."""
+        return len(self.queue) + len(self.active)
 
-        A reply ends with a stop token, or without one after max_new_tokens.
+    @torch.no_grad()
+    def step(self) -> list[tuple]:
+        """Write a few tokens of all replies; (key, Completion) of those that ended, in the order of adding, often none.
+
+        A reply ends with a stop token, or without one after max_new_tokens. On a GPU the next few tokens are still
+        being written when this returns; see `pause`.
         """
-        if self.max_new_tokens < 1:
-            ended, self.waiting = self.waiting, []
-            return ended
         # 1. Allocate slots to waiting prompts, read these, and draw the first token of each.
         first = self._begin()
         # 2. Write the next tokens of all replies. On a GPU this only launches the work.
@@ -131,10 +140,10 @@ class Engine:
             blocks, self.in_flight = self.in_flight, blocks
         else:
             blocks, self.in_flight = self.in_flight + blocks, []
-        return self._poll(blocks)
+        return [(request.key, self.completion(request)) for request in self._poll(blocks)]
 
     def pause(self):
-        """Wait until the GPU has done everything that was launched."""
+        """Wait until the GPU has nothing left to do, so that others can use it; the next step goes on."""
         if self.cuda:
             torch.cuda.synchronize()
 
@@ -156,15 +165,15 @@ class Engine:
 
     def _begin(self) -> list[Block]:
         """Allocate slots to waiting prompts and read these; a block with the first token of each."""
-        if self.waiting and not self.active:
+        if self.queue and not self.active:
             self._make_slots()
         requests = self._next_requests()
         if requests:
             self._allocate_slots(requests)
-            self.waiting = [request for request in self.waiting if request.slot is None]
+            self.queue = [request for request in self.queue if request.slot is None]
             self.active += requests
         if self.active:
-            self.slots.set_batch(self.active, growing=bool(requests or self.waiting))
+            self.slots.set_batch(self.active, growing=bool(requests or self.queue))
         if not requests:
             return []
         logits, requests = self._read(requests)
@@ -181,11 +190,11 @@ class Engine:
 
     def _make_slots(self):
         """Slots for what is waiting; earlier ones are kept if they are long and many enough."""
-        wanted = min(self.most, len(self.waiting))
+        wanted = min(self.most, len(self.queue))
         length = self.max_new_tokens
         if self.kind is Slots:  # whole sequences, and longer ones need no new slots in the next session
             wanted = triton.next_power_of_2(wanted)
-            longest = max(len(request.prompt) for request in self.waiting) + self.max_new_tokens + 1
+            longest = max(len(request.prompt) for request in self.queue) + self.max_new_tokens + 1
             length = self.longest = max(self.longest, -(-longest // 512) * 512)
         if self.slots is None or self.wanted < wanted or self.slots.length < length:
             self.pause()
@@ -196,13 +205,13 @@ class Engine:
 
     def _next_requests(self) -> list[Request]:
         """The waiting requests that begin now, short prompts first, equal ones as neighbours."""
-        if not self.waiting:
+        if not self.queue:
             return []
         free = self.slots.rows - len(self.active)
         if self.active and free < self.slots.rows / 4:
             return []  # to read a few prompts would keep all others waiting
         # What is too long for the slots waits until nothing is being written; then longer slots are made.
-        fit = [request for request in self.waiting if len(request.prompt) + self.max_new_tokens < self.slots.length]
+        fit = [request for request in self.queue if len(request.prompt) + self.max_new_tokens < self.slots.length]
         return sorted(fit, key=lambda request: (len(request.prompt), request.prompt))[:free]
 
     def _allocate_slots(self, requests):
@@ -227,14 +236,14 @@ class Engine:
         for request in requests:
             if not request.known:
                 equal.setdefault(tuple(request.prompt), []).append(request)
-        for part in parts([same[0] for same in equal.values()]):
-            groups = [equal[tuple(request.prompt)] for request in part]
-            hidden = self.slots.read([request.prompt for request in part],
+        for groups in packed([(len(prompt), 1, group) for prompt, group in equal.items()], PREFILL):
+            hidden = self.slots.read([group[0].prompt for group in groups],
                                      [[request.slot for request in group] for group in groups])
             source = [i for i, group in enumerate(groups) for _ in group]
             logits.append(self.head(hidden)[on_device(source, self.model.device)])
             order += [request for group in groups for request in group]
-        for part in parts([request for request in requests if request.known]):  # these go on where a text ends
+        later = [(len(request.prompt), 1, request) for request in requests if request.known]
+        for part in packed(later, PREFILL):  # these go on where a text ends
             logits.append(self.head(self.slots.read_on([request.prompt for request in part],
                                                        [request.slot for request in part],
                                                        [request.known for request in part])))
@@ -281,15 +290,3 @@ class Engine:
 def begins_with(prompt, text) -> bool:
     """Does a prompt begin with all of a text? Its last token is compared first, since most texts differ there."""
     return 0 < len(text) <= len(prompt) and prompt[len(text) - 1] == text[-1] and prompt[:len(text)] == text
-
-
-def parts(requests):
-    """Lists of so many requests as one forward can read. Sorted by length, they waste little padding."""
-    part = []
-    for request in requests:
-        if part and (len(part) + 1) * len(request.prompt) > PREFILL:
-            yield part
-            part = []
-        part.append(request)
-    if part:
-        yield part

@@ -25,7 +25,7 @@ def make_adamw(parameters, lr, host=False, **options) -> torch.optim.Optimizer:
     """torch.optim.AdamW where all parameters are float32, SplitAdamW where some are bfloat16, or with `host`.
 
     parameters: tensors or parameter groups. host: see SplitAdamW. options: as of torch.optim.AdamW; SplitAdamW has no
-    use for `fused` and `capturable`. Raises ValueError for parameters of another dtype.
+    use for `fused` and `capturable`.
     """
     parameters = list(parameters)
     each = [p for entry in parameters for p in (entry["params"] if isinstance(entry, dict) else [entry])]
@@ -47,12 +47,6 @@ class SplitAdamW(torch.optim.Optimizer):
     def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, host=False):
         self.host = host
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
-        for p in self._parameters():
-            if p.dtype not in (torch.float32, torch.bfloat16):
-                raise ValueError(f"a parameter is {p.dtype}; SplitAdamW knows float32 and bfloat16")
-
-    def _parameters(self):
-        return [p for group in self.param_groups for p in group["params"]]
 
     @torch.no_grad()
     def step(self):
@@ -92,9 +86,8 @@ class SplitAdamW(torch.optim.Optimizer):
         Raises ValueError for the state of an optimiser that keeps no `low` for a bfloat16 parameter.
         """
         super().load_state_dict(state_dict | {"state": {}})
-        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-        for number, p in zip(numbers, self._parameters()):
-            state = state_dict["state"].get(number)
+        for number, p in enumerate(p for group in self.param_groups for p in group["params"]):
+            state = state_dict["state"].get(number)  # torch numbers parameters in this order
             if state and p.dtype == torch.bfloat16 and "low" not in state:
                 raise ValueError("the optimiser's state was saved by another one: it has no low halves of the weights")
             if state:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from fast.attention import shape_of_cache
+
 RESERVED = 5e9  # CUDA contexts of this process and of the sandbox's, NCCL's buffers, the allocator's gaps
 LOGITS = 2**28 * 4 * 4.0  # bytes of the logits that exist at a time, see backbone.LOGITS
 CARDS = {24: 25.3e9, 48: 47.7e9, 80: 85.0e9, 141: 150.0e9}  # GB in a card's name: bytes that its driver gives away
@@ -57,12 +59,9 @@ def shape_of(path) -> Shape:
     config = AutoConfig.from_pretrained(path)
     with torch.device("meta"):
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-    text = config.get_text_config()
-    dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    text, (heads, dim, layers) = config.get_text_config(), shape_of_cache(config)
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    return Shape(parameters, text.num_hidden_layers, text.hidden_size, inner, text.vocab_size,
-                 4 * text.num_hidden_layers * heads * dim)
+    return Shape(parameters, layers, text.hidden_size, inner, text.vocab_size, 4 * layers * heads * dim)
 
 
 def longest(args) -> int:

@@ -135,6 +135,14 @@ def each(value) -> list:
     return values
 
 
+def first(value):
+    """Rank 0's value, an object that can be pickled, on every rank. What the others pass counts for nothing."""
+    values = [value]
+    if count() > 1:
+        dist.broadcast_object_list(values)
+    return values[0]
+
+
 def share(items) -> list:
     """This rank's part of a list that all ranks have: every N-th item."""
     return items[rank()::count()]

@@ -30,7 +30,7 @@ class Slots:
     def __init__(self, model, rows, length):
         """rows: S. length: T; a prompt and its reply together must be shorter. Raises torch.OutOfMemoryError."""
         self.model, self.rows, self.length = model, rows, length
-        _, heads, dim, layers = shape_of_cache(model)
+        heads, dim, layers = shape_of_cache(model.config)
         shape = (rows + 1, heads, length, dim)  # (S + 1, H / G, T, D); slot S is a scratch area
         self.keys = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(layers)]
@@ -152,6 +152,21 @@ def padded(sequences) -> torch.Tensor:
     return pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True)
 
 
+def packed(items, budget):
+    """Lists of items, each of at most `budget` tokens with padding, of which there is little in the order of lengths.
+
+    items: (length, number of sequences, item) each.
+    """
+    batch, count, width = [], 0, 0
+    for length, more, item in items:
+        if batch and (count + more) * max(width, length) > budget:
+            yield batch
+            batch, count, width = [], 0, 0
+        batch, count, width = batch + [item], count + more, max(width, length)
+    if batch:
+        yield batch
+
+
 def on_device(values, device) -> torch.Tensor:
     """A tensor of them there, without waiting for what the GPU is still at."""
     values = torch.as_tensor(values)
@@ -166,7 +181,7 @@ def slots_that_fit(model, length, wanted, most) -> int:
     """
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    _, heads, dim, layers = shape_of_cache(model)
+    heads, dim, layers = shape_of_cache(model.config)
     each = 2 * layers * heads * dim * length * model.dtype.itemsize
     room = int(0.85 * max(free - SPARE, free / 2) / each)
     if room < 1:

@@ -5,6 +5,8 @@ import contextlib
 import json
 import os
 import re
+import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -137,6 +139,26 @@ def refusal(capsys, monkeypatch):
         return err
 
     return run
+
+
+@contextlib.contextmanager
+def held(folder):
+    """While this block runs, another process writes to a run's folder."""
+    report._locks.clear()  # this process lets go of it
+    here, there = socket.socketpair()
+    if not (other := os.fork()):
+        with contextlib.suppress(BaseException):
+            report.claim(folder)
+            there.sendall(b"held")
+            signal.pause()
+        os._exit(1)
+    there.close()
+    assert here.recv(4) == b"held"
+    try:
+        yield
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from backbone import Backbone, PlainEngine, extract_code, extract_tool_call
 from chat_templates import template_tokenizer
-from conftest import make_task, plain_logprobs, tiny_model
-from policy import next_messages, policy_messages
-from sandbox import Verdict
+from conftest import plain_logprobs, tiny_model
 from tasks import UserError
 
 # ---- parsing
@@ -94,23 +92,9 @@ def test_a_value_that_is_no_json_stays_text():
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31]]
 
 
-def test_only_the_last_sampler_can_be_used(model):
-    first = model.sampler(60)
-    first.add(PROMPTS[0], 0)
-    first.step()
-    with model.sampler(20, temperature=0) as second:
-        with pytest.raises(RuntimeError, match="another sampler"):
-            first.step()
-        first.close()  # does nothing
-        second.add(PROMPTS[0], 0)
-        while second.waiting:
-            reply = dict(second.step())
-    assert reply[0] == model.sample(PROMPTS[:1], 20, temperature=0)[0]
+def test_replies_end_at_the_stop_token_or_the_limit(model):
     with pytest.raises(ValueError, match="without tokens"):
         model.sample([[5], []], 20)
-
-
-def test_replies_end_at_the_stop_token_or_the_limit(model):
     replies = model.sample(PROMPTS * 20, 200, 1.0, torch.Generator().manual_seed(0))
     stop = model.tokenizer.eos_token_id
     ended = [r for r in replies if r.finished]
@@ -139,7 +123,7 @@ def test_top_p_draws_from_the_likeliest_tokens_alone(model):
     ordered, order = shares.sort(descending=True)
     count = int((ordered.cumsum(0) < 0.6).sum()) + 1  # the token that crosses 0.6 stays
     kept, replies = set(order[:count].tolist()), []
-    for engine in (model.engine, PlainEngine(model.model, model._head, model.stop_ids)):
+    for engine in (model.engine, PlainEngine(model.model, model._head, model.stop_ids, model._completion)):
         model.engine = engine
         draws = model.sample([PROMPTS[1]] * 400, 1, 1.0, torch.Generator().manual_seed(1), top_p=0.6)
         drawn = torch.bincount(torch.tensor([draw.token_ids[0] for draw in draws]), minlength=len(shares)) / 400
@@ -168,20 +152,6 @@ def test_a_reply_ends_with_any_of_the_models_own_end_tokens(model, tokenizer, tm
     last = {reply.token_ids[-1] for reply in replies if reply.finished}
     assert len(last) > 1 and last <= set(chat.stop_ids)
     assert not any(set(reply.token_ids[:-1]) & set(chat.stop_ids) for reply in replies)
-
-
-def test_later_turns_extend_the_ids_token_by_token(model):
-    messages = policy_messages(make_task(), ())
-    prompt = model.chat_ids(messages)
-    for limit in (3, 200):  # cut off, and (most likely) ended by itself
-        for seed in range(3):
-            reply = model.sample([prompt], limit, 1.0, torch.Generator().manual_seed(seed))[0]
-            later = next_messages(messages, reply.text, Verdict(error="x"))
-            ids = model.next_ids(reply, later)
-            assert ids[:len(prompt) + len(reply.token_ids)] == prompt + reply.token_ids
-            shown = model.tokenizer.decode(ids[len(prompt) + len(reply.token_ids):])
-            assert "Compiled: no. x" in shown and shown.endswith("<|im_start|>assistant\n")
-            assert ids.count(model.tokenizer.eos_token_id) == model.chat_ids(later).count(model.tokenizer.eos_token_id)
 
 
 # ---- loading

@@ -95,7 +95,7 @@ def update_on_a_rank(model_folder, folder):
     optimizer = ranks.sharded(make_adamw, model.model.parameters(), lr=1e-4)
     found["stats"], found["weights"] = updates(model, optimizer), list(model.model.parameters())
     same = ranks.each([p.tolist() for p in [*parameters, *found["weights"]]])
-    assert same[0] == same[1] and ranks.gather(ranks.share(["one"])) == ["one"]
+    assert same[0] == same[1] and ranks.gather(ranks.share(["one"])) == ["one"] and ranks.first(ranks.rank()) == 0
     if ranks.rank() == 0:
         torch.save(found, folder / "found.pt")
 
@@ -243,7 +243,7 @@ def test_plan_tells_what_fits_and_stops(capsys, refusal, tmp_path):
 
 def test_without_a_launcher_nothing_is_changed():
     items = [1, 2, 3]
-    assert ranks.share(items) == ranks.gather(items) == items and ranks.each(4) == [4]
+    assert ranks.share(items) == ranks.gather(items) == items and ranks.each(4) == [4] and ranks.first(5) == 5
     assert type(ranks.sharded(make_adamw, tensors(torch.float32), lr=0.1)) is torch.optim.AdamW
 
 

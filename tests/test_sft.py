@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-import conftest  # noqa: F401 (it puts the root on the path)
+from conftest import held  # first: it puts the root on the path
 import backbone
 import sft
 from backbone import Backbone, Chat, Completion, extract_code, extract_tool_call
@@ -27,7 +27,7 @@ from chat.rows import chat_row, read_file, read_rows, rollout_row
 from fast import ranks
 from policy import policy_messages
 from sandbox import KernelTime, Verdict
-from sft import encode, make_batches, plan_batches
+from sft import encode, plan_batches
 from synthetic import examples as examples_module
 from synthetic import expert
 from synthetic.examples import Example, Writer, diversity_filter, policy_reply, spoil, tool_reply
@@ -115,13 +115,9 @@ def test_summaries_mostly_name_what_the_best_answer_gained(examples):
     assert 0.5 < sum(right) / len(right) < 1
 
 
-def test_a_spoiled_kernel_differs_and_is_context_only(examples):
-    code = next(extract_code(e.messages[-1]["content"]) for e in examples if e.kind == "policy")
-    assert spoil(code, random.Random(0)) != code
-    assert any(e.unlearnt for e in examples) and all(e.unlearnt in (0, 1) for e in examples)
-
-
 def test_the_turn_after_a_broken_kernel_steps_back(examples):
+    assert spoil(code := extract_code(examples[0].messages[-1]["content"]), random.Random(0)) != code
+    assert {e.unlearnt for e in examples} == {0, 1}  # the broken one is context only
     steps = []
     for e in (e for e in examples if e.unlearnt):
         replies = [extract_code(m["content"]) for m in e.messages if m["role"] == "assistant"]
@@ -184,26 +180,22 @@ def test_the_filter_down_samples_what_is_over_represented(capsys):
     assert re.search(r"before +after\n +examples +840 +380\n", capsys.readouterr().out)
 
 
-def test_batches_hold_every_example_once_within_their_budget():
-    lengths = np.random.default_rng(0).integers(50, 3000, 500).tolist()
-    batches = make_batches(lengths, 8192, random.Random(0))
-    assert sorted(i for b in batches for i in b) == list(range(500))
-    for batch in batches:
-        width = next(w for w in sft.WIDTHS if max(lengths[i] for i in batch) <= w)
-        assert width * len(batch) <= 8192
-        assert width == next(w for w in sft.WIDTHS if min(lengths[i] for i in batch) <= w)
-
-
-@pytest.mark.parametrize("epochs", [1, 2.5])
-def test_a_batch_of_sequences_is_computed_in_parts_that_fit(epochs):
+@pytest.mark.parametrize("epochs, sequences", [(1, 16), (2.5, 16), (1, None), (2.5, None)])
+def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(epochs, sequences):
+    """A batch is so many sequences, in several parts; or one part, as large as fits."""
     lengths = np.random.default_rng(0).integers(50, 3000, 100).tolist() + [40_000]
-    args = argparse.Namespace(seed=0, epochs=epochs, batch_tokens=8192, batch_sequences=16)
+    args = argparse.Namespace(seed=0, epochs=epochs, batch_tokens=8192, batch_sequences=sequences)
     batches = plan_batches(lengths, args)
     seen = Counter(i for parts in batches for part in parts for i in part)
     assert sum(seen.values()) == pytest.approx(100 * epochs, abs=16) and 100 not in seen  # the last is too long
     assert {seen[i] for i in range(100)} <= {math.floor(epochs), math.ceil(epochs)}
-    assert sorted({sum(map(len, parts)) for parts in batches})[-1] == 16 and len(batches) == round(7 * epochs)
-    assert all(sft.padded(max(lengths[i] for i in part)) * len(part) <= 8192 for parts in batches for part in parts)
+    if sequences:
+        assert max(sum(map(len, parts)) for parts in batches) == 16 and len(batches) == round(7 * epochs)
+    else:
+        assert {len(parts) for parts in batches} == {1}
+    for part in (part for parts in batches for part in parts):
+        [width] = {sft.padded(lengths[i]) for i in part}  # one for all of a part
+        assert width * len(part) <= 8192
 
 
 def small_model(seed=0):
@@ -262,16 +254,6 @@ def test_a_step_is_adamw_on_the_mean_loss_of_the_learnt_tokens():
     assert norms[0] < 1 < norms[1]
 
 
-def test_training_learns_replies_and_not_prompts():
-    data, model = encoded(64, np.random.default_rng(0)), small_model()
-    prompts = [(ids, ~mask) for ids, mask in data]
-    before = by_hand(model, data).item(), by_hand(model, prompts).item()
-    history = sft.train(model, data, 0, options(epochs=5, lr=2e-2))
-    assert by_hand(model, data).item() < 1 < before[0] / 3  # what is learnt: the next is the last one plus one
-    assert by_hand(model, prompts).item() > before[1] - 0.3
-    assert history[-1]["loss"] < 1.2 and not model.training
-
-
 def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeypatch):
     steps = []
 
@@ -297,7 +279,8 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
     data = encoded(64, np.random.default_rng(0))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a program: a worker of pytest-xdist has none
     whole, killed, resumed = small_model(), small_model(), small_model(1)
-    history = sft.train(whole, data, 0, options(out=tmp_path / "none"))
+    before, history = by_hand(whole, data), sft.train(whole, data, 0, options(out=tmp_path / "none"))
+    assert by_hand(whole, data) < before and not whole.training
     real, calls = sft.TrainStep.update, []
 
     def dying(step):
@@ -364,11 +347,6 @@ CALLED = [TALK[0], {"role": "assistant", "content": None, "tool_calls": [
     {"function": {"name": "select_skills", "arguments": {"think": "t", "selected_skills": []}}}]}]
 
 
-def read(path, chat):
-    rows = read_file(path)
-    return read_rows(path, rows, chat_row(chat))
-
-
 def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
     tools = [backbone.SELECT_TOOL, backbone.UPDATE_TOOL]
     parts = [{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]}, TALK[1]]
@@ -383,7 +361,7 @@ def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
     path = tmp_path / "rows.jsonl"
     lines = [*(json.dumps(row).replace("hi", "h\u2028i") for row in good), "", *bad]
     path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
-    data = read(path, chat)
+    data = read_rows(path, read_file(path), chat_row(chat))
     assert [chat.tokenizer.decode(ids[mask]) for ids, mask in data] == ["Plan: x.<|im_end|>"] * 4 + [
         "Plan: x.<|im_end|>" * 2]
     shown = [chat.tokenizer.decode(ids) for ids, _ in data]
@@ -400,7 +378,8 @@ def test_parquet_is_read_as_json_lines_are(tmp_path, chat, refusal):
     path = tmp_path / "rows.parquet"
     rows = [{"messages": json.dumps(TALK), "tools": json.dumps([backbone.SELECT_TOOL])}] * 3
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    assert [chat.tokenizer.decode(ids[mask]) for ids, mask in read(path, chat)] == ["Plan: x.<|im_end|>"] * 3
+    data = read_rows(path, read_file(path), chat_row(chat))
+    assert [chat.tokenizer.decode(ids[mask]) for ids, mask in data] == ["Plan: x.<|im_end|>"] * 3
     for size in (0, 10, 200):
         path.write_bytes(path.read_bytes()[:size] + b"x" * size)
         said = refusal(sft.main, "--data", path, "--out", tmp_path, "--model", "nowhere/x")
@@ -429,6 +408,8 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
     (["--out", "x", "--model", "no/such/folder/./"], "no/such/folder"),
     (["--evaluate", "checkpoints/none"], "no such model folder"),
     ([], "--out or --cache is required"),
+    pytest.param(["--out", "OUT", "--device", "cuda"], "--device cuda: no GPU is available here",
+                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
     (["--out", "OUT", "--epochs", "0"], "--epochs 0: choose a number above 0"),
     (["--out", "OUT", "--model", "no/such", "--data", "none.jsonl"], "none.jsonl: no such file"),
     (["--out", "OUT", "--save-minutes", "nan"], "--save-minutes nan: choose a number from 0"),
@@ -441,6 +422,11 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken").write_bytes(b"PK\x03\x04 cut off")
     assert message in refusal(sft.main, *arguments)
+
+
+def test_two_trainings_do_not_share_a_folder(tmp_path, refusal):
+    with held(tmp_path):
+        assert "another process is writing there" in refusal(sft.main, "--out", tmp_path, "--model", "./none")
 
 
 # ---- evaluation, and the shipped model

@@ -131,8 +131,6 @@ class Chain(Draft):
         self.forward.append(f"{self.saved} = {self.x}")
 
     def residual(self):
-        if self.saved is None:
-            return self.scale()
         self.line(f"{{x}} {self.pick('+', '+', '*')} {self.saved}")
 
     def gate(self):
@@ -171,15 +169,12 @@ class Chain(Draft):
     def reduction(self):
         """A reduction over the last dimension (or over all spatial ones); it ends the chain's layout."""
         nd = len(self.shape)
-        if nd >= 4:
-            if nd == 4:
-                dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]")
-            else:
-                dims = self.pick("(2, 3, 4)", "[2, 3, 4]")
+        if nd == 4:
+            dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]")
             keep = self.chance(0.5)
             op = self.pick("torch.mean", "torch.mean", "torch.sum", "torch.amax")
             self.line(f"{op}({{x}}, dim={dims}{', keepdim=True' if keep else ''})")
-            self.shape = self.shape[:2] + ([("1", 1)] * (nd - 2) if keep else [])
+            self.shape = self.shape[:2] + [("1", 1)] * (2 * keep)
             return
         dim = self.dimension("-1", "-1", str(nd - 1))
         keep = self.chance(0.6)

@@ -151,8 +151,6 @@ class Wide(Problem):
             self.pick(self.linear, self.convolution, self.convolution)()
             channels = self.shape[1][0]
         rank = len(self.shape)
-        if rank == 2 and not self.shape[1][1]:
-            return self.steps(2)
         self.rows_last = False
         if rank == 4 and self.chance(0.2) and channels.isidentifier() and self.shape[2][0]:
             sizes = ", ".join([channels] + [self.inside(name) for name, _ in self.shape[2:]])

@@ -180,20 +180,18 @@ class SpelledOut:
     arguments: int = 2
     options: dict = field(default_factory=dict)  # keyword arguments: name -> default, as source
     reduction: str = "'mean'"
-    dims: tuple = (1, 2, 3, 4, 5)  # dimensions that the tensors may have
 
 
-_CROSS_ENTROPY = SpelledOut("torch.mean(torch.logsumexp({0}, dim=1) - {0}.gather(1, {1}.unsqueeze(1)).squeeze(1))",
-                            dims=(1, 2))
+_CROSS_ENTROPY = SpelledOut("torch.mean(torch.logsumexp({0}, dim=1) - {0}.gather(1, {1}.unsqueeze(1)).squeeze(1))")
 _SQUARED = SpelledOut("torch.mean(({0} - {1}) ** 2)")
 _ABSOLUTE = SpelledOut("torch.mean(torch.abs({0} - {1}))")
 _HUBER = SpelledOut("torch.mean(F.smooth_l1_loss({0}, {1}, reduction='none'))")
 _LOGITS = SpelledOut("torch.mean(F.binary_cross_entropy_with_logits({0}, {1}, reduction='none'))")
 _TRIPLET = SpelledOut("torch.mean(torch.relu(torch.norm({0} - {1} + 1e-06, dim=1) - "
-                      "torch.norm({0} - {2} + 1e-06, dim=1) + {margin}))", 3, {"margin": "1.0"}, dims=(2,))
+                      "torch.norm({0} - {2} + 1e-06, dim=1) + {margin}))", 3, {"margin": "1.0"})
 _DIVERGENCE = SpelledOut("torch.sum({1} * (torch.log({1}) - {0})) / {0}.shape[0]", reduction="'batchmean'")
 _SIMILARITY = SpelledOut("torch.sum({0} * {1}, dim={dim}) / (torch.norm({0}, dim={dim}) * torch.norm({1}, dim={dim}))"
-                         ".clamp(min=1e-08)", options={"dim": "1"}, dims=(2, 3))
+                         ".clamp(min=1e-08)", options={"dim": "1"})
 SPELLED_OUT = {"mse_loss": _SQUARED, "MSELoss": _SQUARED, "l1_loss": _ABSOLUTE, "L1Loss": _ABSOLUTE,
                "smooth_l1_loss": _HUBER, "huber_loss": _HUBER, "HuberLoss": _HUBER,
                "SmoothL1Loss": _HUBER, "binary_cross_entropy_with_logits": _LOGITS,

@@ -30,7 +30,14 @@ def answer(task):
     except expert.Unsupported as error:
         return None, f"not followed: {error}"
     solution = expert.render(parsed, expert.ALL)
-    return (solution.code, "") if solution else (None, f"no kernel: {expert.what_is_left(parsed)}")
+    return (solution.code, "") if solution else (None, f"no kernel: {what_is_left(parsed)}")
+
+
+def what_is_left(parsed) -> str:
+    """Why a problem that was followed has no kernel: the kinds of its steps, in a word."""
+    steps = [step for body in parsed.bodies for step in body.steps]
+    kinds = {step.kind if step.layer is None else type(step.layer).__name__ for step in steps}
+    return next((name.lower() for name in ("Conv", "Pool", "statement") if name in " ".join(kinds)), "another call")
 
 
 def reason(verdict):

@@ -333,42 +333,22 @@ def _class(part, techniques, kernels) -> str:
     main = part.name == "Model"
     out = [f"class {'ModelNew' if main else part.name}({part.bases}):"] + [f"    {line}" for line in part.lines]
     for method in part.methods:
-        lines = _rewritten(method, techniques, kernels) or method.lines
+        lines = _rewritten(method.body, techniques, kernels) if method.body else method.lines
         signature = method.signature
         if main and method.name == "__init__":
             lines = ["super().__init__()"] + [line for line in method.lines if "super(" not in line]
-        elif main and method.name == "forward" and method.bodies and "=" not in signature:  # without annotations
-            signature = f"self, {', '.join(method.bodies[0].inputs)}"
+        elif main and method.name == "forward" and method.body and "=" not in signature:  # without annotations
+            signature = f"self, {', '.join(method.body.inputs)}"
         out += [f"    def {method.name}({signature}):"] + ["        " + line for line in lines] + [""]
     return "\n".join(out[:-1])
 
 
-def _rewritten(method, techniques, kernels) -> list[str] | None:
-    """The lines of a method with kernels; None if it was not followed, or they would differ between objects."""
-    found = None
-    for body in method.bodies:
-        mine = _Kernels()
-        lines = _Renderer(body, techniques, mine).forward
-        if found and (lines, mine.texts) != found:
-            return None
-        found = lines, mine.texts
-    if found is None:
-        return None
-    body = method.bodies[0]
+def _rewritten(body, techniques, kernels) -> list[str]:
+    """The lines of a method with kernels."""
     *lines, last = _Renderer(body, techniques, kernels).forward or [""]
     target, _, value = last.partition(" = ")
     lines += [f"return {value}"] if target == body.result else [last, f"return {body.result}"]
     return [line.replace("\n", "\n        ") for line in lines if line]
-
-
-def what_is_left(parsed) -> str:
-    """Why a problem that was followed has no kernel: the kinds of its steps, in a word."""
-    kinds = {type(step.layer).__name__ if step.layer is not None else step.kind for body in parsed.bodies
-             for step in body.steps}
-    for name in ("Conv", "Pool", "statement"):
-        if any(name in kind for kind in kinds):
-            return name.lower()
-    return "another call"
 
 
 def applicable(parsed) -> set[str]:

@@ -7,11 +7,10 @@ pointwise ones; reductions, rows and normalisations are placed by generator.py.
 from synthetic.draft import Draft
 from synthetic.operators import POINTWISE
 
-_SCALAR_NAMES = {"*": ["scale", "scaling_factor", "multiplier", "factor", "gain"],
-                 "/": ["divisor", "temperature", "scale"],
-                 "+": ["offset", "shift", "add_value", "constant"], "-": ["subtract_value", "offset", "margin"]}
-_PARAM_NAMES = {"*": ["weight", "multiplier", "gain", "scale"], "+": ["bias", "extra_bias", "add_bias", "shift"],
-                "-": ["subtract", "sub_bias", "centre"]}
+_SCALAR_NAMES = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
+                 "+": "offset shift add_value constant", "-": "subtract_value offset margin"}
+_PARAM_NAMES = {"*": "weight multiplier gain scale", "+": "bias extra_bias add_bias shift",
+                "-": "subtract sub_bias centre"}
 
 
 class Chain(Draft):
@@ -35,35 +34,35 @@ class Chain(Draft):
                                   if operator.calls and (operator.common or not common)])
         operator = POINTWISE[name]
         if operator.layer and self.chance(0.4):
-            return self.apply([name, "act", "activation", "nonlin"], self.pick(operator.layer))
+            return self.apply(f"{name} act activation nonlin", self.pick(operator.layer))
         self.line(self.r.choice(operator.calls))
 
     def leaky(self):
         """Leaky ReLU or ELU, whose slope is an argument."""
         slope = self.pick("0.01", "0.1", "0.2", "0.05")
         if self.chance(0.4):
-            alpha = self.arg(["negative_slope", "slope", "alpha"], slope, "float")
+            alpha = self.arg("negative_slope slope alpha", slope, "float")
             made = self.pick("LeakyReLU({})", "LeakyReLU({})", "LeakyReLU(negative_slope={})", "ELU({})",
                              "ELU(alpha={})")
-            return self.apply(["leaky_relu", "act", "lrelu", "elu"], made.format(alpha))
+            return self.apply("leaky_relu act lrelu elu", made.format(alpha))
         call = self.pick("leaky_relu({x}, {a})", "leaky_relu({x}, {a})", "leaky_relu({x}, negative_slope={a})",
                          "elu({x}, {a})", "elu({x}, alpha={a})", "elu({x})", "leaky_relu({x})")
-        self.line(f"F.{call}", a=self.scalar(["negative_slope", "alpha"], slope) if "{a}" in call else "")
+        self.line(f"F.{call}", a=self.scalar("negative_slope alpha", slope) if "{a}" in call else "")
 
     def clamp(self):
         low, high = self.pick(("-1.0", "1.0"), ("0.0", "1.0"), ("-2.0", "2.0"), ("-0.5", "0.5"), ("0.0", "6.0"))
         if self.chance(0.12):
-            limit = self.scalar(["limit", "bound", "max_abs"], high)
+            limit = self.scalar("limit bound max_abs", high)
             if self.chance(0.4):
                 low, high = self.pick((low, high), (limit, "6.0") if float(low) < 0 else (low, high))
                 bounds = self.pick("{}, {}", "min_val={}, max_val={}").format(low, high)
-                return self.apply(["hardtanh", "clip", "clamp"], f"Hardtanh({bounds})")
+                return self.apply("hardtanh clip clamp", f"Hardtanh({bounds})")
             return self.line("torch.clamp({x}, min=-{limit}, max={limit})", "torch.clamp({x}, -{limit}, {limit})",
                              limit=limit)
-        low = self.scalar(["min_value", "lower", "min_val", "clamp_min"], low)
+        low = self.scalar("min_value lower min_val clamp_min", low)
         if self.chance(0.3):
             return self.line("torch.clamp({x}, min={low})", low=low)
-        high = self.scalar(["max_value", "upper", "max_val", "clamp_max"], high)
+        high = self.scalar("max_value upper max_val clamp_max", high)
         self.line("torch.clamp({x}, {low}, {high})", "torch.clamp({x}, min={low}, max={high})",
                   "F.hardtanh({x}, {low}, {high})", "{x}.clamp({low}, {high})", low=low, high=high)
 
@@ -74,7 +73,7 @@ class Chain(Draft):
         value = "2.0" if op == "/" and abs(float(value)) < 0.2 else value
         operand = self.scalar(_SCALAR_NAMES[op], value)
         if self.clutter and self.chance(0.1) and len(self.inputs) == 1:  # a number among the inputs of forward
-            operand = self.name(["s", "alpha", "factor"])
+            operand = self.name("s alpha factor")
             self.inputs.append((operand, str(abs(float(value)))))
         elif self.clutter and self.chance(0.2):
             operand = self.attribute(_SCALAR_NAMES[op], f"nn.Parameter(torch.tensor({float(value)}))")
@@ -93,7 +92,7 @@ class Chain(Draft):
             shape = f"(1, {shape[1:]}"
         names = _PARAM_NAMES[op]
         if self.chance(0.65):
-            shape = self.arg([n + "_shape" for n in names] + ["param_shape"], shape, "tuple")
+            shape = self.arg(f"{names.replace(' ', '_shape ')}_shape param_shape", shape, "tuple")
         else:
             self.inside(channels)
         make = self.pick("torch.randn", "torch.randn", "torch.rand", "torch.ones",
@@ -108,7 +107,7 @@ class Chain(Draft):
         width, n = self.shape[-1]
         if not width or n == 1:
             return self.parameter()
-        name = self.name(["counts", "positions", "steps", "weights", "table"])
+        name = self.name("counts positions steps weights table")
         width = self.inside(width)
         made = self.pick(f"torch.arange(1, {width} + 1).float()", f"torch.arange({width}) * 0.01",
                          f"torch.linspace(0.5, 1.5, {width})",
@@ -120,14 +119,14 @@ class Chain(Draft):
 
     def soft_cap(self):
         """cap * tanh(x / cap)."""
-        cap = self.scalar(["cap", "limit", "bound"], self.pick("2.0", "5.0", "3.0", "30.0"))
+        cap = self.scalar("cap limit bound", self.pick("2.0", "5.0", "3.0", "30.0"))
         self.line(f"{{x}} / {cap}")
         self.activation("tanh")
         self.line(f"{{x}} * {cap}", f"{cap} * {{x}}")
 
     def save(self):
         """Keep the current tensor under another name, for a residual step later."""
-        self.saved = self.name(["identity", "residual", "skip", "original", "shortcut"])
+        self.saved = self.name("identity residual skip original shortcut")
         self.forward.append(f"{self.saved} = {self.x}")
 
     def residual(self):
@@ -161,7 +160,7 @@ class Chain(Draft):
         """The last dimension as an argument: a literal, or now and then a constructor argument kept on self."""
         value = self.pick(*values)
         if self.chance(0.12):
-            name = self.arg(["dim", "axis", "reduce_dim"], value)
+            name = self.arg("dim axis reduce_dim", value)
             self.init.append(f"self.{name} = {name}")
             return f"self.{name}"
         return value
@@ -181,8 +180,8 @@ class Chain(Draft):
         tail = f"dim={dim}, keepdim=True)" if keep else f"dim={dim})"
         op = self.pick("sum", "mean", "amax", "amin", "logsumexp", "logsumexp")
         if self.chance(0.1):  # two of them from the same tensor
-            first = self.name(["high", "top", "upper", "total", "a1"])
-            second = self.name(["low", "bottom", "lower", "average", "a2"])
+            first = self.name("high top upper total a1")
+            second = self.name("low bottom lower average a2")
             ops = self.pick(("amax", "amin"), ("sum", "amax"), ("mean", "amin"), ("amax", "mean"))
             self.forward.append(f"{first} = torch.{ops[0]}({self.x}, {tail}")
             self.forward.append(f"{second} = torch.{ops[1]}({self.x}, {tail}")
@@ -198,21 +197,21 @@ class Chain(Draft):
                          "share")
         if kind == "layer_norm":
             if self.chance(0.5):
-                width = self.arg(["normalized_shape", "norm_shape", "width"], width)
+                width = self.arg("normalized_shape norm_shape width", width)
             else:
                 self.inside(width)
             eps = ""
             if self.chance(0.15):
-                eps = f", eps={self.arg(['eps', 'epsilon', 'norm_eps'], '1e-5', 'float')}"
-            return self.apply(["norm", "ln", "layer_norm"], f"LayerNorm({width}{eps})")
+                eps = f", eps={self.arg('eps epsilon norm_eps', '1e-5', 'float')}"
+            return self.apply("norm ln layer_norm", f"LayerNorm({width}{eps})")
         dim = self.dimension("-1", str(len(self.shape) - 1))
         if kind in ("softmax", "log_softmax"):
             if self.chance(0.3):
                 layer = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}[kind]
-                return self.apply([kind, "prob"], f"{layer}(dim={dim})")
+                return self.apply(f"{kind} prob", f"{layer}(dim={dim})")
             self.line(f"{self.pick('torch', 'F')}.{kind}({{x}}, dim={dim})")
         elif kind == "rms":
-            eps = self.scalar(["eps", "epsilon"], self.pick("1e-5", "1e-6"))
+            eps = self.scalar("eps epsilon", self.pick("1e-5", "1e-6"))
             self.line("{x} / torch.sqrt(torch.mean({x} ** 2, dim={dim}, keepdim=True) + {eps})",
                       "{x} * torch.rsqrt({x}.pow(2).mean(dim={dim}, keepdim=True) + {eps})",
                       "{x} * torch.rsqrt(torch.mean({x} * {x}, dim={dim}, keepdim=True) + {eps})", dim=dim, eps=eps)
@@ -234,26 +233,25 @@ class Chain(Draft):
         kind = self.pick("group", "group", "instance", "batch")
         if kind == "group":
             groups = self.r.choice([g for g in (1, 2, 4, 8) if n % g == 0])
-            layer = f"GroupNorm({self.arg(['num_groups', 'groups', 'n_groups'], groups)}, {channels})"
+            layer = f"GroupNorm({self.arg('num_groups groups n_groups', groups)}, {channels})"
         elif kind == "instance":
             layer = f"InstanceNorm{nd}d({channels}{self.pick('', '', ', affine=True')})"
         else:
             layer = f"BatchNorm{nd}d({channels})"
-        self.apply(["norm", kind + "_norm", kind[0] + "n"], layer)
+        self.apply(f"norm {kind}_norm {kind[0]}n", layer)
 
     def pooling(self):
         nd = len(self.shape) - 2
-        k = self.arg(["pool_size", "pool_kernel", "pool_kernel_size"], 2) if self.chance(0.5) else "2"
+        k = self.arg("pool_size pool_kernel pool_kernel_size", 2) if self.chance(0.5) else "2"
         kind = self.pick("Max", "Avg")
         k = self.pick(k, k, f"kernel_size={k}", f"kernel_size={k}, stride={k}", f"{k}, stride={k}")
-        self.apply(["pool", f"{kind.lower()}pool"], f"{kind}Pool{nd}d({k})")
+        self.apply(f"pool {kind.lower()}pool", f"{kind}Pool{nd}d({k})")
 
     def another_linear(self, width=None):
         """One more layer; what was saved does not fit any more. width: (expression, size) of the output, or drawn."""
         n = self.size(64, 128, 256) if width is None else width[1]
         i = self.inside(self.shape[-1][0])
-        o = width[0] if width else self.arg(["hidden2", "out_dim", "classes", "width2", "d_model"], n)
+        o = width[0] if width else self.arg("hidden2 out_dim classes width2 d_model", n)
         bias = ", bias=False" if self.chance(0.15) else ""
-        self.apply(["fc1", "fc2", "fc3", "linear1", "linear2", "out", "head", "proj1", "proj2", "down", "up", "lin1",
-                    "lin2"], f"Linear({i}, {o}{bias})")
+        self.apply("fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up lin1 lin2", f"Linear({i}, {o}{bias})")
         self.shape, self.saved = self.shape[:-1] + [(o, n)], None

@@ -20,8 +20,8 @@ _PRODUCTS = [("m k", "k n", "m n", ("torch.matmul({x}, {y})", "{x} @ {y}", "torc
              ("b m k", "b n k", "b m n", ("torch.bmm({x}, {y}.transpose(1, 2))", "{x} @ {y}.transpose(-2, -1)")),
              ("b m k", "k n", "b m n", ("torch.matmul({x}, {y})", "{x} @ {y}",
                                         "torch.einsum('bmk,kn->bmn', {x}, {y})"))]
-_SIZES = {"b": (["batch_size", "B", "N"], (4, 8)), "m": (["M", "rows", "queries"], (32, 64, 128)),
-          "k": (["K", "inner_dim", "depth"], (32, 64, 128)), "n": (["N", "cols", "keys", "L"], (64, 128, 256))}
+_SIZES = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
+          "k": ("K inner_dim depth", (32, 64, 128)), "n": ("N cols keys L", (64, 128, 256))}
 # Reductions and the like, along any dimension. {d} is the dimension, {keep} its ", keepdim=True" or nothing.
 _REDUCED = ("torch.sum({x}, dim={d}{keep})", "torch.mean({x}, dim={d}{keep})", "{x}.amax(dim={d}{keep})",
             "torch.max({x}, dim={d}{keep})[0]", "torch.min({x}, dim={d}{keep}).values", "{x}.max({d})[0]",
@@ -73,14 +73,14 @@ class Wide(Problem):
             lines.insert(0, line)
         if lines and self.chance(0.1):
             lines = lines[-self.r.randint(1, len(lines)):]
-            name = self.name(["_helper", "apply_tail", "activate", "post_process", "_finish"])
+            name = self.name("_helper apply_tail activate post_process _finish")
             self.methods.append((name, self.x, lines))
             self.forward[-len(lines):] = [f"{self.x} = self.{name}({self.x})"]
 
     def formula(self, of_two=False):
         """A formula written out, in place of one of torch's functions."""
         other = self.another_input() if of_two and len(self.inputs) == 1 else ""
-        c = self.scalar(["alpha", "scale", "c0"], self.pick("0.5", "0.25", "1.5", "2.0"))
+        c = self.scalar("alpha scale c0", self.pick("0.5", "0.25", "1.5", "2.0"))
         self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
 
     def product(self):
@@ -133,7 +133,7 @@ class Wide(Problem):
             self.pick(self.scale, self.activation)()
         spelling, target = self.r.choice(_LOSSES)
         (rows, _), (width, _) = self.shape
-        name = self.name(["targets", "labels", "y", "other"])
+        name = self.name("targets labels y other")
         self.inputs.append((name, target.format(rows=rows, width=width)))
         self.line(spelling, y=name, c=self.number().lstrip("-"))
         if self.chance(0.3):
@@ -154,9 +154,9 @@ class Wide(Problem):
         self.rows_last = False
         if rank == 4 and self.chance(0.2) and channels.isidentifier() and self.shape[2][0]:
             sizes = ", ".join([channels] + [self.inside(name) for name, _ in self.shape[2:]])
-            self.apply(["norm", "ln"], f"LayerNorm([{sizes}])")
+            self.apply("norm ln", f"LayerNorm([{sizes}])")
         else:
-            self.apply(["bn", "norm", "batch_norm"], f"BatchNorm{max(1, rank - 2)}d({channels})")
+            self.apply("bn norm batch_norm", f"BatchNorm{max(1, rank - 2)}d({channels})")
         self.steps(self.pick(1, 2))
         if self.chance(0.3):
             self.formula()
@@ -167,21 +167,21 @@ class Wide(Problem):
         """Layers in an nn.Sequential: a small perceptron or convolutional network."""
         layers = []
         if self.chance(0.5):
-            batch, width = self.const(["batch_size", "N"], self.pick(32, 64)), self.size(64, 128)
-            i = self.arg(["in_features", "input_size", "d_in"], width)
+            batch, width = self.const("batch_size N", self.pick(32, 64)), self.size(64, 128)
+            i = self.arg("in_features input_size d_in", width)
             self.tensor_input([batch, i])
             for _ in range(self.pick(2, 2, 3)):
-                o = self.arg(["hidden", "width", "d_model", "out_features"], self.size(32, 64, 128))
+                o = self.arg("hidden width d_model out_features", self.size(32, 64, 128))
                 layers += [f"nn.Linear({i}, {o})", self.layer()] + [f"nn.BatchNorm1d({o})"] * self.chance(0.2)
                 i = o
             self.shape = [(batch, 0), (i, 2)]
         else:  # an image; after it only the number of channels is known by name
-            batch = self.const(["batch_size", "B"], self.pick(2, 4))
-            side = self.const(["side", "size"], self.pick(8, 16))
-            i = self.arg(["in_channels", "channels"], self.pick(3, 4, 8))
+            batch = self.const("batch_size B", self.pick(2, 4))
+            side = self.const("side size", self.pick(8, 16))
+            i = self.arg("in_channels channels", self.pick(3, 4, 8))
             self.tensor_input([batch, i, side, side])
             for _ in range(self.pick(1, 2, 3)):
-                o = self.arg(["planes", "out_channels", "width"], self.pick(4, 8, 16))
+                o = self.arg("planes out_channels width", self.pick(4, 8, 16))
                 bias = self.pick("", "", ", bias=False")
                 layers.append(f"nn.Conv2d({i}, {o}, {self.pick('3', 'kernel_size=3', '1')}, padding=1{bias})")
                 layers += [f"nn.BatchNorm2d({o})"] * self.chance(0.6) + [self.layer()]
@@ -194,7 +194,7 @@ class Wide(Problem):
             made = f"nn.Sequential(\n            {inner},\n        )"
         else:
             made = f"nn.Sequential({', '.join(layers)})"
-        self.line(f"{self.attribute(['net', 'layers', 'features', 'body', 'model'], made)}({{x}})")
+        self.line(f"{self.attribute('net layers features body model', made)}({{x}})")
         self.steps(self.pick(0, 1), opaque=False)
         if self.chance(0.3):
             self.formula()
@@ -221,19 +221,19 @@ class Wide(Problem):
         passed = ", ".join(name if self.chance(0.8) else f"{name}={name}" for name, _, _ in inner.args)
         if "=" in passed:
             passed = ", ".join(f"{name}={name}" for name, _, _ in inner.args)
-        layer = self.attribute(["block", "layer", "stage", "unit", "block1"], f"{name}({passed})")
+        layer = self.attribute("block layer stage unit block1", f"{name}({passed})")
         self.line(f"{layer}({{x}})")
 
     def convolution_block(self, d):
         """Convolutions with norm and activation, and what they started from."""
         channels = d.inside(d.shape[1][0])
-        d.saved = d.name(["identity", "residual", "skip", "shortcut"])
+        d.saved = d.name("identity residual skip shortcut")
         d.forward.append(f"{d.saved} = {d.x}")
         for _ in range(self.pick(1, 2, 2)):
             bias = self.pick("", ", bias=False")
-            d.apply(["conv1", "conv2", "conv"], f"Conv2d({channels}, {channels}, 3, padding=1{bias})")
+            d.apply("conv1 conv2 conv", f"Conv2d({channels}, {channels}, 3, padding=1{bias})")
             if d.chance(0.7):
-                d.apply(["bn1", "bn2", "norm"], f"BatchNorm2d({channels})")
+                d.apply("bn1 bn2 norm", f"BatchNorm2d({channels})")
             d.activation()
         d.line(f"{{x}} {self.pick('+', '+', '*')} {d.saved}")
         d.activation()
@@ -241,9 +241,9 @@ class Wide(Problem):
     def squeeze_excite(self, d):
         """Weights for the channels, from their means through two layers."""
         channels, n = d.shape[1]
-        channels, few = d.inside(channels), d.arg(["reduced", "squeezed", "bottleneck"], max(2, n // 4))
-        w = d.name(["w", "s", "weights", "scale"])
-        one, two = (d.attribute(["fc1", "fc2", "down", "up"], f"nn.Linear({a}, {b})")
+        channels, few = d.inside(channels), d.arg("reduced squeezed bottleneck", max(2, n // 4))
+        w = d.name("w s weights scale")
+        one, two = (d.attribute("fc1 fc2 down up", f"nn.Linear({a}, {b})")
                     for a, b in ((channels, few), (few, channels)))
         mean = self.pick(f"{d.x}.mean(dim=(2, 3))", f"torch.mean({d.x}, dim=[2, 3])")
         d.forward += [f"{w} = {mean}", f"{w} = {self.pick('torch.relu', 'F.silu')}({one}({w}))",
@@ -253,43 +253,43 @@ class Wide(Problem):
     def attention_block(self, d):
         """Attention of one head, written out, with a residual step."""
         width = d.inside(d.shape[-1][0])
-        names = [d.name([name]) for name in ("q", "k2", "v")]
+        names = [d.name(name) for name in ("q", "k2", "v")]
         made = f"nn.Linear({width}, {width}{self.pick('', ', bias=False')})"
-        layers = [d.attribute([f"to_{name}", f"{name}_proj"], made) for name in names]
+        layers = [d.attribute(f"to_{name} {name}_proj", made) for name in names]
         d.forward += [f"{name} = {layer}({d.x})" for name, layer in zip(names, layers)]
         d.init.append("self.factor = 0.2")
-        scores = d.name(["att", "scores", "weights"])
+        scores = d.name("att scores weights")
         q, k, v = names
         d.forward += [f"{scores} = {q} @ {k}.transpose(-2, -1) * {self.pick('0.125', '0.25', 'self.factor')}",
                       f"{scores} = {self.pick('torch.softmax', 'F.softmax')}({scores}, dim=-1)",
                       f"{d.x} = {d.x} + {scores} @ {v}"]
         if self.chance(0.5):
-            d.apply(["norm", "ln"], f"LayerNorm({width})")
+            d.apply("norm ln", f"LayerNorm({width})")
 
     def feed_forward_block(self, d):
         """Two layers with an activation between them, and a residual step."""
         width, n = d.shape[-1]
-        width, hidden = d.inside(width), d.arg(["hidden_dim", "d_ff", "inner_dim"], 2 * n)
-        skip = d.name(["skip", "res", "shortcut"])
+        width, hidden = d.inside(width), d.arg("hidden_dim d_ff inner_dim", 2 * n)
+        skip = d.name("skip res shortcut")
         d.forward.append(f"{skip} = {d.x}")
         if d.chance(0.5):
-            d.apply(["norm", "ln"], f"LayerNorm({width})")
-        d.apply(["fc1", "up_proj", "lin1"], f"Linear({width}, {hidden})")
+            d.apply("norm ln", f"LayerNorm({width})")
+        d.apply("fc1 up_proj lin1", f"Linear({width}, {hidden})")
         d.activation()
-        d.apply(["fc2", "down_proj", "lin2"], f"Linear({hidden}, {width})")
+        d.apply("fc2 down_proj lin2", f"Linear({hidden}, {width})")
         d.line(f"{{x}} + {skip}")
 
     def several_classes(self):
         """One to three blocks, each a class, and what stands around them."""
         if self.chance(0.6):  # blocks of an image, else of a sequence
-            batch, n = self.const(["batch_size", "B"], self.pick(2, 4)), self.pick(4, 8, 16)
-            side, channels = self.const(["side", "height", "size"], self.pick(8, 16)), self.arg(["channels", "dim"], n)
+            batch, n = self.const("batch_size B", self.pick(2, 4)), self.pick(4, 8, 16)
+            side, channels = self.const("side height size", self.pick(8, 16)), self.arg("channels dim", n)
             self.tensor_input([batch, channels, side, side])
             self.shape = [(batch, 0), (channels, n), ("", 0), ("", 0)]
             kinds = [self.convolution_block, self.squeeze_excite]
         else:
-            batch, n = self.const(["batch_size", "B"], self.pick(4, 8)), self.pick(32, 64)
-            tokens, width = self.const(["seq_len", "tokens"], self.pick(16, 32)), self.arg(["d_model", "embed_dim"], n)
+            batch, n = self.const("batch_size B", self.pick(4, 8)), self.pick(32, 64)
+            tokens, width = self.const("seq_len tokens", self.pick(16, 32)), self.arg("d_model embed_dim", n)
             self.tensor_input([batch, tokens, width])
             self.shape, kinds = [(batch, 0), (tokens, 0), (width, n)], [self.attention_block, self.feed_forward_block]
         self.rows_last = len(self.shape) == 3

@@ -72,11 +72,11 @@ def write_problem(d) -> str:
     """The problem file's text. Adds to the draft what nothing uses."""
     full_name = d.chance(0.15)  # torch.nn.functional.relu in place of F.relu
     if d.chance(0.12):  # an argument that nothing uses
-        name = d.name(["groups", "dropout_p", "mode_id", "num_heads"])
-        d.args.append((name, "int", d.const([name + "_value", "unused"], d.pick(1, 2, 8))))
+        name = d.name("groups dropout_p mode_id num_heads")
+        d.args.append((name, "int", d.const(f"{name}_value unused", d.pick(1, 2, 8))))
     annotated = d.chance(0.4)
     if d.chance(0.15):  # a layer-like attribute with a default
-        name = d.name(["eps_value", "momentum", "inplace", "axis"])
+        name = d.name("eps_value momentum inplace axis")
         d.defaults.append((name, d.pick("1e-5", "0.1", "False", "1")))
         d.init.append(f"self.{name} = {name}")
     if d.clutter:
@@ -101,8 +101,7 @@ def write_problem(d) -> str:
         out.append("import torch.nn.functional as F")
     out += (["import math"] if d.chance(0.04) else []) + gap
     out += d.classes + _class(d, signature, annotated, body, hollow) + gap
-    return "\n".join(out + _constants_and_inputs(d, gap)) \
-        + d.pick("\n", "\n", "")
+    return "\n".join(out + _constants_and_inputs(d, gap)) + d.pick("\n", "\n", "")
 
 
 def write_class(d, name) -> list[str]:
@@ -161,9 +160,8 @@ def _clutter(d):
     for _ in range(d.r.choice([0, 0, 1, 1, 2, 3])):  # more arguments
         value = d.pick("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "8",
                        "[1, 2]")
-        name = d.name(["eps", "momentum", "stride", "padding", "dilation", "groups", "bias", "dim", "num_heads",
-                       "dropout_p", "mode", "hidden_size", "num_layers", "axis", "pool_size", "return_indices",
-                       "reduction", "affine", "n_embd", "margin"])
+        name = d.name("eps momentum stride padding dilation groups bias dim num_heads dropout_p mode hidden_size num_layers axis "
+                      "pool_size return_indices reduction affine n_embd margin")
         if d.chance(0.6):
             d.defaults.append((name, value))
         else:
@@ -174,12 +172,11 @@ def _clutter(d):
     for _ in range(d.r.choice([0, 0, 1, 1, 2])):  # more layers, with parameters that must be created in the same order
         a, b = (d.r.choice(sizes) if sizes and d.chance(0.6) else str(d.pick(2, 3, 4, 8, 16)) for _ in range(2))
         layer = "nn." + d.r.choice(_UNUSED_LAYERS).format(a=a, b=b, k=d.pick(1, 2, 3))
-        name = d.name(["conv1", "conv2", "bn", "pool", "fc1", "proj", "dropout", "embed", "rnn", "block", "extra",
-                       "head", "attn"])
+        name = d.name("conv1 conv2 bn pool fc1 proj dropout embed rnn block extra head attn")
         d.init.insert(d.r.randint(0, len(d.init)), f"self.{name} = {layer}")
     if d.chance(0.2):
         value = d.pick("None", "[1, 2, 3]", "(2, 2)", "3 * 4", "1.0 / 7")
-        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name(['state', 'size', 'config'])} = {value}")
+        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name('state size config')} = {value}")
     for i, line in enumerate(d.init):  # keyword arguments in place of positional ones
         found = re.fullmatch(r"(self\.\w+ = nn\.(\w+?)(?:[123]d|Transpose[123]d|Norm[123]d|Pool[123]d)?\()(.*)\)", line)
         names = next((n for k, n in _ARGUMENTS.items() if found and line.split(" = nn.")[1].startswith(k)), None)

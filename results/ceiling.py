@@ -52,7 +52,6 @@ def main():
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--device", default="cpu", help="cuda: the problems as they stand, measured")
     parser.add_argument("--no-execution", action="store_true", help="only count what can be read and written")
-    parser.add_argument("--elements", type=int, default=SHRUNKEN, help="of all tensors of a shrunken problem")
     parser.add_argument("--out", help="file for the whole-level counts")
     parser.add_argument("--show", help="folder for the code that was written for ids divisible by 5")
     args = parser.parse_args()
@@ -67,7 +66,8 @@ def main():
                 details.update({task.name: why} if task.name in details else {})
                 continue
             codes[task.name] = code
-            small[task.name] = task if args.device != "cpu" else shrunken(task, args.elements)
+            version, count = shrunken(task) if args.device == "cpu" else (task, 1)
+            small[task.name] = version if 0 < count < 20 * SHRUNKEN else None
             if args.show and task.name in details:
                 Path(args.show).mkdir(exist_ok=True)
                 (Path(args.show) / f"{task.name.replace('/', '_')}.py").write_text(code)

@@ -23,7 +23,6 @@ class Operator:
     attributes: tuple = ()  # of the layer: they become {a} and {b}
     defaults: tuple = ()  # {a} and {b} of a call that does not give them
     common: bool = False  # drawn more often
-    positive: bool = False  # defined for x > 0 only
 
 
 POINTWISE = {
@@ -67,10 +66,10 @@ POINTWISE = {
                       ("-1.0", "1.0")),
     "clamp_min": Operator(("tl.maximum({x}, {a})",)),
     "clamp_max": Operator(("tl.minimum({x}, {a})",)),
-    "log": Operator(("tl.log({x})",), positive=True),
+    "log": Operator(("tl.log({x})",)),
     "cos": Operator(("tl.cos({x})",)),
-    "sqrt": Operator(("tl.sqrt({x})",), positive=True),
-    "rsqrt": Operator(("1.0 / tl.sqrt({x})",), positive=True),
+    "sqrt": Operator(("tl.sqrt({x})",)),
+    "rsqrt": Operator(("1.0 / tl.sqrt({x})",)),
     "identity": Operator(("{x}",)),  # a dropout that drops nothing
     "where": Operator(("tl.where({x}, {a}, {b})",)),
     "masked_fill": Operator(("tl.where({a}, {b}, {x})",)),

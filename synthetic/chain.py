@@ -1,12 +1,18 @@
 """The operators that follow a problem's head, each in the spellings that real problems use.
 
-A method here draws one operator (or a few that belong together) and appends it to the draft. `Chain.steps` draws
-pointwise ones; reductions, rows and normalisations are placed by generator.py.
+A method here draws one operator (or a few that belong together) and appends it to the draft: a line of the forward
+pass and, where it needs them, lines of the constructor and module-level constants. `Chain.steps` draws pointwise ones;
+reductions, rows and normalisations are placed by generator.py. What `draft.steps(3)` may add:
+
+    x = F.leaky_relu(x, self.negative_slope)
+    x = x + self.bias
+    x = x * 0.5
 """
 
 from synthetic.draft import Draft
 from synthetic.operators import POINTWISE
 
+# What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.
 _SCALAR_NAMES = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
                  "+": "offset shift add_value constant", "-": "subtract_value offset margin"}
 _PARAM_NAMES = {"*": "weight multiplier gain scale", "+": "bias extra_bias add_bias shift",
@@ -27,7 +33,10 @@ class Chain(Draft):
     # ---- pointwise operators
 
     def activation(self, name=None):
-        """A row of the table of pointwise operators, as a function or as a layer."""
+        """A row of the table of pointwise operators, as a function or as a layer.
+
+            x = F.softplus(x)      or      self.act = nn.Sigmoid()  ...  x = self.act(x)
+        """
         if name is None:
             common = self.chance(0.7)
             name = self.r.choice([name for name, operator in POINTWISE.items()
@@ -38,7 +47,10 @@ class Chain(Draft):
         self.line(self.r.choice(operator.calls))
 
     def leaky(self):
-        """Leaky ReLU or ELU, whose slope is an argument."""
+        """Leaky ReLU or ELU, whose slope is an argument.
+
+            x = F.leaky_relu(x, self.negative_slope)      or      self.lrelu = nn.LeakyReLU(negative_slope=slope)
+        """
         slope = self.pick("0.01", "0.1", "0.2", "0.05")
         if self.chance(0.4):
             alpha = self.arg("negative_slope slope alpha", slope, "float")
@@ -50,6 +62,10 @@ class Chain(Draft):
         self.line(f"F.{call}", a=self.scalar("negative_slope alpha", slope) if "{a}" in call else "")
 
     def clamp(self):
+        """A lower bound, two bounds, or one for both signs.
+
+            x = torch.clamp(x, min=-1.0, max=self.upper)      or      self.hardtanh = nn.Hardtanh(-1.0, 1.0)
+        """
         low, high = self.pick(("-1.0", "1.0"), ("0.0", "1.0"), ("-2.0", "2.0"), ("-0.5", "0.5"), ("0.0", "6.0"))
         if self.chance(0.12):
             limit = self.scalar("limit bound max_abs", high)
@@ -67,7 +83,10 @@ class Chain(Draft):
                   "F.hardtanh({x}, {low}, {high})", "{x}.clamp({low}, {high})", low=low, high=high)
 
     def scale(self):
-        """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter."""
+        """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter.
+
+            x = x * self.scaling_factor      or      x = 0.5 * x
+        """
         op = self.pick("*", "*", "/", "+", "-")
         value = self.number()
         value = "2.0" if op == "/" and abs(float(value)) < 0.2 else value
@@ -83,7 +102,10 @@ class Chain(Draft):
         self.line(f"{{x}} {op} {'-' if negated else ''}{operand}")
 
     def parameter(self):
-        """A broadcast parameter over the channel dimension (dim 1; the last one for 3-D rows)."""
+        """A broadcast parameter over the channel dimension (dim 1; the last one for 3-D rows).
+
+            self.bias = nn.Parameter(torch.randn(bias_shape) * 0.3)  ...  x = x + self.bias
+        """
         op = self.pick("+", "+", "*", "-")
         dim = len(self.shape) - 1 if len(self.shape) == 3 and self.rows_last else 1
         channels, trailing = self.shape[dim][0], len(self.shape) - 1 - dim
@@ -103,7 +125,10 @@ class Chain(Draft):
         self.line(f"{{x}} {op} {self.attribute(names, f'nn.Parameter({make}({shape}){spread})')}")
 
     def buffer(self):
-        """A tensor of the model that is not a parameter, over the last dimension."""
+        """A tensor of the model that is not a parameter, over the last dimension.
+
+            self.register_buffer("positions", torch.linspace(0.5, 1.5, width))  ...  x = x * self.positions
+        """
         width, n = self.shape[-1]
         if not width or n == 1:
             return self.parameter()
@@ -130,6 +155,7 @@ class Chain(Draft):
         self.forward.append(f"{self.saved} = {self.x}")
 
     def residual(self):
+        """x = x + identity, with what `save` kept or another input."""
         self.line(f"{{x}} {self.pick('+', '+', '*')} {self.saved}")
 
     def gate(self):
@@ -141,7 +167,10 @@ class Chain(Draft):
             self.residual()
 
     def opaque(self):
-        """An operator that no kernel of the expert covers."""
+        """An operator that the expert leaves to torch, or whose rows only its sweeps can take over.
+
+            x = torch.flip(x, dims=[1])      or      x = torch.max(x, dim=1, keepdim=True).values
+        """
         choices = ["F.dropout({x}, p=0.0)", "{x}.clone()",
                    f"{{x}} - {{x}}.mean(dim={self.pick('1', '-1', '0')}, keepdim=True)"]
         if len(self.shape) > 2:
@@ -166,7 +195,11 @@ class Chain(Draft):
         return value
 
     def reduction(self):
-        """A reduction over the last dimension (or over all spatial ones); it ends the chain's layout."""
+        """A reduction over the last dimension (or over all spatial ones); it ends the chain's layout.
+
+            x = torch.logsumexp(x, dim=-1, keepdim=True)
+            high = torch.amax(x, dim=1), low = torch.amin(x, dim=1), x = high - low      now and then, a line each
+        """
         nd = len(self.shape)
         if nd == 4:
             dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]")
@@ -191,7 +224,11 @@ class Chain(Draft):
         self.shape = self.shape[:-1] + ([("1", 1)] if keep else [])
 
     def row_operator(self):
-        """Softmax and friends over the last dimension."""
+        """Softmax, cumulative sums, layer norm and other norms over the last dimension.
+
+            x = torch.log_softmax(x, dim=-1)
+            x = x / torch.sqrt(torch.mean(x ** 2, dim=-1, keepdim=True) + self.eps)
+        """
         width = self.shape[-1][0]
         kind = self.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "rms", "l2", "cumsum",
                          "share")
@@ -227,7 +264,10 @@ class Chain(Draft):
             self.line(f"torch.cumsum({{x}}, dim={dim})")
 
     def normalization(self):
-        """Group, instance or batch norm over the channels of a convolution's output."""
+        """Group, instance or batch norm over the channels of a convolution's output.
+
+            self.group_norm = nn.GroupNorm(num_groups, out_channels)  ...  x = self.group_norm(x)
+        """
         channels, n = self.shape[1]
         nd = len(self.shape) - 2
         kind = self.pick("group", "group", "instance", "batch")
@@ -241,6 +281,7 @@ class Chain(Draft):
         self.apply(f"norm {kind}_norm {kind[0]}n", layer)
 
     def pooling(self):
+        """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2)  ...  x = self.pool(x)"""
         nd = len(self.shape) - 2
         k = self.arg("pool_size pool_kernel pool_kernel_size", 2) if self.chance(0.5) else "2"
         kind = self.pick("Max", "Avg")

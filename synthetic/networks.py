@@ -2,8 +2,8 @@
 
 Products of matrices in every arrangement, reductions and scans along any dimension, formulas written out, losses of
 torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper methods. Which
-operators there are is in tables; a method says how a problem is built from them. `synthesize(seed, distribution=WIDE)`
-draws from these families and from the older ones.
+operators there are is in tables; a method says how a problem is built from them, and shows what a forward pass of it
+may look like (names vary). `synthesize(seed, distribution=WIDE)` draws from these families and from the older ones.
 """
 
 import ast
@@ -64,7 +64,11 @@ class Wide(Problem):
     """A draft of the wide distribution."""
 
     def finish(self):
-        """Now and then the last lines, where they use the current tensor alone, become a method of their own."""
+        """Now and then the last lines, where they use the current tensor alone, become a method of their own.
+
+            x = self.linear(x)
+            x = self.post_process(x)      def post_process(self, x): the lines after the linear layer
+        """
         lines = []
         for line in reversed(self.forward):
             names = {n.id for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Name)}
@@ -78,13 +82,19 @@ class Wide(Problem):
             self.forward[-len(lines):] = [f"{self.x} = self.{name}({self.x})"]
 
     def formula(self, of_two=False):
-        """A formula written out, in place of one of torch's functions."""
+        """A formula written out, in place of one of torch's functions: x = torch.where(x > 0, x, 0.1 * x)
+
+        of_two: with a second input, as in x = x * torch.sigmoid(other).
+        """
         other = self.another_input() if of_two and len(self.inputs) == 1 else ""
         c = self.scalar("alpha scale c0", self.pick("0.5", "0.25", "1.5", "2.0"))
         self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
 
     def product(self):
         """A product of two inputs in one of its arrangements, and a step or two that a kernel can do in its epilogue.
+
+            x = torch.matmul(x, labels.T)
+            x = x + self.constant
         """
         first, second, result, spellings = self.r.choice(_PRODUCTS)
         sizes = {}
@@ -103,6 +113,9 @@ class Wide(Problem):
         """Reductions, arg-reductions, softmax, norms and scans along any dimension.
 
         What is reduced is not always last, so elements of a row may lie far apart in memory: the writer's sweeps.
+
+            x = torch.cumprod(x, dim=1)      or      x = x / torch.mean(torch.abs(x), dim=0, keepdim=True)
+            x = x.masked_fill(other > 0.5, 0.0)
         """
         self.plain_input(self.pick(2, 3, 3, 4))
         self.rows_last = len(self.shape) == 3
@@ -120,14 +133,22 @@ class Wide(Problem):
         self.pick(self.activation, self.scale, self.formula)()
 
     def formulas(self):
-        """Formulas written out one after the other: a run of pointwise operators for one kernel."""
+        """Formulas written out one after the other: a run of pointwise operators for one kernel.
+
+            x = torch.minimum(x, other)
+            x = torch.sqrt(x * x + 1.0) - 1.0
+        """
         self.plain_input(self.pick(2, 2, 3, 4))
         for i in range(self.pick(1, 2, 2, 3)):
             self.formula(of_two=i == 0 and self.chance(0.4))
         self.steps(self.pick(0, 0, 1))
 
     def library_loss(self):
-        """A loss of torch.nn.functional, or one written out, of predictions and targets."""
+        """A loss of torch.nn.functional, or one written out, of predictions and targets.
+
+            x = F.logsigmoid(x)
+            x = torch.mean(1 - F.cosine_similarity(x, labels, dim=1))
+        """
         self.plain_input(2)
         for _ in range(self.pick(0, 1, 1)):
             self.pick(self.scale, self.activation)()
@@ -143,6 +164,10 @@ class Wide(Problem):
         """A convolution or a layer, batch norm in training mode, activations; or the norm of an input.
 
         The statistics are the batch's (KernelBench leaves modules in training mode), so a kernel has to compute them.
+
+            x = self.conv(x)
+            x = self.batch_norm(x)      self.batch_norm = nn.BatchNorm2d(out_channels)
+            x = F.relu(x)
         """
         if self.chance(0.3):
             self.plain_input(4)
@@ -164,7 +189,11 @@ class Wide(Problem):
     # ---- networks
 
     def sequence(self):
-        """Layers in an nn.Sequential: a small perceptron or convolutional network."""
+        """Layers in an nn.Sequential: a small perceptron or convolutional network.
+
+            self.net = nn.Sequential(nn.Conv2d(channels, planes, 3, padding=1), nn.BatchNorm2d(planes), nn.GELU())
+            x = self.net(x)
+        """
         layers = []
         if self.chance(0.5):
             batch, width = self.const("batch_size N", self.pick(32, 64)), self.size(64, 128)
@@ -200,6 +229,7 @@ class Wide(Problem):
             self.formula()
 
     def layer(self) -> str:
+        """An activation inside a sequence."""
         return "nn." + self.pick("ReLU()", "ReLU(inplace=True)", "GELU()", "SiLU()", "Tanh()", "LeakyReLU(0.1)",
                                  "Hardswish()")
 
@@ -225,7 +255,12 @@ class Wide(Problem):
         self.line(f"{layer}({{x}})")
 
     def convolution_block(self, d):
-        """Convolutions with norm and activation, and what they started from."""
+        """Convolutions with norm and activation, and what they started from.
+
+            identity = x
+            x = self.bn1(self.conv1(x))      on two lines, once or twice
+            x = torch.relu(x + identity)     on two lines
+        """
         channels = d.inside(d.shape[1][0])
         d.saved = d.name("identity residual skip shortcut")
         d.forward.append(f"{d.saved} = {d.x}")
@@ -239,7 +274,12 @@ class Wide(Problem):
         d.activation()
 
     def squeeze_excite(self, d):
-        """Weights for the channels, from their means through two layers."""
+        """Weights for the channels, from their means through two layers.
+
+            w = torch.mean(x, dim=[2, 3])
+            w = torch.sigmoid(self.fc2(torch.relu(self.fc1(w))))      on two lines
+            x = x * w[:, :, None, None]
+        """
         channels, n = d.shape[1]
         channels, few = d.inside(channels), d.arg("reduced squeezed bottleneck", max(2, n // 4))
         w = d.name("w s weights scale")
@@ -251,7 +291,12 @@ class Wide(Problem):
         d.activation()
 
     def attention_block(self, d):
-        """Attention of one head, written out, with a residual step."""
+        """Attention of one head, written out, with a residual step.
+
+            scores = q @ k2.transpose(-2, -1) * 0.125      q = self.to_q(x) and so on
+            scores = torch.softmax(scores, dim=-1)
+            x = x + scores @ v
+        """
         width = d.inside(d.shape[-1][0])
         names = [d.name(name) for name in ("q", "k2", "v")]
         made = f"nn.Linear({width}, {width}{self.pick('', ', bias=False')})"
@@ -267,7 +312,12 @@ class Wide(Problem):
             d.apply("norm ln", f"LayerNorm({width})")
 
     def feed_forward_block(self, d):
-        """Two layers with an activation between them, and a residual step."""
+        """Two layers with an activation between them, and a residual step.
+
+            skip = x
+            x = self.fc2(F.gelu(self.fc1(x)))      a line each, with a layer norm before them or without
+            x = x + skip
+        """
         width, n = d.shape[-1]
         width, hidden = d.inside(width), d.arg("hidden_dim d_ff inner_dim", 2 * n)
         skip = d.name("skip res shortcut")
@@ -280,7 +330,12 @@ class Wide(Problem):
         d.line(f"{{x}} + {skip}")
 
     def several_classes(self):
-        """One to three blocks, each a class, and what stands around them."""
+        """One to three blocks, each a class, and what stands around them.
+
+            x = self.block(x)      self.block = ResidualBlock(channels), a class in the same file
+            x = x * self.factor
+            x = self.unit(x)
+        """
         if self.chance(0.6):  # blocks of an image, else of a sequence
             batch, n = self.const("batch_size B", self.pick(2, 4)), self.pick(4, 8, 16)
             side, channels = self.const("side height size", self.pick(8, 16)), self.arg("channels dim", n)

@@ -160,8 +160,8 @@ def _clutter(d):
     for _ in range(d.r.choice([0, 0, 1, 1, 2, 3])):  # more arguments
         value = d.pick("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "8",
                        "[1, 2]")
-        name = d.name("eps momentum stride padding dilation groups bias dim num_heads dropout_p mode hidden_size num_layers axis "
-                      "pool_size return_indices reduction affine n_embd margin")
+        name = d.name("eps momentum stride padding dilation groups bias dim num_heads dropout_p mode hidden_size num_layers "
+                      "axis pool_size return_indices reduction affine n_embd margin")
         if d.chance(0.6):
             d.defaults.append((name, value))
         else:

@@ -401,20 +401,19 @@ class Kernel:
         a, b = self.factors
         x, w = (self.parsed.reader.evaluate(ast.parse(factor, mode="eval").body, self.first.values)
                 for factor in self.first.factors)
-        fields = {"a": a, "b": b, "stack": "", "flat": "", "first": "", "close": ""}
-        indices = {"a": "rows[:, None] * am + i[None, :] * ak", "b": "i[:, None] * bk + cols[None, :] * bn"}
+        stack = "tl.program_id(2) * " if w.dim() > 2 else ""  # the program's number in a stack of products
+        fields = {"a": a, "b": b, "flat": "", "stack": f", {a}.shape[0]" if stack else "",
+                  "first": f"({stack}m + " if stack else "", "close": ")" if stack else "",
+                  "a_index": (f"{stack}as_ + " if stack else "") + "rows[:, None] * am + i[None, :] * ak",
+                  "b_index": (f"{stack}bs + " if stack else "") + "i[:, None] * bk + cols[None, :] * bn"}
         strides = {"am": f"{a}.stride(-2)", "ak": f"{a}.stride(-1)", "bk": f"{b}.stride(-2)", "bn": f"{b}.stride(-1)"}
-        if x.dim() > 2 and w.dim() == 2:
-            fields["flat"] = f"{a} = {a}.reshape(-1, k)\n    m = {a}.shape[0]"
-        elif x.dim() > 2:
-            if x.dim() > 3:
-                fields["flat"] = f"{a}, {b} = {a}.flatten(0, -3), {b}.flatten(0, -3)"
-            fields.update(stack=f", {a}.shape[0]", first="(tl.program_id(2) * m + ", close=")")
-            indices = {key: f"tl.program_id(2) * {key}s + {index}" for key, index in indices.items()}
+        if stack:
             strides.update({"as_": f"{a}.stride(0)", "bs": f"{b}.stride(0)"})
-            indices["a"] = indices["a"].replace("as +", "as_ +")
-        return dict(fields, a_index=indices["a"], b_index=indices["b"], strides=", ".join(strides.values()),
-                    stride_names=", ".join(strides))
+        elif x.dim() > 2:
+            fields["flat"] = f"{a} = {a}.reshape(-1, k)\n    m = {a}.shape[0]"
+        if stack and x.dim() > 3:
+            fields["flat"] = f"{a}, {b} = {a}.flatten(0, -3), {b}.flatten(0, -3)"
+        return dict(fields, strides=", ".join(strides.values()), stride_names=", ".join(strides))
 
 
 def _loop(lines) -> list[str]:

@@ -105,7 +105,8 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
 def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
     source = make_task().source.replace("class", "import torch.nn.functional as F\n\nclass").replace("x):", "x, y):")
     tasks_ = [Task(f"single{i}", 0, source.replace("torch.relu(x) * 2", forward).replace(
-        "torch.randn(4, 8)", f"torch.randn{shape}, torch.randn{shape}")) for i, (forward, shape, _) in enumerate(SINGLE)]
+        "torch.randn(4, 8)", f"torch.randn{shape}, torch.randn{shape}"))
+              for i, (forward, shape, _) in enumerate(SINGLE)]
     codes = [render(expert.follow(task), ALL).code for task in tasks_]
     assert not [row[0] for row, code in zip(SINGLE, codes) if row[2] not in code]
     verdicts = box.score_pairs(list(zip(tasks_, codes)))

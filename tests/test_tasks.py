@@ -173,7 +173,7 @@ FORWARD = "return self.act(x) * self.scale - torch.sigmoid(x)"
     ("randn(rows, 4)", "rand(rows, 4, 4)", True),
     (FORWARD, "y = torch.sigmoid(x)\n        return self.scale * F.relu(x) - y", True)] + [
     ("self.act(x)", call, True) for call in ("torch.relu(x)", "x.relu()", "torch.nn.functional.relu(x)")] + [
-    ("torch.sigmoid(x)", "torch.tanh(x)", False), ("- torch", "+ torch", False), (FORWARD, "return self.act(x)", False)])
+    ("torch.sigmoid(x)", "torch.tanh(x)", False), ("- torch", "+ torch", False)])
 def test_an_evaluation_problem_in_disguise_is_refused(old, new, near):
     assert old in PROBLEM
     found = unfit(task(PROBLEM.replace(old, new)), {fingerprint(PROBLEM)})

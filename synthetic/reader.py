@@ -130,7 +130,7 @@ class Reader:
                 if isinstance(over, ast.Call) and ast.unparse(over.func) == "enumerate" and isinstance(item, ast.Tuple):
                     (index, item), over = item.elts, over.args[0]
                 layers = self.resolve(over)
-            if not isinstance(layers, nn.ModuleList) or not self.expand or _contains(node, (ast.Break, ast.Continue)):
+            if not isinstance(layers, nn.ModuleList) or not self.expand:
                 yield node
                 continue
             for i in range(len(layers)):
@@ -240,7 +240,7 @@ class Reader:
         if not isinstance(node, ast.Call):
             return node
         layer = self.resolve(node.func)
-        if type(layer) is nn.Sequential and self.expand and 0 < len(layer) <= 64 and len(node.args) == 1:
+        if type(layer) is nn.Sequential and self.expand:
             inner = node.args[0]
             for i in range(len(layer)):
                 inner = ast.Call(ast.Subscript(node.func, ast.Constant(i), ast.Load()), [inner], [])
@@ -334,9 +334,8 @@ class Reader:
             if value.dim() > 2 and not getattr(call.module, "track_running_stats", False) or batch:
                 step.kind, step.op = "norm", norm[1].lower()
         elif name == "LayerNorm":
-            if call.module.weight is not None and call.module.bias is not None:
-                step.kind, step.op, rank = "row", "layer_norm", value.dim()
-                step.dims = rank - len(call.module.normalized_shape), rank - 1
+            step.kind, step.op, rank = "row", "layer_norm", value.dim()
+            step.dims = rank - len(call.module.normalized_shape), rank - 1
         elif name in ROWS:
             self.classify_row(step, name, call, value)
         return step

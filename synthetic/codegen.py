@@ -94,7 +94,7 @@ class Kernel:
         first, last, rank = block[0], block[-1], len(self.shape)
         if self.kind == "matmul" and block == [rank - 1]:
             return f"tl.load({name}_ptr + cols, mask=cols < n, other=0.0)[None, :]"
-        if self.kind == "row" and block == [rank - 1]:
+        if self.kind == "row" and self.dims[0] == rank - 1 and block == [rank - 1]:
             return f"tl.load({name}_ptr + offs, mask=mask, other=0.0)"
         if self.kind == "row" and last == self.dims[0] - 1:  # one number for each row
             modulo = f" % {self.size_of(name)}" if first > 0 else ""

@@ -18,6 +18,7 @@ import ast
 import contextlib
 import hashlib
 import importlib.util
+import math
 import os
 import re
 import shutil
@@ -233,28 +234,21 @@ def chosen_tasks(tasks, ids) -> list:
     A task's id is the number that its file name begins with. Raises UserError for anything else, or an id that is not
     there.
     """
-    numbers = {int(task.name.split("/")[-1].split("_")[0]): task for task in tasks}
-    wanted = set(numbers) if ids is None else set()
-    for part in ids.replace(" ", "").split(",") if ids is not None else []:
+    if ids is None:
+        return tasks
+    numbers, wanted = {int(task.name.split("/")[-1].split("_")[0]): task for task in tasks}, set()
+    for part in ids.replace(" ", "").split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?|every(\d*[1-9]\d*)", part)
         if not match:
             raise UserError(f"--ids {ids}: cannot read '{part}' (write 5,10,15 or 1-20 or every5)")
         first, last, step = match.groups()
-        span = range(int(first), int(last or first) + 1) if first else []
-        wanted.update(span or [number for number in numbers if step and number % int(step) == 0])
+        wanted.update(range(int(first), int(last or first) + 1) if first else
+                      [number for number in numbers if number % int(step) == 0])
     missing = wanted - set(numbers)
     if missing or not wanted:
         what = f"problem {min(missing)}" if missing else "such problem"
         raise UserError(f"--ids {ids}: there is no {what} in this level")
     return [numbers[number] for number in sorted(wanted)]
-
-
-def _integer(node) -> int | None:
-    """The value of a syntax node that is an integer, or a product such as 256 * 2."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
-        left, right = _integer(node.left), _integer(node.right)
-        return None if left is None or right is None else left * right
-    return node.value if isinstance(node, ast.Constant) and type(node.value) is int else None
 
 
 def scale_batch(task, factor) -> Task:
@@ -263,13 +257,12 @@ def scale_batch(task, factor) -> Task:
     Of a synthesised product with a diagonal matrix it is the second, the columns, as the rows are both sides of it.
     """
     values = [node.value for node in ast.parse(task.source).body if isinstance(node, ast.Assign)]
-    sizes = [(value, size) for value in values if (size := _integer(value)) is not None]
+    sizes = [value for value in values if re.fullmatch(r"\d+( \* \d+)*", ast.unparse(value))]  # 512, or 256 * 2
     which = 1 if task.family == "diagonal" else 0
     if len(sizes) <= which:
         return task
-    value, size = sizes[which]
-    lines = task.source.split("\n")
-    line = lines[value.lineno - 1]
+    value, lines = sizes[which], task.source.split("\n")
+    line, size = lines[value.lineno - 1], math.prod(map(int, ast.unparse(value).split(" * ")))
     lines[value.lineno - 1] = line[:value.col_offset] + str(size * factor) + line[value.end_col_offset:]
     return replace(task, source="\n".join(lines))
 
@@ -278,17 +271,23 @@ def scale_batch(task, factor) -> Task:
 # Problems of KernelBench's sizes on a machine without a GPU
 
 
+def made(source) -> tuple:
+    """(model, get_inputs) of a problem file's text. Raises whatever that raises."""
+    space = {}
+    exec(compile(source, "problem", "exec"), space)
+    return space["Model"](*space["get_init_inputs"]()), space["get_inputs"]
+
+
 def elements(source, enough) -> int | None:
     """How many elements inputs, parameters and output have together; without the output where `enough` are exceeded.
 
     None if the problem does not run. It is run without memory, on PyTorch's meta device.
     """
-    space = {}
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            exec(compile(source, "problem", "exec"), space)
-            model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
+            model, get_inputs = made(source)
+            inputs = get_inputs()
             total = sum(t.numel() for t in [*inputs, *model.parameters()] if isinstance(t, torch.Tensor))
             output = model(*inputs) if total <= enough else ()
     except Exception:  # whatever a problem may raise
@@ -310,25 +309,29 @@ class _Cap(ast.NodeTransformer):
         return node
 
 
-def shrunken(task, most=SHRUNKEN) -> Task | None:
-    """The problem with its sizes (module level, get_inputs, get_init_inputs) capped, as large as `most` elements allow.
-
-    Where that cannot be had, the smallest one that runs; None if it is larger by far, or if there is none.
-    """
-    if (elements(task.source, most) or most + 1) <= most:
-        return task
-    smallest = None
+def _capped(source):
+    """A problem's text with its sizes (module level, get_inputs, get_init_inputs) capped, lower and lower."""
     for count in (1000, 1):  # all sizes; where that does not run, as with literals in the constructor, the batch alone
         for cap in (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
-            tree, capped = ast.parse(task.source), _Cap(cap, count)
+            tree, capped = ast.parse(source), _Cap(cap, count)
             tree.body = [node if isinstance(node, ast.ClassDef) else capped.visit(node) for node in tree.body]
-            source = ast.unparse(ast.fix_missing_locations(tree))
-            n = elements(source, 20 * most)
-            if n and n <= most:
-                return replace(task, source=source)
-            if n and (smallest is None or n < smallest[0]):
-                smallest = n, source
-    return replace(task, source=smallest[1]) if smallest and smallest[0] < 20 * most else None
+            yield ast.unparse(ast.fix_missing_locations(tree))
+
+
+def shrunken(task, enough=20 * SHRUNKEN) -> tuple[Task, int]:
+    """(the problem with its sizes capped to have at most SHRUNKEN elements, how many it has; see `elements`).
+
+    Where that cannot be had, the smallest version that runs, or the problem as it is; 0 if that cannot be built.
+    """
+    smallest = elements(task.source, SHRUNKEN) or 0
+    best = task
+    for source in _capped(task.source):
+        if 0 < smallest <= SHRUNKEN:
+            break
+        count = elements(source, enough)
+        if count and (count < smallest or not smallest):
+            smallest, best = count, replace(task, source=source)
+    return best, smallest
 
 
 def without_a_gpu(tasks, seconds, shrink) -> tuple[list, dict]:
@@ -336,18 +339,18 @@ def without_a_gpu(tasks, seconds, shrink) -> tuple[list, dict]:
 
     seconds: for a candidate. shrink: make smaller what is too large. Both are told before anything starts.
     """
-    most, too_large = int(INTERPRETED * seconds), {}
-    if shrink:
-        tasks = [shrunken(task) or task for task in tqdm(tasks, desc="shrinking", unit="problem", disable=None)]
-    for task in tasks:
-        if (count := elements(task.source, most) or 0) > most:
+    most, kept, too_large = int(INTERPRETED * seconds), [], {}
+    for task in tqdm(tasks, desc="shrinking", unit="problem", disable=None if shrink else True):
+        task, count = shrunken(task, most) if shrink else (task, elements(task.source, most) or 0)
+        kept.append(task)
+        if count > most:
             why = f"its tensors take {4e-9 * count:.2g} GB; without a GPU {4e-9 * most:.2g} GB are possible"
-            print(f"{task.name}: {why}", file=sys.stderr)
+            tqdm.write(f"{task.name}: {why}", file=sys.stderr)
             too_large[task.name] = why
     if too_large:
         print(f"{len(too_large)} of {len(tasks)} problems count as unusable"
               f"{'' if shrink else '; --shrink makes them smaller'}", file=sys.stderr)
-    return tasks, too_large
+    return kept, too_large
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -389,9 +392,8 @@ def operators(source) -> list[str]:
         for node in ast.walk(method):
             if isinstance(node, ast.BinOp):
                 found.append(_ARITHMETIC.get(type(node.op), "other"))
-            elif isinstance(node, ast.UnaryOp):
-                if isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
-                    found.append("neg")
+            elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+                found += [] if isinstance(node.operand, ast.Constant) else ["neg"]
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 names = [node.func.attr]
                 if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
@@ -419,11 +421,9 @@ def unfit(task, evaluation) -> str | None:
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"
     try:
-        space = {}
-        exec(compile(task.source, task.name, "exec"), space)
         torch.manual_seed(0)
-        model = space["Model"](*space["get_init_inputs"]())
-        inputs, others = space["get_inputs"](), space["get_inputs"]()
+        model, get_inputs = made(task.source)
+        inputs, others = get_inputs(), get_inputs()
         with torch.no_grad():
             first, again, other = model(*inputs), model(*inputs), model(*others)
     except Exception as error:  # a problem that does not run is no problem; the synthesiser goes on to the next seed
@@ -444,12 +444,11 @@ def unfit_on_gpu(task, device="cuda", fastest=1.0, slowest=100.0) -> str | None:
 
     CUDA Agent's filters, beside those of `unfit`. fastest, slowest: limits of one eager forward in ms.
     """
-    space = {}
-    exec(compile(task.source, task.name, "exec"), space)
     try:
         with torch.device(device), torch.no_grad():
-            model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
-            want, times = model(*inputs), []
+            model, get_inputs = made(task.source)
+            inputs, times = get_inputs(), []
+            want = model(*inputs)
             for _ in range(5):
                 start = time.perf_counter()
                 model(*inputs).sum().item()  # waits for the device

@@ -1,17 +1,22 @@
 """The operators that follow a problem's head, each in the spellings that real problems use.
 
-A method here draws one operator (or a few that belong together) and appends it to the draft. `Chain.steps` draws
-pointwise ones; reductions, rows and normalisations are placed by generator.py.
+A method here draws one operator (or a few that belong together) and appends it to the draft: a line of the forward
+pass and, where it needs them, lines of the constructor and module-level constants. `Chain.steps` draws pointwise ones;
+reductions, rows and normalisations are placed by generator.py. What `draft.steps(3)` may add:
+
+    x = F.leaky_relu(x, self.negative_slope)
+    x = x + self.bias
+    x = x * 0.5
 """
 
 from synthetic.draft import Draft
 from synthetic.operators import POINTWISE
 
-_SCALAR_NAMES = {"*": ["scale", "scaling_factor", "multiplier", "factor", "gain"],
-                 "/": ["divisor", "temperature", "scale"],
-                 "+": ["offset", "shift", "add_value", "constant"], "-": ["subtract_value", "offset", "margin"]}
-_PARAM_NAMES = {"*": ["weight", "multiplier", "gain", "scale"], "+": ["bias", "extra_bias", "add_bias", "shift"],
-                "-": ["subtract", "sub_bias", "centre"]}
+# What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.
+_SCALAR_NAMES = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
+                 "+": "offset shift add_value constant", "-": "subtract_value offset margin"}
+_PARAM_NAMES = {"*": "weight multiplier gain scale", "+": "bias extra_bias add_bias shift",
+                "-": "subtract sub_bias centre"}
 
 
 class Chain(Draft):
@@ -28,53 +33,66 @@ class Chain(Draft):
     # ---- pointwise operators
 
     def activation(self, name=None):
-        """A row of the table of pointwise operators, as a function or as a layer."""
+        """A row of the table of pointwise operators, as a function or as a layer.
+
+            x = F.softplus(x)      or      self.act = nn.Sigmoid()  ...  x = self.act(x)
+        """
         if name is None:
             common = self.chance(0.7)
             name = self.r.choice([name for name, operator in POINTWISE.items()
                                   if operator.calls and (operator.common or not common)])
         operator = POINTWISE[name]
         if operator.layer and self.chance(0.4):
-            return self.apply([name, "act", "activation", "nonlin"], self.pick(operator.layer))
+            return self.apply(f"{name} act activation nonlin", self.pick(operator.layer))
         self.line(self.r.choice(operator.calls))
 
     def leaky(self):
-        """Leaky ReLU or ELU, whose slope is an argument."""
+        """Leaky ReLU or ELU, whose slope is an argument.
+
+            x = F.leaky_relu(x, self.negative_slope)      or      self.lrelu = nn.LeakyReLU(negative_slope=slope)
+        """
         slope = self.pick("0.01", "0.1", "0.2", "0.05")
         if self.chance(0.4):
-            alpha = self.arg(["negative_slope", "slope", "alpha"], slope, "float")
+            alpha = self.arg("negative_slope slope alpha", slope, "float")
             made = self.pick("LeakyReLU({})", "LeakyReLU({})", "LeakyReLU(negative_slope={})", "ELU({})",
                              "ELU(alpha={})")
-            return self.apply(["leaky_relu", "act", "lrelu", "elu"], made.format(alpha))
+            return self.apply("leaky_relu act lrelu elu", made.format(alpha))
         call = self.pick("leaky_relu({x}, {a})", "leaky_relu({x}, {a})", "leaky_relu({x}, negative_slope={a})",
                          "elu({x}, {a})", "elu({x}, alpha={a})", "elu({x})", "leaky_relu({x})")
-        self.line(f"F.{call}", a=self.scalar(["negative_slope", "alpha"], slope) if "{a}" in call else "")
+        self.line(f"F.{call}", a=self.scalar("negative_slope alpha", slope) if "{a}" in call else "")
 
     def clamp(self):
+        """A lower bound, two bounds, or one for both signs.
+
+            x = torch.clamp(x, min=-1.0, max=self.upper)      or      self.hardtanh = nn.Hardtanh(-1.0, 1.0)
+        """
         low, high = self.pick(("-1.0", "1.0"), ("0.0", "1.0"), ("-2.0", "2.0"), ("-0.5", "0.5"), ("0.0", "6.0"))
         if self.chance(0.12):
-            limit = self.scalar(["limit", "bound", "max_abs"], high)
+            limit = self.scalar("limit bound max_abs", high)
             if self.chance(0.4):
                 low, high = self.pick((low, high), (limit, "6.0") if float(low) < 0 else (low, high))
                 bounds = self.pick("{}, {}", "min_val={}, max_val={}").format(low, high)
-                return self.apply(["hardtanh", "clip", "clamp"], f"Hardtanh({bounds})")
+                return self.apply("hardtanh clip clamp", f"Hardtanh({bounds})")
             return self.line("torch.clamp({x}, min=-{limit}, max={limit})", "torch.clamp({x}, -{limit}, {limit})",
                              limit=limit)
-        low = self.scalar(["min_value", "lower", "min_val", "clamp_min"], low)
+        low = self.scalar("min_value lower min_val clamp_min", low)
         if self.chance(0.3):
             return self.line("torch.clamp({x}, min={low})", low=low)
-        high = self.scalar(["max_value", "upper", "max_val", "clamp_max"], high)
+        high = self.scalar("max_value upper max_val clamp_max", high)
         self.line("torch.clamp({x}, {low}, {high})", "torch.clamp({x}, min={low}, max={high})",
                   "F.hardtanh({x}, {low}, {high})", "{x}.clamp({low}, {high})", low=low, high=high)
 
     def scale(self):
-        """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter."""
+        """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter.
+
+            x = x * self.scaling_factor      or      x = 0.5 * x
+        """
         op = self.pick("*", "*", "/", "+", "-")
         value = self.number()
         value = "2.0" if op == "/" and abs(float(value)) < 0.2 else value
         operand = self.scalar(_SCALAR_NAMES[op], value)
         if self.clutter and self.chance(0.1) and len(self.inputs) == 1:  # a number among the inputs of forward
-            operand = self.name(["s", "alpha", "factor"])
+            operand = self.name("s alpha factor")
             self.inputs.append((operand, str(abs(float(value)))))
         elif self.clutter and self.chance(0.2):
             operand = self.attribute(_SCALAR_NAMES[op], f"nn.Parameter(torch.tensor({float(value)}))")
@@ -84,7 +102,10 @@ class Chain(Draft):
         self.line(f"{{x}} {op} {'-' if negated else ''}{operand}")
 
     def parameter(self):
-        """A broadcast parameter over the channel dimension (dim 1; the last one for 3-D rows)."""
+        """A broadcast parameter over the channel dimension (dim 1; the last one for 3-D rows).
+
+            self.bias = nn.Parameter(torch.randn(bias_shape) * 0.3)  ...  x = x + self.bias
+        """
         op = self.pick("+", "+", "*", "-")
         dim = len(self.shape) - 1 if len(self.shape) == 3 and self.rows_last else 1
         channels, trailing = self.shape[dim][0], len(self.shape) - 1 - dim
@@ -93,7 +114,7 @@ class Chain(Draft):
             shape = f"(1, {shape[1:]}"
         names = _PARAM_NAMES[op]
         if self.chance(0.65):
-            shape = self.arg([n + "_shape" for n in names] + ["param_shape"], shape, "tuple")
+            shape = self.arg(f"{names.replace(' ', '_shape ')}_shape param_shape", shape, "tuple")
         else:
             self.inside(channels)
         make = self.pick("torch.randn", "torch.randn", "torch.rand", "torch.ones",
@@ -104,11 +125,14 @@ class Chain(Draft):
         self.line(f"{{x}} {op} {self.attribute(names, f'nn.Parameter({make}({shape}){spread})')}")
 
     def buffer(self):
-        """A tensor of the model that is not a parameter, over the last dimension."""
+        """A tensor of the model that is not a parameter, over the last dimension.
+
+            self.register_buffer("positions", torch.linspace(0.5, 1.5, width))  ...  x = x * self.positions
+        """
         width, n = self.shape[-1]
         if not width or n == 1:
             return self.parameter()
-        name = self.name(["counts", "positions", "steps", "weights", "table"])
+        name = self.name("counts positions steps weights table")
         width = self.inside(width)
         made = self.pick(f"torch.arange(1, {width} + 1).float()", f"torch.arange({width}) * 0.01",
                          f"torch.linspace(0.5, 1.5, {width})",
@@ -120,19 +144,18 @@ class Chain(Draft):
 
     def soft_cap(self):
         """cap * tanh(x / cap)."""
-        cap = self.scalar(["cap", "limit", "bound"], self.pick("2.0", "5.0", "3.0", "30.0"))
+        cap = self.scalar("cap limit bound", self.pick("2.0", "5.0", "3.0", "30.0"))
         self.line(f"{{x}} / {cap}")
         self.activation("tanh")
         self.line(f"{{x}} * {cap}", f"{cap} * {{x}}")
 
     def save(self):
         """Keep the current tensor under another name, for a residual step later."""
-        self.saved = self.name(["identity", "residual", "skip", "original", "shortcut"])
+        self.saved = self.name("identity residual skip original shortcut")
         self.forward.append(f"{self.saved} = {self.x}")
 
     def residual(self):
-        if self.saved is None:
-            return self.scale()
+        """x = x + identity, with what `save` kept or another input."""
         self.line(f"{{x}} {self.pick('+', '+', '*')} {self.saved}")
 
     def gate(self):
@@ -144,7 +167,10 @@ class Chain(Draft):
             self.residual()
 
     def opaque(self):
-        """An operator that no kernel of the expert covers."""
+        """An operator that the expert leaves to torch, or whose rows only its sweeps can take over.
+
+            x = torch.flip(x, dims=[1])      or      x = torch.max(x, dim=1, keepdim=True).values
+        """
         choices = ["F.dropout({x}, p=0.0)", "{x}.clone()",
                    f"{{x}} - {{x}}.mean(dim={self.pick('1', '-1', '0')}, keepdim=True)"]
         if len(self.shape) > 2:
@@ -163,31 +189,32 @@ class Chain(Draft):
         """The last dimension as an argument: a literal, or now and then a constructor argument kept on self."""
         value = self.pick(*values)
         if self.chance(0.12):
-            name = self.arg(["dim", "axis", "reduce_dim"], value)
+            name = self.arg("dim axis reduce_dim", value)
             self.init.append(f"self.{name} = {name}")
             return f"self.{name}"
         return value
 
     def reduction(self):
-        """A reduction over the last dimension (or over all spatial ones); it ends the chain's layout."""
+        """A reduction over the last dimension (or over all spatial ones); it ends the chain's layout.
+
+            x = torch.logsumexp(x, dim=-1, keepdim=True)
+            high = torch.amax(x, dim=1), low = torch.amin(x, dim=1), x = high - low      now and then, a line each
+        """
         nd = len(self.shape)
-        if nd >= 4:
-            if nd == 4:
-                dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]")
-            else:
-                dims = self.pick("(2, 3, 4)", "[2, 3, 4]")
+        if nd == 4:
+            dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]")
             keep = self.chance(0.5)
             op = self.pick("torch.mean", "torch.mean", "torch.sum", "torch.amax")
             self.line(f"{op}({{x}}, dim={dims}{', keepdim=True' if keep else ''})")
-            self.shape = self.shape[:2] + ([("1", 1)] * (nd - 2) if keep else [])
+            self.shape = self.shape[:2] + [("1", 1)] * (2 * keep)
             return
         dim = self.dimension("-1", "-1", str(nd - 1))
         keep = self.chance(0.6)
         tail = f"dim={dim}, keepdim=True)" if keep else f"dim={dim})"
         op = self.pick("sum", "mean", "amax", "amin", "logsumexp", "logsumexp")
         if self.chance(0.1):  # two of them from the same tensor
-            first = self.name(["high", "top", "upper", "total", "a1"])
-            second = self.name(["low", "bottom", "lower", "average", "a2"])
+            first = self.name("high top upper total a1")
+            second = self.name("low bottom lower average a2")
             ops = self.pick(("amax", "amin"), ("sum", "amax"), ("mean", "amin"), ("amax", "mean"))
             self.forward.append(f"{first} = torch.{ops[0]}({self.x}, {tail}")
             self.forward.append(f"{second} = torch.{ops[1]}({self.x}, {tail}")
@@ -197,27 +224,31 @@ class Chain(Draft):
         self.shape = self.shape[:-1] + ([("1", 1)] if keep else [])
 
     def row_operator(self):
-        """Softmax and friends over the last dimension."""
+        """Softmax, cumulative sums, layer norm and other norms over the last dimension.
+
+            x = torch.log_softmax(x, dim=-1)
+            x = x / torch.sqrt(torch.mean(x ** 2, dim=-1, keepdim=True) + self.eps)
+        """
         width = self.shape[-1][0]
         kind = self.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "rms", "l2", "cumsum",
                          "share")
         if kind == "layer_norm":
             if self.chance(0.5):
-                width = self.arg(["normalized_shape", "norm_shape", "width"], width)
+                width = self.arg("normalized_shape norm_shape width", width)
             else:
                 self.inside(width)
             eps = ""
             if self.chance(0.15):
-                eps = f", eps={self.arg(['eps', 'epsilon', 'norm_eps'], '1e-5', 'float')}"
-            return self.apply(["norm", "ln", "layer_norm"], f"LayerNorm({width}{eps})")
+                eps = f", eps={self.arg('eps epsilon norm_eps', '1e-5', 'float')}"
+            return self.apply("norm ln layer_norm", f"LayerNorm({width}{eps})")
         dim = self.dimension("-1", str(len(self.shape) - 1))
         if kind in ("softmax", "log_softmax"):
             if self.chance(0.3):
                 layer = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}[kind]
-                return self.apply([kind, "prob"], f"{layer}(dim={dim})")
+                return self.apply(f"{kind} prob", f"{layer}(dim={dim})")
             self.line(f"{self.pick('torch', 'F')}.{kind}({{x}}, dim={dim})")
         elif kind == "rms":
-            eps = self.scalar(["eps", "epsilon"], self.pick("1e-5", "1e-6"))
+            eps = self.scalar("eps epsilon", self.pick("1e-5", "1e-6"))
             self.line("{x} / torch.sqrt(torch.mean({x} ** 2, dim={dim}, keepdim=True) + {eps})",
                       "{x} * torch.rsqrt({x}.pow(2).mean(dim={dim}, keepdim=True) + {eps})",
                       "{x} * torch.rsqrt(torch.mean({x} * {x}, dim={dim}, keepdim=True) + {eps})", dim=dim, eps=eps)
@@ -233,32 +264,35 @@ class Chain(Draft):
             self.line(f"torch.cumsum({{x}}, dim={dim})")
 
     def normalization(self):
-        """Group, instance or batch norm over the channels of a convolution's output."""
+        """Group, instance or batch norm over the channels of a convolution's output.
+
+            self.group_norm = nn.GroupNorm(num_groups, out_channels)  ...  x = self.group_norm(x)
+        """
         channels, n = self.shape[1]
         nd = len(self.shape) - 2
         kind = self.pick("group", "group", "instance", "batch")
         if kind == "group":
             groups = self.r.choice([g for g in (1, 2, 4, 8) if n % g == 0])
-            layer = f"GroupNorm({self.arg(['num_groups', 'groups', 'n_groups'], groups)}, {channels})"
+            layer = f"GroupNorm({self.arg('num_groups groups n_groups', groups)}, {channels})"
         elif kind == "instance":
             layer = f"InstanceNorm{nd}d({channels}{self.pick('', '', ', affine=True')})"
         else:
             layer = f"BatchNorm{nd}d({channels})"
-        self.apply(["norm", kind + "_norm", kind[0] + "n"], layer)
+        self.apply(f"norm {kind}_norm {kind[0]}n", layer)
 
     def pooling(self):
+        """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2)  ...  x = self.pool(x)"""
         nd = len(self.shape) - 2
-        k = self.arg(["pool_size", "pool_kernel", "pool_kernel_size"], 2) if self.chance(0.5) else "2"
+        k = self.arg("pool_size pool_kernel pool_kernel_size", 2) if self.chance(0.5) else "2"
         kind = self.pick("Max", "Avg")
         k = self.pick(k, k, f"kernel_size={k}", f"kernel_size={k}, stride={k}", f"{k}, stride={k}")
-        self.apply(["pool", f"{kind.lower()}pool"], f"{kind}Pool{nd}d({k})")
+        self.apply(f"pool {kind.lower()}pool", f"{kind}Pool{nd}d({k})")
 
     def another_linear(self, width=None):
         """One more layer; what was saved does not fit any more. width: (expression, size) of the output, or drawn."""
         n = self.size(64, 128, 256) if width is None else width[1]
         i = self.inside(self.shape[-1][0])
-        o = width[0] if width else self.arg(["hidden2", "out_dim", "classes", "width2", "d_model"], n)
+        o = width[0] if width else self.arg("hidden2 out_dim classes width2 d_model", n)
         bias = ", bias=False" if self.chance(0.15) else ""
-        self.apply(["fc1", "fc2", "fc3", "linear1", "linear2", "out", "head", "proj1", "proj2", "down", "up", "lin1",
-                    "lin2"], f"Linear({i}, {o}{bias})")
+        self.apply("fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up lin1 lin2", f"Linear({i}, {o}{bias})")
         self.shape, self.saved = self.shape[:-1] + [(o, n)], None

@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass
 
 import torch
-import torch.nn as nn
 
 from synthetic.operators import ARITHMETIC, POINTWISE, ROWS
 from synthetic.templates import PIECES, TEMPLATES
@@ -47,12 +46,12 @@ class Kernel:
     """One Triton kernel under construction.
 
     parsed: the Body whose steps are added. shape: of the tensor that the kernel walks (matmul: of its result).
-    layout: of a row kernel, "last" or "spatial". dims: of a sweep, the first and last of the dimensions reduced. Its
-    methods raise Unsupported for what the kind cannot express.
+    dims: of rows and sweeps, the first and the last of the dimensions that make a row. Its methods raise Unsupported
+    for what the kind cannot express.
     """
 
-    def __init__(self, parsed, kind, shape, layout="", dims=()):
-        self.parsed, self.kind, self.shape, self.layout, self.dims = parsed, kind, tuple(shape), layout, dims
+    def __init__(self, parsed, kind, shape, dims=()):
+        self.parsed, self.kind, self.shape, self.dims = parsed, kind, tuple(shape), dims
         self.operands = {}  # text outside the kernel -> _Operand
         self.extra = {}  # further integer parameters: name -> an operand (its size), or a dimension (elements below it)
         self.lines = []
@@ -95,12 +94,11 @@ class Kernel:
         first, last, rank = block[0], block[-1], len(self.shape)
         if self.kind == "matmul" and block == [rank - 1]:
             return f"tl.load({name}_ptr + cols, mask=cols < n, other=0.0)[None, :]"
-        if self.kind == "row" and self.layout == "last" and block == [rank - 1]:
+        if self.kind == "row" and self.dims[0] == rank - 1 and block == [rank - 1]:
             return f"tl.load({name}_ptr + offs, mask=mask, other=0.0)"
-        if self.kind == "row" and self.layout == "last" and first == 0 and last == rank - 2:
-            return f"tl.load({name}_ptr + tl.program_id(0))"
-        if self.kind == "row" and self.layout == "spatial" and block == [1]:
-            return f"tl.load({name}_ptr + tl.program_id(0) % {self.size_of(name)})"
+        if self.kind == "row" and last == self.dims[0] - 1:  # one number for each row
+            modulo = f" % {self.size_of(name)}" if first > 0 else ""
+            return f"tl.load({name}_ptr + tl.program_id(0){modulo})"
         index = "idx"
         if last < rank - 1:
             index += f" // {self.elements_below(last)}"
@@ -170,11 +168,9 @@ class Kernel:
     def power(self, base, exponent):
         exponent = ast.literal_eval(exponent)
         base = self.repeatable(base)
-        if exponent in (2, 3):
-            return " * ".join([base] * int(exponent)), 2
-        if exponent == 0.5:
-            return f"tl.sqrt({base})", _ATOM
-        raise Unsupported
+        if exponent not in (2, 3):
+            raise Unsupported
+        return " * ".join([base] * int(exponent)), 2
 
     def formula(self, call):
         """The value of a pointwise call: (Triton text, precedence)."""
@@ -184,26 +180,19 @@ class Kernel:
         if name == "pow":
             return self.power(arguments[0], arguments[1])
         if call.module is not None:
-            if isinstance(call.module, nn.Softplus) and (call.module.beta, call.module.threshold) != (1, 20):
-                raise Unsupported
             attributes = POINTWISE[name].attributes
             further = [self.operand(f"self.{call.attribute}.{attribute}", None) for attribute in attributes]
         else:
             values = ("min", "max", "min_val", "max_val", "negative_slope", "alpha")
-            if name in ARITHMETIC or keywords.keys() - {*values, "inplace", "reduction", "approximate"}:
+            if keywords.keys() - {*values, "inplace", "reduction", "approximate"}:
                 raise Unsupported
             arguments += [keywords[key] for key in values if key in keywords]
             if name == "clamp" and len(arguments) == 2:
-                if keywords.keys() & {"min_val", "max_val"}:
-                    raise Unsupported  # hardtanh with one bound; the other is not infinite
                 name = "clamp_max" if "max" in keywords else "clamp_min"
             arguments += [keywords[key] for key in ("input", "other", "value") if key in keywords and name == "where"]
             further = [self.wrapped(a, _ATOM) for a in arguments[1:]] or list(POINTWISE[name].defaults)
-        lines = POINTWISE[name].triton
-        if not further and any("{a}" in line for line in lines):
-            raise Unsupported
         fields = dict(zip("ab", further), x=self.repeatable(arguments[0]))
-        *before, value = [line.format(**fields) for line in lines]
+        *before, value = [line.format(**fields) for line in POINTWISE[name].triton]
         self.lines += before
         return value, _ATOM if re.fullmatch(r"tl\.\w+\([^()]*\)", value) else 1
 
@@ -247,8 +236,6 @@ class Kernel:
         vector = diagonal(self.parsed.reader.call(step.node).arguments[0])
         matrix = self.variable(step.source)
         shape = self.parsed.reader.evaluate(vector, step.values).shape
-        if len(shape) != 1:
-            raise Unsupported
         return [f"{step.target} = {self.operand(ast.unparse(vector), (*shape, 1))} * {matrix}"]
 
     def row_fields(self, step) -> tuple[dict, list]:
@@ -276,7 +263,7 @@ class Kernel:
             line = f"{step.target} = ({x} - mean) * rstd"
         if step.layer.weight is not None:
             affine = (step.shape[1],) + (1,) * (len(step.shape) - 2)
-            affine = tuple(step.layer.normalized_shape) if step.op == "layer" else affine
+            affine = tuple(step.layer.normalized_shape) if step.op == "layer_norm" else affine
             line += f" * {self.operand(f'self.{step.module}.weight', affine)}"
             line += f" + {self.operand(f'self.{step.module}.bias', affine)}"
         return [line]
@@ -286,8 +273,6 @@ class Kernel:
         for text in step.factors:
             name = self.operand(text, None)
             operand = self.operands.pop(text)  # elsewhere in the kernel the same tensor would be another operand
-            if f"factor {text}" in self.operands:
-                raise Unsupported
             self.operands[f"factor {text}"] = operand
             operand.load, operand.factor = "read by the template", True
             self.factors.append(name)
@@ -301,8 +286,6 @@ class Kernel:
     def sweep_fields(self, step):
         """(row operator, its fields, its lines after the value) of a row step in a sweep."""
         operator = ROWS[step.op]
-        if not operator.start or step.op == "layer_norm" and step.dims != self.dims:
-            raise Unsupported
         fields, affine = self.row_fields(step)
         number = sum(level == "reduction" for _, level in self.sections)
         return operator, dict(fields, i=number or ""), [self.lines.pop()] + affine  # headed by the torch line
@@ -383,10 +366,10 @@ class Kernel:
             fields["result"] = {"mean": "dst.sum() / n", "sum": "dst.sum()", "norm": "torch.sqrt(dst.sum())"}[step.op]
             fields["store"] = f"tl.store(dst_ptr + tl.program_id(0), tl.sum(tl.where(mask, {final}, 0.0), 0))"
         elif self.kind == "row":
-            last = self.layout == "last"
+            last = self.dims[0] == self.dims[1]  # else all spatial dimensions
             fields["cols"] = f"{main}.shape[-1]" if last else f"{main}[0, 0].numel()"
             if self.local[final] == "row":
-                ones = (1,) * (1 if last else len(self.shape) - 2) if len(step.shape) == len(self.shape) else ()
+                ones = (1,) * (len(self.shape) - self.dims[0]) if len(step.shape) == len(self.shape) else ()
                 lead = f"{main}.shape[:{-1 if last else 2}]"
                 fields["out"] = f"{main}.new_empty({lead}{f' + {ones}' if ones else ''})"
                 fields["store"] = f"tl.store(dst_ptr + tl.program_id(0), {final})"
@@ -415,25 +398,22 @@ class Kernel:
 
     def product_sizes(self) -> dict:
         """Fields of the template: factors as they lie in memory, whatever their strides."""
-        if any(not isinstance(what, str) for what in self.extra.values()):
-            raise Unsupported
         a, b = self.factors
         x, w = (self.parsed.reader.evaluate(ast.parse(factor, mode="eval").body, self.first.values)
                 for factor in self.first.factors)
-        fields = {"a": a, "b": b, "stack": "", "flat": "", "first": "", "close": ""}
-        indices = {"a": "rows[:, None] * am + i[None, :] * ak", "b": "i[:, None] * bk + cols[None, :] * bn"}
+        stack = "tl.program_id(2) * " if w.dim() > 2 else ""  # the program's number in a stack of products
+        fields = {"a": a, "b": b, "flat": "", "stack": f", {a}.shape[0]" if stack else "",
+                  "first": f"({stack}m + " if stack else "", "close": ")" if stack else "",
+                  "a_index": (f"{stack}as_ + " if stack else "") + "rows[:, None] * am + i[None, :] * ak",
+                  "b_index": (f"{stack}bs + " if stack else "") + "i[:, None] * bk + cols[None, :] * bn"}
         strides = {"am": f"{a}.stride(-2)", "ak": f"{a}.stride(-1)", "bk": f"{b}.stride(-2)", "bn": f"{b}.stride(-1)"}
-        if x.dim() > 2 and w.dim() == 2:
-            fields["flat"] = f"{a} = {a}.reshape(-1, k)\n    m = {a}.shape[0]"
-        elif x.dim() > 2:
-            if x.dim() > 3:
-                fields["flat"] = f"{a}, {b} = {a}.flatten(0, -3), {b}.flatten(0, -3)"
-            fields.update(stack=f", {a}.shape[0]", first="(tl.program_id(2) * m + ", close=")")
-            indices = {key: f"tl.program_id(2) * {key}s + {index}" for key, index in indices.items()}
+        if stack:
             strides.update({"as_": f"{a}.stride(0)", "bs": f"{b}.stride(0)"})
-            indices["a"] = indices["a"].replace("as +", "as_ +")
-        return dict(fields, a_index=indices["a"], b_index=indices["b"], strides=", ".join(strides.values()),
-                    stride_names=", ".join(strides))
+        elif x.dim() > 2:
+            fields["flat"] = f"{a} = {a}.reshape(-1, k)\n    m = {a}.shape[0]"
+        if stack and x.dim() > 3:
+            fields["flat"] = f"{a}, {b} = {a}.flatten(0, -3), {b}.flatten(0, -3)"
+        return dict(fields, strides=", ".join(strides.values()), stride_names=", ".join(strides))
 
 
 def _loop(lines) -> list[str]:

@@ -69,9 +69,12 @@ class Draft:
         return "".join(letters) + self.pick("", "", "t", "ns")
 
     def name(self, options) -> str:
-        """An unused identifier: one of the usual ones, or now and then nonsense."""
+        """An unused identifier: one of `options`, a string of the usual ones, or now and then nonsense.
+
+        draft.name("batch_size N B")    batch_size, N or B; if they are taken, such as N_lo
+        """
         for _ in range(5):
-            name = self.nonsense() if self.chance(0.3 if self.clutter else 0.15) else self.r.choice(options)
+            name = self.nonsense() if self.chance(0.3 if self.clutter else 0.15) else self.r.choice(options.split())
             name += self.pick("1", "2", "0", "_1") if self.clutter and self.chance(0.06) else ""
             if name not in self.used and not keyword.iskeyword(name):
                 break
@@ -137,7 +140,7 @@ class Draft:
         """A tensor among the inputs of forward, with dimensions that are expressions; returns its name."""
         self.dims = dims
         maker = maker or self.pick("torch.randn", "torch.rand", "torch.randn")
-        name = self.x if not self.inputs else self.name(["y", "other", "target", "targets", "labels"])
+        name = self.x if not self.inputs else self.name("y other target targets labels")
         spread = ""
         if self.clutter and maker == "torch.randn" and self.chance(0.12):
             spread = self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3",
@@ -154,7 +157,7 @@ class Draft:
         expression = spellings[0] if len(spellings) == 1 else self.r.choice(spellings)
         expression = expression.format(x=self.x, **fields)
         if self.chance(self.rename):
-            self.x = self.name(["out", "y", "h", "z", "hidden", "logits", "scores", "features", "result"])
+            self.x = self.name("out y h z hidden logits scores features result")
         self.forward.append(f"{self.x} = {expression}")
         self.ops += 1
 

@@ -111,26 +111,26 @@ class _Renderer:
     """One pass over the steps of a function: at each, the first kind of kernel that fits takes as many as it can."""
 
     def __init__(self, parsed, techniques, kernels):
-        self.parsed, self.steps, self.techniques, self.kernels = parsed, parsed.steps, techniques, kernels
+        self.parsed, self.steps, self.techniques, self.kernels = parsed, list(parsed.steps), techniques, kernels
         self.forward = []  # lines of the new function
         self.variables = set(parsed.inputs) | {step.target for step in self.steps}
         i = 0
         while i < len(self.steps):
-            i = (self.loss(i) or self.rows(i) or self.sweep(i) or self.norm(i) or self.fused(i) or self.matmul(i)
-                 or self.torch(i))
+            i = (self.loss(i) or self.rows(i) or self.norm(i) or self.statistics(i) or self.fused(i)
+                 or self.matmul(i) or self.torch(i))
 
     def on(self, technique) -> bool:
         return technique in self.techniques
 
     # ---- how a kernel takes over some steps
 
-    def take(self, kind, i, first, last, shape, layout="", bias_of=None, dims=()):
+    def take(self, kind, i, first, last, shape, dims=(), bias_of=None):
         """Let a kernel take over steps[i:j], for the largest j from `last` down to `first` for which that can be done.
 
         bias_of: a convolution called without bias, which the kernel adds first. Returns j, or None if no j will do.
         """
         for j in range(last, first - 1, -1):
-            kernel = self.build(kind, self.steps[i:j], shape, layout, bias_of, dims) if self.closed(i, j) else None
+            kernel = self.build(kind, self.steps[i:j], shape, dims, bias_of) if self.closed(i, j) else None
             if kernel:
                 self.emit(kernel)
                 return j
@@ -146,9 +146,9 @@ class _Renderer:
             inner -= {step.target}
         return not self.parsed.returned & inner
 
-    def build(self, kind, steps, shape, layout="", bias_of=None, dims=()) -> Kernel | None:
+    def build(self, kind, steps, shape, dims=(), bias_of=None) -> Kernel | None:
         """A kernel over `steps`, or None if one of them cannot be translated."""
-        kernel = Kernel(self.parsed, kind, shape, layout, dims)
+        kernel = Kernel(self.parsed, kind, shape, dims)
         reserved = RESERVED | RESERVED_IN.get(kind, set())
         try:
             if bias_of:
@@ -156,9 +156,6 @@ class _Renderer:
             for step in steps:
                 if step.target in reserved and step.kind in ("pointwise", "row") and kind != "loss":
                     return None
-                if kind != "loss" and step.kind == "pointwise" and step.shape == kernel.shape and any(
-                        kernel.local.get(v) == "row" and step.values[v].dim() != len(shape) for v in step.reads):
-                    return None  # a row's number without keepdim does not broadcast along the row
                 kernel.add(step)
             kernel.text(kind)
         except (Unsupported, ValueError, TypeError, KeyError, AttributeError):
@@ -199,56 +196,40 @@ class _Renderer:
         if not self.pointwise(step) or alone and self.kernels.texts and bias_of is None:
             return None
         end = i + 1 if alone else self.pointwise_run(i + 1, step.shape)
-        return self.take("fused", i, i + 1, end, step.shape, bias_of=bias_of)
+        return self.take("fused", i, i + 1, end, step.shape, (), bias_of)
 
     def rows(self, i, bias_of=None):
-        """An operator over rows, with its neighbours."""
+        """An operator over rows, with its neighbours: a row to a program, or a sweep for other rows (templates.py)."""
         steps, k = self.steps, i
         neighbours = self.on("fuse-neighbours-into-row")
         while neighbours and k < len(steps) and self.pointwise(steps[k]):
             k += 1
         if k == len(steps) or not self.row(steps[k]):
             return None
-        row = steps[k]
-        if row.layout == "block" or not ROWS[row.op].triton:
-            return None
+        row, (first, last) = steps[k], steps[k].dims
         shape = tuple(row.values[row.source].shape)
-        reduced = shape[:-1] if row.layout == "last" else shape[:2]
-        cols = math.prod(shape[len(reduced):])
-        if any(step.shape != shape for step in steps[i:k]) or not 2 <= cols <= 16384:
+        cols = math.prod(shape[first:last + 1])
+        rows = math.prod(shape) // cols
+        if any(step.shape != shape for step in steps[i:k]) or cols < 2:
             return None
         end = k + 1
         while neighbours and end < len(steps):
             step = steps[end]
-            same_rows = self.row(step) and step.layout == row.layout and step.values[step.source].shape == shape
-            fits = step.shape == shape or step.kind == "pointwise" and math.prod(step.shape) == math.prod(reduced)
+            same_rows = self.row(step) and step.dims == row.dims and step.values[step.source].shape == shape
+            fits = step.shape == shape or math.prod(step.shape) == rows
             if not (same_rows or fits and self.pointwise(step)):
                 break
             end += 1
-        return self.take("row", i, k + 1, end, shape, row.layout, bias_of)
+        j = None
+        spatial = first == 2 and ROWS[row.op].reduces
+        if last == len(shape) - 1 and (first == last or spatial) and ROWS[row.op].triton and cols <= 16384:
+            j = self.take("row", i, k + 1, end, shape, row.dims, bias_of)
+        if j is None and bias_of is None and rows >= 32:  # fewer do not keep a GPU busy
+            j = self.take("sweep", i, k + 1, end, shape, row.dims)
+        return j
 
     def row(self, step) -> bool:
         return step.kind == "row" and self.on(ROWS[step.op].technique)
-
-    def sweep(self, i):
-        """Operators over rows that are too long for one piece, or that lie along any dimensions; with neighbours."""
-        steps, k = self.steps, i
-        while k < len(steps) and self.pointwise(steps[k]) and self.on("fuse-neighbours-into-row"):
-            k += 1
-        if k == len(steps) or not self.row(steps[k]):
-            return None
-        dims, shape = steps[k].dims, tuple(steps[k].values[steps[k].source].shape)
-        rows = math.prod(shape) // math.prod(shape[dims[0]:dims[1] + 1])
-        if any(step.shape != shape for step in steps[i:k]) or rows < 32 or math.prod(shape) < 2 * rows:
-            return None  # too few to keep a GPU busy, or nothing to reduce
-        end = k + 1
-        while end < len(steps) and self.on("fuse-neighbours-into-row"):
-            step = steps[end]
-            same_rows = self.row(step) and step.dims == dims and step.values[step.source].shape == shape
-            if not same_rows and not (self.pointwise(step) and (step.shape == shape or math.prod(step.shape) == rows)):
-                break
-            end += 1
-        return self.take("sweep", i, k + 1, end, shape, dims=dims)
 
     def loss(self, i):
         """Pointwise steps and the reduction over everything that ends them."""
@@ -264,32 +245,29 @@ class _Renderer:
     def norm(self, i):
         """A normalisation over groups of channels, with the pointwise steps that follow."""
         step = self.steps[i]
-        if step.kind == "norm" and step.op != "batch" and self.on("one-program-per-group"):
-            end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-neighbours-into-row") else i + 1
-            return self.take("norm", i, i + 1, end, step.shape)
-        return self.statistics(i)
+        if step.kind != "norm" or step.op == "batch" or not self.on("one-program-per-group"):
+            return None
+        end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-neighbours-into-row") else i + 1
+        return self.take("norm", i, i + 1, end, step.shape)
 
     def statistics(self, i):
         """Batch norm, or layer norm of few long rows: mean and variance by torch, the rest in a pointwise kernel."""
         step = self.steps[i]
-        batch = step.kind == "norm" and step.op == "batch"
-        if not (batch or step.op == "layer_norm") or not self.on("statistics-then-pointwise"):
+        if step.op not in ("batch", "layer_norm") or not self.on("statistics-then-pointwise"):
             return None
-        dims = [d for d in range(len(step.shape)) if d != 1] if batch else list(range(step.dims[0], step.dims[1] + 1))
+        rank, (first, last) = len(step.shape), step.dims or (0, 0)
+        dims = [d for d in range(rank) if d != 1] if step.op == "batch" else list(range(first, last + 1))
         names = ("mu", "var") if not {"mu", "var"} & self.variables else ("mu2", "var2")
         values = dict(step.values, **{n: step.values[step.source].mean(dims, keepdim=True) for n in names})
-        run = [replace(step, kind="norm", op="batch" if batch else "layer", dims=tuple(dims), statistics=names,
-                       values=values)]
+        call = f"torch.var_mean({step.source}, dim={dims}, correction=0, keepdim=True)"
+        self.forward.append(f"{names[1]}, {names[0]} = {call}")
+        self.steps[i] = replace(step, kind="norm", dims=dims, statistics=names, values=values)
         end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-pointwise-run") else i + 1
-        for j in range(end, i, -1):
-            kernel = self.build("fused", run + self.steps[i + 1:j], step.shape) if self.closed(i, j) else None
-            if kernel:
-                dims = ", ".join(map(str, dims))
-                call = f"torch.var_mean({step.source}, dim=[{dims}], correction=0, keepdim=True)"
-                self.forward.append(f"{names[1]}, {names[0]} = {call}")
-                self.emit(kernel)
-                return j
-        return None
+        j = self.take("fused", i, i + 1, end, step.shape)
+        if j is None:
+            self.forward.pop()
+            self.steps[i] = step
+        return j
 
     def matmul(self, i):
         """A product of matrices, with its bias and the pointwise steps that follow as the epilogue."""
@@ -355,42 +333,22 @@ def _class(part, techniques, kernels) -> str:
     main = part.name == "Model"
     out = [f"class {'ModelNew' if main else part.name}({part.bases}):"] + [f"    {line}" for line in part.lines]
     for method in part.methods:
-        lines = _rewritten(method, techniques, kernels) or method.lines
+        lines = _rewritten(method.body, techniques, kernels) if method.body else method.lines
         signature = method.signature
         if main and method.name == "__init__":
             lines = ["super().__init__()"] + [line for line in method.lines if "super(" not in line]
-        elif main and method.name == "forward" and method.bodies and "=" not in signature:  # without annotations
-            signature = f"self, {', '.join(method.bodies[0].inputs)}"
+        elif main and method.name == "forward" and method.body and "=" not in signature:  # without annotations
+            signature = f"self, {', '.join(method.body.inputs)}"
         out += [f"    def {method.name}({signature}):"] + ["        " + line for line in lines] + [""]
     return "\n".join(out[:-1])
 
 
-def _rewritten(method, techniques, kernels) -> list[str] | None:
-    """The lines of a method with kernels; None if it was not followed, or they would differ between objects."""
-    found = None
-    for body in method.bodies:
-        mine = _Kernels()
-        lines = _Renderer(body, techniques, mine).forward
-        if found and (lines, mine.texts) != found:
-            return None
-        found = lines, mine.texts
-    if found is None:
-        return None
-    body = method.bodies[0]
+def _rewritten(body, techniques, kernels) -> list[str]:
+    """The lines of a method with kernels."""
     *lines, last = _Renderer(body, techniques, kernels).forward or [""]
     target, _, value = last.partition(" = ")
     lines += [f"return {value}"] if target == body.result else [last, f"return {body.result}"]
     return [line.replace("\n", "\n        ") for line in lines if line]
-
-
-def what_is_left(parsed) -> str:
-    """Why a problem that was followed has no kernel: the kinds of its steps, in a word."""
-    kinds = {type(step.layer).__name__ if step.layer is not None else step.kind for body in parsed.bodies
-             for step in body.steps}
-    for name in ("Conv", "Pool", "statement"):
-        if any(name in kind for kind in kinds):
-            return name.lower()
-    return "another call"
 
 
 def applicable(parsed) -> set[str]:

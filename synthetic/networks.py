@@ -2,8 +2,8 @@
 
 Products of matrices in every arrangement, reductions and scans along any dimension, formulas written out, losses of
 torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper methods. Which
-operators there are is in tables; a method says how a problem is built from them. `synthesize(seed, distribution=WIDE)`
-draws from these families and from the older ones.
+operators there are is in tables; a method says how a problem is built from them, and shows what a forward pass of it
+may look like (names vary). `synthesize(seed, distribution=WIDE)` draws from these families and from the older ones.
 """
 
 import ast
@@ -20,8 +20,8 @@ _PRODUCTS = [("m k", "k n", "m n", ("torch.matmul({x}, {y})", "{x} @ {y}", "torc
              ("b m k", "b n k", "b m n", ("torch.bmm({x}, {y}.transpose(1, 2))", "{x} @ {y}.transpose(-2, -1)")),
              ("b m k", "k n", "b m n", ("torch.matmul({x}, {y})", "{x} @ {y}",
                                         "torch.einsum('bmk,kn->bmn', {x}, {y})"))]
-_SIZES = {"b": (["batch_size", "B", "N"], (4, 8)), "m": (["M", "rows", "queries"], (32, 64, 128)),
-          "k": (["K", "inner_dim", "depth"], (32, 64, 128)), "n": (["N", "cols", "keys", "L"], (64, 128, 256))}
+_SIZES = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
+          "k": ("K inner_dim depth", (32, 64, 128)), "n": ("N cols keys L", (64, 128, 256))}
 # Reductions and the like, along any dimension. {d} is the dimension, {keep} its ", keepdim=True" or nothing.
 _REDUCED = ("torch.sum({x}, dim={d}{keep})", "torch.mean({x}, dim={d}{keep})", "{x}.amax(dim={d}{keep})",
             "torch.max({x}, dim={d}{keep})[0]", "torch.min({x}, dim={d}{keep}).values", "{x}.max({d})[0]",
@@ -64,7 +64,11 @@ class Wide(Problem):
     """A draft of the wide distribution."""
 
     def finish(self):
-        """Now and then the last lines, where they use the current tensor alone, become a method of their own."""
+        """Now and then the last lines, where they use the current tensor alone, become a method of their own.
+
+            x = self.linear(x)
+            x = self.post_process(x)      def post_process(self, x): the lines after the linear layer
+        """
         lines = []
         for line in reversed(self.forward):
             names = {n.id for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Name)}
@@ -73,18 +77,24 @@ class Wide(Problem):
             lines.insert(0, line)
         if lines and self.chance(0.1):
             lines = lines[-self.r.randint(1, len(lines)):]
-            name = self.name(["_helper", "apply_tail", "activate", "post_process", "_finish"])
+            name = self.name("_helper apply_tail activate post_process _finish")
             self.methods.append((name, self.x, lines))
             self.forward[-len(lines):] = [f"{self.x} = self.{name}({self.x})"]
 
     def formula(self, of_two=False):
-        """A formula written out, in place of one of torch's functions."""
+        """A formula written out, in place of one of torch's functions: x = torch.where(x > 0, x, 0.1 * x)
+
+        of_two: with a second input, as in x = x * torch.sigmoid(other).
+        """
         other = self.another_input() if of_two and len(self.inputs) == 1 else ""
-        c = self.scalar(["alpha", "scale", "c0"], self.pick("0.5", "0.25", "1.5", "2.0"))
+        c = self.scalar("alpha scale c0", self.pick("0.5", "0.25", "1.5", "2.0"))
         self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
 
     def product(self):
         """A product of two inputs in one of its arrangements, and a step or two that a kernel can do in its epilogue.
+
+            x = torch.matmul(x, labels.T)
+            x = x + self.constant
         """
         first, second, result, spellings = self.r.choice(_PRODUCTS)
         sizes = {}
@@ -103,6 +113,9 @@ class Wide(Problem):
         """Reductions, arg-reductions, softmax, norms and scans along any dimension.
 
         What is reduced is not always last, so elements of a row may lie far apart in memory: the writer's sweeps.
+
+            x = torch.cumprod(x, dim=1)      or      x = x / torch.mean(torch.abs(x), dim=0, keepdim=True)
+            x = x.masked_fill(other > 0.5, 0.0)
         """
         self.plain_input(self.pick(2, 3, 3, 4))
         self.rows_last = len(self.shape) == 3
@@ -120,20 +133,28 @@ class Wide(Problem):
         self.pick(self.activation, self.scale, self.formula)()
 
     def formulas(self):
-        """Formulas written out one after the other: a run of pointwise operators for one kernel."""
+        """Formulas written out one after the other: a run of pointwise operators for one kernel.
+
+            x = torch.minimum(x, other)
+            x = torch.sqrt(x * x + 1.0) - 1.0
+        """
         self.plain_input(self.pick(2, 2, 3, 4))
         for i in range(self.pick(1, 2, 2, 3)):
             self.formula(of_two=i == 0 and self.chance(0.4))
         self.steps(self.pick(0, 0, 1))
 
     def library_loss(self):
-        """A loss of torch.nn.functional, or one written out, of predictions and targets."""
+        """A loss of torch.nn.functional, or one written out, of predictions and targets.
+
+            x = F.logsigmoid(x)
+            x = torch.mean(1 - F.cosine_similarity(x, labels, dim=1))
+        """
         self.plain_input(2)
         for _ in range(self.pick(0, 1, 1)):
             self.pick(self.scale, self.activation)()
         spelling, target = self.r.choice(_LOSSES)
         (rows, _), (width, _) = self.shape
-        name = self.name(["targets", "labels", "y", "other"])
+        name = self.name("targets labels y other")
         self.inputs.append((name, target.format(rows=rows, width=width)))
         self.line(spelling, y=name, c=self.number().lstrip("-"))
         if self.chance(0.3):
@@ -143,6 +164,10 @@ class Wide(Problem):
         """A convolution or a layer, batch norm in training mode, activations; or the norm of an input.
 
         The statistics are the batch's (KernelBench leaves modules in training mode), so a kernel has to compute them.
+
+            x = self.conv(x)
+            x = self.batch_norm(x)      self.batch_norm = nn.BatchNorm2d(out_channels)
+            x = F.relu(x)
         """
         if self.chance(0.3):
             self.plain_input(4)
@@ -151,14 +176,12 @@ class Wide(Problem):
             self.pick(self.linear, self.convolution, self.convolution)()
             channels = self.shape[1][0]
         rank = len(self.shape)
-        if rank == 2 and not self.shape[1][1]:
-            return self.steps(2)
         self.rows_last = False
         if rank == 4 and self.chance(0.2) and channels.isidentifier() and self.shape[2][0]:
             sizes = ", ".join([channels] + [self.inside(name) for name, _ in self.shape[2:]])
-            self.apply(["norm", "ln"], f"LayerNorm([{sizes}])")
+            self.apply("norm ln", f"LayerNorm([{sizes}])")
         else:
-            self.apply(["bn", "norm", "batch_norm"], f"BatchNorm{max(1, rank - 2)}d({channels})")
+            self.apply("bn norm batch_norm", f"BatchNorm{max(1, rank - 2)}d({channels})")
         self.steps(self.pick(1, 2))
         if self.chance(0.3):
             self.formula()
@@ -166,24 +189,28 @@ class Wide(Problem):
     # ---- networks
 
     def sequence(self):
-        """Layers in an nn.Sequential: a small perceptron or convolutional network."""
+        """Layers in an nn.Sequential: a small perceptron or convolutional network.
+
+            self.net = nn.Sequential(nn.Conv2d(channels, planes, 3, padding=1), nn.BatchNorm2d(planes), nn.GELU())
+            x = self.net(x)
+        """
         layers = []
         if self.chance(0.5):
-            batch, width = self.const(["batch_size", "N"], self.pick(32, 64)), self.size(64, 128)
-            i = self.arg(["in_features", "input_size", "d_in"], width)
+            batch, width = self.const("batch_size N", self.pick(32, 64)), self.size(64, 128)
+            i = self.arg("in_features input_size d_in", width)
             self.tensor_input([batch, i])
             for _ in range(self.pick(2, 2, 3)):
-                o = self.arg(["hidden", "width", "d_model", "out_features"], self.size(32, 64, 128))
+                o = self.arg("hidden width d_model out_features", self.size(32, 64, 128))
                 layers += [f"nn.Linear({i}, {o})", self.layer()] + [f"nn.BatchNorm1d({o})"] * self.chance(0.2)
                 i = o
             self.shape = [(batch, 0), (i, 2)]
         else:  # an image; after it only the number of channels is known by name
-            batch = self.const(["batch_size", "B"], self.pick(2, 4))
-            side = self.const(["side", "size"], self.pick(8, 16))
-            i = self.arg(["in_channels", "channels"], self.pick(3, 4, 8))
+            batch = self.const("batch_size B", self.pick(2, 4))
+            side = self.const("side size", self.pick(8, 16))
+            i = self.arg("in_channels channels", self.pick(3, 4, 8))
             self.tensor_input([batch, i, side, side])
             for _ in range(self.pick(1, 2, 3)):
-                o = self.arg(["planes", "out_channels", "width"], self.pick(4, 8, 16))
+                o = self.arg("planes out_channels width", self.pick(4, 8, 16))
                 bias = self.pick("", "", ", bias=False")
                 layers.append(f"nn.Conv2d({i}, {o}, {self.pick('3', 'kernel_size=3', '1')}, padding=1{bias})")
                 layers += [f"nn.BatchNorm2d({o})"] * self.chance(0.6) + [self.layer()]
@@ -196,12 +223,13 @@ class Wide(Problem):
             made = f"nn.Sequential(\n            {inner},\n        )"
         else:
             made = f"nn.Sequential({', '.join(layers)})"
-        self.line(f"{self.attribute(['net', 'layers', 'features', 'body', 'model'], made)}({{x}})")
+        self.line(f"{self.attribute('net layers features body model', made)}({{x}})")
         self.steps(self.pick(0, 1), opaque=False)
         if self.chance(0.3):
             self.formula()
 
     def layer(self) -> str:
+        """An activation inside a sequence."""
         return "nn." + self.pick("ReLU()", "ReLU(inplace=True)", "GELU()", "SiLU()", "Tanh()", "LeakyReLU(0.1)",
                                  "Hardswish()")
 
@@ -223,29 +251,39 @@ class Wide(Problem):
         passed = ", ".join(name if self.chance(0.8) else f"{name}={name}" for name, _, _ in inner.args)
         if "=" in passed:
             passed = ", ".join(f"{name}={name}" for name, _, _ in inner.args)
-        layer = self.attribute(["block", "layer", "stage", "unit", "block1"], f"{name}({passed})")
+        layer = self.attribute("block layer stage unit block1", f"{name}({passed})")
         self.line(f"{layer}({{x}})")
 
     def convolution_block(self, d):
-        """Convolutions with norm and activation, and what they started from."""
+        """Convolutions with norm and activation, and what they started from.
+
+            identity = x
+            x = self.bn1(self.conv1(x))      on two lines, once or twice
+            x = torch.relu(x + identity)     on two lines
+        """
         channels = d.inside(d.shape[1][0])
-        d.saved = d.name(["identity", "residual", "skip", "shortcut"])
+        d.saved = d.name("identity residual skip shortcut")
         d.forward.append(f"{d.saved} = {d.x}")
         for _ in range(self.pick(1, 2, 2)):
             bias = self.pick("", ", bias=False")
-            d.apply(["conv1", "conv2", "conv"], f"Conv2d({channels}, {channels}, 3, padding=1{bias})")
+            d.apply("conv1 conv2 conv", f"Conv2d({channels}, {channels}, 3, padding=1{bias})")
             if d.chance(0.7):
-                d.apply(["bn1", "bn2", "norm"], f"BatchNorm2d({channels})")
+                d.apply("bn1 bn2 norm", f"BatchNorm2d({channels})")
             d.activation()
         d.line(f"{{x}} {self.pick('+', '+', '*')} {d.saved}")
         d.activation()
 
     def squeeze_excite(self, d):
-        """Weights for the channels, from their means through two layers."""
+        """Weights for the channels, from their means through two layers.
+
+            w = torch.mean(x, dim=[2, 3])
+            w = torch.sigmoid(self.fc2(torch.relu(self.fc1(w))))      on two lines
+            x = x * w[:, :, None, None]
+        """
         channels, n = d.shape[1]
-        channels, few = d.inside(channels), d.arg(["reduced", "squeezed", "bottleneck"], max(2, n // 4))
-        w = d.name(["w", "s", "weights", "scale"])
-        one, two = (d.attribute(["fc1", "fc2", "down", "up"], f"nn.Linear({a}, {b})")
+        channels, few = d.inside(channels), d.arg("reduced squeezed bottleneck", max(2, n // 4))
+        w = d.name("w s weights scale")
+        one, two = (d.attribute("fc1 fc2 down up", f"nn.Linear({a}, {b})")
                     for a, b in ((channels, few), (few, channels)))
         mean = self.pick(f"{d.x}.mean(dim=(2, 3))", f"torch.mean({d.x}, dim=[2, 3])")
         d.forward += [f"{w} = {mean}", f"{w} = {self.pick('torch.relu', 'F.silu')}({one}({w}))",
@@ -253,45 +291,60 @@ class Wide(Problem):
         d.activation()
 
     def attention_block(self, d):
-        """Attention of one head, written out, with a residual step."""
+        """Attention of one head, written out, with a residual step.
+
+            scores = q @ k2.transpose(-2, -1) * 0.125      q = self.to_q(x) and so on
+            scores = torch.softmax(scores, dim=-1)
+            x = x + scores @ v
+        """
         width = d.inside(d.shape[-1][0])
-        names = [d.name([name]) for name in ("q", "k2", "v")]
+        names = [d.name(name) for name in ("q", "k2", "v")]
         made = f"nn.Linear({width}, {width}{self.pick('', ', bias=False')})"
-        layers = [d.attribute([f"to_{name}", f"{name}_proj"], made) for name in names]
+        layers = [d.attribute(f"to_{name} {name}_proj", made) for name in names]
         d.forward += [f"{name} = {layer}({d.x})" for name, layer in zip(names, layers)]
         d.init.append("self.factor = 0.2")
-        scores = d.name(["att", "scores", "weights"])
+        scores = d.name("att scores weights")
         q, k, v = names
         d.forward += [f"{scores} = {q} @ {k}.transpose(-2, -1) * {self.pick('0.125', '0.25', 'self.factor')}",
                       f"{scores} = {self.pick('torch.softmax', 'F.softmax')}({scores}, dim=-1)",
                       f"{d.x} = {d.x} + {scores} @ {v}"]
         if self.chance(0.5):
-            d.apply(["norm", "ln"], f"LayerNorm({width})")
+            d.apply("norm ln", f"LayerNorm({width})")
 
     def feed_forward_block(self, d):
-        """Two layers with an activation between them, and a residual step."""
+        """Two layers with an activation between them, and a residual step.
+
+            skip = x
+            x = self.fc2(F.gelu(self.fc1(x)))      a line each, with a layer norm before them or without
+            x = x + skip
+        """
         width, n = d.shape[-1]
-        width, hidden = d.inside(width), d.arg(["hidden_dim", "d_ff", "inner_dim"], 2 * n)
-        skip = d.name(["skip", "res", "shortcut"])
+        width, hidden = d.inside(width), d.arg("hidden_dim d_ff inner_dim", 2 * n)
+        skip = d.name("skip res shortcut")
         d.forward.append(f"{skip} = {d.x}")
         if d.chance(0.5):
-            d.apply(["norm", "ln"], f"LayerNorm({width})")
-        d.apply(["fc1", "up_proj", "lin1"], f"Linear({width}, {hidden})")
+            d.apply("norm ln", f"LayerNorm({width})")
+        d.apply("fc1 up_proj lin1", f"Linear({width}, {hidden})")
         d.activation()
-        d.apply(["fc2", "down_proj", "lin2"], f"Linear({hidden}, {width})")
+        d.apply("fc2 down_proj lin2", f"Linear({hidden}, {width})")
         d.line(f"{{x}} + {skip}")
 
     def several_classes(self):
-        """One to three blocks, each a class, and what stands around them."""
+        """One to three blocks, each a class, and what stands around them.
+
+            x = self.block(x)      self.block = ResidualBlock(channels), a class in the same file
+            x = x * self.factor
+            x = self.unit(x)
+        """
         if self.chance(0.6):  # blocks of an image, else of a sequence
-            batch, n = self.const(["batch_size", "B"], self.pick(2, 4)), self.pick(4, 8, 16)
-            side, channels = self.const(["side", "height", "size"], self.pick(8, 16)), self.arg(["channels", "dim"], n)
+            batch, n = self.const("batch_size B", self.pick(2, 4)), self.pick(4, 8, 16)
+            side, channels = self.const("side height size", self.pick(8, 16)), self.arg("channels dim", n)
             self.tensor_input([batch, channels, side, side])
             self.shape = [(batch, 0), (channels, n), ("", 0), ("", 0)]
             kinds = [self.convolution_block, self.squeeze_excite]
         else:
-            batch, n = self.const(["batch_size", "B"], self.pick(4, 8)), self.pick(32, 64)
-            tokens, width = self.const(["seq_len", "tokens"], self.pick(16, 32)), self.arg(["d_model", "embed_dim"], n)
+            batch, n = self.const("batch_size B", self.pick(4, 8)), self.pick(32, 64)
+            tokens, width = self.const("seq_len tokens", self.pick(16, 32)), self.arg("d_model embed_dim", n)
             self.tensor_input([batch, tokens, width])
             self.shape, kinds = [(batch, 0), (tokens, 0), (width, n)], [self.attention_block, self.feed_forward_block]
         self.rows_last = len(self.shape) == 3

@@ -23,7 +23,6 @@ class Operator:
     attributes: tuple = ()  # of the layer: they become {a} and {b}
     defaults: tuple = ()  # {a} and {b} of a call that does not give them
     common: bool = False  # drawn more often
-    positive: bool = False  # defined for x > 0 only
 
 
 POINTWISE = {
@@ -67,10 +66,10 @@ POINTWISE = {
                       ("-1.0", "1.0")),
     "clamp_min": Operator(("tl.maximum({x}, {a})",)),
     "clamp_max": Operator(("tl.minimum({x}, {a})",)),
-    "log": Operator(("tl.log({x})",), positive=True),
+    "log": Operator(("tl.log({x})",)),
     "cos": Operator(("tl.cos({x})",)),
-    "sqrt": Operator(("tl.sqrt({x})",), positive=True),
-    "rsqrt": Operator(("1.0 / tl.sqrt({x})",), positive=True),
+    "sqrt": Operator(("tl.sqrt({x})",)),
+    "rsqrt": Operator(("1.0 / tl.sqrt({x})",)),
     "identity": Operator(("{x}",)),  # a dropout that drops nothing
     "where": Operator(("tl.where({x}, {a}, {b})",)),
     "masked_fill": Operator(("tl.where({a}, {b}, {x})",)),
@@ -180,20 +179,18 @@ class SpelledOut:
     arguments: int = 2
     options: dict = field(default_factory=dict)  # keyword arguments: name -> default, as source
     reduction: str = "'mean'"
-    dims: tuple = (1, 2, 3, 4, 5)  # dimensions that the tensors may have
 
 
-_CROSS_ENTROPY = SpelledOut("torch.mean(torch.logsumexp({0}, dim=1) - {0}.gather(1, {1}.unsqueeze(1)).squeeze(1))",
-                            dims=(1, 2))
+_CROSS_ENTROPY = SpelledOut("torch.mean(torch.logsumexp({0}, dim=1) - {0}.gather(1, {1}.unsqueeze(1)).squeeze(1))")
 _SQUARED = SpelledOut("torch.mean(({0} - {1}) ** 2)")
 _ABSOLUTE = SpelledOut("torch.mean(torch.abs({0} - {1}))")
 _HUBER = SpelledOut("torch.mean(F.smooth_l1_loss({0}, {1}, reduction='none'))")
 _LOGITS = SpelledOut("torch.mean(F.binary_cross_entropy_with_logits({0}, {1}, reduction='none'))")
 _TRIPLET = SpelledOut("torch.mean(torch.relu(torch.norm({0} - {1} + 1e-06, dim=1) - "
-                      "torch.norm({0} - {2} + 1e-06, dim=1) + {margin}))", 3, {"margin": "1.0"}, dims=(2,))
+                      "torch.norm({0} - {2} + 1e-06, dim=1) + {margin}))", 3, {"margin": "1.0"})
 _DIVERGENCE = SpelledOut("torch.sum({1} * (torch.log({1}) - {0})) / {0}.shape[0]", reduction="'batchmean'")
 _SIMILARITY = SpelledOut("torch.sum({0} * {1}, dim={dim}) / (torch.norm({0}, dim={dim}) * torch.norm({1}, dim={dim}))"
-                         ".clamp(min=1e-08)", options={"dim": "1"}, dims=(2, 3))
+                         ".clamp(min=1e-08)", options={"dim": "1"})
 SPELLED_OUT = {"mse_loss": _SQUARED, "MSELoss": _SQUARED, "l1_loss": _ABSOLUTE, "L1Loss": _ABSOLUTE,
                "smooth_l1_loss": _HUBER, "huber_loss": _HUBER, "HuberLoss": _HUBER,
                "SmoothL1Loss": _HUBER, "binary_cross_entropy_with_logits": _LOGITS,

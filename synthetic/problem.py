@@ -10,13 +10,9 @@ import symtable
 from collections import defaultdict
 from dataclasses import dataclass
 
-import torch.nn as nn
-
 from synthetic.codegen import Unsupported
 from synthetic.reader import Body, Reader, is_docstring, without_data
 
-_ERRORS = (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError, NotImplementedError, NameError,
-           AssertionError, SyntaxError, StopIteration, ImportError)
 _IMPORTED = {"torch", "nn", "F", "triton", "tl"}  # by every solution
 
 
@@ -25,7 +21,7 @@ class Method:
     name: str
     signature: str
     lines: list[str]  # as they are, without docstring
-    bodies: list[Body]  # one for each object; none if it cannot be followed or is not called
+    body: Body | None = None  # its steps; None if it cannot be followed or is not called
 
 
 @dataclass
@@ -44,16 +40,11 @@ class ParsedModel:
 
     parts: list[Part]  # Model is the last one
     preamble: str  # imports, constants and functions that the classes use
-    main: Body | None  # of Model.forward
 
     @property
     def bodies(self) -> list[Body]:
-        """All that was followed; of several objects of a class one."""
-        return [method.bodies[0] for part in self.parts for method in part.methods if method.bodies]
-
-    @property
-    def constructor(self) -> Method | None:
-        return next((method for method in self.parts[-1].methods if method.name == "__init__"), None)
+        """All that was followed."""
+        return [method.body for part in self.parts for method in part.methods if method.body]
 
     @property
     def operators(self) -> list[str]:
@@ -78,48 +69,52 @@ def read(task) -> ParsedModel | None:
 
 def follow(task) -> ParsedModel:
     """Parse a task (anything with `.source`). Raises Unsupported when the reader can follow none of its methods."""
-    tree = ast.parse(task.source)
+    source, tree, space = task.source, ast.parse(task.source), {}
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     classes.sort(key=lambda node: node.name == "Model")
-    space = {}
     try:
         with without_data():
-            exec(compile(task.source, "problem", "exec"), space)
+            exec(compile(source, "problem", "exec"), space)
             model, inputs = space["Model"](*space["get_init_inputs"]()), space["get_inputs"]()
-            calls = _record_calls([space[node.name] for node in classes], lambda: model(*inputs))
-    except _ERRORS as error:
+            calls = _record_calls([space[node.name] for node in classes])
+            model(*inputs)
+    except Exception as error:  # whatever a problem may raise
         raise Unsupported("does not run without data") from error
     parts, why = [], ""
     for node in classes:
         part = Part(node.name, ", ".join(map(ast.unparse, node.bases)), [], [])
+        parts.append(part)
         for item in node.body:
             if not isinstance(item, ast.FunctionDef):
-                part.lines += [] if is_docstring(item) else [ast.get_source_segment(task.source, item)]
+                part.lines += [] if is_docstring(item) else [ast.get_source_segment(source, item)]
                 continue
-            lines = [ast.get_source_segment(task.source, n) for n in item.body if not is_docstring(n)]
-            method = Method(item.name, ast.unparse(item.args), lines, [])
-            for expand in (True, False):  # instances may hold sequences of different layers
-                try:
-                    method.bodies = [Reader(space, item, owner, values, expand).body()
-                                     for owner, values in calls.get((node.name, item.name), [])]
-                except (Unsupported, *_ERRORS) as error:
-                    why = str(error) if isinstance(error, Unsupported) else "an expression"
-                if len({tuple(step.text for step in body.steps) for body in method.bodies}) == 1:
-                    break
-            else:
-                method.bodies = []
+            lines = [ast.get_source_segment(source, n) for n in item.body if not is_docstring(n)]
+            method = Method(item.name, ast.unparse(item.args), lines)
             part.methods.append(method)
-        parts.append(part)
-    forward = next(method for method in parts[-1].methods if method.name == "forward")
-    parsed = ParsedModel(parts, _preamble(tree, task.source, classes), forward.bodies[0] if forward.bodies else None)
+            called = list(calls[node.name, item.name].values())
+            for expand in (True, False):
+                try:
+                    method.body = method.body or _same_steps(space, item, called, expand)
+                except Exception as error:  # what an expression without data may raise
+                    why = str(error) if isinstance(error, Unsupported) else "an expression"
+    parsed = ParsedModel(parts, _preamble(tree, source, classes))
     if not parsed.bodies:
         raise Unsupported(why)
     return parsed
 
 
-def _record_calls(classes, run) -> dict:
-    """What each method of the classes is called with during run(): (class, method) -> [(object, {argument: value})]."""
-    calls, originals = defaultdict(dict), []
+def _same_steps(space, node, called, expand) -> Body | None:
+    """A method's steps if they are the same for all objects, which may hold sequences of different layers; else None.
+
+    called: (object, {argument: value}) pairs. expand: write loops over layers, and sequences of them, out.
+    """
+    bodies = [Reader(space, node, owner, values, expand).body() for owner, values in called]
+    return bodies[0] if len({tuple(step.text for step in body.steps) for body in bodies}) == 1 else None
+
+
+def _record_calls(classes) -> dict:
+    """Record what each method is called with from here on: (class, method) -> {id: (object, {argument: value})}."""
+    calls = defaultdict(dict)
 
     def recorded(function, seen):
         signature = inspect.signature(function)
@@ -133,15 +128,9 @@ def _record_calls(classes, run) -> dict:
 
     for cls in classes:
         for name, function in list(vars(cls).items()):
-            if inspect.isfunction(function) and not name.startswith("__") and issubclass(cls, nn.Module):
-                originals.append((cls, name, function))
+            if inspect.isfunction(function) and not name.startswith("__"):
                 setattr(cls, name, recorded(function, calls[cls.__name__, name]))
-    try:
-        run()
-    finally:
-        for cls, name, function in originals:
-            setattr(cls, name, function)
-    return {key: list(seen.values()) for key, seen in calls.items()}
+    return calls
 
 
 def _preamble(tree, source, classes) -> str:

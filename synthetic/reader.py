@@ -34,8 +34,7 @@ class Step:
     node: ast.AST = None  # the expression
     op: str = ""  # row: key of ROWS; all: sum or mean; norm: group, instance or batch; pointwise: diagonal, or nothing
     source: str = ""  # the variable it reads, except for pointwise expressions
-    layout: str = ""  # row: "last", "spatial", or "block" for other dimensions
-    dims: tuple = ()  # row: the first and the last of the dimensions
+    dims: tuple = ()  # row: the first and the last of its dimensions, which lie side by side
     module: str = ""  # path of the layer from self, if it is one
     layer: nn.Module = None
     factors: tuple = ()  # matmul: the two operands as source
@@ -94,8 +93,6 @@ class Reader:
     def __init__(self, space, node, owner, values, expand):
         self.space, self.node, self.model, self.expand = space, node, owner, expand
         self.names = [a.arg for a in node.args.args[1:]]
-        if node.args.vararg or node.args.kwarg or node.args.kwonlyargs or node.decorator_list:
-            raise Unsupported("an unusual signature")
         self.values = dict(values)  # variable -> meta tensor, number or other object
         self.steps = []
         self.known = {}  # expressions evaluated so far
@@ -133,7 +130,7 @@ class Reader:
                 if isinstance(over, ast.Call) and ast.unparse(over.func) == "enumerate" and isinstance(item, ast.Tuple):
                     (index, item), over = item.elts, over.args[0]
                 layers = self.resolve(over)
-            if not isinstance(layers, nn.ModuleList) or not self.expand or _contains(node, (ast.Break, ast.Continue)):
+            if not isinstance(layers, nn.ModuleList) or not self.expand:
                 yield node
                 continue
             for i in range(len(layers)):
@@ -141,14 +138,12 @@ class Reader:
                 known.update({index.id: ast.Constant(i)} if index is not None else {})
                 yield from self.unrolled([_Substitute(known).visit(copy.deepcopy(n)) for n in node.body])
 
-    def returned(self, node, target=None) -> str:
-        """Source of what is returned: variables, and the steps that compute them."""
-        if isinstance(node, ast.Tuple):
-            return ", ".join(self.returned(element, self.fresh()) for element in node.elts)
+    def returned(self, node) -> str:
+        """Source of what is returned: a variable, and the steps that compute it."""
         if node is None or isinstance(node, ast.Name):
             return ast.unparse(node) if node else "None"
         usual = self.names and self.names[0] not in RESERVED
-        return self.assign(target or (self.names[0] if usual else self.fresh()), node)
+        return self.assign(self.names[0] if usual else self.fresh(), node)
 
     def statement(self, node):
         """A statement that stays as it is."""
@@ -168,8 +163,6 @@ class Reader:
         """Split an expression into steps, innermost first, and append them. Returns the target's name."""
         if not _contains(node, _WHOLE):
             node = self.hoist(copy.deepcopy(node), target)
-        if isinstance(node, ast.Name) and node.id == target:
-            return target
         step = self.classify(target, node)
         step.reads = _names(node) & set(self.values)
         step.values = {name: value for name, value in self.values.items() if value is not None}
@@ -232,12 +225,8 @@ class Reader:
             if isinstance(operand, (ast.BinOp, ast.UnaryOp, ast.Call)) and diagonal(operand) is None \
                     and isinstance(self.evaluate(operand, self.values), torch.Tensor):
                 name = named(operand)
-                if isinstance(node, ast.BinOp):
-                    node.left = name
-                elif node.args and node.args[0] is operand:
+                if node.args and node.args[0] is operand:
                     node.args[0] = name
-                elif picked_call(node) is not None:
-                    picked_call(node).args[0:1] = [name]
                 else:
                     node.func.value = name
             if top or call.name in ("diag", "tensor") or not isinstance(self.evaluate(node, self.values), torch.Tensor):
@@ -251,7 +240,7 @@ class Reader:
         if not isinstance(node, ast.Call):
             return node
         layer = self.resolve(node.func)
-        if type(layer) is nn.Sequential and self.expand and 0 < len(layer) <= 64 and len(node.args) == 1:
+        if type(layer) is nn.Sequential and self.expand:
             inner = node.args[0]
             for i in range(len(layer)):
                 inner = ast.Call(ast.Subscript(node.func, ast.Constant(i), ast.Load()), [inner], [])
@@ -273,14 +262,9 @@ class Reader:
             return node
         if isinstance(layer, nn.Module):
             given = {option: f"{ast.unparse(node.func)}.{option}" for option in row.options}
-        fields = {**row.options, **given}
-        arguments = []
-        for argument in node.args:  # each may stand several times
-            value = self.evaluate(argument, self.values)
-            if not isinstance(value, torch.Tensor) or value.dim() not in row.dims:
-                return node
-            arguments.append(argument.id if isinstance(argument, ast.Name) else self.assign(self.fresh(), argument))
-        return ast.parse(row.expression.format(*arguments, **fields), mode="eval").body
+        variables = [argument.id if isinstance(argument, ast.Name) else self.assign(self.fresh(), argument)
+                     for argument in node.args]  # each may stand several times
+        return ast.parse(row.expression.format(*variables, **{**row.options, **given}), mode="eval").body
 
     def fresh(self) -> str:
         name = next(n for n in ["t"] + [f"t{i}" for i in range(1, 99)] if n not in self.values)
@@ -295,19 +279,14 @@ class Reader:
             return _Call("matmul", [node.left, node.right], {})
         picked = picked_call(node)
         if picked is not None:  # torch.max(x, dim=1)[0] is amax, its indices are argmax
-            call, index = self.call(picked), 0
-            if isinstance(node, ast.Subscript):
-                index = node.slice.value if isinstance(node.slice, ast.Constant) else 0
-            index = 1 if isinstance(node, ast.Attribute) and node.attr == "indices" else index
-            call.name = {"max": ("amax", "argmax"), "min": ("amin", "argmin")}[call.name][index == 1]
+            call = self.call(picked)
+            call.name = ("arg" if ast.unparse(node).endswith(("[1]", ".indices")) else "a") + call.name
             return call
         if not isinstance(node, ast.Call):
             return None
         arguments, keywords = list(node.args), {k.arg: k.value for k in node.keywords}
         if isinstance(node.func, ast.Name):
             return _Call(node.func.id, arguments, keywords)
-        if not isinstance(node.func, ast.Attribute | ast.Subscript):
-            return _Call("", arguments, keywords)
         layer = self.resolve(node.func)
         if isinstance(layer, nn.Module):
             operator = operator_of(layer)
@@ -355,10 +334,8 @@ class Reader:
             if value.dim() > 2 and not getattr(call.module, "track_running_stats", False) or batch:
                 step.kind, step.op = "norm", norm[1].lower()
         elif name == "LayerNorm":
-            if call.module.weight is not None and call.module.bias is not None:
-                step.kind, step.op, rank = "row", "layer_norm", value.dim()
-                step.dims = rank - len(call.module.normalized_shape), rank - 1
-                step.layout = "last" if step.dims[0] == rank - 1 else "block"
+            step.kind, step.op, rank = "row", "layer_norm", value.dim()
+            step.dims = rank - len(call.module.normalized_shape), rank - 1
         elif name in ROWS:
             self.classify_row(step, name, call, value)
         return step
@@ -377,7 +354,7 @@ class Reader:
             step.kind, step.factors = "matmul", tuple(factors)
 
     def classify_row(self, step, name, call, value):
-        """A call over neighbouring dimensions: the last one, all spatial ones of (N, C, H, W), or others."""
+        """A call over neighbouring dimensions."""
         if call.module is not None:
             dim = call.module.dim
         else:
@@ -388,8 +365,6 @@ class Reader:
             p = call.keywords.get("p", call.arguments[1] if len(call.arguments) > 1 else None) if norm else None
             if p is not None and self.evaluate(p, self.values) not in (2, "fro"):
                 return
-            if isinstance(step.node, ast.Call) and call.name in ("max", "min") and dim is not None:
-                return  # returns (values, indices)
             if dim is None and name in ("sum", "mean", "norm"):
                 step.kind, step.op = "all", name
                 return
@@ -398,16 +373,8 @@ class Reader:
         if dim is None:
             return
         dims = sorted(d % value.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim]))
-        spatial = list(range(2, value.dim()))
-        if dims == [value.dim() - 1]:
-            step.layout = "last"
-        elif ROWS[name].reduces and dims == spatial and len(spatial) > 1:
-            step.layout = "spatial"
-        elif dims == list(range(dims[0], dims[-1] + 1)):
-            step.layout = "block"
-        else:
-            return
-        step.kind, step.op, step.dims = "row", name, (dims[0], dims[-1])
+        if dims == list(range(dims[0], dims[-1] + 1)):
+            step.kind, step.op, step.dims = "row", name, (dims[0], dims[-1])
 
 
 class _Substitute(ast.NodeTransformer):

@@ -72,19 +72,17 @@ def write_problem(d) -> str:
     """The problem file's text. Adds to the draft what nothing uses."""
     full_name = d.chance(0.15)  # torch.nn.functional.relu in place of F.relu
     if d.chance(0.12):  # an argument that nothing uses
-        name = d.name(["groups", "dropout_p", "mode_id", "num_heads"])
-        d.args.append((name, "int", d.const([name + "_value", "unused"], d.pick(1, 2, 8))))
+        name = d.name("groups dropout_p mode_id num_heads")
+        d.args.append((name, "int", d.const(f"{name}_value unused", d.pick(1, 2, 8))))
     annotated = d.chance(0.4)
     if d.chance(0.15):  # a layer-like attribute with a default
-        name = d.name(["eps_value", "momentum", "inplace", "axis"])
+        name = d.name("eps_value momentum inplace axis")
         d.defaults.append((name, d.pick("1e-5", "0.1", "False", "1")))
         d.init.append(f"self.{name} = {name}")
     if d.clutter:
         _clutter(d)
-    signature = ["self"] + [f"{name}: {kind}" if annotated else name for name, kind, _ in d.args]
-    for name, value in d.defaults:
-        kind = f": {d.pick('int', 'float', 'bool', 'str')} = " if annotated else "="
-        signature.append(f"{name}{kind}{value}")
+    defaults = [name + (f": {d.pick('int', 'float', 'bool', 'str')} = " if annotated else "=") + value
+                for name, value in d.defaults]
     body = list(d.forward)
     if not body[-1].startswith("return"):
         if d.chance(0.25):
@@ -100,21 +98,19 @@ def write_problem(d) -> str:
     if any(re.search(r"\bF\.", line) for line in body + d.classes + [str(d.methods)]) or d.chance(0.3):
         out.append("import torch.nn.functional as F")
     out += (["import math"] if d.chance(0.04) else []) + gap
-    out += d.classes + _class(d, signature, annotated, body, hollow) + gap
-    return "\n".join(out + _constants_and_inputs(d, gap)) \
-        + d.pick("\n", "\n", "")
+    out += d.classes + _class(d, annotated, body, hollow, "Model", defaults) + gap
+    return "\n".join(out + _constants_and_inputs(d, gap)) + d.pick("\n", "\n", "")
 
 
 def write_class(d, name) -> list[str]:
     """The lines of a class that Model is made of."""
-    annotated = d.chance(0.3)
-    signature = ["self"] + [f"{arg}: {kind}" if annotated else arg for arg, kind, _ in d.args]
-    return _class(d, signature, annotated, d.forward + [f"return {d.x}"], "", name) + [""] * d.pick(1, 1, 2)
+    return _class(d, d.chance(0.3), d.forward + [f"return {d.x}"], "", name) + [""] * d.pick(1, 1, 2)
 
 
-def _class(d, signature, annotated, body, hollow, name="Model") -> list[str]:
-    """The lines of a class."""
+def _class(d, annotated, body, hollow, name, defaults=()) -> list[str]:
+    """The lines of a class. body: of forward; defaults: constructor arguments that nobody passes."""
     fields = [(name, kind) for name, kind, _ in d.args]
+    signature = ["self"] + [f"{name}: {kind}" if annotated else name for name, kind in fields] + list(defaults)
     out = [f"class {name}(nn.Module):"] + _docstring(d, "    ", fields)
     out += [""] if len(out[-1]) > 30 and d.chance(0.2) else []
     if d.init or d.chance(0.8):
@@ -161,9 +157,8 @@ def _clutter(d):
     for _ in range(d.r.choice([0, 0, 1, 1, 2, 3])):  # more arguments
         value = d.pick("1", "2", "4", "0.1", "1e-5", "True", "False", "None", "'mean'", "(1, 1)", "(0, 0)", "8",
                        "[1, 2]")
-        name = d.name(["eps", "momentum", "stride", "padding", "dilation", "groups", "bias", "dim", "num_heads",
-                       "dropout_p", "mode", "hidden_size", "num_layers", "axis", "pool_size", "return_indices",
-                       "reduction", "affine", "n_embd", "margin"])
+        name = d.name("eps momentum stride padding dilation groups bias dim num_heads dropout_p mode hidden_size "
+                      "num_layers axis pool_size return_indices reduction affine n_embd margin")
         if d.chance(0.6):
             d.defaults.append((name, value))
         else:
@@ -174,12 +169,11 @@ def _clutter(d):
     for _ in range(d.r.choice([0, 0, 1, 1, 2])):  # more layers, with parameters that must be created in the same order
         a, b = (d.r.choice(sizes) if sizes and d.chance(0.6) else str(d.pick(2, 3, 4, 8, 16)) for _ in range(2))
         layer = "nn." + d.r.choice(_UNUSED_LAYERS).format(a=a, b=b, k=d.pick(1, 2, 3))
-        name = d.name(["conv1", "conv2", "bn", "pool", "fc1", "proj", "dropout", "embed", "rnn", "block", "extra",
-                       "head", "attn"])
+        name = d.name("conv1 conv2 bn pool fc1 proj dropout embed rnn block extra head attn")
         d.init.insert(d.r.randint(0, len(d.init)), f"self.{name} = {layer}")
     if d.chance(0.2):
         value = d.pick("None", "[1, 2, 3]", "(2, 2)", "3 * 4", "1.0 / 7")
-        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name(['state', 'size', 'config'])} = {value}")
+        d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name('state size config')} = {value}")
     for i, line in enumerate(d.init):  # keyword arguments in place of positional ones
         found = re.fullmatch(r"(self\.\w+ = nn\.(\w+?)(?:[123]d|Transpose[123]d|Norm[123]d|Pool[123]d)?\()(.*)\)", line)
         names = next((n for k, n in _ARGUMENTS.items() if found and line.split(" = nn.")[1].startswith(k)), None)

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-import backbone
 import summarizer
 from backbone import Completion
 from conftest import (CONTENT, FakeSandbox, Scripted, ScriptedSampler, call, entry, kernel, make_task, proposing,
@@ -117,6 +116,7 @@ def test_rollouts_show_skills_and_feedback_and_use_all_turns(scripted):
             ids = before.completion.prompt_ids + before.completion.token_ids
             assert after.completion.prompt_ids[:len(ids)] == ids
     prompts = [prompt for _, prompt in scripted.asked]
+    assert not any("Tool" in prompt for prompt in prompts)
     assert "body0" in prompts[0] and "body1" in prompts[0] and "body" not in prompts[1]
     assert "Speedup 2.00x (modelled" in prompts[4] and "relu(x) * 2" in prompts[0] and "relu(x) * 3" in prompts[1]
     assert len(sandbox.scored) == 6 and sandbox.scored[1][0].name == "task1"
@@ -405,14 +405,3 @@ def test_a_known_skill_is_verified_and_rewarded_but_never_staged(scripted):
     verify(scripted, FakeSandbox(), [[summary]], 400)
     assert [p.skill.verify_speedup for p in summary.proposals] == [3.0, 1.5]
     assert best_skill([summary]).name == "skill-3" and best_skill([summary_of()]) is None
-
-
-def test_roles_differ_only_in_system_prompt_and_tool(scripted):
-    systems = set(backbone.SYSTEM.values())
-    scripted.script = lambda role, prompt: ["x"]
-    select(scripted, SkillLibrary(SKILLS), [make_task()], 1)
-    rollout(scripted, FakeSandbox(), [(make_task(), ())], 1, 10)
-    propose(scripted, [best_trigger([trajectory(1.0, 2.0)])], 1, None)
-    assert [role for role, _ in scripted.asked] == ["selection", "policy", "summary"]
-    assert ["Tool" in prompt for _, prompt in scripted.asked] == [True, False, True]
-    assert all(sum(system in prompt for system in systems) == 1 for _, prompt in scripted.asked)

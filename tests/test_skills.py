@@ -7,9 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rank_bm25 import BM25Okapi
 
-import skills
 from skills import Skill, SkillLibrary, skill_from_json, write_atomically
 
 
@@ -94,17 +92,6 @@ def test_small_libraries_are_recalled_whole():
     assert [s.name for s in SkillLibrary([skill("only")]).recall("softmax")] == ["only"]
     assert len(SkillLibrary(LIBRARY[:2]).recall("nothing of it")) == 2
     assert SkillLibrary(LIBRARY[:3]).recall("unrelated vocabulary") == []
-
-
-def test_the_index_is_built_once_after_a_change(monkeypatch):
-    built, library = [], SkillLibrary(LIBRARY)
-    monkeypatch.setattr(skills, "BM25Okapi", lambda texts: built.append(len(texts)) or BM25Okapi(texts))
-    for _ in range(2):
-        for _ in range(3):
-            library.recall("softmax")
-        library.stage(LIBRARY[0])
-        library.flush()
-    assert built == [5, 6]
 
 
 def test_killed_while_writing_leaves_a_whole_file(tmp_path):

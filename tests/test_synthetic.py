@@ -1,6 +1,7 @@
 """The programmatic expert: what it reads, what it renders, that its kernels are right, and how to add an operator."""
 
 import itertools
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -74,9 +75,9 @@ def test_what_the_reader_cannot_follow_is_none(forward):
 def test_the_constructor_is_copied_to_the_letter(problems):
     for task, parsed in problems:
         code = render(parsed, ALL).code
-        assert parsed.constructor is None or f"def __init__({parsed.constructor.signature})" in code
-        lines = parsed.constructor.lines if parsed.constructor else []
-        assert all(line in code for line in lines if "super" not in line)
+        for constructor in [method for method in parsed.parts[-1].methods if method.name == "__init__"]:
+            assert f"def __init__({constructor.signature})" in code
+            assert all(line in code for line in constructor.lines if "super" not in line)
 
 
 # Forwards of two tensors, the tensors' shape, and a line that shows which kind of kernel takes them over.
@@ -102,11 +103,9 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
 
 
 def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
-    source = make_task().source
-    head, tail = source[:source.index("class Model")], "\n\ndef get_init_inputs():\n    return []\n"
-    tasks_ = [Task(f"single{i}", 0, f"{head}import torch.nn.functional as F\n\nclass Model(nn.Module):\n"
-                   f"    def forward(self, x, y):\n        return {forward}\n\ndef get_inputs():\n"
-                   f"    return [torch.randn{shape}, torch.randn{shape}]{tail}")
+    source = make_task().source.replace("class", "import torch.nn.functional as F\n\nclass").replace("x):", "x, y):")
+    tasks_ = [Task(f"single{i}", 0, source.replace("torch.relu(x) * 2", forward).replace(
+        "torch.randn(4, 8)", f"torch.randn{shape}, torch.randn{shape}"))
               for i, (forward, shape, _) in enumerate(SINGLE)]
     codes = [render(expert.follow(task), ALL).code for task in tasks_]
     assert not [row[0] for row, code in zip(SINGLE, codes) if row[2] not in code]
@@ -115,51 +114,36 @@ def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
 
 
 NETWORK = '''import math
-
 import torch
 import torch.nn as nn
-
 SLOPE = 0.2
-
-
 def widened(n):
     return int(math.sqrt(n * n)) * 2
-
-
 class Block(nn.Module):
     def __init__(self, channels):
         super(Block, self).__init__()
         self.conv = nn.Conv2d(channels, channels, 3, padding=1)
         self.norm = nn.BatchNorm2d(channels)
-
     def forward(self, x):
         identity = x
         out = self.norm(self.conv(x))
         out += identity
         return torch.relu(out)
-
-
 class Model(nn.Module):
     def __init__(self, channels):
         super().__init__()
         self.blocks = nn.ModuleList([Block(channels), Block(channels)])
         self.tail = nn.Sequential(nn.Conv2d(channels, widened(channels), 1), nn.LeakyReLU(SLOPE), nn.Dropout(0.0))
-
     def _gate(self, x):
         return x * torch.sigmoid(x) * 0.5
-
     def forward(self, x):
         for block in self.blocks:
             x = block(x)
         first, second = self.tail(x).chunk(2, dim=1)
         x = self._gate(first)
         return x - second
-
-
 def get_inputs():
     return [torch.randn(2, 4, 8, 8)]
-
-
 def get_init_inputs():
     return [4]
 '''
@@ -168,11 +152,8 @@ def get_init_inputs():
 def test_a_network_keeps_its_layers_and_has_kernels_in_every_method(box):
     code = render(expert.follow(Task("network", 3, NETWORK)), ALL).code
     for text in ("torch.var_mean(", "F.conv2d(x, self.tail[0].weight, None", "self.blocks[1](x)", "def widened(n):",
-                 "SLOPE"):
-        assert text in code
-    gate = code[code.index("def _gate"):]
-    assert "fused" in gate[:gate.index("def forward")]
-    assert "fused" in code[code.index("class Block"):code.index("ModelNew")]
+                 "SLOPE", r"class Block.*fused.*class ModelNew", r"def _gate.*fused.*def forward"):
+        assert text in code or re.search(text, code, re.DOTALL)
     verdict = box.score(Task("network", 3, NETWORK), [code])[0]
     assert verdict.correct, verdict.error
 
@@ -234,7 +215,7 @@ EXPECTED = {"gelu_tanh": (lambda v: F.gelu(v, approximate="tanh"), ()), "neg": (
 def test_formula_agrees_with_torch(name):
     """A Triton formula, executed on torch tensors, against the operator that it stands for."""
     x = torch.linspace(-30, 30, 601, dtype=torch.float64)
-    x = x.abs() + 0.1 if POINTWISE[name].positive else x
+    x = x.abs() + 0.1 if name in ("log", "sqrt", "rsqrt") else x
     function, further = EXPECTED.get(name) or (getattr(F, name, None) or getattr(torch, name), ())
     space = {"tl": TL, "x": x, **dict(zip("ab", further))}
     *before, value = [line.format(x="x", a="a", b="b") for line in POINTWISE[name].triton]

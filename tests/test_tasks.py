@@ -136,7 +136,7 @@ def test_problems_too_large_for_the_interpreter_are_told_or_shrunk(capsys):
     assert "large: its tensors take 0.13 GB" in err and "1 of 2" in err and "--shrink" in err
     kept, too_large = tasks.without_a_gpu([small, large], 60.0, shrink=True)
     assert kept[0] == small and not too_large and 0 < tasks.elements(kept[1].source, 10**9) <= tasks.SHRUNKEN
-    assert tasks.elements("x = 3", 1) is None and tasks.shrunken(task("x = 3")) is None
+    assert tasks.elements("x = 3", 1) is None and tasks.shrunken(task("x = 3")) == (task("x = 3"), 0)
 
 
 @pytest.mark.parametrize("name", ["reinforce", "sft", "bench"])
@@ -165,29 +165,24 @@ def test_scale_batch_changes_the_first_integer_and_nothing_else():
 # ---- decontamination
 
 
-def test_one_operator_has_one_name_however_it_is_spelled():
-    variants = ["self.act(x)", "torch.relu(x)", "F.relu(x)", "x.relu()", "torch.nn.functional.relu(x)"]
-    found = {tuple(operators(PROBLEM.replace("self.act(x)", v))) for v in variants}
-    assert found == {("mul", "relu", "sigmoid", "sub")}
+FORWARD = "return self.act(x) * self.scale - torch.sigmoid(x)"
 
 
-@pytest.mark.parametrize("old, new", [
-    ("self.scale", "self.factor"), ("rows = 8", "rows = 4096"), ("randn(rows, 4)", "rand(rows, 4, 4)"), ("2.0", "-1.5"),
-    ("return self.act(x) * self.scale - torch.sigmoid(x)",
-     "y = torch.sigmoid(x)\n        return self.scale * F.relu(x) - y"),
-])
-def test_an_evaluation_problem_in_disguise_is_refused(old, new):
+@pytest.mark.parametrize("old, new, near", [
+    ("self.scale", "self.factor", True), ("rows = 8", "rows = 4096", True), ("2.0", "-1.5", True),
+    ("randn(rows, 4)", "rand(rows, 4, 4)", True),
+    (FORWARD, "y = torch.sigmoid(x)\n        return self.scale * F.relu(x) - y", True)] + [
+    ("self.act(x)", call, True) for call in ("torch.relu(x)", "x.relu()", "torch.nn.functional.relu(x)")] + [
+    ("torch.sigmoid(x)", "torch.tanh(x)", False), ("- torch", "+ torch", False)])
+def test_an_evaluation_problem_in_disguise_is_refused(old, new, near):
     assert old in PROBLEM
-    assert unfit(task(PROBLEM.replace(old, new)), {fingerprint(PROBLEM)}) == "near an evaluation problem"
-
-
-def test_another_operator_makes_another_problem():
-    assert unfit(task(PROBLEM.replace("torch.sigmoid(x)", "torch.tanh(x)")), {fingerprint(PROBLEM)}) is None
+    found = unfit(task(PROBLEM.replace(old, new)), {fingerprint(PROBLEM)})
+    assert (found == "near an evaluation problem") == near
 
 
 def test_swish_written_out_is_still_swish():
     short, long = (PROBLEM.replace("torch.sigmoid(x)", v) for v in ("F.silu(x)", "x * torch.sigmoid(x)"))
-    assert fingerprint(short) == fingerprint(long)
+    assert fingerprint(short) == fingerprint(long) and operators(PROBLEM) == ["mul", "relu", "sigmoid", "sub"]
 
 
 def test_every_built_in_problem_is_known_to_the_check():
@@ -213,8 +208,7 @@ def test_the_training_stream_keeps_clear_of_the_evaluation():
     ("return self.missing(x)", "does not run: AttributeError"),
 ])
 def test_unfit_problems_are_refused_with_their_reason(forward, reason):
-    source = PROBLEM.replace("return self.act(x) * self.scale - torch.sigmoid(x)", forward)
-    assert unfit(task(source), frozenset()) == reason
+    assert unfit(task(PROBLEM.replace(FORWARD, forward)), frozenset()) == reason
 
 
 @pytest.mark.parametrize("clutter", [False, True])

@@ -35,7 +35,7 @@ from judge.correctness import (EXTENSION, Failed, Verdict, as_bytes, bytes_in, c
 from judge.messages import ROOM, Child, Gone, decode
 from judge.perturbation import state_of
 from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of
-from judge.rules import offence, parse
+from judge.rules import LAUNCH_OPTIONS, dotted, offence, parse
 from tasks import GPU_BATCH_FACTOR
 
 ROOM_FOR_MISTAKES = 1 << 20  # bytes beside an output's: of a wrong shape or type, it is compared all the same
@@ -147,7 +147,11 @@ def check_kernels(back_end, trial, verdict, required):
 
 def has_extension(code) -> bool:
     """Does it have nvcc compile CUDA sources? That takes most of a minute, and its kernels are no operator's."""
-    return "load_inline" in code
+    try:
+        calls = [node.func for node in ast.walk(parse(code)) if isinstance(node, ast.Call)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False  # static_check says so
+    return any((dotted(call) or [""])[-1] == "load_inline" for call in calls)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -187,6 +191,11 @@ class Recorded:
             reason = step[0] == "operator" and refusal(step, priced(reference).called, self.settings["clock"])
             if reason:
                 raise Failed({"failed": "forward", "error": reason})
+            for launch in step[1] if step[0] == "tuned" else [step] if step[0] == "launch" else []:
+                unknown = sorted(set(launch[4]) - LAUNCH_OPTIONS)
+                if unknown:
+                    why = f"{launch[1]} has no argument or launch option {unknown[0]}"
+                    raise Failed({"failed": "compile", "error": f"KernelError: {why}"})
         outputs, program = [], answer["program"]
         decode(program["output"], outputs.append)
         shared = sharing(outputs, [*program["inputs"], *program["state"].values()])

@@ -220,7 +220,8 @@ class Measured:
         if self.calls is None:
             self.connection.order("batch", deadline, **fields)  # the first time takes long
             one = min(self.connection.order("batch", deadline, **fields)["seconds"]["reference"] for _ in range(3))
-            self.calls = list(range(max(1, min(self.slots, round(BATCH / max(one, 1e-6))))))
+            count = 1 if self.stochastic else round(BATCH / max(one, 1e-6))  # only a batch's first call has the seed
+            self.calls = list(range(max(1, min(self.slots, count))))
         self.graphs = self.cuda and self.connection.order("capture", deadline, side="reference",
                                                           calls=self.calls)["captured"]
 
@@ -322,19 +323,21 @@ class Candidate(Recorded):
         graphs = task.graphs and self.order("capture", side="candidate", calls=task.calls)["captured"]
         while not timing.enough(task.settings["measure"]):
             began, seed = time.monotonic(), chance.getrandbits(31)
-            checked = 0 if task.stochastic else chance.choice(task.calls)  # only the first has the seed
+            # In a random order, and a quarter is left out: so that no call can do another one's work.
+            calls = chance.sample(task.calls, math.ceil(0.75 * len(task.calls)))
+            checked, batch = chance.choice(calls), []
             for slot in task.calls:
-                inputs = self.reference.draw("timed", seed, slot)
-                self.put(slot, inputs)
-                if slot == checked:
-                    trial = Trial(inputs, seed)
-            answer = self.batch(seed, graphs)
-            if not timing.contended or chance.random() < 0.3:
-                trial.expected, trial.allowed = self.reference.run(trial)[0], task.first.allowed
-                leaves = self.connection.results(self.order("collect", call=checked))
-                if compare(trial, leaves, tolerance_of(verdict)) or self.has_changed(checked, trial.inputs):
-                    return reject(verdict, "its timed calls give other results than its checked ones")
-            seconds = [answer["seconds"][side] / len(task.calls) for side in ("reference", "candidate")]
+                batch.append(self.reference.draw("timed", seed, slot))
+                self.put(slot, batch[-1])
+            trial = Trial(batch[checked], seed)
+            answer = self.batch(seed, calls, graphs)
+            if answer.get("others"):
+                return reject(verdict, "one call writes the results of another")
+            trial.expected, trial.allowed = self.reference.run(trial)[0], task.first.allowed
+            leaves = self.connection.results(self.order("collect", call=checked))
+            if compare(trial, leaves, tolerance_of(verdict)) or any(map(self.has_changed, task.calls, batch)):
+                return reject(verdict, "its timed calls give other results than its checked ones")
+            seconds = [answer["seconds"][side] / len(calls) for side in ("reference", "candidate")]
             timing.add(*seconds, answer["clearing"], time.monotonic() - began)
         verdict.reference_ms, verdict.candidate_ms, low = timing.summary()
         verdict.disturbed = timing.disturbed()
@@ -349,9 +352,9 @@ class Candidate(Recorded):
         seen = self.connection.slots[slot] if self.connection.slots is not None else tensors_in(inputs)
         return not self.task.first.changed and not all(map(identical, seen, tensors_in(inputs)))
 
-    def batch(self, seed, graphs):
+    def batch(self, seed, calls, graphs):
         """Time a batch of both sides; see Replayer.batch."""
-        return self.order("batch", sides=["candidate", "reference"], calls=self.task.calls, seed=seed, graphs=graphs)
+        return self.order("batch", sides=["candidate", "reference"], calls=calls, seed=seed, graphs=graphs)
 
     def close(self, verdict):
         verdict.seconds.update(self.seconds)
@@ -388,16 +391,16 @@ class Extension(Candidate):
         for connection in (self.connection, self.replayer):
             connection.put(slot, inputs, self.deadline)
 
-    def batch(self, seed, graphs):
+    def batch(self, seed, calls, graphs):
         sides = {"candidate": self.connection, "reference": self.replayer}
-        return {"seconds": {side: self.from_outside(connection, side, graphs) for side, connection in sides.items()},
+        return {"seconds": {side: self.from_outside(process, side, calls, graphs) for side, process in sides.items()},
                 "clearing": 0.0}
 
-    def from_outside(self, connection, side, graphs) -> float:
+    def from_outside(self, connection, side, calls, graphs) -> float:
         """Seconds of a batch's calls, by the scorer's clock: it counts what many take more than one does."""
         def seconds(count):
             began = time.perf_counter()
-            connection.order("repeat", self.deadline, side=side, calls=self.task.calls, count=count, graphs=graphs)
+            connection.order("repeat", self.deadline, side=side, calls=calls, count=count, graphs=graphs)
             return time.perf_counter() - began
 
         seconds(1)

@@ -14,6 +14,7 @@ runs in such a process of its own, with nothing of the reference's, and is timed
 """
 
 import contextlib
+import ctypes
 import functools
 import time
 
@@ -30,7 +31,7 @@ from judge.perturbation import construct, state_of
 from judge.prices import FREE_OPERATORS, Mode, tensors_in
 from judge.recorder import layouts_in, read_value
 
-PAUSE = 100_000  # clock cycles, 50 microseconds, that the GPU waits while a graph is being launched
+PAUSE = 300_000  # clock cycles, 150 microseconds, that the GPU waits while graphs are being launched
 PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured (see processes.start)
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
 TUNING = 5  # launches of each configuration of an autotuned kernel
@@ -197,7 +198,7 @@ class Model:
 
     def __init__(self, model, compile_it=False):
         self.model, self.call = model, torch.compile(model) if compile_it else model
-        self.state = {name: tensor.detach().clone() for name, tensor in state_of(self.model)}
+        self.state = {name: tensor.detach().cpu().clone() for name, tensor in state_of(self.model)}  # on the host
 
     def forward(self, inputs):
         return self.call(*inputs)
@@ -234,6 +235,7 @@ class Replayer:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
             self.cold = torch.zeros(BLANK, dtype=torch.uint8, device=self.device)
+            self.driver = ctypes.CDLL("libcuda.so.1")
             triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.uint8, device=self.device))
 
     def serve(self):
@@ -271,6 +273,7 @@ class Replayer:
     def load(self, code, program, constants):
         """Take a candidate's recorded program."""
         self.path = compiler.FILE
+        self.sides["reference"].restore()  # if an earlier candidate's kernels have written there
         self.take("candidate", Program(code, program, constants, self.sides["reference"].state, self.device))
         return {}
 
@@ -390,10 +393,12 @@ class Replayer:
             with torch.cuda.stream(stream):
                 subject.forward(self.inputs(side, calls[0]))  # libraries set themselves up for the stream
             self.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, stream=stream):
-                self.kept[side] = [subject.forward(self.inputs(side, slot)) for slot in calls]
-            self.graphs[side] = graph
+            graphs, pool, self.kept[side] = {}, torch.cuda.graph_pool_handle(), {}
+            for slot in calls:  # one for each: which are replayed, and in what order, nobody knows
+                graphs[slot] = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graphs[slot], pool=pool, stream=stream):
+                    self.kept[side][slot] = subject.forward(self.inputs(side, slot))
+            self.graphs[side] = graphs
         except Exception:  # it waits for the GPU, or uses a stream of its own
             self.kept.pop(side, None)
             if self.is_broken():
@@ -410,6 +415,7 @@ class Replayer:
         began = time.perf_counter()
         self.cold[:half].fill_(1)
         self.cold[half:].view(torch.int32).amax()
+        self.driver.cuCtxResetPersistingL2Cache()  # lines that were loaded to stay (L2::evict_last)
         self.synchronize()
         return time.perf_counter() - began
 
@@ -419,7 +425,11 @@ class Replayer:
         As a graph, or as they run. The candidate should come first: when it runs, the reference has computed nothing
         of these inputs. The answer: {"seconds": {side: of all calls}, "clearing": seconds that clearing a cache took}.
         """
-        seconds, clearing = {}, 0.0
+        seconds, clearing, left_out = {}, 0.0, []
+        if graphs:  # what these calls give, no other call may write
+            left_out = tensors_in([out for slot, out in self.kept["candidate"].items() if slot not in calls])
+        for leaf in left_out:
+            leaf.zero_()
         for side in sides:
             subject, clock = self.sides[side], Stopwatch(self.cuda)
             torch.manual_seed(seed)
@@ -431,7 +441,7 @@ class Replayer:
             clock.start()
             self.run_calls(side, calls, graphs)
             seconds[side] = clock.stop()
-        return {"seconds": seconds, "clearing": clearing}
+        return {"seconds": seconds, "clearing": clearing, "others": any(bool(leaf.any()) for leaf in left_out)}
 
     def repeat(self, side, calls, count, graphs):
         """Do the calls of a side `count` times, for a client that has a clock of its own."""
@@ -442,9 +452,10 @@ class Replayer:
 
     def run_calls(self, side, calls, graphs):
         if graphs:
-            self.graphs[side].replay()
+            for slot in calls:
+                self.graphs[side][slot].replay()
         else:
-            self.kept[side] = [self.sides[side].forward(self.inputs(side, slot)) for slot in calls]
+            self.kept[side] = {slot: self.sides[side].forward(self.inputs(side, slot)) for slot in calls}
 
     def collect(self, call):
         """Hand over what a timed call of the candidate gave."""

@@ -81,6 +81,12 @@ KERNEL_TYPES = {"tensor", "tensor_descriptor", "dtype", "block_type", "pointer_t
                 "static_range", "tuple", "slice", "condition", "PropagateNan", "TRITON_MAX_TENSOR_NUMEL"}
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Launch options. Others name files, go to ptxas's command line, or let a launch begin before the last one has ended.
+
+LAUNCH_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid",
+                  "debug"}
+
+# ---------------------------------------------------------------------------------------------------------------------
 # ATen operators, where there is no GPU
 
 # In the candidate's process nothing is computed, so a forward cannot decide by what it computes.

@@ -10,7 +10,7 @@ import torch
 
 from candidates import HONEST, copied, replaced, times
 from judge import recorder, replayer, scorer
-from judge.correctness import Failed, Trial, digest
+from judge.correctness import EXTENSION, Failed, Trial, digest
 from judge.judgement import judge
 from judge.measured import Timing
 from judge.messages import Gone
@@ -77,7 +77,7 @@ PROFILED = [*CHECKED, "profile"]
     (Scripted(needs=()), [*PROFILED, "run"], {"rejected": "do not reach the output", "coverage": 0.0}),
     (Scripted(own=("k", "decoy")), [*PROFILED, "run", "run", "run", "time"],
      {"correct": True, "speedup": 2.0, "coverage": 1 / 3}),
-    (Scripted(own=("extension",), needs=()), [*PROFILED, "time"], {"correct": True, "coverage": 0.5, "speedup": 2.0}),
+    (Scripted(own=(EXTENSION,), needs=()), [*PROFILED, "time"], {"correct": True, "coverage": 0.5, "speedup": 2.0}),
 ])
 def test_the_first_step_that_fails_decides(back_end, calls, expected):
     trial = Trial([], 0, [torch.ones(3)], [(1.0, 0.0, 0.0)], [])

@@ -5,16 +5,17 @@ A candidate's Python never sees the GPU. Its own process, which has none, record
 replays the program (replayer.py): to be checked, on inputs of each trial, and to be timed. `Measured` holds what a task
 needs, `Candidate` is the measured clock's part in the order of judgement (judgement.py), `Timing` says what times mean.
 
-What is timed is a batch: one forward for each of several sets of inputs, recorded as one CUDA graph, so that kernels
+What is timed is a batch: one forward for each of several sets of inputs, each recorded as a CUDA graph, so that kernels
 run back to back. What makes the time honest:
 
     the program is straight-line data: no Python of the candidate decides what a timed call does, each call does all
-    steps, and one launch serves one call;
+    steps, and one launch serves one call: a batch is three quarters of the graphs, drawn anew, in a random order, and
+    what the others gave before must stay as it is;
     all inputs of a batch are new, and each is used once: there is nothing to be recognised, remembered, or left for
     later, in whatever memory a kernel may find;
     before each side the cache is cleared; candidate and reference take turns on the same inputs, in one process;
-    outputs of the first batch and of some others are checked, by the scorer, which alone works out what they should
-    be. The candidate runs first: what the reference then leaves in memory is of inputs that do not come again.
+    after each batch one call's outputs are checked, by the scorer, which alone works out what they should be, and
+    that all inputs are as they were. The candidate runs first: what the reference then leaves in memory is of inputs that do not come again.
 
 While a candidate is recorded or its kernels are compiled, others use the GPU. The replayer serves one at a time.
 
@@ -331,7 +332,7 @@ class Candidate(Recorded):
                 self.put(slot, batch[-1])
             trial = Trial(batch[checked], seed)
             answer = self.batch(seed, calls, graphs)
-            if answer.get("others"):
+            if answer.get("intruded"):
                 return reject(verdict, "one call writes the results of another")
             trial.expected, trial.allowed = self.reference.run(trial)[0], task.first.allowed
             leaves = self.connection.results(self.order("collect", call=checked))

@@ -422,14 +422,14 @@ class Replayer:
     def batch(self, sides, calls, seed, graphs):
         """Time one call on each of the slots `calls`, of one side after the other, from a cold cache.
 
-        As a graph, or as they run. The candidate should come first: when it runs, the reference has computed nothing
-        of these inputs. The answer: {"seconds": {side: of all calls}, "clearing": seconds that clearing a cache took}.
+        As graphs, or as they run. The candidate should come first: when it runs, the reference has computed nothing of
+        these inputs. The answer: {"seconds": {side: of all calls}, "clearing": seconds that clearing a cache took,
+        "intruded": has what other calls gave before changed?}.
         """
         seconds, clearing, left_out = {}, 0.0, []
-        if graphs:  # what these calls give, no other call may write
-            left_out = tensors_in([out for slot, out in self.kept["candidate"].items() if slot not in calls])
-        for leaf in left_out:
-            leaf.zero_()
+        if graphs and "candidate" in sides:  # what the calls that are left out have given, no other call may change
+            kept = tensors_in([out for slot, out in self.kept["candidate"].items() if slot not in calls])
+            left_out = [(tensor, tensor.clone()) for tensor in kept]
         for side in sides:
             subject, clock = self.sides[side], Stopwatch(self.cuda)
             torch.manual_seed(seed)
@@ -441,7 +441,7 @@ class Replayer:
             clock.start()
             self.run_calls(side, calls, graphs)
             seconds[side] = clock.stop()
-        return {"seconds": seconds, "clearing": clearing, "others": any(bool(leaf.any()) for leaf in left_out)}
+        return {"seconds": seconds, "clearing": clearing, "intruded": not all(identical(*pair) for pair in left_out)}
 
     def repeat(self, side, calls, count, graphs):
         """Do the calls of a side `count` times, for a client that has a clock of its own."""

@@ -15,7 +15,8 @@ run back to back. What makes the time honest:
     later, in whatever memory a kernel may find;
     before each side the cache is cleared; candidate and reference take turns on the same inputs, in one process;
     after each batch one call's outputs are checked, by the scorer, which alone works out what they should be, and
-    that all inputs are as they were. The candidate runs first: what the reference then leaves in memory is of inputs that do not come again.
+    that all inputs are as they were. The candidate runs first: what the reference then leaves in memory is of inputs
+    that do not come again.
 
 While a candidate is recorded or its kernels are compiled, others use the GPU. The replayer serves one at a time.
 

@@ -14,7 +14,6 @@ runs in such a process of its own, with nothing of the reference's, and is timed
 """
 
 import contextlib
-import ctypes
 import functools
 import time
 
@@ -235,7 +234,6 @@ class Replayer:
             torch.cuda.set_device(self.device)
             torch.cuda.init()
             self.cold = torch.zeros(BLANK, dtype=torch.uint8, device=self.device)
-            self.driver = ctypes.CDLL("libcuda.so.1")
             triton.set_allocator(lambda size, *_: torch.empty(size, dtype=torch.uint8, device=self.device))
 
     def serve(self):
@@ -393,10 +391,10 @@ class Replayer:
             with torch.cuda.stream(stream):
                 subject.forward(self.inputs(side, calls[0]))  # libraries set themselves up for the stream
             self.synchronize()
-            graphs, pool, self.kept[side] = {}, torch.cuda.graph_pool_handle(), {}
-            for slot in calls:  # one for each: which are replayed, and in what order, nobody knows
+            graphs, self.kept[side] = {}, {}
+            for slot in calls:  # each in memory of its own, as nobody knows which are replayed, and in what order
                 graphs[slot] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graphs[slot], pool=pool, stream=stream):
+                with torch.cuda.graph(graphs[slot], stream=stream):
                     self.kept[side][slot] = subject.forward(self.inputs(side, slot))
             self.graphs[side] = graphs
         except Exception:  # it waits for the GPU, or uses a stream of its own
@@ -415,7 +413,6 @@ class Replayer:
         began = time.perf_counter()
         self.cold[:half].fill_(1)
         self.cold[half:].view(torch.int32).amax()
-        self.driver.cuCtxResetPersistingL2Cache()  # lines that were loaded to stay (L2::evict_last)
         self.synchronize()
         return time.perf_counter() - began
 

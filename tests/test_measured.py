@@ -3,6 +3,8 @@
 Where there is no GPU a kernel's launch is a Python function here: LAUNCHES.
 """
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +13,11 @@ import torch
 from candidates import HONEST, copied, replaced, times
 from judge import recorder, replayer, scorer
 from judge.correctness import EXTENSION, Failed, Trial, digest
-from judge.judgement import judge
+from judge.judgement import has_extension, judge
 from judge.measured import Timing
 from judge.messages import Gone
 from sandbox import Sandbox
+from tasks import Task
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The order of judgement
@@ -308,3 +311,23 @@ def test_what_is_disturbed_is_timed_for_longer(slow, least, most, disturbed):
 @pytest.mark.parametrize("clearing, disturbed", [(0.005, False), (0.02, True)])
 def test_who_needs_long_to_clear_the_cache_is_not_alone(clearing, disturbed):
     assert batches(lambda batch: 1e-4, lambda batch: 5e-5, clearing).disturbed() == disturbed
+
+
+MEASURED = {case["name"]: case for case in map(json.loads, (
+    Path(__file__).parent.parent / "results" / "adversaries" / "measured.jsonl").read_text().splitlines())}
+
+
+@pytest.mark.parametrize("name, says", [
+    ("extension_name", "do not reach the output"), ("extension_name, another name", "do not reach the output"),
+    ("pdl_overlap", "no argument or launch option launch_pdl"), ("ptx_options", "launch option ptx_options"),
+    ("spoil_one", "touches what another program"), ("skip_quarter", "touches what another program"),
+    ("serve_batch", "touches what another program"), ("serve_batch_honest", ""), ("spoil_one_honest", "")])
+def test_programs_that_cheat_the_measured_clock_without_a_gpu(name, says, box):
+    case = MEASURED[name]
+    verdict = box.score(Task(name, 0, case["task"]), [case["code"]])[0]
+    assert verdict.correct == (not says) and says in (verdict.rejected or verdict.error or ""), verdict
+
+
+def test_only_a_call_makes_an_extension():
+    assert has_extension("import torch\nx = torch.utils.cpp_extension.load_inline(name='x')")
+    assert not has_extension("# load_inline\nx = 'load_inline()'") and not has_extension("def (")

@@ -1,9 +1,11 @@
 """The measured clock on a GPU. Skips itself where there is none."""
 
 import functools
+import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from tasks import Task
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
 
+ROOT = Path(__file__).parent.parent
 # The task of the tests without a GPU, but larger and only what the kernel does
 TASK = Task("scaled_silu", 0, replaced(candidates.TASK.source, *WITHOUT_LAYER, ("rows = 64\n\n", ""),
                                        ("torch.randn(rows, 32)", "torch.randn(8192, 2048)"),
@@ -51,6 +54,16 @@ def test_an_honest_fusion_is_measured_near_its_share_of_the_memory_traffic(sandb
     assert 0.02 < v.candidate_ms < 0.2
     assert v.coverage > 0.9 and v.profile[0].name == "bias_silu_scale" and v.profile[0].own
     assert "measured" in feedback(v)
+
+
+CASES = map(json.loads, (ROOT / "results" / "adversaries" / "measured.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in CASES if case["kind"] != "open"])
+def test_programs_that_cheat_the_measured_clock(case, sandbox):
+    """And honest ones that do the same work. A naive checker (the reference's values, once) believes all of them."""
+    verdicts = sandbox.score(Task(case["name"], 0, case["task"]), [case["code"], case["code"] + "# again"])
+    assert [v.correct for v in verdicts] == [case["kind"] == "honest"] * 2, verdicts
 
 
 def test_the_reference_itself_is_as_fast_as_itself():

@@ -16,7 +16,7 @@
     compiler.py       Triton kernels from a candidate's text, compiled for a GPU that is not there
     interpreter.py    the same kernels, run in numpy
     lockstep.py       Triton's operations, for all programs of a launch at once
-    libdevice.py      CUDA's own mathematical functions, as functions of torch tensors
+    libdevice.py      CUDA's own mathematical functions, as functions of torch tensors; how floats become integers
     memory.py         what an interpreted kernel may touch, and what that costs
     races.py          what programs of one launch may know of each other
     measured.py       the clock with a GPU

@@ -8,6 +8,7 @@ refused by name.
 import math
 import re
 
+import numpy as np
 import torch
 
 ROUND = {"n": torch.round, "z": torch.trunc, "d": torch.floor, "u": torch.ceil}  # by the last letter of float2int_rn
@@ -61,3 +62,15 @@ def meaning(name):
         return torch.clone
     plain = re.sub(r"^fast_(\w+)f$|^(\w+)_rn$", r"\1\2", name)  # the quick ones are as exact here as the others
     return MEANING.get(plain) or getattr(torch, plain, None) or getattr(torch.special, plain, None)
+
+
+def converted(values, dtype):
+    """Numbers as another numpy type. Floats become integers as PTX's cvt.rzi makes them: of 16 bits or more, to whose
+    range they are clipped (NaN becomes 0); of 8 bits the lower half of these.
+    """
+    if values.dtype.kind != "f" or dtype.kind not in "iu":
+        return values.astype(dtype)
+    wide = np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}")
+    low, high = np.iinfo(wide).min, np.iinfo(wide).max
+    inside = np.nan_to_num(values, nan=0).astype(wide)
+    return np.where(values <= float(low), low, np.where(values >= float(high), high, inside)).astype(dtype)

@@ -19,7 +19,7 @@ from triton.runtime import interpreter as stock
 from triton.runtime.interpreter import TensorHandle
 
 from judge.compiler import KernelError
-from judge.libdevice import meaning
+from judge.libdevice import converted, meaning
 from judge.prices import (DOT_COST, ERF, FMA, GATHER, INSTRUCTION_COST, INTEGER_DIVISION, LIBDEVICE_COST,
                           OTHER_LIBDEVICE, OUTER_PRODUCT, PRECISE_DIVISION, UNALIGNED_DOT, UNIFORM_DIVISION)
 
@@ -66,18 +66,6 @@ def as_kept(values, dtype):
     if bits == np.uint8:
         values = values.clamp(-torch.finfo(kind).max, torch.finfo(kind).max)
     return values.to(kind).view(getattr(torch, bits.__name__)).numpy().view(stock._get_np_dtype(dtype))
-
-
-def converted(values, dtype):
-    """Numbers as another numpy type. Floats become integers as PTX's cvt.rzi makes them: of 16 bits or more, to whose
-    range they are clipped (NaN becomes 0); of 8 bits the lower half of these.
-    """
-    if values.dtype.kind != "f" or dtype.kind not in "iu":
-        return values.astype(dtype)
-    wide = np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}")
-    low, high = np.iinfo(wide).min, np.iinfo(wide).max
-    inside = np.nan_to_num(values, nan=0).astype(wide)
-    return np.where(values <= float(low), low, np.where(values >= float(high), high, inside)).astype(dtype)
 
 
 def add_as_bits(view, index, values, active, kind):

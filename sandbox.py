@@ -18,7 +18,7 @@ candidate's Python. judge/processes.py says how these processes are started, con
 Two clocks. Without a GPU the time is *modelled* (judge/modelled.py, judge/interpreter.py), with one it is *measured*
 (judge/measured.py). A Verdict says which; the two are never compared. What counts as correct is in
 judge/correctness.py. A CUDA extension (load_inline) cannot be recorded: with a GPU its candidate runs there in a
-process of its own, which takes a minute and stops less (the last column); its kernels are called `extension`.
+process of its own, which takes a minute and stops less (the last column).
 
 What holds on each path (judge/rules.py has the rules; a test for every line is in tests/, mostly test_cheats.py):
 
@@ -45,8 +45,9 @@ What holds on each path (judge/rules.py has the rules; a test for every line is 
     Not stopped without a GPU: a forward that reads the clock, files or chance; kernels that are slow for reasons that
     have no price (cache misses of scalar loads, all work in one program); a kernel that only copies earns coverage
     where the reference, too, leaves most values as they are.
-    Not stopped with a GPU: a kernel that reads or writes other memory of its process: the reference is there, but no
-    expected output. Native code of an extension, which does in its process what it likes.
+    Not stopped with a GPU (results/adversaries/measured.md): kernels that reach other memory of their process, where no
+    expected output is; that wait while they are profiled, for coverage; means of so many values that half of them give
+    1e-4; results kept between calls whose inputs are not drawn at random; what an extension does in its process.
 """
 
 import argparse
@@ -115,7 +116,6 @@ class Sandbox:
     remember   keep verdicts, so that an identical candidate of a task is scored once in the life of the sandbox
     clock      "modelled" or "measured", where it should not follow from the device
     tasks      measured clock: tasks in work at the same time; one candidate is timed at a time
-
     waited     seconds spent in `wait` so far
 
     Raises UserError for a device that is not there, and for values that do not go together.
@@ -385,7 +385,7 @@ class Sandbox:
                         self._settle(job, code, verdict).set_result(verdict)
                     failed.add(code)
             else:
-                if any(code in job.codes for code in batch):
+                if set(batch) & set(job.codes):
                     raise Crowded
 
     def _settle(self, job, code, verdict) -> Future:

@@ -79,8 +79,8 @@ def load_module(name, code, path):
     return module
 
 
-# How a line of `describe` begins where the GPU's memory did not suffice. In a confined process PyTorch fails earlier, as
-# it may not ask NVML who holds the memory.
+# How a line of `describe` begins where the GPU's memory did not suffice. In a confined process PyTorch says so by
+# another error, as it may not ask NVML who holds the memory.
 OUT_OF_MEMORY = "OutOfMemoryError"
 
 

@@ -303,7 +303,8 @@ def test_a_killed_fork_server_or_scorer_is_replaced_while_scorers_are_kept(pair,
     # A scorer that is killed while it is loaded makes the task unusable.
     assert soon(lambda: [job.scorer and job.scorer.source for job in pair.at_work] == [TWICE.source] * threads)
     time.sleep(0.2)
-    for process in sorted(descendants(pair.process.pid)):  # the scorers first, or they report that candidates end
+    # The scorers first, or they report that candidates end.
+    for process in sorted(descendants(pair.process.pid), key=started_at):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     assert all(future.result(60).compiled for future in futures) and len(started) > before
@@ -406,6 +407,13 @@ def descendants(process):
         with contextlib.suppress(OSError):  # it has just ended
             found |= set(map(int, Path(path).read_text().split()))
     return found.union(*map(descendants, found))
+
+
+def started_at(process) -> int:
+    """When a process was started, in clock ticks; 0 if it has ended."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
 
 
 def test_a_scorer_and_its_replayer_go_on_with_another_task_unless_one_changes_pytorchs_settings(single):

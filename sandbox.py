@@ -139,9 +139,8 @@ class Sandbox:
         self.workers = workers or min(16, len(os.sched_getaffinity(0)))
         memory = memory or (8 << 30 if device == "cpu" else 32 << 30)
         self.settings = {"device": self.device, "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
-                         "protocol": protocol, "baseline": baseline, "measure": measure,
-                         "workers": self.workers, "tasks": tasks, "require_kernel": require_kernel,
-                         "scratch": tempfile.mkdtemp(prefix="sandbox-")}
+                         "protocol": protocol, "baseline": baseline, "measure": measure, "workers": self.workers,
+                         "tasks": tasks, "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
         self.patience = 4 * timeout + 300  # seconds without a message after which a scorer is given up
         self.gpu, self.waited = GpuLock(), 0.0
         self.changed = threading.Condition()  # guards what follows, and is notified when a job may begin
@@ -279,7 +278,6 @@ class Sandbox:
                 self._end_scorer(job)
                 with self.changed:
                     self.crowded.append(Job(job.task, job.codes, alone=True))
-                    job.codes = []
             except TaskError as error:
                 self._fail(job, error)
             except Exception as error:  # a mistake of ours: whoever waits is told
@@ -452,6 +450,8 @@ def feedback(verdict):
                     for entry in verdict.profile[:4])
     text = (f"Correct: yes. Speedup {verdict.speedup:.2f}x ({verdict.clock}: {verdict.candidate_ms:.4g} ms against "
             f"{verdict.reference_ms:.4g} ms). Your kernels do {verdict.coverage or 0:.0%} of the work. Time: {hot}.")
+    if verdict.tuned:
+        text += f" Autotuned: {'; '.join(verdict.tuned[:3])}."
     if verdict.bandwidth is not None:
         flops = f" and {verdict.arithmetic:.0%} of the FLOPs" if verdict.arithmetic else ""
         text += f" Used: {verdict.bandwidth:.0%} of the memory bandwidth{flops}."

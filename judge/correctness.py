@@ -53,6 +53,7 @@ class Verdict:
     disturbed: bool = False  # something else used the GPU meanwhile: the times scatter, or clearing the cache waits
     bandwidth: float | None = None  # inputs, parameters, outputs once, per candidate_ms: share of the device's rate
     arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
+    tuned: list = field(default_factory=list)  # which configurations of its autotuned kernels were cheapest (modelled)
 
 
 def numbered(code, line, around=2):

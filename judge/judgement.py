@@ -252,7 +252,7 @@ class Replaying(Recorded):
             "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "price": first,
             "mute": list(mute), "parameters": self.parameters}, ROOM_FOR_MISTAKES + 2 * bytes_in(trial.expected))
         check_structure(structure(answer["output"]), self.reference.structure)
-        self.computing = set(answer["computing"])
+        self.computing, self.chosen = set(answer["computing"]), answer["chosen"]
         if first:
             check_events(self.steps, answer["events"])
             self.events = answer["events"]
@@ -275,6 +275,7 @@ class Replaying(Recorded):
         reference, clock = self.reference, priced(self.reference)
         verdict.reference_ms = sum(milliseconds for milliseconds, _, _ in clock.events)
         verdict.candidate_ms = sum(milliseconds for milliseconds, _, _ in self.events)
+        verdict.tuned = [configuration(self.steps[number][1], position) for number, position in self.chosen]
         verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
         set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK, GPU_BATCH_FACTOR)
 
@@ -301,6 +302,13 @@ def leaves_most(trial) -> bool:
     same = [torch.isin(leaf, torch.cat([x for x in inputs if x.dtype == leaf.dtype])).sum()
             for leaf in trial.expected if any(x.dtype == leaf.dtype for x in inputs)]
     return 2 * sum(same) > sum(leaf.numel() for leaf in trial.expected)
+
+
+def configuration(launches, position) -> str:
+    """In what an autotuned kernel's chosen launch differs from others: "scale: BLOCK=256, num_warps=8"."""
+    choices = [launch[3] | launch[4] for launch in launches]
+    differs = {key: value for key, value in choices[position].items() if any(x.get(key) != value for x in choices)}
+    return f"{launches[0][1]}: " + ", ".join(f"{key}={value}" for key, value in differs.items() if type(value) is int)
 
 
 def priced(reference):

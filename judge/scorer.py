@@ -104,8 +104,8 @@ def replayer(sock, _, settings):
             if bytes_in(output) > run["room"]:
                 raise ValueError(f"an output of {bytes_in(output):,} bytes ({run['room']:,} are allowed)")
             output = tree_map_only(torch.Tensor, torch.Tensor.contiguous, output)  # gaps are not passed on
-            send(sock, {"output": output, "events": events, "changed": changed,
-                        "computing": list(replay.computing)}, run["room"])
+            send(sock, {"output": output, "events": events, "changed": changed, "computing": list(replay.computing),
+                        "chosen": list(replay.chosen.items())}, run["room"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

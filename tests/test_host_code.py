@@ -158,13 +158,14 @@ def test_files_that_double(box, name):
     assert found.correct, found
 
 
-def test_of_an_autotuned_kernels_configurations_the_cheapest_counts(box):
+def test_of_an_autotuned_kernels_configurations_the_cheapest_counts_and_is_named(box):
     task = problem("x * 2", "torch.randn(512, 512)")
     found, alone = verdict(box, task, SOURCES["autotune"]), {}
     for block in (16, 256):
         call = CALL.replace("(16,)", f"({512 * 512 // block},)").replace("256", str(block))
         alone[block] = verdict(box, task, HEAD + DOUBLE + model(NEW + call)).candidate_ms
     assert found.candidate_ms == alone[256] < alone[16]
+    assert found.tuned == ["double: BLOCK=256, num_warps=4"]
 
 
 OPERATOR = model("return run(x)").replace("class", "@torch.library.custom_op('mine::run', mutates_args=())\n"

@@ -137,10 +137,10 @@ class Sandbox:
         self.device, self.remember, self.modelled = str(device), remember, clock == "modelled"
         self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
         self.workers = workers or min(16, len(os.sched_getaffinity(0)))
-        memory = memory or (8 << 30 if device == "cpu" else 32 << 30)
-        self.settings = {"device": self.device, "clock": clock, "trials": trials, "timeout": timeout, "memory": memory,
-                         "protocol": protocol, "baseline": baseline, "measure": measure, "workers": self.workers,
-                         "tasks": tasks, "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
+        self.settings = {"device": self.device, "clock": clock, "trials": trials, "timeout": timeout,
+                         "memory": memory or (8 << 30 if device == "cpu" else 32 << 30), "protocol": protocol,
+                         "baseline": baseline, "measure": measure, "workers": self.workers, "tasks": tasks,
+                         "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
         self.patience = 4 * timeout + 300  # seconds without a message after which a scorer is given up
         self.gpu, self.waited = GpuLock(), 0.0
         self.changed = threading.Condition()  # guards what follows, and is notified when a job may begin

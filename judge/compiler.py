@@ -263,9 +263,6 @@ def compile_kernel(kernel, arguments, options):
     target = GPUTarget("cuda", 90, 32)
     backend = make_backend(target)
     with as_kernel_error(kernel):
-        unknown = sorted(set(options) - set(backend.parse_options({}).__dict__))
-        if unknown:
-            raise KernelError(f"{kernel.fn.__name__} has no argument or launch option {unknown[0]}")
         source = ASTSource(kernel, signature, constexprs=constants)
         settings = backend.parse_options(options)
         context = ir.context()

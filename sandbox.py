@@ -323,7 +323,8 @@ class Sandbox:
             control, reused = self.control, job.scorer is not None
             try:
                 job.scorer = job.scorer or ScorerConnection(control, self.gpu)
-                return job.scorer.load(job.task, self.seed, self.known, 3 * self.settings["timeout"] + 60)
+                part = 1.0 if job.alone else 1 / self.settings["tasks"]
+                return job.scorer.load(job.task, self.seed, self.known, part, 3 * self.settings["timeout"] + 60)
             except TaskError as error:
                 why = str(error)
             except (Gone, Orphaned, OSError) as error:
@@ -334,15 +335,13 @@ class Sandbox:
                 raise TaskError("the sandbox is closed")
             if not (reused or self._replace_fork_server(control) or self.end_idle()):
                 break
-        if not (self.modelled or job.alone) and len(self.at_work) > 1:
+        if not (self.modelled or job.alone) and (len(self.at_work) > 1 or OUT_OF_MEMORY in why):
             raise Crowded
         self.unusable[source] = why
         raise TaskError(why)
 
     def _may_share_a_scorer(self, sources) -> bool:
-        """May one scorer, which runs their code, load these tasks one after the other? Not if they change PyTorch's
-        settings.
-        """
+        """May one scorer, which runs their code, load these tasks one after the other, or do they change settings?"""
         return self.settings["baseline"] == "eager" and not re.search(r"torch\.(set_|backends|use_|_)", sources)
 
     def _replace_fork_server(self, control) -> bool:

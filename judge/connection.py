@@ -31,9 +31,12 @@ class ScorerConnection:
             else:
                 yield answer
 
-    def load(self, task, seed, known, patience):
-        """Have it build a task's reference, in place of another task's. Raises TaskError, and what `order` does."""
-        job = {"name": task.name, "source": task.source, "seed": seed, "known": list(known)}
+    def load(self, task, seed, known, part, patience):
+        """Have it build a task's reference, in place of another task's. Raises TaskError, and what `order` does.
+
+        part: of the GPU's free memory, for what runs the reference and the candidates.
+        """
+        job = {"name": task.name, "source": task.source, "seed": seed, "known": list(known), "part": part}
         (answer,) = self.order({"task": job}, patience)
         if answer["done"]:
             raise TaskError(answer["done"])

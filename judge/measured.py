@@ -37,7 +37,7 @@ import torch
 from judge.correctness import (EXTENSION, Failed, Trial, bytes_in, check_structure, compare, digest, identical, reject,
                                set_roofline, tolerance_of)
 from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge
-from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan
+from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan, spare_memory
 from judge.prices import Clock, tensors_in
 from judge.recorder import H200
 from judge.replayer import slots_and_outputs
@@ -124,6 +124,7 @@ class Connection:
         tensors = tensors_in(inputs)
         values = [[isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x] for x in inputs]
         places, size = plan([*tensors * slots, *expected])
+        spare_memory()  # what the scorer has computed so far took several times as much as it keeps
         self.slots, self.outputs, self.expected = None, (), [(leaf.dtype, list(leaf.shape)) for leaf in expected]
         self.room = ROOM_FOR_MISTAKES + 2 * bytes_in(expected)
         handle = self.order("share", deadline, places=places, size=size, count=len(tensors), slots=slots,
@@ -215,7 +216,7 @@ class Measured:
         deadline = time.monotonic() + self.settings["timeout"] + 60 + 300 * compiled
         self.connection.order("construct", deadline, side="reference", code=reference.job["source"], name="Model",
                               **reference.construction(), compile_it=compiled)
-        self.connection.share(first.inputs, first.expected, self.slots, 1 / self.settings["tasks"], deadline)
+        self.connection.share(first.inputs, first.expected, self.slots, reference.job["part"], deadline)
         for slot in range(self.slots):
             self.connection.put(slot, reference.draw("warm", slot), deadline)
         fields = {"sides": ["reference"], "calls": [0], "seed": 0, "graphs": False}
@@ -378,7 +379,7 @@ class Extension(Candidate):
             self.take_turn()
         finally:
             self.replayer, self.connection = self.connection, own
-        own.share(task.first.inputs, task.first.expected, task.slots, 0.5 / task.settings["tasks"], self.deadline)
+        own.share(task.first.inputs, task.first.expected, task.slots, self.reference.job["part"] / 2, self.deadline)
         return built["state"] == {name: list(tensor.shape) for name, tensor in self.reference.state.items()}
 
     def profile(self):

@@ -211,6 +211,15 @@ class Model:
 # The process
 
 
+def far_apart(a, b) -> bool:
+    """Do more than a hundredth of two results' elements differ by over a tenth of b's and of what b's are on average?"""
+    if not a.is_floating_point():
+        return False
+    difference, size = (a - b).abs(), b.abs()
+    near = (difference <= 0.1 * (size + size.mean())) | (a == b) | b.isnan()
+    return float(near.float().mean()) < 0.99
+
+
 def slots_and_outputs(memory, places, count, slots) -> tuple:
     """The tensors that lie in shared memory: (for each of `slots` sets of inputs its `count` tensors, outputs).
 
@@ -421,7 +430,8 @@ class Replayer:
 
         As graphs, or as they run. The candidate should come first: when it runs, the reference has computed nothing of
         these inputs. The answer: {"seconds": {side: of all calls}, "clearing": seconds that clearing a cache took,
-        "intruded": has what other calls gave before changed?}.
+        "intruded": has what other calls gave before changed?, "skipped": does one of several calls give quite another
+        result than the reference, say that of another batch? (A right one is for the scorer to tell.)}.
         """
         seconds, clearing, left_out = {}, 0.0, []
         if graphs and "candidate" in sides:  # what the calls that are left out have given, no other call may change
@@ -438,7 +448,9 @@ class Replayer:
             clock.start()
             self.run_calls(side, calls, graphs)
             seconds[side] = clock.stop()
-        return {"seconds": seconds, "clearing": clearing, "intruded": not all(identical(*pair) for pair in left_out)}
+        both = [tensors_in([self.kept[side][slot] for slot in calls]) for side in sides] if len(calls) > 1 else []
+        return {"seconds": seconds, "clearing": clearing, "intruded": not all(identical(*pair) for pair in left_out),
+                "skipped": len(both) == 2 and any([*map(far_apart, *both)])}
 
     def repeat(self, side, calls, count, graphs):
         """Do the calls of a side `count` times, for a client that has a clock of its own."""

@@ -14,7 +14,7 @@ from candidates import HONEST, copied, replaced, times
 from judge import recorder, replayer, scorer
 from judge.correctness import EXTENSION, Failed, Trial, digest
 from judge.judgement import has_extension, judge
-from judge.measured import Timing
+from judge.measured import Measured, Timing
 from judge.messages import Gone
 from sandbox import Sandbox
 from tasks import Task
@@ -311,6 +311,23 @@ def test_what_is_disturbed_is_timed_for_longer(slow, least, most, disturbed):
 @pytest.mark.parametrize("clearing, disturbed", [(0.005, False), (0.02, True)])
 def test_who_needs_long_to_clear_the_cache_is_not_alone(clearing, disturbed):
     assert batches(lambda batch: 1e-4, lambda batch: 5e-5, clearing).disturbed() == disturbed
+
+
+@pytest.mark.parametrize("change, apart", [
+    (lambda x: x * 1.01, False), (lambda x: torch.where(x > x.quantile(0.995), 9.0, x), False),
+    (lambda x: torch.where(x > x.quantile(0.9), 9.0, x), True), (lambda x: x.flip(0), True),
+    (lambda x: x * 0 + torch.nan, True), (lambda x: (x * 0).int(), False)])
+def test_a_call_that_was_left_out_is_far_from_the_reference(change, apart):
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 1e-4
+    assert replayer.far_apart(change(x), x) == apart and not replayer.far_apart(x, x * torch.nan)
+
+
+def test_inputs_that_a_task_does_not_draw_are_scaled_in_timed_calls():
+    reference = SimpleNamespace(draw=lambda *purpose: [torch.ones(2), torch.ones(2), 3, torch.arange(2)], strict=True)
+    task = SimpleNamespace(reference=reference, constant=[True, False, False, True])
+    (a, *rest), (b, *_) = Measured.new_inputs(task, 1, 0), Measured.new_inputs(task, 1, 1)
+    assert not a.equal(b) and 0.9 <= float(a.min()) <= float(a.max()) <= 1.1
+    assert rest[0].equal(torch.ones(2)) and rest[1] == 3 and rest[2].equal(torch.arange(2))
 
 
 MEASURED = {case["name"]: case for case in map(json.loads, (

@@ -56,14 +56,20 @@ def test_an_honest_fusion_is_measured_near_its_share_of_the_memory_traffic(sandb
     assert "measured" in feedback(v)
 
 
-CASES = map(json.loads, (ROOT / "results" / "adversaries" / "measured.jsonl").read_text().splitlines())
+CASES = {case["name"]: case for case in map(json.loads, (
+    ROOT / "results" / "adversaries" / "measured.jsonl").read_text().splitlines())}
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in CASES if case["kind"] != "open"])
-def test_programs_that_cheat_the_measured_clock(case, sandbox):
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["kind"] != "open"])
+def test_programs_that_cheat_the_measured_clock(name, sandbox):
     """And honest ones that do the same work. A naive checker (the reference's values, once) believes all of them."""
-    verdicts = sandbox.score(Task(case["name"], 0, case["task"]), [case["code"], case["code"] + "# again"])
-    assert [v.correct for v in verdicts] == [case["kind"] == "honest"] * 2, verdicts
+    task, code, kind = Task(name, 0, CASES[name]["task"]), CASES[name]["code"], CASES[name]["kind"]
+    verdicts = sandbox.score(task, [code, code + "# again"])
+    if kind == "harmless":  # it may be right, but is paid no more than honest work, which is judged as before
+        honest = sandbox.score(task, [CASES[name + "_honest"]["code"]])[0]
+        assert honest.correct and all(not v.correct or v.speedup < 1.15 * honest.speedup for v in verdicts), verdicts
+    else:
+        assert [v.correct for v in verdicts] == [kind == "honest"] * 2, verdicts
 
 
 def test_the_reference_itself_is_as_fast_as_itself():
@@ -72,7 +78,7 @@ def test_the_reference_itself_is_as_fast_as_itself():
     with Sandbox("cuda", trials=2, require_kernel=False) as box:
         (v,), (slow,) = box.score(TASK, [TORCH]), box.score(waits, [TORCH])
     assert v.correct and 0.97 < v.speedup < 1.03, v
-    assert slow.correct and 0.3 < slow.speedup < 1.3, slow
+    assert slow.correct and 0.1 < slow.speedup < 1.3, slow  # its steps are called by Python
     with Sandbox("cuda", trials=2, require_kernel=False, protocol="kernelbench") as box:
         v = verdict(box, TORCH)
     assert v.correct and 0.97 < v.speedup < 1.03, v

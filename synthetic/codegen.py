@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from synthetic.operators import ARITHMETIC, POINTWISE, ROWS
-from synthetic.templates import PIECES, TEMPLATES
+from synthetic.templates import PIECES, POOLS, TEMPLATES
 
 
 class Unsupported(Exception):
@@ -183,7 +183,7 @@ class Kernel:
             attributes = POINTWISE[name].attributes
             further = [self.operand(f"self.{call.attribute}.{attribute}", None) for attribute in attributes]
         else:
-            values = ("min", "max", "min_val", "max_val", "negative_slope", "alpha")
+            values = ("min", "max", "min_val", "max_val", "negative_slope", "alpha", "lambd")
             if keywords.keys() - {*values, "inplace", "reduction", "approximate"}:
                 raise Unsupported
             arguments += [keywords[key] for key in values if key in keywords]
@@ -414,6 +414,47 @@ class Kernel:
         if stack and x.dim() > 3:
             fields["flat"] = f"{a}, {b} = {a}.flatten(0, -3), {b}.flatten(0, -3)"
         return dict(fields, strides=", ".join(strides.values()), stride_names=", ".join(strides))
+
+
+class Window:
+    """A convolution or a pooling as a kernel of its own, written from a layer that nothing else stands around.
+
+    kind, last, text() and call() are as a Kernel's. Raises Unsupported for any other layer, for options that change
+    more than sizes, and for convolutions that cuDNN does faster (by the modelled clock): transposed ones, groups, and
+    windows of more than 32 inputs that are not 1 x 1.
+    """
+
+    def __init__(self, step):
+        layer, self.last = step.layer, step
+        found = re.fullmatch(r"(Conv|MaxPool|AvgPool)([123])d", type(layer).__name__)
+        usual = {"ceil_mode": False, "return_indices": False, "count_include_pad": True, "divisor_override": None,
+                 "padding_mode": "zeros", "groups": 1}
+        if not found or isinstance(layer.padding, str) or not step.source \
+                or any(getattr(layer, name, value) != value for name, value in usual.items()):
+            raise Unsupported
+        if found[1] == "Conv" and layer.weight[0].numel() > 32 and layer.weight[0, 0].numel() > 1:
+            raise Unsupported
+        self.rank, biased = int(found[2]), getattr(layer, "bias", None) is not None
+        self.kind, self.template, first = f"{found[1][:3].lower()}_pool", "pool", ["kernel_size"]
+        if found[1] == "Conv":
+            self.kind, self.template, first = "conv", "conv", ["weight"] + ["bias"] * biased
+        self.options = first + ["stride", "padding"] + ["dilation"] * hasattr(layer, "dilation")
+        line = "acc += tl.load(bias_ptr + rows, mask=rows < m, other=0.0)"
+        lost = 3 - self.rank
+        self.fields = {"ones": "1, " * lost, "zeros": "0, " * lost, "bias_line": line if biased else "",
+                       "bias": "bias, " * biased, "bias_ptr": "bias_ptr, " * biased, **POOLS.get(found[1], {})}
+
+    def text(self, name) -> str:
+        names = ", ".join(["x"] + ["size" if option == "kernel_size" else option for option in self.options])
+        if "dilation" not in self.options:
+            names += f", dilation={(1,) * self.rank}"
+        return re.sub(r"\n +(?=\n)", "", TEMPLATES[self.template].format(name=name, names=names, **self.fields))
+
+    def call(self) -> str:
+        passed = {option: f"self.{self.last.module}.{option}" for option in self.options}
+        one = [option for option in self.options if isinstance(getattr(self.last.layer, option), int)]
+        passed.update({option: f"({passed[option]},) * {self.rank}" for option in one})
+        return ", ".join([self.last.source, *passed.values()])
 
 
 def _loop(lines) -> list[str]:

@@ -19,7 +19,9 @@ _PRODUCTS = [("m k", "k n", "m n", ("torch.matmul({x}, {y})", "{x} @ {y}", "torc
              ("b m k", "b k n", "b m n", ("torch.bmm({x}, {y})", "torch.matmul({x}, {y})", "{x} @ {y}")),
              ("b m k", "b n k", "b m n", ("torch.bmm({x}, {y}.transpose(1, 2))", "{x} @ {y}.transpose(-2, -1)")),
              ("b m k", "k n", "b m n", ("torch.matmul({x}, {y})", "{x} @ {y}",
-                                        "torch.einsum('bmk,kn->bmn', {x}, {y})"))]
+                                        "torch.einsum('bmk,kn->bmn', {x}, {y})")),
+             ("b m k", "b k n", "b m n", ("torch.einsum('bmk,bkn->bmn', {x}, {y})",)),
+             ("b m k", "n k", "b m n", ("F.linear({x}, {y})", "{x} @ {y}.t()", "torch.inner({x}, {y})"))]
 _SIZES = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
           "k": ("K inner_dim depth", (32, 64, 128)), "n": ("N cols keys L", (64, 128, 256))}
 # Reductions and the like, along any dimension. {d} is the dimension, {keep} its ", keepdim=True" or nothing.
@@ -27,6 +29,9 @@ _REDUCED = ("torch.sum({x}, dim={d}{keep})", "torch.mean({x}, dim={d}{keep})", "
             "torch.max({x}, dim={d}{keep})[0]", "torch.min({x}, dim={d}{keep}).values", "{x}.max({d})[0]",
             "torch.logsumexp({x}, dim={d}{keep})", "torch.norm({x}, dim={d}{keep})",
             "torch.sum({x} * {x}, dim={d}{keep})")
+_CALLED = ("torch.var({x}, dim={d}{keep})", "torch.std({x}, dim={d}{keep})", "torch.amin({x}, dim={d}{keep})",
+           "torch.linalg.vector_norm({x}, dim={d}{keep})", "torch.linalg.norm({x}, dim={d}{keep})",
+           "F.softmin({x}, dim={d})", "F.normalize({x}, p=2.0, dim={d})", "{x}.cumprod({d})")
 _FOUND = ("torch.argmax({x}, dim={d})", "torch.argmin({x}, dim={d})", "{x}.argmax({d})", "torch.max({x}, dim={d})[1]")
 _ALONG = ("torch.softmax({x}, dim={d})", "F.log_softmax({x}, dim={d})", "F.normalize({x}, dim={d})",
           "torch.cumsum({x}, dim={d})", "{x}.cumsum({d})", "torch.cumprod({x}, dim={d})", "F.softmax({x}, dim={d})",
@@ -45,6 +50,34 @@ _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch
 _PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})",
           "{x} * torch.sigmoid({y})", "torch.lerp({x}, {y}, 0.3)", "{c} * {x} + (1 - {c}) * {y}", "({x} - {y}).abs()",
           "{x}.masked_fill({y} > 0.5, 0.0)")
+# A call of the library with one tensor, and with two.
+_CALLS = ("torch.exp2({x})", "torch.expm1({x})", "torch.log1p({x}.abs())", "torch.erf({x})", "torch.cosh({x})",
+          "torch.reciprocal({x}.abs() + {c})", "torch.rsqrt({x}.abs() + {c})", "torch.sqrt(torch.abs({x}))",
+          "torch.cos({x})", "F.celu({x}, alpha={c})", "F.softshrink({x}, {c})", "F.hardshrink({x}, lambd={c})",
+          "F.threshold({x}, {c}, 0.0)", "torch.sinh({x})", "torch.clip({x}, -{c}, {c})", "torch.pow({x}, 3)",
+          "torch.log({x}.abs() + {c})", "F.elu({x}, {c})", "torch.add({x}, {c})", "torch.neg({x})")
+_CALLS_OF_TWO = _PAIRS + ("torch.hypot({x}, {y})", "torch.logaddexp({x}, {y})", "torch.addcmul({x}, {y}, {y})",
+                          "torch.add({x}, {y})", "torch.where({y} > 0, {x}, {c})", "torch.sub({x}, {y})",
+                          "torch.div({x}, {y}.abs() + {c})", "torch.lerp({x}, {y}, {c})")
+# Layers with their arguments; of an argument its type, its default ("" if it has none) and values.
+_LAYERS = {"MaxPool{n}d": "kernel_size stride padding dilation", "AvgPool{n}d": "kernel_size stride padding",
+           "Conv{n}d": "in_channels out_channels kernel_size stride padding dilation groups bias",
+           "ConvTranspose{n}d": "in_channels out_channels kernel_size stride padding output_padding groups bias",
+           "GroupNorm": "num_groups num_channels eps affine", "BatchNorm{n}d": "num_features eps momentum affine",
+           "InstanceNorm{n}d": "num_features eps affine", "CELU": "alpha", "ELU": "alpha", "Softshrink": "lambd",
+           "Hardshrink": "lambd", "LeakyReLU": "negative_slope", "Softmin": "dim", "Softmax": "dim"}
+_ARGUMENTS = {"kernel_size": ("int", "", "1 2 3 3 4"), "stride": ("int", "1", "1 2 2 3"), "dim": ("int", "1", "1 0 -1"),
+              "padding": ("int", "0", "0 1 1"), "dilation": ("int", "1", "1 2"), "groups": ("int", "1", "1 1 2"),
+              "bias": ("bool", "False", "True False"), "in_channels": ("int", "", "2 3 3 8 16"),
+              "out_channels": ("int", "", "8 16 24 32"), "num_groups": ("int", "", "1 2 4"),
+              "num_channels": ("int", "", "4 8 16"), "num_features": ("int", "", "4 8 16"),
+              "eps": ("float", "1e-5", "1e-5 1e-3 1e-6"), "momentum": ("float", "0.1", "0.1 0.01"),
+              "affine": ("bool", "True", "True False"), "alpha": ("float", "1.0", "0.5 1.5"),
+              "lambd": ("float", "0.5", "0.2 1.0"), "negative_slope": ("float", "0.01", "0.1 0.2"),
+              "output_padding": ("int", "0", "0")}
+# What may be done with a result without computing anything new.
+_REARRANGED = ("{x}.transpose(0, -1)", "torch.flip({x}, dims=[0])", "{x}.movedim(0, -1)", "{x}.roll(2, -1)",
+               "torch.swapaxes({x}, 0, -1)", "{x}.transpose(0, -1).contiguous()", "torch.flip({x}, [-1])")
 # Losses: (spelling, what the second tensor is made with). {rows} and {width} are the sizes.
 _LOSSES = (("F.cross_entropy({x}, {y})", "torch.randint(0, {width}, ({rows},))"),
            ("F.cross_entropy({x} * {c}, {y})", "torch.randint(0, {width}, ({rows},))"),
@@ -57,7 +90,14 @@ _LOSSES = (("F.cross_entropy({x}, {y})", "torch.randint(0, {width}, ({rows},))")
            ("F.smooth_l1_loss({x}, {y}) * {c}", "torch.randn({rows}, {width})"),
            ("torch.mean(torch.clamp({c} - {x} * {y}, min=0))",
             "torch.randint(0, 2, ({rows}, {width})).float() * 2 - 1"),
-           ("torch.norm({x} - {y})", "torch.randn({rows}, {width})"))
+           ("torch.norm({x} - {y})", "torch.randn({rows}, {width})"),
+           ("F.mse_loss({x}, {y}, reduction='sum')", "torch.randn({rows}, {width})"),
+           ("F.l1_loss({x}, {y}, reduction='sum')", "torch.randn({rows}, {width})"),
+           ("F.smooth_l1_loss({x}, {y}, reduction='none')", "torch.randn({rows}, {width})"),
+           ("F.cross_entropy({x}, {y}, reduction='sum')", "torch.randint(0, {width}, ({rows},))"),
+           ("F.soft_margin_loss({x}, {y})", "torch.randint(0, 2, ({rows}, {width})).float() * 2 - 1"),
+           ("F.poisson_nll_loss({x}, {y})", "torch.rand({rows}, {width})"),
+           ("F.binary_cross_entropy_with_logits({x}, {y}, reduction='sum')", "torch.rand({rows}, {width})"))
 
 
 class Wide(Problem):
@@ -90,7 +130,65 @@ class Wide(Problem):
         c = self.scalar("alpha scale c0", self.pick("0.5", "0.25", "1.5", "2.0"))
         self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
 
-    def product(self):
+    def lone(self):
+        """One operator of the library, alone or followed by a step that computes nothing new.
+
+            x = torch.logaddexp(x, other)      or      x = self.pool(x)
+                                                       x = x.transpose(0, -1)
+        Signatures are often the long ones that users write: def __init__(self, kernel_size: int, stride: int = 1, ...)
+        """
+        kind = self.pick("layer", "layer", "layer", "call", "call", "call", "along", "along", "product", "loss")
+        self.formal = kind == "layer" or self.chance(0.4)
+        self.clutter = self.clutter and not self.formal
+        if kind == "layer":
+            self.layer_with_arguments()
+        elif kind == "product":
+            self.product(following=0)
+        elif kind == "loss":
+            return self.library_loss(alone=True)
+        else:
+            self.plain_input(self.pick(2, 3, 4))
+            if kind == "along":
+                self.line(*_CALLED, *_ALONG[:7], *_FOUND, *_REDUCED, d=self.dimension("0", "1", "-1"),
+                          keep=self.pick("", ", keepdim=True"))
+            else:
+                other = self.another_input() if self.chance(0.5) else ""
+                c = self.scalar("alpha value threshold", self.pick("0.5", "0.3", "1.5", "2.0"))
+                self.line(self.r.choice(_CALLS_OF_TWO if other else _CALLS), y=other, c=c)
+        if "Conv" in str(self.init) and self.chance(0.6):  # most have no kernel of their own
+            self.pick(self.activation, self.scale)()
+        elif self.chance(0.4):
+            self.line(*_REARRANGED)
+
+    def layer_with_arguments(self):
+        """A layer whose arguments are all the constructor's, the optional ones with the defaults that torch gives them.
+
+            def __init__(self, kernel_size: int, stride: int = 1, padding: int = 0):
+            self.pool = nn.AvgPool2d(kernel_size=kernel_size, stride=stride, padding=padding)
+        """
+        layer, arguments = self.r.choice(list(_LAYERS.items()))
+        n, given = self.pick(1, 2, 2, 3), self.pick(0, 1, 2, 9)  # spatial dimensions; how many options are passed
+        dims, values = [self.const("batch_size batch_size N", self.pick(4, 8)), ""], []
+        for argument in arguments.split():
+            kind, default, choices = _ARGUMENTS[argument]
+            value = self.r.choice(choices.split())
+            if argument in ("kernel_size", "stride", "padding", "dilation") and n > 1 and self.chance(0.25):
+                value = "(" + ", ".join(self.r.choice(choices.split()) for _ in range(n)) + ")"
+                kind, default = "tuple", default and "(" + ", ".join([default] * n) + ")"
+            passed = not default or given > 0
+            given -= bool(default)
+            name = self.const(argument, value) if passed else self.name(argument)
+            self.args.append((name, f"{kind} = {default}" if default else kind, name if passed else ""))
+            values.append(name if not default and self.chance(0.5) and "=" not in str(values) else f"{argument}={name}")
+            if argument in ("in_channels", "num_channels", "num_features"):
+                dims[1] = name
+        dims[1] = dims[1] or self.const("channels features", self.pick(4, 8))
+        names = {1: ["length"], 2: ["height H", "width W"], 3: ["depth D", "height H", "width W"]}[n]
+        dims += [self.const(name, self.pick(*{1: (128, 200), 2: (16, 24, 31), 3: (8, 9, 10)}[n])) for name in names]
+        self.tensor_input(dims)
+        self.apply("layer op pool conv module " + layer.format(n=n).lower(), f"{layer.format(n=n)}({', '.join(values)})")
+
+    def product(self, following=None):
         """A product of two inputs in one of its arrangements, and a step or two that a kernel can do in its epilogue.
 
             x = torch.matmul(x, labels.T)
@@ -106,7 +204,7 @@ class Wide(Problem):
         other = self.tensor_input([sizes[name][0] for name in second.split()], "torch.randn")
         self.shape = [sizes[name] for name in result.split()]
         self.line(*spellings, y=other)
-        for _ in range(self.pick(1, 1, 2, 3)):
+        for _ in range(self.pick(1, 1, 2, 3) if following is None else following):
             self.pick(self.formula, lambda: self.steps(1), self.scale)()
 
     def any_dimension(self):
@@ -125,12 +223,12 @@ class Wide(Problem):
         kind = self.r.random()
         if kind < 0.45:
             self.line(*_ALONG, d=d)
-            return self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True))()
+            return self.chance(0.8) and self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True))()
         if kind < 0.6:
             return self.line(*_FOUND, d=d)
-        self.line(*_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
+        self.line(*_REDUCED, *_CALLED[:5], d=d, keep=self.pick("", ", keepdim=True"))
         self.shape = []
-        self.pick(self.activation, self.scale, self.formula)()
+        self.chance(0.8) and self.pick(self.activation, self.scale, self.formula)()
 
     def formulas(self):
         """Formulas written out one after the other: a run of pointwise operators for one kernel.
@@ -143,21 +241,21 @@ class Wide(Problem):
             self.formula(of_two=i == 0 and self.chance(0.4))
         self.steps(self.pick(0, 0, 1))
 
-    def library_loss(self):
+    def library_loss(self, alone=False):
         """A loss of torch.nn.functional, or one written out, of predictions and targets.
 
             x = F.logsigmoid(x)
             x = torch.mean(1 - F.cosine_similarity(x, labels, dim=1))
         """
         self.plain_input(2)
-        for _ in range(self.pick(0, 1, 1)):
+        for _ in range(0 if alone else self.pick(0, 1, 1)):
             self.pick(self.scale, self.activation)()
         spelling, target = self.r.choice(_LOSSES)
         (rows, _), (width, _) = self.shape
         name = self.name("targets labels y other")
         self.inputs.append((name, target.format(rows=rows, width=width)))
         self.line(spelling, y=name, c=self.number().lstrip("-"))
-        if self.chance(0.3):
+        if not alone and self.chance(0.3):
             self.scale()
 
     def normalised(self):
@@ -360,4 +458,4 @@ class Wide(Problem):
 WIDE = Distribution(Wide, {
     **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
     "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "batch norm": (10, Wide.normalised),
-    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes)})
+    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (24, Wide.lone)})

@@ -434,27 +434,21 @@ class Window:
             raise Unsupported
         if found[1] == "Conv" and layer.weight[0].numel() > 32 and layer.weight[0, 0].numel() > 1:
             raise Unsupported
-        self.rank, biased = int(found[2]), getattr(layer, "bias", None) is not None
-        self.kind, self.template, first = f"{found[1][:3].lower()}_pool", "pool", ["kernel_size"]
-        if found[1] == "Conv":
-            self.kind, self.template, first = "conv", "conv", ["weight"] + ["bias"] * biased
-        self.options = first + ["stride", "padding"] + ["dilation"] * hasattr(layer, "dilation")
-        line = "acc += tl.load(bias_ptr + rows, mask=rows < m, other=0.0)"
-        lost = 3 - self.rank
-        self.fields = {"ones": "1, " * lost, "zeros": "0, " * lost, "bias_line": line if biased else "",
-                       "bias": "bias, " * biased, "bias_ptr": "bias_ptr, " * biased, **POOLS.get(found[1], {})}
+        self.rank, self.template = int(found[2]), "conv" if found[1] == "Conv" else "pool"
+        self.kind = {"Conv": "conv", "MaxPool": "max_pool", "AvgPool": "avg_pool"}[found[1]]
+        self.fields = {"ones": "1, " * (3 - self.rank), "zeros": "0, " * (3 - self.rank), "pool": POOLS.get(found[1])}
 
     def text(self, name) -> str:
-        names = ", ".join(["x"] + ["size" if option == "kernel_size" else option for option in self.options])
-        if "dilation" not in self.options:
-            names += f", dilation={(1,) * self.rank}"
-        return re.sub(r"\n +(?=\n)", "", TEMPLATES[self.template].format(name=name, names=names, **self.fields))
+        return TEMPLATES[self.template].format(name=name, **self.fields)
 
     def call(self) -> str:
-        passed = {option: f"self.{self.last.module}.{option}" for option in self.options}
-        one = [option for option in self.options if isinstance(getattr(self.last.layer, option), int)]
-        passed.update({option: f"({passed[option]},) * {self.rank}" for option in one})
-        return ", ".join([self.last.source, *passed.values()])
+        texts, layer = [self.last.source], self.last.layer
+        first = ["weight", "bias"] if self.kind == "conv" else ["kernel_size"]
+        for option in first + ["stride", "padding", "dilation"]:
+            text = f"self.{self.last.module}.{option}" if hasattr(layer, option) else "1"
+            one = isinstance(getattr(layer, option, 1), int)  # for all dimensions
+            texts.append(f"({text},) * {self.rank}" if one else text)
+        return ", ".join(texts)
 
 
 def _loop(lines) -> list[str]:

@@ -18,8 +18,7 @@ _PRODUCTS = [("m k", "k n", "m n", ("torch.matmul({x}, {y})", "{x} @ {y}", "torc
              ("k m", "n k", "m n", ("torch.matmul({x}.T, {y}.T)", "{x}.t() @ {y}.t()")),
              ("b m k", "b k n", "b m n", ("torch.bmm({x}, {y})", "torch.matmul({x}, {y})", "{x} @ {y}")),
              ("b m k", "b n k", "b m n", ("torch.bmm({x}, {y}.transpose(1, 2))", "{x} @ {y}.transpose(-2, -1)")),
-             ("b m k", "k n", "b m n", ("torch.matmul({x}, {y})", "{x} @ {y}",
-                                        "torch.einsum('bmk,kn->bmn', {x}, {y})")),
+             ("b m k", "k n", "b m n", ("torch.matmul({x}, {y})", "torch.einsum('bmk,kn->bmn', {x}, {y})")),
              ("b m k", "b k n", "b m n", ("torch.einsum('bmk,bkn->bmn', {x}, {y})",)),
              ("b m k", "n k", "b m n", ("F.linear({x}, {y})", "{x} @ {y}.t()", "torch.inner({x}, {y})"))]
 _SIZES = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
@@ -28,17 +27,14 @@ _SIZES = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)
 _REDUCED = ("torch.sum({x}, dim={d}{keep})", "torch.mean({x}, dim={d}{keep})", "{x}.amax(dim={d}{keep})",
             "torch.max({x}, dim={d}{keep})[0]", "torch.min({x}, dim={d}{keep}).values", "{x}.max({d})[0]",
             "torch.logsumexp({x}, dim={d}{keep})", "torch.norm({x}, dim={d}{keep})",
-            "torch.sum({x} * {x}, dim={d}{keep})")
-_CALLED = ("torch.var({x}, dim={d}{keep})", "torch.std({x}, dim={d}{keep})", "torch.amin({x}, dim={d}{keep})",
-           "torch.linalg.vector_norm({x}, dim={d}{keep})", "torch.linalg.norm({x}, dim={d}{keep})",
-           "F.softmin({x}, dim={d})", "F.normalize({x}, p=2.0, dim={d})", "{x}.cumprod({d})")
+            "torch.sum({x} * {x}, dim={d}{keep})", "torch.var({x}, dim={d}{keep})", "torch.std({x}, dim={d}{keep})",
+            "torch.linalg.vector_norm({x}, dim={d}{keep})", "torch.linalg.norm({x}, dim={d}{keep})")
 _FOUND = ("torch.argmax({x}, dim={d})", "torch.argmin({x}, dim={d})", "{x}.argmax({d})", "torch.max({x}, dim={d})[1]")
 _ALONG = ("torch.softmax({x}, dim={d})", "F.log_softmax({x}, dim={d})", "F.normalize({x}, dim={d})",
           "torch.cumsum({x}, dim={d})", "{x}.cumsum({d})", "torch.cumprod({x}, dim={d})", "F.softmax({x}, dim={d})",
-          "{x} / torch.mean(torch.abs({x}), dim={d}, keepdim=True)",
-          "{x} / (torch.norm({x}, dim={d}, keepdim=True) + 1e-6)",
+          "{x} / torch.mean(torch.abs({x}), dim={d}, keepdim=True)", "{x} - torch.mean({x}, dim={d}, keepdim=True)",
+          "{x} / (torch.norm({x}, dim={d}, keepdim=True) + 1e-6)", "F.softmin({x}, dim={d})",
           "{x} / torch.sqrt(torch.mean({x} ** 2, dim={d}, keepdim=True) + 1e-5)", "{x} / torch.norm({x}, p='fro')",
-          "{x} - torch.mean({x}, dim={d}, keepdim=True)",
           "torch.flip(torch.cumsum(torch.flip({x}, [{d}]), {d}), [{d}])")
 # Formulas of one tensor, and of two.
 _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch.pow({x}, 3))))",
@@ -46,35 +42,27 @@ _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch
              "torch.where({x} > {c}, {x}, {x} * {x})", "torch.log(1 + torch.exp(-torch.abs({x})))",
              "torch.clamp({x} + 3, 0, 6) / 6", "torch.sin({x}) * torch.cos({x})", "torch.exp(-{x} * {x})",
              "{x}.masked_fill({x} < {c}, 0.0)", "torch.maximum({x}, -{x} * {c})", "{x} * {x} + {c} * {x}",
-             "torch.sqrt({x} * {x} + 1.0) - 1.0")
+             "torch.sqrt({x} * {x} + 1.0) - 1.0", "torch.exp2({x})", "torch.expm1({x})", "torch.log1p({x}.abs())",
+             "torch.erf({x})", "torch.cosh({x})", "torch.reciprocal({x}.abs() + {c})", "torch.sqrt(torch.abs({x}))",
+             "torch.cos({x})", "F.celu({x}, alpha={c})", "F.softshrink({x}, {c})", "F.hardshrink({x}, lambd={c})",
+             "F.threshold({x}, {c}, 0.0)", "torch.rsqrt({x}.abs() + {c})", "torch.pow({x}, 3)", "F.elu({x}, {c})")
 _PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})",
           "{x} * torch.sigmoid({y})", "torch.lerp({x}, {y}, 0.3)", "{c} * {x} + (1 - {c}) * {y}", "({x} - {y}).abs()",
-          "{x}.masked_fill({y} > 0.5, 0.0)")
-# A call of the library with one tensor, and with two.
-_CALLS = ("torch.exp2({x})", "torch.expm1({x})", "torch.log1p({x}.abs())", "torch.erf({x})", "torch.cosh({x})",
-          "torch.reciprocal({x}.abs() + {c})", "torch.rsqrt({x}.abs() + {c})", "torch.sqrt(torch.abs({x}))",
-          "torch.cos({x})", "F.celu({x}, alpha={c})", "F.softshrink({x}, {c})", "F.hardshrink({x}, lambd={c})",
-          "F.threshold({x}, {c}, 0.0)", "torch.sinh({x})", "torch.clip({x}, -{c}, {c})", "torch.pow({x}, 3)",
-          "torch.log({x}.abs() + {c})", "F.elu({x}, {c})", "torch.add({x}, {c})", "torch.neg({x})")
-_CALLS_OF_TWO = _PAIRS + ("torch.hypot({x}, {y})", "torch.logaddexp({x}, {y})", "torch.addcmul({x}, {y}, {y})",
-                          "torch.add({x}, {y})", "torch.where({y} > 0, {x}, {c})", "torch.sub({x}, {y})",
-                          "torch.div({x}, {y}.abs() + {c})", "torch.lerp({x}, {y}, {c})")
-# Layers with their arguments; of an argument its type, its default ("" if it has none) and values.
+          "{x}.masked_fill({y} > 0.5, 0.0)", "torch.logaddexp({x}, {y})", "torch.addcmul({x}, {y}, {y})",
+          "torch.where({y} > 0, {x}, {c})", "torch.div({x}, {y}.abs() + {c})")
+# Layers with their arguments; of an argument its default ("" if it has none) and values.
 _LAYERS = {"MaxPool{n}d": "kernel_size stride padding dilation", "AvgPool{n}d": "kernel_size stride padding",
            "Conv{n}d": "in_channels out_channels kernel_size stride padding dilation groups bias",
            "ConvTranspose{n}d": "in_channels out_channels kernel_size stride padding output_padding groups bias",
            "GroupNorm": "num_groups num_channels eps affine", "BatchNorm{n}d": "num_features eps momentum affine",
            "InstanceNorm{n}d": "num_features eps affine", "CELU": "alpha", "ELU": "alpha", "Softshrink": "lambd",
            "Hardshrink": "lambd", "LeakyReLU": "negative_slope", "Softmin": "dim", "Softmax": "dim"}
-_ARGUMENTS = {"kernel_size": ("int", "", "1 2 3 3 4"), "stride": ("int", "1", "1 2 2 3"), "dim": ("int", "1", "1 0 -1"),
-              "padding": ("int", "0", "0 1 1"), "dilation": ("int", "1", "1 2"), "groups": ("int", "1", "1 1 2"),
-              "bias": ("bool", "False", "True False"), "in_channels": ("int", "", "2 3 3 8 16"),
-              "out_channels": ("int", "", "8 16 24 32"), "num_groups": ("int", "", "1 2 4"),
-              "num_channels": ("int", "", "4 8 16"), "num_features": ("int", "", "4 8 16"),
-              "eps": ("float", "1e-5", "1e-5 1e-3 1e-6"), "momentum": ("float", "0.1", "0.1 0.01"),
-              "affine": ("bool", "True", "True False"), "alpha": ("float", "1.0", "0.5 1.5"),
-              "lambd": ("float", "0.5", "0.2 1.0"), "negative_slope": ("float", "0.01", "0.1 0.2"),
-              "output_padding": ("int", "0", "0")}
+_ARGUMENTS = {"kernel_size": ("", "1 2 3 3 4"), "stride": ("1", "1 2 2 3"), "padding": ("0", "0 1 1"),
+              "dilation": ("1", "1 2"), "dim": ("1", "0 -1"), "groups": ("1", "1 1 2"), "alpha": ("1.0", "0.5 1.5"),
+              "bias": ("False", "True False"), "in_channels": ("", "2 3 3 8 16"), "out_channels": ("", "8 16 24 32"),
+              "num_groups": ("", "1 2 4"), "num_channels": ("", "4 8 16"), "num_features": ("", "4 8 16"),
+              "eps": ("1e-5", "1e-3 1e-6"), "momentum": ("0.1", "0.1 0.01"), "affine": ("True", "True False"),
+              "output_padding": ("0", "0"), "lambd": ("0.5", "0.2 1.0"), "negative_slope": ("0.01", "0.1 0.2")}
 # What may be done with a result without computing anything new.
 _REARRANGED = ("{x}.transpose(0, -1)", "torch.flip({x}, dims=[0])", "{x}.movedim(0, -1)", "{x}.roll(2, -1)",
                "torch.swapaxes({x}, 0, -1)", "{x}.transpose(0, -1).contiguous()", "torch.flip({x}, [-1])")
@@ -93,10 +81,7 @@ _LOSSES = (("F.cross_entropy({x}, {y})", "torch.randint(0, {width}, ({rows},))")
            ("torch.norm({x} - {y})", "torch.randn({rows}, {width})"),
            ("F.mse_loss({x}, {y}, reduction='sum')", "torch.randn({rows}, {width})"),
            ("F.l1_loss({x}, {y}, reduction='sum')", "torch.randn({rows}, {width})"),
-           ("F.smooth_l1_loss({x}, {y}, reduction='none')", "torch.randn({rows}, {width})"),
            ("F.cross_entropy({x}, {y}, reduction='sum')", "torch.randint(0, {width}, ({rows},))"),
-           ("F.soft_margin_loss({x}, {y})", "torch.randint(0, 2, ({rows}, {width})).float() * 2 - 1"),
-           ("F.poisson_nll_loss({x}, {y})", "torch.rand({rows}, {width})"),
            ("F.binary_cross_entropy_with_logits({x}, {y}, reduction='sum')", "torch.rand({rows}, {width})"))
 
 
@@ -109,6 +94,7 @@ class Wide(Problem):
             x = self.linear(x)
             x = self.post_process(x)      def post_process(self, x): the lines after the linear layer
         """
+        self.args.sort(key=lambda arg: " = " in arg[1])  # those with defaults are last
         lines = []
         for line in reversed(self.forward):
             names = {n.id for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Name)}
@@ -137,7 +123,7 @@ class Wide(Problem):
                                                        x = x.transpose(0, -1)
         Signatures are often the long ones that users write: def __init__(self, kernel_size: int, stride: int = 1, ...)
         """
-        kind = self.pick("layer", "layer", "layer", "call", "call", "call", "along", "along", "product", "loss")
+        kind = self.pick(*["layer"] * 6, "call", "call", "call", "along", "along", "product", "loss")
         self.formal = kind == "layer" or self.chance(0.4)
         self.clutter = self.clutter and not self.formal
         if kind == "layer":
@@ -148,16 +134,15 @@ class Wide(Problem):
             return self.library_loss(alone=True)
         else:
             self.plain_input(self.pick(2, 3, 4))
-            if kind == "along":
-                self.line(*_CALLED, *_ALONG[:7], *_FOUND, *_REDUCED, d=self.dimension("0", "1", "-1"),
-                          keep=self.pick("", ", keepdim=True"))
-            else:
-                other = self.another_input() if self.chance(0.5) else ""
-                c = self.scalar("alpha value threshold", self.pick("0.5", "0.3", "1.5", "2.0"))
-                self.line(self.r.choice(_CALLS_OF_TWO if other else _CALLS), y=other, c=c)
-        if "Conv" in str(self.init) and self.chance(0.6):  # most have no kernel of their own
+        if kind == "call":
+            self.formula(of_two=self.chance(0.4))
+        elif kind == "along":
+            d, keep = self.dimension("0", "1", "-1"), self.pick("", ", keepdim=True")
+            self.line(*_ALONG, *_FOUND, *_REDUCED, d=d, keep=keep)
+        convolves = "Conv" in str(self.init)
+        if convolves and self.chance(0.4):
             self.pick(self.activation, self.scale)()
-        elif self.chance(0.4):
+        elif convolves or self.chance(0.4):
             self.line(*_REARRANGED)
 
     def layer_with_arguments(self):
@@ -166,27 +151,30 @@ class Wide(Problem):
             def __init__(self, kernel_size: int, stride: int = 1, padding: int = 0):
             self.pool = nn.AvgPool2d(kernel_size=kernel_size, stride=stride, padding=padding)
         """
-        layer, arguments = self.r.choice(list(_LAYERS.items()))
+        layer, arguments = self.r.choice(list(_LAYERS.items())[self.pick(0, 0, 4):][:self.pick(4, 4, 99)])
         n, given = self.pick(1, 2, 2, 3), self.pick(0, 1, 2, 9)  # spatial dimensions; how many options are passed
         dims, values = [self.const("batch_size batch_size N", self.pick(4, 8)), ""], []
         for argument in arguments.split():
-            kind, default, choices = _ARGUMENTS[argument]
+            default, choices = _ARGUMENTS[argument]
             value = self.r.choice(choices.split())
             if argument in ("kernel_size", "stride", "padding", "dilation") and n > 1 and self.chance(0.25):
                 value = "(" + ", ".join(self.r.choice(choices.split()) for _ in range(n)) + ")"
-                kind, default = "tuple", default and "(" + ", ".join([default] * n) + ")"
+                default = default and "(" + ", ".join([default] * n) + ")"
+            kind = type(ast.literal_eval(value)).__name__
             passed = not default or given > 0
             given -= bool(default)
             name = self.const(argument, value) if passed else self.name(argument)
             self.args.append((name, f"{kind} = {default}" if default else kind, name if passed else ""))
-            values.append(name if not default and self.chance(0.5) and "=" not in str(values) else f"{argument}={name}")
+            positional = not default and "=" not in str(values) and self.chance(0.5)
+            values.append(name if positional else f"{argument}={name}")
             if argument in ("in_channels", "num_channels", "num_features"):
                 dims[1] = name
         dims[1] = dims[1] or self.const("channels features", self.pick(4, 8))
         names = {1: ["length"], 2: ["height H", "width W"], 3: ["depth D", "height H", "width W"]}[n]
         dims += [self.const(name, self.pick(*{1: (128, 200), 2: (16, 24, 31), 3: (8, 9, 10)}[n])) for name in names]
         self.tensor_input(dims)
-        self.apply("layer op pool conv module " + layer.format(n=n).lower(), f"{layer.format(n=n)}({', '.join(values)})")
+        layer = layer.format(n=n)
+        self.apply(f"layer op {layer.lower()} {layer.lower()}", f"{layer}({', '.join(values)})")
 
     def product(self, following=None):
         """A product of two inputs in one of its arrangements, and a step or two that a kernel can do in its epilogue.
@@ -223,12 +211,13 @@ class Wide(Problem):
         kind = self.r.random()
         if kind < 0.45:
             self.line(*_ALONG, d=d)
-            return self.chance(0.8) and self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True))()
+            following = self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True), list)
+            return following()
         if kind < 0.6:
             return self.line(*_FOUND, d=d)
-        self.line(*_REDUCED, *_CALLED[:5], d=d, keep=self.pick("", ", keepdim=True"))
+        self.line(*_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
         self.shape = []
-        self.chance(0.8) and self.pick(self.activation, self.scale, self.formula)()
+        self.pick(self.activation, self.scale, self.formula, list)()  # list: nothing
 
     def formulas(self):
         """Formulas written out one after the other: a run of pointwise operators for one kernel.
@@ -458,4 +447,4 @@ class Wide(Problem):
 WIDE = Distribution(Wide, {
     **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
     "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "batch norm": (10, Wide.normalised),
-    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (24, Wide.lone)})
+    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (32, Wide.lone)})

@@ -74,7 +74,6 @@ POINTWISE = {
     "expm1": Operator(("tl.exp({x}) - 1.0",)),
     "log1p": Operator(("tl.log(1.0 + {x})",)),
     "erf": Operator(("tl.erf({x})",)),
-    "sinh": Operator(("e = tl.exp({x})", "0.5 * (e - 1.0 / e)")),
     "cosh": Operator(("e = tl.exp({x})", "0.5 * (e + 1.0 / e)")),
     "reciprocal": Operator(("1.0 / {x}",)),
     "celu": Operator(("tl.where({x} > 0.0, {x}, {a} * (tl.exp(tl.minimum({x}, 0.0) / {a}) - 1.0))",), (), "CELU()",
@@ -82,11 +81,9 @@ POINTWISE = {
     "softshrink": Operator(("{x} - tl.minimum(tl.maximum({x}, -{a}), {a})",), (), "Softshrink()", ("lambd",), ("0.5",)),
     "hardshrink": Operator(("tl.where(tl.abs({x}) > {a}, {x}, 0.0)",), (), "Hardshrink()", ("lambd",), ("0.5",)),
     "threshold": Operator(("tl.where({x} > {a}, {x}, {b})",)),
-    "hypot": Operator(("tl.sqrt({x} * {x} + {a} * {a})",)),
     "logaddexp": Operator(("tl.maximum({x}, {a}) + tl.log(1.0 + tl.exp(-tl.abs({x} - {a})))",)),
-    "addcmul": Operator(("{x} + {a} * {b}",)),
     "lerp": Operator(("{x} + {b} * ({a} - {x})",)),
-    "soft_margin_loss": Operator(("u = -{x} * {a}", "tl.maximum(u, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(u)))")),
+    "addcmul": Operator(("{x} + {a} * {b}",)),
     "identity": Operator(("{x}",)),  # a dropout that drops nothing
     "where": Operator(("tl.where({x}, {a}, {b})",)),
     "masked_fill": Operator(("tl.where({a}, {b}, {x})",)),
@@ -206,8 +203,6 @@ _LOGITS = SpelledOut("torch.mean(F.binary_cross_entropy_with_logits({0}, {1}, re
 _TRIPLET = SpelledOut("torch.mean(torch.relu(torch.norm({0} - {1} + 1e-06, dim=1) - "
                       "torch.norm({0} - {2} + 1e-06, dim=1) + {margin}))", 3, {"margin": "1.0"})
 _DIVERGENCE = SpelledOut("torch.sum({1} * (torch.log({1}) - {0})) / {0}.shape[0]", reduction="'batchmean'")
-_MARGIN = SpelledOut("torch.mean(F.soft_margin_loss({0}, {1}, reduction='none'))")
-_POISSON = SpelledOut("torch.mean(torch.exp({0}) - {1} * {0})")
 _VARIANCE = SpelledOut("torch.sum(({0} - torch.mean({0}, dim={dim}, keepdim=True)) ** 2, dim={dim}, keepdim={keepdim}) "
                        "/ ({0}.shape[{dim}] - 1)", 1, {"dim": "-1", "keepdim": "False"})
 _DEVIATION = SpelledOut(f"torch.sqrt({_VARIANCE.expression})", 1, _VARIANCE.options)
@@ -219,6 +214,5 @@ SPELLED_OUT = {"mse_loss": _SQUARED, "MSELoss": _SQUARED, "l1_loss": _ABSOLUTE, 
                "SmoothL1Loss": _HUBER, "binary_cross_entropy_with_logits": _LOGITS,
                "cross_entropy": _CROSS_ENTROPY, "CrossEntropyLoss": _CROSS_ENTROPY, "kl_div": _DIVERGENCE,
                "triplet_margin_loss": _TRIPLET, "TripletMarginLoss": _TRIPLET, "cosine_similarity": _SIMILARITY,
-               "soft_margin_loss": _MARGIN, "poisson_nll_loss": _POISSON, "var": _VARIANCE, "std": _DEVIATION,
-               "softmin": _SOFTMIN, "Softmin": _SOFTMIN,
+               "var": _VARIANCE, "std": _DEVIATION, "softmin": _SOFTMIN, "Softmin": _SOFTMIN,
                "linear": SpelledOut("torch.matmul({0}, {1}.t())"), "inner": SpelledOut("torch.matmul({0}, {1}.t())")}

@@ -310,8 +310,7 @@ class Reader:
             name += "imum"
         if name == "gelu" and "approximate" in keywords and ast.literal_eval(keywords["approximate"]) == "tanh":
             name = "gelu_tanh"
-        losses = ("smooth_l1_loss", "binary_cross_entropy_with_logits", "soft_margin_loss")
-        reduced = name in losses and "reduction" not in keywords
+        reduced = name in ("smooth_l1_loss", "binary_cross_entropy_with_logits") and "reduction" not in keywords
         return _Call(name, arguments, keywords,
                      pointwise=(name in POINTWISE or name in ARITHMETIC or name == "pow") and not reduced)
 

@@ -117,44 +117,40 @@ def {name}_kernel({parameters}, dst_ptr, m, n, k, {stride_names}{sizes}, BM: tl.
     mask = (rows[:, None] < m) & (cols[None, :] < n)
     {steps}
     {store}"""
-_POOL = """def {name}({names}):
+_POOL = """def {name}(x, kernel_size, stride, padding, dilation):
     out = [(n + 2 * p - r * (k - 1) - 1) // s + 1
-           for n, k, s, p, r in zip(x.shape[2:], size, stride, padding, dilation)]
+           for n, k, s, p, r in zip(x.shape[2:], kernel_size, stride, padding, dilation)]
     dst = x.new_empty(*x.shape[:2], *out)
     {name}_kernel[(triton.cdiv(dst.numel(), 256),)](
-        x.contiguous(), dst, dst.numel(), {ones}*x.shape[2:], {ones}*size, {ones}*out, {ones}*stride, {zeros}*padding,
-        {ones}*dilation, BLOCK=256)
+        x.contiguous(), dst, dst.numel(), {ones}*x.shape[2:], {ones}*kernel_size, {ones}*out, {ones}*stride,
+        {zeros}*padding, {ones}*dilation, BLOCK=256)
     return dst
 
 @triton.jit
 def {name}_kernel(x_ptr, dst_ptr, n, depth, height, width, kd, kh, kw, od, oh, ow, sd, sh, sw, pd, ph, pw, rd, rh, rw,
                 BLOCK: tl.constexpr):
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    z = point // (oh * ow) % od * sd - pd
-    y = point // ow % oh * sh - ph
-    x = point % ow * sw - pw
+    z, y, x = point // (oh * ow) % od * sd - pd, point // ow % oh * sh - ph, point % ow * sw - pw
     plane = point // (od * oh * ow) * depth
-    acc = tl.full((BLOCK,), {first}, tl.float32)
+    acc = tl.full((BLOCK,), {pool[0]}, tl.float32)
     for i in range(kd * kh * kw):
-        u = z + i // (kh * kw) * rd
-        v = y + i // kw % kh * rh
-        w = x + i % kw * rw
+        u, v, w = z + i // (kh * kw) * rd, y + i // kw % kh * rh, x + i % kw * rw
         inside = (point < n) & (u >= 0) & (u < depth) & (v >= 0) & (v < height) & (w >= 0) & (w < width)
-        value = tl.load(x_ptr + ((plane + u) * height + v) * width + w, mask=inside, other={first})
-        acc = {update}
-    tl.store(dst_ptr + point, {last}, mask=point < n)"""
-_CONV = """def {name}({names}):
+        value = tl.load(x_ptr + ((plane + u) * height + v) * width + w, mask=inside, other={pool[0]})
+        acc = {pool[1]}
+    tl.store(dst_ptr + point, {pool[2]}, mask=point < n)"""
+_CONV = """def {name}(x, weight, bias, stride, padding, dilation):
     out = [(n + 2 * p - r * (k - 1) - 1) // s + 1
            for n, k, s, p, r in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)]
     dst = x.new_empty(x.shape[0], weight.shape[0], *out)
     m, n, k = weight.shape[0], dst.numel() // weight.shape[0], weight[0].numel()
     {name}_kernel[(triton.cdiv(n, 64), triton.cdiv(m, 32))](
-        x.contiguous(), weight, {bias}dst, m, n, k, {ones}*x.shape[2:], {ones}*weight.shape[2:], {ones}*out,
+        x.contiguous(), weight, bias, dst, m, n, k, {ones}*x.shape[2:], {ones}*weight.shape[2:], {ones}*out,
         {ones}*stride, {zeros}*padding, {ones}*dilation, BM=32, BN=64, BK=32)
     return dst
 
 @triton.jit
-def {name}_kernel(x_ptr, weight_ptr, {bias_ptr}dst_ptr, m, n, k, depth, height, width, kd, kh, kw, od, oh, ow,
+def {name}_kernel(x_ptr, weight_ptr, bias_ptr, dst_ptr, m, n, k, depth, height, width, kd, kh, kw, od, oh, ow,
                 sd, sh, sw, pd, ph, pw, rd, rh, rw, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
     rows = tl.program_id(1) * BM + tl.arange(0, BM)[:, None]
     cols = tl.program_id(0) * BN + tl.arange(0, BN)[None, :]
@@ -172,12 +168,13 @@ def {name}_kernel(x_ptr, weight_ptr, {bias_ptr}dst_ptr, m, n, k, depth, height, 
         window = ((i // (kd * kh * kw) * depth + u) * height + v) * width + w
         b = tl.load(x_ptr + corner + window, mask=inside, other=0.0)
         acc = tl.dot(a, b, acc, input_precision="tf32x3")
-    {bias_line}
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + rows, mask=rows < m, other=0.0)
     space = od * oh * ow
     point = (cols // space * m + rows) * space + cols % space
     tl.store(dst_ptr + point, acc, mask=(rows < m) & (cols < n))"""
-# What kinds of pooling fill in.
-POOLS = {"MaxPool": {"first": 'float("-inf")', "update": "tl.maximum(acc, value)", "last": "acc"},
-         "AvgPool": {"first": "0.0", "update": "acc + value", "last": "acc / (kd * kh * kw)"}}
+# What pooling fills in: the first value, one step, the result.
+POOLS = {"MaxPool": ('float("-inf")', "tl.maximum(acc, value)", "acc"),
+         "AvgPool": ("0.0", "acc + value", "acc / (kd * kh * kw)")}
 TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEEP, "norm": _NORM, "matmul": _MATMUL,
              "pool": _POOL, "conv": _CONV}

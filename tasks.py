@@ -363,13 +363,15 @@ def without_a_gpu(tasks, seconds, shrink) -> tuple[list, dict]:
 # Another name of an operator -> its name here.
 _SPELLINGS = {"hardtanh": "clamp", "clamp_min": "clamp", "clamp_max": "clamp", "clip": "clamp", "multiply": "mul",
               "divide": "div", "subtract": "sub", "max": "amax", "min": "amin", "swish": "silu", "mm": "matmul",
-              "bmm": "matmul", "negative": "neg"}
+              "bmm": "matmul", "inner": "matmul", "vector_norm": "norm", "negative": "neg"}
 # Python's operators; operators -> those that they can be written with; and what computes nothing.
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul"}
 _WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"], "softsign": ["abs", "add", "div"],
                 "pow": ["mul"], "square": ["mul"], "mse_loss": ["mean", "mul", "sub"],
                 "l1_loss": ["abs", "mean", "sub"], "logsigmoid": ["log", "sigmoid"],
-                "log_softmax": ["log", "softmax"], "logsoftmax": ["log", "softmax"]}
+                "log_softmax": ["log", "softmax"], "logsoftmax": ["log", "softmax"], "softmin": ["neg", "softmax"],
+                "addcmul": ["add", "mul"], "lerp": ["add", "mul", "sub"], "expm1": ["exp", "sub"],
+                "log1p": ["add", "log"], "reciprocal": ["div"]}
 _NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand",
             "unsqueeze", "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
 

@@ -1,6 +1,6 @@
 """What imitation can give at most: the programmatic expert answers KernelBench as if it were a policy.
 
-    python results/ceiling.py --kernelbench DIR [--levels 1 2 3] [--no-execution] [--out ceiling.json]
+    python results/ceiling.py --kernelbench DIR [--levels 1 2 3] [--ids every5] [--no-execution] [--out ceiling.json]
 
 For every problem of a level: can the reader follow the forward, does the writer find work for a kernel, is the kernel
 correct, and is it faster? Kernels are written for the problem as it stands and executed by the sandbox without a GPU on
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sandbox import Sandbox  # noqa: E402
 from synthetic import expert  # noqa: E402
-from tasks import SHRUNKEN, kernelbench_tasks, shrunken  # noqa: E402
+from tasks import SHRUNKEN, chosen_tasks, kernelbench_tasks, shrunken  # noqa: E402
 
 
 def answer(task):
@@ -50,6 +50,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kernelbench", required=True, metavar="DIR")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--ids", help="which problems, such as 1-20 or every5 (default: all)")
     parser.add_argument("--device", default="cpu", help="cuda: the problems as they stand, measured")
     parser.add_argument("--no-execution", action="store_true", help="only count what can be read and written")
     parser.add_argument("--out", help="file for the whole-level counts")
@@ -57,7 +58,8 @@ def main():
     args = parser.parse_args()
     report = {}
     for level in args.levels:
-        tasks, codes, small, failures = kernelbench_tasks(args.kernelbench, level), {}, {}, Counter()
+        tasks = chosen_tasks(kernelbench_tasks(args.kernelbench, level), args.ids)
+        codes, small, failures = {}, {}, Counter()
         details = {task.name: "" for task in tasks if int(task.name.split("/")[1].split("_")[0]) % 5 == 0}
         for task in tasks:
             code, why = answer(task)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from synthetic.operators import ARITHMETIC, POINTWISE, ROWS
-from synthetic.templates import PIECES, TEMPLATES
+from synthetic.templates import PIECES, POOLS, TEMPLATES
 
 
 class Unsupported(Exception):
@@ -183,7 +183,7 @@ class Kernel:
             attributes = POINTWISE[name].attributes
             further = [self.operand(f"self.{call.attribute}.{attribute}", None) for attribute in attributes]
         else:
-            values = ("min", "max", "min_val", "max_val", "negative_slope", "alpha")
+            values = ("min", "max", "min_val", "max_val", "negative_slope", "alpha", "lambd")
             if keywords.keys() - {*values, "inplace", "reduction", "approximate"}:
                 raise Unsupported
             arguments += [keywords[key] for key in values if key in keywords]
@@ -414,6 +414,41 @@ class Kernel:
         if stack and x.dim() > 3:
             fields["flat"] = f"{a}, {b} = {a}.flatten(0, -3), {b}.flatten(0, -3)"
         return dict(fields, strides=", ".join(strides.values()), stride_names=", ".join(strides))
+
+
+class Window:
+    """A convolution or a pooling as a kernel of its own, written from a layer that nothing else stands around.
+
+    kind, last, text() and call() are as a Kernel's. Raises Unsupported for any other layer, for options that change
+    more than sizes, and for convolutions that cuDNN does faster (by the modelled clock): transposed ones, groups, and
+    windows of more than 32 inputs that are not 1 x 1.
+    """
+
+    def __init__(self, step):
+        layer, self.last = step.layer, step
+        found = re.fullmatch(r"(Conv|MaxPool|AvgPool)([123])d", type(layer).__name__)
+        usual = {"ceil_mode": False, "return_indices": False, "count_include_pad": True, "divisor_override": None,
+                 "padding_mode": "zeros", "groups": 1}
+        if not found or isinstance(layer.padding, str) or not step.source \
+                or any(getattr(layer, name, value) != value for name, value in usual.items()):
+            raise Unsupported
+        if found[1] == "Conv" and layer.weight[0].numel() > 32 and layer.weight[0, 0].numel() > 1:
+            raise Unsupported
+        self.rank, self.template = int(found[2]), "conv" if found[1] == "Conv" else "pool"
+        self.kind = {"Conv": "conv", "MaxPool": "max_pool", "AvgPool": "avg_pool"}[found[1]]
+        self.fields = {"ones": "1, " * (3 - self.rank), "zeros": "0, " * (3 - self.rank), "pool": POOLS.get(found[1])}
+
+    def text(self, name) -> str:
+        return TEMPLATES[self.template].format(name=name, **self.fields)
+
+    def call(self) -> str:
+        texts, layer = [self.last.source], self.last.layer
+        first = ["weight", "bias"] if self.kind == "conv" else ["kernel_size"]
+        for option in first + ["stride", "padding", "dilation"]:
+            text = f"self.{self.last.module}.{option}" if hasattr(layer, option) else "1"
+            one = isinstance(getattr(layer, option, 1), int)  # for all dimensions
+            texts.append(f"({text},) * {self.rank}" if one else text)
+        return ", ".join(texts)
 
 
 def _loop(lines) -> list[str]:

@@ -28,6 +28,7 @@ class Draft:
     def __init__(self, seed, clutter):
         self.r = random.Random(seed)
         self.clutter = clutter
+        self.formal = False  # typed arguments with defaults, all of them described in docstrings
         self.args = []  # constructor arguments: (name, annotation, module-level constant that feeds it)
         self.defaults = []  # constructor arguments that nobody passes: (name, value)
         self.init = []  # lines of the constructor

@@ -19,7 +19,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from synthetic.codegen import RESERVED, RESERVED_IN, Kernel, Unsupported  # noqa: F401
+from synthetic.codegen import RESERVED, RESERVED_IN, Kernel, Unsupported, Window  # noqa: F401
 from synthetic.operators import ROWS
 from synthetic.problem import follow, read  # noqa: F401  the expert's first half
 
@@ -41,6 +41,7 @@ class Technique:
 _TEXTS = json.loads(Path(__file__).with_name("techniques.json").read_text())
 TECHNIQUES = {entry["name"]: Technique(**entry) for entry in _TEXTS}
 ALL = frozenset(TECHNIQUES)
+_LAST_RESORT = "window"  # no technique to be chosen: what a solution does that would have no kernel without it
 
 
 def techniques_in(code) -> set[str]:
@@ -53,7 +54,7 @@ def techniques_in(code) -> set[str]:
         row = "start" in body and "offs" in body
         sweep = "lane = tl.program_id(1)" in body
         norm = row and not sweep and re.search(r"for \w+ in range", body)
-        product = "tl.dot(" in body
+        product = "tl.dot(" in body and "inside" not in body  # a convolution is none
         partial = re.search(r"tl\.store\(dst_ptr \+ tl\.program_id\(0\), tl\.sum\(", body)
         statistics = re.search(r"/ tl\.sum\(|tl\.log\(tl\.sum|d = tl\.where\(mask|tl\.maximum\(tl\.sqrt\(tl\.sum"
                                r"|all\d* = ", body)
@@ -117,7 +118,7 @@ class _Renderer:
         i = 0
         while i < len(self.steps):
             i = (self.loss(i) or self.rows(i) or self.norm(i) or self.statistics(i) or self.fused(i)
-                 or self.matmul(i) or self.torch(i))
+                 or self.matmul(i) or self.window(i) or self.torch(i))
 
     def on(self, technique) -> bool:
         return technique in self.techniques
@@ -277,6 +278,16 @@ class _Renderer:
         end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-pointwise-run") else i + 1
         return self.take("matmul", i, i + 1, end, step.shape)
 
+    def window(self, i):
+        """A convolution or a pooling, where there is nothing else for a kernel: torch's are hard to beat."""
+        if not self.on(_LAST_RESORT):
+            return None
+        try:
+            self.emit(Window(self.steps[i]))
+        except Unsupported:
+            return None
+        return i + 1
+
     def torch(self, i):
         """A step that stays a torch call; a convolution may hand its bias to the kernel that follows."""
         step, following = self.steps[i], self.steps[i + 1:]
@@ -314,7 +325,8 @@ def render(parsed, techniques) -> Solution | None:
 
     A solution needs at least one kernel of its own; if the techniques allow none, the first one that would is added.
     """
-    for forced in [set()] + [{name} for name in TECHNIQUES] + [{"one-program-per-row", "fuse-neighbours-into-row"}]:
+    for forced in [set()] + [{name} for name in TECHNIQUES] + [
+            {"one-program-per-row", "fuse-neighbours-into-row"}, {_LAST_RESORT}]:
         kernels = _Kernels()
         parts = [_class(part, set(techniques) | forced, kernels) for part in parsed.parts]
         if kernels.texts:

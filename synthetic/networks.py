@@ -18,22 +18,23 @@ _PRODUCTS = [("m k", "k n", "m n", ("torch.matmul({x}, {y})", "{x} @ {y}", "torc
              ("k m", "n k", "m n", ("torch.matmul({x}.T, {y}.T)", "{x}.t() @ {y}.t()")),
              ("b m k", "b k n", "b m n", ("torch.bmm({x}, {y})", "torch.matmul({x}, {y})", "{x} @ {y}")),
              ("b m k", "b n k", "b m n", ("torch.bmm({x}, {y}.transpose(1, 2))", "{x} @ {y}.transpose(-2, -1)")),
-             ("b m k", "k n", "b m n", ("torch.matmul({x}, {y})", "{x} @ {y}",
-                                        "torch.einsum('bmk,kn->bmn', {x}, {y})"))]
+             ("b m k", "k n", "b m n", ("torch.matmul({x}, {y})", "torch.einsum('bmk,kn->bmn', {x}, {y})")),
+             ("b m k", "b k n", "b m n", ("torch.einsum('bmk,bkn->bmn', {x}, {y})",)),
+             ("b m k", "n k", "b m n", ("F.linear({x}, {y})", "{x} @ {y}.t()", "torch.inner({x}, {y})"))]
 _SIZES = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
           "k": ("K inner_dim depth", (32, 64, 128)), "n": ("N cols keys L", (64, 128, 256))}
 # Reductions and the like, along any dimension. {d} is the dimension, {keep} its ", keepdim=True" or nothing.
 _REDUCED = ("torch.sum({x}, dim={d}{keep})", "torch.mean({x}, dim={d}{keep})", "{x}.amax(dim={d}{keep})",
             "torch.max({x}, dim={d}{keep})[0]", "torch.min({x}, dim={d}{keep}).values", "{x}.max({d})[0]",
             "torch.logsumexp({x}, dim={d}{keep})", "torch.norm({x}, dim={d}{keep})",
-            "torch.sum({x} * {x}, dim={d}{keep})")
+            "torch.sum({x} * {x}, dim={d}{keep})", "torch.var({x}, dim={d}{keep})", "torch.std({x}, dim={d}{keep})",
+            "torch.linalg.vector_norm({x}, dim={d}{keep})", "torch.linalg.norm({x}, dim={d}{keep})")
 _FOUND = ("torch.argmax({x}, dim={d})", "torch.argmin({x}, dim={d})", "{x}.argmax({d})", "torch.max({x}, dim={d})[1]")
 _ALONG = ("torch.softmax({x}, dim={d})", "F.log_softmax({x}, dim={d})", "F.normalize({x}, dim={d})",
           "torch.cumsum({x}, dim={d})", "{x}.cumsum({d})", "torch.cumprod({x}, dim={d})", "F.softmax({x}, dim={d})",
-          "{x} / torch.mean(torch.abs({x}), dim={d}, keepdim=True)",
-          "{x} / (torch.norm({x}, dim={d}, keepdim=True) + 1e-6)",
+          "{x} / torch.mean(torch.abs({x}), dim={d}, keepdim=True)", "{x} - torch.mean({x}, dim={d}, keepdim=True)",
+          "{x} / (torch.norm({x}, dim={d}, keepdim=True) + 1e-6)", "F.softmin({x}, dim={d})",
           "{x} / torch.sqrt(torch.mean({x} ** 2, dim={d}, keepdim=True) + 1e-5)", "{x} / torch.norm({x}, p='fro')",
-          "{x} - torch.mean({x}, dim={d}, keepdim=True)",
           "torch.flip(torch.cumsum(torch.flip({x}, [{d}]), {d}), [{d}])")
 # Formulas of one tensor, and of two.
 _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch.pow({x}, 3))))",
@@ -41,10 +42,30 @@ _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch
              "torch.where({x} > {c}, {x}, {x} * {x})", "torch.log(1 + torch.exp(-torch.abs({x})))",
              "torch.clamp({x} + 3, 0, 6) / 6", "torch.sin({x}) * torch.cos({x})", "torch.exp(-{x} * {x})",
              "{x}.masked_fill({x} < {c}, 0.0)", "torch.maximum({x}, -{x} * {c})", "{x} * {x} + {c} * {x}",
-             "torch.sqrt({x} * {x} + 1.0) - 1.0")
+             "torch.sqrt({x} * {x} + 1.0) - 1.0", "torch.exp2({x})", "torch.expm1({x})", "torch.log1p({x}.abs())",
+             "torch.erf({x})", "torch.cosh({x})", "torch.reciprocal({x}.abs() + {c})", "torch.sqrt(torch.abs({x}))",
+             "torch.cos({x})", "F.celu({x}, alpha={c})", "F.softshrink({x}, {c})", "F.hardshrink({x}, lambd={c})",
+             "F.threshold({x}, {c}, 0.0)", "torch.rsqrt({x}.abs() + {c})", "torch.pow({x}, 3)", "F.elu({x}, {c})")
 _PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})",
           "{x} * torch.sigmoid({y})", "torch.lerp({x}, {y}, 0.3)", "{c} * {x} + (1 - {c}) * {y}", "({x} - {y}).abs()",
-          "{x}.masked_fill({y} > 0.5, 0.0)")
+          "{x}.masked_fill({y} > 0.5, 0.0)", "torch.logaddexp({x}, {y})", "torch.addcmul({x}, {y}, {y})",
+          "torch.where({y} > 0, {x}, {c})", "torch.div({x}, {y}.abs() + {c})")
+# Layers with their arguments; of an argument its default ("" if it has none) and values.
+_LAYERS = {"MaxPool{n}d": "kernel_size stride padding dilation", "AvgPool{n}d": "kernel_size stride padding",
+           "Conv{n}d": "in_channels out_channels kernel_size stride padding dilation groups bias",
+           "ConvTranspose{n}d": "in_channels out_channels kernel_size stride padding output_padding groups bias",
+           "GroupNorm": "num_groups num_channels eps affine", "BatchNorm{n}d": "num_features eps momentum affine",
+           "InstanceNorm{n}d": "num_features eps affine", "CELU": "alpha", "ELU": "alpha", "Softshrink": "lambd",
+           "Hardshrink": "lambd", "LeakyReLU": "negative_slope", "Softmin": "dim", "Softmax": "dim"}
+_ARGUMENTS = {"kernel_size": ("", "1 2 3 3 4"), "stride": ("1", "1 2 2 3"), "padding": ("0", "0 1 1"),
+              "dilation": ("1", "1 2"), "dim": ("1", "0 -1"), "groups": ("1", "1 1 2"), "alpha": ("1.0", "0.5 1.5"),
+              "bias": ("False", "True False"), "in_channels": ("", "2 3 3 8 16"), "out_channels": ("", "8 16 24 32"),
+              "num_groups": ("", "1 2 4"), "num_channels": ("", "4 8 16"), "num_features": ("", "4 8 16"),
+              "eps": ("1e-5", "1e-3 1e-6"), "momentum": ("0.1", "0.1 0.01"), "affine": ("True", "True False"),
+              "output_padding": ("0", "0"), "lambd": ("0.5", "0.2 1.0"), "negative_slope": ("0.01", "0.1 0.2")}
+# What may be done with a result without computing anything new.
+_REARRANGED = ("{x}.transpose(0, -1)", "torch.flip({x}, dims=[0])", "{x}.movedim(0, -1)", "{x}.roll(2, -1)",
+               "torch.swapaxes({x}, 0, -1)", "{x}.transpose(0, -1).contiguous()", "torch.flip({x}, [-1])")
 # Losses: (spelling, what the second tensor is made with). {rows} and {width} are the sizes.
 _LOSSES = (("F.cross_entropy({x}, {y})", "torch.randint(0, {width}, ({rows},))"),
            ("F.cross_entropy({x} * {c}, {y})", "torch.randint(0, {width}, ({rows},))"),
@@ -57,7 +78,11 @@ _LOSSES = (("F.cross_entropy({x}, {y})", "torch.randint(0, {width}, ({rows},))")
            ("F.smooth_l1_loss({x}, {y}) * {c}", "torch.randn({rows}, {width})"),
            ("torch.mean(torch.clamp({c} - {x} * {y}, min=0))",
             "torch.randint(0, 2, ({rows}, {width})).float() * 2 - 1"),
-           ("torch.norm({x} - {y})", "torch.randn({rows}, {width})"))
+           ("torch.norm({x} - {y})", "torch.randn({rows}, {width})"),
+           ("F.mse_loss({x}, {y}, reduction='sum')", "torch.randn({rows}, {width})"),
+           ("F.l1_loss({x}, {y}, reduction='sum')", "torch.randn({rows}, {width})"),
+           ("F.cross_entropy({x}, {y}, reduction='sum')", "torch.randint(0, {width}, ({rows},))"),
+           ("F.binary_cross_entropy_with_logits({x}, {y}, reduction='sum')", "torch.rand({rows}, {width})"))
 
 
 class Wide(Problem):
@@ -69,6 +94,7 @@ class Wide(Problem):
             x = self.linear(x)
             x = self.post_process(x)      def post_process(self, x): the lines after the linear layer
         """
+        self.args.sort(key=lambda arg: " = " in arg[1])  # those with defaults are last
         lines = []
         for line in reversed(self.forward):
             names = {n.id for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Name)}
@@ -90,7 +116,67 @@ class Wide(Problem):
         c = self.scalar("alpha scale c0", self.pick("0.5", "0.25", "1.5", "2.0"))
         self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
 
-    def product(self):
+    def lone(self):
+        """One operator of the library, alone or followed by a step that computes nothing new.
+
+            x = torch.logaddexp(x, other)      or      x = self.pool(x)
+                                                       x = x.transpose(0, -1)
+        Signatures are often the long ones that users write: def __init__(self, kernel_size: int, stride: int = 1, ...)
+        """
+        kind = self.pick(*["layer"] * 6, "call", "call", "call", "along", "along", "product", "loss")
+        self.formal = kind == "layer" or self.chance(0.4)
+        self.clutter = self.clutter and not self.formal
+        if kind == "layer":
+            self.layer_with_arguments()
+        elif kind == "product":
+            self.product(following=0)
+        elif kind == "loss":
+            return self.library_loss(alone=True)
+        else:
+            self.plain_input(self.pick(2, 3, 4))
+        if kind == "call":
+            self.formula(of_two=self.chance(0.4))
+        elif kind == "along":
+            d, keep = self.dimension("0", "1", "-1"), self.pick("", ", keepdim=True")
+            self.line(*_ALONG, *_FOUND, *_REDUCED, d=d, keep=keep)
+        convolves = "Conv" in str(self.init)
+        if convolves and self.chance(0.4):
+            self.pick(self.activation, self.scale)()
+        elif convolves or self.chance(0.4):
+            self.line(*_REARRANGED)
+
+    def layer_with_arguments(self):
+        """A layer whose arguments are all the constructor's, the optional ones with the defaults that torch gives them.
+
+            def __init__(self, kernel_size: int, stride: int = 1, padding: int = 0):
+            self.pool = nn.AvgPool2d(kernel_size=kernel_size, stride=stride, padding=padding)
+        """
+        layer, arguments = self.r.choice(list(_LAYERS.items())[self.pick(0, 0, 4):][:self.pick(4, 4, 99)])
+        n, given = self.pick(1, 2, 2, 3), self.pick(0, 1, 2, 9)  # spatial dimensions; how many options are passed
+        dims, values = [self.const("batch_size batch_size N", self.pick(4, 8)), ""], []
+        for argument in arguments.split():
+            default, choices = _ARGUMENTS[argument]
+            value = self.r.choice(choices.split())
+            if argument in ("kernel_size", "stride", "padding", "dilation") and n > 1 and self.chance(0.25):
+                value = "(" + ", ".join(self.r.choice(choices.split()) for _ in range(n)) + ")"
+                default = default and "(" + ", ".join([default] * n) + ")"
+            kind = type(ast.literal_eval(value)).__name__
+            passed = not default or given > 0
+            given -= bool(default)
+            name = self.const(argument, value) if passed else self.name(argument)
+            self.args.append((name, f"{kind} = {default}" if default else kind, name if passed else ""))
+            positional = not default and "=" not in str(values) and self.chance(0.5)
+            values.append(name if positional else f"{argument}={name}")
+            if argument in ("in_channels", "num_channels", "num_features"):
+                dims[1] = name
+        dims[1] = dims[1] or self.const("channels features", self.pick(4, 8))
+        names = {1: ["length"], 2: ["height H", "width W"], 3: ["depth D", "height H", "width W"]}[n]
+        dims += [self.const(name, self.pick(*{1: (128, 200), 2: (16, 24, 31), 3: (8, 9, 10)}[n])) for name in names]
+        self.tensor_input(dims)
+        layer = layer.format(n=n)
+        self.apply(f"layer op {layer.lower()} {layer.lower()}", f"{layer}({', '.join(values)})")
+
+    def product(self, following=None):
         """A product of two inputs in one of its arrangements, and a step or two that a kernel can do in its epilogue.
 
             x = torch.matmul(x, labels.T)
@@ -106,7 +192,7 @@ class Wide(Problem):
         other = self.tensor_input([sizes[name][0] for name in second.split()], "torch.randn")
         self.shape = [sizes[name] for name in result.split()]
         self.line(*spellings, y=other)
-        for _ in range(self.pick(1, 1, 2, 3)):
+        for _ in range(self.pick(1, 1, 2, 3) if following is None else following):
             self.pick(self.formula, lambda: self.steps(1), self.scale)()
 
     def any_dimension(self):
@@ -125,12 +211,13 @@ class Wide(Problem):
         kind = self.r.random()
         if kind < 0.45:
             self.line(*_ALONG, d=d)
-            return self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True))()
+            following = self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True), list)
+            return following()
         if kind < 0.6:
             return self.line(*_FOUND, d=d)
         self.line(*_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
         self.shape = []
-        self.pick(self.activation, self.scale, self.formula)()
+        self.pick(self.activation, self.scale, self.formula, list)()  # list: nothing
 
     def formulas(self):
         """Formulas written out one after the other: a run of pointwise operators for one kernel.
@@ -143,21 +230,21 @@ class Wide(Problem):
             self.formula(of_two=i == 0 and self.chance(0.4))
         self.steps(self.pick(0, 0, 1))
 
-    def library_loss(self):
+    def library_loss(self, alone=False):
         """A loss of torch.nn.functional, or one written out, of predictions and targets.
 
             x = F.logsigmoid(x)
             x = torch.mean(1 - F.cosine_similarity(x, labels, dim=1))
         """
         self.plain_input(2)
-        for _ in range(self.pick(0, 1, 1)):
+        for _ in range(0 if alone else self.pick(0, 1, 1)):
             self.pick(self.scale, self.activation)()
         spelling, target = self.r.choice(_LOSSES)
         (rows, _), (width, _) = self.shape
         name = self.name("targets labels y other")
         self.inputs.append((name, target.format(rows=rows, width=width)))
         self.line(spelling, y=name, c=self.number().lstrip("-"))
-        if self.chance(0.3):
+        if not alone and self.chance(0.3):
             self.scale()
 
     def normalised(self):
@@ -360,4 +447,4 @@ class Wide(Problem):
 WIDE = Distribution(Wide, {
     **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
     "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "batch norm": (10, Wide.normalised),
-    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes)})
+    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (32, Wide.lone)})

@@ -70,6 +70,20 @@ POINTWISE = {
     "cos": Operator(("tl.cos({x})",)),
     "sqrt": Operator(("tl.sqrt({x})",)),
     "rsqrt": Operator(("1.0 / tl.sqrt({x})",)),
+    "exp2": Operator(("tl.exp2({x})",)),
+    "expm1": Operator(("tl.exp({x}) - 1.0",)),
+    "log1p": Operator(("tl.log(1.0 + {x})",)),
+    "erf": Operator(("tl.erf({x})",)),
+    "cosh": Operator(("e = tl.exp({x})", "0.5 * (e + 1.0 / e)")),
+    "reciprocal": Operator(("1.0 / {x}",)),
+    "celu": Operator(("tl.where({x} > 0.0, {x}, {a} * (tl.exp(tl.minimum({x}, 0.0) / {a}) - 1.0))",), (), "CELU()",
+                     ("alpha",), ("1.0",)),
+    "softshrink": Operator(("{x} - tl.minimum(tl.maximum({x}, -{a}), {a})",), (), "Softshrink()", ("lambd",), ("0.5",)),
+    "hardshrink": Operator(("tl.where(tl.abs({x}) > {a}, {x}, 0.0)",), (), "Hardshrink()", ("lambd",), ("0.5",)),
+    "threshold": Operator(("tl.where({x} > {a}, {x}, {b})",)),
+    "logaddexp": Operator(("tl.maximum({x}, {a}) + tl.log(1.0 + tl.exp(-tl.abs({x} - {a})))",)),
+    "lerp": Operator(("{x} + {b} * ({a} - {x})",)),
+    "addcmul": Operator(("{x} + {a} * {b}",)),
     "identity": Operator(("{x}",)),  # a dropout that drops nothing
     "where": Operator(("tl.where({x}, {a}, {b})",)),
     "masked_fill": Operator(("tl.where({a}, {b}, {x})",)),
@@ -81,7 +95,7 @@ POINTWISE = {
 }
 # Other names of functions; and functions that do what an operator of Python does.
 ALIASES = {"hardtanh": "clamp", "clip": "clamp", "negative": "neg", "multiply": "mul", "subtract": "sub",
-           "divide": "div"}
+           "divide": "div", "vector_norm": "norm"}
 ARITHMETIC = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div}
 
 
@@ -189,10 +203,16 @@ _LOGITS = SpelledOut("torch.mean(F.binary_cross_entropy_with_logits({0}, {1}, re
 _TRIPLET = SpelledOut("torch.mean(torch.relu(torch.norm({0} - {1} + 1e-06, dim=1) - "
                       "torch.norm({0} - {2} + 1e-06, dim=1) + {margin}))", 3, {"margin": "1.0"})
 _DIVERGENCE = SpelledOut("torch.sum({1} * (torch.log({1}) - {0})) / {0}.shape[0]", reduction="'batchmean'")
+_VARIANCE = SpelledOut("torch.sum(({0} - torch.mean({0}, dim={dim}, keepdim=True)) ** 2, dim={dim}, keepdim={keepdim}) "
+                       "/ ({0}.shape[{dim}] - 1)", 1, {"dim": "-1", "keepdim": "False"})
+_DEVIATION = SpelledOut(f"torch.sqrt({_VARIANCE.expression})", 1, _VARIANCE.options)
+_SOFTMIN = SpelledOut("torch.softmax(-{0}, dim={dim})", 1, {"dim": "-1"})
 _SIMILARITY = SpelledOut("torch.sum({0} * {1}, dim={dim}) / (torch.norm({0}, dim={dim}) * torch.norm({1}, dim={dim}))"
                          ".clamp(min=1e-08)", options={"dim": "1"})
 SPELLED_OUT = {"mse_loss": _SQUARED, "MSELoss": _SQUARED, "l1_loss": _ABSOLUTE, "L1Loss": _ABSOLUTE,
                "smooth_l1_loss": _HUBER, "huber_loss": _HUBER, "HuberLoss": _HUBER,
                "SmoothL1Loss": _HUBER, "binary_cross_entropy_with_logits": _LOGITS,
                "cross_entropy": _CROSS_ENTROPY, "CrossEntropyLoss": _CROSS_ENTROPY, "kl_div": _DIVERGENCE,
-               "triplet_margin_loss": _TRIPLET, "TripletMarginLoss": _TRIPLET, "cosine_similarity": _SIMILARITY}
+               "triplet_margin_loss": _TRIPLET, "TripletMarginLoss": _TRIPLET, "cosine_similarity": _SIMILARITY,
+               "var": _VARIANCE, "std": _DEVIATION, "softmin": _SOFTMIN, "Softmin": _SOFTMIN,
+               "linear": SpelledOut("torch.matmul({0}, {1}.t())"), "inner": SpelledOut("torch.matmul({0}, {1}.t())")}

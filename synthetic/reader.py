@@ -249,22 +249,26 @@ class Reader:
         name = type(layer).__name__ if isinstance(layer, nn.Module) else getattr(node.func, "attr", "")
         if name == "einsum" and len(node.args) == 3 and isinstance(node.args[0], ast.Constant):
             a, b, out = re.split(",|->", node.args[0].value.replace(" ", "") + "->")[:3]
-            if len(b) == 2 and a[-1] == b[0] and out == a[:-1] + b[1]:
+            if b[:-2] in ("", a[:-2]) and a[-1] == b[-2] and out == a[:-1] + b[-1]:
                 return ast.BinOp(node.args[1], ast.MatMult(), node.args[2])
         row = SPELLED_OUT.get(name)
-        if row is None or isinstance(layer, nn.Module) and getattr(layer, "reduction", "mean") != "mean":
+        if row is None:
             return node
         if not isinstance(layer, nn.Module) and self.resolve(node.func.value) not in (torch, F):
             return node
         given = {k.arg: ast.unparse(k.value) for k in node.keywords}
-        if given.keys() - row.options.keys() - {"reduction"} or given.get("reduction", "'mean'") != row.reduction \
-                or len(node.args) != row.arguments:
+        reduction = given.pop("reduction", f"'{getattr(layer, 'reduction', 'mean')}'")
+        outer = {row.reduction: "torch.mean(", "'sum'": "torch.sum(", "'none'": "("}.get(reduction)
+        if not outer or given.keys() - row.options.keys() or len(node.args) != row.arguments \
+                or reduction != row.reduction and not row.expression.startswith("torch.mean(") \
+                or reduction == "'none'" and name in row.expression:
             return node
         if isinstance(layer, nn.Module):
             given = {option: f"{ast.unparse(node.func)}.{option}" for option in row.options}
         variables = [argument.id if isinstance(argument, ast.Name) else self.assign(self.fresh(), argument)
                      for argument in node.args]  # each may stand several times
-        return ast.parse(row.expression.format(*variables, **{**row.options, **given}), mode="eval").body
+        expression = re.sub(r"^torch\.mean\(", outer, row.expression)
+        return ast.parse(expression.format(*variables, **{**row.options, **given}), mode="eval").body
 
     def fresh(self) -> str:
         name = next(n for n in ["t"] + [f"t{i}" for i in range(1, 99)] if n not in self.values)
@@ -298,7 +302,7 @@ class Reader:
             return _Call(f"self.{name}", arguments, keywords)  # another method
         if owner is None or isinstance(owner, torch.Tensor):
             arguments = [node.func.value] + arguments
-        elif owner not in (torch, F):
+        elif owner not in (torch, F, torch.linalg):
             return _Call(f"{owner}.{name}", arguments, keywords)
         name = ALIASES.get(name, name)
         if name in ("max", "min") and len(arguments) == 2 and not isinstance(arguments[1], ast.Constant) \
@@ -362,7 +366,8 @@ class Reader:
             positional = call.arguments[2 if norm else 1:]
             dim = call.keywords.get("dim", positional[0] if positional else None)
             dim = self.evaluate(dim, self.values) if dim is not None else None
-            p = call.keywords.get("p", call.arguments[1] if len(call.arguments) > 1 else None) if norm else None
+            p = call.arguments[1] if len(call.arguments) > 1 else call.keywords.get("ord")
+            p = call.keywords.get("p", p) if norm else None
             if p is not None and self.evaluate(p, self.values) not in (2, "fro"):
                 return
             if dim is None and name in ("sum", "mean", "norm"):

@@ -10,6 +10,10 @@ Six kinds of kernels. All address memory by the flat offset `idx`, so one rule i
     norm     one program for each normalisation group, in two sweeps (GroupNorm, InstanceNorm)
     matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile
              before it is stored
+    pool     one program for 256 elements of a pooling's output, which walk their windows
+    conv     one program for each tile of a convolution's output: a product with its windows as rows (implicit GEMM)
+
+The last two stand alone and work in 1 to 3 dimensions: what a tensor has fewer gets size 1 and stride 1.
 """
 
 # In the templates: {names} are the tensors and numbers that the launching function gets, {main} the first of those
@@ -113,4 +117,64 @@ def {name}_kernel({parameters}, dst_ptr, m, n, k, {stride_names}{sizes}, BM: tl.
     mask = (rows[:, None] < m) & (cols[None, :] < n)
     {steps}
     {store}"""
-TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEEP, "norm": _NORM, "matmul": _MATMUL}
+_POOL = """def {name}(x, kernel_size, stride, padding, dilation):
+    out = [(n + 2 * p - r * (k - 1) - 1) // s + 1
+           for n, k, s, p, r in zip(x.shape[2:], kernel_size, stride, padding, dilation)]
+    dst = x.new_empty(*x.shape[:2], *out)
+    {name}_kernel[(triton.cdiv(dst.numel(), 256),)](
+        x.contiguous(), dst, dst.numel(), {ones}*x.shape[2:], {ones}*kernel_size, {ones}*out, {ones}*stride,
+        {zeros}*padding, {ones}*dilation, BLOCK=256)
+    return dst
+
+@triton.jit
+def {name}_kernel(x_ptr, dst_ptr, n, depth, height, width, kd, kh, kw, od, oh, ow, sd, sh, sw, pd, ph, pw, rd, rh, rw,
+                BLOCK: tl.constexpr):
+    point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    z, y, x = point // (oh * ow) % od * sd - pd, point // ow % oh * sh - ph, point % ow * sw - pw
+    plane = point // (od * oh * ow) * depth
+    acc = tl.full((BLOCK,), {pool[0]}, tl.float32)
+    for i in range(kd * kh * kw):
+        u, v, w = z + i // (kh * kw) * rd, y + i // kw % kh * rh, x + i % kw * rw
+        inside = (point < n) & (u >= 0) & (u < depth) & (v >= 0) & (v < height) & (w >= 0) & (w < width)
+        value = tl.load(x_ptr + ((plane + u) * height + v) * width + w, mask=inside, other={pool[0]})
+        acc = {pool[1]}
+    tl.store(dst_ptr + point, {pool[2]}, mask=point < n)"""
+_CONV = """def {name}(x, weight, bias, stride, padding, dilation):
+    out = [(n + 2 * p - r * (k - 1) - 1) // s + 1
+           for n, k, s, p, r in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)]
+    dst = x.new_empty(x.shape[0], weight.shape[0], *out)
+    m, n, k = weight.shape[0], dst.numel() // weight.shape[0], weight[0].numel()
+    {name}_kernel[(triton.cdiv(n, 64), triton.cdiv(m, 32))](
+        x.contiguous(), weight, bias, dst, m, n, k, {ones}*x.shape[2:], {ones}*weight.shape[2:], {ones}*out,
+        {ones}*stride, {zeros}*padding, {ones}*dilation, BM=32, BN=64, BK=32)
+    return dst
+
+@triton.jit
+def {name}_kernel(x_ptr, weight_ptr, bias_ptr, dst_ptr, m, n, k, depth, height, width, kd, kh, kw, od, oh, ow,
+                sd, sh, sw, pd, ph, pw, rd, rh, rw, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)[:, None]
+    cols = tl.program_id(0) * BN + tl.arange(0, BN)[None, :]
+    z, y, x = cols // (oh * ow) % od * sd - pd, cols // ow % oh * sh - ph, cols % ow * sw - pw
+    image = cols // (od * oh * ow) * (k // (kd * kh * kw))
+    corner = ((image * depth + z) * height + y) * width + x
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, k, BK):
+        i = start + tl.arange(0, BK)[None, :]
+        a = tl.load(weight_ptr + rows * k + i, mask=(rows < m) & (i < k), other=0.0)
+        i = start + tl.arange(0, BK)[:, None]
+        u, v, w = i // (kh * kw) % kd * rd, i // kw % kh * rh, i % kw * rw
+        inside = (i < k) & (z + u >= 0) & (z + u < depth) & (y + v >= 0) & (y + v < height)
+        inside = inside & (x + w >= 0) & (x + w < width) & (cols < n)
+        window = ((i // (kd * kh * kw) * depth + u) * height + v) * width + w
+        b = tl.load(x_ptr + corner + window, mask=inside, other=0.0)
+        acc = tl.dot(a, b, acc, input_precision="tf32x3")
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + rows, mask=rows < m, other=0.0)
+    space = od * oh * ow
+    point = (cols // space * m + rows) * space + cols % space
+    tl.store(dst_ptr + point, acc, mask=(rows < m) & (cols < n))"""
+# What pooling fills in: the first value, one step, the result.
+POOLS = {"MaxPool": ('float("-inf")', "tl.maximum(acc, value)", "acc"),
+         "AvgPool": ("0.0", "acc + value", "acc / (kd * kh * kw)")}
+TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEEP, "norm": _NORM, "matmul": _MATMUL,
+             "pool": _POOL, "conv": _CONV}

@@ -55,13 +55,16 @@ def _words(d, low, high) -> str:
 
 def _docstring(d, indent, fields) -> list[str]:
     """A docstring's lines, or none. fields: (name, type) of the arguments, which it may describe."""
-    if d.chance(0.35):
+    if not d.formal and d.chance(0.35):
         return []
     lines = [f'{indent}"""', f"{indent}{_words(d, 4, 16)}."]
-    if fields and d.chance(0.4):
+    if fields and (d.formal or d.chance(0.4)):
         lines += ["", f"{indent}{d.pick('Args', 'Args', 'Parameters')}:"]
         for name, kind in fields:
-            lines.append(f"{indent}    {name} ({kind}{d.pick('', '', ', optional')}): {_words(d, 2, 10)}.")
+            kind, _, default = kind.partition(" = ")
+            kind += d.pick("", "", ", optional") if not d.formal else ", optional" if default else ""
+            known = f" Defaults to {default}." if default else ""
+            lines.append(f"{indent}    {name} ({kind}): {_words(d, 2, 10)}.{known}")
         if d.chance(0.4):
             lines += ["", f"{indent}Returns:"]
             lines.append(f"{indent}    torch.Tensor: {_words(d, 2, 8)} of shape ({', '.join(d.dims)}).")
@@ -71,11 +74,11 @@ def _docstring(d, indent, fields) -> list[str]:
 def write_problem(d) -> str:
     """The problem file's text. Adds to the draft what nothing uses."""
     full_name = d.chance(0.15)  # torch.nn.functional.relu in place of F.relu
-    if d.chance(0.12):  # an argument that nothing uses
+    if not d.formal and d.chance(0.12):  # an argument that nothing uses
         name = d.name("groups dropout_p mode_id num_heads")
         d.args.append((name, "int", d.const(f"{name}_value unused", d.pick(1, 2, 8))))
-    annotated = d.chance(0.4)
-    if d.chance(0.15):  # a layer-like attribute with a default
+    annotated = d.formal or d.chance(0.4)
+    if not d.formal and d.chance(0.15):  # a layer-like attribute with a default
         name = d.name("eps_value momentum inplace axis")
         d.defaults.append((name, d.pick("1e-5", "0.1", "False", "1")))
         d.init.append(f"self.{name} = {name}")
@@ -147,8 +150,9 @@ def _constants_and_inputs(d, gap) -> list[str]:
     else:
         out += [f"    {name} = {value}" for name, value in d.inputs]
         out.append(f"    return [{', '.join(name for name, _ in d.inputs)}]")
+    passed = [value for _, _, value in d.args]  # nothing for an argument whose default is taken
     nothing = d.pick("", "  # no arguments needed", "  # Nothing to initialise") if not d.args else ""
-    return out + gap + ["def get_init_inputs():", f"    return [{', '.join(value for _, _, value in d.args)}]{nothing}"]
+    return out + gap + ["def get_init_inputs():", f"    return [{', '.join(filter(None, passed))}]{nothing}"]
 
 
 def _clutter(d):

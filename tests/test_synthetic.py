@@ -99,18 +99,42 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
           ("F.huber_loss(x, y)", "(64, 128)", "loss("),
           ("F.kl_div(x.log_softmax(1), y.softmax(1), reduction='batchmean')", "(64, 128)", "loss("),
           ("torch.where(x > 0, x, y * 2)", "(64, 128)", "fused("),
-          ("x.masked_fill(y > 0, -1.0)", "(64, 128)", "fused(")]
+          ("x.masked_fill(y > 0, -1.0)", "(64, 128)", "fused("),
+          ("torch.std(x, dim=1)", "(64, 33, 20)", "sweep("),
+          ("torch.linalg.vector_norm(x, dim=-1)", "(64, 99)", "row("),
+          ("F.softmin(x, dim=-1)", "(64, 99)", "row("), ("F.mse_loss(x, y, reduction='sum')", "(64, 128)", "loss("),
+          ("torch.einsum('bmk,bkn->bmn', x, y)", "(3, 64, 64)", "matmul("), ("F.linear(x, y)", "(64, 64)", "matmul("),
+          ("nn.Conv2d(3, 5, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2))(x)", "(2, 3, 17, 19)", "conv("),
+          ("nn.Conv1d(40, 8, 1, bias=False)(x)", "(2, 40, 33)", "conv("),
+          ("nn.MaxPool2d((3, 2), 2, padding=1, dilation=(2, 1))(x)", "(2, 8, 13, 19)", "max_pool("),
+          ("nn.AvgPool3d(3, stride=2, padding=1)(x)", "(2, 4, 7, 9, 11)", "avg_pool(")]
+# What the expert leaves to torch: cuDNN is faster, or options that its kernels do not know.
+LEFT = ["nn.Conv2d(8, 8, 3)", "nn.Conv2d(8, 8, 1, groups=2)", "nn.ConvTranspose2d(8, 8, 3)",
+        "nn.MaxPool2d(2, ceil_mode=True)", "nn.AvgPool2d(3, padding=1, count_include_pad=False)"]
+
+
+def single(name, forward, shape):
+    """A problem of two tensors of one shape. A layer in `forward` becomes one of the model's."""
+    source = make_task().source.replace("class", "import torch.nn.functional as F\n\nclass").replace("x):", "x, y):")
+    layer = re.fullmatch(r"(nn\..*)\(x\)", forward)
+    if layer:
+        made = f"def __init__(self):\n        super().__init__()\n        self.op = {layer[1]}\n\n    def forward"
+        source, forward = source.replace("def forward", made, 1), "self.op(x)"
+    return Task(name, 0, source.replace("torch.relu(x) * 2", forward).replace(
+        "torch.randn(4, 8)", f"torch.randn{shape}, torch.randn{shape}"))
 
 
 def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
-    source = make_task().source.replace("class", "import torch.nn.functional as F\n\nclass").replace("x):", "x, y):")
-    tasks_ = [Task(f"single{i}", 0, source.replace("torch.relu(x) * 2", forward).replace(
-        "torch.randn(4, 8)", f"torch.randn{shape}, torch.randn{shape}"))
-              for i, (forward, shape, _) in enumerate(SINGLE)]
+    tasks_ = [single(f"single{i}", forward, shape) for i, (forward, shape, _) in enumerate(SINGLE)]
     codes = [render(expert.follow(task), ALL).code for task in tasks_]
     assert not [row[0] for row, code in zip(SINGLE, codes) if row[2] not in code]
     verdicts = box.score_pairs(list(zip(tasks_, codes)))
     assert not [(row[0], v.error or v.rejected) for row, v in zip(SINGLE, verdicts) if not v.correct]
+
+
+@pytest.mark.parametrize("layer", LEFT)
+def test_a_solution_that_would_leave_everything_to_torch_is_none(layer):
+    assert render(expert.follow(single("left", f"{layer}(x)", "(2, 8, 16, 16)")), ALL) is None
 
 
 NETWORK = '''import math
@@ -195,7 +219,7 @@ def test_skill_texts_pass_the_checks_that_proposals_face():
 TL = SimpleNamespace(  # the few functions of triton.language that formulas use, on float64 tensors
     maximum=lambda a, b: torch.where(a > b, a, b), minimum=lambda a, b: torch.where(a < b, a, b),
     where=lambda condition, a, b: torch.where(condition != 0, a, b),
-    **{name: getattr(torch, name) for name in "exp log erf abs sqrt sin cos sigmoid".split()})
+    **{name: getattr(torch, name) for name in "exp exp2 log erf abs sqrt sin cos sigmoid".split()})
 Y = torch.linspace(0.1, 0.9, 601, dtype=torch.float64)
 # Of the formulas that need one: torch's function, and the further arguments.
 EXPECTED = {"gelu_tanh": (lambda v: F.gelu(v, approximate="tanh"), ()), "neg": (torch.neg, ()),
@@ -203,6 +227,10 @@ EXPECTED = {"gelu_tanh": (lambda v: F.gelu(v, approximate="tanh"), ()), "neg": (
             "clamp": (lambda v: torch.clamp(v, -0.5, 2.0), (-0.5, 2.0)),
             "clamp_min": (lambda v: torch.clamp(v, min=-0.5), (-0.5,)),
             "clamp_max": (lambda v: torch.clamp(v, max=2.0), (2.0,)),
+            "celu": (lambda v: F.celu(v, 0.7), (0.7,)), "softshrink": (lambda v: F.softshrink(v, 0.7), (0.7,)),
+            "hardshrink": (lambda v: F.hardshrink(v, 0.7), (0.7,)), "lerp": (lambda v: torch.lerp(v, Y, 0.3), (Y, 0.3)),
+            "threshold": (lambda v: F.threshold(v, 0.5, -1.0), (0.5, -1.0)),
+            "logaddexp": (lambda v: torch.logaddexp(v, Y), (Y,)), "addcmul": (lambda v: v + Y * Y, (Y, Y)),
             "identity": (lambda v: v, ()), "where": (lambda v: torch.where(v != 0, Y, 2.0), (Y, 2.0)),
             "masked_fill": (lambda v: v.masked_fill(Y > 0.5, -1.0), (Y > 0.5, -1.0)),
             "maximum": (lambda v: torch.maximum(v, Y), (Y,)), "minimum": (lambda v: torch.minimum(v, Y), (Y,)),
@@ -215,7 +243,7 @@ EXPECTED = {"gelu_tanh": (lambda v: F.gelu(v, approximate="tanh"), ()), "neg": (
 def test_formula_agrees_with_torch(name):
     """A Triton formula, executed on torch tensors, against the operator that it stands for."""
     x = torch.linspace(-30, 30, 601, dtype=torch.float64)
-    x = x.abs() + 0.1 if name in ("log", "sqrt", "rsqrt") else x
+    x = x.abs() + 0.1 if name in ("log", "sqrt", "rsqrt", "log1p", "reciprocal") else x
     function, further = EXPECTED.get(name) or (getattr(F, name, None) or getattr(torch, name), ())
     space = {"tl": TL, "x": x, **dict(zip("ab", further))}
     *before, value = [line.format(x="x", a="a", b="b") for line in POINTWISE[name].triton]

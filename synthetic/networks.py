@@ -151,10 +151,10 @@ class Wide(Problem):
             def __init__(self, kernel_size: int, stride: int = 1, padding: int = 0):
             self.pool = nn.AvgPool2d(kernel_size=kernel_size, stride=stride, padding=padding)
         """
-        layer, arguments = self.r.choice(list(_LAYERS.items())[self.pick(0, 0, 4):][:self.pick(4, 4, 99)])
+        layer = self.pick(*["Conv{n}d"] * 8, *list(_LAYERS)[:4] * 2, *_LAYERS)
         n, given = self.pick(1, 2, 2, 3), self.pick(0, 1, 2, 9)  # spatial dimensions; how many options are passed
         dims, values = [self.const("batch_size batch_size N", self.pick(4, 8)), ""], []
-        for argument in arguments.split():
+        for argument in _LAYERS[layer].split():
             default, choices = _ARGUMENTS[argument]
             value = self.r.choice(choices.split())
             if argument in ("kernel_size", "stride", "padding", "dilation") and n > 1 and self.chance(0.25):

@@ -434,12 +434,11 @@ class Window:
             raise Unsupported
         if found[1] == "Conv" and layer.weight[0].numel() > 32 and layer.weight[0, 0].numel() > 1:
             raise Unsupported
-        self.rank, self.template = int(found[2]), "conv" if found[1] == "Conv" else "pool"
-        self.kind = {"Conv": "conv", "MaxPool": "max_pool", "AvgPool": "avg_pool"}[found[1]]
+        self.kind, self.rank = found[1].lower(), int(found[2])
         self.fields = {"ones": "1, " * (3 - self.rank), "zeros": "0, " * (3 - self.rank), "pool": POOLS.get(found[1])}
 
     def text(self, name) -> str:
-        return TEMPLATES[self.template].format(name=name, **self.fields)
+        return TEMPLATES[self.kind.removeprefix("max").removeprefix("avg")].format(name=name, **self.fields)
 
     def call(self) -> str:
         texts, layer = [self.last.source], self.last.layer

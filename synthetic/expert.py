@@ -12,6 +12,7 @@ The expert is fixed: it knows techniques, not when they pay. Which of them are w
 reinforcement learning has to find out.
 """
 
+import contextlib
 import json
 import math
 import re
@@ -280,13 +281,10 @@ class _Renderer:
 
     def window(self, i):
         """A convolution or a pooling, where there is nothing else for a kernel: torch's are hard to beat."""
-        if not self.on(_LAST_RESORT):
-            return None
-        try:
-            self.emit(Window(self.steps[i]))
-        except Unsupported:
-            return None
-        return i + 1
+        with contextlib.suppress(Unsupported):
+            if self.on(_LAST_RESORT):
+                self.emit(Window(self.steps[i]))
+                return i + 1
 
     def torch(self, i):
         """A step that stays a torch call; a convolution may hand its bias to the kernel that follows."""

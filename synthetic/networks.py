@@ -1,6 +1,6 @@
 """The wide distribution of problems: what PyTorch users write besides the chains of generator.py.
 
-Products of matrices in every arrangement, reductions and scans along any dimension, formulas written out, losses of
+Single operators, products of matrices in every arrangement, reductions and scans along any dimension, formulas written out, losses of
 torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper methods. Which
 operators there are is in tables; a method says how a problem is built from them, and shows what a forward pass of it
 may look like (names vary). `synthesize(seed, distribution=WIDE)` draws from these families and from the older ones.
@@ -43,7 +43,7 @@ _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch
              "torch.clamp({x} + 3, 0, 6) / 6", "torch.sin({x}) * torch.cos({x})", "torch.exp(-{x} * {x})",
              "{x}.masked_fill({x} < {c}, 0.0)", "torch.maximum({x}, -{x} * {c})", "{x} * {x} + {c} * {x}",
              "torch.sqrt({x} * {x} + 1.0) - 1.0", "torch.exp2({x})", "torch.expm1({x})", "torch.log1p({x}.abs())",
-             "torch.erf({x})", "torch.cosh({x})", "torch.reciprocal({x}.abs() + {c})", "torch.sqrt(torch.abs({x}))",
+             "torch.erf({x})", "torch.reciprocal({x}.abs() + {c})", "torch.sqrt(torch.abs({x}))",
              "torch.cos({x})", "F.celu({x}, alpha={c})", "F.softshrink({x}, {c})", "F.hardshrink({x}, lambd={c})",
              "F.threshold({x}, {c}, 0.0)", "torch.rsqrt({x}.abs() + {c})", "torch.pow({x}, 3)", "F.elu({x}, {c})")
 _PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})",
@@ -56,7 +56,7 @@ _LAYERS = {"MaxPool{n}d": "kernel_size stride padding dilation", "AvgPool{n}d": 
            "ConvTranspose{n}d": "in_channels out_channels kernel_size stride padding output_padding groups bias",
            "GroupNorm": "num_groups num_channels eps affine", "BatchNorm{n}d": "num_features eps momentum affine",
            "InstanceNorm{n}d": "num_features eps affine", "CELU": "alpha", "ELU": "alpha", "Softshrink": "lambd",
-           "Hardshrink": "lambd", "LeakyReLU": "negative_slope", "Softmin": "dim", "Softmax": "dim"}
+           "Hardshrink": "lambd", "LeakyReLU": "negative_slope", "Softmax": "dim"}
 _ARGUMENTS = {"kernel_size": ("", "1 2 3 3 4"), "stride": ("1", "1 2 2 3"), "padding": ("0", "0 1 1"),
               "dilation": ("1", "1 2"), "dim": ("1", "0 -1"), "groups": ("1", "1 1 2"), "alpha": ("1.0", "0.5 1.5"),
               "bias": ("False", "True False"), "in_channels": ("", "2 3 3 8 16"), "out_channels": ("", "8 16 24 32"),
@@ -67,23 +67,18 @@ _ARGUMENTS = {"kernel_size": ("", "1 2 3 3 4"), "stride": ("1", "1 2 2 3"), "pad
 _REARRANGED = ("{x}.transpose(0, -1)", "torch.flip({x}, dims=[0])", "{x}.movedim(0, -1)", "{x}.roll(2, -1)",
                "torch.swapaxes({x}, 0, -1)", "{x}.transpose(0, -1).contiguous()", "torch.flip({x}, [-1])")
 # Losses: (spelling, what the second tensor is made with). {rows} and {width} are the sizes.
-_LOSSES = (("F.cross_entropy({x}, {y})", "torch.randint(0, {width}, ({rows},))"),
-           ("F.cross_entropy({x} * {c}, {y})", "torch.randint(0, {width}, ({rows},))"),
+_CLASSES, _NORMAL = "torch.randint(0, {width}, ({rows},))", "torch.randn({rows}, {width})"
+_LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c}, {y})", _CLASSES),
+           ("F.cross_entropy({x}, {y}, reduction='sum')", _CLASSES), ("F.huber_loss({x}, {y})", _NORMAL),
            ("F.kl_div(F.log_softmax({x}, dim=-1), {y}, reduction='batchmean')",
             "torch.rand({rows}, {width}).softmax(dim=-1)"),
-           ("torch.mean(1 - F.cosine_similarity({x}, {y}, dim=1))", "torch.randn({rows}, {width})"),
-           ("F.cosine_similarity({x}, {y}, dim=1)", "torch.randn({rows}, {width})"),
-           ("F.huber_loss({x}, {y})", "torch.randn({rows}, {width})"),
-           ("F.triplet_margin_loss({x}, {y}, {y} * {c}, margin=0.5)", "torch.randn({rows}, {width})"),
-           ("F.smooth_l1_loss({x}, {y}) * {c}", "torch.randn({rows}, {width})"),
-           ("torch.mean(torch.clamp({c} - {x} * {y}, min=0))",
-            "torch.randint(0, 2, ({rows}, {width})).float() * 2 - 1"),
-           ("torch.norm({x} - {y})", "torch.randn({rows}, {width})"),
-           ("F.mse_loss({x}, {y}, reduction='sum')", "torch.randn({rows}, {width})"),
-           ("F.l1_loss({x}, {y}, reduction='sum')", "torch.randn({rows}, {width})"),
-           ("F.cross_entropy({x}, {y}, reduction='sum')", "torch.randint(0, {width}, ({rows},))"),
+           ("torch.mean(1 - F.cosine_similarity({x}, {y}, dim=1))", _NORMAL),
+           ("F.cosine_similarity({x}, {y}, dim=1)", _NORMAL), ("torch.norm({x} - {y})", _NORMAL),
+           ("F.triplet_margin_loss({x}, {y}, {y} * {c}, margin=0.5)", _NORMAL),
+           ("F.smooth_l1_loss({x}, {y}) * {c}", _NORMAL), ("F.l1_loss({x}, {y}, reduction='sum')", _NORMAL),
+           ("torch.mean(torch.clamp({c} - {x} * {y}, min=0))", "torch.randint(0, 2, ({rows}, {width})) * 2.0 - 1"),
+           ("F.mse_loss({x}, {y}, reduction='sum')", _NORMAL),
            ("F.binary_cross_entropy_with_logits({x}, {y}, reduction='sum')", "torch.rand({rows}, {width})"))
-
 
 class Wide(Problem):
     """A draft of the wide distribution."""
@@ -139,11 +134,8 @@ class Wide(Problem):
         elif kind == "along":
             d, keep = self.dimension("0", "1", "-1"), self.pick("", ", keepdim=True")
             self.line(*_ALONG, *_FOUND, *_REDUCED, d=d, keep=keep)
-        convolves = "Conv" in str(self.init)
-        if convolves and self.chance(0.4):
-            self.pick(self.activation, self.scale)()
-        elif convolves or self.chance(0.4):
-            self.line(*_REARRANGED)
+        if "Conv" in str(self.init) or self.chance(0.5):
+            self.pick(self.activation, self.scale, *[lambda: self.line(*_REARRANGED)] * 3)()
 
     def layer_with_arguments(self):
         """A layer whose arguments are all the constructor's, the optional ones with the defaults that torch gives them.
@@ -151,10 +143,10 @@ class Wide(Problem):
             def __init__(self, kernel_size: int, stride: int = 1, padding: int = 0):
             self.pool = nn.AvgPool2d(kernel_size=kernel_size, stride=stride, padding=padding)
         """
-        layer, arguments = self.r.choice(list(_LAYERS.items())[self.pick(0, 0, 4):][:self.pick(4, 4, 99)])
+        layer = self.pick(*["Conv{n}d"] * 8, *list(_LAYERS)[:4] * 2, *_LAYERS)
         n, given = self.pick(1, 2, 2, 3), self.pick(0, 1, 2, 9)  # spatial dimensions; how many options are passed
         dims, values = [self.const("batch_size batch_size N", self.pick(4, 8)), ""], []
-        for argument in arguments.split():
+        for argument in _LAYERS[layer].split():
             default, choices = _ARGUMENTS[argument]
             value = self.r.choice(choices.split())
             if argument in ("kernel_size", "stride", "padding", "dilation") and n > 1 and self.chance(0.25):
@@ -165,8 +157,7 @@ class Wide(Problem):
             given -= bool(default)
             name = self.const(argument, value) if passed else self.name(argument)
             self.args.append((name, f"{kind} = {default}" if default else kind, name if passed else ""))
-            positional = not default and "=" not in str(values) and self.chance(0.5)
-            values.append(name if positional else f"{argument}={name}")
+            values.append(name if not (default or "=" in str(values)) and self.chance(0.5) else f"{argument}={name}")
             if argument in ("in_channels", "num_channels", "num_features"):
                 dims[1] = name
         dims[1] = dims[1] or self.const("channels features", self.pick(4, 8))
@@ -211,8 +202,7 @@ class Wide(Problem):
         kind = self.r.random()
         if kind < 0.45:
             self.line(*_ALONG, d=d)
-            following = self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True), list)
-            return following()
+            return self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True), list)()
         if kind < 0.6:
             return self.line(*_FOUND, d=d)
         self.line(*_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
@@ -447,4 +437,4 @@ class Wide(Problem):
 WIDE = Distribution(Wide, {
     **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
     "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "batch norm": (10, Wide.normalised),
-    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (32, Wide.lone)})
+    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (38, Wide.lone)})

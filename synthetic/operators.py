@@ -74,7 +74,6 @@ POINTWISE = {
     "expm1": Operator(("tl.exp({x}) - 1.0",)),
     "log1p": Operator(("tl.log(1.0 + {x})",)),
     "erf": Operator(("tl.erf({x})",)),
-    "cosh": Operator(("e = tl.exp({x})", "0.5 * (e + 1.0 / e)")),
     "reciprocal": Operator(("1.0 / {x}",)),
     "celu": Operator(("tl.where({x} > 0.0, {x}, {a} * (tl.exp(tl.minimum({x}, 0.0) / {a}) - 1.0))",), (), "CELU()",
                      ("alpha",), ("1.0",)),
@@ -191,7 +190,7 @@ class SpelledOut:
 
     expression: str  # {0}, {1} are its tensors
     arguments: int = 2
-    options: dict = field(default_factory=dict)  # keyword arguments: name -> default, as source
+    options: dict = field(default_factory=dict)  # keyword arguments: name -> default, as source; "" if it must be given
     reduction: str = "'mean'"
 
 
@@ -204,9 +203,8 @@ _TRIPLET = SpelledOut("torch.mean(torch.relu(torch.norm({0} - {1} + 1e-06, dim=1
                       "torch.norm({0} - {2} + 1e-06, dim=1) + {margin}))", 3, {"margin": "1.0"})
 _DIVERGENCE = SpelledOut("torch.sum({1} * (torch.log({1}) - {0})) / {0}.shape[0]", reduction="'batchmean'")
 _VARIANCE = SpelledOut("torch.sum(({0} - torch.mean({0}, dim={dim}, keepdim=True)) ** 2, dim={dim}, keepdim={keepdim}) "
-                       "/ ({0}.shape[{dim}] - 1)", 1, {"dim": "-1", "keepdim": "False"})
+                       "/ ({0}.shape[{dim}] - 1)", 1, {"dim": "", "keepdim": "False"})
 _DEVIATION = SpelledOut(f"torch.sqrt({_VARIANCE.expression})", 1, _VARIANCE.options)
-_SOFTMIN = SpelledOut("torch.softmax(-{0}, dim={dim})", 1, {"dim": "-1"})
 _SIMILARITY = SpelledOut("torch.sum({0} * {1}, dim={dim}) / (torch.norm({0}, dim={dim}) * torch.norm({1}, dim={dim}))"
                          ".clamp(min=1e-08)", options={"dim": "1"})
 SPELLED_OUT = {"mse_loss": _SQUARED, "MSELoss": _SQUARED, "l1_loss": _ABSOLUTE, "L1Loss": _ABSOLUTE,
@@ -214,5 +212,6 @@ SPELLED_OUT = {"mse_loss": _SQUARED, "MSELoss": _SQUARED, "l1_loss": _ABSOLUTE, 
                "SmoothL1Loss": _HUBER, "binary_cross_entropy_with_logits": _LOGITS,
                "cross_entropy": _CROSS_ENTROPY, "CrossEntropyLoss": _CROSS_ENTROPY, "kl_div": _DIVERGENCE,
                "triplet_margin_loss": _TRIPLET, "TripletMarginLoss": _TRIPLET, "cosine_similarity": _SIMILARITY,
-               "var": _VARIANCE, "std": _DEVIATION, "softmin": _SOFTMIN, "Softmin": _SOFTMIN,
-               "linear": SpelledOut("torch.matmul({0}, {1}.t())"), "inner": SpelledOut("torch.matmul({0}, {1}.t())")}
+               "var": _VARIANCE, "std": _DEVIATION, "inner": SpelledOut("torch.matmul({0}, {1}.t())"),
+               "linear": SpelledOut("torch.matmul({0}, {1}.t())"),
+               "softmin": SpelledOut("torch.softmax(-{0}, dim={dim})", 1, {"dim": ""})}

@@ -261,7 +261,9 @@ class Reader:
         outer = {row.reduction: "torch.mean(", "'sum'": "torch.sum(", "'none'": "("}.get(reduction)
         if not outer or given.keys() - row.options.keys() or len(node.args) != row.arguments \
                 or reduction != row.reduction and not row.expression.startswith("torch.mean(") \
-                or reduction == "'none'" and name in row.expression:
+                or reduction == "'none'" and name in row.expression \
+                or not all((row.options | given).values()) \
+                or any(isinstance(k.value, (ast.Tuple, ast.List)) for k in node.keywords):  # several dimensions
             return node
         if isinstance(layer, nn.Module):
             given = {option: f"{ast.unparse(node.func)}.{option}" for option in row.options}

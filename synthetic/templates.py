@@ -1,6 +1,6 @@
 """The Triton kernels that the expert writes, as texts to be filled in, each with the function that launches it.
 
-Six kinds of kernels. All address memory by the flat offset `idx`, so one rule indexes broadcast operands:
+Eight kinds of kernels. All address memory by the flat offset `idx`, so one rule indexes broadcast operands:
 
     fused    one program for each 1,024 elements; a run of pointwise steps
     loss     the same, and a partial sum for each program, finished by a short torch sum

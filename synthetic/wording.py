@@ -63,8 +63,8 @@ def _docstring(d, indent, fields) -> list[str]:
         for name, kind in fields:
             kind, _, default = kind.partition(" = ")
             kind += d.pick("", "", ", optional") if not d.formal else ", optional" if default else ""
-            known = f" Defaults to {default}." if default else ""
-            lines.append(f"{indent}    {name} ({kind}): {_words(d, 2, 10)}.{known}")
+            default = default and f" Defaults to {default}."
+            lines.append(f"{indent}    {name} ({kind}): {_words(d, 2, 10)}.{default}")
         if d.chance(0.4):
             lines += ["", f"{indent}Returns:"]
             lines.append(f"{indent}    torch.Tensor: {_words(d, 2, 8)} of shape ({', '.join(d.dims)}).")
@@ -150,9 +150,9 @@ def _constants_and_inputs(d, gap) -> list[str]:
     else:
         out += [f"    {name} = {value}" for name, value in d.inputs]
         out.append(f"    return [{', '.join(name for name, _ in d.inputs)}]")
-    passed = [value for _, _, value in d.args]  # nothing for an argument whose default is taken
     nothing = d.pick("", "  # no arguments needed", "  # Nothing to initialise") if not d.args else ""
-    return out + gap + ["def get_init_inputs():", f"    return [{', '.join(filter(None, passed))}]{nothing}"]
+    passed = ", ".join(value for _, _, value in d.args if value)  # nothing for an argument whose default is taken
+    return out + gap + ["def get_init_inputs():", f"    return [{passed}]{nothing}"]
 
 
 def _clutter(d):

@@ -100,14 +100,15 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
           ("F.kl_div(x.log_softmax(1), y.softmax(1), reduction='batchmean')", "(64, 128)", "loss("),
           ("torch.where(x > 0, x, y * 2)", "(64, 128)", "fused("),
           ("x.masked_fill(y > 0, -1.0)", "(64, 128)", "fused("),
-          ("torch.std(x, dim=1)", "(64, 33, 20)", "sweep("),
+          ("torch.std(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.relu(x) + torch.var(x)", "(64, 99)", "fused("),
+          ("torch.var(x, dim=(1, 2)).relu()", "(64, 9, 20)", "fused("),
           ("torch.linalg.vector_norm(x, dim=-1)", "(64, 99)", "row("),
           ("F.softmin(x, dim=-1)", "(64, 99)", "row("), ("F.mse_loss(x, y, reduction='sum')", "(64, 128)", "loss("),
           ("torch.einsum('bmk,bkn->bmn', x, y)", "(3, 64, 64)", "matmul("), ("F.linear(x, y)", "(64, 64)", "matmul("),
           ("nn.Conv2d(3, 5, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2))(x)", "(2, 3, 17, 19)", "conv("),
           ("nn.Conv1d(40, 8, 1, bias=False)(x)", "(2, 40, 33)", "conv("),
-          ("nn.MaxPool2d((3, 2), 2, padding=1, dilation=(2, 1))(x)", "(2, 8, 13, 19)", "max_pool("),
-          ("nn.AvgPool3d(3, stride=2, padding=1)(x)", "(2, 4, 7, 9, 11)", "avg_pool(")]
+          ("nn.MaxPool2d((3, 2), 2, padding=1, dilation=(2, 1))(x)", "(2, 8, 13, 19)", "maxpool("),
+          ("nn.AvgPool3d(3, stride=2, padding=1)(x)", "(2, 4, 7, 9, 11)", "avgpool(")]
 # What the expert leaves to torch: cuDNN is faster, or options that its kernels do not know.
 LEFT = ["nn.Conv2d(8, 8, 3)", "nn.Conv2d(8, 8, 1, groups=2)", "nn.ConvTranspose2d(8, 8, 3)",
         "nn.MaxPool2d(2, ceil_mode=True)", "nn.AvgPool2d(3, padding=1, count_include_pad=False)"]

@@ -6,8 +6,8 @@ For every problem of a level: can the reader follow the forward, does the writer
 correct, and is it faster? Kernels are written for the problem as it stands and executed by the sandbox without a GPU on
 a shrunken copy (its integers capped until all tensors together hold few enough elements), so "faster" is the modelled
 clock's word at that size, an estimate. With --device cuda they are measured on the problem as it stands.
-Printed are counts for whole levels, failures by reasons that say nothing of the problem, and single problems only where
-the id is divisible by 5: the others are not looked at.
+Printed are counts for whole levels (or --ids), failures by reasons that say nothing of the problem, and single problems
+only where the id is divisible by 5: the others are not looked at.
 """
 
 import argparse

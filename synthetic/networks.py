@@ -1,9 +1,10 @@
 """The wide distribution of problems: what PyTorch users write besides the chains of generator.py.
 
-Single operators, products of matrices in every arrangement, reductions and scans along any dimension, formulas written out, losses of
-torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper methods. Which
-operators there are is in tables; a method says how a problem is built from them, and shows what a forward pass of it
-may look like (names vary). `synthesize(seed, distribution=WIDE)` draws from these families and from the older ones.
+Lone operators, products of matrices in every arrangement, reductions and scans along any dimension, formulas written
+out, losses of torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper
+methods. Which operators there are is in tables; a method says how a problem is built from them, and shows what a
+forward pass of it may look like (names vary). `synthesize(seed, distribution=WIDE)` draws from these families and from
+the older ones.
 """
 
 import ast
@@ -127,13 +128,12 @@ class Wide(Problem):
             self.product(following=0)
         elif kind == "loss":
             return self.library_loss(alone=True)
+        elif kind == "call":
+            self.formulas(alone=True)
         else:
             self.plain_input(self.pick(2, 3, 4))
-        if kind == "call":
-            self.formula(of_two=self.chance(0.4))
-        elif kind == "along":
-            d, keep = self.dimension("0", "1", "-1"), self.pick("", ", keepdim=True")
-            self.line(*_ALONG, *_FOUND, *_REDUCED, d=d, keep=keep)
+            d = self.dimension("0", "1", "-1")
+            self.line(*_ALONG, *_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
         if "Conv" in str(self.init) or self.chance(0.5):
             self.pick(self.activation, self.scale, *[lambda: self.line(*_REARRANGED)] * 3)()
 
@@ -164,8 +164,7 @@ class Wide(Problem):
         names = {1: ["length"], 2: ["height H", "width W"], 3: ["depth D", "height H", "width W"]}[n]
         dims += [self.const(name, self.pick(*{1: (128, 200), 2: (16, 24, 31), 3: (8, 9, 10)}[n])) for name in names]
         self.tensor_input(dims)
-        layer = layer.format(n=n)
-        self.apply(f"layer op {layer.lower()} {layer.lower()}", f"{layer}({', '.join(values)})")
+        self.apply(f"layer op conv{n}d module pool", f"{layer.format(n=n)}({', '.join(values)})")
 
     def product(self, following=None):
         """A product of two inputs in one of its arrangements, and a step or two that a kernel can do in its epilogue.
@@ -209,16 +208,16 @@ class Wide(Problem):
         self.shape = []
         self.pick(self.activation, self.scale, self.formula, list)()  # list: nothing
 
-    def formulas(self):
+    def formulas(self, alone=False):
         """Formulas written out one after the other: a run of pointwise operators for one kernel.
 
             x = torch.minimum(x, other)
             x = torch.sqrt(x * x + 1.0) - 1.0
         """
         self.plain_input(self.pick(2, 2, 3, 4))
-        for i in range(self.pick(1, 2, 2, 3)):
+        for i in range(1 if alone else self.pick(1, 2, 2, 3)):
             self.formula(of_two=i == 0 and self.chance(0.4))
-        self.steps(self.pick(0, 0, 1))
+        self.steps(0 if alone else self.pick(0, 0, 1))
 
     def library_loss(self, alone=False):
         """A loss of torch.nn.functional, or one written out, of predictions and targets.

@@ -1,6 +1,6 @@
 """The Triton kernels that the expert writes, as texts to be filled in, each with the function that launches it.
 
-Eight kinds of kernels. All address memory by the flat offset `idx`, so one rule indexes broadcast operands:
+Eight kinds of kernels. Six address memory by the flat offset `idx`, so one rule indexes broadcast operands:
 
     fused    one program for each 1,024 elements; a run of pointwise steps
     loss     the same, and a partial sum for each program, finished by a short torch sum
@@ -13,7 +13,7 @@ Eight kinds of kernels. All address memory by the flat offset `idx`, so one rule
     pool     one program for 256 elements of a pooling's output, which walk their windows
     conv     one program for each tile of a convolution's output: a product with its windows as rows (implicit GEMM)
 
-The last two stand alone and work in 1 to 3 dimensions: what a tensor has fewer gets size 1 and stride 1.
+The last two (codegen.Window) stand alone and work in 1 to 3 dimensions: what a tensor has fewer gets size 1, stride 1.
 """
 
 # In the templates: {names} are the tensors and numbers that the launching function gets, {main} the first of those

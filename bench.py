@@ -59,7 +59,8 @@ from backbone import Backbone
 from chat.prompts import read_prompts
 from fast import ranks
 from page import strategies
-from page.levels import draw, machine, table
+from page.charts import fast_p, save_png
+from page.levels import machine, table, title
 from policy import Strategy, best_window, latest, not_judged, nothing, ranked_parent, rollout, score_pairs
 from report import write_page
 from sandbox import KernelTime, Sandbox, Verdict
@@ -457,7 +458,8 @@ def main(argv=None) -> int:
                                "seconds_of_last_run": round(time.time() - started, 1)}
             summary |= all_figures(samples, options.turns, config["baselines"])
             write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-            draw(summary, folder / "fast_p.png")
+            save_png([fast_p(summary["figures"], options.turns)], folder / "fast_p.png",
+                     f"{title(config)}: {options.model}, {facts['skills']}, {summary['clock']}")
             write_page([folder], folder / "report.html")
             runs[options.strategy] = {task: list(map(steps, group)) for task, group in samples.items()}
     if ranks.rank() > 0:
@@ -465,7 +467,8 @@ def main(argv=None) -> int:
     if options.compare_strategies:
         compared = facts | {"config": config, "clock": summary["clock"]} | strategies.compare(runs, options.turns)
         write_atomically(out / "strategies.json", json.dumps(compared, indent=1) + "\n")
-        strategies.draw(compared, out / "strategies.png")
+        save_png(strategies.budget_charts(compared), out / "strategies.png",
+                 f"{title(config)}: {options.model}; pale: each of {options.samples} searches ({summary['clock']})")
         print(f"{strategies.table(compared)}\n\n{out}/strategies.png, {out}/strategies.json, {out}/*/report.html")
     else:
         print(f"{table(summary)}\n\n{out}/report.html, {out}/fast_p.png, {out}/summary.json, {out}/results.jsonl")

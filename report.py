@@ -44,7 +44,7 @@ from backbone import Backbone
 from chat.prompts import read_prompts
 from fast import plan, ranks
 from fast.optimizer import make_adamw
-from page.charts import save_png
+from page.charts import run_charts, save_png
 from page.metrics import progress
 from page.records import Source, lessons, metrics_record, numbers, read_folder
 from page.writer import render
@@ -438,7 +438,8 @@ def record_rollouts(run, path, episodes):
 def draw_curves(run):
     """curves.png: all curves over the steps, by role, and the seconds of a step."""
     metrics = [metrics_record(line) for line in read_metrics(run)]  # the transcripts, which are large, are not needed
-    save_png(Source(run.out, metrics=metrics), run.out / "curves.png")
+    title = f"{run.out.name}, {run.clock} clock"
+    save_png(run_charts(Source(run.out, metrics=metrics)), run.out / "curves.png", title)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

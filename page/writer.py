@@ -27,8 +27,8 @@ def render(sources, reasons) -> str:
     runs = [source for source in sources if source.metrics]
     packed, shown = pack(sources)
     text = environment.get_template("page.html").render(
-        sources=sources, runs=runs, charts=charts.charts(runs), seconds=charts.SECONDS, packed=packed, shown=shown,
-        read=lambda name: (folder / name).read_text(), lessons=lessons, phases=charts.phases,
+        sources=sources, runs=runs, charts=charts, panels=list(zip(*map(charts.run_charts, runs))), packed=packed,
+        shown=shown, read=lambda name: (folder / name).read_text(), lessons=lessons,
         funnel=lambda source: funnel(source, reasons))
     return text.encode(errors="replace").decode()  # half a surrogate pair cannot be written to a file
 
@@ -56,7 +56,7 @@ def every_nth_task(rollouts, n) -> list:
     for rollout in rollouts:
         tasks[rollout["phase"], rollout["step"], rollout["task"]].append(rollout)
     return [rollout for i, group in enumerate(tasks.values()) for rollout in group
-            if i % n == 0 or any("staged" in other["outcome"] for other in group)]
+            if i % n == 0 or any(other["staged"] for other in group)]
 
 
 def with_changes(turns) -> list:

@@ -28,7 +28,6 @@ import importlib.util
 import json
 import math
 import os
-import pickle
 import random
 import shutil
 import sys
@@ -54,7 +53,7 @@ from summarizer import REASONS
 from synthetic.generator import NARROW, training_tasks
 from synthetic.networks import WIDE
 from tasks import (GPU_BATCH_FACTOR, UserError, builtin_tasks, check_device, check_numbers, flag, folder_tasks, found,
-                   resumable, run_command, scale_batch)
+                   resumable, run_command, scale_batch, told)
 
 
 @dataclass
@@ -236,7 +235,7 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
     resume, named, saved = given.pop("resume", False), given.pop("out", None), None
     if resume and named is None:
         raise UserError("--resume: say which run with --out")
-    out = Path(named or ranks.each(time.strftime("runs/%Y%m%d-%H%M%S"))[0])
+    out = Path(named or ranks.first(time.strftime("runs/%Y%m%d-%H%M%S")))
     if resume:
         folder, new, old = (out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
         if out.is_dir() and ranks.rank() == 0:
@@ -248,12 +247,10 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
         if not path.is_file():
             raise UserError(f"--resume: {path} is missing" if folder.exists() else
                             f"--resume: nothing to resume in {out}")
-        try:
+        with told(f"--resume: {path} is broken"):
             if folder.exists():  # several ranks map one copy, of which each reads its part
                 saved = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.count() > 1)
             config = saved["config"] if saved else json.loads(path.read_text())
-        except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
-            raise UserError(f"--resume: {path} is broken ({type(error).__name__})") from None
         # Killed before its first checkpoint a run begins again; else its steps would be lost.
         if not saved and any(line["step"] for line in read_metrics(argparse.Namespace(out=out, step=math.inf))):
             raise UserError(f"--resume: {folder} is missing, though steps are finished; put it back, or begin another "

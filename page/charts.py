@@ -106,14 +106,15 @@ def draw(axis, chart):
     labels, below = [curve.label for curve in chart.curves], 0.0
     for label, x, y, behind in chart.curves:
         colour = f"C{labels.index(label.removeprefix(EVALUATED))}"
+        shown = label.encode(errors="replace").decode()  # half a surrogate pair has no glyph
         for values in behind:
             axis.plot(x, values, color=colour, alpha=0.25, linewidth=1)
         if chart.kind == "stacked":
-            axis.bar(x, y, bottom=below, color=colour, label=label)
+            axis.bar(x, y, bottom=below, color=colour, label=shown)
             below = np.add(below, y)
         else:
             style = "--D" if label.startswith(EVALUATED) else "-" if behind else ".-"
-            axis.plot(x, y, style, color=colour, label=label, markersize=4)
+            axis.plot(x, y, style, color=colour, label=shown, markersize=4)
     if chart.kind == "shares":
         axis.set_ylim(0, 1.02)
         axis.yaxis.set_major_formatter(PercentFormatter(1))

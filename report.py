@@ -379,19 +379,21 @@ def save_checkpoint(run):
 
 
 def read_metrics(run) -> list[dict]:
-    """The lines of complete steps: not one that a kill cut off, nor one whose checkpoint was never written.
+    """The lines of complete steps: none whose checkpoint was never written. Raises UserError as read_lines."""
+    lines = read_lines(run.out / "metrics.jsonl", lambda line: (line["step"] <= run.step, line))
+    return [line for complete, line in lines if complete]
 
-    Raises UserError for any other line that cannot be read.
+
+def read_lines(path, record) -> list:
+    """`record` of each line of a .jsonl file, but for a last one that a kill has cut off; empty without a file.
+
+    Raises UserError for any other line that cannot be read, or of which no record can be made.
     """
-    path, lines = run.out / "metrics.jsonl", []
-    text = path.read_bytes() if path.is_file() else b""
+    text, records = path.read_bytes() if path.is_file() else b"", []
     for number, line in enumerate(text[:text.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
-            line = json.loads(line)
-            lines += [line] if line["step"] <= run.step else []
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number}: not the metrics of a step; mend or remove it") from None
-    return lines
+        with told(f"{path}, line {number}: cannot be read; mend or remove it"):
+            records.append(record(json.loads(line)))
+    return records
 
 
 # ----------------------------------------------------------------------------------------------------------------------

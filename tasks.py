@@ -101,7 +101,7 @@ def told(problem):
         yield
     except UserError:
         raise
-    except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
+    except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
         raise UserError(f"{problem} ({type(error).__name__})") from None
 
 

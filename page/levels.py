@@ -6,6 +6,7 @@ A table is made of what summary.json holds, so old results can be shown again.
 import os
 import platform
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -13,14 +14,12 @@ import torch
 
 def machine(device) -> dict:
     """What the times depend on: the GPU, or the CPU with the number of cores that we may use, and the versions."""
-    import transformers
-    import triton
     if device == "cuda":
         hardware = torch.cuda.get_device_name()
     else:
         model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
         hardware = f"{model[1] if model else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-    versions = {module.__name__: module.__version__ for module in (torch, triton, transformers)}
+    versions = {name: version(name) for name in ("torch", "triton", "transformers")}
     return {"hardware": hardware, "versions": {"python": platform.python_version(), **versions}}
 
 

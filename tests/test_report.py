@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 import report
@@ -162,6 +163,27 @@ def test_a_long_run_is_thinned_by_tasks(run, monkeypatch):
     assert "step_1.4" in {r["id"] for r in data["rollouts"]}  # whose skill was staged
 
 
+def test_curves_are_smoothed_and_the_evaluations_are_not():
+    """Values 0, 2, 0, 2, ...: from 20 steps on the mean of up to 5 of them is drawn, and they are pale behind it."""
+    lines = [metrics(step, correct=2.0 * (step % 2), eval_correct=2.0 * (step % 2)) for step in range(20)]
+    curve, short, evaluation = (charts.learning_curve(records.Source(ROOT, metrics=lines[:n]), key, label) for
+                                n, key, label in ((20, "correct", "a"), (19, "correct", "a"),
+                                                  (20, "eval_correct", f"{charts.EVALUATED}a")))
+    assert curve.y[:4] == [2 / 3, 1.0, 0.8, 1.2] and curve.behind == [evaluation.y] and not evaluation.behind
+    assert short.y == evaluation.y[:19] == [line["correct"] for line in lines[:19]]
+    axis = Figure().subplots()
+    charts.draw(axis, charts.Chart("", "", [short._replace(label="b"), curve, evaluation]))
+    _, pale, strong, dashed = axis.lines
+    assert pale.get_color() == strong.get_color() == dashed.get_color() == "C1" and pale.get_alpha() < 1
+    assert dashed.get_linestyle() == "--" and strong.get_linestyle() == "-"
+
+
+def test_seconds_are_stacked():
+    axis, curves = Figure().subplots(), [charts.Curve("a", [1, 2], [3.0, 4.0]), charts.Curve("b", [1, 2], [5.0, 6.0])]
+    charts.draw(axis, charts.Chart("", "", curves, kind="stacked"))
+    assert [(bar.get_y(), bar.get_height()) for bar in axis.patches] == [(0, 3), (0, 4), (3, 5), (4, 6)]
+
+
 # ---- files that are broken
 
 
@@ -206,6 +228,14 @@ def test_whatever_stands_in_a_file_there_is_a_page(name, run, benchmark, monkeyp
         if i % max(1, len(files) // 12) == 0:  # the template takes longer
             assert len(writer.render([source], REASONS)) > 10_000
     assert len(files) > 12
+
+
+def test_strange_figures_of_a_benchmark_are_drawn():
+    row = {"of": "mean of samples", "turns": 1, "tolerance": 1e-4, "rule": "strict", "fast_1": 0.5, "fast_2": 0.2}
+    for other in changed(row):
+        assert charts.svg([charts.fast_p([row, other], 1)], ["a"]).startswith("<svg")
+    assert charts.fast_p([row, row | {"turns": 2}, row | {"of": "best sample"}], 1).curves == [
+        charts.Curve("strict, against None", [1.0, 2.0], [0.5, 0.2])]
 
 
 def test_bad_arguments_are_refused_in_one_line(refusal, tmp_path, run):

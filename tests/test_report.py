@@ -71,7 +71,7 @@ def run(tmp_path):
     write(out / "rollouts/step_2.jsonl",
           {"role": "selection", "task": "c", "prompt": "p", "reply": "r", "skills": ["found"], "dropped": []},
           policy("c", ["found"], turn(3.0)), policy("c", ["found"], turn(2.0)), policy("c", [], turn(1.0)),
-          policy("d", ["found"], turn(1.0)))
+          policy("d", ["found"], turn(1.0), turn()))
     write(out / "rollouts/eval_2.jsonl", policy("e", ["found"], turn(rejected="reads the clock")))
     write(out / "skill_library/global_step_0.jsonl", {**skill, "name": "seed", "content": "s"})
     write(out / "skill_library/global_step_1.jsonl", {**skill, "name": "seed", "content": "s"},

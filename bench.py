@@ -59,9 +59,10 @@ from backbone import Backbone
 from chat.prompts import read_prompts
 from fast import ranks
 from page import strategies
-from page.levels import draw, machine, table
+from page.charts import fast_p, save_png
+from page.levels import machine, table, title
 from policy import Strategy, best_window, latest, not_judged, nothing, ranked_parent, rollout, score_pairs
-from report import write_page
+from report import read_lines, write_page
 from sandbox import KernelTime, Sandbox, Verdict
 from selector import select
 from skills import SkillLibrary, write_atomically
@@ -115,23 +116,20 @@ def read_results(path) -> dict:
     A run that was killed while it wrote leaves a last line without its end: that line is cut off. Raises UserError for
     any other line that cannot be read.
     """
+    samples = read_lines(path, sample_record)
+    if path.is_file():
+        os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+    return {(sample.task, sample.index): sample for sample in samples}
+
+
+def sample_record(line) -> Sample:
+    """The Sample that a line of results.jsonl was written from."""
     def verdict(entry):
         return entry and Verdict(**{**entry, "profile": [KernelTime(**kernel) for kernel in entry["profile"]]})
 
-    text = path.read_bytes() if path.is_file() else b""
-    whole = text[:text.rfind(b"\n") + 1]
-    if whole != text:
-        os.truncate(path, len(whole))
-    results = {}
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            sample = Sample(**json.loads(line))
-            sample.turns = [Attempt(**turn | {key: verdict(turn[key]) for key in ("verdict", "against_compile")})
-                            for turn in sample.turns]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path}, line {number}: not a result ({type(error).__name__}: {error})") from None
-        results[sample.task, sample.index] = sample
-    return results
+    turns = [Attempt(**turn | {key: verdict(turn[key]) for key in ("verdict", "against_compile")})
+             for turn in line["turns"]]
+    return Sample(**line | {"turns": turns})
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -457,7 +455,8 @@ def main(argv=None) -> int:
                                "seconds_of_last_run": round(time.time() - started, 1)}
             summary |= all_figures(samples, options.turns, config["baselines"])
             write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-            draw(summary, folder / "fast_p.png")
+            save_png([fast_p(summary["figures"], options.turns)], folder / "fast_p.png",
+                     f"{title(config)}: {options.model}, {facts['skills']}, {summary['clock']}")
             write_page([folder], folder / "report.html")
             runs[options.strategy] = {task: list(map(steps, group)) for task, group in samples.items()}
     if ranks.rank() > 0:
@@ -465,7 +464,8 @@ def main(argv=None) -> int:
     if options.compare_strategies:
         compared = facts | {"config": config, "clock": summary["clock"]} | strategies.compare(runs, options.turns)
         write_atomically(out / "strategies.json", json.dumps(compared, indent=1) + "\n")
-        strategies.draw(compared, out / "strategies.png")
+        save_png(strategies.budget_charts(compared), out / "strategies.png",
+                 f"{title(config)}: {options.model}; pale: each of {options.samples} searches ({summary['clock']})")
         print(f"{strategies.table(compared)}\n\n{out}/strategies.png, {out}/strategies.json, {out}/*/report.html")
     else:
         print(f"{table(summary)}\n\n{out}/report.html, {out}/fast_p.png, {out}/summary.json, {out}/results.jsonl")

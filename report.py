@@ -28,7 +28,6 @@ import importlib.util
 import json
 import math
 import os
-import pickle
 import random
 import shutil
 import sys
@@ -44,7 +43,7 @@ from backbone import Backbone
 from chat.prompts import read_prompts
 from fast import plan, ranks
 from fast.optimizer import make_adamw
-from page.charts import save_png
+from page.charts import run_charts, save_png
 from page.metrics import progress
 from page.records import Source, lessons, metrics_record, numbers, read_folder
 from page.writer import render
@@ -54,7 +53,7 @@ from summarizer import REASONS
 from synthetic.generator import NARROW, training_tasks
 from synthetic.networks import WIDE
 from tasks import (GPU_BATCH_FACTOR, UserError, builtin_tasks, check_device, check_numbers, flag, folder_tasks, found,
-                   resumable, run_command, scale_batch)
+                   resumable, run_command, scale_batch, told)
 
 
 @dataclass
@@ -236,7 +235,7 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
     resume, named, saved = given.pop("resume", False), given.pop("out", None), None
     if resume and named is None:
         raise UserError("--resume: say which run with --out")
-    out = Path(named or ranks.each(time.strftime("runs/%Y%m%d-%H%M%S"))[0])
+    out = Path(named or ranks.first(time.strftime("runs/%Y%m%d-%H%M%S")))
     if resume:
         folder, new, old = (out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
         if out.is_dir() and ranks.rank() == 0:
@@ -248,12 +247,10 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
         if not path.is_file():
             raise UserError(f"--resume: {path} is missing" if folder.exists() else
                             f"--resume: nothing to resume in {out}")
-        try:
+        with told(f"--resume: {path} is broken"):
             if folder.exists():  # several ranks map one copy, of which each reads its part
                 saved = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.count() > 1)
             config = saved["config"] if saved else json.loads(path.read_text())
-        except (OSError, EOFError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError) as error:
-            raise UserError(f"--resume: {path} is broken ({type(error).__name__})") from None
         # Killed before its first checkpoint a run begins again; else its steps would be lost.
         if not saved and any(line["step"] for line in read_metrics(argparse.Namespace(out=out, step=math.inf))):
             raise UserError(f"--resume: {folder} is missing, though steps are finished; put it back, or begin another "
@@ -382,19 +379,21 @@ def save_checkpoint(run):
 
 
 def read_metrics(run) -> list[dict]:
-    """The lines of complete steps: not one that a kill cut off, nor one whose checkpoint was never written.
+    """The lines of complete steps: none whose checkpoint was never written. Raises UserError as read_lines."""
+    lines = read_lines(run.out / "metrics.jsonl", lambda line: (line["step"] <= run.step, line))
+    return [line for complete, line in lines if complete]
 
-    Raises UserError for any other line that cannot be read.
+
+def read_lines(path, record) -> list:
+    """`record` of each line of a .jsonl file, but for a last one that a kill has cut off; empty without a file.
+
+    Raises UserError for any other line that cannot be read, or of which no record can be made.
     """
-    path, lines = run.out / "metrics.jsonl", []
-    text = path.read_bytes() if path.is_file() else b""
+    text, records = path.read_bytes() if path.is_file() else b"", []
     for number, line in enumerate(text[:text.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
-            line = json.loads(line)
-            lines += [line] if line["step"] <= run.step else []
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number}: not the metrics of a step; mend or remove it") from None
-    return lines
+        with told(f"{path}, line {number}: cannot be read; mend or remove it"):
+            records.append(record(json.loads(line)))
+    return records
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -438,7 +437,8 @@ def record_rollouts(run, path, episodes):
 def draw_curves(run):
     """curves.png: all curves over the steps, by role, and the seconds of a step."""
     metrics = [metrics_record(line) for line in read_metrics(run)]  # the transcripts, which are large, are not needed
-    save_png(Source(run.out, metrics=metrics), run.out / "curves.png")
+    title = f"{run.out.name}, {run.clock} clock"
+    save_png(run_charts(Source(run.out, metrics=metrics)), run.out / "curves.png", title)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

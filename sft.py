@@ -23,13 +23,12 @@ sft.json with the options and the history of the loss.
 """
 
 # Before torch, see there.
-from tasks import UserError, check_device, check_numbers, found, resumable, run_command, uninterrupted
+from tasks import UserError, check_device, check_numbers, found, resumable, run_command, told, uninterrupted
 
 import argparse
 import json
 import math
 import os
-import pickle
 import random
 import sys
 import time
@@ -81,11 +80,9 @@ def save_cache(path, tokenizer, data):
 
 def load_cache(path):
     """(tokenizer, encoded examples) as `save_cache` was given them. Raises UserError for another file."""
-    try:
+    with told(f"--cache {path}: not a file of encoded examples"):
         saved = torch.load(path, weights_only=True)
         ids, masks = (saved[name].split(saved["lengths"]) for name in ("ids", "masks"))
-    except (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
-        raise UserError(f"--cache {path}: not a file of encoded examples ({type(error).__name__})") from None
     return wrap_tokenizer(*saved["tokenizer"]), [(i.numpy(), mask.numpy()) for i, mask in zip(ids, masks)]
 
 
@@ -322,15 +319,13 @@ def restore(args, made_of, model, step) -> dict:
     path = Path(args.out or ".") / CHECKPOINT
     if not args.resume or not path.is_file():
         return {}
-    try:
+    with told(f"--resume: {path} is broken"):
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.count() > 1)
         changed = [name for name in made_of if state["made of"].get(name) != made_of[name]]
         if changed:
             raise UserError(f"--resume: {path} was made with other options or examples ({', '.join(changed)})")
         model.load_state_dict(state.pop("model"))
         step.optimizer.load_state_dict(state.pop("optimizer"))
-    except (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError) as error:
-        raise UserError(f"--resume: {path} is broken ({type(error).__name__})") from None
     for group in step.optimizer.param_groups:
         group["lr"] = step.rate  # the tensor by which a step is told its rate
     (torch.cuda.set_rng_state if model.device.type == "cuda" else torch.set_rng_state)(state.pop("rng"))

@@ -20,6 +20,7 @@ import hashlib
 import importlib.util
 import math
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -91,6 +92,17 @@ def run_command(main):
             raise
         print(f"{name}: error: {line}", file=sys.stderr)
         sys.exit(2)
+
+
+@contextlib.contextmanager
+def told(problem):
+    """Around the reading of a file: whatever is wrong with it becomes one line, a UserError with `problem`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        raise UserError(f"{problem} ({type(error).__name__})") from None
 
 
 @contextlib.contextmanager

@@ -1,26 +1,27 @@
-"""Curves of one or two runs: as SVG for the page, where two runs stand side by side with one scale, and as PNG.
+"""Charts: what is drawn of a run and of a benchmark, as SVG for the page and as pictures beside the other files.
 
-PANELS lists the curves of a run.
+A chart is data (`Chart`); `draw` is the only function that knows how one looks. PANELS lists those of a run.
 """
 
 import io
-import itertools
+import math
 from collections import Counter
+from typing import NamedTuple
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from page.records import mean
+from page.records import mean, numbers
 
 INK = "#5b616b"  # of words and axes; on the page it becomes the colour of its text, light or dark
-SECONDS = "Seconds of a step"  # title of the chart that has a section of its own
-COLOURS = ("#3b82c4", "#d9772b", "#2f9e62", "#9467bd", "#d0524f", "#1f9aa0", "#8a8f98", "#d4679b", "#a1714f", "#b5a42a")
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "page", "font.size": 9, "text.color": INK, "axes.labelcolor": INK,
-         "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False,
-         "axes.spines.right": False, "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 8,
-         "lines.linewidth": 1.8, "text.parse_math": False}  # a folder's name may hold a $
-# (title, what there is to see, {metric: label}); metrics of the evaluation are dashed, in the colour of training's
+EVALUATED = "evaluation, "  # before the label of a curve of the evaluation: dashed, in the colour of training's
+STYLE = {"svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
+         "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
+         "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 8,
+         "text.parse_math": False}  # a folder's name may hold a $
+# (title, what there is to see, {metric: label})
 PANELS = [
     ("Policy: reward", "Mean over rollouts. Each step has other tasks; the evaluation's never change.",
      {"reward_best": "best turn", "reward_turn": "all turns", "eval_reward_best": "evaluation, best turn"}),
@@ -38,50 +39,50 @@ PANELS = [
       "selection_live": "live, Selection", "summary_live": "live, Summary"}),
     ("Update", "Norm of the gradient before it is clipped; 1 where it was clipped, or where there was none.",
      {"grad_norm": "gradient norm", "grad_clipped": "clipped", "zero_gradient": "without gradient"}),
-    (SECONDS, "Wall time by phase. What a phase waits for the sandbox is counted there.", {}),
 ]
 
 
-def draw(axis, run, title, curves, xlabel):
-    """One panel of a run. The legend is above it, where it hides nothing."""
-    if title == SECONDS:
-        draw_seconds(axis, run)
-    else:
-        draw_curves(axis, run, curves)
-    axis.set_xlabel(xlabel)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.grid(alpha=0.25, linewidth=0.6)
-    if axis.has_data():
-        axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, handlelength=1.8, columnspacing=1.2)
+class Curve(NamedTuple):
+    """One line, with a pale one for each of `behind`: what y is the mean of."""
+
+    label: str
+    x: list
+    y: list
+    behind: list = []
 
 
-def draw_curves(axis, run, curves):
-    """The curves of one panel. From 20 steps on a step's value is pale, and the mean of the steps around it strong.
+class Chart(NamedTuple):
+    """Curves over one x. kind: lines; shares, from 0 to 100 %; or stacked bars, whose sum is seen."""
+
+    title: str
+    caption: str
+    curves: list
+    x: str = "step"
+    kind: str = "lines"
+
+
+def run_charts(run) -> list[Chart]:
+    """Those of PANELS, and last the seconds of each step."""
+    charts = [Chart(title, caption, [learning_curve(run, metric, label) for metric, label in metrics.items()],
+                    kind="shares" if "correct" in metrics else "lines") for title, caption, metrics in PANELS]
+    steps = [line["step"] for line in run.metrics]
+    seconds = [Curve(phase, steps, [line["seconds"].get(phase, 0.0) for line in run.metrics]) for phase in phases(run)]
+    return [*charts, Chart("Seconds of a step", "Wall time by phase. What a phase waits for the sandbox is counted "
+                           "there.", seconds, kind="stacked")]
+
+
+def learning_curve(run, metric, label) -> Curve:
+    """A metric by step. From 20 steps on each value is pale, and the mean of the steps around it strong.
 
     A step's tasks are few, so its values scatter. The evaluation's problems are always the same: its values stay.
     """
-    for key, label in curves.items():
-        steps = [line["step"] for line in run.metrics if key in line]
-        values = [line[key] for line in run.metrics if key in line]
-        colour = COLOURS[list(curves).index(key.removeprefix("eval_"))]
-        style = "--D" if key.startswith("eval_") else ".-"
-        if len(steps) >= 20 and key != "library" and not key.startswith("eval_"):
-            axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-            around, style = len(steps) // 10, "-"
-            values = [mean(values[max(0, i - around):i + around + 1]) for i in range(len(values))]
-        axis.plot(steps, values, style, color=colour, label=label, markersize=4)
-    if "correct" in curves:
-        axis.set_ylim(0, 1.02)
-        axis.yaxis.set_major_formatter(PercentFormatter(1))
-
-
-def draw_seconds(axis, run):
-    """Stacked seconds of each step by phase."""
-    steps, below = [line["step"] for line in run.metrics], [0.0] * len(run.metrics)
-    for phase, colour in zip(phases(run), itertools.cycle(COLOURS)):
-        values = [line["seconds"].get(phase, 0.0) for line in run.metrics]
-        axis.bar(steps, values, bottom=below, color=colour, label=phase)
-        below = [start + value for start, value in zip(below, values)]
+    lines = [line for line in run.metrics if metric in line]
+    steps, values = [line["step"] for line in lines], [line[metric] for line in lines]
+    if len(steps) < 20 or metric == "library" or label.startswith(EVALUATED):
+        return Curve(label, steps, values)
+    around = len(steps) // 10
+    means = [mean(values[max(0, i - around):i + around + 1]) for i in range(len(values))]
+    return Curve(label, steps, means, [values])
 
 
 def phases(run) -> dict[str, float]:
@@ -90,26 +91,59 @@ def phases(run) -> dict[str, float]:
     return {phase: seconds for phase, seconds in total.most_common() if seconds >= 0.05}
 
 
-def charts(runs) -> dict[str, tuple[str, str]]:
-    """{title: (caption, SVG)}: of two runs side by side, with one scale, and with the ink of the page."""
-    made = {}
-    for title, caption, curves in PANELS if runs else ():
-        with rc_context(STYLE):
-            figure, file = Figure(figsize=(5 * len(runs), 2.9), layout="constrained"), io.StringIO()
-            for axis, run in zip(figure.subplots(1, len(runs), sharey=True, squeeze=False)[0], runs):
-                draw(axis, run, title, curves, f"step, {run.folder.name}" if len(runs) > 1 else "step")
-            figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-        text = file.getvalue()
-        text = text[text.index("<svg "):].replace(INK, "currentColor")
-        made[title] = caption, text.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1)
-    return made
+def fast_p(figures, turns) -> Chart:
+    """Fast_p by p, out of a benchmark's figures, of all its turns."""
+    shown, curves = {"of": "mean of samples", "tolerance": 1e-4, "turns": turns}.items(), []
+    for row in figures:
+        if shown <= row.items():
+            shares = {float(key[5:]): share for key, share in numbers(row).items() if key.startswith("fast_")}
+            curves.append(Curve(f"{row.get('rule')}, against {row.get('baseline')}", list(shares), [*shares.values()]))
+    return Chart("Fast_p", "Share of samples that are correct and over p times as fast.", curves, "p", "shares")
 
 
-def save_png(run, path):
-    """curves.png: the same charts of one run."""
-    with rc_context(STYLE):
-        figure = Figure(figsize=(16, 11), layout="constrained")
-        for i, (title, _, curves) in enumerate(PANELS, start=1):
-            draw(figure.add_subplot(3, 3, i), run, title, curves, f"{title}, by step")
-        figure.suptitle(f"{run.folder.name}, {run.clock} clock")
-        figure.savefig(path, dpi=100)
+def draw(axis, chart):
+    """The legend is above, where it hides nothing."""
+    labels, below = [curve.label for curve in chart.curves], 0.0
+    for label, x, y, behind in chart.curves:
+        colour = f"C{labels.index(label.removeprefix(EVALUATED))}"
+        shown = label.encode(errors="replace").decode()  # half a surrogate pair has no glyph
+        for values in behind:
+            axis.plot(x, values, color=colour, alpha=0.25, linewidth=1)
+        if chart.kind == "stacked":
+            axis.bar(x, y, bottom=below, color=colour, label=shown)
+            below = np.add(below, y)
+        else:
+            style = "--D" if label.startswith(EVALUATED) else "-" if behind else ".-"
+            axis.plot(x, y, style, color=colour, label=shown, markersize=4)
+    if chart.kind == "shares":
+        axis.set_ylim(0, 1.02)
+        axis.yaxis.set_major_formatter(PercentFormatter(1))
+    axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=chart.x != "p"))
+    axis.grid(alpha=0.25)
+    if axis.has_data():
+        axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, handlelength=1.8, columnspacing=1.2)
+
+
+@rc_context(STYLE)
+def svg(charts, names) -> str:
+    """One chart of each of `names` (folders), side by side with one scale, in the ink of the page."""
+    figure, file = Figure(figsize=(5 * len(charts), 2.9), layout="constrained"), io.StringIO()
+    for axis, chart, name in zip(figure.subplots(1, len(charts), sharey=True, squeeze=False)[0], charts, names):
+        draw(axis, chart)
+        axis.set_xlabel(f"{chart.x}, {name}" if len(charts) > 1 else chart.x)
+    figure.savefig(file, format="svg", transparent=True)
+    text = file.getvalue().replace(INK, "currentColor")
+    return text[text.index("<svg "):].replace("<svg ", f'<svg role="img" aria-label="{charts[0].title}" ', 1)
+
+
+@rc_context(STYLE)
+def save_png(charts, path, title):
+    """All charts in one picture, at most three in a row."""
+    columns, rows = min(3, len(charts)), math.ceil(len(charts) / 3)
+    figure = Figure(figsize=(5.3 * columns, 3.7 * rows), layout="constrained")
+    for i, chart in enumerate(charts, start=1):
+        axis = figure.add_subplot(rows, columns, i)
+        draw(axis, chart)
+        axis.set_xlabel(f"{chart.title}, by {chart.x}")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=100)

@@ -1,11 +1,12 @@
-"""What bench.py shows of a level: its figures as text and as a picture, and the machine that they hold for.
+"""What bench.py shows of a level: its figures as text, and the machine that they hold for.
 
-Tables and pictures are made of what summary.json holds, so old results can be shown again.
+A table is made of what summary.json holds, so old results can be shown again.
 """
 
 import os
 import platform
 import re
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -13,14 +14,12 @@ import torch
 
 def machine(device) -> dict:
     """What the times depend on: the GPU, or the CPU with the number of cores that we may use, and the versions."""
-    import transformers
-    import triton
     if device == "cuda":
         hardware = torch.cuda.get_device_name()
     else:
         model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
         hardware = f"{model[1] if model else platform.machine()}, {len(os.sched_getaffinity(0))} cores"
-    versions = {module.__name__: module.__version__ for module in (torch, triton, transformers)}
+    versions = {name: version(name) for name in ("torch", "triton", "transformers")}
     return {"hardware": hardware, "versions": {"python": platform.python_version(), **versions}}
 
 
@@ -54,21 +53,3 @@ def table(summary) -> str:
         f"samples of at most {config['turns']} turns each ({config['strategy']}), {summary['skills']}",
         f"{config['model']} on {summary['hardware']}; speedups are {summary['clock']}; percent of all problems", "",
         *aligned(figures), "", *aligned(problems)])
-
-
-def draw(summary, path):
-    """Fast_p against p under both rules."""
-    from matplotlib.figure import Figure  # only here: it takes a second to import
-    config = summary["config"]
-    fig = Figure(figsize=(7, 4), layout="constrained")
-    axis = fig.subplots()
-    shown = {"of": "mean of samples", "tolerance": 1e-4, "turns": config["turns"]}.items()
-    for row in summary["figures"]:
-        if shown <= row.items():
-            shares = {float(key[5:]): 100 * row[key] for key in row if key.startswith("fast_")}
-            axis.plot(shares.keys(), shares.values(), "o-", label=f"{row['rule']}, against {row['baseline']}")
-    axis.set(xlabel=f"p ({summary['clock']} speedup)", ylabel="Fast_p, % of samples", ylim=(-2, 102))
-    axis.legend()
-    axis.grid(alpha=0.3)
-    fig.suptitle(f"{title(config)}: {config['model']}, {summary['skills']}", fontsize=10)
-    fig.savefig(path, dpi=120)

@@ -1,7 +1,7 @@
 """What a run or a benchmark has left in its folder, as plain records: metrics, skills and their story, rollouts.
 
 Nothing here trusts the files: a killed run ends in half a line, and people edit and merge them. A line from which no
-record can be made is left out and counted in Source.skipped; what is read is made of numbers, texts and lists.
+record can be made is left out and counted in Source.skipped.
 
 A *rollout* is here any reply, or chain of replies, that answers one prompt: the Policy's turns, one answer of
 Selection, one of Summary with its proposals. `rollout_record` says what is in its record.
@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 OUTCOMES = ("faster", "correct", "rejected", "wrong", "broken")  # of a Policy rollout, by its best turn
+# What the page shows of a turn and of a verdict, by its name in the file.
+TURN = ("reply", "reward", "advantage", "feedback", "dropped")
+VERDICT = ("speedup", "coverage", "reference_ms", "candidate_ms", "rejected", "error", "profile")
 
 # Metrics of the evaluation that are told in words: (metric, its name, its format).
 EVALUATION = (("eval_reward_best", "reward", ".3f"), ("eval_correct", "correct", ".0%"),
@@ -80,16 +83,30 @@ def numbered(folder, pattern) -> list[tuple[int, Path]]:
 def read(path, record, skipped) -> list:
     """`record` of what a .json file holds, or of each line of a .jsonl file; empty where there is no file.
 
-    Where `record` fails, the line is counted and left out.
+    Where `record` fails, the line is counted and left out. NaN and Infinity, which a browser cannot read, become None.
     """
     text, records = path.read_bytes() if path.is_file() else b"", []
     for line in [text] if path.suffix == ".json" else text.split(b"\n"):
         try:
             if line.strip():
-                records.append(record(json.loads(line)))
+                records.append(record(json.loads(line, parse_constant=lambda name: None)))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             skipped[path.name] += 1
     return records
+
+
+def read_rollouts(path, phase, step, skipped) -> list[dict]:
+    """The rollouts of a transcript, or of a benchmark's results.jsonl, with what follows from where they stand.
+
+    Each gets an id, its phase and step. A summary's `of`: the id of the rollout that it sums up.
+    """
+    rollouts, policy = read(path, rollout_record, skipped), defaultdict(list)  # task -> ids of its Policy rollouts
+    for i, rollout in enumerate(rollouts):
+        rollout |= {"id": f"{path.stem}.{i}", "phase": phase, "step": step}
+        if rollout["role"] == "policy":
+            policy[rollout["task"]].append(rollout["id"])
+        rollout["of"] = dict(enumerate(policy[rollout["task"]])).get(rollout["of"])
+    return rollouts
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -108,7 +125,7 @@ def numbers(values) -> dict:
 
 def metrics_record(line) -> dict:
     """A line of metrics.jsonl with nothing but numbers, its clock, and its counts of seconds and of rejections."""
-    return numbers(line) | {"step": int(number(line["step"])), "clock": str(line["clock"]),
+    return numbers(line) | {"step": int(line["step"]), "clock": str(line["clock"]),
                             "seconds": numbers(line.get("seconds", {})), "rejected": numbers(line.get("rejected", {}))}
 
 
@@ -123,64 +140,44 @@ def skill_record(line) -> dict:
         "speedup": number(line.get("verify_speedup"))}
 
 
-def read_rollouts(path, phase, step, skipped) -> list[dict]:
-    """The rollouts of a transcript, or of a benchmark's results.jsonl. Each gets an id, and a summary `of` as one."""
-    rollouts, policy = read(path, rollout_record, skipped), defaultdict(list)  # task -> ids of its Policy rollouts
-    for i, rollout in enumerate(rollouts):
-        rollout |= {"id": f"{path.stem}.{i}", "phase": phase, "step": step}
-        if rollout["role"] == "policy":
-            policy[rollout["task"]].append(rollout["id"])
-        rollout["of"] = dict(enumerate(policy[rollout["task"]])).get(rollout["of"])
-    return rollouts
-
-
 def rollout_record(row) -> dict:
-    """role, task, prompt; skills: names that the Policy was shown, or that Selection chose; outcome: of OUTCOMES, or
-    what became of the answer; reward, speedup: of the best turn; turns; of: which of the task's rollouts it sums up.
+    """A line of a transcript or of results.jsonl. Only the Policy has more turns than one, and a benchmark no other.
 
-    read_rollouts adds id, phase ("training", "evaluation" or "benchmark") and step.
+    role, task, prompt; skills: names that the Policy was shown, or that Selection chose; turns: see turn_record;
+    outcome: the best turn's, or what became of the answer; reward, speedup: of the best turn; of: which of the task's
+    rollouts a summary sums up; staged: the skills that it has added to the library (see words).
     """
-    role = str(row.get("role", "policy"))  # a benchmark has no other
+    role, skills = row.get("role", "policy"), [str(name) for name in row.get("skills", ())]
     turns = [turn_record(turn) for turn in (row["turns"] if role == "policy" else [row])]
-    skills = [str(name) for name in row.get("skills", ())]
     verdicts = [turn["verdict"] for turn in turns] if role == "policy" else []
     outcomes = {"policy": sorted((verdict["outcome"] for verdict in verdicts), key=OUTCOMES.index)[:1],
                 "selection": ["skills chosen" if skills else "none chosen"],
-                "summary": sorted({proposal["outcome"] for proposal in turns[0].get("proposals", ())})}
+                "summary": sorted({proposal["outcome"] for proposal in turns[0]["proposals"]})}
     return {"role": role, "task": str(row["task"]), "prompt": str(row.get("prompt") or ""), "skills": skills,
-            "outcome": outcomes[role], "turns": turns, "of": number(row.get("rollout")),
-            "reward": max((turn["reward"] for turn in turns if turn["reward"] is not None), default=None),
-            "speedup": max((v["speedup"] for v in verdicts if v["outcome"] in ("faster", "correct")), default=None)}
+            "turns": turns, "outcome": outcomes[role], "of": number(row.get("rollout")),
+            "reward": max((turn["reward"] for turn in turns if number(turn.get("reward")) is not None), default=None),
+            "speedup": max((v["speedup"] for v in verdicts if v["outcome"] in ("faster", "correct")), default=None),
+            "staged": [words(p["written"]["content"]) for p in turns[0]["proposals"] if p["outcome"] == "staged"]}
 
 
 def turn_record(turn) -> dict:
-    """One reply, what the sandbox said of it, and the proposals that it makes, each with its verification."""
-    dropped = "\n".join(f"no candidate: {name}" for name in turn.get("dropped", ()))  # by a selection
-    record = {"reply": str(turn["reply"]), "reward": number(turn.get("reward")), "feedback": str(
-        turn.get("feedback") or dropped), "advantage": number(turn.get("advantage"))}
+    """What the page shows of a reply, as it is in the file. `outcome`: what became of its kernel, or of a proposal."""
+    record = {name: turn[name] for name in TURN if name in turn} | {"reply": str(turn["reply"])}
     if "verdict" in turn:
-        record["verdict"] = verdict_record(turn["verdict"])
-    if "proposals" in turn:
-        record["proposals"] = list(map(proposal_record, turn["proposals"]))
+        record["verdict"] = {name: turn["verdict"][name] for name in VERDICT} | {"outcome": outcome(turn["verdict"])}
+    record["proposals"] = [
+        {"written": p["written"], "detail": p["detail"], "attempt": p["attempt"] and turn_record(p["attempt"]),
+         "outcome": str(p["rejected"] or ("staged" if p["staged"] else "passed"))} for p in turn.get("proposals", ())]
     return record
 
 
-def verdict_record(verdict) -> dict:
-    """What became of one kernel, `outcome` (one of OUTCOMES) first of all."""
-    speedup = number(verdict["speedup"]) or 0.0
-    outcome = ("rejected" if verdict["rejected"] else "faster" if verdict["correct"] and speedup > 1 else
-               "correct" if verdict["correct"] else "wrong" if verdict["compiled"] else "broken")
-    return {"outcome": outcome, "speedup": speedup, "problem": str(verdict["rejected"] or verdict["error"] or ""),
-            **{name: number(verdict[name]) for name in ("coverage", "reference_ms", "candidate_ms")},
-            "profile": [(str(k["name"]), number(k["share"]) or 0, bool(k["own"])) for k in verdict["profile"]]}
-
-
-def proposal_record(proposal) -> dict:
-    """A proposed skill; anything may have been written instead of one."""
-    written = proposal["written"] if isinstance(proposal["written"], dict) else {}
-    return {"name": str(written.get("name", "")), "content": str(written.get("content")),
-            "outcome": str(proposal["rejected"] or ("staged" if proposal["staged"] else "passed")),
-            "detail": str(proposal["detail"]), "attempt": proposal["attempt"] and turn_record(proposal["attempt"])}
+def outcome(verdict) -> str:
+    """What became of a kernel: one of OUTCOMES."""
+    if verdict["rejected"]:
+        return "rejected"
+    if verdict["correct"]:
+        return "faster" if verdict["speedup"] > 1 else "correct"
+    return "wrong" if verdict["compiled"] else "broken"
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -190,21 +187,14 @@ def proposal_record(proposal) -> dict:
 def skill_stories(seeds, skills, rollouts) -> list[dict]:
     """For each skill of the last snapshot: what it says, where it came from, and what it was good for since.
 
-    seeds: the first snapshot. origin: None for a seed, else step, task, summary, rollout (ids), first (speedup of the
-    summarised rollout's first turn), best (of its best). Empty where the transcripts do not tell. used: see usage.
+    seeds: the first snapshot. origin: None for a seed, else the record of the summary that proposed it, with the
+    rollout that it sums up as `winner`; empty where the transcripts do not tell. used: see usage.
     """
-    by_id, origins = {rollout["id"]: rollout for rollout in rollouts}, {}
-    for summary in rollouts:
-        for proposal in summary["turns"][0].get("proposals", ()):
-            if proposal["outcome"] == "staged":
-                winner = by_id.get(summary["of"])
-                origins[words(proposal["content"])] = {
-                    "step": summary["step"], "task": summary["task"], "summary": summary["id"],
-                    "rollout": summary["of"], "first": winner and winner["turns"][0]["verdict"]["speedup"],
-                    "best": winner and winner["speedup"]}
-    names = {skill["name"] for skill in seeds}
+    by_id, seeds = {rollout["id"]: rollout for rollout in rollouts}, {skill["name"] for skill in seeds}
+    origins = {skill: summary | {"winner": by_id.get(summary["of"])}
+               for summary in rollouts for skill in summary["staged"]}
     return [skill | {"used": usage(skill["name"], rollouts),
-                     "origin": None if skill["name"] in names else origins.get(words(skill["content"]), {})}
+                     "origin": None if skill["name"] in seeds else origins.get(words(skill["content"]), {})}
             for skill in skills]
 
 
@@ -221,9 +211,9 @@ def usage(name, rollouts) -> dict:
     """
     having, without = defaultdict(list), defaultdict(list)  # (step, task) -> rewards
     for rollout in rollouts:
-        if (rollout["role"], rollout["phase"]) == ("policy", "training"):
-            rewards = having if name in rollout["skills"] else {} if rollout["skills"] else without
-            rewards.setdefault((rollout["step"], rollout["task"]), []).append(rollout["reward"] or 0.0)
+        null = not rollout["skills"]
+        if (rollout["role"], rollout["phase"]) == ("policy", "training") and (null or name in rollout["skills"]):
+            (without if null else having)[rollout["step"], rollout["task"]].append(rollout["reward"] or 0.0)
     gains = [mean(rewards) - mean(without[key]) for key, rewards in having.items() if key in without]
     return {"selections": sum(rollout["role"] == "selection" and name in rollout["skills"] for rollout in rollouts),
             "training": sum(map(len, having.values())), "gain": mean(gains), "tasks": len(gains)}

@@ -54,7 +54,7 @@ function folded(title, ...children) {
 }
 
 function fact(name, value) {
-  return value === null || value === "" ? null :
+  return value === undefined || value === null || value === "" ? null :
     make("span", {}, name + " ", make("b", {}, typeof value === "number" ? String(+value.toPrecision(4)) : value));
 }
 
@@ -66,11 +66,11 @@ const link = (key, ...words) => make("button", {type: "button", class: "link", "
 
 /** What the sandbox said: numbers, the profile as bars, and the words that the model was told. */
 function verdict(turn) {
-  const v = turn.verdict || {speedup: 0, reference_ms: null, candidate_ms: null, coverage: null, problem: "", profile: []};
-  const rows = v.profile.map(([name, share, own]) => make("tr", {}, make("td", {}, name),
+  const v = turn.verdict || {profile: []};
+  const rows = v.profile.map(({name, share, own}) => make("tr", {}, make("td", {}, name),
     make("td", {}, own ? "own" : "PyTorch"), make("td", {}, (100 * share).toFixed(0) + " %"),
     make("td", {class: "bar"}, make("i", {class: own ? "good" : "", style: `width: ${100 * share}%`}))));
-  const told = turn.feedback || v.problem;
+  const told = turn.feedback || v.rejected || v.error || (turn.dropped || []).map(name => "no candidate: " + name).join("\n");
   return [make("p", {class: "facts"}, v.outcome ? badge(v.outcome) : null, fact("reward", turn.reward),
                fact("advantage", turn.advantage), fact("speedup", times(v.speedup)),
                fact("reference ms", v.reference_ms), fact("kernel ms", v.candidate_ms),
@@ -81,14 +81,14 @@ function verdict(turn) {
 
 function proposal(p) {
   const attempt = p.attempt ? [folded("The kernel that was to prove it", ...reply(p.attempt.reply)), ...verdict(p.attempt)] : [];
-  return make("div", {class: "turn"}, make("h4", {}, p.name || "a proposal without a name", " ", badge(p.outcome)),
+  return make("div", {class: "turn"}, make("h4", {}, p.written?.name || "a proposal without a name", " ", badge(p.outcome)),
     make("p", {}, p.detail), ...attempt);
 }
 
 function turn(t, i) {
   const said = !t.diff ? reply(t.reply) : [difference(t.diff), folded("The whole reply", ...reply(t.reply))];
   return make("section", {class: "turn"}, make("h4", {}, "Turn " + (i + 1)), ...said, ...verdict(t),
-    ...(t.proposals || []).map(proposal));
+    ...t.proposals.map(proposal));
 }
 
 function conversation(data, rollout) {

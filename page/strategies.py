@@ -6,9 +6,11 @@ second ones another, and so on. Each draws random numbers of its own, so their s
 `runs` is {strategy: {problem: [search, ...]}}, where a search at a problem is the list of its steps (bench.steps).
 """
 
+from itertools import accumulate
 from statistics import fmean, geometric_mean
 
-from page.levels import aligned, title
+from page.charts import Chart, Curve
+from page.levels import aligned
 
 COLUMNS = ("correct", "fast_1", "fast_1.2", "at_most_kernels", "at_most_tokens", "kernels", "tokens")  # of the table
 
@@ -53,15 +55,11 @@ def best_so_far(search, unit, budget) -> float:
     >>> best_so_far([steps, []], "kernels", 1), best_so_far([steps, []], "kernels", 2)
     (1.0, 2.0)
     """
-    speedups = []
+    best = []
     for steps in search:
-        best, used = 1.0, 0
-        for step in steps:
-            used += step[unit]
-            if used <= budget:
-                best = max(best, step["speedup"])
-        speedups.append(best)
-    return geometric_mean(speedups)
+        spent_then = accumulate(step[unit] for step in steps)
+        best.append(max([1.0, *(step["speedup"] for step, used in zip(steps, spent_then) if used <= budget)]))
+    return geometric_mean(best)
 
 
 def table(found) -> str:
@@ -78,17 +76,11 @@ def cell(rows, column) -> str:
     return f"{fmean(values):.4g} ({min(values):.4g}-{max(values):.4g})"
 
 
-def draw(found, path):
-    """Best so far against the budget in kernels and in tokens: the mean over searches, and their range as a band."""
-    from matplotlib.figure import Figure  # only here: it takes a second to import
-    config, fig = found["config"], Figure(figsize=(11, 4), layout="constrained")
-    for axis, (unit, grid) in zip(fig.subplots(1, 2, sharey=True), found["budgets"].items()):
-        for name, rows in found["strategies"].items():
-            columns = list(zip(*(row["curves"][unit] for row in rows)))  # for each budget, one value of each search
-            axis.plot(grid, list(map(fmean, columns)), label=name)
-            axis.fill_between(grid, list(map(min, columns)), list(map(max, columns)), alpha=0.15)
-        axis.set(xlabel=f"{unit} for a problem", ylabel=f"best speedup so far ({found['clock']})")
-        axis.legend(fontsize=8)
-        axis.grid(alpha=0.3)
-    fig.suptitle(f"{title(config)}: {config['model']}; mean and range of {config['samples']} searches", fontsize=10)
-    fig.savefig(path, dpi=120)
+def budget_charts(found) -> list[Chart]:
+    """Best so far against the budget in kernels and in tokens: the mean over searches, and each of them pale."""
+    charts = []
+    for unit, grid in found["budgets"].items():
+        searches = {name: [row["curves"][unit] for row in rows] for name, rows in found["strategies"].items()}
+        curves = [Curve(name, grid, list(map(fmean, zip(*each))), each) for name, each in searches.items()]
+        charts.append(Chart("Best speedup so far", "", curves, f"{unit} for a problem"))
+    return charts

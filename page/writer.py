@@ -8,8 +8,8 @@ nothing that comes out of a file becomes markup: Jinja escapes it here, and scri
 import base64
 import difflib
 import gzip
+import itertools
 import json
-from collections import defaultdict
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
@@ -27,8 +27,8 @@ def render(sources, reasons) -> str:
     runs = [source for source in sources if source.metrics]
     packed, shown = pack(sources)
     text = environment.get_template("page.html").render(
-        sources=sources, runs=runs, charts=charts.charts(runs), seconds=charts.SECONDS, packed=packed, shown=shown,
-        read=lambda name: (folder / name).read_text(), lessons=lessons, phases=charts.phases,
+        sources=sources, runs=runs, charts=charts, panels=list(zip(*map(charts.run_charts, runs))), packed=packed,
+        shown=shown, read=lambda name: (folder / name).read_text(), lessons=lessons,
         funnel=lambda source: funnel(source, reasons))
     return text.encode(errors="replace").decode()  # half a surrogate pair cannot be written to a file
 
@@ -51,12 +51,11 @@ def pack(sources) -> tuple[str, int]:
 
 
 def every_nth_task(rollouts, n) -> list:
-    """The rollouts of every n-th task of all steps, and of those whose skill was staged."""
-    tasks = defaultdict(list)
-    for rollout in rollouts:
-        tasks[rollout["phase"], rollout["step"], rollout["task"]].append(rollout)
-    return [rollout for i, group in enumerate(tasks.values()) for rollout in group
-            if i % n == 0 or any("staged" in other["outcome"] for other in group)]
+    """The rollouts of every n-th task of all steps, and of those whose skill was staged. A task's are in a row."""
+    tasks = itertools.groupby(rollouts, key=lambda rollout: (rollout["phase"], rollout["step"], rollout["task"]))
+    groups = [list(group) for _, group in tasks]
+    kept = [group for i, group in enumerate(groups) if i % n == 0 or any(rollout["staged"] for rollout in group)]
+    return sum(kept, [])
 
 
 def with_changes(turns) -> list:

@@ -247,7 +247,7 @@ def test_results_with_a_broken_line_are_refused(tmp_path):
     path = tmp_path / "results.jsonl"
     for line in ("{}", "no JSON", "[1]", '{"task": "a", "index": 0, "skills": [], "turns": [3]}'):
         path.write_text(line + "\n")
-        with pytest.raises(UserError, match="line 1: not a result"):
+        with pytest.raises(UserError, match="line 1: cannot be read"):
             bench.read_results(path)
 
 

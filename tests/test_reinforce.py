@@ -482,7 +482,7 @@ def test_resume_needs_what_the_run_has_left_and_the_folder_to_itself(world, refu
     for name, damage, said in (
             ("checkpoint/skill_library.jsonl", None, "skill_library.jsonl is missing"),
             ("checkpoint/trainer.pt", None, "trainer.pt is missing"),
-            ("metrics.jsonl", lambda whole: b"{\n" + whole, "metrics.jsonl, line 1: not the metrics"),
+            ("metrics.jsonl", lambda whole: b"{\n" + whole, "metrics.jsonl, line 1: cannot be read"),
             ("checkpoint/model.safetensors", lambda whole: whole[:1000], "cannot load the model"),
             *(("checkpoint/trainer.pt", lambda whole, end=end: whole[:end], "trainer.pt is broken")
               for end in (0, 1000, -1000))):

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 import report
@@ -70,7 +71,7 @@ def run(tmp_path):
     write(out / "rollouts/step_2.jsonl",
           {"role": "selection", "task": "c", "prompt": "p", "reply": "r", "skills": ["found"], "dropped": []},
           policy("c", ["found"], turn(3.0)), policy("c", ["found"], turn(2.0)), policy("c", [], turn(1.0)),
-          policy("d", ["found"], turn(1.0)))
+          policy("d", ["found"], turn(1.0), turn()))
     write(out / "rollouts/eval_2.jsonl", policy("e", ["found"], turn(rejected="reads the clock")))
     write(out / "skill_library/global_step_0.jsonl", {**skill, "name": "seed", "content": "s"})
     write(out / "skill_library/global_step_1.jsonl", {**skill, "name": "seed", "content": "s"},
@@ -84,7 +85,7 @@ def benchmark(tmp_path):
     out = tmp_path / "bench"
     write(out / "config.json", {"model": "m", "device": "cpu", "turns": 1, "source": "KernelBench", "level": 1})
     row = {"of": "mean of samples", "turns": 1, "tolerance": 1e-4, "rule": "strict", "baseline": "eager",
-           "correct": 0.5}
+           "correct": 0.5, "fast_1": 0.5, "fast_2": 0.25}
     write(out / "summary.json", {"clock": "modelled", "figures": [row], "problems": {
         "level1/5_X": {"kinds": {"faster": 1}, "best_speedup": 1.75, "skills": [], "most_common_error": None}}})
     write(out / "results.jsonl", *({"task": "level1/5_X", "index": i, "skills": [], "turns": [
@@ -139,14 +140,13 @@ def test_rollouts_are_packed_as_conversations(run):
     assert rollouts["step_1.4"]["of"] == "step_1.3" and "diff" not in first
     assert [line for line in second["diff"] if line[0] in "+-"] == [
         "-    # speedup 1.25 coverage 0.8 ", f"+    # speedup 2.25 coverage 0.8 {EVIL}"]
-    assert second["verdict"]["profile"][0] == ["fused_kernel", 0.8, True] and second["feedback"] == f"told {EVIL}"
-    assert rollouts["step_1.0"]["turns"][0]["feedback"] == "no candidate: ghost"
+    assert second["verdict"]["profile"] == verdict()["profile"] and second["feedback"] == f"told {EVIL}"
 
 
 def test_two_folders_side_by_side(run, benchmark, tmp_path):
     text, data = made(run, benchmark, out=tmp_path / "both.html")
     assert {r["folder"] for r in data["rollouts"]} == {str(run), str(benchmark)} and "Two clocks" not in text
-    assert "mean of samples 1 0.0001 strict eager 50 % –" in words(text)
+    assert "mean of samples 1 0.0001 strict eager 50 % 50 % – – 25 % –" in words(text)
     assert [r["outcome"] for r in data["rollouts"] if r["folder"] == str(benchmark)] == [["faster"], ["wrong"]]
     write(benchmark / "summary.json", {"clock": "measured", "figures": []})
     assert "Two clocks" in made(run, benchmark, out=tmp_path / "both.html")[0]
@@ -161,6 +161,27 @@ def test_a_long_run_is_thinned_by_tasks(run, monkeypatch):
     assert 20 < len(shown) < 200 and f"{len(shown)} of 239 rollouts fit on this page" in words(text)
     assert all(shown.count(key) == 2 for key in set(shown) if key[0] > 2)  # whole groups
     assert "step_1.4" in {r["id"] for r in data["rollouts"]}  # whose skill was staged
+
+
+def test_curves_are_smoothed_and_the_evaluations_are_not():
+    """Values 0, 2, 0, 2, ...: from 20 steps on the mean of up to 5 of them is drawn, and they are pale behind it."""
+    lines = [metrics(step, correct=2.0 * (step % 2), eval_correct=2.0 * (step % 2)) for step in range(20)]
+    curve, short, evaluation = (charts.learning_curve(records.Source(ROOT, metrics=lines[:n]), key, label) for
+                                n, key, label in ((20, "correct", "a"), (19, "correct", "a"),
+                                                  (20, "eval_correct", f"{charts.EVALUATED}a")))
+    assert curve.y[:4] == [2 / 3, 1.0, 0.8, 1.2] and curve.behind == [evaluation.y] and not evaluation.behind
+    assert short.y == evaluation.y[:19] == [line["correct"] for line in lines[:19]]
+    axis = Figure().subplots()
+    charts.draw(axis, charts.Chart("", "", [short._replace(label="b"), curve, evaluation]))
+    _, pale, strong, dashed = axis.lines
+    assert pale.get_color() == strong.get_color() == dashed.get_color() == "C1" and pale.get_alpha() < 1
+    assert dashed.get_linestyle() == "--" and strong.get_linestyle() == "-"
+
+
+def test_seconds_are_stacked():
+    axis, curves = Figure().subplots(), [charts.Curve("a", [1, 2], [3.0, 4.0]), charts.Curve("b", [1, 2], [5.0, 6.0])]
+    charts.draw(axis, charts.Chart("", "", curves, kind="stacked"))
+    assert [(bar.get_y(), bar.get_height()) for bar in axis.patches] == [(0, 3), (0, 4), (3, 5), (4, 6)]
 
 
 # ---- files that are broken
@@ -192,22 +213,29 @@ def changed(value):
                                   "config.json", "summary.json", "results.jsonl"])
 def test_whatever_stands_in_a_file_there_is_a_page(name, run, benchmark, monkeypatch):
     """One value after the other is replaced by a strange one; everything else is still shown."""
-    def finite(runs):
-        assert all(math.isfinite(value) for run in runs for line in run.metrics for value in line.values()
+    def finite(source):
+        return all(math.isfinite(value) for line in source.metrics for value in line.values()
                    if type(value) not in (str, dict))
-        return dict.fromkeys([charts.SECONDS], ("", ""))
 
-    monkeypatch.setattr(charts, "charts", finite)  # drawing takes longer
+    monkeypatch.setattr(charts, "svg", lambda sides, names: str(sides))  # drawing takes longer
     folder = benchmark if name in ("summary.json", "results.jsonl") else run
     rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
     files = [[*rows[:i], other, *rows[i + 1:]] for i, row in enumerate(rows) for other in changed(row)]
     for i, lines in enumerate(files):
         write(folder / name, *lines)
         source = records.read_folder(folder)
-        assert charts.charts([source]) and writer.pack([source])[1] == len(source.rollouts)
+        assert finite(source) and writer.pack([source])[1] == len(source.rollouts)
         if i % max(1, len(files) // 12) == 0:  # the template takes longer
             assert len(writer.render([source], REASONS)) > 10_000
     assert len(files) > 12
+
+
+def test_strange_figures_of_a_benchmark_are_drawn():
+    row = {"of": "mean of samples", "turns": 1, "tolerance": 1e-4, "rule": "strict", "fast_1": 0.5, "fast_2": 0.2}
+    for other in changed(row):
+        assert charts.svg([charts.fast_p([row, other], 1)], ["a"]).startswith("<svg")
+    assert charts.fast_p([row, row | {"turns": 2}, row | {"of": "best sample"}], 1).curves == [
+        charts.Curve("strict, against None", [1.0, 2.0], [0.5, 0.2])]
 
 
 def test_bad_arguments_are_refused_in_one_line(refusal, tmp_path, run):
@@ -272,6 +300,8 @@ def test_a_browser_opens_filters_and_shows_conversations(run):
         result.bars = $("#conversation .profile i").map(bar => bar.style.width);
         result.evil = conversation.textContent.includes("onerror") && !conversation.querySelector("img");
         result.told = $("#conversation .feedback").map(text => text.textContent);
+        $("[data-open$='x$:step_1.0']")[0].click();
+        result.dropped = $("#conversation .feedback").map(text => text.textContent);
         $("[data-skill=found]")[0].click();
         result.skill = [$("#list button").length, document.forms[0].elements.skill.value];
         $(".funnel [data-verdict='too slow']")[0].click();
@@ -284,6 +314,7 @@ def test_a_browser_opens_filters_and_shows_conversations(run):
     assert shown["turns"] == 2 and shown["marked"] == [f"{run}:step_1.3"] and shown["keyword"] == "class"
     assert shown["added"] == [f"+     # speedup 2.25 coverage 0.8 {EVIL}"] and shown["evil"]
     assert shown["bars"] == ["80%", "20%"] * 2 and shown["told"] == ["told ", f"told {EVIL}"]
+    assert shown["dropped"] == ["no candidate: ghost"]
     assert shown["skill"] == [4, "found"] and shown["reason"] == "summary"
     assert shown["proposals"] == ["found staged", "a proposal without a name malformed"]
 
@@ -304,9 +335,9 @@ def test_every_part_of_the_page_is_drawn(options, ground, run, benchmark, tmp_pa
     sections = ["overview", "curves", "benchmark", "library", "proposals", "rollouts", "seconds"]
     tops = [boxes[name]["top"] for name in sections]
     assert tops == sorted(tops) and all(boxes[name]["height"] > 40 for name in sections)
-    curves = {panel[0] for panel in charts.PANELS[:2]} | {"Skill library", charts.SECONDS}
+    curves = {panel[0] for panel in charts.PANELS[:2]} | {"Skill library", "Seconds of a step", "Fast_p"}
     assert curves <= set(boxes)
-    blue = [int(charts.COLOURS[0][i:i + 2], 16) for i in (1, 3, 5)]
+    blue = [0x1f, 0x77, 0xb4]
     for name in curves:
         box = {side: int(value) for side, value in boxes[name].items()}
         part = shot[box["top"]:box["bottom"], box["left"]:box["right"]]

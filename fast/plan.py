@@ -18,6 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fast.attention import shape_of_cache
+from fast.slots import room_for_cache
 
 RESERVED = 5e9  # CUDA contexts of this process and of the sandbox's, NCCL's buffers, the allocator's gaps
 LOGITS = 2**28 * 4 * 4.0  # bytes of the logits that exist at a time, see backbone.LOGITS
@@ -92,7 +93,7 @@ def plan(shape, gpus, memory, tokens) -> Plan | None:
     for offload in (False, True):
         for recomputed in range(shape.layers + 1):
             if peak(shape, gpus, tokens, recomputed, offload) <= room:
-                return Plan(offload, recomputed, int((room - resident(shape, gpus, offload)) / shape.cache))
+                return Plan(offload, recomputed, int(room_for_cache(room - resident(shape, gpus, offload)) / shape.cache))
     return None
 
 

@@ -318,12 +318,12 @@ def train(run, stream):
     with tqdm(total=args.steps, initial=run.step, unit="step", disable=ranks.rank() > 0 or None) as run.bar:
         while run.step < args.steps:
             run.seconds.clear()
-            batch = ranks.share(list(itertools.islice(stream, args.batch * args.oversample)))
+            batch = list(itertools.islice(stream, args.batch * args.oversample))
             run.sandbox.prepare(batch)
             with run.phase("select"):  # k selections for each task; with the null scheme k + 1 schemes
                 episodes = select(run, batch, args.k if args.skills else 0, args.temperature)
             with run.phase("roll out"):  # n rollouts of each scheme, T turns, every kernel judged by the sandbox
-                roll_out(run, episodes, args.k + 1, args.n, args.temperature, run.generator)
+                episodes = roll_out(run, episodes, args.k + 1, args.n, args.temperature, run.generator)
             with run.phase("score"):  # rewards of turns, then of selections
                 score(run, episodes)
             with run.phase("summarise"):  # s proposals from each task's best triggering rollout
@@ -346,23 +346,30 @@ def train(run, stream):
 
 def select(run, batch, k, temperature) -> list[Episode]:
     """One episode for each task, with k selections (paper: BM25 recall, LLM reranking)."""
-    chosen = selector.select(run.model, run.library, batch, k, run.args.selection_tokens, temperature, run.generator,
-                             run.args.bm25_only, run.args.prompt_tokens)
+    args = run.args
+    chosen = ranks.distribute(batch, lambda part: selector.select(
+        run.model, run.library, part, k, args.selection_tokens, temperature, run.generator, args.bm25_only,
+        args.prompt_tokens))
     return [Episode(task, selections) for task, selections in zip(batch, chosen)]
 
 
-def roll_out(run, episodes, schemes, n, temperature, generator, top_p=1.0):
-    """n rollouts of each of a task's schemes: what its selections chose, and the null scheme (paper: roll out)."""
+def roll_out(run, episodes, schemes, n, temperature, generator, top_p=1.0) -> list[Episode]:
+    """n rollouts of each of a task's schemes: what its selections chose, and the null scheme (paper: roll out).
+
+    Of several ranks each rolls out some schemes of all tasks, and goes on with all rollouts of the episodes returned.
+    """
     args, jobs = run.args, []
     for episode in episodes:
         skills = [selection.skills for selection in episode.selections]
         null = skills[0] if args.bm25_only and skills else ()  # BM25 alone: all schemes have its choice
         skills += [null] * (schemes - len(skills))  # one null scheme; without skills all schemes are
         jobs += [(episode.task, chosen) for chosen in skills for _ in range(n)]
-    done = iter(policy.rollout(run.model, run.sandbox, jobs, args.turns, args.policy_tokens, args.prompt_tokens,
-                               temperature, generator, top_p, policy.HISTORIES[args.history]))
+    done = iter(ranks.distribute(jobs, lambda part: policy.rollout(
+        run.model, run.sandbox, part, args.turns, args.policy_tokens, args.prompt_tokens, temperature, generator, top_p,
+        policy.HISTORIES[args.history])))
     for episode in episodes:
         episode.trajectories = list(itertools.islice(done, schemes * n))
+    return ranks.share(episodes)
 
 
 def score(run, episodes):
@@ -461,8 +468,8 @@ def evaluate_if_due(run, step) -> dict:
         return {}
     generator = torch.Generator(run.model.device).manual_seed(args.seed * 1_000_003 + step)  # not training's
     with run.phase("evaluate"):
-        episodes = select(run, ranks.share(tasks.builtin_tasks(device=run.model.device.type)), int(args.skills), 0)
-        roll_out(run, episodes, 1, args.eval_samples, 0 if args.eval_samples == 1 else 1.0, generator, 0.95)
+        episodes = select(run, tasks.builtin_tasks(device=run.model.device.type), int(args.skills), 0)
+        episodes = roll_out(run, episodes, 1, args.eval_samples, 0 if args.eval_samples == 1 else 1.0, generator, 0.95)
         score(run, episodes)
         episodes = ranks.gather(episodes)
     record_rollouts(run, run.out / f"rollouts/eval_{step}.jsonl", episodes)

@@ -1,9 +1,10 @@
 """Several processes, one for each GPU of a node: torchrun --nproc_per_node=8 -- reinforce.py ... (or sft.py, bench.py)
 
-A process is a *rank*. Every rank holds all weights, samples and scores the tasks of its own part of the batch in a
-sandbox of its own, and computes the gradient of its own part of the replies. Then all ranks hold the same again:
+A process is a *rank*. Every rank holds all weights, samples and scores its own part of a batch's rollouts in a sandbox
+of its own, and computes the gradient of its own part of the replies. Then all ranks hold the same again:
 
-    share, gather       a part of a list for each rank, and the list again from what became of the parts
+    distribute          a part of a list is worked on by each rank, and all get all results
+    share, gather       the same in two steps: a part of a list, and the list again from what became of the parts
     clip_grad_norm      gradients are added up and sharded (reduce-scatter): rank r has elements r/N ... (r+1)/N of each
     optimizer.step      each rank updates that part of every weight; the parts are collected (all-gather)
 
@@ -13,7 +14,8 @@ through CUDA graphs that know their addresses, so it would need a second, whole 
 small part. Why not its ZeroRedundancyOptimizer? That gives out whole tensors, of which an embedding of 1.2 GB is one,
 and still sends every gradient to every rank. A part of a tensor is a tensor, too: any optimiser takes it as it is.
 
-Random numbers depend on the seed and the prompt only (step.py), and every rank makes the same draws from the run's
+Random numbers depend on the seed, the prompt, and how often the prompt came before (engine.py). So rollouts that begin
+with the same prompt stay on one rank, which also reads it only once; and every rank makes the same draws from the run's
 generator. So a run is the same on any number of ranks, up to rounding, and can go on with another number of them. In a
 process that torchrun has not started, or has started alone, every function here gives back what it is given.
 """
@@ -152,6 +154,24 @@ def gather(part) -> list:
     """The list whose `share` each rank has worked on, whole and in its order, on every rank."""
     parts = each(part)
     return [parts[i % len(parts)][i // len(parts)] for i in range(sum(map(len, parts)))]
+
+
+def distribute(items, work) -> list:
+    """work(items), a result for each in their order, on every rank: each of them works on its part of the list.
+
+    items can be hashed. Equal ones have the same rank, and all ranks have about as many; neighbours have different
+    ranks, so that the long rollouts of a task are not all on one. Results are objects that can be pickled.
+    """
+    places = {}  # item -> where it stands in the list
+    for place, item in enumerate(items):
+        places.setdefault(item, []).append(place)
+    parts = [[] for _ in range(count())]
+    for equal in sorted(places.values(), key=len, reverse=True):
+        min(parts, key=len).extend(equal)
+    own, done = sorted(parts[rank()]), {}
+    for results in each(dict(zip(own, work([items[place] for place in own])))):
+        done |= results
+    return [done[place] for place in range(len(items))]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -173,17 +173,21 @@ def on_device(values, device) -> torch.Tensor:
     return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
 
 
+def room_for_cache(free) -> float:
+    """Bytes for the cache, where so many are free. The sandbox keeps SPARE, or at least half of what is free."""
+    return 0.85 * max(free - SPARE, free / 2)
+
+
 def slots_that_fit(model, length, wanted, most) -> int:
     """How many slots of `length` tokens to allocate on a GPU where `wanted` are needed now, and later `most`.
 
-    Where the cache of `most` is small, all of them. The sandbox keeps SPARE bytes, or at least half of what is free.
-    Raises torch.OutOfMemoryError when not even one fits.
+    Where the cache of `most` is small, all of them. Raises torch.OutOfMemoryError when not even one fits.
     """
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
     heads, dim, layers = shape_of_cache(model.config)
     each = 2 * layers * heads * dim * length * model.dtype.itemsize
-    room = int(0.85 * max(free - SPARE, free / 2) / each)
+    room = int(room_for_cache(free) / each)
     if room < 1:
         raise torch.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
     return min(most if most * each <= SMALL * total else wanted, room)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,9 +21,11 @@ from transformers import Qwen3Config
 
 import conftest  # noqa: F401 (it puts the root on the path)
 import reinforce
+import report
 from backbone import Backbone
 from fast import plan, ranks
 from fast.optimizer import SplitAdamW, make_adamw
+from tasks import UserError
 sys.path.append(str(Path(__file__).parent.parent / "results"))
 from rollout_speed import SHAPES  # noqa: E402
 from test_credit import sampled_rows  # noqa: E402
@@ -96,6 +99,9 @@ def update_on_a_rank(model_folder, folder):
     found["stats"], found["weights"] = updates(model, optimizer), list(model.model.parameters())
     same = ranks.each([p.tolist() for p in [*parameters, *found["weights"]]])
     assert same[0] == same[1] and ranks.gather(ranks.share(["one"])) == ["one"] and ranks.first(ranks.rank()) == 0
+    for items, parts in (("aabbccdd", "00110011"), ("abacad", "010101"), ("a", "0"), ("", "")):  # equal ones together
+        assert ranks.distribute(items, lambda part: [item + str(ranks.rank()) for item in part]) == [
+            item + part for item, part in zip(items, parts)]
     if ranks.rank() == 0:
         torch.save(found, folder / "found.pt")
 
@@ -237,13 +243,26 @@ def test_plan_tells_what_fits_and_stops(capsys, refusal, tmp_path):
         reinforce.main(["--plan", "--model", "checkpoints/tiny", "--out", str(tmp_path / "run")])
     out = capsys.readouterr().out
     assert end.value.code == 0 and not (tmp_path / "run").exists()
-    assert "8 x 141 GB" in out and "--offload 31/36" in out and len(out.splitlines()) == 7
+    assert "8 x 141 GB" in out and "--offload 31/36 183k" in out and len(out.splitlines()) == 7
     assert str(tmp_path) in refusal(reinforce.main, "--plan", "--model", str(tmp_path))  # (a hub id would be looked up)
+
+
+@pytest.mark.parametrize("card, offload, fits", [
+    (24, True, False), (80, False, False), (80, True, True), (141, False, True)])
+def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(card, offload, fits, tmp_path, monkeypatch):
+    Qwen3Config(num_hidden_layers=36, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+                intermediate_size=12288, vocab_size=151936).save_pretrained(tmp_path)  # 8B, without weights
+    gpu = SimpleNamespace(total_memory=plan.CARDS[card])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    tables = reinforce.OPTIONS, reinforce.SIZES, reinforce.RECIPES
+    with nullcontext() if fits else pytest.raises(UserError, match=r"does not fit on 1 GPU\(s\)"):
+        report.check_memory(tmp_path, {"device": "cuda", "offload": offload}, tables)
 
 
 def test_without_a_launcher_nothing_is_changed():
     items = [1, 2, 3]
     assert ranks.share(items) == ranks.gather(items) == items and ranks.each(4) == [4] and ranks.first(5) == 5
+    assert ranks.distribute([2, 1, 2], lambda part: [-item for item in part]) == [-2, -1, -2]
     assert type(ranks.sharded(make_adamw, tensors(torch.float32), lr=0.1)) is torch.optim.AdamW
 
 

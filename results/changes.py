@@ -4,8 +4,8 @@
     python results/changes.py --table runs/changes
 
 Where an option of reinforce.py undoes a change, it is used; where none does, a function below takes the place of the
-present one and does what the line of 7f1ee9f did. `--list` says which is which. Each run is a folder NAME-SEED of --out,
-of which the table reads metrics.jsonl and config.json.
+present one and does what the lines of 7f1ee9f did; `--list` says which is which. Each run is a folder NAME-SEED of
+--out, of which the table reads metrics.jsonl and config.json.
 
 Three changes cannot show in a run on a CPU, where one program samples and trains: MRS by rollout instead of by reply,
 the dual clip and the ratio's clip. Over the 60 default steps no ratio was further than 3.3e-5 from 1, and MRS masked
@@ -116,10 +116,21 @@ def train(name, seed, out, options):
     return reinforce.main(["--device", "cpu", *given, "--seed", str(seed), "--out", folder, *options])
 
 
-def row(name, runs) -> str:
-    """A line of the table. runs: the lines of metrics.jsonl of each run."""
+def gain(run) -> float:
+    """Of the best turn's reward on the built-in problems. run: the lines of its metrics.jsonl."""
+    return run[-1]["eval_reward_best"] - run[0]["eval_reward_best"]
+
+
+def spread(values) -> str:
+    """Mean and 95 % interval."""
+    return interval(values).partition(", n")[0].replace(", 95 % interval", "") if len(values) > 1 else (
+        f"{values[0]:+.3f}" if values else "-")
+
+
+def row(name, runs, today) -> str:
+    """A line of the table. runs, and today, those of the default run: seed -> the lines of metrics.jsonl."""
     def before_after(key, form):
-        return " -> ".join(f"{statistics.mean(run[i]['eval_' + key] for run in runs):{form}}" for i in (0, -1))
+        return " -> ".join(f"{statistics.mean(run[i]['eval_' + key] for run in runs.values()):{form}}" for i in (0, -1))
 
     def total(key):
         return sum(step[key] for step in steps)
@@ -127,12 +138,11 @@ def row(name, runs) -> str:
     def live(role):
         return f"{total(role + '_live')}/{total(role + '_rows')}"
 
-    gains = [run[-1]["eval_reward_best"] - run[0]["eval_reward_best"] for run in runs]
-    steps = [line for run in runs for line in run if line["step"] > 0]
+    steps = [line for run in runs.values() for line in run if line["step"] > 0]
     summaries = [step["reward_summary"] for step in steps if step["reward_summary"] is not None]
-    cells = [name, len(runs), before_after("reward_best", ".3f"),
-             interval(gains).partition(", n")[0] if len(runs) > 1 else f"{gains[0]:+.3f}",
-             before_after("correct", ".0%"), before_after("fast_1", ".0%"),
+    against = [gain(run) - gain(today[seed]) for seed, run in runs.items() if seed in today and name != "today"]
+    cells = [name, len(runs), before_after("reward_best", ".3f"), spread([gain(run) for run in runs.values()]),
+             spread(against), before_after("correct", ".0%"), before_after("fast_1", ".0%"),
              f"{total('prs_masked') / total('turns'):.0%}", f"{total('grad_clipped')} of {len(steps)}",
              total("zero_gradient"), f"{statistics.mean(summaries):.2f}" if summaries else "-",
              live("policy"), live("selection"), live("summary")]
@@ -149,24 +159,21 @@ def read_run(folder) -> list[dict]:
 
 
 def table(folder):
-    """Print the table of all finished runs in a folder, in the order of CHANGES."""
-    print("| change | runs | reward | gain, 95 % interval over runs | correct | Fast_1 | turns that PRS masks "
-          "| clipped steps | steps without gradient | Summary's return | live rows: Policy | Selection | Summary |")
-    print("|" + "---|" * 13)
-    found = 0
-    for name in CHANGES:
-        runs = []
-        for path in sorted(folder.glob(f"{name}-*/metrics.jsonl")):
-            if path.parent.name.removeprefix(f"{name}-").isdigit():  # no longer name
-                try:
-                    runs.append(read_run(path.parent))
-                except UserError as error:
-                    print(error, file=sys.stderr)
-        found += len(runs)
-        if runs:
-            print(row(name, runs))
-    if not found:
+    """Print the table of all finished runs in a folder, in the order of CHANGES. Raises UserError if there is none."""
+    found = {name: {} for name in CHANGES}
+    for path in sorted(folder.glob("*-*/metrics.jsonl")):
+        name, _, seed = path.parent.name.rpartition("-")
+        try:
+            if name in found:
+                found[name][seed] = read_run(path.parent)
+        except UserError as error:
+            print(error, file=sys.stderr)
+    if not any(found.values()):
         raise UserError(f"{folder}: no finished run in it")
+    print("| change | runs | reward | gain, 95 % interval over runs | the same minus today's, same seeds | correct "
+          "| Fast_1 | turns that PRS masks | clipped steps | steps without gradient | Summary's return "
+          "| live rows: Policy | Selection | Summary |")
+    print("|" + "---|" * 14, *[row(name, runs, found["today"]) for name, runs in found.items() if runs], sep="\n")
 
 
 def main(argv=None) -> int:

@@ -1,4 +1,4 @@
-"""The default run with one change of the training step undone, or with one setting moved: what did each change do?
+"""The default run with one change of the training step undone, one setting moved, or a recipe: what does each do?
 
     python results/changes.py today --seed 0 --out runs/changes          (further options go to reinforce.py)
     python results/changes.py --table runs/changes
@@ -104,6 +104,10 @@ CHANGES = {  # name: options, replaced functions, what is otherwise than in the 
     "group-mean": (["--baseline", "group-mean"], [], "the group's mean instead of the others'"),
     "no-cross-scheme": (["--no-cross-scheme"], [], "adv_cross_scheme off"),
     "oversample": (["--oversample", "2"], [], "6 tasks rolled out, the first 3 that vary trained on: twice the time"),
+    # The neighbours, each at what takes about as long as the default run; reward is their own, and none has skills.
+    "drkernel": (["--recipe", "drkernel", "--batch", "1", "--steps", "3"], [], "Dr. Kernel, 3 steps of a task"),
+    "kevin": (["--recipe", "kevin", "--batch", "1", "--n", "8", "--steps", "3"], [], "Kevin, 3 steps of a task, n = 8"),
+    "cuda-agent": (["--recipe", "cuda-agent"], [], "CUDA Agent"),
 }
 
 
@@ -140,7 +144,8 @@ def row(name, runs, today) -> str:
 
     steps = [line for run in runs.values() for line in run if line["step"] > 0]
     summaries = [step["reward_summary"] for step in steps if step["reward_summary"] is not None]
-    against = [gain(run) - gain(today[seed]) for seed, run in runs.items() if seed in today and name != "today"]
+    paired = {} if name == "today" or "--recipe" in CHANGES[name][0] else today  # a recipe has its own reward
+    against = [gain(run) - gain(paired[seed]) for seed, run in runs.items() if seed in paired]
     cells = [name, len(runs), before_after("reward_best", ".3f"), spread([gain(run) for run in runs.values()]),
              spread(against), before_after("correct", ".0%"), before_after("fast_1", ".0%"),
              f"{total('prs_masked') / total('turns'):.0%}", f"{total('grad_clipped')} of {len(steps)}",

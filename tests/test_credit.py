@@ -29,6 +29,7 @@ def right(speedup, coverage=0.0):
 
 def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
     assert cuda_agent_reward(right(2.0), right(1.053)) == 3 and cuda_agent_reward(right(2.0), right(1.052)) == 2
+    assert cuda_agent_reward(right(2.0), Verdict(compiled=True, speedup=2.0)) == 2  # fast and wrong
     assert cuda_agent_reward(right(1.0), right(1.5)) == 1  # compiled code may be slower than eager code
 
 
@@ -157,6 +158,8 @@ def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
         widths.append(max(len(r.completion.prompt_ids) + len(r.completion.token_ids) for rows in batch for r in rows))
         assert len(batch) * widths[-1] <= 400 or len(batch) == 1  # both turns of a rollout run as one sequence
     assert widths == sorted(widths, reverse=True) and 1 < len(batches) < 20
+    apart = [[Row("policy", Completion([first], [2] * 9, [], "", True), 1.0) for first in (1, 2)] for _ in range(3)]
+    assert [len(batch) for batch in micro_batches(apart, 40)] == [2, 1]  # turns that extend no other count alone
 
 
 def test_gradients_are_clipped_by_norm_after_the_loss_is_scaled(model):
@@ -187,6 +190,7 @@ def test_replies_that_the_trainer_sees_otherwise_are_masked(model, options, mask
         stats = update(model, Mock(), sequences, configure({"device": "cpu"} | options))
         kept = itertools.chain(*sequences[1 if stats["mrs_masked"] else 0:])
         assert stats["tokens_live"] == sum(len(row.completion.token_ids) for row in kept)
+        assert stats["loss"] == pytest.approx(-stats["tokens_live"] / (30 * 4), rel=0.02)  # the others have none
         return stats["mrs_masked"]
 
     assert [off("policy", 2), off("selection", 1)] == masked
@@ -271,9 +275,10 @@ def test_a_failure_after_a_success_is_void():
     rows = reinforce.credit(a_run({"cross_scheme": False, "prs": False}), [reinforce.Episode(None, [], rollouts)])
     assert [[row.advantage for row in several] for several in rows] == [[4.0, 1.0], [-3.5, 0.0, -1.0], [-0.5]]
     assert rollouts[0].turns[1].advantage is None
-    again = [rolled(right(2.0), Verdict())]
-    reward_turns(again, "davinci", mask_void=False)
-    assert again[0].turns[1].masked is None
+    for options, masked in (({}, [None, "void", "void"]), ({"mask_void": False}, [None] * 3)):
+        again = [rolled(right(2.0), Verdict(), Verdict())]
+        reward_turns(again, "davinci", **options)
+        assert [turn.masked for turn in again[0].turns] == masked
 
 
 def test_the_first_tasks_that_vary_are_trained_on():

@@ -1,8 +1,10 @@
 """Rewards, advantages, filters, loss and one optimiser step, each against numbers made by hand or a slow twin."""
 
+import contextlib
 import itertools
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -324,6 +326,30 @@ def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals
     reinforce.verify(SimpleNamespace(args=args, model=None, sandbox=None), [episode])
     assert episode.summaries[0].reward == reward
     assert (episode.staged and episode.staged.verify_speedup) == staged
+
+
+def test_trigger_and_verification_have_the_runs_gain(monkeypatch):
+    seen, episode = [], reinforce.Episode(None, [], [rolled(right(1.0), right(1.4))])
+    monkeypatch.setattr(summarizer, "propose", lambda model, winners, *_: seen.append(len(winners)) or [])
+    monkeypatch.setattr(summarizer, "verify", lambda *given: seen.append(given[-1]))
+    for gain in (1.3, 1.5):
+        run = a_run({"trigger": gain}, model=None, sandbox=None, library=None)
+        reinforce.summarise(run, [episode])
+        reinforce.verify(run, [episode])
+    assert seen == [1, 1.3, 0, 1.5]
+
+
+@pytest.mark.parametrize("samples, temperature", [(1, 0), (4, 1.0)])
+def test_evaluation_selects_greedily_and_so_writes_a_single_sample(monkeypatch, samples, temperature):
+    asked = []
+    monkeypatch.setattr(reinforce, "select", lambda run, batch, k, temperature: asked.append((k, temperature)) or [])
+    monkeypatch.setattr(reinforce, "roll_out", lambda run, episodes, *how: asked.append(how))
+    monkeypatch.setattr(reinforce, "record_rollouts", lambda *_: None)
+    run = a_run({"eval_samples": samples}, model=SimpleNamespace(device=torch.device("cpu")), out=Path("."),
+                phase=lambda _: contextlib.nullcontext())
+    assert reinforce.evaluate_if_due(run, 0)["eval_correct"] is None and reinforce.evaluate_if_due(run, 1) == {}
+    generator = asked[1][3]
+    assert asked == [(1, 0), (1, samples, temperature, generator, 0.95)] and generator is not run.generator
 
 
 def test_of_one_steps_equal_skills_the_fastest_joins(tmp_path):

@@ -334,9 +334,9 @@ def test_trigger_and_verification_have_the_runs_gain(monkeypatch):
     monkeypatch.setattr(summarizer, "verify", lambda *given: seen.append(given[-1]))
     for gain in (1.3, 1.5):
         run = a_run({"trigger": gain}, model=None, sandbox=None, library=None)
-        reinforce.summarise(run, [episode])
+        reinforce.summarise(run, [episode] * 2)
         reinforce.verify(run, [episode])
-    assert seen == [1, 1.3, 0, 1.5]
+    assert seen == [2, 1.3, 0, 1.5]
 
 
 @pytest.mark.parametrize("samples, temperature", [(1, 0), (4, 1.0)])

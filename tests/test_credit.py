@@ -296,6 +296,15 @@ def test_the_first_tasks_that_vary_are_trained_on():
     assert len(reinforce.credit(a_run({"min_std": 0.0}), episodes[:1])) == 2
 
 
+@pytest.mark.parametrize("bm25_only, null", [(False, ()), (True, ("a",))])
+def test_each_scheme_has_n_rollouts_in_order_and_the_last_one_is_the_null_scheme(monkeypatch, bm25_only, null):
+    monkeypatch.setattr(policy, "rollout", lambda model, sandbox, jobs, *_: jobs)
+    episodes = [reinforce.Episode(task, [SimpleNamespace(skills=("a",)), SimpleNamespace(skills=())]) for task in "xy"]
+    reinforce.roll_out(a_run({"bm25_only": bm25_only}, model=None, sandbox=None), episodes, 3, 2, 1.0, None)
+    assert [e.trajectories for e in episodes] == [[(task, skills) for skills in (("a",), (), null) for _ in range(2)]
+                                                  for task in "xy"]
+
+
 def test_selections_of_the_same_skills_share_their_rollouts():
     a, b, c = (Skill(name, "", "", (), "") for name in "abc")
     episode = reinforce.Episode(None, [SimpleNamespace(skills=skills) for skills in ((a, b), (b, a), (c,), ())])

@@ -358,7 +358,7 @@ def parse(argv):
     add("--judge", choices=["rule", "model"], default="rule", help="judge: who names the bottleneck; model: itself")
     add("--temperature", type=float, default=1.0, help="of the policy, with more than one sample")
     add("--top-p", type=float, default=0.95, help="of the policy: the likeliest tokens that make up this share")
-    add("--prompts", metavar="FILE", help="prompts in the layout of chat/prompts.yaml or of the release's prompt file")
+    add("--prompts", metavar="FILE", help="file or folder of prompts: see reinforce.py --help")
     add("--thinking", action="store_true", help="let replies begin with thoughts, if the template can forbid them")
     add("--max-new-tokens", type=int, help="longest reply (paper: 8192); None: a quarter of the context, at most 8192")
     add("--max-prompt-tokens", type=int, help="longest prompt (paper: 24576); None: the rest of the model's context")

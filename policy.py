@@ -70,7 +70,7 @@ def policy_messages(task, skills) -> list[dict]:
     """The first turn's prompt: the chosen skills in full in the system message, the task as the user's."""
     shown = "\n\n".join(skill_text("skill", skill) for skill in skills)
     shown = shown and PROMPTS["skill_injection_header"] + shown + PROMPTS["skill_injection_footer"]
-    messages = role_messages("policy", task_description=task.source.strip(), skills=shown)
+    messages = role_messages("policy", task_description=task.source.strip(), skills=shown and shown + "\n\n")
     if "__skills__" not in PROMPTS["policy_user"]:  # which else says where they stand
         messages[0]["content"] += shown
     return messages

@@ -1,8 +1,8 @@
 """The prompts and tools of the three roles: those of prompts.yaml, or of a file of the user's in the same layout.
 
 The release's prompts are in such a file, too, and a released checkpoint does best with the prompts that it was trained
-on. What that file does not hold is the Policy's first prompt, which is in the release's data (its own key policy_user
-can say it here), and how skills are written, which is in the release's code (RELEASE_FORMS).
+on. What that file does not hold is the Policy's first prompt, which is in the rows of the release's RL data
+(first_prompt), and how skills are written, which is in the release's code (RELEASE_FORMS).
 """
 
 import re
@@ -25,18 +25,35 @@ RELEASE_FORMS = {
 def read_prompts(path):
     """Take prompts and tools from a YAML file in the layout of prompts.yaml or of the release's; what it lacks stays.
 
-    path: a file, or a folder, of which every .yaml file is read. Raises UserError.
+    path: a file, or a folder, of which every .yaml and .parquet file is read. Of a parquet file (the release's RL data)
+    the Policy's first prompt is taken. Raises UserError.
     """
-    files = sorted(Path(path).rglob("*.yaml")) if Path(path).is_dir() else [Path(path)]
+    kinds = (".yaml", ".parquet")
+    files = sorted(f for f in Path(path).rglob("*") if f.suffix in kinds) if Path(path).is_dir() else [Path(path)]
     if not files:
         raise UserError(f"{path}: no .yaml file of prompts there")
     for file in files:
         try:
-            _take(yaml.safe_load(file.read_text()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+            _take(first_prompt(file) if file.suffix == ".parquet" else yaml.safe_load(file.read_text()))
+        except (OSError, ImportError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{file}: no file of prompts ({type(error).__name__}: {reason})") from None
     SYSTEM.update({role: PROMPTS[f"{role}_system"] for role in ("policy", "selection", "summary")})
+
+
+def first_prompt(path) -> dict:
+    """The Policy's first prompt, made of the first row of the release's RL data; in the layout of prompts.yaml.
+
+    A row's prompt is one message of the user's that holds the code of the row's task. There is no system message, and
+    skills stand before the last paragraph (release: inject_skill_into_messages). Raises an error of any kind.
+    """
+    from pyarrow.parquet import ParquetFile  # only for such a file
+    row = next(ParquetFile(path).iter_batches(1), None).to_pylist()[0]
+    [message], code = row["prompt"], row["reward_model"]["ground_truth"].strip()
+    if code not in message["content"]:
+        raise ValueError("the first row's prompt does not hold the code of its task")
+    head, gap, last = message["content"].replace(code, "__task_description__").rpartition("\n\n")
+    return {"prompts": {"policy_system": "", "policy_user": f"{head}{gap}__skills__{last}"}}
 
 
 def _take(found):

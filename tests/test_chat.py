@@ -190,7 +190,27 @@ def test_prompts_of_a_file_in_the_releases_layout(tmp_path, own_prompts):
     (tmp_path / "own.yaml").write_text(json.dumps({"prompts": own}))
     prompts.read_prompts(tmp_path / "own.yaml")
     [user] = policy_messages(task, SKILLS[:1])
-    assert user["content"].startswith("A \n\n---\n---\nname: fuse") and " B import torch" in user["content"]
+    assert user["content"].startswith("A \n\n---\n---\nname: fuse") and "\n\n B import torch" in user["content"]
+
+
+def test_the_policys_first_prompt_is_that_of_the_releases_data(tmp_path, own_prompts):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    row = {"prompt": [{"role": "user", "content": "Example: x\n\n```\n  import a\nb = 1\n```\n\nWrite `__new__`."}],
+           "reward_model": {"ground_truth": "import a\nb = 1\n", "style": "rule"}}
+    other = row | {"reward_model": {"ground_truth": "import c", "style": "rule"}}
+    for name, rows in (("none", []), ("other", [other]), ("rl", [row, other])):
+        parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.Table.from_pylist([row]).schema),
+                            tmp_path / f"{name}.parquet")
+    for name in ("none", "other"):
+        with pytest.raises(UserError, match=f"{name}.parquet: no file of prompts"):
+            prompts.read_prompts(tmp_path / f"{name}.parquet")
+        (tmp_path / f"{name}.parquet").unlink()
+    (tmp_path / "skills.yaml").write_text("prompts: {skill_injection_header: H, skill_injection_footer: F, skill: S}")
+    prompts.read_prompts(tmp_path)
+    task, head = make_task(), "Example: x\n\n```\n  "
+    for skills, shown in (((), ""), (SKILLS[:1], "HSF\n\n")):  # no system message; skills before the last paragraph
+        [user] = policy_messages(task, skills)
+        assert user == {"role": "user", "content": f"{head}{task.source.strip()}\n```\n\n{shown}Write `__new__`."}
 
 
 @pytest.mark.parametrize("text, why", [

@@ -1,8 +1,10 @@
 """Rewards, advantages, filters, loss and one optimiser step, each against numbers made by hand or a slow twin."""
 
+import contextlib
 import itertools
 import math
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -29,6 +31,7 @@ def right(speedup, coverage=0.0):
 
 def test_the_third_milestone_needs_a_win_over_torch_compile_as_well():
     assert cuda_agent_reward(right(2.0), right(1.053)) == 3 and cuda_agent_reward(right(2.0), right(1.052)) == 2
+    assert cuda_agent_reward(right(2.0), Verdict(compiled=True, speedup=2.0)) == 2  # fast and wrong
     assert cuda_agent_reward(right(1.0), right(1.5)) == 1  # compiled code may be slower than eager code
 
 
@@ -157,6 +160,8 @@ def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
         widths.append(max(len(r.completion.prompt_ids) + len(r.completion.token_ids) for rows in batch for r in rows))
         assert len(batch) * widths[-1] <= 400 or len(batch) == 1  # both turns of a rollout run as one sequence
     assert widths == sorted(widths, reverse=True) and 1 < len(batches) < 20
+    apart = [[Row("policy", Completion([first], [2] * 9, [], "", True), 1.0) for first in (1, 2)] for _ in range(3)]
+    assert [len(batch) for batch in micro_batches(apart, 40)] == [2, 1]  # turns that extend no other count alone
 
 
 def test_gradients_are_clipped_by_norm_after_the_loss_is_scaled(model):
@@ -187,6 +192,7 @@ def test_replies_that_the_trainer_sees_otherwise_are_masked(model, options, mask
         stats = update(model, Mock(), sequences, configure({"device": "cpu"} | options))
         kept = itertools.chain(*sequences[1 if stats["mrs_masked"] else 0:])
         assert stats["tokens_live"] == sum(len(row.completion.token_ids) for row in kept)
+        assert stats["loss"] == pytest.approx(-stats["tokens_live"] / (30 * 4), rel=0.02)  # the others have none
         return stats["mrs_masked"]
 
     assert [off("policy", 2), off("selection", 1)] == masked
@@ -271,9 +277,10 @@ def test_a_failure_after_a_success_is_void():
     rows = reinforce.credit(a_run({"cross_scheme": False, "prs": False}), [reinforce.Episode(None, [], rollouts)])
     assert [[row.advantage for row in several] for several in rows] == [[4.0, 1.0], [-3.5, 0.0, -1.0], [-0.5]]
     assert rollouts[0].turns[1].advantage is None
-    again = [rolled(right(2.0), Verdict())]
-    reward_turns(again, "davinci", mask_void=False)
-    assert again[0].turns[1].masked is None
+    for options, masked in (({}, [None, "void", "void"]), ({"mask_void": False}, [None] * 3)):
+        again = [rolled(right(2.0), Verdict(), Verdict())]
+        reward_turns(again, "davinci", **options)
+        assert [turn.masked for turn in again[0].turns] == masked
 
 
 def test_the_first_tasks_that_vary_are_trained_on():
@@ -287,6 +294,15 @@ def test_the_first_tasks_that_vary_are_trained_on():
                                                                                ["group"] * 2]
     assert [row.advantage for row in itertools.chain(*rows)] == [-1.0, 1.0, -3.0, -3.0, 3.0, 3.0]
     assert len(reinforce.credit(a_run({"min_std": 0.0}), episodes[:1])) == 2
+
+
+@pytest.mark.parametrize("bm25_only, null", [(False, ()), (True, ("a",))])
+def test_each_scheme_has_n_rollouts_in_order_and_the_last_one_is_the_null_scheme(monkeypatch, bm25_only, null):
+    monkeypatch.setattr(policy, "rollout", lambda model, sandbox, jobs, *_: jobs)
+    episodes = [reinforce.Episode(task, [SimpleNamespace(skills=("a",)), SimpleNamespace(skills=())]) for task in "xy"]
+    reinforce.roll_out(a_run({"bm25_only": bm25_only}, model=None, sandbox=None), episodes, 3, 2, 1.0, None)
+    assert [e.trajectories for e in episodes] == [[(task, skills) for skills in (("a",), (), null) for _ in range(2)]
+                                                  for task in "xy"]
 
 
 def test_selections_of_the_same_skills_share_their_rollouts():
@@ -319,6 +335,30 @@ def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals
     reinforce.verify(SimpleNamespace(args=args, model=None, sandbox=None), [episode])
     assert episode.summaries[0].reward == reward
     assert (episode.staged and episode.staged.verify_speedup) == staged
+
+
+def test_trigger_and_verification_have_the_runs_gain(monkeypatch):
+    seen, episode = [], reinforce.Episode(None, [], [rolled(right(1.0), right(1.4))])
+    monkeypatch.setattr(summarizer, "propose", lambda model, winners, *_: seen.append(len(winners)) or [])
+    monkeypatch.setattr(summarizer, "verify", lambda *given: seen.append(given[-1]))
+    for gain in (1.3, 1.5):
+        run = a_run({"trigger": gain}, model=None, sandbox=None, library=None)
+        reinforce.summarise(run, [episode] * 2)
+        reinforce.verify(run, [episode])
+    assert seen == [2, 1.3, 0, 1.5]
+
+
+@pytest.mark.parametrize("samples, temperature", [(1, 0), (4, 1.0)])
+def test_evaluation_selects_greedily_and_so_writes_a_single_sample(monkeypatch, samples, temperature):
+    asked = []
+    monkeypatch.setattr(reinforce, "select", lambda run, batch, k, temperature: asked.append((k, temperature)) or [])
+    monkeypatch.setattr(reinforce, "roll_out", lambda run, episodes, *how: asked.append(how))
+    monkeypatch.setattr(reinforce, "record_rollouts", lambda *_: None)
+    run = a_run({"eval_samples": samples}, model=SimpleNamespace(device=torch.device("cpu")), out=Path("."),
+                phase=lambda _: contextlib.nullcontext())
+    assert reinforce.evaluate_if_due(run, 0)["eval_correct"] is None and reinforce.evaluate_if_due(run, 1) == {}
+    generator = asked[1][3]
+    assert asked == [(1, 0), (1, samples, temperature, generator, 0.95)] and generator is not run.generator
 
 
 def test_of_one_steps_equal_skills_the_fastest_joins(tmp_path):

@@ -142,7 +142,7 @@ def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
     assert lengths[0][2] < lengths[1][1]
     short = rollout(scripted, FakeSandbox(), jobs, 3, 400, max_prompt_tokens=lengths[1][0])
     assert [len(tr.turns) for tr in short] == [sum(n <= lengths[1][0] for n in row) for row in lengths]
-    assert len(short[1].turns) == 1
+    assert len(short[1].turns) == 1 and short[1].turns[0].completion.token_ids  # exactly the limit
     never = rollout(scripted, FakeSandbox(), jobs, 3, 400, max_prompt_tokens=lengths[1][0] - 1)[1]
     assert len(never.turns) == 1 and never.turns[0].completion.token_ids == []
     assert "more than" in never.turns[0].verdict.error and not never.turns[0].verdict.correct

@@ -352,7 +352,7 @@ def test_trigger_and_verification_have_the_runs_gain(monkeypatch):
 def test_evaluation_selects_greedily_and_so_writes_a_single_sample(monkeypatch, samples, temperature):
     asked = []
     monkeypatch.setattr(reinforce, "select", lambda run, batch, k, temperature: asked.append((k, temperature)) or [])
-    monkeypatch.setattr(reinforce, "roll_out", lambda run, episodes, *how: asked.append(how))
+    monkeypatch.setattr(reinforce, "roll_out", lambda run, episodes, *how: asked.append(how) or [])
     monkeypatch.setattr(reinforce, "record_rollouts", lambda *_: None)
     run = a_run({"eval_samples": samples}, model=SimpleNamespace(device=torch.device("cpu")), out=Path("."),
                 phase=lambda _: contextlib.nullcontext())

@@ -84,6 +84,7 @@ def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, st
 
 
 def test_an_interruption_waits_saves_and_tells_how_to_go_on():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     done = []
     with pytest.raises(KeyboardInterrupt, match="--resume continues"):
         with tasks.resumable("--resume continues", lambda: done.append("saved")):

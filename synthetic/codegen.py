@@ -294,6 +294,7 @@ class Kernel:
         """The kernel's body: a loop over the pieces of the row for each reduction, and one that stores elements."""
         vector = [o.load for o in self.ordered() if "idx" in o.load]  # what makes elements: each loop repeats its part
         body = [o.load for o in self.ordered() if o.load and "idx" not in o.load]
+        numbers = []  # names of what stands once for a row
         for what, level in self.sections:
             if level == "vector":
                 vector += what
@@ -301,9 +302,9 @@ class Kernel:
                 body += what
             else:
                 self.add_reduction(what, vector, body)
-                whole = [line for line in vector if line.split(" = ")[0] == what[1]["t"]]
-                if what[0].reduces and whole and self.local[final] == "vector":
-                    raise Unsupported  # one name for elements and for a number of the row
+                numbers += [what[1]["t"]] if what[0].reduces else []
+        if self.local[final] == "vector" and any(line.split(" = ")[0] in numbers for line in vector):
+            raise Unsupported  # elements have such a name, too, and would overwrite it for the next piece
         if self.local[final] == "row":
             return body + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {final}, mask=lane < inner)"]
         return body + _loop(_needed(vector, [f"tl.store(dst_ptr + idx, {final}, mask=mask)"]))

@@ -100,6 +100,7 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
           ("F.kl_div(x.log_softmax(1), y.softmax(1), reduction='batchmean')", "(64, 128)", "loss("),
           ("torch.where(x > 0, x, y * 2)", "(64, 128)", "fused("),
           ("x.masked_fill(y > 0, -1.0)", "(64, 128)", "fused("),
+          ("y = x - x.mean(dim=1, keepdim=True)\n        return y", "(2, 999, 20)", "sweep("),  # one name for two things
           ("torch.std(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.relu(x) + torch.var(x)", "(64, 99)", "fused("),
           ("torch.var(x, dim=(1, 2)).relu()", "(64, 9, 20)", "fused("),
           ("torch.linalg.vector_norm(x, dim=-1)", "(64, 99)", "row("),
@@ -121,7 +122,8 @@ def single(name, forward, shape):
     if layer:
         made = f"def __init__(self):\n        super().__init__()\n        self.op = {layer[1]}\n\n    def forward"
         source, forward = source.replace("def forward", made, 1), "self.op(x)"
-    return Task(name, 0, source.replace("torch.relu(x) * 2", forward).replace(
+    lines = forward if "return" in forward else f"return {forward}"
+    return Task(name, 0, source.replace("return torch.relu(x) * 2", lines).replace(
         "torch.randn(4, 8)", f"torch.randn{shape}, torch.randn{shape}"))
 
 

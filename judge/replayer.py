@@ -450,7 +450,7 @@ class Replayer:
             seconds[side] = clock.stop()
         both = [tensors_in([self.kept[side][slot] for slot in calls]) for side in sides] if len(calls) > 1 else []
         return {"seconds": seconds, "clearing": clearing, "intruded": not all(identical(*pair) for pair in left_out),
-                "skipped": len(both) == 2 and any([*map(far_apart, *both)])}
+                "skipped": len(both) == 2 and any(map(far_apart, *both))}
 
     def repeat(self, side, calls, count, graphs):
         """Do the calls of a side `count` times, for a client that has a clock of its own."""

@@ -439,7 +439,7 @@ class Window:
         self.fields = {"ones": "1, " * (3 - self.rank), "zeros": "0, " * (3 - self.rank), "pool": POOLS.get(found[1])}
 
     def text(self, name) -> str:
-        return TEMPLATES[self.kind.removeprefix("max").removeprefix("avg")].format(name=name, **self.fields)
+        return TEMPLATES["conv" if self.kind == "conv" else "pool"].format(name=name, **self.fields)
 
     def call(self) -> str:
         texts, layer = [self.last.source], self.last.layer

@@ -81,6 +81,7 @@ _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c},
            ("F.mse_loss({x}, {y}, reduction='sum')", _NORMAL),
            ("F.binary_cross_entropy_with_logits({x}, {y}, reduction='sum')", "torch.rand({rows}, {width})"))
 
+
 class Wide(Problem):
     """A draft of the wide distribution."""
 
@@ -201,12 +202,12 @@ class Wide(Problem):
         kind = self.r.random()
         if kind < 0.45:
             self.line(*_ALONG, d=d)
-            return self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True), list)()
+            return self.pick(self.formula, self.activation, self.scale, lambda: self.formula(True), lambda: None)()
         if kind < 0.6:
             return self.line(*_FOUND, d=d)
         self.line(*_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
         self.shape = []
-        self.pick(self.activation, self.scale, self.formula, list)()  # list: nothing
+        self.pick(self.activation, self.scale, self.formula, lambda: None)()
 
     def formulas(self, alone=False):
         """Formulas written out one after the other: a run of pointwise operators for one kernel.

@@ -16,6 +16,8 @@ from torch.nn.modules import module
 
 from judge.prices import Mode, tensors_in
 
+NOISE = 1 << 22  # random numbers drawn for a tensor; a larger one is moved by the same ones again and again
+
 
 def state_of(model) -> list:
     """[(name, tensor)] of a model's parameters, then of its buffers."""
@@ -76,12 +78,15 @@ class Perturbation(Mode):
     def move(self, addresses):
         """Perturb those of these storages that are waiting for it."""
         for tensor, index, name in [self.waiting.pop(a) for a in addresses if a in self.waiting]:
+            large = tensor.numel() > NOISE
+            pieces = tensor.detach().split(max(1, NOISE * len(tensor) // tensor.numel())) if large else [tensor.detach()]
             generator = torch.Generator(tensor.device).manual_seed(self.seed + index)
-            noise = torch.empty(tensor.shape, device=tensor.device).uniform_(-1, 1, generator=generator)
-            with torch.no_grad():  # by a fifth of it; what is 0 by up to 0.1, but a variance stays above 0
-                tensor.addcmul_(tensor.abs(), noise, value=0.2)
+            noise = torch.empty(pieces[0].shape, device=tensor.device).uniform_(-1, 1, generator=generator)
+            for piece in pieces:  # by a fifth of it; what is 0 by up to 0.1, but a variance stays above 0
+                moves = noise[:len(piece)] if large else noise
+                piece.addcmul_(piece.abs(), moves, value=0.2)
                 if name != "running_var":
-                    tensor.add_(noise, alpha=0.1)
+                    piece.add_(moves, alpha=0.1)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -6,6 +6,7 @@ Each exploit is beside the reason why it fails. Honest candidates that look like
 import pytest
 import torch
 
+from judge import perturbation
 from judge.correctness import structure
 from judge.perturbation import construct, parameter_names
 from tasks import Task
@@ -184,7 +185,9 @@ class Model(torch.nn.Module):
         self.drawn = torch.rand(3)
 
 
-def test_parameters_are_moved_once_and_what_is_computed_from_them_follows():
+@pytest.mark.parametrize("limit", [1 << 22, 24])  # 24: the weight is moved by three rows of noise, three times
+def test_parameters_are_moved_once_and_what_is_computed_from_them_follows(limit, monkeypatch):
+    monkeypatch.setattr(perturbation, "NOISE", limit)
     plain = construct(Model, [], 1, None)
     names = parameter_names(plain)
     moved, again = construct(Model, [], 1, names), construct(Model, [], 1, names)
@@ -194,7 +197,8 @@ def test_parameters_are_moved_once_and_what_is_computed_from_them_follows():
         assert torch.equal(moved.state_dict()[name], again.state_dict()[name])
     assert moved.tied is moved.fc.weight and torch.equal(moved.copy, moved.fc.weight.t())
     assert (moved.norm.running_var > 0.5).all() and torch.equal(moved.drawn, plain.drawn)
-    noise = torch.empty(8, 8).uniform_(-1, 1, generator=torch.Generator().manual_seed(1))
+    noise = torch.empty(min(8, limit // 8), 8).uniform_(-1, 1, generator=torch.Generator().manual_seed(1))
+    noise = noise.repeat(8, 1)[:8]
     once = plain.fc.weight + (0.2 * plain.fc.weight.abs() + 0.1) * noise
     assert torch.allclose(moved.fc.weight, once)
 

@@ -1,0 +1,78 @@
+"""Give the tiny model the shape of Qwen3-8B without changing what it writes, so that a whole step can be measured.
+
+    python results/node/enlarge.py /tmp/8b                      (16.4 GB on disk, on a GPU in half a minute)
+    python reinforce.py --model /tmp/8b --offload --steps 2 --no-eval
+
+A step of a model with random weights earns no reward and trains nothing. Here every matrix of the tiny model lies in a
+corner of a large one whose other entries are zero: added layers add nothing to the residual stream, added heads and
+channels stay zero. Norms divide by a mean over more channels, which their weights make up for.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
+
+ROOT = Path(__file__).parent.parent.parent
+QWEN3_8B = dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
+                num_key_value_heads=8, head_dim=128, vocab_size=151936)
+
+
+def enlarge(small, **shape):
+    """A model of this shape (numbers of Qwen3Config) that computes what `small` does."""
+    old = small.config
+    wider = shape["hidden_size"] / old.hidden_size
+    config = Qwen3Config(**shape, max_position_embeddings=old.max_position_embeddings, tie_word_embeddings=False,
+                         rope_parameters=old.rope_parameters, rms_norm_eps=old.rms_norm_eps / wider,
+                         pad_token_id=old.pad_token_id, bos_token_id=None, eos_token_id=old.eos_token_id)
+    with torch.device(small.device):
+        large = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    group, old_group = (c.num_attention_heads // c.num_key_value_heads for c in (config, old))
+    heads = [i // old_group * group + i % old_group for i in range(old.num_attention_heads)]
+    # A rotation turns channels c and c + D / 2 at a speed that falls with c / D: a head twice as long, every second.
+    longer = config.head_dim // old.head_dim
+    channels = torch.arange(old.head_dim, device=small.device) * longer
+
+    def rows_of(heads):
+        """Rows of a projection that belong to these heads of the large model, in the small one's order."""
+        return torch.cat([head * config.head_dim + channels for head in heads])
+
+    queries, keys = rows_of(heads), rows_of(range(old.num_key_value_heads))
+    with torch.no_grad():
+        for name, weight in large.named_parameters():
+            weight.fill_(1.0 if weight.dim() == 1 else 0.0)
+        source = dict(small.named_parameters())
+        for name, weight in large.named_parameters():
+            value = source.get("model.embed_tokens.weight" if name == "lm_head.weight" else name)
+            if value is None:  # a layer that the small model does not have
+                continue
+            value = value.to(weight.dtype)
+            if "q_proj" in name or "k_proj" in name or "v_proj" in name:
+                weight[queries if "q_proj" in name else keys, :value.shape[1]] = value
+            elif "o_proj" in name:
+                weight[:value.shape[0], queries] = value
+            elif "q_norm" in name:  # mean over `longer` times as many channels, scores divided by its root once more
+                weight[channels] = value
+            elif "k_norm" in name:
+                weight[channels] = value / longer ** 0.5
+            elif weight.dim() == 1:
+                weight[:len(value)] = value / wider ** 0.5
+            else:
+                weight[:value.shape[0], :value.shape[1]] = value
+        # Tokens that the tokenizer does not have get the logit of the padding, which no text ever contains.
+        large.lm_head.weight[old.vocab_size:] = large.lm_head.weight[old.pad_token_id].clone()
+    return large
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out")
+    parser.add_argument("--model", default=str(ROOT / "checkpoints/tiny"))
+    args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    small = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16).to(device)
+    enlarge(small, **QWEN3_8B).save_pretrained(args.out)
+    AutoTokenizer.from_pretrained(args.model).save_pretrained(args.out)
+    for file in Path(args.model).glob("skill_library.jsonl"):
+        (Path(args.out) / file.name).write_text(file.read_text())

@@ -12,21 +12,6 @@ import numpy as np
 import torch
 
 ROUND = {"n": torch.round, "z": torch.trunc, "d": torch.floor, "u": torch.ceil}  # by the last letter of float2int_rn
-BITS = 32  # of the integers that popc, clz and ffs take
-
-
-def bit_length(x):
-    """Bits up to the highest that is set, of 32-bit integers."""
-    return torch.frexp((x.long() & 0xFFFFFFFF).double()).exponent
-
-
-def norm(*values):
-    return sum(value * value for value in values).sqrt()
-
-
-def gamma(x):
-    """The gamma function: torch has only the logarithm of its magnitude."""
-    return x.lgamma().exp() * torch.where((x < 0) & (x.floor() % 2 != 0), -1.0, 1.0)
 
 
 def half_away(x):
@@ -37,20 +22,15 @@ def half_away(x):
 MEANING = {
     "rint": torch.round, "nearbyint": torch.round, "llrint": torch.round, "round": half_away, "llround": half_away,
     "cbrt": lambda x: x.sign() * x.abs() ** (1 / 3), "rcbrt": lambda x: x.sign() * x.abs() ** (-1 / 3),
-    "norm3d": norm, "norm4d": norm, "rhypot": lambda *x: 1 / norm(*x), "rnorm3d": lambda *x: 1 / norm(*x),
-    "rnorm4d": lambda *x: 1 / norm(*x), "rcp": torch.reciprocal, "fabs": torch.abs,
+    "rhypot": lambda x, y: 1 / torch.hypot(x, y), "rcp": torch.reciprocal, "fabs": torch.abs,
     "fma": lambda x, y, z: x.double() * y.double() + z.double(), "exp10": lambda x: 10.0 ** x,
     "fdim": lambda x, y: (x - y).clamp(min=0), "saturatef": lambda x: x.nan_to_num(0.0).clamp(0, 1),
     "remainder": lambda x, y: x.double() - y.double() * torch.round(x.double() / y.double()),
     "logb": lambda x: torch.frexp(x).exponent - 1, "ilogb": lambda x: torch.frexp(x).exponent - 1,
     "scalbn": torch.ldexp,
-    "sinpi": lambda x: (x.double() * math.pi).sin(), "cospi": lambda x: (x.double() * math.pi).cos(), "tgamma": gamma,
+    "sinpi": lambda x: (x.double() * math.pi).sin(), "cospi": lambda x: (x.double() * math.pi).cos(),
     "normcdf": torch.special.ndtr, "normcdfinv": torch.special.ndtri, "erfcinv": lambda x: (1 - x.double()).erfinv(),
-    "j0": torch.special.bessel_j0, "j1": torch.special.bessel_j1, "y0": torch.special.bessel_y0,
-    "y1": torch.special.bessel_y1, "cyl_bessel_i0": torch.special.i0, "cyl_bessel_i1": torch.special.i1,
-    "finitef": torch.isfinite, "isfinited": torch.isfinite, "hadd": lambda x, y: (x.long() + y) >> 1,
-    "popc": lambda x: sum((x >> bit) & 1 for bit in range(BITS)), "clz": lambda x: BITS - bit_length(x),
-    "ffs": lambda x: bit_length(x.long() & -x.long())}
+    "finitef": torch.isfinite, "isfinited": torch.isfinite}
 
 
 def meaning(name):

@@ -68,20 +68,6 @@ def as_kept(values, dtype):
     return values.to(kind).view(getattr(torch, bits.__name__)).numpy().view(stock._get_np_dtype(dtype))
 
 
-def add_as_bits(view, index, values, active, kind):
-    """Add to elements of a view, one program after the other, and return what was there before, as atomics do."""
-    before = np.zeros_like(values)
-    for places, numbers, old, left in zip(index, values, before, active):
-        left = np.flatnonzero(left)
-        while left.size:  # an element that a program names twice has its turn twice
-            now = left[np.unique(places.flat[left], return_index=True)[1]]
-            old.flat[now] = view[places.flat[now]]
-            total = [as_float(TensorHandle(bits.flat[now], kind)).data for bits in (old, numbers)]
-            view[places.flat[now]] = as_kept(sum(total), kind)
-            left = np.setdiff1d(left, now)
-    return TensorHandle(before, kind)
-
-
 def on_floats(operation):
     """One of the interpreter's methods on numbers (op comes last), for those that are kept as bits as well."""
     def call(self, *args):
@@ -229,12 +215,6 @@ class Lockstep(stock.InterpreterBuilder):
         active = rest.pop(0) if masks else None
         return pointers, None if active is not None and active.all() else active, *rest
 
-    def create_load(self, pointers, *rest, **options):
-        return self.create_masked_load(pointers, None, None)
-
-    def create_store(self, pointers, value, *rest, **options):
-        return self.create_masked_store(pointers, value, None)
-
     def create_masked_load(self, pointers, mask, other, *rest, **options):
         kind = pointers.get_element_ty()
         dtype = stock._get_np_dtype(kind)
@@ -264,10 +244,9 @@ class Lockstep(stock.InterpreterBuilder):
 
     def create_atomic_rmw(self, op, pointers, value, mask, sem, scope):
         addresses, values, active = self.in_each_program(pointers.data, value.data, mask.data)
-        number, index = self.memory.before_atomic(addresses, active, values.dtype, sem, scope)
-        if value.dtype.scalar == tl.bfloat16 and number is not None:
-            view = self.memory.view(number, values.dtype)
-            return self.after_atomic(addresses, add_as_bits(view, index, values, active, tl.bfloat16))
+        if value.dtype.scalar in AS_BITS:
+            raise KernelError(f"an atomic on {value.dtype.scalar} is not supported here")
+        self.memory.before_atomic(addresses, active, values.dtype, sem, scope)
         return self.after_atomic(addresses, super().create_atomic_rmw(
             op, TensorHandle(addresses, pointers.dtype), TensorHandle(values, value.dtype),
             TensorHandle(active, tl.int1), sem, scope))

@@ -105,11 +105,11 @@ class Memory:
 
     def before_atomic(self, pointers, mask, dtype, sem, scope):
         """Check an atomic's addresses, one row for each program, and note its order: a scalar one is a signal, as far
-        as `sem` and `scope` (Triton's) let it be seen by other programs. Returns what `locate` does.
+        as `sem` and `scope` (Triton's) let it be seen by other programs.
         """
         number, index = self.locate(pointers, mask, dtype.itemsize, "atomic")
         if number is None:
-            return None, None
+            return
         self.has_atomics = True
         self.races.look(number, index, dtype.itemsize, mask, lambda stamps: stamps & ATOMIC != 0)
         self.before_store(number, dtype, index, mask, ATOMIC)
@@ -119,7 +119,6 @@ class Memory:
             order = "" if "CTA" in str(scope) else str(sem)
             self.races.atomics += [(program, address, "RELEASE" in order, "ACQUIRE" in order) for program, address in
                                    zip(self.races.programs[active].tolist(), pointers.reshape(-1)[active].tolist())]
-        return number, index
 
     def before_store(self, number, dtype, index, mask, atomic=0):
         """Note what is about to be overwritten, and by whom."""

@@ -247,7 +247,7 @@ KERNELS = {
     "atomic_xor": atomic("xor", BITS.format("sum(0) % 2"), SHORTS, 0),
     "atomic_max of floats": atomic("max", "x.amax(0) + 0", "torch.randn(64, 64)", -1e9),
     **{f"atomic_add, {kind}": atomic("add", "x.sum(0)", f"torch.randint(-4, 4, (64, 64)).{kind}()", 0)
-       for kind in ("float", "half", "bfloat16", "double", "long")},
+       for kind in ("float", "half", "double", "long")},
     "every program counts": (problem("torch.full((1,), 48, dtype=torch.int32) + 0 * x[0, :1].int()"), solution('''
 @triton.jit
 def count(out):

@@ -46,8 +46,7 @@ EXPRESSIONS = {
         "v.exp() + v.sigmoid()": "x.exp() + x.sigmoid()", "v.abs() + v.cos().floor()": "x.abs() + x.cos().floor()"}),
     "logarithms and roots": (POSITIVE, {
         **same("tl", "log log2 sqrt rsqrt"), **same("libdevice", "log log1p log10 log2 sqrt rsqrt lgamma"),
-        "tl.sqrt_rn(v)": "x.sqrt()", "libdevice.rcbrt(v)": "x ** (-1 / 3)",
-        "libdevice.tgamma(v)": "x.lgamma().exp()", "libdevice.acosh(v + 1)": "(x + 1).acosh()",
+        "tl.sqrt_rn(v)": "x.sqrt()", "libdevice.rcbrt(v)": "x ** (-1 / 3)", "libdevice.acosh(v + 1)": "(x + 1).acosh()",
         "libdevice.asin(v * 0.8)": "(x * 0.8).asin()", "libdevice.acos(v * 0.8)": "(x * 0.8).acos()",
         "libdevice.atanh(v * 0.8)": "(x * 0.8).atanh()", "libdevice.ilogb(v)": "x.log2().floor()"}),
     "libdevice, quick and rounded": (POSITIVE, {
@@ -58,7 +57,7 @@ EXPRESSIONS = {
         "libdevice.fast_exp10f(v)": "10 ** x", "libdevice.rsqrt_rn(v)": "x.rsqrt()",
         "libdevice.fast_expf(v)": "x.exp()", "libdevice.fast_sinf(v) + libdevice.fast_cosf(v)": "x.sin() + x.cos()",
         "libdevice.fast_dividef(v, 3.0)": "x / 3", "libdevice.add_rn(v, 1.0) * libdevice.mul_rn(v, 2.0)":
-            "(x + 1) * x * 2", "libdevice.y0(v + 1)": "torch.special.bessel_y0(x + 1)"}),
+            "(x + 1) * x * 2"}),
     "libdevice": (FLOATS, {
         **same("libdevice", "tan atan asinh sinh cosh tanh sin cos expm1 exp exp2 erf erfc"),
         "libdevice.atan2(v, 2.0)": "torch.atan2(x, torch.full_like(x, 2))", "libdevice.exp10(v)": "10 ** x",
@@ -70,9 +69,8 @@ EXPRESSIONS = {
         "libdevice.erfcinv(tl.sigmoid(v))": "(1 - x.sigmoid()).erfinv()"}),
     "libdevice, of several numbers": (FLOATS, {
         "libdevice.hypot(v, 2.0)": "torch.hypot(x, torch.full_like(x, 2))", "libdevice.rhypot(v, 2.0)":
-            "(x * x + 4).rsqrt()", "libdevice.norm3d(v, v, 2.0)": "(2 * x * x + 4).sqrt()",
-        "libdevice.norm4d(v, v, v, 2.0)": "(3 * x * x + 4).sqrt()", "libdevice.fmod(v, 0.3)": "torch.fmod(x, 0.3)",
-        "libdevice.rnorm3d(v, v, 2.0)": "(2 * x * x + 4).rsqrt()", "libdevice.fdim(v, 0.3)": "(x - 0.3).relu()",
+            "(x * x + 4).rsqrt()", "libdevice.fmod(v, 0.3)": "torch.fmod(x, 0.3)",
+        "libdevice.fdim(v, 0.3)": "(x - 0.3).relu()",
         "libdevice.copysign(v, -v)": "-x", "libdevice.ldexp(v, 3)": "x * 8", "libdevice.scalbn(v, -2)": "x / 4",
         "libdevice.remainder(v, 0.75)": "x - 0.75 * (x / 0.75).round()"}),
     "libdevice, rounding and bits": (FLOATS, {
@@ -88,9 +86,7 @@ EXPRESSIONS = {
         "tl.where(libdevice.finitef(v), v * 2, 0.0)": "x * 2",
         "tl.where(libdevice.signbit(v) != 0, -v, v)": "x.abs()"}),
     "libdevice, periodic": (FLOATS, {
-        "libdevice.sinpi(v)": "(x * torch.pi).sin()", "libdevice.cospi(v)": "(x * torch.pi).cos()",
-        "libdevice.j0(v)": "torch.special.bessel_j0(x)", "libdevice.j1(v)": "torch.special.bessel_j1(x)",
-        "libdevice.cyl_bessel_i0(v)": "torch.special.i0(x)", "libdevice.cyl_bessel_i1(v)": "torch.special.i1(x)"}),
+        "libdevice.sinpi(v)": "(x * torch.pi).sin()", "libdevice.cospi(v)": "(x * torch.pi).cos()"}),
     "casts": (FLOATS, {
         "v.to(tl.float16)": "x.half().float()", "v.to(tl.bfloat16)": "x.bfloat16().float()",
         "(v * 8).to(tl.int32)": "(x * 8).int().float()", "v.to(tl.float64) * 3": "x * 3",
@@ -140,9 +136,6 @@ EXPRESSIONS = {
         "tl.cdiv(v, 7)": "torch.div(x + 6, 7, rounding_mode='trunc')",
         "tl.umulhi(v.to(tl.uint32), 1 << 30).to(tl.int32)": "((x.long() & 0xFFFFFFFF) >> 2).int()",
         "(v.to(tl.int64) * v * v * v % 1000).to(tl.int32)": "torch.fmod(x.long() ** 4, 1000).int()",
-        "libdevice.popc(v)": "sum([(x >> i) & 1 for i in range(32)])", "libdevice.hadd(v, 7)": "(x + 7) >> 1",
-        "libdevice.clz(tl.abs(v) + 1)": "31 - (x.abs() + 1).float().log2().floor().int()",
-        "libdevice.ffs(v)": "sum([((x & ((1 << i) - 1)) == 0) & (x != 0) for i in range(32)]).int()",
         "libdevice.int2float_rn(v).to(tl.int32) * 2": "x * 2", "tl.where(v % 2 == 0, v, -v)": "x * (1 - 2 * (x % 2))",
         "tl.xor_sum(v.reshape(BLOCK, 1), 1) * 2": "x * 2"}),
     "half": (HALF, {
@@ -316,8 +309,8 @@ REFUSED = {  # body: the words
         "inline assembly (tl.inline_asm_elementwise) is not supported here",
     "tl.store(out + o, v ** 2)": "unsupported operand type(s) for **", "tl.store(out + o, libdevice.jn(2, v))":
         "libdevice.jn is not supported here",
-    "tl.store(out + o, libdevice.brev(o))": "libdevice.brev is not supported here",
-    "tl.store(out + o, libdevice.add_rd(v, v))": "libdevice.add_rd is not supported here",
+    "tl.store(out + o, libdevice.popc(o))": "libdevice.popc is not supported here",
+    "tl.atomic_add(out.to(tl.pointer_type(tl.bfloat16), bitcast=True) + o, v.to(tl.bfloat16))": "an atomic on bf16",
     "tl.store(out + o, tl.nonsense(v))": "tl.nonsense is not in triton",
     "tl.store(out + o, torch.relu(v))": "torch.relu",
     "for i in range(3):\n    if i == 1:\n        break\ntl.store(out + o, v)": "`break` is not available",

@@ -12,6 +12,7 @@ import random
 import sys
 import tempfile
 import threading
+import traceback
 import types
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -85,14 +86,15 @@ def load_module(name, code, path):
 OUT_OF_MEMORY = "OutOfMemoryError"
 
 
+def line_in(error, path):
+    """The line of a file in which an exception was raised, or None."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
+    return lines[-1] if lines else None
+
+
 def describe(error, path=""):
     """(one line of text, line number in the file `path` or None) for an exception."""
-    line, frame = getattr(error, "lineno", None), error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == str(path):
-            line = frame.tb_lineno
-        frame = frame.tb_next
-    text = str(error)
+    line, text = line_in(error, str(path)) or getattr(error, "lineno", None), str(error)
     if "Error building extension" in text:  # of nvcc's pages of output, what it complains about
         text = "\n".join(["Error building extension"] + [row for row in text.split("\n") if "error:" in row][:2])
     text = " ".join(text.split())

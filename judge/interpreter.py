@@ -22,6 +22,7 @@ from triton.runtime import interpreter as stock
 from triton.runtime import jit
 
 from judge.compiler import BUILTINS, FILE, KernelError
+from judge.correctness import line_in
 from judge.lockstep import Diverged, Lockstep, Waiting, block_pointers, unwrap, uniform
 
 STOCK_NAMES = ("_InterpreterComparison",)  # that its transformer of syntax trees writes, and interpreter_semantic
@@ -271,10 +272,5 @@ def check_limits(name, grid, options):
 
 def in_candidate(name, error):
     """A KernelError that says in which of the candidate's lines a kernel failed."""
-    frame, line = error.__traceback__, None
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == FILE:
-            line = frame.tb_lineno
-        frame = frame.tb_next
     text = str(error) if isinstance(error, (KernelError, Waiting)) else f"{type(error).__name__}: {error}"
-    return KernelError(f"{name}: {text}", line, "launch")
+    return KernelError(f"{name}: {text}", line_in(error, FILE), "launch")

@@ -32,9 +32,10 @@ from torch.utils._pytree import tree_leaves
 from judge.correctness import (EXTENSION, Failed, Verdict, as_bytes, bytes_in, check_structure, compare, derive,
                                describe, identical, note_comparison, numbered, reaching, reject, set_failure,
                                set_profile, set_roofline, sharing, structure, tolerance_of)
-from judge.messages import ROOM, Child, Gone, decode
+from judge.messages import ROOM, Child, Gone, layouts_in
 from judge.perturbation import state_of
 from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of
+from judge.recorder import launches_of
 from judge.rules import LAUNCH_OPTIONS, dotted, offence, parse
 from tasks import GPU_BATCH_FACTOR
 
@@ -185,22 +186,20 @@ class Recorded:
         reference, recorder = self.reference, Child(self.fork_server, "candidate")
         room = ROOM + bytes_in([calls, 2 * [reference.state]])  # it may hold its parameters in another form as well
         try:
-            answer = self.ask(recorder, {"code": code, "seed": reference.parameter_seed, "names": reference.names,
-                                         "arguments": reference.arguments, "calls": calls, **job}, room)
+            answer = self.ask(recorder, {"code": code, "calls": calls, **reference.construction(), **job}, room)
         finally:
             recorder.close()
         for step in answer["program"]["steps"]:
             reason = step[0] == "operator" and refusal(step, priced(reference).called, self.settings["clock"])
             if reason:
                 raise Failed({"failed": "forward", "error": reason})
-            for launch in step[1] if step[0] == "tuned" else [step] if step[0] == "launch" else []:
+            for launch in launches_of(step):
                 unknown = sorted(set(launch[4]) - LAUNCH_OPTIONS)
                 if unknown:
                     why = f"{launch[1]} has no argument or launch option {unknown[0]}"
                     raise Failed({"failed": "compile", "error": f"KernelError: {why}"})
-        outputs, program = [], answer["program"]
-        decode(program["output"], outputs.append)
-        shared = sharing(outputs, [*program["inputs"], *program["state"].values()])
+        program = answer["program"]
+        shared = sharing(layouts_in(program["output"]), [*program["inputs"], *program["state"].values()])
         if any(mine and not theirs for mine, theirs in zip(shared, reference.sharing)):
             why = "it is expanded, an input or parameter, or another output once more, and the reference's is not"
             raise Failed({"failed": "forward", "error": f"an output has no memory of its own: {why}"})

@@ -327,7 +327,11 @@ class Candidate(Recorded):
     def profile(self):
         self.connection.put(0, self.task.first.inputs, self.deadline)
         self.acquire(exclusive=True)
-        return [[float(ms), str(label), bool(own)] for ms, label, own in self.order("profile")["events"]]
+        return self.events(self.order("profile"))
+
+    def events(self, answer):
+        """What `profile` returns, by what the process answers."""
+        return [[float(ms), str(label), bool(own)] for ms, label, own in answer["events"]]
 
     def time(self, verdict):
         task, chance, timing = self.task, random.Random(os.urandom(8)), Timing(self.task.patience)
@@ -393,10 +397,7 @@ class Extension(Candidate):
         own.share(task.first.inputs, task.first.expected, task.slots, self.reference.job["part"] / 2, self.deadline)
         return built["state"] == {name: list(tensor.shape) for name, tensor in self.reference.state.items()}
 
-    def profile(self):
-        self.connection.put(0, self.task.first.inputs, self.deadline)
-        self.acquire(exclusive=True)
-        answer = self.order("profile")
+    def events(self, answer):
         events = [[float(ms), str(label), False] for ms, label, _ in answer["events"]]
         rest = answer["total"] - sum(ms for ms, _, _ in events)  # its kernels run outside of every operator
         return [*events, [rest, EXTENSION, True]] if rest > 0.002 else events

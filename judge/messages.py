@@ -82,6 +82,14 @@ def decode(value, tensor, other=None):
     return other(kind, content)
 
 
+def layouts_in(value) -> list:
+    """What stands for each tensor in a value as `encode` writes it."""
+    if isinstance(value, dict) and "tensor" in value:
+        return [value["tensor"]]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [layout for part in parts for layout in layouts_in(part)]
+
+
 def elements_spanned(shape, stride) -> int:
     """How many elements lie between a tensor's first and its last one, both included."""
     return sum((n - 1) * step for n, step in zip(shape, stride)) + 1 if all(shape) else 0

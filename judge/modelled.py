@@ -46,9 +46,9 @@ from judge.compiler import KernelError
 from judge.lockstep import unwrap
 from judge.memory import Memory, only_moves
 from judge.prices import FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
-from judge.messages import TORCH_NAMES, strided
+from judge.messages import TORCH_NAMES, layouts_in, strided
 from judge.perturbation import written_by
-from judge.recorder import layouts_in, read_value
+from judge.recorder import launches_of, read_value
 
 
 def addresses(tree):
@@ -92,13 +92,11 @@ class Recording:
         self.functions = self.kernels  # as arguments of other kernels
 
     def compile_all(self, known):
-        """{number of a tuned step: positions of the launches that compile}: a GPU may refuse all but one."""
+        """{number of a step: positions of its launches that compile}: of several, a GPU may refuse all but one."""
         working = {}
         for number, step in enumerate(self.recording["steps"]):
-            if step[0] == "launch":
-                self.compile(step, known)
-            elif step[0] == "tuned":
-                found = those_that_work(step[1], lambda launch: self.compile(launch, known))
+            if launches := launches_of(step):
+                found = those_that_work(launches, lambda launch: self.compile(launch, known))
                 working[number] = [position for position, _ in found]
         return working
 

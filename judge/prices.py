@@ -29,7 +29,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from judge.messages import decode
+from judge.messages import layouts_in
 from judge.rules import MOVES, ONE_PASS, REFERENCE_ONLY, REFUSED_OPERATORS
 from tasks import GPU_BATCH_FACTOR
 
@@ -325,14 +325,19 @@ def kind_of(func, on_complex):
     return base_name(operator_name(func)) + (" of complex numbers" if on_complex else "")
 
 
+def forms_of(name) -> list:
+    """The overloads of PyTorch's operator of this name, if there is one."""
+    found = getattr(torch.ops.aten, name, None)
+    return [getattr(found, overload) for overload in found.overloads()] if found is not None else []
+
+
 def is_known(func, on_complex):
     """Does an operator do no more work than its price says, on memory that is its own? See rules.ONE_PASS."""
     name = base_name(operator_name(func))
     if REFERENCE_ONLY.fullmatch(name):
         return False
-    plain = getattr(torch.ops.aten, name.removeprefix("_foreach_"), None)
-    forms = [getattr(plain, overload) for overload in plain.overloads()] if plain is not None else [func]
-    if any(is_pointwise(form) or form.is_view for form in forms) or name.endswith("_copy"):
+    if any(is_pointwise(form) or form.is_view for form in forms_of(name.removeprefix("_foreach_")) or [func]) or \
+            name.endswith("_copy"):
         return True
     factory = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
     return not on_complex and bool(
@@ -341,9 +346,7 @@ def is_known(func, on_complex):
 
 def only_moves(kind):
     """Does an operator (`kind_of`) compute nothing?"""
-    overloads = getattr(torch.ops.aten, kind, None)
-    forms = [getattr(overloads, name) for name in overloads.overloads()] if overloads is not None else []
-    return bool(MOVES.fullmatch(kind)) or kind in FREE_OPERATORS or any(form.is_view for form in forms)
+    return bool(MOVES.fullmatch(kind)) or kind in FREE_OPERATORS or any(form.is_view for form in forms_of(kind))
 
 
 def refusal(step, called, clock="modelled"):
@@ -351,13 +354,12 @@ def refusal(step, called, clock="modelled"):
 
     The measured clock takes what PyTorch has for a GPU, but for what reaches outside of a program's tensors.
     """
-    layouts, (base, overload) = [], step[1].split(".")
+    base, overload = step[1].split(".")
     func = getattr(getattr(torch.ops.aten, base), overload)
-    decode(step[2:4], layouts.append)
     if clock == "measured":
         known = torch._C._dispatch_has_kernel(func.name()) and base_name(base) not in REFUSED_OPERATORS
         return None if known else f"aten.{base} is not available to a candidate"
-    on_complex = any("complex" in layout[1] for layout in layouts)
+    on_complex = any("complex" in layout[1] for layout in layouts_in(step[2:4]))
     kind = kind_of(func, on_complex)
     if kind in REFUSED_OPERATORS or kind not in called and not is_known(func, on_complex):
         return f"aten.{kind} has no modelled price: it may be called only where the reference calls it"

@@ -71,17 +71,6 @@ def read_value(value, tensor, kernels=None):
     return decode(value, tensor, other)
 
 
-def layouts_in(value) -> list:
-    """The layouts of all tensors in a recorded value."""
-    found = []
-
-    def other(kind, content):
-        return decode(content, found.append, other)
-
-    decode(value, found.append, other)
-    return found
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Recording
 
@@ -93,6 +82,11 @@ NAMESPACES = {"aten", "prim", "prims"}  # of PyTorch's own operators
 WHOLE = {"batch_norm", "instance_norm", "dropout", "alpha_dropout", "feature_dropout", "scaled_dot_product_attention",
          "lstm", "gru", "rnn_tanh", "rnn_relu", "ctc_loss"}  # ATen operators that a GPU takes apart in its own way
 MOST_CONFIGS = 16  # of an autotuned kernel that are recorded and tried
+
+
+def launches_of(step) -> list:
+    """The Triton launches of a recorded step: one, or one for each configuration of an autotuned kernel, or none."""
+    return {"launch": [step], "tuned": step[1]}.get(step[0], [])
 
 
 def identity(tensor) -> int:

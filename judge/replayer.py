@@ -24,11 +24,12 @@ from torch.utils._pytree import tree_leaves
 from judge import compiler
 from judge.compiler import KernelError
 from judge.correctness import failure, identical, load_module, structure
-from judge.messages import (BLANK, TORCH_NAMES, dense, export, receive, send, spare_memory, strided, views)
+from judge.messages import (BLANK, TORCH_NAMES, dense, export, layouts_in, receive, send, spare_memory, strided,
+                            views)
 from judge.modelled import Recording, those_that_work
 from judge.perturbation import construct, state_of
 from judge.prices import FREE_OPERATORS, Mode, tensors_in
-from judge.recorder import layouts_in, read_value
+from judge.recorder import launches_of, read_value
 
 PAUSE = 300_000  # clock cycles, 150 microseconds, that the GPU waits while graphs are being launched
 PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured (see processes.start)
@@ -65,21 +66,7 @@ def storages_in(step) -> set:
     """Numbers of the storages that a step of a program uses."""
     if step[0] == "operator":
         return {layout[0] for layout in [*layouts_in(step[2:4]), *step[4]]}
-    launches = {"launch": [step], "tuned": step[1]}.get(step[0], [])
-    return {layout[0] for launch in launches for layout in layouts_in(list(launch[3].values()))}
-
-
-class Compilation(Recording):
-    """Compiles the launches of a program, in a process without the GPU, into the folder of compiled kernels.
-
-    Of an autotuned kernel's configurations the GPU may refuse all but one.
-    """
-
-    def __init__(self, code, recording, known, settings):
-        super().__init__(code, recording)
-        if settings["device"] != "cpu":
-            self.compile_launch = compiler.compile_for_device
-        self.compile_all(known)
+    return {layout[0] for launch in launches_of(step) for layout in layouts_in(list(launch[3].values()))}
 
 
 class Program(Recording):

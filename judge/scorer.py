@@ -34,7 +34,7 @@ from judge.gpu_lock import RemoteLock
 from judge.measured import Connection, Measured
 from judge.messages import TORCH_NAMES, receive, send, spare_memory
 from judge.perturbation import construct
-from judge.replayer import Compilation, Replayer
+from judge.replayer import Replayer
 from tasks import TaskError
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -82,8 +82,11 @@ def compiles(sock, _, settings):
     job = receive(sock)
     recorder.pretend_gpu(job["gpu"])
     with reporting(sock, ["compile"]):
-        found = Compilation(job["code"], job["program"], set(job["known"]), settings)
-        send(sock, {"compiled": list(found.compiled)})
+        recording = modelled.Recording(job["code"], job["program"])
+        if settings["device"] != "cpu":
+            recording.compile_launch = compiler.compile_for_device  # into the folder of compiled kernels
+        recording.compile_all(set(job["known"]))
+        send(sock, {"compiled": list(recording.compiled)})
 
 
 def replayer(sock, _, settings):

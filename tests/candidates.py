@@ -79,12 +79,13 @@ def solution(kernels, body, names="x") -> str:
             f"{kernels}\nclass ModelNew(torch.nn.Module):\n    def forward(self, {names}):\n{lines}\n")
 
 
-def small_task(name, body, arguments="x", inputs="torch.randn(64, 64)") -> Task:
-    """A task without parameters. body: of its forward."""
+def small_task(name, body, arguments="x", inputs="torch.randn(64, 64)", state="") -> Task:
+    """A task whose forward has this body. state: a line of its constructor, for a task with parameters."""
+    constructor = f"    def __init__(self):\n        super().__init__()\n        {state}\n\n" if state else ""
     return Task(name, 0, f'''import torch
 
 class Model(torch.nn.Module):
-    def forward(self, {arguments}):
+{constructor}    def forward(self, {arguments}):
         {body}
 
 def get_inputs():

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from candidates import small_task
 from judge import compiler
 from sandbox import Sandbox
 from tasks import Task
@@ -17,27 +18,8 @@ from tasks import Task
 # ---------------------------------------------------------------------------------------------------------------------
 # The victims: problems, and an honest kernel to start from
 
-POINTWISE = '''
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(64))
-
-    def forward(self, x):
-        return torch.sigmoid(x + self.bias) * 2.0
-
-rows = 256
-
-def get_inputs():
-    return [torch.randn(rows, 64)]
-
-def get_init_inputs():
-    return []
-'''
-
+POINTWISE = small_task("victim", "return torch.sigmoid(x + self.bias) * 2.0", inputs="torch.randn(256, 64)",
+                       state="self.bias = torch.nn.Parameter(torch.zeros(64))").source
 SMALL = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", "torch.softmax((x + self.bias).flatten(), 0)")
 NEAR_IDENTITY = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", "x + 0.002 * torch.sigmoid(x + self.bias)")
 PRODUCT = POINTWISE.replace("torch.zeros(64)", "torch.zeros(512)").replace("64", "512").replace(
@@ -166,7 +148,7 @@ return fused(x, self.bias)"""), "is_current_stream_capturing", POINTWISE),
     "ignoring an input that is nearly constant": (
         HONEST.replace("def forward(self, x):", "def forward(self, x, scale):"), "wrong values",
         POINTWISE.replace("def forward(self, x):", "def forward(self, x, scale):").replace("* 2.0", "* scale").replace(
-            "[torch.randn(rows, 64)]", "[torch.randn(rows, 64), 2.0 + 1e-3 * torch.rand(1)]")),
+            "[torch.randn(256, 64)]", "[torch.randn(256, 64), 2.0 + 1e-3 * torch.rand(1)]")),
     "behaving only for one seed": (
         forward("return self.answer if x.shape == self.answer.shape else fused(x, self.bias)",
                 "torch.manual_seed(43)\nself.answer = torch.sigmoid(torch.randn(256, 64)) * 2.0"), "", POINTWISE),

@@ -6,30 +6,13 @@ Each exploit is beside the reason why it fails. Honest candidates that look like
 import pytest
 import torch
 
+from candidates import small_task
 from judge import perturbation
 from judge.correctness import structure
 from judge.perturbation import construct, parameter_names
-from tasks import Task
 
-TASK = '''
-import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(64).eval()
-        self.scale = nn.Parameter(torch.ones(64))
-
-    def forward(self, x):
-        return torch.relu(self.norm(x)) * self.scale
-
-def get_inputs():
-    return [torch.randn(32, 64)]
-
-def get_init_inputs():
-    return []
-'''
+AFFINE = small_task("affine", "return torch.relu(self.norm(x)) * self.scale", inputs="torch.randn(32, 64)", state=(
+    "self.norm, self.scale = torch.nn.BatchNorm1d(64).eval(), torch.nn.Parameter(torch.ones(64))"))
 
 HEAD = '''
 import torch
@@ -133,9 +116,6 @@ step = make()
 }
 
 
-AFFINE = Task("affine", 0, TASK)
-
-
 def ahead():
     return [(AFFINE, code) for code in (*HONEST_ONES.values(), *(code for code, _ in EXPLOITS.values()))]
 
@@ -156,13 +136,13 @@ def test_exploits_fail(box, name):
 def naive(code):
     """Two calls of a candidate without kernels, with parameters as they are: is each result the reference's?"""
     space = {"__name__": "task"}
-    exec(TASK + code, space)
+    exec(AFFINE.source + code, space)
     x, reference, model = torch.randn(32, 64), space["Model"](), space["ModelNew"]()
     return [bool(torch.allclose(model(y), reference(y), atol=1e-2)) for y in (x, -x)]
 
 
 def test_a_naive_check_lets_them_pass():
-    make = "\nclass ModelNew(nn.Module):\n    last = None\n    def forward(self, x):\n        "
+    make = "\nclass ModelNew(torch.nn.Module):\n    last = None\n    def forward(self, x):\n        "
     with torch.no_grad():
         assert naive(make + "return torch.relu(x)") == [True, True]  # ignores all parameters
         keeps = "self.last = torch.relu(x) if self.last is None else self.last\n        return self.last"

@@ -5,10 +5,8 @@ import re
 import pytest
 import torch
 
-from candidates import problem, solution
+from candidates import problem, small_task, solution
 from judge import prices
-from tasks import Task
-
 
 MAP = '''
 @triton.jit
@@ -286,23 +284,8 @@ def scale(x, y, out, BLOCK: tl.constexpr):
 
 
 def test_parameters_cost_what_they_would_among_larger_tensors(box):
-    task = Task("bias", 0, """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.bias = torch.nn.Parameter(torch.randn(256, 64))
-
-    def forward(self, x):
-        return x + self.bias
-
-def get_inputs():
-    return [torch.randn(256, 64)]
-
-def get_init_inputs():
-    return []
-""")
+    task = small_task("bias", "return x + self.bias", inputs="torch.randn(256, 64)",
+                      state="self.bias = torch.nn.Parameter(torch.randn(256, 64))")
     start = "class ModelNew(torch.nn.Module):\n"
     head = start + "    def __init__(self):\n        super().__init__()\n"
     add = by_elements("v + tl.load(y + o, mask=o < n)").replace("x, out", "x, y, out")

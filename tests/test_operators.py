@@ -8,7 +8,7 @@ from tasks import Task
 from test_cheats import POINTWISE, fails_here, forward
 
 WEIGHTS = "self.weights = torch.randn(512, 512)"
-MATRICES = POINTWISE.replace("self.bias = nn.Parameter(torch.zeros(64))", WEIGHTS).replace("64", "512").replace(
+MATRICES = POINTWISE.replace("self.bias = torch.nn.Parameter(torch.zeros(64))", WEIGHTS).replace("64", "512").replace(
     "torch.sigmoid(x + self.bias)", "torch.sigmoid(x @ self.weights)")
 PRICED_ALIKE = {  # {an operator in place: what it may not be cheaper than}
     "torch.zeros(256, 512).addmm_(x, w)": "x @ w", "torch.zeros(1, 256, 512).baddbmm_(x[None], w[None])[0]": "x @ w",

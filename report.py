@@ -191,10 +191,8 @@ def what_fits(given, tables) -> str:
     """
     shapes = dict(plan.SHAPES)
     if "model" in given:
-        try:
+        with told(f"--model {given['model']}: no config to plan with"):
             shapes[given["model"]] = plan.shape_of(found(given["model"]))
-        except (OSError, ValueError) as error:
-            raise UserError(f"{given['model']}: no config to plan with ({str(error).splitlines()[0][:150]})") from None
     return plan.table(shapes, plan.longest(configure({"device": "cuda"} | given, 8e9, *tables)))
 
 

@@ -111,18 +111,16 @@ def refusal(name, shape, gpus, memory, tokens, offload) -> str | None:
     if found.offload and not offload:
         return (f"{name}: does not fit on {gpus} GPU(s) of {memory / 1e9:.0f} GB without --offload, which takes "
                 f"{8 * shape.parameters / 1e9:.0f} GB of the host's memory")
-    return None
 
 
 def table(shapes, tokens) -> str:
     """What fits where, for {name: Shape}, as text."""
-    lines = [f"{'':<12}" + "".join(f"{f'{gpus} x {card} GB':>21}" for gpus, card in NODES)]
+    row = ("{:<12}" + "{:>21}" * len(NODES)).format
+    lines = [f"Update of {tokens} tokens in a micro-batch: layers that are recomputed, of all; then the tokens that the "
+             "sampler's cache can hold.", row("", *(f"{gpus} x {card} GB" for gpus, card in NODES))]
     for name, shape in shapes.items():
-        cells = []
-        for gpus, card in NODES:
-            found = plan(shape, gpus, CARDS[card], tokens)
-            cells.append("no" if found is None else f"{'--offload ' if found.offload else ''}"
-                         f"{found.recomputed}/{shape.layers} {found.cache / 1000:.0f}k")
-        lines.append(f"{name[-12:]:<12}" + "".join(f"{cell:>21}" for cell in cells))
-    return "\n".join([f"Update of {tokens} tokens in a micro-batch: layers that are recomputed, of all; then the "
-                      "tokens that the sampler's cache can hold.", *lines])
+        plans = [plan(shape, gpus, CARDS[card], tokens) for gpus, card in NODES]
+        cells = [f"{'--offload ' * p.offload}{p.recomputed}/{shape.layers} {p.cache / 1000:.0f}k" if p else "no"
+                 for p in plans]
+        lines.append(row(name[-12:], *cells))
+    return "\n".join(lines)

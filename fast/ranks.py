@@ -5,14 +5,14 @@ of its own, and computes the gradient of its own part of the replies. Then all r
 
     distribute          a part of a list is worked on by each rank, and all get all results
     share, gather       the same in two steps: a part of a list, and the list again from what became of the parts
-    clip_grad_norm      gradients are added up and sharded (reduce-scatter): rank r has elements r/N ... (r+1)/N of each
+    clip_grad_norm      gradients are added up (all-reduce), and rank r keeps elements r/N ... (r+1)/N of each
     optimizer.step      each rank updates that part of every weight; the parts are collected (all-gather)
 
 So a parameter takes 2 bytes for its weight, 2 for its gradient and 8/N for the optimiser's state (optimizer.py): ZeRO
 stage 1. Why not PyTorch's fully_shard, which shards the weights as well? The sampler reads all of them for every token,
 through CUDA graphs that know their addresses, so it would need a second, whole copy; and weights in bfloat16 are the
 small part. Why not its ZeroRedundancyOptimizer? That gives out whole tensors, of which an embedding of 1.2 GB is one,
-and still sends every gradient to every rank. A part of a tensor is a tensor, too: any optimiser takes it as it is.
+so ranks would wait for one another. A part of a tensor is a tensor, too: any optimiser takes it as it is.
 
 Random numbers depend on the seed, the prompt, and how often the prompt came before (engine.py). So rollouts that begin
 with the same prompt stay on one rank, which also reads it only once; and every rank makes the same draws from the run's
@@ -21,7 +21,6 @@ process that torchrun has not started, or has started alone, every function here
 """
 
 import contextlib
-import functools
 import os
 import signal
 import sys
@@ -32,9 +31,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-# Since PyTorch 2.13 they have other names, and tell so at every call.
+# Since PyTorch 2.13 it has another name, and tells so at every call.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def count() -> int:
@@ -53,7 +51,6 @@ def rank() -> int:
 
 def joined(main):
     """main(), joined with the other ranks while it runs. Whatever ends one of them ends all, and is told once."""
-    @functools.wraps(main)
     def run(*args):
         if int(os.environ.get("WORLD_SIZE", 1)) == 1:
             return main(*args)
@@ -130,9 +127,8 @@ def first_to_tell() -> bool:
 
 def each(value) -> list:
     """Every rank's value, an object that can be pickled, in the order of ranks. Waits for all of them."""
-    values = [value]
+    values = [value] * count()
     if count() > 1:
-        values = [None] * count()
         dist.all_gather_object(values, value)
     return values
 
@@ -184,10 +180,22 @@ def sharded(make, parameters, **options):
 
 
 def clip_grad_norm(optimizer, parameters, largest) -> torch.Tensor:
-    """Add up the gradients of all ranks, and scale them down where their norm is above `largest`. Returns the norm."""
-    if isinstance(optimizer, ShardedOptimizer):
-        return optimizer.clip_grad_norm(largest)
-    return torch.nn.utils.clip_grad_norm_(parameters, largest)
+    """Add up the gradients of all ranks, and scale them down where their norm is above `largest`. Returns the norm.
+
+    With several ranks each then has its part of the gradients; those of the whole parameters are freed one by one.
+    """
+    if count() == 1:
+        return torch.nn.utils.clip_grad_norm_(parameters, largest)
+    square = torch.zeros((), device=optimizer.whole[0].device)
+    for p, own in zip(optimizer.whole, optimizer.own):
+        gradient = torch.zeros_like(p) if p.grad is None else p.grad  # None: no reply of this rank has reached it
+        dist.all_reduce(gradient)
+        own.grad, p.grad = optimizer.part(gradient).clone(), None
+        if own.numel() < p.numel() or rank() == 0:  # what every rank has counts once
+            square += torch.linalg.vector_norm(own.grad, dtype=torch.float32) ** 2
+    dist.all_reduce(square)
+    torch.nn.utils.clip_grads_with_norm_(optimizer.own, largest, square.sqrt())
+    return square.sqrt()
 
 
 class ShardedOptimizer:
@@ -198,15 +206,12 @@ class ShardedOptimizer:
 
     def __init__(self, make, parameters, **options):
         """make, parameters (tensors or groups), options: as of `sharded`."""
-        groups = list(parameters)
-        if not isinstance(groups[0], dict):
-            groups = [{"params": groups}]
-        self.groups = [group | {"params": list(group["params"])} for group in groups]
-        self.whole = [p for group in self.groups for p in group["params"]]
+        self.optimizer = make(parameters, **options)
+        self.whole = [p for group in self.param_groups for p in group["params"]]
         self.own = [torch.nn.Parameter(self.part(p.data)) for p in self.whole]  # views: they change with the whole
         own = iter(self.own)
-        self.optimizer = make([group | {"params": [next(own) for _ in group["params"]]} for group in self.groups],
-                              **options)
+        for group in self.param_groups:  # no state has been made yet: it will be that of the parts
+            group["params"] = [next(own) for _ in group["params"]]
 
     @property
     def param_groups(self):
@@ -216,24 +221,6 @@ class ShardedOptimizer:
         """This rank's part of a parameter, or of a tensor of its shape: (elements / N,), a view."""
         flat = tensor.view(-1)
         return flat if len(flat) % count() else flat.chunk(count())[rank()]
-
-    def clip_grad_norm(self, largest) -> torch.Tensor:
-        """See the function of this name. The gradients of the whole parameters are freed, one after the other."""
-        square = torch.zeros((), device=self.whole[0].device)
-        for p, own in zip(self.whole, self.own):
-            gradient = torch.zeros_like(p) if p.grad is None else p.grad  # None: no reply of this rank has reached it
-            p.grad = None
-            if own.numel() == p.numel():
-                dist.all_reduce(gradient)
-                own.grad = gradient.view(-1)
-            else:
-                own.grad = torch.empty_like(own)
-                _reduce_scatter(own.grad, gradient.view(-1))
-            if own.numel() < p.numel() or rank() == 0:  # what every rank has counts once
-                square += torch.linalg.vector_norm(own.grad, dtype=torch.float32) ** 2
-        dist.all_reduce(square)
-        torch.nn.utils.clip_grads_with_norm_(self.own, largest, square.sqrt())
-        return square.sqrt()
 
     @torch.no_grad()
     def step(self):

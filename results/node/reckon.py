@@ -111,8 +111,8 @@ def seconds(name, gpus, tasks, offload, by="scheme", exact=False, seed=0) -> dic
         phases[phase] = max(sampling(shape, part, slots, judged) for part in deal(replies, gpus, "task"))
     moved = 16 * shape.parameters / TO_HOST if offload else 0
     phases["update"] = (1.01 * TRAINED / UPDATE[name] + OPTIMIZER * shape.parameters + moved) / gpus
-    # gradients there and weights back; gathered: what the rollouts are, once for 16 tasks
-    phases["links"] = (gpus - 1) / gpus * 4 * shape.parameters / LINK + GATHER * tasks / 16 if gpus > 1 else 0
+    # gradients there and back, and weights back; gathered: what the rollouts are, once for 16 tasks
+    phases["links"] = (gpus - 1) / gpus * 6 * shape.parameters / LINK + GATHER * tasks / 16 if gpus > 1 else 0
     return phases | {"slots": slots, "step": sum(phases.values())}
 
 

@@ -387,14 +387,14 @@ class Replayer:
             with torch.cuda.stream(stream):
                 subject.forward(self.inputs(side, calls[0]))  # libraries set themselves up for the stream
             self.synchronize()
-            graphs, self.kept[side] = {}, {}
+            graphs = {}  # {slot: (graph, what it gives)}
             for slot in calls:  # each in memory of its own, as nobody knows which are replayed, and in what order
-                graphs[slot] = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graphs[slot], stream=stream):
-                    self.kept[side][slot] = subject.forward(self.inputs(side, slot))
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=stream):
+                    out = subject.forward(self.inputs(side, slot))
+                graphs[slot] = graph, out
             self.graphs[side] = graphs
         except Exception:  # it waits for the GPU, or uses a stream of its own
-            self.kept.pop(side, None)
             if self.is_broken():
                 raise
         return {"captured": side in self.graphs}
@@ -422,14 +422,13 @@ class Replayer:
         """
         seconds, clearing, left_out = {}, 0.0, []
         if graphs and "candidate" in sides:  # what the calls that are left out have given, no other call may change
-            kept = tensors_in([out for slot, out in self.kept["candidate"].items() if slot not in calls])
+            kept = tensors_in([out for slot, (_, out) in self.graphs["candidate"].items() if slot not in calls])
             left_out = [(tensor, tensor.clone()) for tensor in kept]
         for side in sides:
             subject, clock = self.sides[side], Stopwatch(self.cuda)
             torch.manual_seed(seed)
             subject.poisons = False
-            if not graphs:
-                self.kept[side] = None
+            self.kept.pop(side, None)
             if self.cuda:
                 clearing = max(clearing, self.clear_cache())
             clock.start()
@@ -449,7 +448,8 @@ class Replayer:
     def run_calls(self, side, calls, graphs):
         if graphs:
             for slot in calls:
-                self.graphs[side][slot].replay()
+                self.graphs[side][slot][0].replay()
+            self.kept[side] = {slot: out for slot, (_, out) in self.graphs[side].items()}
         else:
             self.kept[side] = {slot: self.sides[side].forward(self.inputs(side, slot)) for slot in calls}
 

@@ -269,6 +269,8 @@ def test_cuda_sources_are_compiled_and_scored(sandbox):
     assert good.correct and 1.7 < good.speedup < 3.6 and good.coverage > 0.8, good
     assert not bad.correct and not bad.compiled, bad
     assert waits.correct and 0.7 < waits.speedup < 3.6, waits  # cannot be captured, so the reference is not either
+    after = verdict(sandbox, f"{HONEST}# after it\n")
+    assert after.correct and 2.0 < after.speedup < 3.6, after
 
 
 def test_a_large_task_is_judged_between_others(sandbox):

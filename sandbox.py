@@ -68,7 +68,7 @@ import torch
 
 from judge import processes
 from judge.connection import ScorerConnection
-from judge.correctness import OUT_OF_MEMORY, KernelTime, Verdict
+from judge.correctness import KernelTime, Verdict, out_of_memory
 from judge.gpu_lock import GpuLock
 from judge.messages import Gone, Orphaned
 from tasks import Task, TaskError, UserError, load_task, run_command
@@ -335,7 +335,7 @@ class Sandbox:
                 raise TaskError("the sandbox is closed")
             if not (reused or self._replace_fork_server(control) or self.end_idle()):
                 break
-        if not (self.modelled or job.alone) and (len(self.at_work) > 1 or OUT_OF_MEMORY in why):
+        if not (self.modelled or job.alone) and (len(self.at_work) > 1 or out_of_memory(why)):
             raise Crowded
         self.unusable[source] = why
         raise TaskError(why)
@@ -369,12 +369,14 @@ class Sandbox:
                         self.known = self.known | set(answer["known"]) if len(self.known) < 5000 else set()
                         profile = [KernelTime(**entry) for entry in answer["verdict"].pop("profile")]
                         verdict = Verdict(**answer["verdict"], profile=profile)
-                        if (verdict.error or "").startswith(OUT_OF_MEMORY) and not (self.modelled or job.alone):
+                        if out_of_memory(verdict.error or "") and not (self.modelled or job.alone):
                             continue
                         self._settle(job, batch[answer["index"]], verdict).set_result(verdict)
             except (Gone, OSError):
                 self._end_scorer(job)
                 self.end_idle()
+                if out_of_memory(self._last_log_line()) and not (self.modelled or job.alone):
+                    raise Crowded from None
                 for code in [code for code in batch if code in job.codes]:
                     if code in failed:
                         why = f"the scorer failed on it, twice ({self._last_log_line()})"

@@ -81,9 +81,12 @@ def load_module(name, code, path):
     return module
 
 
-# How a line of `describe` begins where the GPU's memory did not suffice. In a confined process PyTorch says so by
-# another error, as it may not ask NVML who holds the memory.
-OUT_OF_MEMORY = "OutOfMemoryError"
+OUT_OF_MEMORY = "OutOfMemoryError"  # how a line of `describe` begins where the GPU's memory did not suffice
+
+
+def out_of_memory(text) -> bool:
+    """Does an error's text say so? In a confined process PyTorch raises another one: it may not ask NVML who holds it."""
+    return OUT_OF_MEMORY in text or "NVML_SUCCESS" in text
 
 
 def line_in(error, path):
@@ -98,7 +101,7 @@ def describe(error, path=""):
     if "Error building extension" in text:  # of nvcc's pages of output, what it complains about
         text = "\n".join(["Error building extension"] + [row for row in text.split("\n") if "error:" in row][:2])
     text = " ".join(text.split())
-    name = OUT_OF_MEMORY if "NVML_SUCCESS" in text else type(error).__name__
+    name = OUT_OF_MEMORY if out_of_memory(text) else type(error).__name__
     return f"{name}: {text}"[:300] if text else name, line
 
 

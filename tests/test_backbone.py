@@ -188,7 +188,7 @@ def test_a_broken_folder_is_told_in_one_line(model, tmp_path, file, content):
     ("Gemma2", False, {"head_dim": 8}),  # capped scores
     ("Qwen3", False, {"use_sliding_window": True, "sliding_window": 8, "head_dim": 8,
                       "layer_types": ["full_attention", "sliding_attention"]}),
-    ("CodeGen", False, {"n_embd": 32, "n_head": 4, "n_layer": 2, "rotary_dim": 4}),  # attention written out
+    ("Bloom", False, {"n_head": 4, "n_layer": 2}),  # adds a distance to the scores
     ("DeepseekV3", False, {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
                            "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2}),
 ])

@@ -266,6 +266,18 @@ def test_without_a_launcher_nothing_is_changed():
     assert type(ranks.sharded(make_adamw, tensors(torch.float32), lr=0.1)) is torch.optim.AdamW
 
 
+def test_the_way_of_several_ranks_can_be_gone_by_one():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    found = []
+    for make in (ranks.ShardedOptimizer, ranks.sharded):
+        parameters = tensors(torch.bfloat16)
+        optimizer = make(make_adamw, [{"params": parameters}], lr=0.01)
+        found.append((steps([0, 1], optimizer, parameters, 0, 3), [p.tolist() for p in parameters]))
+    torch.distributed.destroy_process_group()
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-2) and found[0][1] == found[1][1]
+    assert found[0][1] != [p.tolist() for p in tensors(torch.bfloat16)]
+
+
 def both(options):
     if "UPDATES" in os.environ:
         update_on_a_rank(*map(Path, os.environ["UPDATES"].split(":")))

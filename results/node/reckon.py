@@ -1,4 +1,4 @@
-"""A step of several H200 of one node, reckoned: nothing here was measured on more than one GPU.
+"""A step of several H200 of one node, reckoned from what was measured on one.
 
     python results/node/reckon.py
 

@@ -13,6 +13,7 @@ only where the id is divisible by 5: the others are not looked at.
 import argparse
 import json
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sandbox import Sandbox  # noqa: E402
 from synthetic import expert  # noqa: E402
-from tasks import SHRUNKEN, chosen_tasks, kernelbench_tasks, shrunken  # noqa: E402
+from tasks import SHRUNKEN, TaskError, chosen_tasks, kernelbench_tasks, shrunken  # noqa: E402
 
 
 def answer(task):
@@ -46,12 +47,27 @@ def reason(verdict):
     return "wrong: " + text.split(":")[0][:40]
 
 
+def judged(tasks, codes, args, failures) -> dict:
+    """{name: Verdict} of the kernels that are judged within --minutes; of the others, why not is counted."""
+    verdicts, end = {}, time.monotonic() + 60 * args.minutes
+    with Sandbox(args.device, trials=2, seed=0, tasks=4) as box:
+        for name, future in zip(tasks, box.submit([(task, codes[name]) for name, task in tasks.items()])):
+            try:
+                verdicts[name] = future.result(max(0, end - time.monotonic()))
+            except TaskError as error:
+                failures[f"unusable: {str(error).split(':')[-1][:40]}"] += 1
+            except TimeoutError:
+                failures["not judged: no time was left"] += 1
+    return verdicts
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kernelbench", required=True, metavar="DIR")
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--ids", help="which problems, such as 1-20 or every5 (default: all)")
     parser.add_argument("--device", default="cpu", help="cuda: the problems as they stand, measured")
+    parser.add_argument("--minutes", type=float, default=60.0, help="for judging a level; what is left over is counted")
     parser.add_argument("--no-execution", action="store_true", help="only count what can be read and written")
     parser.add_argument("--out", help="file for the whole-level counts")
     parser.add_argument("--show", help="folder for the code that was written for ids divisible by 5")
@@ -80,18 +96,19 @@ def main():
         if not args.no_execution:
             run = {name: task for name, task in small.items() if task}
             failures["too large to be checked here"] += len(small) - len(run)
-            with Sandbox(args.device, trials=2, seed=0) as box:
-                verdicts = dict(zip(run, box.score_pairs([(task, codes[name]) for name, task in run.items()])))
+            verdicts = judged(run, codes, args, failures)
             for name, verdict in verdicts.items():
                 if not verdict.correct:
                     failures[reason(verdict)] += 1
                 if name in details:
                     details[name] = verdict.error or verdict.rejected or f"{verdict.speedup:.2f}x"
             speedups = [v.speedup for v in verdicts.values() if v.correct]
-            counts["checked"], counts["correct"] = len(run), len(speedups)
+            counts["checked"], counts["correct"] = len(verdicts), len(speedups)
             for bar in (1, 1.2, 1.5, 2):
                 counts[f"faster than {bar}x ({'modelled' if args.device == 'cpu' else 'measured'})"] = sum(
                     speedup > bar for speedup in speedups)
+            counts["strictly faster than 1x, 1.2x"] = [sum(
+                v.correct and v.coverage and v.speedup_low > bar for v in verdicts.values()) for bar in (1, 1.2)]
         report[f"level {level}"] = {**counts, "failures": dict(failures.most_common())}
         print(f"level {level}: " + ", ".join(f"{name} {n}" for name, n in counts.items()))
         for why, n in failures.most_common():

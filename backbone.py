@@ -44,13 +44,18 @@ logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable h
 _FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)```", re.DOTALL)
 
 
+def after_thoughts(text) -> str:
+    """What a reply says when it has thought; a thought that was cut off is no answer, either."""
+    return text.rpartition("</think>")[2].partition("<think>")[0]
+
+
 def extract_code(text):
     """The last fenced code block that defines `ModelNew`, or None; one within a thought does not count.
 
     >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
     'class ModelNew:\\n    pass\\n'
     """
-    blocks = [body for _, body in _FENCE.findall(text.rpartition("</think>")[2])
+    blocks = [body for _, body in _FENCE.findall(after_thoughts(text))
               if re.search(r"^\s*class\s+ModelNew\b", body, re.MULTILINE)]
     return blocks[-1] if blocks else None
 
@@ -64,7 +69,7 @@ def extract_tool_call(text, name):
     >>> extract_tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f")
     {'a': 1}
     """
-    text = text.rpartition("</think>")[2]  # a thought is no answer
+    text = after_thoughts(text)
     calls = [_call_from_json(body, name) for body in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)]
     for function, body in re.findall(r"<function=([\w.-]+)>(.*?)</function>", text, re.DOTALL):
         if function == name:
@@ -267,12 +272,13 @@ class Backbone(Chat):
         logits = logits / scale if scale else logits * getattr(config, "logit_scale", 1.0)  # Cohere
         return cap * torch.tanh(logits / cap) if cap else logits
 
-    def logprobs(self, rows) -> list[torch.Tensor]:
+    def logprobs(self, rows, temperature=1.0) -> list[torch.Tensor]:
         """Log-probabilities of given replies, with gradients: the trainer's view of what was sampled.
 
-        rows: [(prompt_ids, token_ids), ...]. Returns one float32 tensor (len(token_ids),) per row. All rows run as one
-        padded batch; the caller chooses how many fit. A row whose prompt extends another row's prompt + reply (a later
-        turn of the same rollout) rides along in one sequence with it, since a causal model gives the same values.
+        rows: [(prompt_ids, token_ids), ...]; temperature: at which the replies were sampled. Returns one float32 tensor
+        (len(token_ids),) per row. All rows run as one padded batch; the caller chooses how many fit. A row whose prompt
+        extends another row's prompt + reply (a later turn of the same rollout) rides along in one sequence with it,
+        since a causal model gives the same values.
         """
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))
         sequences, home = [], {}  # home[i] = index of the sequence that contains row i
@@ -294,14 +300,16 @@ class Backbone(Chat):
         states = out.last_hidden_state.flatten(0, 1).index_select(0, positions)  # (N, width of the model)
         size = max(1, LOGITS // self.model.get_output_embeddings().weight.shape[0])
         pieces = list(zip(states.split(size), targets.split(size)))
-        score = self._token_logprobs
+        score = functools.partial(self._token_logprobs, temperature=temperature)
         if len(pieces) > 1:  # then each piece's logits are forgotten, and computed again in the backward pass
             score = functools.partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
         return list(torch.cat([score(*piece) for piece in pieces]).split(lengths))
 
-    def _token_logprobs(self, states, targets):
+    def _token_logprobs(self, states, targets, temperature):
         """Hidden states (N, width), the tokens (N,) that follow them: their log-probabilities (N,) in float32."""
-        return F.log_softmax(self._head(states), dim=-1).gather(-1, targets[:, None])[:, 0]
+        logits = self._head(states)
+        logits = logits if temperature == 1 else logits / temperature  # no copy of what may be a gigabyte
+        return F.log_softmax(logits, dim=-1).gather(-1, targets[:, None])[:, 0]
 
     def recomputed_layers(self, tokens) -> int:
         """How many layers the backward pass over `tokens`, padding included, recomputes: each costs its forward again.
@@ -345,11 +353,11 @@ class PlainEngine(Engine):
         while len(request.tokens) < self.max_new_tokens:
             out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            logprobs = F.log_softmax(out.logits[:, -1].float(), dim=-1)  # (1, V)
+            logprobs = F.log_softmax(out.logits[:, -1].float() / (self.temperature or 1.0), dim=-1)  # (1, V)
             if self.temperature == 0:
                 ids = logprobs.argmax(-1, keepdim=True)  # (1, 1)
             else:
-                shares = (logprobs / self.temperature).softmax(-1)
+                shares = logprobs.exp()
                 shares = nucleus(shares, self.top_p) if self.top_p < 1 else shares
                 ids = torch.multinomial(shares, 1, generator=generator)
             request.tokens.append(ids.item())

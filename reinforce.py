@@ -267,7 +267,8 @@ def update(model, optimizer, sequences, args) -> dict:
         rows = list(itertools.chain(*packed))  # of M tokens in all
         # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of
         # later turns, but the model did not write it, so it earns no gradient.
-        scored = model.logprobs([(row.completion.prompt_ids, row.completion.token_ids) for row in rows])  # (N,) each
+        asked = [(row.completion.prompt_ids, row.completion.token_ids) for row in rows]
+        scored = model.logprobs(asked, args.temperature or 1.0)  # (N,) each
         sizes = [len(row.completion.token_ids) for row in rows]
         new, old = torch.cat(scored), torch.tensor([p for row in rows for p in row.completion.logprobs])  # (M,)
         drift = new.detach().cpu() - old  # (M,)
@@ -321,7 +322,8 @@ def train(run, stream):
             batch = list(itertools.islice(stream, args.batch * args.oversample))
             run.sandbox.prepare(batch)
             with run.phase("select"):  # k selections for each task; with the null scheme k + 1 schemes
-                episodes = select(run, batch, args.k if args.skills else 0, args.temperature)
+                k = max(args.k, args.bm25_only) if args.skills else 0
+                episodes = select(run, batch, k, args.temperature)
             with run.phase("roll out"):  # n rollouts of each scheme, T turns, every kernel judged by the sandbox
                 episodes = roll_out(run, episodes, args.k + 1, args.n, args.temperature, run.generator)
             with run.phase("score"):  # rewards of turns, then of selections
@@ -422,7 +424,7 @@ def credit(run, episodes) -> list[list[Row]]:
         draws = torch.rand(sum(map(len, turns)), generator=run.generator, device=run.generator.device).tolist()
         for turn, draw in zip(itertools.chain(*turns), draws):
             dropped = args.prs and draw >= prs_probability(turn.verdict)
-            turn.masked = turn.masked or ("prs" if dropped else None if useful else "group")
+            turn.masked = turn.masked or ("group" if not useful else "prs" if dropped else None)
         rewards = [[turn.reward for turn in row] for row in turns]
         members = [[turn.masked != "void" for turn in row] for row in turns]
         tokens = [[0 if turn.masked else len(turn.completion.token_ids) for turn in row] for row in turns]
@@ -466,7 +468,7 @@ def evaluate_if_due(run, step) -> dict:
     args = run.args
     if args.no_eval or not (step in (0, args.steps) or args.eval_every and step % args.eval_every == 0):
         return {}
-    generator = torch.Generator(run.model.device).manual_seed(args.seed * 1_000_003 + step)  # not training's
+    generator = torch.Generator(run.model.device).manual_seed((args.seed * 1_000_003 + step) % 2**63)
     with run.phase("evaluate"):
         episodes = select(run, tasks.builtin_tasks(device=run.model.device.type), int(args.skills), 0)
         episodes = roll_out(run, episodes, 1, args.eval_samples, 0 if args.eval_samples == 1 else 1.0, generator, 0.95)

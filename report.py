@@ -412,20 +412,23 @@ def record_rollouts(run, path, episodes):
     def opening(role, task, completion):
         return {"role": role, "task": task.name, "prompt": text(tuple(completion.prompt_ids))}
 
+    def said(completion):
+        return {"reply": completion.text, "finished": completion.finished}
+
     def attempt(turn):
-        return {"reply": turn.completion.text, "verdict": turn.verdict, "feedback": feedback(turn.verdict),
+        return said(turn.completion) | {"verdict": turn.verdict, "feedback": feedback(turn.verdict),
                 "reward": turn.reward, "advantage": turn.advantage, "masked": turn.masked}
 
     lines = []
     for e in episodes:
-        lines += [opening("selection", e.task, s.completion) | {
-            "reply": s.completion.text, "skills": [skill.name for skill in s.skills], "dropped": s.dropped,
+        lines += [opening("selection", e.task, s.completion) | said(s.completion) | {
+            "skills": [skill.name for skill in s.skills], "dropped": s.dropped,
             "reward": s.reward, "advantage": s.advantage} for s in e.selections if s.completion]
         lines += [opening("policy", e.task, t.turns[0].completion) | {
             "skills": [skill.name for skill in t.skills], "turns": list(map(attempt, t.turns))} for t in e.trajectories]
         lines += [opening("summary", e.task, s.completion) | {
             "rollout": next(i for i, t in enumerate(e.trajectories) if t is s.winner),  # of the task's, from 0
-            "reply": s.completion.text, "reward": s.reward, "advantage": s.advantage, "proposals": [
+            **said(s.completion), "reward": s.reward, "advantage": s.advantage, "proposals": [
                 {"written": p.written, "rejected": p.rejected, "detail": p.detail, "known": p.known,
                  "attempt": p.attempt and attempt(p.attempt), "staged": bool(p.skill) and p.skill == e.staged}
                 for p in s.proposals]} for s in e.summaries]

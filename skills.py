@@ -156,8 +156,9 @@ class SkillLibrary:
     def recall(self, query, top=CANDIDATES) -> list[Skill]:
         """The skills that share telling words with `query` (a task's source): BM25 score above 0, best first.
 
-        A library of one or two skills is returned whole: Okapi's idf, log((N - n + 0.5) / (n + 0.5)), is never positive
-        there, so a library that starts empty would never be used.
+        Okapi's idf of a word that most skills hold, log((N - n + 0.5) / (n + 0.5)), is not positive: among one or two
+        skills, or a few alike, none scores above 0. They are returned whole then, or a library that starts empty would
+        never be used.
         """
         if len(self.skills) < 3:
             return self.skills[:top]
@@ -166,4 +167,5 @@ class SkillLibrary:
         known = [word for word in words(query) if word in self._index.idf]  # the others add nothing and cost time
         scores = self._index.get_scores(known)  # one for each skill
         best = np.argsort(-scores, kind="stable")[:top]  # stable: equal scores keep the library's order
-        return [self.skills[i] for i in best if scores[i] > 0]
+        found = [self.skills[i] for i in best if scores[i] > 0]
+        return found or (self.skills[:top] if self._index.average_idf <= 0 else [])

@@ -25,6 +25,7 @@ RELEASE_FORMS = {
 def read_prompts(path):
     """Take prompts and tools from a YAML file in the layout of prompts.yaml or of the release's; what it lacks stays.
 
+    But where it has both roles' user prompts, skills are written as in the release unless it says how (RELEASE_FORMS).
     path: a file, or a folder, of which every .yaml and .parquet file is read. Of a parquet file (the release's RL data)
     the Policy's first prompt is taken. Raises UserError.
     """
@@ -64,7 +65,7 @@ def _take(found):
             texts["feedback"] = turn["template"].replace("{feedback}", "__feedback__")
     if not texts or not all(isinstance(text, str) for text in texts.values()):
         raise ValueError("no map of texts under `prompts`")
-    if "selection_user" in texts and PROMPTS:
+    if {"selection_user", "summary_user"} <= texts.keys() and PROMPTS:  # the release's, or all of one's own
         texts = RELEASE_FORMS | texts
     for role, known in (("selection", SELECT_TOOL), ("summary", UPDATE_TOOL)):
         if role in tools:

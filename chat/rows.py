@@ -119,11 +119,12 @@ def rollout_row(chat, least):
         good = [turn["reward"] is not None and turn["reward"] >= least for turn in turns]
         last = max((i for i, learnt in enumerate(good) if learnt), default=-1)
         for turn, learnt in zip(turns[:last + 1], good):
-            reply = chat.encode(turn["reply"]) + chat.end
+            reply = chat.encode(turn["reply"]) + (chat.end if turn.get("finished", True) else [])
             replies.append((prompt, reply, learnt))
             said = [".", turn["reply"], fill("feedback", feedback=turn.get("feedback"))]
             asked = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), said)]
-            prompt = chat.next_ids(Completion(prompt, reply, [], turn["reply"], True), asked)
+            completion = Completion(prompt, reply, [], turn["reply"], turn.get("finished", True))
+            prompt = chat.next_ids(completion, asked)
         repeated = str(replies) in known
         known.add(str(replies))
         return join(replies) if replies and not repeated else None

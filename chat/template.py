@@ -96,8 +96,8 @@ class Chat:
             raise UserError(f"the model's chat template cannot write these messages ({error})") from None
 
     def encode(self, text) -> list[int]:
-        """Token ids of a text, with nothing added at its ends."""
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        """Token ids of a text, with nothing added at its ends. Half a surrogate pair, which has none, becomes a `?`."""
+        return self.tokenizer(text.encode(errors="replace").decode(), add_special_tokens=False)["input_ids"]
 
     def chat_ids(self, messages, tool=None) -> list[int]:
         """Token ids of the prompt for the next reply."""

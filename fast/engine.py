@@ -42,7 +42,7 @@ class Request:
     number: int  # in the order of adding
     stream: int  # of its random numbers
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # of the tokens, at temperature 1
+    logprobs: list[float] = field(default_factory=list)  # of the tokens, at the temperature at which they are sampled
     slot: int | None = None
     row: int | None = None  # of the batch that steps compute
     known: int = 0  # tokens of the prompt whose keys and values lie in the slot already

@@ -35,7 +35,7 @@ class Slots:
         self.keys = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(layers)]
         self.token = torch.zeros(rows + 1, dtype=torch.long, device=model.device)  # the last token of each sequence
-        self.logprob = torch.zeros(rows + 1, device=model.device)  # its log-probability at temperature 1
+        self.logprob = torch.zeros(rows + 1, device=model.device)  # its log-probability at the temperature of sampling
         self.position = torch.zeros_like(self.token)  # its position
         self.stream = torch.zeros_like(self.token)  # where its random numbers come from, see step.chance
         self.end = torch.zeros_like(self.token)  # the position that the sequence must not reach

@@ -39,7 +39,7 @@ def draw(slots, rows, logits, stops, temperature, top_p):
 
     stops (a tensor): tokens that end a sequence. Sets the slots' token, logprob and done.
     """
-    logprobs = F.log_softmax(logits, dim=-1)
+    logprobs = F.log_softmax(logits / (temperature or 1.0), dim=-1)  # of what is sampled from
     if temperature == 0:
         choice = logprobs.argmax(-1)
     else:  # where a uniform number falls among the cumulative probabilities

@@ -30,7 +30,7 @@ def rollout_metrics(episodes) -> dict:
             "correct_first": mean(trajectory.turns[0].verdict.correct for trajectory in trajectories),
             "coverage": mean(turn.verdict.coverage or 0.0 for turn in turns if turn.verdict.correct),
             "cheats": mean(bool(turn.verdict.rejected) for turn in turns),
-            "unfinished": mean(not turn.completion.finished for turn in turns)}
+            "unfinished": mean(bool(turn.completion.token_ids) and not turn.completion.finished for turn in turns)}
 
 
 def step_metrics(run, episodes) -> dict:
@@ -53,11 +53,11 @@ def step_metrics(run, episodes) -> dict:
             "known": sum(p.known and not p.rejected for p in proposals),  # passed, but the library had it already
             "rejected": dict(sorted(Counter(p.rejected for p in proposals if p.rejected).items())),
             "staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library),
-            # replies in a group; those of them that teach: an advantage other than 0 that no filter masks
+            # replies in a group; those of them with an advantage other than 0 that is not masked before the update
             **{f"{role}_rows": sum(reply.advantage is not None for reply in group) for role, group in replies.items()},
             **{f"{role}_live": sum(bool(reply.advantage) and not getattr(reply, "masked", None) for reply in group)
                for role, group in replies.items()},
-            # turns masked by PRS, void, or of a task whose rollouts all earned the same
+            # turns masked by PRS, void, or of a task that is not trained on
             **{f"{why}_masked": sum(turn.masked == why for turn in turns) for why in ("prs", "void", "group")}}
 
 

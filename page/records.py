@@ -104,6 +104,8 @@ def read_rollouts(path, phase, step, skipped) -> list[dict]:
     for i, rollout in enumerate(rollouts):
         rollout |= {"id": f"{path.stem}.{i}", "phase": phase, "step": step}
         if rollout["role"] == "policy":
+            if i == 0 or rollouts[i - 1]["role"] != "policy":  # an episode begins, perhaps of a task that had one
+                policy.clear()
             policy[rollout["task"]].append(rollout["id"])
         rollout["of"] = dict(enumerate(policy[rollout["task"]])).get(rollout["of"])
     return rollouts

@@ -49,6 +49,7 @@ MALFORMED = [
     "<tool_call>{'name': 'f', 'arguments': {'a'}}</tool_call>", "<tool_call>{'a': {1, b'x'}}</tool_call>",
     "<tool_call>{'name': 'f', 'arguments': " + "[" * 5000 + "</tool_call>",
     "<tool_call>[" + "-" * 9999 + "1]</tool_call>",
+    f"<think><tool_call>{CALL}</tool_call>\n```python\nclass ModelNew:\n    pass\n```\nor",  # cut off
     f"<think>{CALL}\n```json\n{CALL}\n```\n```python\nclass ModelNew:\n    pass\n```</think>",
     "```python\nclass ModelOld:\n    pass\n```", "```python\nclass ModelNew", "class ModelNew: pass",
     "```python class ModelNew```", "```python\n# class ModelNew\n```"]

@@ -46,6 +46,10 @@ def learnt(chat, ids, mask):
     return [chat.tokenizer.decode(span) for span in spans]
 
 
+def test_half_a_surrogate_pair_can_be_read(chat):
+    assert chat.encode("a \ud83d b") == chat.encode("a ? b") and chat.encode("é\U0001f600") != chat.encode("??")
+
+
 def test_what_is_learnt_is_each_reply_with_its_end(chat, kind):
     ids, mask = encode(chat, TALK)
     replies = [message["content"] for message in TALK if message["role"] == "assistant"]

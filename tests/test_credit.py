@@ -96,14 +96,14 @@ def test_a_group_varies_by_its_sample_standard_deviation():
     assert varies([0.3], 1e-3) and varies([1.0, 1.0], 0.0)
 
 
-def sampled_rows(model, advantages, turns=2, roles=("policy",)):
+def sampled_rows(model, advantages, turns=2, roles=("policy",), temperature=1.0):
     """Sequences of `turns` rows (a reply, then a later turn that extends it) sampled from the model."""
     generator, sequences, advantages = torch.Generator().manual_seed(5), [], list(advantages)
     while advantages:
         prompt = torch.randint(5, 300, (random.Random(len(advantages)).randint(4, 60),), generator=generator).tolist()
         rows = []
         for _ in range(turns):
-            reply = model.sample([prompt], 30, 1.0, generator)[0]
+            reply = model.sample([prompt], 30, temperature, generator)[0]
             rows.append(Row(roles[len(sequences) % len(roles)], reply, advantages.pop(0)))
             prompt = reply.prompt_ids + reply.token_ids + [7, 8, 9]
         sequences.append(rows)
@@ -139,10 +139,18 @@ def test_update_equals_one_naive_batch_whatever_the_micro_batches(model, budget,
         assert torch.allclose(gradient, parameter.grad, atol=2e-5 * max(1.0, gradient.abs().max().item()))
 
 
+def test_what_was_sampled_at_another_temperature_is_rescored_at_it(model):
+    sequences, off = sampled_rows(model, [1.0, -0.5, 2.0, 0.3], temperature=0.7), {}
+    for temperature in (0.7, 1.0):
+        args = configure({"device": "cpu", "temperature": temperature, "mrs": False})
+        off[temperature] = update(model, Mock(), sequences, args)["ratio_off"]
+    assert off[0.7] < 1e-4 and off[1.0] > 0.1
+
+
 def test_rows_without_advantage_are_not_computed(model, monkeypatch):
     sequences = sampled_rows(model, [0.0, 1.0, 0.0, 0.0, -1.0, 0.0])
     seen, logprobs = [], model.logprobs
-    monkeypatch.setattr(model, "logprobs", lambda rows: seen.append(rows) or logprobs(rows))
+    monkeypatch.setattr(model, "logprobs", lambda rows, at: seen.append(rows) or logprobs(rows, at))
     stats = update(model, Mock(), sequences, configure({"device": "cpu"}))
     assert sum(map(len, seen)) == 2 and (stats["rows"], stats["rows_live"]) == (6, 2)
     idle, none = Mock(), [[Row("policy", rows[0].completion, 0.0)] for rows in sequences]

@@ -72,7 +72,7 @@ def steps(part, optimizer, parameters, first, last):
 def updates(model, optimizer):
     """Two updates on four sampled rollouts, and one on a single rollout; what they tell."""
     args = SimpleNamespace(update_tokens=200, mrs=True, clip_low=0.2, clip_high=0.28, grad_clip=0.5, loss_scale=1.0,
-                           loss_mean="sum")
+                           loss_mean="sum", temperature=1.0)
     several = [0.5, -1, 2, 0, 1.5, -0.7, 0.3, 1]
     return [reinforce.update(model, optimizer, sampled_rows(model, advantages), args)
             for advantages in (several, several, [1, -0.5])]

@@ -217,6 +217,8 @@ def test_ablations(world):
     assert records(out, 1, "selection") == [] and all(m["selection_rows"] == 0 for m in metrics(out)[1:])
     chosen = {(line["task"], *line["skills"]) for line in records(out, 1, "policy")}
     assert len(chosen) == 2 and all(len(skills) > 1 for skills in chosen)  # all k + 1 schemes: there is no null scheme
+    out = world("no k", "--steps", "1", "--bm25-only", "--k", "0")
+    assert all(len(line["skills"]) > 1 for line in records(out, 1, "policy"))
     out = world("c", "--steps", "3", "--no-verify")
     proposals = [p for step in (1, 2, 3) for line in records(out, step, "summary") for p in line["proposals"]]
     assert proposals and all(p["attempt"] is None for p in proposals) and sum(m["staged"] for m in metrics(out)[1:]) > 0

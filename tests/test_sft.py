@@ -393,15 +393,17 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
     lines = [{"role": "policy", "prompt": prompt, "turns": turns}, {"role": "policy", "prompt": prompt, "turns": turns},
              {"role": "policy", "prompt": prompt, "turns": turns[:1]},
              {"role": "selection", "prompt": prompt, "reply": "chosen", "reward": 1.6},
+             {"role": "selection", "prompt": prompt, "reply": "cut o", "finished": False, "reward": 1.6},
              {"role": "summary", "prompt": prompt, "reply": "told", "reward": 0.0}]
     (tmp_path / "step_1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     rows = read_file(tmp_path / "step_1.jsonl")
-    (ids, mask), (short, short_mask) = read_rows("x", rows, rollout_row(chat, 1.5))
+    (ids, mask), (short, short_mask), (cut, cut_mask) = read_rows("x", rows, rollout_row(chat, 1.5))
     assert chat.tokenizer.decode(ids[mask]) == "Plan: b.<|im_end|>Plan: d.<|im_end|>"
     talk = [TALK[0], *({"role": role, "content": text} for turn in turns[:4] for role, text in
                        (("assistant", turn["reply"]), ("user", turn["feedback"])))]
     assert chat.tokenizer.decode(ids) + "\n" == chat.chat_text(talk[:-1], reply=False)
     assert chat.tokenizer.decode(short[short_mask]) == "chosen<|im_end|>"
+    assert chat.tokenizer.decode(cut[cut_mask]) == "cut o"
 
 
 @pytest.mark.parametrize("arguments, message", [

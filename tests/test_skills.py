@@ -92,6 +92,8 @@ def test_small_libraries_are_recalled_whole():
     assert [s.name for s in SkillLibrary([skill("only")]).recall("softmax")] == ["only"]
     assert len(SkillLibrary(LIBRARY[:2]).recall("nothing of it")) == 2
     assert SkillLibrary(LIBRARY[:3]).recall("unrelated vocabulary") == []
+    alike = SkillLibrary([skill(f"softmax-{i}", "One program for each row keeps it in registers.") for i in range(5)])
+    assert alike.recall("x = torch.softmax(x)") == alike.skills  # their common words would count against them
 
 
 def test_killed_while_writing_leaves_a_whole_file(tmp_path):

@@ -111,7 +111,7 @@ class Sandbox:
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
     baseline   "eager", or "compile" to measure against torch.compile of the reference
     measure    seconds of timing for each candidate with the measured clock, up to four times as long where something
-               disturbs it; at least 8 batches of calls on each side
+               disturbs it; at least 8 batches of calls on each side, or 5 long ones
     require_kernel  reject a candidate without a kernel of its own
     remember   keep verdicts, so that an identical candidate of a task is scored once in the life of the sandbox
     clock      "modelled" or "measured", where it should not follow from the device

@@ -214,7 +214,8 @@ class Recorded:
         state, matched = self.reference.state, {}
         for name, (number, *_) in program["state"].items():
             recorded = constants.get(number)
-            equal = isinstance(recorded, torch.Tensor) and name in state and identical(as_bytes(state[name]), recorded)
+            given = isinstance(recorded, torch.Tensor) and name in state
+            equal = given and identical(as_bytes(state[name]).cpu(), recorded)
             if equal or name in state and recorded == name:  # the latter says so, and gets the reference's
                 matched[name] = number
         return matched

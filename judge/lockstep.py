@@ -72,7 +72,7 @@ def on_floats(operation):
     """One of the interpreter's methods on numbers (op comes last), for those that are kept as bits as well."""
     def call(self, *args):
         *handles, op = args
-        if handles[-1].dtype.scalar not in AS_BITS or op is np.where:
+        if op is np.where or handles[-1].dtype.scalar not in AS_BITS:  # a pointer's type has no hash
             return operation(self, *args)
         out = operation(self, *map(as_float, handles), op)
         data = out.data if out.data.dtype == bool else as_kept(out.data, handles[-1].dtype.scalar)

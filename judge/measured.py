@@ -42,8 +42,8 @@ from judge.prices import Clock, tensors_in
 from judge.recorder import H200
 from judge.replayer import slots_and_outputs
 
-BATCHES = 8  # at least
-BATCH = 0.001  # seconds of the reference's work in a batch, where there is room for so many inputs
+BATCHES, LONG = 8, 0.25  # at least, but 5 of such that take so many seconds together
+BATCH = 0.0005  # seconds of the reference's work in a batch, where there is room for so many inputs
 INPUT_ROOM = 1 << 30  # bytes for the sets of inputs and outputs of a batch
 MOST_CALLS = 16  # in a batch
 OTHERWISE = "its timed calls give other results than its checked ones"
@@ -68,7 +68,7 @@ class Timing:
     def enough(self, measure) -> bool:
         """Have there been BATCHES, for `measure` seconds, or four times as long if something disturbs them?"""
         count = len(self.contended)
-        if count < BATCHES or count >= 300:
+        if count < (5 if self.spent > LONG else BATCHES) or count >= 300:
             return count >= 300
         return self.spent >= measure * (4 if self.disturbed() else 1)
 
@@ -180,7 +180,7 @@ class Measured:
         self.connection, self.turn = connection, threading.Lock()  # turn: to use the replayer
         self.cuda = reference.device.type == "cuda"
         self.first = reference.trial(0)
-        clock = Clock()
+        reference.clock = clock = Clock()  # for judgement.priced
         reference.run(self.first, around=clock)
         self.flops = clock.flops
         self.stochastic = reference.is_stochastic()
@@ -192,7 +192,7 @@ class Measured:
         if self.cuda:
             self.describe_device()
         self.digests = {name: digest(tensor) for name, tensor in reference.state.items()}
-        self.calls = None  # slots of a batch
+        self.calls, self.is_ready = None, False  # slots of a batch
         with self.turn:
             self.ready()
 
@@ -209,8 +209,9 @@ class Measured:
 
     def ready(self):
         """Have a replayer that holds the reference. self.turn is held."""
-        if self.calls is not None and self.connection.usable:
+        if self.is_ready and self.connection.usable:
             return
+        self.is_ready = False
         reference, first = self.reference, self.first
         if self.connection is None or not self.connection.usable:
             self.close()
@@ -230,10 +231,11 @@ class Measured:
             self.calls = list(range(max(1, min(self.slots, count))))
         self.graphs = self.cuda and self.connection.order("capture", deadline, side="reference",
                                                           calls=self.calls)["captured"]
+        self.is_ready = True
 
     def new_inputs(self, seed, slot) -> list:
         """Inputs that no call has seen: the task's, but for tensors of which it gives always the same; these scaled."""
-        inputs, factor = self.reference.draw("timed", seed, slot), random.Random(f"{seed} {slot}").uniform(0.9, 1.1)
+        inputs, factor = self.reference.draw("timed", seed, slot), random.Random(f"{seed} {slot}").uniform(0.8, 1.0)
         return [x * factor if constant and x.is_floating_point() and self.reference.strict else x
                 for x, constant in zip(inputs, self.constant)]
 
@@ -245,7 +247,7 @@ class Measured:
             for done in as_completed(jobs):
                 yield jobs[done], done.result()
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)  # if one raises, this process ends
 
     def judge_one(self, code):
         kind = Extension if has_extension(code) else Candidate
@@ -303,9 +305,9 @@ class Candidate(Recorded):
         self.has_turn = True
         task.ready()
         self.connection = task.connection
-        self.acquire(exclusive=False)
         self.seconds["wait"] = time.monotonic() - began
         self.deadline += self.seconds["wait"]
+        self.acquire(exclusive=False)
 
     def acquire(self, exclusive):
         """Hold the GPU lock in this way."""
@@ -327,7 +329,9 @@ class Candidate(Recorded):
     def profile(self):
         self.connection.put(0, self.task.first.inputs, self.deadline)
         self.acquire(exclusive=True)
-        return self.events(self.order("profile"))
+        answer = self.order("profile")
+        self.acquire(exclusive=False)  # leaving kernels out and capturing disturb nobody
+        return self.events(answer)
 
     def events(self, answer):
         """What `profile` returns, by what the process answers."""
@@ -335,32 +339,44 @@ class Candidate(Recorded):
 
     def time(self, verdict):
         task, chance, timing = self.task, random.Random(os.urandom(8)), Timing(self.task.patience)
-        self.acquire(exclusive=True)
         graphs = task.graphs and self.order("capture", side="candidate", calls=task.calls)["captured"]
+        self.acquire(exclusive=True)
+        kept = []  # what is to be compared when the GPU is no longer needed alone
         while not timing.enough(task.settings["measure"]):
             began, seed = time.monotonic(), chance.getrandbits(31)
             # In a random order, and a quarter is left out: so that no call can do another one's work.
-            calls = chance.sample(task.calls, math.ceil(0.75 * len(task.calls)))
+            calls = chance.sample(task.calls, max(1, int(0.75 * len(task.calls))))
             checked, batch = chance.choice(calls), []
             for slot in task.calls:
                 batch.append(task.new_inputs(seed, slot))
                 self.put(slot, batch[-1])
-            trial = Trial(batch[checked], seed)
             answer = self.batch(seed, calls, graphs)
             if answer.get("intruded"):
                 return reject(verdict, "one call writes the results of another")
             if answer.get("skipped") and not task.first.changed:  # where inputs change, the second side gets others
                 return reject(verdict, OTHERWISE)
-            trial.expected, trial.allowed = self.reference.run(trial)[0], task.first.allowed
-            leaves = self.connection.results(self.order("collect", call=checked))
-            if compare(trial, leaves, tolerance_of(verdict)) or any(map(self.has_changed, task.calls, batch)):
+            kept.append((Trial(batch[checked], seed), self.connection.results(self.order("collect", call=checked))))
+            full = bytes_in([[trial.inputs, leaves] for trial, leaves in kept]) > INPUT_ROOM
+            if any(map(self.has_changed, task.calls, batch)) or full and self.are_wrong(kept, verdict):
                 return reject(verdict, OTHERWISE)
             seconds = [answer["seconds"][side] / len(calls) for side in ("reference", "candidate")]
             timing.add(*seconds, answer["clearing"], time.monotonic() - began)
+        self.acquire(exclusive=False)
+        if self.are_wrong(kept, verdict):
+            return reject(verdict, OTHERWISE)
         verdict.reference_ms, verdict.candidate_ms, low = timing.summary()
         verdict.disturbed = timing.disturbed()
         verdict.speedup, verdict.speedup_low = verdict.reference_ms / verdict.candidate_ms, low
         set_roofline(verdict, self.reference, task.flops, task.bandwidth, task.peak)
+
+    def are_wrong(self, kept, verdict) -> bool:
+        """Is one of these outputs of timed calls wrong? They are not kept any longer."""
+        while kept:
+            trial, leaves = kept.pop()
+            trial.expected, trial.allowed = self.reference.run(trial)[0], self.task.first.allowed
+            if compare(trial, leaves, tolerance_of(verdict)):
+                return True
+        return False
 
     def put(self, slot, inputs):
         self.connection.put(slot, inputs, self.deadline)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from judge.compiler import KernelError
+from judge.lockstep import Diverged
 from judge.prices import CACHE_SECTORS, SECTOR, WARP_BYTES, program_milliseconds
 from judge.races import ATOMIC, RACE, Races
 from tasks import GPU_BATCH_FACTOR
@@ -60,6 +61,8 @@ class Memory:
         number = int(np.searchsorted(self.starts, low, side="right")) - 1
         start = int(self.starts[number]) if number >= 0 else 0
         end = start + self.storages[number].nbytes() if number >= 0 else 0
+        if (low >= end or high + size > end) and len(pointers) > 1:
+            raise Diverged  # each program may have a tensor of its own
         if low >= end or high + size > end:
             where = f"{(high + size - end) // size} elements past the end" if low < end else "no tensor there"
             raise KernelError(f"out-of-bounds {'load' if kind == 'load' else 'store'} ({where})", stage="launch")

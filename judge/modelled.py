@@ -45,7 +45,7 @@ from judge import compiler, interpreter
 from judge.compiler import KernelError
 from judge.lockstep import unwrap
 from judge.memory import Memory, only_moves
-from judge.prices import FREE_OPERATORS, Clock, launch_milliseconds, milliseconds, tensors_in
+from judge.prices import UNWRITTEN, Clock, launch_milliseconds, milliseconds, tensors_in
 from judge.messages import TORCH_NAMES, layouts_in, strided
 from judge.perturbation import written_by
 from judge.recorder import launches_of, read_value
@@ -145,7 +145,7 @@ class Recording:
                 if list(tensor.shape) != layout[2] or list(tensor.stride()) != layout[3]:
                     raise RuntimeError(f"aten.{base} gives another shape than it did while recording")
                 self.storages[layout[0]] = tensor.untyped_storage()
-        if base in FREE_OPERATORS and self.poisons:
+        if base in UNWRITTEN and self.poisons:
             self.poison(results)
         return addresses([results, written_by(func, args, kwargs)])
 

@@ -73,6 +73,7 @@ def program_milliseconds(moved, requested, flops, has_dot):
 
 FREE_OPERATORS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "scalar_tensor", "set_",
                   "resize_", "_local_scalar_dense", "sym_size", "lift_fresh"}
+UNWRITTEN = FREE_OPERATORS - {"scalar_tensor"}  # of these, what they return holds nothing yet
 WRITE_ONLY = {"fill_", "zero_", "copy_", "uniform_", "normal_", "bernoulli_", "random_", "fill", "zeros_like",
               "ones_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones", "new_full"}
 GATHERS = {"embedding", "index_select", "gather", "index", "take"}  # read as much of the table as they write

@@ -33,7 +33,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import autotuner, driver, jit
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from judge.prices import FREE_OPERATORS, Mode, operator_name, size_of, tensors_in
+from judge.prices import FREE_OPERATORS, UNWRITTEN, Mode, operator_name, size_of, tensors_in
 from judge.messages import decode, encode
 from judge.perturbation import state_of, written_by
 from judge.rules import HOST_READS
@@ -155,7 +155,7 @@ class Recorder(Mode):
         out = self.run(func, args, kwargs)
         results = tensors_in(out)
         for tensor in results:
-            if name in FREE_OPERATORS and self.is_new(tensor):
+            if name in UNWRITTEN and self.is_new(tensor):
                 tensor.zero_()  # kernels do not run here: what they would write must at least be a valid index
         if func._schema.is_mutable or any(self.is_new(tensor) or tensor.numel() == 0 for tensor in results):
             self.steps.append(["operator", f"{name}.{func._overloadname}", *arguments,

@@ -118,6 +118,7 @@ def replayer(sock, _, settings):
 def scorer(sock, fork_server, settings):
     """Role of the process that holds one task's reference and judges its candidates, then perhaps another task's."""
     sending, loaded = threading.Lock(), None
+    sys.setswitchinterval(5e-4)  # who times waits no longer than this for those that record
 
     def tell(message):
         with sending:
@@ -135,12 +136,14 @@ def scorer(sock, fork_server, settings):
             spare_memory()
             try:
                 clock = Measured if measured else judgement.Modelled
+                told = set(order["task"]["known"])  # keys of compiled kernels
                 loaded = clock(Reference(order["task"], settings), fork_server, settings, gpu, connection)
             except TaskError as error:
                 return tell({"done": str(error)})
         else:
             for index, verdict in loaded.judge(order["codes"]):
-                tell({"index": index, "verdict": asdict(verdict), "known": list(loaded.reference.known)})
+                new, told = loaded.reference.known - told, loaded.reference.known | told
+                tell({"index": index, "verdict": asdict(verdict), "known": list(new)})
         tell({"done": None})
         spare_memory()
 

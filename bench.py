@@ -352,7 +352,8 @@ def parse(argv):
     add("--strategy", choices=list(STRATEGIES), default="serial", help="what attempts see of those before: nothing; "
         "their verdicts; the last one's, judged; or one of the best")
     add("--compare-strategies", action="store_true", help="all of them with the same budgets, in folders of --out")
-    add("--tokens", type=int, help="budget: most tokens sampled in a sample; None: --turns of the longest replies")
+    add("--tokens", type=int,
+        help="budget: a sample ends with the attempt that reaches so many tokens; None: --turns of the longest replies")
     add("--iterations", type=int, default=1, help="serial: one turn more for each but the first (paper: 10, T 5)")
     add("--keep", type=int, default=4, help="serial: most earlier attempts that are shown, the best consecutive ones")
     add("--judge", choices=["rule", "model"], default="rule", help="judge: who names the bottleneck; model: itself")

@@ -45,7 +45,7 @@ from fast import plan, ranks
 from fast.optimizer import make_adamw
 from page.charts import run_charts, save_png
 from page.metrics import progress
-from page.records import Source, lessons, metrics_record, numbers, read_folder
+from page.records import Source, lessons, metrics_record, numbered, numbers, read_folder
 from page.writer import render
 from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary, write_atomically
@@ -216,11 +216,13 @@ def clear_later_steps(run):
     out = run.out
     claim(out)
     write_atomically(out / "config.json", json.dumps(vars(run.args), indent=1))
-    write_atomically(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in read_metrics(run)))
-    for path in [*out.glob("rollouts/*_*.jsonl"), *out.glob("skill_library/global_step_*.jsonl")]:
-        if int(path.stem.rsplit("_", 1)[1]) > run.step:
-            path.unlink()
-    if not (out / "skill_library").is_dir():
+    lines = read_metrics(run) if (out / "checkpoint").exists() else []  # else it begins again, with step 0
+    write_atomically(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    for pattern in ("rollouts/*_*.jsonl", "skill_library/global_step_*.jsonl"):
+        for step, path in numbered(out, pattern):
+            if step > run.step:
+                path.unlink()
+    if run.step == 0 or not (out / "skill_library").is_dir():
         run.library.save_snapshot(out / "skill_library", run.step)
 
 
@@ -326,7 +328,7 @@ def finish_step(run, line):
         for name, value in numbers(line).items():
             run.tensorboard.add_scalar(name, value, run.step)
         run.tensorboard.flush()
-    if run.step or "eval_fast_1" in line:
+    if ranks.rank() == 0 and (run.step or "eval_fast_1" in line):
         tqdm.write(progress(line, run.args, read_metrics(run)[0], run.library), file=sys.stdout)
     if "eval_fast_1" in line and 0 < run.step < run.args.steps and ranks.rank() == 0:
         draw_curves(run)
@@ -409,8 +411,8 @@ def record_rollouts(run, path, episodes):
     # Many replies answer the same prompt, which is decoded once.
     text = functools.cache(lambda ids: run.model.tokenizer.decode(ids, skip_special_tokens=False))
 
-    def opening(role, task, completion):
-        return {"role": role, "task": task.name, "prompt": text(tuple(completion.prompt_ids))}
+    def opening(role, completion):
+        return {"role": role, "episode": number, "task": e.task.name, "prompt": text(tuple(completion.prompt_ids))}
 
     def said(completion):
         return {"reply": completion.text, "finished": completion.finished}
@@ -420,14 +422,14 @@ def record_rollouts(run, path, episodes):
                 "reward": turn.reward, "advantage": turn.advantage, "masked": turn.masked}
 
     lines = []
-    for e in episodes:
-        lines += [opening("selection", e.task, s.completion) | said(s.completion) | {
+    for number, e in enumerate(episodes):
+        lines += [opening("selection", s.completion) | said(s.completion) | {
             "skills": [skill.name for skill in s.skills], "dropped": s.dropped,
             "reward": s.reward, "advantage": s.advantage} for s in e.selections if s.completion]
-        lines += [opening("policy", e.task, t.turns[0].completion) | {
+        lines += [opening("policy", t.turns[0].completion) | {
             "skills": [skill.name for skill in t.skills], "turns": list(map(attempt, t.turns))} for t in e.trajectories]
-        lines += [opening("summary", e.task, s.completion) | {
-            "rollout": next(i for i, t in enumerate(e.trajectories) if t is s.winner),  # of the task's, from 0
+        lines += [opening("summary", s.completion) | {
+            "rollout": next(i for i, t in enumerate(e.trajectories) if t is s.winner),  # of the episode's, from 0
             **said(s.completion), "reward": s.reward, "advantage": s.advantage, "proposals": [
                 {"written": p.written, "rejected": p.rejected, "detail": p.detail, "known": p.known,
                  "attempt": p.attempt and attempt(p.attempt), "staged": bool(p.skill) and p.skill == e.staged}

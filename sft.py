@@ -220,11 +220,11 @@ class TrainStep:
 def collate(members, tokens, pad) -> tuple[torch.Tensor, torch.Tensor]:
     """Encoded examples as (ids, targets), both (B, L).
 
-    L is one of WIDTHS and B as many rows as `tokens` allow, also when fewer are used: so there is one shape, and on a
-    GPU one captured graph, for each width. Empty rows have no targets.
+    L is one of WIDTHS. B is at least as many rows as `tokens` allow, also when fewer are used: where steps are captured
+    there is one shape, and one graph, for each width. Empty rows have no targets.
     """
     width = padded(max(len(ids) for ids, _ in members))
-    rows = max(1, tokens // width)
+    rows = max(len(members), tokens // width)
     batch, targets = torch.full((rows, width), pad), torch.full((rows, width), -100)
     for row, (ids, mask) in enumerate(members):
         ids = torch.from_numpy(ids.astype(np.int64))
@@ -264,7 +264,8 @@ def train(model, data, pad, args) -> list[dict]:
             warm = min(1.0, (n + 1) / max(1, round(0.02 * len(batches))))
             cosine = 0.5 * (1 + math.cos(math.pi * n / len(batches)))
             step.rate.fill_(args.lr * warm * (0.05 + 0.95 * cosine))
-            parts = [collate([data[i] for i in part], args.batch_tokens, pad) for part in batches[n]]
+            tokens = args.batch_tokens if step.graphs else 0
+            parts = [collate([data[i] for i in part], tokens, pad) for part in batches[n]]
             with uninterrupted():  # an interruption finds weights and state of the same step
                 loss = step(parts)
                 state["step"], state["seconds"] = n + 1, time.time() - start
@@ -362,7 +363,10 @@ def load_data(args, chat, rows):
         convert = rollout_row(chat, args.min_reward) if args.from_rollouts else chat_row(chat)
         return chat.tokenizer, [example for path in rows for example in read_rows(path, rows[path], convert)]
     if args.cache and Path(args.cache).is_file():
-        return load_cache(args.cache)
+        tokenizer, data = load_cache(args.cache)
+        if chat and tokenizer.backend_tokenizer.to_str() != chat.tokenizer.backend_tokenizer.to_str():
+            raise UserError(f"--cache {args.cache}: its tokens are those of another model's tokenizer")
+        return tokenizer, data
     examples = built_in_examples(args)
     if chat is None:
         some = examples[::max(1, len(examples) // 6000)]

@@ -372,18 +372,20 @@ def without_a_gpu(tasks, seconds, shrink) -> tuple[list, dict]:
 # names, order, shapes, constants and spelling (F.relu, x.relu(), nn.ReLU() are one operator). That is stricter than
 # text similarity, and it can be checked against a list of hashes without having the evaluation problems at hand.
 
-# Another name of an operator -> its name here.
-_SPELLINGS = {"hardtanh": "clamp", "clamp_min": "clamp", "clamp_max": "clamp", "clip": "clamp", "multiply": "mul",
-              "divide": "div", "subtract": "sub", "max": "amax", "min": "amin", "swish": "silu", "mm": "matmul",
-              "bmm": "matmul", "inner": "matmul", "vector_norm": "norm", "negative": "neg"}
+# Names are compared in lower case, without underscores and a final "loss". Another name -> its name here.
+_SPELLINGS = {"hardtanh": "clamp", "relu6": "clamp", "clampmin": "clamp", "clampmax": "clamp", "clip": "clamp",
+              "multiply": "mul", "divide": "mul", "div": "mul", "subtract": "sub", "max": "amax", "min": "amin",
+              "swish": "silu", "mm": "matmul", "bmm": "matmul", "inner": "matmul", "linear": "matmul",
+              "vectornorm": "norm", "negative": "neg", "huber": "smoothl1", "rsqrt": "sqrt"}
 # Python's operators; operators -> those that they can be written with; and what computes nothing.
-_ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul"}
-_WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"], "softsign": ["abs", "add", "div"],
-                "pow": ["mul"], "square": ["mul"], "mse_loss": ["mean", "mul", "sub"],
-                "l1_loss": ["abs", "mean", "sub"], "logsigmoid": ["log", "sigmoid"],
-                "log_softmax": ["log", "softmax"], "logsoftmax": ["log", "softmax"], "softmin": ["neg", "softmax"],
+_ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "mul", ast.Pow: "mul", ast.MatMult: "matmul"}
+_WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"], "softsign": ["abs", "add", "mul"],
+                "pow": ["mul"], "square": ["mul"], "mse": ["mean", "mul", "sub"], "l1": ["abs", "mean", "sub"],
+                "logsigmoid": ["log", "sigmoid"], "logsoftmax": ["log", "softmax"], "softmin": ["neg", "softmax"],
                 "addcmul": ["add", "mul"], "lerp": ["add", "mul", "sub"], "expm1": ["exp", "sub"],
-                "log1p": ["add", "log"], "reciprocal": ["div"]}
+                "log1p": ["add", "log"], "reciprocal": ["mul"], "normalize": ["mul", "norm"],
+                "leakyrelu": ["mul", "where"], "hardsigmoid": ["add", "clamp", "mul"],
+                "hardswish": ["add", "clamp", "mul", "mul"], "gelu": ["add", "erf", "mul", "mul", "mul"]}
 _NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand",
             "unsqueeze", "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
 
@@ -396,27 +398,41 @@ def operators(source) -> list[str]:
     """
     found = []
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    methods = [n for c in classes for n in c.body if isinstance(n, ast.FunctionDef)]
+    own = {node.name for node in classes + methods}  # what these apply is looked at there
     layers = {}  # attribute name -> layer classes, for self.act = nn.ReLU(); several in an nn.Sequential
     for node in (n for c in classes for n in ast.walk(c)):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             if isinstance(node.targets[0], ast.Attribute):
                 made = [ast.unparse(n.func).split(".")[-1] for n in ast.walk(node.value) if isinstance(n, ast.Call)]
                 layers[node.targets[0].attr] = made[1:] or made if made[0] == "Sequential" else made[:1]
-    for method in (n for c in classes for n in c.body if isinstance(n, ast.FunctionDef) and n.name != "__init__"):
-        for node in ast.walk(method):
-            if isinstance(node, ast.BinOp):
-                found.append(_ARITHMETIC.get(type(node.op), "other"))
-            elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-                found += [] if isinstance(node.operand, ast.Constant) else ["neg"]
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                names = [node.func.attr]
-                if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
-                    names = layers.get(names[0], names)
-                for name in names:
-                    name = re.sub(r"(?<!conv)(?<!pool)[123]d$", "", name.lower())  # BatchNorm1d and 2d are one operator
-                    found.append(_SPELLINGS.get(name, name))
+    for node in (n for method in methods if method.name != "__init__" for n in ast.walk(method)):
+        if all(n.id == "math" for n in ast.walk(node) if isinstance(n, ast.Name)):
+            continue  # a number, such as math.sqrt(2 / math.pi)
+        if isinstance(node, (ast.BinOp, ast.AugAssign)):
+            found.append(_ARITHMETIC.get(type(node.op), "other"))
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            found.append("neg")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            names = [node.func.attr]
+            if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
+                names = layers.get(names[0], names)
+            found += ["relu" if _cut_at_zero(node) else _spelled(name) for name in names if name not in own]
     found = [part for name in found for part in _WRITTEN_OUT.get(name, [name])]
     return sorted(name for name in found if name not in _NEUTRAL)
+
+
+def _spelled(name) -> str:
+    name = name.lower().replace("_", "").removesuffix("loss")
+    name = re.sub(r"(?<!conv)(?<!pool)[123]d$", "", name)  # BatchNorm1d and 2d are one operator
+    return _SPELLINGS.get(name, name)
+
+
+def _cut_at_zero(call) -> bool:
+    """Is it torch.clamp(x, min=0), or another spelling of that?"""
+    bounds = [ast.unparse(n) for n in [*call.args, *(k.value for k in call.keywords)] if isinstance(n, ast.Constant)]
+    lower = call.func.attr in ("clamp", "clip", "clamp_min", "clamp_", "clamp_min_")
+    return lower and bounds in (["0"], ["0.0"]) and "max" not in [k.arg for k in call.keywords]
 
 
 def fingerprint(source) -> str:

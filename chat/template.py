@@ -20,7 +20,7 @@ class Completion:
 
     prompt_ids: list[int]
     token_ids: list[int]  # what the model wrote, its end-of-turn token included
-    logprobs: list[float]  # log-probability of each token of token_ids at temperature 1, when it was sampled
+    logprobs: list[float]  # of each token of token_ids, as it was sampled, at that temperature
     text: str  # token_ids as text, without the end-of-turn token
     finished: bool  # False when max_new_tokens cut the reply off
 

@@ -91,8 +91,8 @@ class SplitAdamW(torch.optim.Optimizer):
             if state and p.dtype == torch.bfloat16 and "low" not in state:
                 raise ValueError("the optimiser's state was saved by another one: it has no low halves of the weights")
             if state:
-                self.state[p] = {name: self._zeros(p, value.dtype).copy_(value) if torch.is_tensor(value) else value
-                                 for name, value in state.items()}
+                self.state[p] = {name: self._zeros(p, value.dtype).copy_(value) if name != "step" else int(value)
+                                 for name, value in state.items()}  # torch's step is a tensor
 
 
 def adamw_step(group, step, p, gradient, exp_avg, exp_avg_sq, low=None):

@@ -88,8 +88,8 @@ def join():
     end_with_the_others()
     if number:
         sys.stdout = open(os.devnull, "w")
-    # Objects travel between hosts' memories, by gloo. A rank may wait long for another one's last kernels.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(hours=2))
+    # Objects travel between hosts' memories, by gloo. A rank may wait long for the others; one that has ended ends all.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=timedelta(days=7))
 
 
 def end_with_the_others():
@@ -188,7 +188,11 @@ def clip_grad_norm(optimizer, parameters, largest) -> torch.Tensor:
     if not isinstance(optimizer, ShardedOptimizer):
         return torch.nn.utils.clip_grad_norm_(parameters, largest)
     square = torch.zeros((), device=optimizer.whole[0].device)
-    for p, own in zip(optimizer.whole, optimizer.own):
+    reached = torch.tensor([p.grad is not None for p in optimizer.whole], dtype=torch.int32, device=square.device)
+    dist.all_reduce(reached, dist.ReduceOp.MAX)
+    for p, own, has in zip(optimizer.whole, optimizer.own, reached.tolist()):
+        if not has:  # on no rank: it stays as it is, as in one process
+            continue
         gradient = torch.zeros_like(p) if p.grad is None else p.grad  # None: no reply of this rank has reached it
         dist.all_reduce(gradient)
         own.grad, p.grad = optimizer.part(gradient).clone(), None

@@ -445,7 +445,7 @@ class Replayer:
             self.run_calls(side, calls, graphs)
             seconds[side] = clock.stop()
             if any(identity(x) in given for x in tensors_in([*self.kept[side].values()])):
-                self.kept[side] = tree_map_only(torch.Tensor, torch.clone, self.kept[side])  # the other one writes there
+                self.kept[side] = tree_map_only(torch.Tensor, torch.clone, self.kept[side])  # before the other side
         both = [tensors_in([self.kept[side][slot] for slot in calls]) for side in sides] if len(calls) > 1 else []
         return {"seconds": seconds, "clearing": clearing, "intruded": not all(identical(*pair) for pair in left_out),
                 "skipped": len(both) == 2 and any(map(far_apart, *both))}

@@ -90,7 +90,7 @@ def read(path, record, skipped) -> list:
         try:
             if line.strip():
                 records.append(record(json.loads(line, parse_constant=lambda name: None)))
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
             skipped[path.name] += 1
     return records
 
@@ -100,14 +100,12 @@ def read_rollouts(path, phase, step, skipped) -> list[dict]:
 
     Each gets an id, its phase and step. A summary's `of`: the id of the rollout that it sums up.
     """
-    rollouts, policy = read(path, rollout_record, skipped), defaultdict(list)  # task -> ids of its Policy rollouts
+    rollouts, policy = read(path, rollout_record, skipped), defaultdict(list)  # episode -> its Policy's ids
     for i, rollout in enumerate(rollouts):
         rollout |= {"id": f"{path.stem}.{i}", "phase": phase, "step": step}
         if rollout["role"] == "policy":
-            if i == 0 or rollouts[i - 1]["role"] != "policy":  # an episode begins, perhaps of a task that had one
-                policy.clear()
-            policy[rollout["task"]].append(rollout["id"])
-        rollout["of"] = dict(enumerate(policy[rollout["task"]])).get(rollout["of"])
+            policy[rollout["episode"], rollout["task"]].append(rollout["id"])
+        rollout["of"] = dict(enumerate(policy[rollout["episode"], rollout["task"]])).get(rollout["of"])
     return rollouts
 
 
@@ -155,8 +153,9 @@ def rollout_record(row) -> dict:
     outcomes = {"policy": sorted((verdict["outcome"] for verdict in verdicts), key=OUTCOMES.index)[:1],
                 "selection": ["skills chosen" if skills else "none chosen"],
                 "summary": sorted({proposal["outcome"] for proposal in turns[0]["proposals"]})}
-    return {"role": role, "task": str(row["task"]), "prompt": str(row.get("prompt") or ""), "skills": skills,
-            "turns": turns, "outcome": outcomes[role], "of": number(row.get("rollout")),
+    return {"role": role, "episode": row.get("episode"), "task": str(row["task"]), "skills": skills,
+            "prompt": str(row.get("prompt") or ""), "turns": turns, "outcome": outcomes[role],
+            "of": number(row.get("rollout")),
             "reward": max((turn["reward"] for turn in turns if number(turn.get("reward")) is not None), default=None),
             "speedup": max((v["speedup"] for v in verdicts if v["outcome"] in ("faster", "correct")), default=None),
             "staged": [words(p["written"]["content"]) for p in turns[0]["proposals"] if p["outcome"] == "staged"]}

@@ -137,8 +137,8 @@ def test_rollouts_are_packed_as_conversations(run):
                         "step_2.1": ["faster"], "step_2.2": ["faster"], "step_2.3": ["correct"],
                         "step_2.4": ["correct"], "eval_2.0": ["rejected"]}
     again = run / "rollouts/step_2.jsonl"  # a task's second episode in a step
-    lines = (run / "rollouts/step_1.jsonl").read_text().splitlines()
-    write(again, *lines, *lines)
+    lines = [json.loads(line) for line in (run / "rollouts/step_1.jsonl").read_text().splitlines()]
+    write(again, *lines, *(line | {"episode": 1} for line in lines))
     repeated = records.read_rollouts(again, "training", 2, [])
     assert [r["of"] for r in repeated if r["role"] == "summary"] == ["step_2.3", "step_2.8"]
     first, second = rollouts["step_1.3"]["turns"]

@@ -186,6 +186,28 @@ def test_swish_written_out_is_still_swish():
     assert fingerprint(short) == fingerprint(long) and operators(PROBLEM) == ["mul", "relu", "sigmoid", "sub"]
 
 
+@pytest.mark.parametrize("one, other", [
+    ("torch.mean(torch.relu(1 - x))", "torch.mean(torch.clamp(1 - x, min=0))"), ("x.relu_()", "torch.clamp_min(x, 0)"),
+    ("nn.LeakyReLU(0.1)", "torch.where(x > 0, x, 0.1 * x)"), ("nn.LeakyReLU()", "F.leaky_relu(x, 0.2)"),
+    ("F.huber_loss(x, x)", "nn.SmoothL1Loss()"), ("F.hardsigmoid(x)", "torch.clamp(x + 3, 0, 6) / 6"),
+    ("F.normalize(x)", "x / torch.norm(x, dim=1, keepdim=True)"), ("F.linear(x, x)", "torch.matmul(x, x)"),
+    ("x * torch.rsqrt(x.mean() + 1)", "x / torch.sqrt(x.mean() + 1)"), ("F.layer_norm(x, (4,))", "nn.LayerNorm(4)"),
+    ("x * torch.tanh(0.79788456 * x)", "x * torch.tanh(math.sqrt(2.0 / math.pi) * x)"), ("x / 2", "x * 0.5"),
+    ("self.tail(x)", "torch.softmax(x, 1)"), ("nn.GELU()", "x * 0.5 * (1.0 + torch.erf(x / 1.41421))")])
+def test_two_spellings_of_one_problem_are_near(one, other):
+    """A layer is called in the forward; `tail` is a method that holds a softmax."""
+    def model(expression):
+        layer = f"  self.layer = {expression}\n" if expression.startswith("nn.") else ""
+        return (f"class Model(nn.Module):\n def __init__(self):\n  super().__init__()\n{layer}\n"
+                f" def forward(self, x):\n  return {'self.layer(x)' if layer else expression}\n"
+                + (" def tail(self, x):\n  return x.softmax(1)\n" if "tail" in expression else ""))
+    assert operators(model(one)) == operators(model(other)) != []
+
+
+def test_what_is_added_in_place_counts():
+    assert operators("class Model:\n def forward(self, x):\n  x += torch.tanh(x)\n  return x") == ["add", "tanh"]
+
+
 def test_every_built_in_problem_is_known_to_the_check():
     evaluation = evaluation_fingerprints()
     assert all(unfit(t, evaluation) == "near an evaluation problem" for t in builtin_tasks())

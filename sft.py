@@ -243,8 +243,9 @@ def train(model, data, pad, args) -> list[dict]:
     """
     lengths = [len(ids) for ids, _ in data]
     batches = plan_batches(lengths, args)
-    step = TrainStep(model, args.lr, graphs=model.device.type == "cuda" and model.num_parameters() < 3e8
-                     and not args.batch_sequences and ranks.count() == 1)
+    graphs = model.device.type == "cuda" and model.num_parameters() < 3e8
+    graphs = graphs and not args.batch_sequences and ranks.count() == 1
+    step = TrainStep(model, args.lr, graphs)
     model.train()
     if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
         model.gradient_checkpointing_enable()
@@ -264,8 +265,7 @@ def train(model, data, pad, args) -> list[dict]:
             warm = min(1.0, (n + 1) / max(1, round(0.02 * len(batches))))
             cosine = 0.5 * (1 + math.cos(math.pi * n / len(batches)))
             step.rate.fill_(args.lr * warm * (0.05 + 0.95 * cosine))
-            tokens = args.batch_tokens if step.graphs else 0
-            parts = [collate([data[i] for i in part], tokens, pad) for part in batches[n]]
+            parts = [collate([data[i] for i in part], args.batch_tokens if graphs else 0, pad) for part in batches[n]]
             with uninterrupted():  # an interruption finds weights and state of the same step
                 loss = step(parts)
                 state["step"], state["seconds"] = n + 1, time.time() - start

@@ -49,9 +49,9 @@ def close(a, b, tolerance=1e-6):
 
 
 def tensors(dtype):
-    """Parameters that two ranks can split evenly and one that they cannot."""
+    """Parameters that two ranks can split evenly, one that they cannot, and one that no gradient reaches."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in ((6, 4), (7, 5), (8,))]
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in ((6, 4), (7, 5), (8,), (2,))]
 
 
 def steps(part, optimizer, parameters, first, last):
@@ -60,7 +60,7 @@ def steps(part, optimizer, parameters, first, last):
     for n in range(first, last):
         for number in part:
             generator = torch.Generator().manual_seed(2 * n + number)
-            for p in parameters[:2 + number]:  # the last one has no gradient from the first part
+            for p in parameters[:2 + number]:  # the third one has no gradient from the first part
                 gradient = torch.randn(p.shape, generator=generator).to(p.dtype)
                 p.grad = gradient if p.grad is None else p.grad + gradient
         norms.append(ranks.clip_grad_norm(optimizer, parameters, 3.0).item())

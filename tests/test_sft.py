@@ -149,6 +149,13 @@ def test_a_name_is_split_the_same_way_wherever_it_stands(chat):
         assert any(ids[i:i + len(name)] == name for i in range(len(ids)))
 
 
+def test_a_cache_of_another_tokenizer_is_refused(examples, chat, model_folder, tmp_path, refusal):
+    tokenizer = sft.train_tokenizer([m["content"] for e in examples for m in e.messages], 600)
+    sft.save_cache(tmp_path / "cache", tokenizer, [encode(chat, e.messages, e.tool) for e in examples[:3]])
+    said = refusal(sft.main, "--model", model_folder, "--cache", tmp_path / "cache", "--out", tmp_path / "out")
+    assert "another model's tokenizer" in said
+
+
 def test_the_cache_gives_back_what_it_was_given(examples, chat, tmp_path):
     data = [encode(chat, e.messages, e.tool) for e in examples[:30]]
     sft.save_cache(tmp_path / "cache", chat.tokenizer, data)

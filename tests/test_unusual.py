@@ -1,0 +1,96 @@
+"""Tasks with unusual signatures and values: the reference itself, under the name of a candidate, is right on both clocks."""
+
+import pytest
+import torch
+
+import conftest  # noqa: F401 (it puts the root on the path)
+from judge.correctness import identical
+from judge.replayer import far_apart
+from sandbox import Sandbox
+from tasks import Task, TaskError
+
+TASK = """
+import random
+import torch
+import torch.nn.functional as F
+
+class Model(torch.nn.Module):
+    def forward(self, {arguments}):
+        {body}
+
+def get_inputs():
+    return [{inputs}]
+
+def get_init_inputs():
+    return []
+"""
+X = "torch.randn(8, 8)"
+RIGHT = {  # name: arguments, inputs, body
+    "no inputs": ("", "", "return torch.arange(8.0) * 2"),
+    "a number before a tensor that is changed": ("k, x", f"3.0, {X}", "return x.mul_(k)"),
+    "the changed input is the output": ("x", X, "return x.add_(1)"),
+    "numbers drawn at random": ("x, k", f"{X}, random.randint(1, 50)", "return x * k"),
+    "an expanded input": ("x, y", f"torch.randn(8, 1).expand(8, 8), {X}", "return x * 2 + y"),
+    "an input with gaps": ("x", "torch.randn(8, 16)[:, ::2]", "return x * 2"),
+    "a constant input at the end of its domain": (
+        "p, t", "torch.full((8, 8), 0.97), (torch.rand(8, 8) > 0.5).float()", "return F.binary_cross_entropy(p, t)"),
+    "a reference that knows one type": ("x", X, "assert x.dtype == torch.float32\n        return x * 2"),
+    "a complex output": ("x", X, "return torch.complex(x, x * 2) * 3"),
+    "NaN": ("x", X, "return torch.log(x) * 2"),
+    "a number within an operator": ("x", X, "return torch.where(x > 0, x, 5.0)"),
+}
+
+
+@pytest.fixture(scope="module", params=["modelled", "measured"])
+def clock(request):
+    with Sandbox("cpu", clock=request.param, trials=3, measure=0.001, workers=1, require_kernel=False, seed=5) as box:
+        yield box
+
+
+def unusual(arguments, inputs, body):
+    return Task("unusual", 0, TASK.format(arguments=arguments, inputs=inputs, body=body))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_reference_is_right(clock, name):
+    task = unusual(*RIGHT[name])
+    [verdict] = clock.score(task, [task.source.replace("Model(", "ModelNew(")])
+    assert verdict.correct and not verdict.rejected, verdict
+
+
+def test_tensors_within_other_inputs_make_a_task_unusable(clock):
+    with pytest.raises(TaskError, match="tensors within a list or dict"):
+        clock.score(unusual("xs, y", f"[{X}, {X}], {X}", "return xs[0] * y"), [""])
+
+
+def test_a_wrong_complex_output_is_told(clock):
+    task = unusual(*RIGHT["a complex output"])
+    [verdict] = clock.score(task, [task.source.replace("Model(", "ModelNew(").replace("* 3", "* 4")])
+    assert not verdict.correct and "wrong values" in verdict.error
+
+
+def test_half_precision_may_be_rounded_once_less(clock):
+    task = unusual("x", "torch.randn(64, 64).bfloat16()", "return F.silu(x * 2) * x")
+    better = "return (F.silu(x.float() * 2) * x.float()).bfloat16()"
+    [verdict] = clock.score(task, [task.source.replace("Model(", "ModelNew(").replace("return F.silu(x * 2) * x", better)])
+    assert verdict.correct, verdict
+
+
+def test_results_of_timed_calls_are_compared_whatever_they_hold():
+    x = torch.randn(4000)
+    for value in (float("nan"), float("inf")):
+        y = x.clone()
+        y[7] = value
+        assert not far_apart(y * (1 + 1e-6), y) and far_apart(torch.zeros_like(y), y)
+    assert far_apart(torch.zeros(4000, dtype=torch.int64), torch.arange(4000))
+    large = torch.randn(3 << 20)
+    assert not far_apart(large * (1 + 1e-6), large) and far_apart(torch.zeros_like(large), large)
+
+
+def test_equality_of_bytes():
+    for dtype, n in ((torch.float32, 7), (torch.float32, 8), (torch.bfloat16, 1001), (torch.bool, 3)):
+        a = (torch.randn(n) * 5).to(dtype)
+        b = a.clone()
+        assert identical(a, b) and identical(a[1:], b[1:])
+        b[-1] = 1 - b[-1].float()
+        assert not identical(a, b) and not identical(a[1:], b[1:])

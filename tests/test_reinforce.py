@@ -475,6 +475,25 @@ def test_resume_refuses_what_would_be_another_run(world, refusal, capsys, tmp_pa
     assert "not the one" in refusal(reinforce.main, "--out", out, "--resume")
 
 
+def test_a_run_killed_before_its_first_checkpoint_begins_again(world):
+    out = world("run", "--steps", "1")
+    begun = metrics(out)[0]
+    shutil.rmtree(out / "checkpoint")
+    (out / "metrics.jsonl").write_text(json.dumps(begun | {"library": 99}) + "\n")
+    (out / "rollouts/my_notes.jsonl").write_text("not a step's")
+    assert metrics(world("run", "--resume", "--steps", "1"))[0] == begun and (out / "rollouts/my_notes.jsonl").exists()
+
+
+def test_only_the_first_rank_reads_what_it_has_written(tmp_path, monkeypatch, capsys):
+    saved = []
+    monkeypatch.setattr(report.ranks, "rank", lambda: 1)
+    monkeypatch.setattr(report, "save_checkpoint", saved.append)
+    run = SimpleNamespace(out=tmp_path, step=0, args=SimpleNamespace(save_every=1, steps=2), tensorboard=None,
+                          generator=torch.Generator(), seconds={})
+    report.finish_step(run, {"step": 0, "eval_fast_1": 0.5})
+    assert saved == [run] and capsys.readouterr().out == "" and not list(tmp_path.iterdir())
+
+
 def test_resume_needs_what_the_run_has_left_and_the_folder_to_itself(world, refusal, capsys):
     out = world("run", "--steps", "1")
     kept = sorted(path.name for path in (out / "rollouts").iterdir())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import conftest  # noqa: F401 (it puts the root on the path)
+from candidates import small_task, solution
 from judge.correctness import identical
 from judge.replayer import far_apart
 from sandbox import Sandbox
@@ -94,3 +94,22 @@ def test_equality_of_bytes():
         assert identical(a, b) and identical(a[1:], b[1:])
         b[-1] = 1 - b[-1].float()
         assert not identical(a, b) and not identical(a[1:], b[1:])
+
+
+POINTERS = '''
+@triton.jit
+def join(a, b, out, rows, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    offs = tl.arange(0, BLOCK)
+    at = tl.where(pid < rows, a + pid * BLOCK, b + (pid - rows) * BLOCK)
+    tl.store(out + pid * BLOCK + offs, tl.load(at + offs) * 2)
+'''
+
+
+def test_a_program_may_choose_between_tensors():
+    task = small_task("joined", "return torch.cat([x, y]) * 2", "x, y", "torch.randn(32, 64), torch.randn(16, 64)")
+    launch = ("out = torch.empty(x.shape[0] + y.shape[0], 64, device=x.device)\n"
+              "join[(48,)](x, y, out, x.shape[0], BLOCK=64)\nreturn out")
+    with Sandbox("cpu", trials=2, seed=0) as box:
+        right, wrong = box.score(task, [solution(POINTERS.replace("* 2)", f"* {n})"), launch, "x, y") for n in (2, 3)])
+    assert right.correct and "wrong values" in wrong.error

@@ -96,6 +96,22 @@ def test_a_saved_state_continues_bit_for_bit(tmp_path):
         after.load_state_dict(naive.state_dict())
 
 
+def test_torchs_own_state_goes_on_in_the_hosts_memory():
+    parameters = [torch.nn.Parameter(torch.linspace(-1, 1, 6).view(3, 2)) for _ in range(2)]
+    before, after = (make_adamw([p], lr=0.1, host=host) for p, host in zip(parameters, (False, True)))
+    for n in range(2):
+        for p in parameters:
+            p.grad = torch.full((3, 2), n + 0.5)
+        before.step()
+        if n == 0:  # as a run does that is continued with --offload
+            with torch.no_grad():
+                parameters[1].copy_(parameters[0])
+            after.load_state_dict(before.state_dict())
+        else:
+            after.step()
+    assert torch.allclose(*parameters, atol=1e-7) and after.state[parameters[1]]["step"] == 2
+
+
 def test_neither_clipping_nor_a_slice_copies_a_whole_tensor_to_float32():
     parameters = weights()
     train(parameters, SplitAdamW(parameters, 1e-6), 1)

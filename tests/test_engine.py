@@ -182,7 +182,8 @@ def test_sampling_is_a_function_of_the_generator(model, engine, monkeypatch):
 def test_sampled_logprobs_are_the_trainers(model, engine):
     for temperature in (1.0, 0.5):
         replies = model.sample(PROMPTS * 3, 40, temperature, generator_for(model))
-        for reply, new in zip(replies, model.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):
+        rescored = model.logprobs([(r.prompt_ids, r.token_ids) for r in replies], temperature)
+        for reply, new in zip(replies, rescored):
             assert (new.cpu() - torch.tensor(reply.logprobs)).abs().max() < 1e-4
 
 

@@ -389,11 +389,11 @@ def parse(argv):
     add("--min-reward", type=float, default=1.5, help="what a reply of that run must have earned")
     add("--size", choices=sorted(SHAPES), default="tiny", help="of the model made without --model: 6, 26 or 84 million")
     add("--wide", action="store_true", help="write examples also of products, reductions, losses and small networks")
-    add("--problems", type=int, default=100_000, help="synthesised problems for single turns and selections")
-    add("--executed", type=int, default=5_000, help="problems for executed multi-turn trajectories")
+    add("--problems", type=int, default=80_000, help="synthesised problems for single turns and selections")
+    add("--executed", type=int, default=3_000, help="problems for executed multi-turn trajectories")
     add("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
     add("--no-diversity-filter", action="store_true", help="ablation: keep what is over-represented")
-    add("--epochs", type=float, help="passes over the examples; None: 2.2, over a billion parameters 4 as the paper")
+    add("--epochs", type=float, help="passes over the examples; None: 3, over a billion parameters 4 as the paper")
     add("--batch-tokens", type=int, default=32_768,
         help="tokens computed at once; their logits are held together: with Qwen3-8B, 2.4 MB each")
     add("--batch-sequences", type=int,
@@ -441,7 +441,7 @@ def main(argv=None) -> int:
         raise UserError(f"{out} holds an unfinished training: continue it with --resume, or choose another --out")
     chat = Backbone.load(found(args.model), args.device) if args.model else None
     large = chat is not None and chat.large
-    args.epochs = args.epochs or (4.0 if large else 2.2)
+    args.epochs = args.epochs or (4.0 if large else 3.0)
     args.batch_sequences = args.batch_sequences or (64 if large else None)
     torch.manual_seed(args.seed)
     tokenizer, data = ranks.first(load_data(args, chat, rows) if ranks.rank() == 0 else None)

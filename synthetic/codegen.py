@@ -191,6 +191,8 @@ class Kernel:
                 name = "clamp_max" if "max" in keywords else "clamp_min"
             arguments += [keywords[key] for key in ("input", "other", "value") if key in keywords and name == "where"]
             further = [self.wrapped(a, _ATOM) for a in arguments[1:]] or list(POINTWISE[name].defaults)
+        if len(further) > sum(f"{{{letter}}}" in "".join(POINTWISE[name].triton) for letter in "ab"):
+            raise Unsupported
         fields = dict(zip("ab", further), x=self.repeatable(arguments[0]))
         *before, value = [line.format(**fields) for line in POINTWISE[name].triton]
         self.lines += before

@@ -6,6 +6,7 @@ codegen.py writes their formulas. A new one is a new row; if problems can also s
 """
 
 import ast
+import inspect
 from dataclasses import dataclass, field
 
 import torch.nn as nn
@@ -98,6 +99,13 @@ ALIASES = {"hardtanh": "clamp", "clip": "clamp", "negative": "neg", "multiply": 
 ARITHMETIC = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div}
 
 
+def unusual(layer, known) -> bool:
+    """Was a layer made with an option, none of the `known`, that is not as it is by default?"""
+    options = {name: option.default for name, option in inspect.signature(type(layer)).parameters.items()}
+    return any(getattr(layer, name, default) not in (default, None) for name, default in options.items()
+               if name not in known and default is not inspect.Parameter.empty)
+
+
 def operator_of(layer) -> str | None:
     """The name of the pointwise operator that a layer of torch.nn applies, or None."""
     if isinstance(layer, (nn.Dropout, nn.Dropout2d, nn.Identity)) and getattr(layer, "p", 0) == 0:
@@ -106,7 +114,7 @@ def operator_of(layer) -> str | None:
         return "gelu_tanh" if layer.approximate == "tanh" else "gelu"
     for name, operator in POINTWISE.items():
         if operator.layer and type(layer) is getattr(nn, operator.layer.split("(")[0]):
-            return name
+            return None if unusual(layer, {*operator.attributes, "inplace"}) else name
     return None
 
 

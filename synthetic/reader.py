@@ -17,7 +17,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from synthetic.codegen import RESERVED, Unsupported, diagonal
-from synthetic.operators import ALIASES, ARITHMETIC, POINTWISE, ROWS, SPELLED_OUT, operator_of
+from synthetic.operators import ALIASES, ARITHMETIC, POINTWISE, ROWS, SPELLED_OUT, operator_of, unusual
 
 # Expressions that must stay together: what is inside them is evaluated under names or conditions of their own.
 _WHOLE = (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp, ast.Lambda, ast.IfExp, ast.Starred, ast.JoinedStr,
@@ -254,7 +254,10 @@ class Reader:
         row = SPELLED_OUT.get(name)
         if row is None:
             return node
-        if not isinstance(layer, nn.Module) and self.resolve(node.func.value) not in (torch, F):
+        if isinstance(layer, nn.Module):
+            if unusual(layer, {*row.options, "reduction", "size_average", "reduce"}):
+                return node
+        elif self.resolve(node.func.value) not in (torch, F):
             return node
         given = {k.arg: ast.unparse(k.value) for k in node.keywords}
         reduction = given.pop("reduction", f"'{getattr(layer, 'reduction', 'mean')}'")
@@ -339,7 +342,7 @@ class Reader:
             batch = norm[1] == "Batch" and call.module.training
             if value.dim() > 2 and not getattr(call.module, "track_running_stats", False) or batch:
                 step.kind, step.op = "norm", norm[1].lower()
-        elif name == "LayerNorm":
+        elif name == "LayerNorm" and call.module.bias is not None:
             step.kind, step.op, rank = "row", "layer_norm", value.dim()
             step.dims = rank - len(call.module.normalized_shape), rank - 1
         elif name in ROWS:
@@ -361,6 +364,8 @@ class Reader:
 
     def classify_row(self, step, name, call, value):
         """A call over neighbouring dimensions."""
+        if call.keywords.keys() - {"dim", "keepdim", "p", "ord", "input"}:
+            return
         if call.module is not None:
             dim = call.module.dim
         else:

@@ -127,6 +127,23 @@ def single(name, forward, shape):
         "torch.randn(4, 8)", f"torch.randn{shape}, torch.randn{shape}"))
 
 
+@pytest.mark.parametrize("call", [
+    "nn.Softplus(beta=3.0)(x)", "F.softplus(x, 3.0)", "nn.SmoothL1Loss(beta=0.3)(x, y)", "nn.HuberLoss(delta=0.2)(x, y)",
+    "nn.LayerNorm(128, elementwise_affine=False)(x)", "nn.LayerNorm(128, bias=False)(x)", "F.normalize(x, eps=20.0)",
+    "torch.softmax(x, 1, dtype=torch.float64)", "nn.TripletMarginLoss(p=1.0)(x, y, y)",
+    "nn.CrossEntropyLoss(label_smoothing=0.2)(x, y.argmax(dim=1))"])
+def test_what_an_operators_options_change_is_not_dropped(box, call):
+    """The expert leaves such a step to torch, and writes a kernel for what follows."""
+    layer, _, arguments = call.partition(")(")
+    lines = f"z = self.op({arguments}" if call.startswith("nn.") else f"z = {call}"
+    task = single("odd", f"{lines}\n        return torch.tanh(z + x) * 0.5", "(64, 128)")
+    if call.startswith("nn."):
+        made = f"def __init__(self):\n        super().__init__()\n        self.op = {layer})\n\n    def forward"
+        task = replace(task, source=task.source.replace("def forward", made, 1))
+    [verdict] = box.score(task, [render(read(task), ALL).code])
+    assert verdict.correct, verdict
+
+
 def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
     tasks_ = [single(f"single{i}", forward, shape) for i, (forward, shape, _) in enumerate(SINGLE)]
     codes = [render(expert.follow(task), ALL).code for task in tasks_]

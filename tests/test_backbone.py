@@ -201,3 +201,8 @@ def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tok
         want = plain_logprobs(model, reply.prompt_ids, reply.token_ids)
         assert (want - torch.tensor(reply.logprobs)).abs().max() < 1e-4
         assert (want - new).abs().max() < 1e-4
+
+
+def test_a_model_that_does_not_remember_by_its_keys_and_values_is_refused(tokenizer):
+    with pytest.raises(UserError, match="mamba: not supported"):
+        Backbone(tiny_model("Mamba", tokenizer, state_size=4), tokenizer)

@@ -1,6 +1,7 @@
 """How near is the training data to the evaluation problems, by the project's own measure of decontamination?
 
     python results/contamination.py --kernelbench DIR [--wide] [--problems 80000] [--out contamination.json]
+    python results/contamination.py --kernelbench DIR --fingerprints      (writes problems/kernelbench_fingerprints.txt)
 
 Two problems are near when their models apply the same operators the same number of times (tasks.operators); such a
 training problem is refused (tasks.unfit). Here each evaluation problem is compared with all that are left of so many
@@ -21,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from synthetic.generator import NARROW, synthesize  # noqa: E402
 from synthetic.networks import WIDE  # noqa: E402
-from tasks import builtin_tasks, evaluation_fingerprints, fingerprint, kernelbench_tasks, operators  # noqa: E402
+from tasks import (PROBLEMS, builtin_tasks, evaluation_fingerprints, fingerprint, kernelbench_tasks,  # noqa: E402
+                   operators)
 
 BOUNDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -60,7 +62,12 @@ def main():
     parser.add_argument("--problems", type=int, default=80_000, help="seeds of the cold start")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", help="file for the shares of all problems")
+    parser.add_argument("--fingerprints", action="store_true", help="only hash the operators of KernelBench's problems")
     args = parser.parse_args()
+    if args.fingerprints:
+        found = {fingerprint(task.source) for level in (1, 2, 3) for task in kernelbench_tasks(args.kernelbench, level)}
+        (PROBLEMS / "kernelbench_fingerprints.txt").write_text("\n".join(sorted(found)) + "\n")
+        return
     chunks = [range(start, min(start + 2000, args.problems)) for start in range(0, args.problems, 2000)]
     groups = {"built-in": builtin_tasks()}
     groups |= {f"level {level}": kernelbench_tasks(args.kernelbench, level) for level in (1, 2, 3)}

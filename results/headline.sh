@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From random weights to KernelBench on one GPU: bash results/headline.sh KERNELBENCH [OUT] [STAGE ...]
 #
-#   examples   the wide cold start's, on the CPU alone: 35 minutes on two cores, 5 on sixteen
+#   examples   the wide cold start's, on the CPU alone: 5 minutes on sixteen cores
 #   sft        26 million parameters, 5 minutes of an H200
 #   ceiling    the expert itself as a policy: the most that imitation can give
 #   before     the cold start on all levels

@@ -36,9 +36,9 @@ import torch
 
 from judge.correctness import (EXTENSION, Failed, Trial, bytes_in, check_structure, compare, digest, identical, reject,
                                set_roofline, tolerance_of)
-from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge
+from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge, priced
 from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan, spare_memory
-from judge.prices import Clock, tensors_in
+from judge.prices import tensors_in
 from judge.recorder import H200
 from judge.replayer import slots_and_outputs
 
@@ -180,9 +180,7 @@ class Measured:
         self.connection, self.turn = connection, threading.Lock()  # turn: to use the replayer
         self.cuda = reference.device.type == "cuda"
         self.first = reference.trial(0)
-        reference.clock = clock = Clock()  # for judgement.priced
-        reference.run(self.first, around=clock)
-        self.flops = clock.flops
+        self.flops = priced(reference).flops
         self.stochastic = reference.is_stochastic()
         self.constant = [isinstance(x, torch.Tensor) and identical(x, y) for x, y in
                          zip(self.first.inputs, reference.draw("timed"))]

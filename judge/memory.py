@@ -61,9 +61,9 @@ class Memory:
         number = int(np.searchsorted(self.starts, low, side="right")) - 1
         start = int(self.starts[number]) if number >= 0 else 0
         end = start + self.storages[number].nbytes() if number >= 0 else 0
-        if (low >= end or high + size > end) and len(pointers) > 1:
-            raise Diverged  # each program may have a tensor of its own
         if low >= end or high + size > end:
+            if len(pointers) > 1:  # each program may have a tensor of its own
+                raise Diverged
             where = f"{(high + size - end) // size} elements past the end" if low < end else "no tensor there"
             raise KernelError(f"out-of-bounds {'load' if kind == 'load' else 'store'} ({where})", stage="launch")
         offsets = pointers - np.uint64(start)

@@ -335,7 +335,7 @@ class Sandbox:
                 raise TaskError("the sandbox is closed")
             if not (reused or self._replace_fork_server(control) or self.end_idle()):
                 break
-        if not (self.modelled or job.alone) and (len(self.at_work) > 1 or out_of_memory(why)):
+        if self._shares_memory(job) and (len(self.at_work) > 1 or out_of_memory(why)):
             raise Crowded
         self.unusable[source] = why
         raise TaskError(why)
@@ -359,7 +359,7 @@ class Sandbox:
 
     def _judge(self, job):
         """Judge the job's candidates. If the scorer ends, they are tried once more, one by one. Raises Crowded."""
-        failed = set()
+        failed, shortages = set(), 0
         while job.codes:
             self._load(job)
             batch = job.codes[:1] if failed else list(job.codes)
@@ -369,23 +369,29 @@ class Sandbox:
                         self.known = self.known | set(answer["known"]) if len(self.known) < 5000 else set()
                         profile = [KernelTime(**entry) for entry in answer["verdict"].pop("profile")]
                         verdict = Verdict(**answer["verdict"], profile=profile)
-                        if out_of_memory(verdict.error or "") and not (self.modelled or job.alone):
-                            continue
-                        self._settle(job, batch[answer["index"]], verdict).set_result(verdict)
+                        if not (out_of_memory(verdict.error or "") and self._shares_memory(job)):
+                            self._settle(job, batch[answer["index"]], verdict).set_result(verdict)
+                short = bool(set(batch) & set(job.codes))
             except (Gone, OSError):
                 self._end_scorer(job)
-                self.end_idle()
-                if out_of_memory(self._last_log_line()) and not (self.modelled or job.alone):
-                    raise Crowded from None
-                for code in [code for code in batch if code in job.codes]:
+                short = out_of_memory(self._last_log_line()) and self._shares_memory(job)
+                for code in [code for code in batch if code in job.codes and not short]:
                     if code in failed:
                         why = f"the scorer failed on it, twice ({self._last_log_line()})"
                         verdict = Verdict(clock=self.settings["clock"], error=why)
                         self._settle(job, code, verdict).set_result(verdict)
                     failed.add(code)
-            else:
-                if set(batch) & set(job.codes):
+                if not short:
+                    self.end_idle()
+            if short:  # of memory: once more without the scorers that only wait, then without those at work
+                self._end_scorer(job)
+                shortages += 1
+                if shortages > 1 or not self.end_idle():
                     raise Crowded
+
+    def _shares_memory(self, job) -> bool:
+        """Does a job have to make do with a part of the GPU's memory?"""
+        return not (self.modelled or job.alone)
 
     def _settle(self, job, code, verdict) -> Future:
         """A candidate is done: remember its verdict, unless that is None. Returns its Future, to be given a result."""
@@ -415,6 +421,8 @@ class Sandbox:
 
     def _release(self, job):
         """A thread has done its job: keep the scorer, and where memory is short end the one used least recently."""
+        if job.scorer is not None and job.scorer.large:  # before anybody begins, who may need the room
+            self._end_scorer(job)
         short, ended = self._memory_is_short(), []
         with self.changed:
             self.at_work.remove(job)

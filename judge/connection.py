@@ -12,6 +12,7 @@ class ScorerConnection:
     def __init__(self, fork_server, gpu):
         self.child, self.gpu = Child(fork_server, "scorer"), gpu
         self.source = None  # of the task that it is loaded with
+        self.large = False  # does that take much of the GPU's memory?
 
     def order(self, order, patience):
         """Send an order (see judge/scorer.py) and yield the answers; the last one has a "done".
@@ -34,13 +35,13 @@ class ScorerConnection:
     def load(self, task, seed, known, part, patience):
         """Have it build a task's reference, in place of another task's. Raises TaskError, and what `order` does.
 
-        part: of the GPU's free memory, for what runs the reference and the candidates.
+        part: of the GPU's memory, for what runs the reference and the candidates.
         """
         job = {"name": task.name, "source": task.source, "seed": seed, "known": list(known), "part": part}
         (answer,) = self.order({"task": job}, patience)
         if answer["done"]:
             raise TaskError(answer["done"])
-        self.source = task.source
+        self.source, self.large = task.source, answer["large"]
 
     def close(self, wait=False):
         """End the process with all that it has started; with `wait`, return only when they are gone."""

@@ -272,7 +272,7 @@ class Reference:
         with self.lock, self.device if self.on_device else contextlib.nullcontext():
             seed_everything(derive(self.job["seed"], self.job["source"], *purpose))
             inputs = list(self.module.get_inputs())
-        self.plain = self.plain or inputs
+        self.plain = self.plain or [None if isinstance(x, torch.Tensor) else x for x in inputs]
         if tensors_in([x for x in inputs if not isinstance(x, torch.Tensor)]):
             raise TaskError(f"{self.job['name']}: tensors within a list or dict of inputs are not supported")
         return [without_gaps(x.detach().to(self.device)) if isinstance(x, torch.Tensor) else first

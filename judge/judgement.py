@@ -289,6 +289,8 @@ class Replaying(Recorded):
 class Modelled:
     """One task under the modelled clock, as `measured.Measured` is under the other."""
 
+    large = False
+
     def __init__(self, reference, fork_server, settings, *_):
         self.reference, self.fork_server, self.settings = reference, fork_server, settings
 

@@ -45,6 +45,7 @@ from judge.replayer import slots_and_outputs
 BATCHES, LONG = 8, 0.25  # at least, but 5 of such that take so many seconds together
 BATCH = 0.0005  # seconds of the reference's work in a batch, where there is room for so many inputs
 INPUT_ROOM = 1 << 30  # bytes for the sets of inputs and outputs of a batch
+LARGE = 4 << 30  # bytes of inputs and outputs; its processes hold a few times as much
 MOST_CALLS = 16  # in a batch
 OTHERWISE = "its timed calls give other results than its checked ones"
 
@@ -120,7 +121,7 @@ class Connection:
     def share(self, inputs, expected, slots, part, deadline):
         """Share memory for `slots` sets of inputs and one of outputs, laid out like these.
 
-        part: how much of the GPU's free memory the process may take.
+        part: how much of the GPU's memory the process may take.
         """
         tensors = tensors_in(inputs)
         values = [[isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x] for x in inputs]
@@ -185,6 +186,7 @@ class Measured:
         self.constant = [isinstance(x, torch.Tensor) and identical(x, y) for x, y in
                          zip(self.first.inputs, reference.draw("timed"))]
         size = bytes_in([self.first.inputs, self.first.expected])
+        self.large = size > LARGE
         self.slots = max(1 if size > 1 << 30 else 2, min(MOST_CALLS, INPUT_ROOM // max(size, 1)))
         self.bandwidth, self.peak, self.patience, self.gpu_properties = 4e7, None, 0.01, H200
         if self.cuda:

@@ -291,14 +291,14 @@ class Replayer:
     def share(self, places, size, count, slots, values, part):
         """Make memory for sets of inputs and one of outputs, see slots_and_outputs. The answer holds a handle to it.
 
-        values: [[is it a tensor, else its value]] of a set of inputs; part: of the free GPU memory, for this process.
+        values: [[is it a tensor, else its value]] of a set of inputs; part: of the GPU's memory, for this process.
         """
         self.graphs, self.kept, self.values = {}, {}, values
         self.slots, self.outputs, handle = [None] * slots, None, None
         if self.cuda:
             free, total = torch.cuda.mem_get_info()
-            own = torch.cuda.memory_reserved()
-            torch.cuda.set_per_process_memory_fraction((own + 0.9 * part * free) / total, self.device)
+            most = min(part * total, torch.cuda.memory_reserved() + free)  # others leave what they have loaded
+            torch.cuda.set_per_process_memory_fraction(0.9 * most / total, self.device)
             self.memory = torch.empty(max(size, SMALLEST), dtype=torch.uint8, device=self.device)
             handle = export(self.memory)
         if handle is not None:
@@ -396,6 +396,7 @@ class Replayer:
             with torch.cuda.stream(stream):
                 subject.forward(self.inputs(side, calls[0]))  # libraries set themselves up for the stream
             self.synchronize()
+            spare_memory()  # that first call's, which no graph can use
             graphs = {}  # {slot: (graph, what it gives)}
             for slot in calls:  # each in memory of its own, as nobody knows which are replayed, and in what order
                 graph = torch.cuda.CUDAGraph()

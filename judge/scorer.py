@@ -144,7 +144,7 @@ def scorer(sock, fork_server, settings):
             for index, verdict in loaded.judge(order["codes"]):
                 new, told = loaded.reference.known - told, loaded.reference.known | told
                 tell({"index": index, "verdict": asdict(verdict), "known": list(new)})
-        tell({"done": None})
+        tell({"done": None, "large": loaded.large})
         spare_memory()
 
 

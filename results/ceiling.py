@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections import Counter
+from multiprocessing import Pool
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -77,8 +78,9 @@ def main():
         tasks = chosen_tasks(kernelbench_tasks(args.kernelbench, level), args.ids)
         codes, small, failures = {}, {}, Counter()
         details = {task.name: "" for task in tasks if int(task.name.split("/")[1].split("_")[0]) % 5 == 0}
-        for task in tasks:
-            code, why = answer(task)
+        with Pool() as pool:
+            answers = pool.map(answer, tasks, chunksize=1)
+        for task, (code, why) in zip(tasks, answers):
             if code is None:
                 failures[why] += 1
                 details.update({task.name: why} if task.name in details else {})

@@ -356,6 +356,36 @@ def test_where_memory_is_short_all_is_judged_and_the_last_scorer_is_not_kept(sta
             assert soon(lambda: not descendants(box.process.pid)) and len(started) == count
 
 
+def test_a_scorer_whose_task_takes_much_memory_is_not_kept(started, monkeypatch):
+    """Others that are at work need it. A next candidate of the task has it loaded anew."""
+    load = connection.ScorerConnection.load
+
+    def heavy(scorer, task, *settings):
+        load(scorer, task, *settings)
+        assert not scorer.large  # a few kilobytes
+        scorer.large = task is TWICE
+
+    monkeypatch.setattr(connection.ScorerConnection, "load", heavy)
+    with on_cpu(tasks=2, remember=False) as box:
+        judge_copies(box, OTHER)
+        for _ in range(2):
+            judge_copies(box, TWICE)
+            assert soon(lambda: [scorer.source for scorer in box.idle] == [OTHER.source])
+        assert len(started) == 3
+
+
+def test_before_a_task_is_tried_alone_those_that_wait_make_room(started, monkeypatch):
+    answers, loads, load = [], [], Sandbox._load
+    monkeypatch.setattr(sandbox_module, "out_of_memory", lambda text: bool(answers) and answers.pop())
+    monkeypatch.setattr(Sandbox, "_load", lambda box, job: loads.append((job.task.name, job.alone)) or load(box, job))
+    with on_cpu(tasks=2, remember=False) as box:
+        judge_copies(box, OTHER)
+        answers.append(True)
+        judge_copies(box, TWICE)
+        assert loads == [("other", False)] + 2 * [("twice", False)] and len(started) == 3
+        assert soon(lambda: [scorer.source for scorer in box.idle] == [TWICE.source])
+
+
 @pytest.fixture(scope="module")
 def single():
     """A sandbox with one scorer."""

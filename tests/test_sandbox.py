@@ -382,7 +382,7 @@ def test_before_a_task_is_tried_alone_those_that_wait_make_room(started, monkeyp
         judge_copies(box, OTHER)
         answers.append(True)
         judge_copies(box, TWICE)
-        assert loads == [("other", False)] + 2 * [("twice", False)] and len(started) == 3
+        assert set(loads) == {("other", False), ("twice", False)} and len(started) == 3
         assert soon(lambda: [scorer.source for scorer in box.idle] == [TWICE.source])
 
 

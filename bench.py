@@ -236,26 +236,30 @@ def all_figures(samples, turns, baselines) -> dict:
 # The run
 
 def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> dict:
-    """Roll out every sample that is not in `done`, appending to `path` batch by batch. Returns {task: [Sample, ...]}.
+    """Roll out every sample that is not in `done`, appending to `path` task by task. Returns {task: [Sample, ...]}.
 
     library: None injects no skills. compiled: a sandbox with torch.compile as its reference, or None. done: what
     read_results found; new samples are added to it. The random numbers of a batch depend on the seed and its tasks
-    alone, so an interrupted run ends with what it would have given (without a GPU, where nothing depends on when
-    verdicts come).
+    alone, so an interrupted run ends with what it would have given, but for rounding: on a GPU tasks that are done are
+    not rolled out again with the others of their batch.
     """
+    def save(samples):
+        fresh = [sample for sample in samples if (sample.task, sample.index) not in done]
+        with open(path, "a") as file:
+            file.write("".join(json.dumps(asdict(sample)) + "\n" for sample in fresh))
+        done.update({(sample.task, sample.index): sample for sample in fresh})
+
     if done:
         print(f"{path}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
     size = max(1, options.batch // options.samples)  # tasks in a batch
     bar = tqdm(ranks.share(range(0, len(tasks), size)), unit="batch", disable=ranks.rank() > 0 or None)
     for first in bar:
         batch = tasks[first:first + size]
-        keys = [(task.name, i) for task in batch for i in range(options.samples)]
-        if any(key not in done for key in keys):
-            fresh = evaluate_batch(model, library, sandbox, compiled, batch, options)
-            fresh = {key: sample for key, sample in zip(keys, fresh) if key not in done}
-            with open(path, "a") as file:  # a batch at a time, so that a killed run loses one at most
-                file.write("".join(json.dumps(asdict(sample)) + "\n" for sample in fresh.values()))
-            done.update(fresh)
+        open_ones = [task for task in batch if any((task.name, i) not in done for i in range(options.samples))]
+        if open_ones:
+            names = [task.name for task in batch]
+            left = batch if sandbox.device == "cpu" else open_ones
+            evaluate_batch(model, library, sandbox, compiled, left, options, names, save)
         right = sum(kind(sample) in ("faster", "correct") for sample in done.values())
         bar.set_postfix_str(f"{right} of {len(done)} samples correct")
     for others in ranks.each(done):
@@ -263,34 +267,45 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
     return {task.name: [done[task.name, i] for i in range(options.samples)] for task in tasks}
 
 
-def evaluate_batch(model, library, sandbox, compiled, tasks, options) -> list[Sample]:
-    """All samples of some tasks, task by task: select once, roll out, time what is correct against torch.compile."""
+def evaluate_batch(model, library, sandbox, compiled, tasks, options, names, save):
+    """All samples of some tasks: select once, roll out, time what is correct against torch.compile.
+
+    names: of all tasks of the batch. save is called with a task's samples as soon as all of them have ended; with
+    `compiled` all have, as nothing else may be timed meanwhile.
+    """
     chosen = [()] * len(tasks)
     if library is not None:
         selections = select(model, library, tasks, k=1, temperature=0, max_new_tokens=min(1024, options.max_new_tokens),
                             bm25_only=options.bm25_only, max_prompt_tokens=options.max_prompt_tokens)
         chosen = [selection.skills for (selection,) in selections]
     # A generator of their own for these tasks, so that a batch gives the same whatever ran before it.
-    names = "\n".join([str(options.seed)] + [task.name for task in tasks])
-    generator = torch.Generator(options.device).manual_seed(int(hashlib.sha256(names.encode()).hexdigest()[:15], 16))
+    digest = hashlib.sha256("\n".join([str(options.seed), *names]).encode()).hexdigest()
+    generator = torch.Generator(options.device).manual_seed(int(digest[:15], 16))
     jobs = [(task, skills) for task, skills in zip(tasks, chosen) for _ in range(options.samples)]
     greedy = options.samples == 1 and options.strategy in ("serial", "judge")  # the others need attempts that differ
-    trajectories = rollout(model, sandbox, jobs, options.turns, options.max_new_tokens, options.max_prompt_tokens,
-                           temperature=0.0 if greedy else options.temperature, generator=generator,
-                           top_p=options.top_p, strategy=strategy(options), budget=options.tokens)
-    samples = []
-    for i, trajectory in enumerate(trajectories):
+    finished = {}  # {number of a rollout: Sample}
+
+    def ended(number, trajectory):
         attempts = [Attempt(turn.completion.text, turn.code is not None, turn.verdict, None,
                             len(turn.completion.token_ids) + turn.advice_tokens,
                             statistics.fmean(turn.completion.logprobs or [0.0]), turn.advice, turn.repeats)
                     for turn in trajectory.turns]
-        samples.append(Sample(trajectory.task.name, i % options.samples, [s.name for s in trajectory.skills], attempts))
+        index, skills = number % options.samples, [s.name for s in trajectory.skills]
+        finished[number] = Sample(trajectory.task.name, index, skills, attempts)
+        group = range(number - index, number - index + options.samples)
+        if compiled is None and all(i in finished for i in group):
+            save([finished[i] for i in group])
+
+    trajectories = rollout(model, sandbox, jobs, options.turns, options.max_new_tokens, options.max_prompt_tokens,
+                           temperature=0.0 if greedy else options.temperature, generator=generator,
+                           top_p=options.top_p, strategy=strategy(options), budget=options.tokens, ended=ended)
     if compiled is not None:
-        again = [(attempt, (trajectory.task, turn.code)) for sample, trajectory in zip(samples, trajectories)
-                 for attempt, turn in zip(sample.turns, trajectory.turns) if is_correct(attempt, max(TOLERANCES))]
+        again = [(attempt, (trajectory.task, turn.code)) for number, trajectory in enumerate(trajectories)
+                 for attempt, turn in zip(finished[number].turns, trajectory.turns)
+                 if is_correct(attempt, max(TOLERANCES))]
         for (attempt, _), verdict in zip(again, score_pairs(compiled, [pair for _, pair in again])):
             attempt.against_compile = verdict
-    return samples
+        save([finished[number] for number in range(len(jobs))])
 
 
 def strategy(options) -> Strategy:

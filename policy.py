@@ -14,7 +14,6 @@ says what to improve. The paper's, the default, shows them all; bench.py has the
 """
 
 import ast
-import contextlib
 import functools
 import math
 import sys
@@ -237,11 +236,12 @@ def next_prompt(model, trajectory, strategy, generator) -> list[int]:
 
 
 def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None, temperature=1.0,
-            generator=None, top_p=1.0, strategy=Strategy(), budget=math.inf) -> list[Trajectory]:
-    """One Trajectory for every (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
+            generator=None, top_p=1.0, strategy=Strategy(), budget=math.inf, ended=lambda *_: None):
+    """A list of a Trajectory for every (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
 
     temperature 0 is greedy; top_p: see Backbone.sampler. max_prompt_tokens, budget: where a rollout ends, see `play`; a
-    first prompt that is too long gives one turn that says so. An unusable task costs its own rollouts only.
+    first prompt that is too long gives one turn that says so. An unusable task costs its own rollouts only. ended is
+    called with the number and the Trajectory of each rollout that has come to its end.
     """
     @functools.cache  # all rollouts of a scheme begin with the same prompt
     def first_prompt(task, skills):
@@ -256,9 +256,11 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
 
     def resume(number, answer=None):
         """Send a rollout what it waits for, and note what it wants next, unless that was its end."""
-        with contextlib.suppress(StopIteration):
+        try:
             wanted = plays[number].send(answer)
             (prompts if isinstance(wanted, list) else pairs).append((number, wanted))
+        except StopIteration:
+            ended(number, trajectories[number])
 
     for number in range(len(plays)):
         resume(number)

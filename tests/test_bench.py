@@ -234,6 +234,20 @@ def test_interrupted_run_ends_as_the_uninterrupted_one(tmp_path):
         assert bench.read_results(path) == {(s.task, s.index): s for rows in whole.values() for s in rows}
 
 
+def test_on_a_gpu_a_task_is_done_when_its_samples_are(tmp_path):
+    """Not when its batch is, of which others may need minutes."""
+    tasks, path, sandbox, model = builtin_tasks(1)[:4], tmp_path / "results.jsonl", Scorer(lives=2), Scripted(by_chance)
+    sandbox.device, model.at_a_time = "cuda", 2
+    with pytest.raises(KeyboardInterrupt):
+        run(tasks, path, model, sandbox=sandbox, batch=8, turns=1)
+    done, model = bench.read_results(path), Scripted(by_chance)
+    assert list(done) == [(task.name, i) for task in tasks[:2] for i in range(2)]
+    sandbox.lives = 9
+    samples = run(tasks, path, model, sandbox=sandbox, batch=8, turns=1, done=done)
+    assert model.asked == {(1.0, 99): 4} and list(samples) == [task.name for task in tasks]
+    assert bench.read_results(path) == done and len(done) == 8
+
+
 def test_random_numbers_are_of_the_seed_and_the_tasks(tmp_path):
     tasks = builtin_tasks(1)[:2]
     both = run(tasks, tmp_path / "both.jsonl", batch=2)  # one task a batch

@@ -22,7 +22,8 @@ class Unsupported(Exception):
 RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "dst", "m",
             "d", "e", "u", "inner", "i", "lane", "grid", "width", "found", "BR", "BI", "mean", "rstd", "total",
             "square", "tl", "BLOCK"}
-RESERVED_IN = {"sweep": {"s", "q", "top", "all", "at"}, "matmul": {"am", "ak", "as_", "bk", "bn", "bs"}}
+RESERVED_IN = {"sweep": {"s", "q", "top", "all", "at"},
+               "matmul": {"as_", "am", "ak", "bs", "bk", "bn", "a_index", "b_index"}}
 _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
 _ATOM = 9  # the precedence of a name, a number or a call
@@ -380,7 +381,7 @@ class Kernel:
             fields.update(self.sweep_sizes(main, final))
             lines = self.sweep_lines(final)
         elif self.kind == "matmul":
-            fields.update(self.product_sizes())
+            fields["a"], fields["b"] = self.factors
         indent = "\n        " if self.kind == "norm" else "\n    "
         text = TEMPLATES[self.kind].format(steps=indent.join(lines), **fields)
         return re.sub(r"\n +(?=\n    )", "", text)
@@ -399,25 +400,6 @@ class Kernel:
             sizes["out"] = f"{main}.new_empty({shape}{', dtype=torch.int64' if integer else ''})"
         return sizes
 
-    def product_sizes(self) -> dict:
-        """Fields of the template: factors as they lie in memory, whatever their strides."""
-        a, b = self.factors
-        x, w = (self.parsed.reader.evaluate(ast.parse(factor, mode="eval").body, self.first.values)
-                for factor in self.first.factors)
-        stack = "tl.program_id(2) * " if w.dim() > 2 else ""  # the program's number in a stack of products
-        fields = {"a": a, "b": b, "flat": "", "stack": f", {a}.shape[0]" if stack else "",
-                  "first": f"({stack}m + " if stack else "", "close": ")" if stack else "",
-                  "a_index": (f"{stack}as_ + " if stack else "") + "rows[:, None] * am + i[None, :] * ak",
-                  "b_index": (f"{stack}bs + " if stack else "") + "i[:, None] * bk + cols[None, :] * bn"}
-        strides = {"am": f"{a}.stride(-2)", "ak": f"{a}.stride(-1)", "bk": f"{b}.stride(-2)", "bn": f"{b}.stride(-1)"}
-        if stack:
-            strides.update({"as_": f"{a}.stride(0)", "bs": f"{b}.stride(0)"})
-        elif x.dim() > 2:
-            fields["flat"] = f"{a} = {a}.reshape(-1, k)\n    m = {a}.shape[0]"
-        if stack and x.dim() > 3:
-            fields["flat"] = f"{a}, {b} = {a}.flatten(0, -3), {b}.flatten(0, -3)"
-        return dict(fields, strides=", ".join(strides.values()), stride_names=", ".join(strides))
-
 
 class Window:
     """A convolution or a pooling as a kernel of its own, written from a layer that nothing else stands around.
@@ -429,7 +411,7 @@ class Window:
 
     def __init__(self, step):
         layer, self.last = step.layer, step
-        found = re.fullmatch(r"(Conv|MaxPool|AvgPool)([123])d", type(layer).__name__)
+        found = re.fullmatch(r"(Conv|MaxPool|AvgPool)[123]d", type(layer).__name__)
         usual = {"ceil_mode": False, "return_indices": False, "count_include_pad": True, "divisor_override": None,
                  "padding_mode": "zeros", "groups": 1}
         if not found or isinstance(layer.padding, str) or not step.source \
@@ -437,19 +419,16 @@ class Window:
             raise Unsupported
         if found[1] == "Conv" and layer.weight[0].numel() > 32 and layer.weight[0, 0].numel() > 1:
             raise Unsupported
-        self.kind, self.rank = found[1].lower(), int(found[2])
-        self.fields = {"ones": "1, " * (3 - self.rank), "zeros": "0, " * (3 - self.rank), "pool": POOLS.get(found[1])}
+        self.kind, self.pool = found[1].lower(), POOLS.get(found[1])
 
     def text(self, name) -> str:
-        return TEMPLATES["conv" if self.kind == "conv" else "pool"].format(name=name, **self.fields)
+        return TEMPLATES["pool" if self.pool else "conv"].format(name=name, pool=self.pool)
 
     def call(self) -> str:
         texts, layer = [self.last.source], self.last.layer
         first = ["weight", "bias"] if self.kind == "conv" else ["kernel_size"]
         for option in first + ["stride", "padding", "dilation"]:
-            text = f"self.{self.last.module}.{option}" if hasattr(layer, option) else "1"
-            one = isinstance(getattr(layer, option, 1), int)  # for all dimensions
-            texts.append(f"({text},) * {self.rank}" if one else text)
+            texts.append(f"self.{self.last.module}.{option}" if hasattr(layer, option) else "1")
         return ", ".join(texts)
 
 

@@ -37,6 +37,7 @@ from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 
 # How often the expert ...
 UNPROMPTED = 0.3  # applies a technique that no skill in the prompt names
+LEVELS = 0.1, 0.5, 0.9  # the same in the wide distribution, one for each answer: what RL finds has to be written, too
 PROMPTED = 0.95  # applies one that a skill in the prompt names
 ADDED_LATER = 0.35  # applies one that is still missing, in a later turn
 BROKEN_FIRST = 0.35  # begins several turns with a broken kernel
@@ -127,6 +128,7 @@ class Writer:
 
     def __init__(self, sandbox, distribution=NARROW):
         self.sandbox, self.evaluation, self.distribution = sandbox, evaluation_fingerprints(), distribution
+        self.levels = [UNPROMPTED] if distribution is NARROW else LEVELS
         self.codes = {name: [] for name in TECHNIQUES}  # solutions that show a technique, for the Example of its skill
         seed = 0
         while not all(self.codes.values()):
@@ -189,7 +191,7 @@ class Writer:
         """One turn without or with skills. No execution: the expert's kernels are correct (and tested to be)."""
         applicable = expert.applicable(parsed)
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
-        solution, _ = self.draw(rng, parsed, applicable, {s.name for s in skills})
+        solution, _ = self.draw(rng, parsed, applicable, {s.name for s in skills}, unprompted=rng.choice(self.levels))
         self.remember(solution)
         reply = {"role": "assistant", "content": policy_reply(solution.used, solution.code)}
         return self.policy(task, policy_messages(task, skills) + [reply], skills, solution.code)

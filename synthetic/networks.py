@@ -66,7 +66,12 @@ _ARGUMENTS = {"kernel_size": ("", "1 2 3 3 4"), "stride": ("1", "1 2 2 3"), "pad
               "output_padding": ("0", "0"), "lambd": ("0.5", "0.2 1.0"), "negative_slope": ("0.01", "0.1 0.2")}
 # What may be done with a result without computing anything new.
 _REARRANGED = ("{x}.transpose(0, -1)", "torch.flip({x}, dims=[0])", "{x}.movedim(0, -1)", "{x}.roll(2, -1)",
-               "torch.swapaxes({x}, 0, -1)", "{x}.transpose(0, -1).contiguous()", "torch.flip({x}, [-1])")
+               "torch.swapaxes({x}, 0, -1)", "{x}.transpose(0, -1).contiguous()", "torch.flip({x}, [-1])",
+               "torch.tril({x})", "torch.triu({x})", "torch.triu({x}, diagonal=1)", "torch.sort({x}, dim=-1)[0]")
+# Names that problems are full of. What one stands for says its definition, not the name.
+_USUAL = ("matmul gemm linear conv conv_transpose bn norm ln fc pool max_pool avg_pool gap act relu gelu softmax hardtanh "
+          "dropout loss scaling_factor add_value subtract_value multiply_value divide_value divisor constant_value "
+          "min_value max_value sum_tensor multiplier weight bias scale dim")
 # Losses: (spelling, what the second tensor is made with). {rows} and {width} are the sizes.
 _CLASSES, _NORMAL = "torch.randint(0, {width}, ({rows},))", "torch.randn({rows}, {width})"
 _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c}, {y})", _CLASSES),
@@ -84,6 +89,19 @@ _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c},
 
 class Wide(Problem):
     """A draft of the wide distribution."""
+
+    def __init__(self, seed, clutter):
+        super().__init__(seed, clutter)
+        self.used -= {"matmul", "norm", "loss"}  # the expert calls its kernels otherwise where a problem has these
+
+    def name(self, options):
+        """Now and then one that usually stands for something else."""
+        return super().name(_USUAL if self.chance(0.2) else options)
+
+    def another_input(self) -> str:
+        """A second tensor of the current shape, or one that is broadcast to it."""
+        first = self.pick(0, 0, 0, len(self.shape) - 1) if self.inputs else 0
+        return self.tensor_input([name for name, _ in self.shape[first:]])
 
     def finish(self):
         """Now and then the last lines, where they use the current tensor alone, become a method of their own.
@@ -120,11 +138,13 @@ class Wide(Problem):
                                                        x = x.transpose(0, -1)
         Signatures are often the long ones that users write: def __init__(self, kernel_size: int, stride: int = 1, ...)
         """
-        kind = self.pick(*["layer"] * 6, "call", "call", "call", "along", "along", "product", "loss")
+        kind = self.pick(*["layer"] * 6, "call", "call", "call", "along", "along", "product", "loss", "layer norm")
         self.formal = kind == "layer" or self.chance(0.4)
         self.clutter = self.clutter and not self.formal
         if kind == "layer":
             self.layer_with_arguments()
+        elif kind == "layer norm":
+            self.layer_norm()
         elif kind == "product":
             self.product(following=0)
         elif kind == "loss":
@@ -136,7 +156,30 @@ class Wide(Problem):
             d = self.dimension("0", "1", "-1")
             self.line(*_ALONG, *_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
         if "Conv" in str(self.init) or self.chance(0.5):
-            self.pick(self.activation, self.scale, *[lambda: self.line(*_REARRANGED)] * 3)()
+            self.pick(self.activation, self.scale, *[self.rearranged] * 3)()
+
+    def layer_norm(self):
+        """Over one dimension or several, whose sizes the constructor gets in a tuple.
+
+            self.ln = nn.LayerNorm(normalized_shape)      get_init_inputs: [(features, height, width)]
+        """
+        self.plain_input(self.pick(3, 4))
+        sizes = [name for name, _ in self.shape][self.pick(1, 1, -2, -1):]
+        name = self.name("normalized_shape norm_shape shape")
+        self.args.append((name, "tuple", f"({', '.join(sizes)},)"))
+        self.apply("ln norm layer_norm", f"LayerNorm({self.pick(name, f'normalized_shape={name}')})")
+
+    def rearranged(self):
+        """The elements in another order, or some of them."""
+        self.line(*_REARRANGED)
+
+    def reduction(self):
+        if len(self.shape) != 5:
+            return super().reduction()
+        keep = self.chance(0.6)
+        self.line("torch.mean({x}, dim={d}{keep})", "torch.sum({x}, dim={d}{keep})", "torch.amax({x}, dim={d}{keep})",
+                  "{x}.mean(dim={d}{keep})", d=self.pick("(2, 3, 4)", "[2, 3, 4]"), keep=", keepdim=True" * keep)
+        self.shape = self.shape[:2] + [("1", 1)] * (3 * keep)
 
     def layer_with_arguments(self):
         """A layer whose arguments are all the constructor's, the optional ones with the defaults that torch gives them.
@@ -184,7 +227,7 @@ class Wide(Problem):
         self.shape = [sizes[name] for name in result.split()]
         self.line(*spellings, y=other)
         for _ in range(self.pick(1, 1, 2, 3) if following is None else following):
-            self.pick(self.formula, lambda: self.steps(1), self.scale)()
+            self.pick(self.formula, lambda: self.steps(1), self.scale, self.rearranged)()
 
     def any_dimension(self):
         """Reductions, arg-reductions, softmax, norms and scans along any dimension.
@@ -227,14 +270,15 @@ class Wide(Problem):
             x = torch.mean(1 - F.cosine_similarity(x, labels, dim=1))
         """
         self.plain_input(2)
-        for _ in range(0 if alone else self.pick(0, 1, 1)):
-            self.pick(self.scale, self.activation)()
+        before = not alone and self.chance(0.5)
+        if before:
+            self.pick(self.scale, self.activation, self.rearranged)()
         spelling, target = self.r.choice(_LOSSES)
         (rows, _), (width, _) = self.shape
         name = self.name("targets labels y other")
         self.inputs.append((name, target.format(rows=rows, width=width)))
         self.line(spelling, y=name, c=self.number().lstrip("-"))
-        if not alone and self.chance(0.3):
+        if not alone and (not before or self.chance(0.3)):
             self.scale()
 
     def normalised(self):

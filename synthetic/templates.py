@@ -95,35 +95,42 @@ PIECES = """for i in range(0, cols, BR):
         idx = start + offs * inner"""
 _MATMUL = """def {name}({names}):
     {contiguous}
-    m, k, n = {a}.shape[-2], {a}.shape[-1], {b}.shape[-1]
+    k, n = {b}.shape[-2:]
     dst = {a}.new_empty(*{a}.shape[:-1], n)
-    {flat}
-    grid = (triton.cdiv(n, 64), triton.cdiv(m, 128){stack})
-    {name}_kernel[grid]({names}, dst, m, n, k, {strides}{extra}, BM=128, BN=64, BK=32)
+    {b} = {b}.reshape(-1, k, n)
+    {a} = {a}.reshape(len({b}), -1, k)
+    m = {a}.shape[1]
+    grid = (triton.cdiv(n, 64), triton.cdiv(m, 128), len({b}))
+    {name}_kernel[grid]({names}, dst, m, n, k, *{a}.stride(), *{b}.stride(){extra}, BM=128, BN=64, BK=32)
     return dst
 
 @triton.jit
-def {name}_kernel({parameters}, dst_ptr, m, n, k, {stride_names}{sizes}, BM: tl.constexpr, BN: tl.constexpr,
+def {name}_kernel({parameters}, dst_ptr, m, n, k, as_, am, ak, bs, bk, bn{sizes}, BM: tl.constexpr, BN: tl.constexpr,
                   BK: tl.constexpr):
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     cols = tl.program_id(0) * BN + tl.arange(0, BN)
     acc = tl.zeros((BM, BN), tl.float32)
     for start in range(0, k, BK):
         i = start + tl.arange(0, BK)
-        a = tl.load({a}_ptr + {a_index}, mask=(rows[:, None] < m) & (i[None, :] < k), other=0.0)
-        b = tl.load({b}_ptr + {b_index}, mask=(cols[None, :] < n) & (i[:, None] < k), other=0.0)
+        a_index = tl.program_id(2) * as_ + rows[:, None] * am + i[None, :] * ak
+        b_index = tl.program_id(2) * bs + i[:, None] * bk + cols[None, :] * bn
+        a = tl.load({a}_ptr + a_index, mask=(rows[:, None] < m) & (i[None, :] < k), other=0.0)
+        b = tl.load({b}_ptr + b_index, mask=(cols[None, :] < n) & (i[:, None] < k), other=0.0)
         acc = tl.dot(a, b, acc, input_precision="tf32x3")
-    idx = {first}rows[:, None]{close} * n + cols[None, :]
+    idx = (tl.program_id(2) * m + rows[:, None]) * n + cols[None, :]
     mask = (rows[:, None] < m) & (cols[None, :] < n)
     {steps}
     {store}"""
-_POOL = """def {name}(x, kernel_size, stride, padding, dilation):
+_POOL = """def {name}(x, *options):
+    rank = x.dim() - 2
+    kernel_size, stride, padding, dilation = [o if isinstance(o, tuple) else (o,) * rank for o in options]
     out = [(n + 2 * p - r * (k - 1) - 1) // s + 1
            for n, k, s, p, r in zip(x.shape[2:], kernel_size, stride, padding, dilation)]
     dst = x.new_empty(*x.shape[:2], *out)
+    ones, zeros = (1,) * (3 - rank), (0,) * (3 - rank)
     {name}_kernel[(triton.cdiv(dst.numel(), 256),)](
-        x.contiguous(), dst, dst.numel(), {ones}*x.shape[2:], {ones}*kernel_size, {ones}*out, {ones}*stride,
-        {zeros}*padding, {ones}*dilation, BLOCK=256)
+        x.contiguous(), dst, dst.numel(), *ones, *x.shape[2:], *ones, *kernel_size, *ones, *out, *ones, *stride,
+        *zeros, *padding, *ones, *dilation, BLOCK=256)
     return dst
 
 @triton.jit
@@ -144,9 +151,10 @@ _CONV = """def {name}(x, weight, bias, stride, padding, dilation):
            for n, k, s, p, r in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)]
     dst = x.new_empty(x.shape[0], weight.shape[0], *out)
     m, n, k = weight.shape[0], dst.numel() // weight.shape[0], weight[0].numel()
+    ones, zeros = (1,) * (5 - x.dim()), (0,) * (5 - x.dim())
     {name}_kernel[(triton.cdiv(n, 64), triton.cdiv(m, 32))](
-        x.contiguous(), weight, bias, dst, m, n, k, {ones}*x.shape[2:], {ones}*weight.shape[2:], {ones}*out,
-        {ones}*stride, {zeros}*padding, {ones}*dilation, BM=32, BN=64, BK=32)
+        x.contiguous(), weight, bias, dst, m, n, k, *ones, *x.shape[2:], *ones, *weight.shape[2:], *ones, *out,
+        *ones, *stride, *zeros, *padding, *ones, *dilation, BM=32, BN=64, BK=32)
     return dst
 
 @triton.jit

@@ -141,6 +141,10 @@ class Sandbox:
                          "memory": memory or (8 << 30 if device == "cpu" else 32 << 30), "protocol": protocol,
                          "baseline": baseline, "measure": measure, "workers": self.workers, "tasks": tasks,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
+        if device != "cpu":  # here, as the driver may not tell a forked process
+            there = torch.cuda.get_device_properties(device)
+            facts = {name: getattr(there, name) for name in dir(there) if not name.startswith("_")}
+            self.settings["gpu"] = {name: fact for name, fact in facts.items() if isinstance(fact, (int, str))}
         self.patience = 4 * timeout + 300  # seconds without a message after which a scorer is given up
         self.gpu, self.waited = GpuLock(), 0.0
         self.changed = threading.Condition()  # guards what follows, and is notified when a job may begin

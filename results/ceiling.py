@@ -73,14 +73,13 @@ def main():
     parser.add_argument("--out", help="file for the whole-level counts")
     parser.add_argument("--show", help="folder for the code that was written for ids divisible by 5")
     args = parser.parse_args()
-    report = {}
-    for level in args.levels:
-        tasks = chosen_tasks(kernelbench_tasks(args.kernelbench, level), args.ids)
+    report, levels = {}, {n: chosen_tasks(kernelbench_tasks(args.kernelbench, n), args.ids) for n in args.levels}
+    with Pool() as pool:  # before a sandbox starts CUDA
+        answers = {level: pool.map(answer, tasks, chunksize=1) for level, tasks in levels.items()}
+    for level, tasks in levels.items():
         codes, small, failures = {}, {}, Counter()
         details = {task.name: "" for task in tasks if int(task.name.split("/")[1].split("_")[0]) % 5 == 0}
-        with Pool() as pool:
-            answers = pool.map(answer, tasks, chunksize=1)
-        for task, (code, why) in zip(tasks, answers):
+        for task, (code, why) in zip(tasks, answers[level]):
             if code is None:
                 failures[why] += 1
                 details.update({task.name: why} if task.name in details else {})

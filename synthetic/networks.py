@@ -69,9 +69,9 @@ _REARRANGED = ("{x}.transpose(0, -1)", "torch.flip({x}, dims=[0])", "{x}.movedim
                "torch.swapaxes({x}, 0, -1)", "{x}.transpose(0, -1).contiguous()", "torch.flip({x}, [-1])",
                "torch.tril({x})", "torch.triu({x})", "torch.triu({x}, diagonal=1)", "torch.sort({x}, dim=-1)[0]")
 # Names that problems are full of. What one stands for says its definition, not the name.
-_USUAL = ("matmul gemm linear conv conv_transpose bn norm ln fc pool max_pool avg_pool gap act relu gelu softmax hardtanh "
-          "dropout loss scaling_factor add_value subtract_value multiply_value divide_value divisor constant_value "
-          "min_value max_value sum_tensor multiplier weight bias scale dim")
+_USUAL = ("matmul gemm linear conv conv_transpose bn norm ln fc pool max_pool avg_pool gap act relu gelu softmax "
+          "hardtanh dropout loss scaling_factor add_value subtract_value multiply_value divide_value divisor "
+          "constant_value min_value max_value sum_tensor multiplier weight bias scale dim")
 # Losses: (spelling, what the second tensor is made with). {rows} and {width} are the sizes.
 _CLASSES, _NORMAL = "torch.randint(0, {width}, ({rows},))", "torch.randn({rows}, {width})"
 _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c}, {y})", _CLASSES),

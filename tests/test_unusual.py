@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from candidates import small_task, solution
-from judge.correctness import identical
+from judge.correctness import Reference, identical
 from judge.replayer import far_apart
 from sandbox import Sandbox
 from tasks import Task, TaskError
@@ -113,3 +113,19 @@ def test_a_program_may_choose_between_tensors():
     with Sandbox("cpu", trials=2, seed=0) as box:
         right, wrong = box.score(task, [solution(POINTERS.replace("* 2)", f"* {n})"), launch, "x, y") for n in (2, 3)])
     assert right.correct and "wrong values" in wrong.error
+
+
+def test_parameters_that_make_a_task_chaotic_are_not_perturbed(clock, tmp_path, monkeypatch):
+    """Of the logistic map at 3.5 four values are left, at 3.7 the last bits of the first; nobody could be right."""
+    map_of = "for _ in range(60):\n            x = self.rate[2] * x * (1 - x)\n        return x"
+    state = "self.rate = torch.nn.Parameter(torch.full((4,), 3.5))"
+    task = small_task("logistic", map_of, inputs="torch.rand(8, 8) * 0.2 + 0.4", state=state)
+    monkeypatch.chdir(tmp_path)
+    job = {"name": task.name, "source": task.source, "seed": clock.seed, "known": []}
+    reference = Reference(job, {"protocol": "strict", "device": "cpu"})
+    assert reference.names is None
+    reference.construct([("rate", [4])])
+    assert 3.6 < reference.state["rate"][2].item() < 4
+    code = task.source.replace("Model(", "ModelNew(").replace("x * (1 - x)", "(x - x * x)")
+    [verdict] = clock.score(task, [code])
+    assert verdict.correct, verdict

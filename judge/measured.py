@@ -212,7 +212,7 @@ class Measured:
         if self.is_ready and self.connection.usable:
             return
         self.is_ready = False
-        reference, first = self.reference, self.first
+        reference = self.reference
         if self.connection is None or not self.connection.usable:
             self.close()
             self.connection = Connection(self.fork_server, "replayer", self.settings)
@@ -220,18 +220,26 @@ class Measured:
         deadline = time.monotonic() + self.settings["timeout"] + 60 + 300 * compiled
         self.connection.order("construct", deadline, side="reference", code=reference.job["source"], name="Model",
                               **reference.construction(), compile_it=compiled)
-        self.connection.share(first.inputs, first.expected, self.slots, reference.job["part"], deadline)
-        for slot in range(self.slots):
-            self.connection.put(slot, reference.draw("warm", slot), deadline)
+        self.share(deadline)
         fields = {"sides": ["reference"], "calls": [0], "seed": 0, "graphs": False}
         if self.calls is None:
             self.connection.order("batch", deadline, **fields)  # the first time takes long
             one = min(self.connection.order("batch", deadline, **fields)["seconds"]["reference"] for _ in range(3))
             count = 1 if self.stochastic else round(BATCH / max(one, 1e-6))  # only a batch's first call has the seed
             self.calls = list(range(max(1, min(self.slots, count))))
+            if len(self.calls) < self.slots:
+                self.slots = len(self.calls)
+                self.share(deadline)
         self.graphs = self.cuda and self.connection.order("capture", deadline, side="reference",
                                                           calls=self.calls)["captured"]
         self.is_ready = True
+
+    def share(self, deadline):
+        """Share memory for `slots` sets of inputs with the replayer, and fill it."""
+        first = self.first
+        self.connection.share(first.inputs, first.expected, self.slots, self.reference.job["part"], deadline)
+        for slot in range(self.slots):
+            self.connection.put(slot, self.reference.draw("warm", slot), deadline)
 
     def new_inputs(self, seed, slot) -> list:
         """Inputs that no call has seen: the task's, but for tensors of which it gives always the same; these scaled."""

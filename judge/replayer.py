@@ -294,8 +294,9 @@ class Replayer:
         values: [[is it a tensor, else its value]] of a set of inputs; part: of the GPU's memory, for this process.
         """
         self.graphs, self.kept, self.values = {}, {}, values
-        self.slots, self.outputs, handle = [None] * slots, None, None
+        self.slots, self.outputs, self.memory, handle = [None] * slots, None, None, None
         if self.cuda:
+            spare_memory()  # what was shared before
             free, total = torch.cuda.mem_get_info()
             most = min(part * total, torch.cuda.memory_reserved() + free)  # others leave what they have loaded
             torch.cuda.set_per_process_memory_fraction(0.9 * most / total, self.device)

@@ -201,12 +201,13 @@ class Chain(Draft):
             high = torch.amax(x, dim=1), low = torch.amin(x, dim=1), x = high - low      now and then, a line each
         """
         nd = len(self.shape)
-        if nd == 4:
+        if nd > 3:
             dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]")
+            dims = dims.replace("2, 3", "2, 3, 4").replace("-2,", "-3, -2,") if nd == 5 else dims
             keep = self.chance(0.5)
             op = self.pick("torch.mean", "torch.mean", "torch.sum", "torch.amax")
             self.line(f"{op}({{x}}, dim={dims}{', keepdim=True' if keep else ''})")
-            self.shape = self.shape[:2] + [("1", 1)] * (2 * keep)
+            self.shape = self.shape[:2] + [("1", 1)] * ((nd - 2) * keep)
             return
         dim = self.dimension("-1", "-1", str(nd - 1))
         keep = self.chance(0.6)

@@ -183,7 +183,7 @@ class Problem(Chain):
         if self.chance(0.25 if self.clutter else 0.12) and self.saved is None:
             self.pooling()
             self.steps(self.r.randint(0, 1))
-        elif self.chance(0.15) and len(self.shape) == 4:
+        elif self.chance(0.15) and len(self.shape) > 3:
             self.reduction()
 
     def row(self):

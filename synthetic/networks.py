@@ -173,14 +173,6 @@ class Wide(Problem):
         """The elements in another order, or some of them."""
         self.line(*_REARRANGED)
 
-    def reduction(self):
-        if len(self.shape) != 5:
-            return super().reduction()
-        keep = self.chance(0.6)
-        self.line("torch.mean({x}, dim={d}{keep})", "torch.sum({x}, dim={d}{keep})", "torch.amax({x}, dim={d}{keep})",
-                  "{x}.mean(dim={d}{keep})", d=self.pick("(2, 3, 4)", "[2, 3, 4]"), keep=", keepdim=True" * keep)
-        self.shape = self.shape[:2] + [("1", 1)] * (3 * keep)
-
     def layer_with_arguments(self):
         """A layer whose arguments are all the constructor's, the optional ones with the defaults that torch gives them.
 
@@ -298,11 +290,7 @@ class Wide(Problem):
             channels = self.shape[1][0]
         rank = len(self.shape)
         self.rows_last = False
-        if rank == 4 and self.chance(0.2) and channels.isidentifier() and self.shape[2][0]:
-            sizes = ", ".join([channels] + [self.inside(name) for name, _ in self.shape[2:]])
-            self.apply("norm ln", f"LayerNorm([{sizes}])")
-        else:
-            self.apply("bn norm batch_norm", f"BatchNorm{max(1, rank - 2)}d({channels})")
+        self.apply("bn norm batch_norm", f"BatchNorm{max(1, rank - 2)}d({channels})")
         self.steps(self.pick(1, 2))
         if self.chance(0.3):
             self.formula()

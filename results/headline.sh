@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
 # From random weights to KernelBench on one GPU: bash results/headline.sh KERNELBENCH [OUT] [STAGE ...]
 #
-#   examples   the wide cold start's, on the CPU alone: 5 minutes on sixteen cores
-#   sft        26 million parameters, 5 minutes of an H200
+#   examples   the wide cold start's, on the CPU alone: 12 minutes on sixteen cores
+#   sft        26 million parameters, 6 minutes of an H200
 #   ceiling    the expert itself as a policy: the most that imitation can give
 #   before     the cold start on all levels
 #   rl         all three roles on synthesised networks, about 20 minutes
 #   after      what reinforcement learning made of it, on all levels; without skills, too
 #
 # Without a STAGE all of them. Each goes on where it was interrupted, so a lent GPU can be used piece by piece. By
-# environment variables, with what they are here: PROBLEMS 60000, EXECUTED 2000, EPOCHS 1.6, SIZE small, STEPS 40,
-# BATCH 8, LEVELS "1 2 3", IDS (all), SAMPLES 4, DEVICE cuda, SEED 0.
+# environment variables, with what they are here: PROBLEMS 150000, EXECUTED 4000, EPOCHS 1, SIZE small, STEPS 40,
+# BATCH 8, LEVELS "1 2 3", IDS (all), SAMPLES 1 (greedy; more are sampled, into other folders), DEVICE cuda, SEED 0.
 set -euo pipefail
 kernelbench=$(realpath "$1") out=${2:-runs/headline}
 stages=("${@:3}")
 [ ${#stages[@]} -gt 0 ] || stages=(examples sft ceiling before rl after)
 cd "$(dirname "$0")/.."
 device=${DEVICE:-cuda} seed=${SEED:-0} levels=${LEVELS:-1 2 3}
-cold_start=(python sft.py --wide --problems "${PROBLEMS:-60000}" --executed "${EXECUTED:-2000}" --seed "$seed"
-            --size "${SIZE:-small}" --epochs "${EPOCHS:-1.6}" --device "$device" --cache "$out/examples.pt")
+cold_start=(python sft.py --wide --problems "${PROBLEMS:-150000}" --executed "${EXECUTED:-4000}" --seed "$seed"
+            --size "${SIZE:-small}" --epochs "${EPOCHS:-1}" --device "$device" --cache "$out/examples.pt")
 learning=(python reinforce.py --model "$out/sft" --tasks wide --device "$device" --seed "$seed" --out "$out/rl"
           --steps "${STEPS:-40}" --batch "${BATCH:-8}" --turns 2 --s 4 --trials 3 --eval-every 10 --save-every 5)
 
@@ -26,7 +26,7 @@ learning=(python reinforce.py --model "$out/sft" --tasks wide --device "$device"
 bench() {
     for level in $levels; do
         python bench.py --kernelbench "$kernelbench" --level "$level" --model "$1" --device "$device" --seed "$seed" \
-            --samples "${SAMPLES:-4}" ${IDS:+--ids "$IDS"} --out "$out/$2_level$level" "${@:3}"
+            --samples "${SAMPLES:-1}" ${IDS:+--ids "$IDS"} --out "$out/$2_level$level${SAMPLES:+_$SAMPLES}" "${@:3}"
     done
 }
 

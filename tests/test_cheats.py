@@ -225,6 +225,7 @@ def test_a_kernel_that_only_moves_data_is_no_kernel(box, naively, result):
     ("torch.relu(x)", "tl.maximum(tl.load(x + o), 0.0)"), ("x.clamp(-3, 3)", "tl.clamp(tl.load(x + o), -3.0, 3.0)"),
     ("torch.where(x > 0.5, x, 2 * x)", "tl.where(tl.load(x + o) > 0.5, tl.load(x + o), 2 * tl.load(x + o))"),
     ("torch.nn.functional.elu(x)", "tl.where(tl.load(x + o) > 0, tl.load(x + o), tl.exp(tl.load(x + o)) - 1)"),
+    ("torch.nn.functional.hardshrink(x, 1.2)", "tl.where(tl.abs(tl.load(x + o)) > 1.2, tl.load(x + o), 0.0)"),
     ("x.cummax(1)[0]", "tl.associative_scan(tl.load(x + o).reshape(16, 64), 1, larger).reshape(1024)")])
 def test_a_kernel_that_stores_what_it_has_loaded_may_have_worked(box, expression, result):
     task = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", expression)

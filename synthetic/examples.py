@@ -37,7 +37,7 @@ from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 
 # How often the expert ...
 UNPROMPTED = 0.3  # applies a technique that no skill in the prompt names
-LEVELS = 0.1, 0.5, 0.9  # the same in the wide distribution, one for each answer: what RL finds has to be written, too
+LEVELS = 0.1, 0.6, 0.9  # the same in the wide distribution, one for each answer: what RL finds has to be written, too
 PROMPTED = 0.95  # applies one that a skill in the prompt names
 ADDED_LATER = 0.35  # applies one that is still missing, in a later turn
 BROKEN_FIRST = 0.35  # begins several turns with a broken kernel

@@ -33,6 +33,7 @@ import contextlib
 import itertools
 import math
 import statistics
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 import tasks  # before torch: it sets how long waiting threads spin
@@ -93,6 +94,7 @@ OPTIONS = {  # name: default, meaning
     "min_std": (1e-3, "a group whose rewards have a smaller standard deviation is not trained on"),
     "cross_scheme": (True, "adv_cross_scheme: divide a task's advantages by their mean magnitude"),
     "trigger": (1.2, "gain that triggers a summary and that a new skill must show"),
+    "retire": (0, "take out skills that have gained nothing on so many tasks (0: never, as in the paper)"),
     "selection_weight": (0.3, "lambda_sel: weight of Selection's advantages"),
     "summary_weight": (0.5, "lambda_sum: weight of Summary's advantages"),
     "clip_low": (0.2, "epsilon_low: the ratio is clipped at 1 - this"),
@@ -449,7 +451,18 @@ def credit(run, episodes) -> list[list[Row]]:
 
 
 def flush(run, episodes):
-    """The staged skills join the library, of equal ones the fastest, and every step leaves a snapshot."""
+    """The staged skills join the library, of equal ones the fastest, and every step leaves a snapshot.
+
+    Before that the library takes note of what its skills gained on the step's tasks, beside the null scheme.
+    """
+    for episode in episodes:
+        rewards = defaultdict(list)  # a scheme's skills -> its rollouts' best rewards
+        for trajectory in episode.trajectories:
+            rewards[frozenset(skill.name for skill in trajectory.skills)].append(trajectory.best_reward)
+        for names in filter(None, rewards):
+            if without := rewards.get(frozenset()):
+                run.library.note(names, statistics.fmean(rewards[names]) - statistics.fmean(without))
+    run.retired = run.library.retire(run.args.retire) if run.args.retire else []
     found, seen = [episode for episode in episodes if episode.staged], set()
     for episode in sorted(found, key=lambda e: e.staged.verify_speedup or 0, reverse=True):
         texts = summarizer.identity(episode.staged)

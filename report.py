@@ -65,13 +65,14 @@ class Run:
     model: Backbone
     optimizer: torch.optim.Optimizer
     library: SkillLibrary
-    seeds: int  # the library's size before the first step
+    seeds: set  # names of the skills before the first step
     generator: torch.Generator  # of all sampling in training
     step: int = 0  # complete steps
     settled: torch.Tensor | None = None  # the generator's state after the last of them; None while weights change
     sandbox: Sandbox | None = None
     compiled: Sandbox | None = None  # judges against torch.compile; only CUDA Agent's reward asks
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
+    retired: list = field(default_factory=list)  # skills that the current step has taken out
     bar: tqdm = field(default_factory=lambda: tqdm(disable=True))  # counts steps, and names the phase
     tensorboard: object = None  # a SummaryWriter, with --log tensorboard
 
@@ -169,13 +170,13 @@ def open_run(given, tables, changeable) -> Run:
     model.thinking = args.thinking
     library, generator = SkillLibrary.of_model(source), torch.Generator(model.device).manual_seed(args.seed)
     optimizer = ranks.sharded(make_adamw, model.model.parameters(), lr=args.lr, host=args.offload)
-    run = Run(args, out, model, optimizer, library, len(library), generator)
+    run = Run(args, out, model, optimizer, library, {skill.name for skill in library.skills}, generator)
     if saved:
         if saved["shapes"] != shapes(model):
             raise UserError(f"--resume: the model in {source} is not the one that this run has trained")
         run.optimizer.load_state_dict(saved["optimizer"])
         generator.set_state(saved["generator"])
-        run.step, run.seeds = saved["step"], saved["seeds"]
+        run.step, run.seeds, library.gains = saved["step"], set(saved["seeds"]), saved["gains"]
     run.settled = generator.get_state()
     if ranks.rank() == 0:
         clear_later_steps(run)
@@ -366,8 +367,8 @@ def save_checkpoint(run):
     new.mkdir(parents=True)
     run.model.save(new)
     run.library.save(new / MODEL_FILE)
-    torch.save({"step": run.step, "config": vars(run.args), "seeds": run.seeds, "optimizer": optimizer,
-                "generator": run.settled, "shapes": shapes(run.model)}, new / "trainer.pt")
+    torch.save({"step": run.step, "config": vars(run.args), "seeds": [*run.seeds], "optimizer": optimizer,
+                "gains": run.library.gains, "generator": run.settled, "shapes": shapes(run.model)}, new / "trainer.pt")
     for path in new.iterdir():
         with open(path, "rb") as file:
             os.fsync(file.fileno())

@@ -40,19 +40,19 @@ def step_metrics(run, episodes) -> dict:
     summaries = [summary for episode in episodes for summary in episode.summaries]
     proposals = [proposal for summary in summaries for proposal in summary.proposals]
     replies = {"policy": turns, "selection": selections, "summary": summaries}
-    seeds = {skill.name for skill in run.library.skills[:run.seeds]}  # all others the run has learnt
     return {"step": run.step + 1, "clock": run.clock, **rollout_metrics(episodes),
             # Selection: its reward, skills in a selection, learnt ones among all, names that were no candidates
             "reward_selection": mean(selection.reward for selection in selections),
             "selected": mean(len(selection.skills) for selection in selections),
-            "selected_learnt": sum(skill.name not in seeds for s in selections for skill in s.skills),
+            "selected_learnt": sum(skill.name not in run.seeds for s in selections for skill in s.skills),
             "selected_invalid": sum(len(selection.dropped) for selection in selections),
             # Summary: its reward, and what became of its proposals
             "reward_summary": mean(summary.reward for summary in summaries),
             "summaries": len(summaries), "proposals": len(proposals), "passed": sum(not p.rejected for p in proposals),
             "known": sum(p.known and not p.rejected for p in proposals),  # passed, but the library had it already
             "rejected": dict(sorted(Counter(p.rejected for p in proposals if p.rejected).items())),
-            "staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library),
+            "staged": sum(episode.staged is not None for episode in episodes), "retired": len(run.retired),
+            "library": len(run.library),
             # replies in a group; those of them with an advantage other than 0 that is not masked before the update
             **{f"{role}_rows": sum(reply.advantage is not None for reply in group) for role, group in replies.items()},
             **{f"{role}_live": sum(bool(reply.advantage) and not getattr(reply, "masked", None) for reply in group)
@@ -73,6 +73,8 @@ def progress(m, args, before, library) -> str:
         f"proposals passed {m['passed']} of {m['proposals']}  {sum(m['seconds'].values()):.0f} s")
     if m.get("staged"):
         text += "  |  new: " + ", ".join(skill.name for skill in library.skills[-m["staged"]:])
+    if m.get("retired"):
+        text += f"  |  retired: {m['retired']}"
     if "eval_fast_1" in m:
         parts = []
         for key, label, form in EVALUATION:

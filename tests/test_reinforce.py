@@ -297,7 +297,7 @@ def state(out):
     moments = [{k: v.tolist() for k, v in each.items()} for each in trainer["optimizer"]["state"].values()]
     return {"weights": weights(out), "library": (out / "checkpoint/skill_library.jsonl").read_text(),
             "metrics": lines, "files": files, "generator": trainer["generator"].tolist(), "step": trainer["step"],
-            "optimizer": moments}
+            "optimizer": moments, "gains": trainer["gains"]}
 
 
 def same(a, b, without=()):

@@ -1,0 +1,106 @@
+"""What benchmarks say of two states of a model, and of what lies between them: python results/headline.py
+
+    python results/headline.py runs/headline/before_level1 runs/headline/after_level1
+    python results/headline.py --before A B C --after D E F          the same of several seeds, in pairs
+
+For each folder of bench.py: shares of all problems, of those whose id is divisible by 5 (which may be looked at) and of
+the others, by both rules, tolerances, best and last turn. Then, over problems, after minus before: strict Fast_1 and
+Fast_1.2, correct, and the logarithm of the speedup that a user gets (1 where no kernel is correct and faster), with 95 %
+intervals from 10,000 draws of problems, each averaged over samples and seeds.
+"""
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench import Sample, counted, figures, is_correct, read_results, speed  # noqa: E402
+from tasks import UserError, run_command, told  # noqa: E402
+
+GAINS = {"strict Fast_1": lambda tries: best(tries) > 1, "strict Fast_1.2": lambda tries: best(tries) > 1.2,
+         "correct": lambda tries: any(map(is_correct, tries)),
+         "log speedup": lambda tries: math.log(max(1.0, best(tries)))}
+
+
+def best(tries) -> float:
+    """The strict speedup of a sample's best turn; 0 without one."""
+    return max((speed(attempt, rule="strict") for attempt in tries), default=0.0)
+
+
+def number(task) -> int:
+    """A problem's id in its level: level1/5_Matrix... has 5."""
+    return int(task.split("/")[1].split("_")[0])
+
+
+def samples_of(folder) -> dict:
+    """{problem: its Samples} of a benchmark, one without attempts for an unusable problem. Raises UserError if there is
+    no complete benchmark.
+    """
+    with told(f"{folder}: no complete benchmark (no summary.json)"):
+        found = {name: [] for name in json.loads((Path(folder) / "summary.json").read_text())["problems"]}
+    for sample in read_results(Path(folder) / "results.jsonl").values():
+        found[sample.task].append(sample)
+    return {name: samples or [Sample(name, 0, [], [])] for name, samples in found.items()}
+
+
+def shares(samples):
+    """Print a benchmark's figures."""
+    parts = {"all": samples, "ids / 5": {t: s for t, s in samples.items() if number(t) % 5 == 0},
+             "others": {t: s for t, s in samples.items() if number(t) % 5}}
+    turns = max(len(sample.turns) for group in samples.values() for sample in group)
+    print(f"| problems | counted | tolerance | rule | correct | Fast_1 | Fast_1.2 | Fast_1.5 | Fast_2 | mean speedup |\n"
+          f"|{'---|' * 10}")
+    for name, part in parts.items():
+        for of, tolerance, rule in [("mean of samples", 1e-4, "strict"), ("mean of samples", 1e-4, "standard"),
+                                    ("mean of samples", 1e-2, "standard"), ("last turn", 1e-4, "strict")]:
+            if part:
+                row = figures(part, turns, "eager", tolerance, rule, of)
+                cells = [f"{100 * row[key]:.1f}" for key in ("correct", "fast_1", "fast_1.2", "fast_1.5", "fast_2")]
+                print(f"| {len(part)} {name} | {of} | {tolerance} | {rule} | {' | '.join(cells)} | "
+                      f"{row['geometric_mean'] or 0:.2f} |")
+
+
+def gains(pairs, seed=0):
+    """Print what changed, problem by problem. pairs: (samples before, samples after) of each seed."""
+    problems = sorted(set.intersection(*(set(side) for pair in pairs for side in pair)))
+    if not problems:
+        raise UserError("these benchmarks have no problem in common")
+    for name, value in GAINS.items():
+        def mean(samples, problem):
+            return statistics.fmean(value(tries) for tries in counted(
+                [sample.scored for sample in samples[problem]], "mean of samples", 1e-4))
+
+        changes = [statistics.fmean(mean(after, p) - mean(before, p) for before, after in pairs) for p in problems]
+        draws, rng = [], random.Random(seed)
+        for _ in range(10_000):
+            draws.append(statistics.fmean(rng.choices(changes, k=len(changes))))
+        draws.sort()
+        print(f"{name:16} {statistics.fmean(changes):+.3f} [{draws[250]:+.3f}, {draws[-251]:+.3f}] over {len(problems)} "
+              f"problems, {len(pairs)} seed{'s' * (len(pairs) > 1)}")
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folders", nargs="*", help="one benchmark, or one before and one after")
+    parser.add_argument("--before", nargs="+", default=[])
+    parser.add_argument("--after", nargs="+", default=[])
+    args = parser.parse_args(argv)
+    before, after = args.before or args.folders[:1], args.after or args.folders[1:]
+    if not before or after and len(before) != len(after):
+        raise UserError("give one folder of bench.py, or as many after as before")
+    for folder in before + after:
+        print(f"\n{folder}\n")
+        shares(samples_of(folder))
+    if after:
+        print("\nafter minus before")
+        gains([(samples_of(a), samples_of(b)) for a, b in zip(before, after)])
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

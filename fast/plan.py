@@ -116,8 +116,8 @@ def refusal(name, shape, gpus, memory, tokens, offload) -> str | None:
 def table(shapes, tokens) -> str:
     """What fits where, for {name: Shape}, as text."""
     row = ("{:<12}" + "{:>21}" * len(NODES)).format
-    lines = [f"Update of {tokens} tokens in a micro-batch: layers that are recomputed, of all; then the tokens that the "
-             "sampler's cache can hold.", row("", *(f"{gpus} x {card} GB" for gpus, card in NODES))]
+    lines = [f"Update of {tokens} tokens in a micro-batch: layers that are recomputed, of all; then the tokens that "
+             "the sampler's cache can hold.", row("", *(f"{gpus} x {card} GB" for gpus, card in NODES))]
     for name, shape in shapes.items():
         plans = [plan(shape, gpus, CARDS[card], tokens) for gpus, card in NODES]
         cells = [f"{'--offload ' * p.offload}{p.recomputed}/{shape.layers} {p.cache / 1000:.0f}k" if p else "no"

@@ -87,7 +87,7 @@ OUT_OF_MEMORY = "OutOfMemoryError"  # how a line of `describe` begins where the 
 
 
 def out_of_memory(text) -> bool:
-    """Does an error's text say so? In a confined process PyTorch raises another one: it may not ask NVML who holds it."""
+    """Does an error's text say so? In a confined process PyTorch raises another: it may not ask NVML who holds it."""
     return OUT_OF_MEMORY in text or "NVML_SUCCESS" in text
 
 

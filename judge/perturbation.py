@@ -79,7 +79,8 @@ class Perturbation(Mode):
         """Perturb those of these storages that are waiting for it."""
         for tensor, index, name in [self.waiting.pop(a) for a in addresses if a in self.waiting]:
             large = tensor.numel() > NOISE
-            pieces = tensor.detach().split(max(1, NOISE * len(tensor) // tensor.numel())) if large else [tensor.detach()]
+            values = tensor.detach()
+            pieces = values.split(max(1, NOISE * len(values) // values.numel())) if large else [values]
             generator = torch.Generator(tensor.device).manual_seed(self.seed + index)
             noise = torch.empty(pieces[0].shape, device=tensor.device).uniform_(-1, 1, generator=generator)
             for piece in pieces:  # by a fifth of it; what is 0 by up to 0.1, but a variance stays above 0

@@ -5,8 +5,8 @@
 
 For each folder of bench.py: shares of all problems, of those whose id is divisible by 5 (which may be looked at) and of
 the others, by both rules, tolerances, best and last turn. Then, over problems, after minus before: strict Fast_1 and
-Fast_1.2, correct, and the logarithm of the speedup that a user gets (1 where no kernel is correct and faster), with 95 %
-intervals from 10,000 draws of problems, each averaged over samples and seeds.
+Fast_1.2, correct, and the logarithm of the speedup that a user gets (1 where no kernel is correct and faster), with
+95 % intervals from 10,000 draws of problems, each averaged over samples and seeds.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def shares(samples):
     parts = {"all": samples, "ids / 5": {t: s for t, s in samples.items() if number(t) % 5 == 0},
              "others": {t: s for t, s in samples.items() if number(t) % 5}}
     turns = max(len(sample.turns) for group in samples.values() for sample in group)
-    print(f"| problems | counted | tolerance | rule | correct | Fast_1 | Fast_1.2 | Fast_1.5 | Fast_2 | mean speedup |\n"
+    print(f"| problems | counted | tolerance | rule | correct | Fast_1 | Fast_1.2 | Fast_1.5 | Fast_2 | geo mean |\n"
           f"|{'---|' * 10}")
     for name, part in parts.items():
         for of, tolerance, rule in [("mean of samples", 1e-4, "strict"), ("mean of samples", 1e-4, "standard"),
@@ -80,8 +80,8 @@ def gains(pairs, seed=0):
         for _ in range(10_000):
             draws.append(statistics.fmean(rng.choices(changes, k=len(changes))))
         draws.sort()
-        print(f"{name:16} {statistics.fmean(changes):+.3f} [{draws[250]:+.3f}, {draws[-251]:+.3f}] over {len(problems)} "
-              f"problems, {len(pairs)} seed{'s' * (len(pairs) > 1)}")
+        print(f"{name:16} {statistics.fmean(changes):+.3f} [{draws[250]:+.3f}, {draws[-251]:+.3f}] over "
+              f"{len(problems)} problems, {len(pairs)} seed{'s' * (len(pairs) > 1)}")
 
 
 def main(argv=None) -> int:

@@ -57,7 +57,7 @@ def main(argv=None) -> int:
                 kind = "other speedup"
             kinds[kind] += 1
             if kind != "same":
-                print(f"{folder} {name}: {kind}, {old['speedup']} -> {speedup}  {why or old['error'] or ''}", flush=True)
+                print(f"{folder} {name}: {kind}, {old['speedup']} -> {speedup} {why or old['error'] or ''}", flush=True)
     print(f"{kinds.total()} kernels: {dict(kinds)}")
     return 0
 

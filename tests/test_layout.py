@@ -62,3 +62,11 @@ def test_no_name_hides_a_package():
     assert "kernels" in optional
     taken = {name.replace("-", "_") for name in optional | set(packages_distributions())}
     assert not taken & {*FILES, *FOLDERS}
+
+
+def test_no_line_of_code_is_longer_than_120_columns():
+    ours = [path for folder in (".", "*", "*/*") for path in ROOT.glob(f"{folder}/*.py")
+            if not str(path.relative_to(ROOT)).startswith((".", "runs"))]
+    assert len(ours) > 100
+    assert [f"{path}:{number}" for path in ours for number, line in enumerate(path.read_text().split("\n"), 1)
+            if len(line) > 120] == []

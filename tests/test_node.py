@@ -51,7 +51,8 @@ def close(a, b, tolerance=1e-6):
 def tensors(dtype):
     """Parameters that two ranks can split evenly, one that they cannot, and one that no gradient reaches."""
     generator = torch.Generator().manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in ((6, 4), (7, 5), (8,), (2,))]
+    shapes = (6, 4), (7, 5), (8,), (2,)
+    return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
 
 
 def steps(part, optimizer, parameters, first, last):

@@ -100,7 +100,7 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
           ("F.kl_div(x.log_softmax(1), y.softmax(1), reduction='batchmean')", "(64, 128)", "loss("),
           ("torch.where(x > 0, x, y * 2)", "(64, 128)", "fused("),
           ("x.masked_fill(y > 0, -1.0)", "(64, 128)", "fused("),
-          ("y = x - x.mean(dim=1, keepdim=True)\n        return y", "(2, 999, 20)", "sweep("),  # one name for two things
+          ("y = x - x.mean(dim=1, keepdim=True)\n        return y", "(2, 999, 20)", "sweep("),  # one name for two
           ("torch.std(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.relu(x) + torch.var(x)", "(64, 99)", "fused("),
           ("torch.var(x, dim=(1, 2)).relu()", "(64, 9, 20)", "fused("),
           ("torch.linalg.vector_norm(x, dim=-1)", "(64, 99)", "row("),
@@ -128,7 +128,8 @@ def single(name, forward, shape):
 
 
 @pytest.mark.parametrize("call", [
-    "nn.Softplus(beta=3.0)(x)", "F.softplus(x, 3.0)", "nn.SmoothL1Loss(beta=0.3)(x, y)", "nn.HuberLoss(delta=0.2)(x, y)",
+    "nn.Softplus(beta=3.0)(x)", "F.softplus(x, 3.0)", "nn.SmoothL1Loss(beta=0.3)(x, y)",
+    "nn.HuberLoss(delta=0.2)(x, y)",
     "nn.LayerNorm(128, elementwise_affine=False)(x)", "nn.LayerNorm(128, bias=False)(x)", "F.normalize(x, eps=20.0)",
     "torch.softmax(x, 1, dtype=torch.float64)", "nn.TripletMarginLoss(p=1.0)(x, y, y)",
     "nn.CrossEntropyLoss(label_smoothing=0.2)(x, y.argmax(dim=1))"])

@@ -1,4 +1,4 @@
-"""Tasks with unusual signatures and values: the reference itself, under the name of a candidate, is right on both clocks."""
+"""Tasks with unusual signatures and values: the reference itself, as a candidate, is right on both clocks."""
 
 import pytest
 import torch
@@ -72,7 +72,8 @@ def test_a_wrong_complex_output_is_told(clock):
 def test_half_precision_may_be_rounded_once_less(clock):
     task = unusual("x", "torch.randn(64, 64).bfloat16()", "return F.silu(x * 2) * x")
     better = "return (F.silu(x.float() * 2) * x.float()).bfloat16()"
-    [verdict] = clock.score(task, [task.source.replace("Model(", "ModelNew(").replace("return F.silu(x * 2) * x", better)])
+    code = task.source.replace("Model(", "ModelNew(").replace("return F.silu(x * 2) * x", better)
+    [verdict] = clock.score(task, [code])
     assert verdict.correct, verdict
 
 

@@ -176,7 +176,8 @@ def open_run(given, tables, changeable) -> Run:
             raise UserError(f"--resume: the model in {source} is not the one that this run has trained")
         run.optimizer.load_state_dict(saved["optimizer"])
         generator.set_state(saved["generator"])
-        run.step, run.seeds, library.gains = saved["step"], set(saved["seeds"]), saved["gains"]
+        with told(f"--resume: {source} is a checkpoint of another version"):
+            run.step, run.seeds, library.gains = saved["step"], set(saved["seeds"]), saved["gains"]
     run.settled = generator.get_state()
     if ranks.rank() == 0:
         clear_later_steps(run)

@@ -471,6 +471,11 @@ def test_resume_refuses_what_would_be_another_run(world, refusal, capsys, tmp_pa
     for said, options in (("already holds a run", "--device cpu"), ("--model", f"--resume --model {tmp_path}"),
                           ("--gamma", "--resume --gamma 0.5"), ("1 steps are done already", "--resume --steps 0")):
         assert said in refusal(reinforce.main, "--out", out, *options.split())
+    trainer = out / "checkpoint/trainer.pt"
+    saved = torch.load(trainer, weights_only=True)
+    torch.save({name: value for name, value in saved.items() if name != "gains"}, trainer)
+    assert "of another version" in refusal(reinforce.main, "--out", out, "--resume")
+    torch.save(saved, trainer)
     random_qwen3(len(tokenizer), 48, 64, 2, head_dim=16).save_pretrained(out / "checkpoint")
     assert "not the one" in refusal(reinforce.main, "--out", out, "--resume")
 

@@ -6,7 +6,8 @@
 For each folder of bench.py: shares of all problems, of those whose id is divisible by 5 (which may be looked at) and of
 the others, by both rules, tolerances, best and last turn. Then, over problems, after minus before: strict Fast_1 and
 Fast_1.2, correct, and the logarithm of the speedup that a user gets (1 where no kernel is correct and faster), with
-95 % intervals from 10,000 draws of problems, each averaged over samples and seeds.
+95 % intervals from 10,000 draws of problems, each averaged over samples and seeds. With --read FILE, the first rollouts
+of problems whose id is divisible by 20 in full, failures among them: five a level.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench import Sample, counted, figures, is_correct, read_results, speed  # noqa: E402
+from sandbox import feedback  # noqa: E402
 from tasks import UserError, run_command, told  # noqa: E402
 
 GAINS = {"strict Fast_1": lambda tries: best(tries) > 1, "strict Fast_1.2": lambda tries: best(tries) > 1.2,
@@ -84,11 +86,22 @@ def gains(pairs, seed=0):
               f"{len(problems)} problems, {len(pairs)} seed{'s' * (len(pairs) > 1)}")
 
 
+def transcript(folder) -> str:
+    """The first rollout of every problem whose id is divisible by 20, as Markdown."""
+    parts = []
+    for task, (sample, *_) in sorted(samples_of(folder).items(), key=lambda entry: number(entry[0])):
+        if number(task) % 20 == 0:
+            parts.append(f"## {task}\n\nSkills: {', '.join(sample.skills) or 'none'}.\n")
+            parts += [f"{turn.reply}\n\n> {' '.join(feedback(turn.verdict).split())}\n" for turn in sample.turns]
+    return "\n".join(parts)
+
+
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folders", nargs="*", help="one benchmark, or one before and one after")
     parser.add_argument("--before", nargs="+", default=[])
     parser.add_argument("--after", nargs="+", default=[])
+    parser.add_argument("--read", metavar="FILE", help="where rollouts are written for reading")
     args = parser.parse_args(argv)
     before, after = args.before or args.folders[:1], args.after or args.folders[1:]
     if not before or after and len(before) != len(after):
@@ -96,6 +109,8 @@ def main(argv=None) -> int:
     for folder in before + after:
         print(f"\n{folder}\n")
         shares(samples_of(folder))
+    if args.read:
+        Path(args.read).write_text("\n".join(map(transcript, before + after)))
     if after:
         print("\nafter minus before")
         gains([(samples_of(a), samples_of(b)) for a, b in zip(before, after)])

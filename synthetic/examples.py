@@ -39,7 +39,7 @@ from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 UNPROMPTED = 0.3  # applies a technique that no skill in the prompt names
 LEVELS = 0.1, 0.6, 0.9  # the same in the wide distribution, one for each answer: what RL finds has to be written, too
 PROMPTED = 0.95  # applies one that a skill in the prompt names
-ADDED_LATER = 0.35  # applies one that is still missing, in a later turn
+ADDED_LATER = 0.35  # applies one that is still missing, in a later turn (wide distribution: the largest of LEVELS)
 BROKEN_FIRST = 0.35  # begins several turns with a broken kernel
 OTHER_LESSON = 0.3  # names, as Summary, a technique that the best answer does not have
 STEP_BACK = 0.85  # then starts again from the plainest kernel, instead of repairing the broken one
@@ -129,6 +129,7 @@ class Writer:
     def __init__(self, sandbox, distribution=NARROW):
         self.sandbox, self.evaluation, self.distribution = sandbox, evaluation_fingerprints(), distribution
         self.levels = [UNPROMPTED] if distribution is NARROW else LEVELS
+        self.later = ADDED_LATER if distribution is NARROW else max(LEVELS)
         self.codes = {name: [] for name in TECHNIQUES}  # solutions that show a technique, for the Example of its skill
         seed = 0
         while not all(self.codes.values()):
@@ -206,7 +207,7 @@ class Writer:
             if turn == 1 and broken and rng.random() < STEP_BACK:
                 solution, have = expert.render(parsed, set()), frozenset()
             else:  # it is ambitious kernels that break
-                unprompted = ADDED_LATER if turn else 2 * UNPROMPTED if broken else UNPROMPTED
+                unprompted = self.later if turn else 2 * UNPROMPTED if broken else UNPROMPTED
                 solution, have = self.draw(rng, parsed, applicable, named, have, unprompted)
             code = spoil(solution.code, rng) if turn == 0 and broken else solution.code
             answers.append((solution.used, code))

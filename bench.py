@@ -257,9 +257,12 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
         batch = tasks[first:first + size]
         open_ones = [task for task in batch if any((task.name, i) not in done for i in range(options.samples))]
         if open_ones:
-            names = [task.name for task in batch]
+            # A generator of its own for a batch, so that it gives the same whatever ran before it.
+            names = "\n".join([str(options.seed)] + [task.name for task in batch])
+            seed = int(hashlib.sha256(names.encode()).hexdigest()[:15], 16)
+            generator = torch.Generator(options.device).manual_seed(seed)
             left = batch if sandbox.device == "cpu" else open_ones
-            evaluate_batch(model, library, sandbox, compiled, left, options, names, save)
+            evaluate_batch(model, library, sandbox, compiled, left, options, generator, save)
         right = sum(kind(sample) in ("faster", "correct") for sample in done.values())
         bar.set_postfix_str(f"{right} of {len(done)} samples correct")
     for others in ranks.each(done):
@@ -267,20 +270,17 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
     return {task.name: [done[task.name, i] for i in range(options.samples)] for task in tasks}
 
 
-def evaluate_batch(model, library, sandbox, compiled, tasks, options, names, save):
+def evaluate_batch(model, library, sandbox, compiled, tasks, options, generator, save):
     """All samples of some tasks: select once, roll out, time what is correct against torch.compile.
 
-    names: of all tasks of the batch. save is called with a task's samples as soon as all of them have ended; with
-    `compiled` all have, as nothing else may be timed meanwhile.
+    save is called with a task's samples as soon as all of them have ended; with `compiled`, since nothing else may be
+    timed meanwhile, with those of all tasks at the end.
     """
     chosen = [()] * len(tasks)
     if library is not None:
         selections = select(model, library, tasks, k=1, temperature=0, max_new_tokens=min(1024, options.max_new_tokens),
                             bm25_only=options.bm25_only, max_prompt_tokens=options.max_prompt_tokens)
         chosen = [selection.skills for (selection,) in selections]
-    # A generator of their own for these tasks, so that a batch gives the same whatever ran before it.
-    digest = hashlib.sha256("\n".join([str(options.seed), *names]).encode()).hexdigest()
-    generator = torch.Generator(options.device).manual_seed(int(digest[:15], 16))
     jobs = [(task, skills) for task, skills in zip(tasks, chosen) for _ in range(options.samples)]
     greedy = options.samples == 1 and options.strategy in ("serial", "judge")  # the others need attempts that differ
     finished = {}  # {number of a rollout: Sample}

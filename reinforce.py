@@ -94,7 +94,7 @@ OPTIONS = {  # name: default, meaning
     "min_std": (1e-3, "a group whose rewards have a smaller standard deviation is not trained on"),
     "cross_scheme": (True, "adv_cross_scheme: divide a task's advantages by their mean magnitude"),
     "trigger": (1.2, "gain that triggers a summary and that a new skill must show"),
-    "retire": (0, "take out skills that have gained nothing on so many tasks (0: never, as in the paper)"),
+    "retire": (0, "take out skills that have gained nothing in so many schemes (0: never, as in the paper)"),
     "selection_weight": (0.3, "lambda_sel: weight of Selection's advantages"),
     "summary_weight": (0.5, "lambda_sum: weight of Summary's advantages"),
     "clip_low": (0.2, "epsilon_low: the ratio is clipped at 1 - this"),

@@ -379,14 +379,14 @@ class Sandbox:
             except (Gone, OSError):
                 self._end_scorer(job)
                 short = out_of_memory(self._last_log_line()) and self._shares_memory(job)
-                for code in [code for code in batch if code in job.codes and not short]:
-                    if code in failed:
-                        why = f"the scorer failed on it, twice ({self._last_log_line()})"
-                        verdict = Verdict(clock=self.settings["clock"], error=why)
-                        self._settle(job, code, verdict).set_result(verdict)
-                    failed.add(code)
                 if not short:
                     self.end_idle()
+                    for code in [code for code in batch if code in job.codes]:
+                        if code in failed:
+                            why = f"the scorer failed on it, twice ({self._last_log_line()})"
+                            verdict = Verdict(clock=self.settings["clock"], error=why)
+                            self._settle(job, code, verdict).set_result(verdict)
+                        failed.add(code)
             if short:  # of memory: once more without the scorers that only wait, then without those at work
                 self._end_scorer(job)
                 shortages += 1

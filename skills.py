@@ -85,7 +85,7 @@ class SkillLibrary:
     def __init__(self, skills=()):
         self.skills: list[Skill] = []
         self.staged: list[Skill] = []
-        self.gains = {}  # name -> (tasks that the skill was tried on, the sum of what it gained there)
+        self.gains = {}  # name -> (schemes that showed the skill beside a null scheme, the sum of what they gained)
         self._index = None  # BM25 over self.skills; built at the first recall after a change
         for skill in skills:
             self._add(skill)
@@ -117,14 +117,14 @@ class SkillLibrary:
     # ---- proof in use
 
     def note(self, names, gain):
-        """On one more task, rollouts that were shown these skills earned so much more than those without any."""
+        """In one more scheme, rollouts that were shown these skills earned so much more than those without any."""
         for name in names:
-            tasks, total = self.gains.get(name, (0, 0.0))
-            self.gains[name] = tasks + 1, total + gain
+            schemes, total = self.gains.get(name, (0, 0.0))
+            self.gains[name] = schemes + 1, total + gain
 
     def retire(self, after) -> list[Skill]:
-        """Take out, and return, the skills that have gained nothing on `after` tasks or more (paper: future work)."""
-        useless = {name for name, (tasks, total) in self.gains.items() if tasks >= after and total <= 0}
+        """Take out, and return, the skills that have gained nothing in `after` schemes or more (paper: future work)."""
+        useless = {name for name, (schemes, total) in self.gains.items() if schemes >= after and total <= 0}
         gone = [skill for skill in self.skills if skill.name in useless]
         self.skills = [skill for skill in self.skills if skill.name not in useless]
         self.gains = {name: gain for name, gain in self.gains.items() if name not in useless}

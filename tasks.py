@@ -211,7 +211,7 @@ def _numbered(folder, level, prefix) -> list[Task]:
     files = [path for path in folder.glob("*.py") if re.match(r"\d+_", path.name)] if folder.is_dir() else []
     if not files:
         raise TaskError(f"{folder}: no problem files (<id>_<name>.py) there")
-    files.sort(key=lambda path: int(path.name.split("_")[0]))
+    files.sort(key=lambda path: problem_id(path.name))
     return [load_task(path, level, prefix + path.stem) for path in files]
 
 
@@ -240,15 +240,19 @@ def folder_tasks(folder) -> list[Task]:
     return [load_task(path) for path in files]
 
 
+def problem_id(name) -> int:
+    """The number that a problem's file name begins with: 5 of level1/5_Matrix_scalar_multiplication."""
+    return int(name.split("/")[-1].split("_")[0])
+
+
 def chosen_tasks(tasks, ids) -> list:
     """The tasks that --ids names: "5,10,15", "1-20", "every5" (ids divisible by 5) or a mixture; all when it is None.
 
-    A task's id is the number that its file name begins with. Raises UserError for anything else, or an id that is not
-    there.
+    Raises UserError for anything else, or an id that is not there.
     """
     if ids is None:
         return tasks
-    numbers, wanted = {int(task.name.split("/")[-1].split("_")[0]): task for task in tasks}, set()
+    numbers, wanted = {problem_id(task.name): task for task in tasks}, set()
     for part in ids.replace(" ", "").split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?|every(\d*[1-9]\d*)", part)
         if not match:

@@ -19,7 +19,7 @@ import torch  # noqa: E402
 
 from measured_clock import as_candidate  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
-from tasks import kernelbench_tasks  # noqa: E402
+from tasks import kernelbench_tasks, problem_id  # noqa: E402
 
 PROBLEMS = {1: (1, 19, 23, 36, 40, 88, 95), 2: (1, 12, 29, 40), 3: (1, 9)}
 
@@ -37,7 +37,7 @@ def main():
     from kernelbench.eval import eval_kernel_against_ref
     tasks = []
     for level, numbers in PROBLEMS.items():
-        named = {int(task.name.split("/")[1].split("_")[0]): task
+        named = {problem_id(task.name): task
                  for task in kernelbench_tasks(args.kernelbench, level)}
         tasks += [named[number] for number in numbers]
     codes = [as_candidate(task) for task in tasks]

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from sandbox import Sandbox  # noqa: E402
 from synthetic import expert  # noqa: E402
-from tasks import SHRUNKEN, TaskError, chosen_tasks, kernelbench_tasks, shrunken  # noqa: E402
+from tasks import SHRUNKEN, TaskError, chosen_tasks, kernelbench_tasks, problem_id, shrunken  # noqa: E402
 
 
 def answer(task):
@@ -78,7 +78,7 @@ def main():
         answers = {level: pool.map(answer, tasks, chunksize=1) for level, tasks in levels.items()}
     for level, tasks in levels.items():
         codes, small, failures = {}, {}, Counter()
-        details = {task.name: "" for task in tasks if int(task.name.split("/")[1].split("_")[0]) % 5 == 0}
+        details = {task.name: "" for task in tasks if problem_id(task.name) % 5 == 0}
         for task, (code, why) in zip(tasks, answers[level]):
             if code is None:
                 failures[why] += 1

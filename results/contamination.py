@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from synthetic.generator import NARROW, synthesize  # noqa: E402
 from synthetic.networks import WIDE  # noqa: E402
 from tasks import (PROBLEMS, builtin_tasks, evaluation_fingerprints, fingerprint, kernelbench_tasks,  # noqa: E402
-                   operators)
+                   operators, problem_id)
 
 BOUNDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -89,7 +89,7 @@ def main():
                              sum(share == 1 for share in shares), f"{shares[len(shares) // 2]:.2f}"))
             report[group] = {name: round(share, 3) for name, share, _ in found}
             for name, share, key in found:
-                if group != "built-in" and int(name.split("/")[1].split("_")[0]) % 5 == 0:
+                if group != "built-in" and problem_id(name) % 5 == 0:
                     print(f"    {name[:44]:<45} {share:.2f}  synth/{seeds[key]}: {' '.join(key)}"[:120])
     if args.out:
         Path(args.out).write_text(json.dumps({"problems": args.problems, "wide": args.wide, "refused": refused,

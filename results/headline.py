@@ -20,9 +20,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench import Sample, counted, figures, is_correct, read_results, speed  # noqa: E402
+from bench import Sample, figures, is_correct, read_results, speed  # noqa: E402
 from sandbox import feedback  # noqa: E402
-from tasks import UserError, run_command, told  # noqa: E402
+from tasks import UserError, problem_id, run_command, told  # noqa: E402
 
 GAINS = {"strict Fast_1": lambda tries: best(tries) > 1, "strict Fast_1.2": lambda tries: best(tries) > 1.2,
          "correct": lambda tries: any(map(is_correct, tries)),
@@ -32,11 +32,6 @@ GAINS = {"strict Fast_1": lambda tries: best(tries) > 1, "strict Fast_1.2": lamb
 def best(tries) -> float:
     """The strict speedup of a sample's best turn; 0 without one."""
     return max((speed(attempt, rule="strict") for attempt in tries), default=0.0)
-
-
-def number(task) -> int:
-    """A problem's id in its level: level1/5_Matrix... has 5."""
-    return int(task.split("/")[1].split("_")[0])
 
 
 def samples_of(folder) -> dict:
@@ -52,8 +47,8 @@ def samples_of(folder) -> dict:
 
 def shares(samples):
     """Print a benchmark's figures."""
-    parts = {"all": samples, "ids / 5": {t: s for t, s in samples.items() if number(t) % 5 == 0},
-             "others": {t: s for t, s in samples.items() if number(t) % 5}}
+    parts = {"all": samples, "ids / 5": {t: s for t, s in samples.items() if problem_id(t) % 5 == 0},
+             "others": {t: s for t, s in samples.items() if problem_id(t) % 5}}
     turns = max(len(sample.turns) for group in samples.values() for sample in group)
     print(f"| problems | counted | tolerance | rule | correct | Fast_1 | Fast_1.2 | Fast_1.5 | Fast_2 | geo mean |\n"
           f"|{'---|' * 10}")
@@ -74,8 +69,7 @@ def gains(pairs, seed=0):
         raise UserError("these benchmarks have no problem in common")
     for name, value in GAINS.items():
         def mean(samples, problem):
-            return statistics.fmean(value(tries) for tries in counted(
-                [sample.scored for sample in samples[problem]], "mean of samples", 1e-4))
+            return statistics.fmean(value(sample.scored) for sample in samples[problem])
 
         changes = [statistics.fmean(mean(after, p) - mean(before, p) for before, after in pairs) for p in problems]
         draws, rng = [], random.Random(seed)
@@ -89,8 +83,8 @@ def gains(pairs, seed=0):
 def transcript(folder) -> str:
     """The first rollout of every problem whose id is divisible by 20, as Markdown."""
     parts = []
-    for task, (sample, *_) in sorted(samples_of(folder).items(), key=lambda entry: number(entry[0])):
-        if number(task) % 20 == 0:
+    for task, (sample, *_) in sorted(samples_of(folder).items(), key=lambda entry: problem_id(entry[0])):
+        if problem_id(task) % 20 == 0:
             parts.append(f"## {task}\n\nSkills: {', '.join(sample.skills) or 'none'}.\n")
             parts += [f"{turn.reply}\n\n> {' '.join(feedback(turn.verdict).split())}\n" for turn in sample.turns]
     return "\n".join(parts)

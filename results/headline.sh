@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # From random weights to KernelBench on one GPU: bash results/headline.sh KERNELBENCH [OUT] [STAGE ...]
 #
-#   examples   the wide cold start's, on the CPU alone: 12 minutes on sixteen cores
-#   sft        26 million parameters, 6 minutes of an H200
+#   examples   the wide cold start's, on the CPU alone (reckoned: 12 minutes on sixteen cores)
+#   sft        26 million parameters (reckoned: 6 minutes of an H200)
 #   ceiling    the expert itself as a policy: the most that imitation can give
 #   before     the cold start on all levels
 #   rl         all three roles on synthesised networks, about 20 minutes

@@ -140,11 +140,8 @@ class Sandbox:
         self.settings = {"device": self.device, "clock": clock, "trials": trials, "timeout": timeout,
                          "memory": memory or (8 << 30 if device == "cpu" else 32 << 30), "protocol": protocol,
                          "baseline": baseline, "measure": measure, "workers": self.workers, "tasks": tasks,
-                         "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-")}
-        if device != "cpu":  # here, as the driver may not tell a forked process
-            there = torch.cuda.get_device_properties(device)
-            facts = {name: getattr(there, name) for name in dir(there) if not name.startswith("_")}
-            self.settings["gpu"] = {name: fact for name, fact in facts.items() if isinstance(fact, (int, str))}
+                         "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-"),
+                         "gpus": 0 if device == "cpu" else torch.cuda.device_count()}
         self.patience = 4 * timeout + 300  # seconds without a message after which a scorer is given up
         self.gpu, self.waited = GpuLock(), 0.0
         self.changed = threading.Condition()  # guards what follows, and is notified when a job may begin

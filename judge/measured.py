@@ -198,13 +198,13 @@ class Measured:
 
     def describe_device(self):
         """Its bandwidth and peak, in bytes and FLOPs per millisecond, and what candidates may ask of it."""
-        there = self.settings["gpu"]
-        self.gpu_properties = {name: there.get(name, value) for name, value in H200.items()}
-        clock, bits = there.get("memory_clock_rate", 0), there.get("memory_bus_width", 0)
+        there = torch.cuda.get_device_properties(self.reference.device)
+        self.gpu_properties = {name: getattr(there, name, value) for name, value in H200.items()}
+        clock, bits = getattr(there, "memory_clock_rate", 0), getattr(there, "memory_bus_width", 0)
         if clock and bits:  # kHz, wires; a copy reaches seven eighths
             self.bandwidth = 0.87 * clock * 2 * bits / 8
         self.patience = 2 * BLANK / self.bandwidth / 1e3 + 1e-4  # twice as long as it takes, and launching
-        if (there["major"], there["minor"]) == (9, 0):  # Hopper
+        if (there.major, there.minor) == (9, 0):  # Hopper
             self.peak = 60e12 / 1e3
 
     def ready(self):

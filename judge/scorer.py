@@ -154,6 +154,8 @@ if __name__ == "__main__":
     if settings["clock"] == "measured":  # what the first operator on tensors without values imports
         torch.addmm(*[torch.empty(1, 1, device="meta")] * 3)
     if settings["device"] != "cpu":
+        # PyTorch would ask NVML how many GPUs there are, and a fork of a process that uses NVML may be told: none.
+        torch.cuda.device_count = lambda: settings["gpus"]
         triton.runtime.driver.active.utils  # built by a C compiler, which no fork should wait for; starts no CUDA
     processes.fork_server(socket.socket(fileno=int(sys.argv[2])), settings,
                           {"scorer": scorer, "candidate": candidate, "compiler": compiles, "replayer": replayer,

@@ -46,8 +46,8 @@ What holds on each path (judge/rules.py has the rules; a test for every line is 
     have no price (cache misses of scalar loads, all work in one program); a kernel that only copies earns coverage
     where the reference, too, leaves most values as they are.
     Not stopped with a GPU (results/adversaries/measured.md): kernels that reach other memory of their process, where no
-    expected output is; that wait while they are profiled, for coverage; means of so many values that half of them give
-    1e-4; results kept between calls whose inputs are not drawn at random; what an extension does in its process.
+    expected output is; that wait while they are profiled, for coverage; results kept between calls whose inputs are not
+    drawn at random; what an extension does in its process.
 """
 
 import argparse

@@ -153,14 +153,29 @@ def vary(inputs, kind):
     """Inputs of another distribution that stay in the domain of the first: zeros stay zero, ranges are not left.
 
     Scaling and sign flips leave triangular, diagonal, symmetric and masked inputs what they are, so that a kernel that
-    exploits such structure honestly passes, and one that relies on mean 0.5 or on small values does not.
+    exploits such structure honestly passes, and one that relies on mean 0.5, on small values, or on a part to stand for
+    all does not.
     """
     def one(x):
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() == 0:
             return x
         signed = bool(x.min() < 0) and bool(x.max() > 0)
-        return x * {1: -1.0 if signed else 0.5, 2: 3.0 if signed else 0.8, 3: 0.1 if signed else 0.3}[kind]
+        x = x * {1: -1.0 if signed else 0.5, 2: 3.0 if signed else 0.8, 3: 0.1 if signed else 0.3}[kind]
+        return thin_out(x) if kind == 1 and x.dim() else x
     return [one(x) for x in inputs]
+
+
+def thin_out(x):
+    """Of a large tensor all but some 65,536 values made small, in place: of so few none may be missing in a mean.
+
+    Which ones is drawn along each dimension, but alike where two have the same length: what is symmetric stays so.
+    """
+    share = (2 ** 16 / x.numel()) ** (1 / x.dim())
+    kept = {n: torch.rand(n, device=x.device) < share for n in x.shape}
+    for dim, n in enumerate(x.shape):
+        factor = torch.where(kept[n], 1.0, 0.001 ** (1 / x.dim())).to(x.dtype)
+        x.mul_(factor.view([n if other == dim else 1 for other in range(x.dim())]))
+    return x
 
 
 def without_gaps(tensor):

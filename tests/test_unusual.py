@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from candidates import small_task, solution
-from judge.correctness import Reference, identical
+from judge.correctness import Reference, compare, identical, vary
 from judge.replayer import far_apart
 from sandbox import Sandbox
 from tasks import Task, TaskError
@@ -130,3 +130,17 @@ def test_parameters_that_make_a_task_chaotic_are_not_perturbed(clock, tmp_path, 
     code = task.source.replace("Model(", "ModelNew(").replace("x * (1 - x)", "(x - x * x)")
     [verdict] = clock.score(task, [code])
     assert verdict.correct, verdict
+
+
+def test_a_mean_of_millions_needs_all_of_them(tmp_path, monkeypatch):
+    """Every other one is within 1e-4 of all as they are drawn, but not where few of them decide. Symmetry is kept."""
+    job = {"name": "mean", "source": unusual("x", "torch.rand(1 << 24)", "return x.mean()").source, "seed": 1,
+           "known": []}
+    monkeypatch.chdir(tmp_path)
+    reference = Reference(job, {"protocol": "strict", "device": "cpu"})
+    plain, few = reference.trial(0), reference.trial(1)
+    assert compare(plain, [plain.inputs[0][::2].mean()], 2e-4) is None
+    assert "wrong values" in compare(few, [few.inputs[0][::2].mean()], 2e-4)
+    assert compare(few, [few.inputs[0].view(4096, -1).mean(1).mean()], 1e-4) is None
+    [matrix] = vary([torch.ones(512, 512)], 1)
+    assert torch.equal(matrix, matrix.T) and len(matrix.unique()) == 3

@@ -324,7 +324,7 @@ class Sandbox:
             control, reused = self.control, job.scorer is not None
             try:
                 job.scorer = job.scorer or ScorerConnection(control, self.gpu)
-                part = 1.0 if job.alone else 1 / self.settings["tasks"]
+                part = 1.0 if job.alone or self.settings["tasks"] == 1 else 0.5  # half at most beside others
                 return job.scorer.load(job.task, self.seed, self.known, part, 3 * self.settings["timeout"] + 60)
             except TaskError as error:
                 why = str(error)

@@ -153,7 +153,8 @@ def identity(skill) -> frozenset[str]:
     Such a proposal is worth its reward, as in the release, but is not staged (the release stages it under another
     name): a technique that keeps proving itself would crowd all others out of BM25's top 20 with its copies.
     """
-    texts = skill.content, f"{skill.name}\n{skill.description}"
+    name = re.sub(r"-\d+$", "", skill.name)  # the library has numbered those that had the same
+    texts = skill.content, f"{name}\n{skill.description}"
     return frozenset(" ".join(text.lower().split()) for text in texts)
 
 

@@ -98,12 +98,12 @@ class Recorder(Mode):
     """While active, writes each ATen call and each Triton launch into `steps`.
 
     A storage that no step created (a parameter, a table) is kept in `constants`, as bytes; one without values, which
-    an earlier call has made, as its size.
+    an earlier call has made, as its size. state: {identity: copy} of storages that need no other copy.
     """
 
-    def __init__(self, device="cpu"):
+    def __init__(self, device="cpu", state=None):
         super().__init__()
-        self.device, self.steps, self.constants = device, [], {}
+        self.device, self.steps, self.constants, self.state = device, [], {}, state or {}
         self.numbers, self.storages = {}, []  # number of a storage by its identity; all of them, so that all live
         self.derived = set()  # storages that depend on the inputs or on a kernel, hence unknown while recording
         self.names = {}  # global constants that the launched kernels may refer to
@@ -120,7 +120,8 @@ class Recorder(Mode):
                 self.constants[number] = storage.nbytes()
             elif not created:
                 with _disable_current_modes():
-                    self.constants[number] = torch.empty(0, dtype=torch.uint8).set_(storage).clone()
+                    copy = self.state[key] if key in self.state else storage.clone()
+                    self.constants[number] = torch.empty(0, dtype=torch.uint8).set_(copy)
         return [self.numbers[key], str(tensor.dtype), list(tensor.shape), list(tensor.stride()),
                 tensor.storage_offset()]
 
@@ -317,15 +318,18 @@ def record(model, calls, device="cpu"):
 
     jit.JITFunction.run, autotuner.Autotuner.run = run, run_tuned
     torch.Tensor.is_cuda = property(lambda tensor: True)  # asserted by many a kernel's wrapper
-    inputs, first, earlier = list(calls[0]), {}, None
+    inputs, earlier, copies = list(calls[0]), None, {}  # {name of a parameter or buffer: as the constructor left it}
     for number, call in enumerate(calls):
         for tensor, other in zip(tensors_in(inputs), tensors_in(list(call)), strict=True):
             if device == "cpu":
                 tensor.untyped_storage().copy_(other.untyped_storage())
         named = dict(state_of(model))
-        for name, tensor in named.items():  # a forward may change buffers, as the reference does
-            tensor.untyped_storage().copy_(first.setdefault(name, tensor.untyped_storage().clone()))
-        recorder = Recorder(device)
+        for name, tensor in named.items():
+            if name in copies:  # a forward may change buffers, as the reference does
+                tensor.untyped_storage().copy_(copies[name])
+            else:
+                copies[name] = tensor.untyped_storage().clone()
+        recorder = Recorder(device, {identity(tensor): copies[name] for name, tensor in named.items()})
         # In inference mode operators that are made of others are seen, too: see WHOLE.
         with torch.inference_mode(device == "meta"), torch.no_grad(), PretendCuda(recorder), recorder:
             layouts = recorder.inputs(tensors_in(inputs))

@@ -293,7 +293,8 @@ def test_form_check_records_a_reason(reply, reasons):
 
 @pytest.mark.parametrize("changes, known", [
     ({}, False), ({"content": "  " + CONTENT.replace(" ", "  ") + " BODY0"}, True), ({"name": "skill-1"}, False),
-    ({"name": "skill-1", "description": "Description  1"}, True), ({"description": "description 1"}, False)])
+    ({"name": "skill-1", "description": "Description  1"}, True), ({"description": "description 1"}, False),
+    ({"name": "skill", "description": "Description 1"}, True)])  # the library has given it its number
 def test_a_known_proposal_is_marked_and_not_rejected(changes, known):
     keys = {key for skill in SKILLS for key in summarizer.identity(skill)}
     [proposal] = read_proposals(proposing(entry(**changes)), keys)

@@ -185,7 +185,7 @@ class Model:
 
     def __init__(self, model, compile_it=False):
         self.model, self.call = model, torch.compile(model) if compile_it else model
-        self.state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state_of(self.model)}  # on the host
+        self.state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state_of(self.model)}
 
     def forward(self, inputs):
         return self.call(*inputs)

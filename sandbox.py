@@ -141,7 +141,7 @@ class Sandbox:
                          "memory": memory or (8 << 30 if device == "cpu" else 32 << 30), "protocol": protocol,
                          "baseline": baseline, "measure": measure, "workers": self.workers, "tasks": tasks,
                          "require_kernel": require_kernel, "scratch": tempfile.mkdtemp(prefix="sandbox-"),
-                         "gpus": 0 if device == "cpu" else torch.cuda.device_count()}
+                         "gpus": torch.cuda.device_count()}
         self.patience = 4 * timeout + 300  # seconds without a message after which a scorer is given up
         self.gpu, self.waited = GpuLock(), 0.0
         self.changed = threading.Condition()  # guards what follows, and is notified when a job may begin

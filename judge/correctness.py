@@ -149,6 +149,9 @@ def digest(tensor) -> str:
     return hashlib.sha256(as_bytes(tensor).cpu().numpy()).hexdigest()
 
 
+FEW = 1 << 16  # values of a large tensor that decide in one of the trials
+
+
 def vary(inputs, kind):
     """Inputs of another distribution that stay in the domain of the first: zeros stay zero, ranges are not left.
 
@@ -161,16 +164,16 @@ def vary(inputs, kind):
             return x
         signed = bool(x.min() < 0) and bool(x.max() > 0)
         x = x * {1: -1.0 if signed else 0.5, 2: 3.0 if signed else 0.8, 3: 0.1 if signed else 0.3}[kind]
-        return thin_out(x) if kind == 1 and x.dim() else x
+        return thin_out(x) if kind == 1 and x.numel() > FEW else x
     return [one(x) for x in inputs]
 
 
 def thin_out(x):
-    """Of a large tensor all but some 65,536 values made small, in place: of so few none may be missing in a mean.
+    """All but some FEW values of a large tensor made small, in place: of so few none may be missing in a mean.
 
     Which ones is drawn along each dimension, but alike where two have the same length: what is symmetric stays so.
     """
-    share = (2 ** 16 / x.numel()) ** (1 / x.dim())
+    share = (FEW / x.numel()) ** (1 / x.dim())
     kept = {n: torch.rand(n, device=x.device) < share for n in x.shape}
     for dim, n in enumerate(x.shape):
         factor = torch.where(kept[n], 1.0, 0.001 ** (1 / x.dim())).to(x.dtype)

@@ -98,12 +98,12 @@ class Recorder(Mode):
     """While active, writes each ATen call and each Triton launch into `steps`.
 
     A storage that no step created (a parameter, a table) is kept in `constants`, as bytes; one without values, which
-    an earlier call has made, as its size. state: {identity: copy} of storages that need no other copy.
+    an earlier call has made, as its size. copies: {identity: a copy} of storages that need no other.
     """
 
-    def __init__(self, device="cpu", state=None):
+    def __init__(self, device="cpu", copies=None):
         super().__init__()
-        self.device, self.steps, self.constants, self.state = device, [], {}, state or {}
+        self.device, self.steps, self.constants, self.copies = device, [], {}, copies or {}
         self.numbers, self.storages = {}, []  # number of a storage by its identity; all of them, so that all live
         self.derived = set()  # storages that depend on the inputs or on a kernel, hence unknown while recording
         self.names = {}  # global constants that the launched kernels may refer to
@@ -120,7 +120,7 @@ class Recorder(Mode):
                 self.constants[number] = storage.nbytes()
             elif not created:
                 with _disable_current_modes():
-                    copy = self.state[key] if key in self.state else storage.clone()
+                    copy = self.copies[key] if key in self.copies else storage.clone()
                     self.constants[number] = torch.empty(0, dtype=torch.uint8).set_(copy)
         return [self.numbers[key], str(tensor.dtype), list(tensor.shape), list(tensor.stride()),
                 tensor.storage_offset()]

@@ -37,8 +37,7 @@ def main():
     from kernelbench.eval import eval_kernel_against_ref
     tasks = []
     for level, numbers in PROBLEMS.items():
-        named = {problem_id(task.name): task
-                 for task in kernelbench_tasks(args.kernelbench, level)}
+        named = {problem_id(task.name): task for task in kernelbench_tasks(args.kernelbench, level)}
         tasks += [named[number] for number in numbers]
     codes = [as_candidate(task) for task in tasks]
     rows = [{"task": task.name} for task in tasks]

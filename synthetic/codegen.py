@@ -405,29 +405,34 @@ class Window:
     """A convolution or a pooling as a kernel of its own, written from a layer that nothing else stands around.
 
     kind, last, text() and call() are as a Kernel's. Raises Unsupported for any other layer, for options that change
-    more than sizes, and for convolutions that cuDNN does faster (by the modelled clock): transposed ones, groups, and
-    windows of more than 32 inputs that are not 1 x 1.
+    more than sizes, and for convolutions that cuDNN does faster (by the modelled clock): transposed ones, groups of
+    several channels, and windows of more than 32 inputs that are not 1 x 1.
     """
 
     def __init__(self, step):
         layer, self.last = step.layer, step
         found = re.fullmatch(r"(Conv|MaxPool|AvgPool)[123]d", type(layer).__name__)
         usual = {"ceil_mode": False, "return_indices": False, "count_include_pad": True, "divisor_override": None,
-                 "padding_mode": "zeros", "groups": 1}
+                 "padding_mode": "zeros"}
         if not found or isinstance(layer.padding, str) or not step.source \
                 or any(getattr(layer, name, value) != value for name, value in usual.items()):
             raise Unsupported
-        if found[1] == "Conv" and layer.weight[0].numel() > 32 and layer.weight[0, 0].numel() > 1:
+        self.kind = found[1].lower()
+        if self.kind == "conv" and layer.groups > 1:
+            if not layer.groups == layer.in_channels == layer.out_channels:
+                raise Unsupported
+            self.kind = "depthwise"
+        elif self.kind == "conv" and layer.weight[0].numel() > 32 and layer.weight[0, 0].numel() > 1:
             raise Unsupported
-        self.kind, self.pool = found[1].lower(), POOLS.get(found[1])
 
     def text(self, name) -> str:
-        return TEMPLATES["pool" if self.pool else "conv"].format(name=name, pool=self.pool)
+        return TEMPLATES["pool" if self.kind in POOLS else "conv"].format(name=name, pool=POOLS.get(self.kind))
 
     def call(self) -> str:
         texts, layer = [self.last.source], self.last.layer
-        first = ["weight", "bias"] if self.kind == "conv" else ["kernel_size"]
-        for option in first + ["stride", "padding", "dilation"]:
+        options = ["weight", "bias"] if hasattr(layer, "weight") else []
+        options += ["kernel_size"] if self.kind in POOLS else []
+        for option in options + ["stride", "padding", "dilation"]:
             texts.append(f"self.{self.last.module}.{option}" if hasattr(layer, option) else "1")
         return ", ".join(texts)
 

@@ -182,6 +182,7 @@ class Wide(Problem):
         layer = self.pick(*["Conv{n}d"] * 8, *list(_LAYERS)[:4] * 2, *_LAYERS)
         n, given = self.pick(1, 2, 2, 3), self.pick(0, 1, 2, 9)  # spatial dimensions; how many options are passed
         dims, values = [self.const("batch_size batch_size N", self.pick(4, 8)), ""], []
+        depthwise = layer == "Conv{n}d" and self.chance(0.5)
         for argument in _LAYERS[layer].split():
             default, choices = _ARGUMENTS[argument]
             value = self.r.choice(choices.split())
@@ -191,8 +192,11 @@ class Wide(Problem):
             kind = type(ast.literal_eval(value)).__name__
             passed = not default or given > 0
             given -= bool(default)
-            name = self.const(argument, value) if passed else self.name(argument)
-            self.args.append((name, f"{kind} = {default}" if default else kind, name if passed else ""))
+            if depthwise and argument in ("out_channels", "groups"):
+                name = dims[1]
+            else:
+                name = self.const(argument, value) if passed else self.name(argument)
+                self.args.append((name, f"{kind} = {default}" if default else kind, name if passed else ""))
             values.append(name if not (default or "=" in str(values)) and self.chance(0.5) else f"{argument}={name}")
             if argument in ("in_channels", "num_channels", "num_features"):
                 dims[1] = name

@@ -10,11 +10,13 @@ Eight kinds of kernels. Six address memory by the flat offset `idx`, so one rule
     norm     one program for each normalisation group, in two sweeps (GroupNorm, InstanceNorm)
     matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile
              before it is stored
-    pool     one program for 256 elements of a pooling's output, which walk their windows
+    pool     one program for 256 elements of a pooling's or a depthwise convolution's output, which walk their windows
     conv     one program for each tile of a convolution's output: a product with its windows as rows (implicit GEMM)
 
 The last two (codegen.Window) stand alone and work in 1 to 3 dimensions: what a tensor has fewer gets size 1, stride 1.
 """
+
+from collections import namedtuple
 
 # In the templates: {names} are the tensors and numbers that the launching function gets, {main} the first of those
 # tensors that the kernel walks, {extra} and {sizes} further integers outside and inside the kernel, {steps} the loads
@@ -121,7 +123,7 @@ def {name}_kernel({parameters}, dst_ptr, m, n, k, as_, am, ak, bs, bk, bn{sizes}
     mask = (rows[:, None] < m) & (cols[None, :] < n)
     {steps}
     {store}"""
-_POOL = """def {name}(x, *options):
+_POOL = """def {name}(x, {pool.given}*options):
     rank = x.dim() - 2
     kernel_size, stride, padding, dilation = [o if isinstance(o, tuple) else (o,) * rank for o in options]
     out = [(n + 2 * p - r * (k - 1) - 1) // s + 1
@@ -129,23 +131,24 @@ _POOL = """def {name}(x, *options):
     dst = x.new_empty(*x.shape[:2], *out)
     ones, zeros = (1,) * (3 - rank), (0,) * (3 - rank)
     {name}_kernel[(triton.cdiv(dst.numel(), 256),)](
-        x.contiguous(), dst, dst.numel(), *ones, *x.shape[2:], *ones, *kernel_size, *ones, *out, *ones, *stride,
-        *zeros, *padding, *ones, *dilation, BLOCK=256)
+        x.contiguous(), {pool.passed}dst, dst.numel(), *ones, *x.shape[2:], *ones, *kernel_size, *ones, *out,
+        *ones, *stride, *zeros, *padding, *ones, *dilation, BLOCK=256)
     return dst
 
 @triton.jit
-def {name}_kernel(x_ptr, dst_ptr, n, depth, height, width, kd, kh, kw, od, oh, ow, sd, sh, sw, pd, ph, pw, rd, rh, rw,
-                BLOCK: tl.constexpr):
+def {name}_kernel(x_ptr, {pool.pointers}dst_ptr, n, depth, height, width, kd, kh, kw, od, oh, ow, sd, sh, sw,
+                pd, ph, pw, rd, rh, rw, BLOCK: tl.constexpr):
     point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     z, y, x = point // (oh * ow) % od * sd - pd, point // ow % oh * sh - ph, point % ow * sw - pw
-    plane = point // (od * oh * ow) * depth
-    acc = tl.full((BLOCK,), {pool[0]}, tl.float32)
+    plane = point // (od * oh * ow)
+    acc = tl.full((BLOCK,), {pool.start}, tl.float32)
     for i in range(kd * kh * kw):
         u, v, w = z + i // (kh * kw) * rd, y + i // kw % kh * rh, x + i % kw * rw
         inside = (point < n) & (u >= 0) & (u < depth) & (v >= 0) & (v < height) & (w >= 0) & (w < width)
-        value = tl.load(x_ptr + ((plane + u) * height + v) * width + w, mask=inside, other={pool[0]})
-        acc = {pool[1]}
-    tl.store(dst_ptr + point, {pool[2]}, mask=point < n)"""
+        source = ((plane.to(tl.int64) * depth + u) * height + v) * width + w
+        value = tl.load(x_ptr + source, mask=inside, other={pool.start})
+        acc = {pool.step}{pool.finish}
+    tl.store(dst_ptr + point, acc, mask=point < n)"""
 _CONV = """def {name}(x, weight, bias, stride, padding, dilation):
     out = [(n + 2 * p - r * (k - 1) - 1) // s + 1
            for n, k, s, p, r in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)]
@@ -181,8 +184,13 @@ def {name}_kernel(x_ptr, weight_ptr, bias_ptr, dst_ptr, m, n, k, depth, height, 
     space = od * oh * ow
     point = (cols // space * m + rows) * space + cols % space
     tl.store(dst_ptr + point, acc, mask=(rows < m) & (cols < n))"""
-# What pooling fills in: the first value, one step, the result.
-POOLS = {"MaxPool": ('float("-inf")', "tl.maximum(acc, value)", "acc"),
-         "AvgPool": ("0.0", "acc + value", "acc / (kd * kh * kw)")}
+# What the pool kernel is filled with: the first value, one step and what is done at the end; and for a convolution what
+# its function gets, hands on and its kernel gets.
+Pool = namedtuple("Pool", "start step finish given passed pointers", defaults=[""] * 4)
+POOLS = {"maxpool": Pool('float("-inf")', "tl.maximum(acc, value)"),
+         "avgpool": Pool("0.0", "acc + value", "\n    acc = acc / (kd * kh * kw)"),
+         "depthwise": Pool("0.0", "acc + value * tl.load(weight_ptr + plane % channels * (kd * kh * kw) + i)",
+                           "\n    if bias_ptr is not None:\n        acc += tl.load(bias_ptr + plane % channels)",
+                           "weight, bias, ", "weight, bias, len(weight), ", "weight_ptr, bias_ptr, channels, ")}
 TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEEP, "norm": _NORM, "matmul": _MATMUL,
              "pool": _POOL, "conv": _CONV}

@@ -148,7 +148,7 @@ class Sandbox:
         self.closed = False
         self.waiting = {}  # source of a task -> its Job that no thread has begun
         self.at_work = []  # jobs of the threads
-        self.crowded = []  # jobs that found too little of the GPU's memory beside others
+        self.crowded = set()  # sources of tasks that found too little of the GPU's memory beside others
         self.idle = []  # scorers, each loaded with a task; the least recently used comes first
         self.futures = {}  # (source, code) -> Future of all that has no verdict yet
         self.verdicts = {}  # (source, code) -> Verdict, oldest first
@@ -190,7 +190,8 @@ class Sandbox:
                     future.set_result(self.verdicts[key])
                 elif key not in self.futures:
                     self.futures[key] = future
-                    self.waiting.setdefault(task.source, Job(task)).codes.append(code)
+                    job = self.waiting.setdefault(task.source, Job(task, alone=task.source in self.crowded))
+                    job.codes.append(code)
                 futures.append(future)
             self.changed.notify_all()
         return futures
@@ -217,7 +218,8 @@ class Sandbox:
             self.unusable.clear()  # memory may have been short
             if not self.modelled and self.settings["tasks"] > 1:
                 for task in list(dict.fromkeys(tasks))[:MAX_SCORERS]:
-                    self.waiting.setdefault(task.source, Job(task))
+                    if task.source not in self.crowded:
+                        self.waiting.setdefault(task.source, Job(task))
             self.changed.notify_all()
 
     def end_idle(self) -> bool:
@@ -249,7 +251,7 @@ class Sandbox:
             self.process.wait()
         for thread in self.threads:
             thread.join()
-        for job in [*self.waiting.values(), *self.crowded]:
+        for job in self.waiting.values():
             self._fail(job, TaskError("the sandbox is closed"))
         processes.remove(self.settings["scratch"])
 
@@ -278,7 +280,9 @@ class Sandbox:
             except Crowded:  # once more, when no other job is at work
                 self._end_scorer(job)
                 with self.changed:
-                    self.crowded.append(Job(job.task, job.codes, alone=True))
+                    self.crowded.add(job.task.source)
+                    later = self.waiting.pop(job.task.source, Job(job.task)).codes
+                    self.waiting[job.task.source] = Job(job.task, job.codes + later, alone=True)
             except TaskError as error:
                 self._fail(job, error)
             except Exception as error:  # a mistake of ours: whoever waits is told
@@ -289,17 +293,21 @@ class Sandbox:
     def _next(self) -> Job | None:
         """The job to be begun next, with an idle scorer where one is to do it; None if there is none to begin.
 
-        Candidates come before preparations, tasks that an idle scorer is loaded with before others, then those that
-        fewer threads are at work on; else what has waited for longest. self.changed is held.
+        Jobs that need the memory to themselves come last: the others then end together. Candidates come before
+        preparations, tasks that an idle scorer is loaded with before others, then those that fewer threads are at work
+        on; else what has waited for longest. self.changed is held.
         """
-        if self.crowded or any(job.alone for job in self.at_work):
-            return None if self.at_work else self.crowded.pop(0)
+        if any(job.alone for job in self.at_work):
+            return None
         threads = Counter(job.task.source for job in self.at_work)
         loaded = {scorer.source: scorer for scorer in self.idle}
         ready = [source for source in self.waiting if self.modelled or not threads[source]]
         if not ready:
             return None
-        source = min(ready, key=lambda one: (not self.waiting[one].codes, one not in loaded, threads[one]))
+        source = min(ready, key=lambda one: (self.waiting[one].alone, not self.waiting[one].codes, one not in loaded,
+                                             threads[one]))
+        if self.waiting[source].alone and self.at_work:
+            return None
         job = self.waiting.pop(source)
         if self.modelled and len(job.codes) > 1:  # the others are for other threads
             self.waiting[source] = Job(job.task, job.codes[1:])

@@ -33,9 +33,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from judge.correctness import (EXTENSION, Failed, Trial, bytes_in, check_structure, compare, digest, identical, reject,
-                               set_roofline, tolerance_of)
+from judge.correctness import (EXTENSION, LARGE, Failed, Trial, bytes_in, check_structure, compare, digest, identical,
+                               reject, set_roofline, tolerance_of)
 from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge, priced
 from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan, spare_memory
 from judge.prices import tensors_in
@@ -45,7 +46,6 @@ from judge.replayer import slots_and_outputs
 BATCHES, LONG = 8, 0.25  # at least, but 5 of such that take so many seconds together
 BATCH = 0.0005  # seconds of the reference's work in a batch, where there is room for so many inputs
 INPUT_ROOM = 1 << 30  # bytes for the sets of inputs and outputs of a batch
-LARGE = 4 << 30  # bytes of inputs and outputs; its processes hold a few times as much
 MOST_CALLS = 16  # in a batch
 OTHERWISE = "its timed calls give other results than its checked ones"
 
@@ -186,7 +186,9 @@ class Measured:
         self.constant = [isinstance(x, torch.Tensor) and identical(x, y) for x, y in
                          zip(self.first.inputs, reference.draw("timed"))]
         size = bytes_in([self.first.inputs, self.first.expected])
-        self.large = size > LARGE
+        self.large = size >= LARGE
+        if self.large:  # what the first trial's tensors look like is kept, not their values
+            self.first = Trial(**tree_map_only(torch.Tensor, without_values, vars(self.first)))
         self.slots = max(1 if size > 1 << 30 else 2, min(MOST_CALLS, INPUT_ROOM // max(size, 1)))
         self.bandwidth, self.peak, self.patience, self.gpu_properties = 4e7, None, 0.01, H200
         if self.cuda:
@@ -230,8 +232,9 @@ class Measured:
             if len(self.calls) < self.slots:
                 self.slots = len(self.calls)
                 self.share(deadline)
-        self.graphs = self.cuda and self.connection.order("capture", deadline, side="reference",
-                                                          calls=self.calls)["captured"]
+        # Not of large tasks: each graph has memory of its own, and beside their kernels launching takes no time.
+        self.graphs = self.cuda and not self.large and self.connection.order(
+            "capture", deadline, side="reference", calls=self.calls)["captured"]
         self.is_ready = True
 
     def share(self, deadline):
@@ -271,6 +274,11 @@ class Measured:
         if self.connection is not None:
             self.connection.close()
             self.connection = None
+
+
+def without_values(tensor):
+    """A tensor that takes no memory and is laid out like this one."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -335,7 +343,7 @@ class Candidate(Recorded):
         return leaves, answer["changed"]
 
     def profile(self):
-        self.connection.put(0, self.task.first.inputs, self.deadline)
+        self.connection.put(0, self.reference.draw("trial", 0), self.deadline)
         self.acquire(exclusive=True)
         answer = self.order("profile")
         self.acquire(exclusive=False)  # leaving kernels out and capturing disturb nobody

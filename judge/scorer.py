@@ -27,6 +27,7 @@ from pathlib import Path
 import torch
 import triton
 from torch.utils._pytree import tree_map_only
+from triton.runtime.cache import triton_key
 
 from judge import compiler, judgement, modelled, processes, recorder
 from judge.correctness import Reference, bytes_in, digest, failure, identical, load_module
@@ -157,6 +158,7 @@ if __name__ == "__main__":
         # PyTorch would ask NVML how many GPUs there are, and a fork of a process that uses NVML may be told: none.
         torch.cuda.device_count = lambda: settings["gpus"]
         triton.runtime.driver.active.utils  # built by a C compiler, which no fork should wait for; starts no CUDA
+        triton_key()  # a hash of all of Triton, which takes half a second, and every compiled kernel's name has it
     processes.fork_server(socket.socket(fileno=int(sys.argv[2])), settings,
                           {"scorer": scorer, "candidate": candidate, "compiler": compiles, "replayer": replayer,
                            "extension": replayer})

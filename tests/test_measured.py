@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from candidates import HONEST, copied, replaced, times
-from judge import measured, recorder, replayer, scorer
-from judge.correctness import EXTENSION, Failed, Trial, digest
+from judge import correctness, measured, recorder, replayer, scorer
+from judge.correctness import EXTENSION, Failed, Reference, Trial, digest
 from judge.judgement import has_extension, judge
 from judge.measured import Measured, Timing
 from judge.messages import Gone
@@ -281,6 +281,20 @@ def test_candidates_are_judged_each_by_what_it_does():
     assert verdicts[0].speedup == verdicts[0].reference_ms / verdicts[0].candidate_ms
     assert {"start", "check", "time", "wait", "compile"} <= set(verdicts[0].seconds)
     assert verdicts[1].correct_loose and verdicts[1].reference_ms and verdicts[1].speedup is None
+
+
+def test_of_a_large_task_no_values_are_kept(monkeypatch, tmp_path):
+    """Its verdicts are those of a small one."""
+    monkeypatch.setattr(correctness, "LARGE", 1)
+    monkeypatch.setattr(measured, "LARGE", 1)
+    monkeypatch.chdir(tmp_path)
+    with Sandbox("cpu", clock="measured", trials=3, measure=0.001, workers=1, require_kernel=False) as box:
+        job = {"name": "large", "source": times(2).source, "seed": 1, "known": [], "part": 1.0}
+        task = Measured(Reference(job, box.settings), box.control, box.settings, Mock())
+        verdicts = dict(task.judge([copied(times(2)), copied(times(2)).replace("2.0", "2.001")]))
+        task.close()
+    assert task.large and task.first.inputs[0].is_meta and task.first.expected[0].is_meta and 0 not in task.reference.kept
+    assert verdicts[0].correct and verdicts[0].speedup and "wrong values" in verdicts[1].error, verdicts
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -113,6 +113,32 @@ def spoil(code, rng) -> str:
     return next((spoiled for way in ways if (spoiled := way(code)) != code), code)
 
 
+# What a launch leaves open: texts of the templates (templates.py), the size that they hold there, sizes to draw from.
+_SIZES = ((("triton.cdiv(m, {})", "BM={}"), 128, (64, 128)), (("triton.cdiv(n, {})", "BN={}"), 64, (64, 128)),
+          (("triton.cdiv(n, {})", "BLOCK={}"), 1024, (512, 2048, 4096)), (("BR={} //",), 2048, (1024, 4096)),
+          (("triton.cdiv(dst.numel(), {})", "BLOCK={}"), 256, (128, 512)))
+
+
+def launched(code) -> str:
+    """The same kernels, in half of all solutions with other block sizes and numbers of warps; the code is the seed.
+
+    A policy that imitates tries them, and reinforcement learning can find out which pays on which shape.
+    """
+    rng = random.Random(code)
+    if rng.random() < 0.5:
+        return code
+    parts = re.split(r"(?m)^(?=def |@triton)", code)
+    for i, part in enumerate(parts):
+        if "_kernel[" in part:
+            for texts, usual, sizes in _SIZES:
+                size = rng.choice(sizes)
+                for text in texts:
+                    part = part.replace(text.format(usual), text.format(size))
+            warps = rng.choice(["", ", num_warps=8"])
+            parts[i] = part.replace(", num_warps=8", "").replace(")\n    return", f"{warps})\n    return")
+    return "".join(parts)
+
+
 def normalized(code) -> str:
     """A kernel's shape without its names, numbers and comments: near-duplicates have the same."""
     body = re.sub(r"#.*", "", code[code.index("def forward"):])
@@ -194,8 +220,9 @@ class Writer:
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
         solution, _ = self.draw(rng, parsed, applicable, {s.name for s in skills}, unprompted=rng.choice(self.levels))
         self.remember(solution)
-        reply = {"role": "assistant", "content": policy_reply(solution.used, solution.code)}
-        return self.policy(task, policy_messages(task, skills) + [reply], skills, solution.code)
+        code = solution.code if self.distribution is NARROW else launched(solution.code)
+        reply = {"role": "assistant", "content": policy_reply(solution.used, code)}
+        return self.policy(task, policy_messages(task, skills) + [reply], skills, code)
 
     def executed(self, rng, task, parsed) -> list[Example]:
         """A trajectory of several turns with real feedback, and what Summary makes of it."""

@@ -217,7 +217,8 @@ def sharing(outputs, others) -> list:
 
 
 def finite(leaves) -> bool:
-    return all(bool(t.isfinite().all()) for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point())
+    floats = [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return all(bool(piece.isfinite().all()) for t in floats for piece in t.reshape(-1).split(1 << 25))
 
 
 @dataclass

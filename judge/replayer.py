@@ -164,10 +164,10 @@ class Stopwatch:
     def __init__(self, cuda):
         self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else None
 
-    def start(self):
+    def start(self, graphs=True):
         self.began = time.perf_counter()
         if self.events:
-            torch.cuda._sleep(PAUSE)  # until what is timed has been launched
+            torch.cuda._sleep(PAUSE if graphs else 50 * PAUSE)  # until what is timed has been launched
             self.events[0].record()
 
     def stop(self) -> float:
@@ -443,7 +443,7 @@ class Replayer:
             self.kept.pop(side, None)
             if self.cuda:
                 clearing = max(clearing, self.clear_cache())
-            clock.start()
+            clock.start(graphs)
             self.run_calls(side, calls, graphs)
             seconds[side] = clock.stop()
             if any(identity(x) in given for x in tensors_in([*self.kept[side].values()])):

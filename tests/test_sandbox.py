@@ -345,7 +345,7 @@ def test_what_finds_too_little_memory_beside_others_is_tried_once_more_alone(mon
             assert beside.result().correct
             assert dict.fromkeys(row[1:] for row in tried if row[0] == task.name) == {(False, 2): None, (True, 1): None}
         count = len(tried)
-        beside, other = box.submit([(OTHER, f"{slow}# last"), (TWICE, TWICE_NEW)])  # TWICE is known now to need all of it
+        beside, other = box.submit([(OTHER, f"{slow}# last"), (TWICE, TWICE_NEW)])  # TWICE is known now
         assert beside.result().correct and other.result().correct
         assert {row for row in tried[count:] if row[0] == TWICE.name} == {(TWICE.name, True, 1)}
 

@@ -130,7 +130,7 @@ def identical(a, b):
     a, b = as_bytes(a), as_bytes(b)
     if not (a.numel() % 8 or a.storage_offset() % 8 or b.storage_offset() % 8):
         a, b = a.view(torch.int64), b.view(torch.int64)
-    pieces = zip(a.split(1 << 25), b.split(1 << 25))  # on a GPU equal() takes memory of its own
+    pieces = zip(a.split(PIECE), b.split(PIECE))
     return all(torch.equal(one, other) for one, other in pieces)
 
 
@@ -150,6 +150,7 @@ def digest(tensor) -> str:
 
 
 LARGE = 4 << 30  # bytes of a trial: the processes of such a task hold a few times as much, and keep nothing for later
+PIECE = 1 << 25  # values of a tensor that are looked at together: temporary ones of all would fill the GPU's memory
 FEW = 1 << 16  # values of a large tensor that decide in one of the trials
 
 
@@ -218,7 +219,7 @@ def sharing(outputs, others) -> list:
 
 def finite(leaves) -> bool:
     floats = [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    return all(bool(piece.isfinite().all()) for t in floats for piece in t.reshape(-1).split(1 << 25))
+    return all(bool(piece.isfinite().all()) for t in floats for piece in t.reshape(-1).split(PIECE))
 
 
 @dataclass
@@ -379,7 +380,7 @@ class Reference:
             if not mine.is_floating_point() or mine.numel() == 0:
                 allowed.append((1.0, 0.0, 0.0))
                 continue
-            pieces = mine.reshape(-1).split(1 << 25)  # as in `compare`
+            pieces = mine.reshape(-1).split(PIECE)
             size = (sum(float(p.float().nan_to_num(0, 0, 0).square().sum()) for p in pieces) / mine.numel()) ** 0.5
             rounding, relative = 1e-5 * size, most
             if other is not None:
@@ -412,8 +413,8 @@ def compare(trial, got, tolerance):
             return f"wrong {name}: on another device"
         a, b, shape = a.reshape(-1), b.reshape(-1), a.shape
         count, worst, where = 0, -1.0, 0
-        for start in range(0, a.numel(), 1 << 25):  # in pieces: outputs may fill a good part of the GPU's memory
-            x, y = a[start:start + (1 << 25)], b[start:start + (1 << 25)]
+        for start in range(0, a.numel(), PIECE):
+            x, y = a[start:start + PIECE], b[start:start + PIECE]
             if a.is_floating_point():
                 x, y = (x, y) if x.dtype == torch.float64 else (x.float(), y.float())
                 difference = (x - y).abs()

@@ -15,7 +15,7 @@ exceptions into verdicts. A back end is one candidate's processes, and has the m
                             parameters are the reference's, in name and shape
     run(trial, mute=())     one forward, without the kernels named in `mute`: (leaves of the output, indices of inputs
                             that it changed)
-    profile()               [[milliseconds, label, is it a kernel of its own; None if it is, and only moves data]]
+    profile(trial)          [[milliseconds, label, is it a kernel of its own; None if it is, and only moves data]]
     time(verdict)           enter reference_ms, candidate_ms, speedup, speedup_low and what comes with them; or reject
     close(verdict)          end the processes, or keep them for others; enter seconds spent compiling and waiting
 """
@@ -134,7 +134,7 @@ def check_kernels(back_end, trial, verdict, required):
         leaves, _ = back_end.run(trial, muted)
         return compare(trial, leaves, tolerance_of(verdict)) is None
 
-    events = back_end.profile()
+    events = back_end.profile(trial)
     own = {label for _, label, mine in events if mine}
     if required and not own:
         moving = any(mine is None for _, _, mine in events)
@@ -260,7 +260,7 @@ class Replaying(Recorded):
             self.events = answer["events"]
         return tree_leaves(answer["output"]), answer["changed"]
 
-    def profile(self):
+    def profile(self, trial):
         """A launch that only moves data in every trial is no kernel of its own, unless the reference does nothing else.
 
         Nor is it where the reference leaves most values as they are (a clamp that never acts) and the candidate calls
@@ -268,7 +268,7 @@ class Replaying(Recorded):
         """
         called = {step[1].split(".")[0] for step in self.steps if step[0] == "operator"}
         moves = all(map(only_moves, priced(self.reference).called)) or \
-            all(map(only_moves, called)) and leaves_most(self.reference.trial(0))
+            all(map(only_moves, called)) and leaves_most(trial)
         numbers = itertools.count()
         return [[milliseconds, label, mine and (moves or next(numbers) in self.computing or None)]
                 for milliseconds, label, mine in self.events]

@@ -35,8 +35,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import torch
 from torch.utils._pytree import tree_map_only
 
-from judge.correctness import (EXTENSION, LARGE, Failed, Trial, bytes_in, check_structure, compare, digest, identical,
-                               reject, set_roofline, tolerance_of)
+from judge.correctness import (EXTENSION, Failed, Trial, bytes_in, check_structure, compare, digest, identical, reject,
+                               set_roofline, tolerance_of)
 from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge, priced
 from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan, spare_memory
 from judge.prices import tensors_in
@@ -186,9 +186,9 @@ class Measured:
         self.constant = [isinstance(x, torch.Tensor) and identical(x, y) for x, y in
                          zip(self.first.inputs, reference.draw("timed"))]
         size = bytes_in([self.first.inputs, self.first.expected])
-        self.large = size >= LARGE
-        if self.large:  # what the first trial's tensors look like is kept, not their values
-            self.first = Trial(**tree_map_only(torch.Tensor, without_values, vars(self.first)))
+        self.large = 0 not in reference.kept
+        if self.large:  # how the first trial's tensors are laid out is kept, not their values
+            self.first = Trial(**tree_map_only(torch.Tensor, layout_of, vars(self.first)))
         self.slots = max(1 if size > 1 << 30 else 2, min(MOST_CALLS, INPUT_ROOM // max(size, 1)))
         self.bandwidth, self.peak, self.patience, self.gpu_properties = 4e7, None, 0.01, H200
         if self.cuda:
@@ -232,7 +232,7 @@ class Measured:
             if len(self.calls) < self.slots:
                 self.slots = len(self.calls)
                 self.share(deadline)
-        # Not of large tasks: each graph has memory of its own, and beside their kernels launching takes no time.
+        # Not of large tasks: each graph has memory of its own. A longer pause then covers the launching.
         self.graphs = self.cuda and not self.large and self.connection.order(
             "capture", deadline, side="reference", calls=self.calls)["captured"]
         self.is_ready = True
@@ -276,8 +276,8 @@ class Measured:
             self.connection = None
 
 
-def without_values(tensor):
-    """A tensor that takes no memory and is laid out like this one."""
+def layout_of(tensor):
+    """A tensor without values, laid out like this one."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
@@ -342,8 +342,8 @@ class Candidate(Recorded):
         check_structure(answer["structure"], self.reference.structure)
         return leaves, answer["changed"]
 
-    def profile(self):
-        self.connection.put(0, self.reference.draw("trial", 0), self.deadline)
+    def profile(self, trial):
+        self.connection.put(0, trial.inputs, self.deadline)
         self.acquire(exclusive=True)
         answer = self.order("profile")
         self.acquire(exclusive=False)  # leaving kernels out and capturing disturb nobody

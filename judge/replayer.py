@@ -33,6 +33,7 @@ from judge.prices import FREE_OPERATORS, Mode, tensors_in
 from judge.recorder import identity, launches_of, read_value
 
 PAUSE = 300_000  # clock cycles, 150 microseconds, that the GPU waits while graphs are being launched
+LONG_PAUSE = 50 * PAUSE  # while operators are being called one by one
 PER_THREAD = 2  # CUDA's name of a thread's own default stream, which can be captured (see processes.start)
 SMALLEST = 32 << 20  # bytes; from this size on PyTorch gives a tensor a cudaMalloc of its own, which is what IPC shares
 TUNING = 5  # launches of each configuration of an autotuned kernel
@@ -164,10 +165,10 @@ class Stopwatch:
     def __init__(self, cuda):
         self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if cuda else None
 
-    def start(self, graphs=True):
+    def start(self, pause=PAUSE):
         self.began = time.perf_counter()
         if self.events:
-            torch.cuda._sleep(PAUSE if graphs else 50 * PAUSE)  # until what is timed has been launched
+            torch.cuda._sleep(pause)  # until what is timed has been launched
             self.events[0].record()
 
     def stop(self) -> float:
@@ -443,7 +444,7 @@ class Replayer:
             self.kept.pop(side, None)
             if self.cuda:
                 clearing = max(clearing, self.clear_cache())
-            clock.start(graphs)
+            clock.start(PAUSE if graphs else LONG_PAUSE)
             self.run_calls(side, calls, graphs)
             seconds[side] = clock.stop()
             if any(identity(x) in given for x in tensors_in([*self.kept[side].values()])):

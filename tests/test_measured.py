@@ -47,7 +47,7 @@ class Scripted:
         self.note("run")
         return [trial.expected[0] * (2.0 if set(mute) & set(self.needs) else self.factor)], list(self.changes)
 
-    def profile(self):
+    def profile(self, trial):
         self.note("profile")
         return [[1.0, "mm", False], *([1.0, name, True] for name in self.own)]
 
@@ -286,7 +286,6 @@ def test_candidates_are_judged_each_by_what_it_does():
 def test_of_a_large_task_no_values_are_kept(monkeypatch, tmp_path):
     """Its verdicts are those of a small one."""
     monkeypatch.setattr(correctness, "LARGE", 1)
-    monkeypatch.setattr(measured, "LARGE", 1)
     monkeypatch.chdir(tmp_path)
     with Sandbox("cpu", clock="measured", trials=3, measure=0.001, workers=1, require_kernel=False) as box:
         job = {"name": "large", "source": times(2).source, "seed": 1, "known": [], "part": 1.0}

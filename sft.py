@@ -350,8 +350,8 @@ def built_in_examples(args) -> list[Example]:
     examples = single + executed
     if not args.no_diversity_filter:
         examples = diversity_filter(examples, random.Random(args.seed))
-    rare = [e for e in examples if len(e.messages) > 3 or "summary" in e.kind]
-    return examples + rare * (args.repeat_executed - 1)
+    rare = set(map(id, executed))
+    return examples + [e for e in examples if id(e) in rare] * (args.repeat_executed - 1)
 
 
 def load_data(args, chat, rows):

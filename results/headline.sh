@@ -6,7 +6,8 @@
 #   ceiling    the expert itself as a policy: the most that imitation can give
 #   before     the cold start on all levels
 #   rl         all three roles on synthesised networks, about 20 minutes
-#   after      what reinforcement learning made of it, on all levels; without skills, too
+#   after      what reinforcement learning made of it, on all levels
+#   without_skills   the same without skills
 #
 # Without a STAGE all of them. Each goes on where it was interrupted, so a lent GPU can be used piece by piece. By
 # environment variables, with what they are here: PROBLEMS 150000, EXECUTED 4000, EPOCHS 1, SIZE small, STEPS 40,
@@ -15,7 +16,7 @@
 set -euo pipefail
 kernelbench=$(realpath "$1") out=${2:-runs/headline}
 stages=("${@:3}")
-[ ${#stages[@]} -gt 0 ] || stages=(examples sft ceiling before rl after)
+[ ${#stages[@]} -gt 0 ] || stages=(examples sft ceiling before rl after without_skills)
 cd "$(dirname "$0")/.."
 device=${DEVICE:-cuda} seed=${SEED:-0} levels=${LEVELS:-1 2 3}
 cold_start=(python sft.py --wide --problems "${PROBLEMS:-150000}" --executed "${EXECUTED:-4000}" --seed "$seed"
@@ -43,7 +44,8 @@ for stage in "${stages[@]}"; do
                      ${IDS:+--ids "$IDS"} --out "$out/ceiling.json" ;;
         before) bench "$out/sft" before ;;
         rl) "${learning[@]}" $([ ! -f "$out/rl/config.json" ] || echo --resume) ;;
-        after) bench "$out/rl/checkpoint" after; bench "$out/rl/checkpoint" without_skills --no-skills ;;
+        after) bench "$out/rl/checkpoint" after ;;
+        without_skills) bench "$out/rl/checkpoint" without_skills --no-skills ;;
         *) echo "no stage $stage" >&2; exit 2 ;;
     esac
 done

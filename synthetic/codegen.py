@@ -402,11 +402,10 @@ class Kernel:
 
 
 class Window:
-    """A convolution or a pooling as a kernel of its own, written from a layer that nothing else stands around.
+    """A pooling or depthwise convolution as a kernel of its own, written from a layer that nothing else stands around.
 
-    kind, last, text() and call() are as a Kernel's. Raises Unsupported for any other layer, for options that change
-    more than sizes, and for convolutions that cuDNN does faster (by the modelled clock): transposed ones, groups of
-    several channels, and windows of more than 32 inputs that are not 1 x 1.
+    kind, last, text() and call() are as a Kernel's. Raises Unsupported for any other layer (cuDNN is faster at other
+    convolutions) and for options that change more than sizes.
     """
 
     def __init__(self, step):
@@ -418,21 +417,18 @@ class Window:
                 or any(getattr(layer, name, value) != value for name, value in usual.items()):
             raise Unsupported
         self.kind = found[1].lower()
-        if self.kind == "conv" and layer.groups > 1:
-            if not layer.groups == layer.in_channels == layer.out_channels:
+        if self.kind == "conv":
+            if not 1 < layer.groups == layer.in_channels == layer.out_channels:
                 raise Unsupported
             self.kind = "depthwise"
-        elif self.kind == "conv" and layer.weight[0].numel() > 32 and layer.weight[0, 0].numel() > 1:
-            raise Unsupported
 
     def text(self, name) -> str:
-        return TEMPLATES["pool" if self.kind in POOLS else "conv"].format(name=name, pool=POOLS.get(self.kind))
+        return TEMPLATES["pool"].format(name=name, pool=POOLS[self.kind])
 
     def call(self) -> str:
         texts, layer = [self.last.source], self.last.layer
-        options = ["weight", "bias"] if hasattr(layer, "weight") else []
-        options += ["kernel_size"] if self.kind in POOLS else []
-        for option in options + ["stride", "padding", "dilation"]:
+        options = ["weight", "bias"] if self.kind == "depthwise" else []
+        for option in options + ["kernel_size", "stride", "padding", "dilation"]:
             texts.append(f"self.{self.last.module}.{option}" if hasattr(layer, option) else "1")
         return ", ".join(texts)
 

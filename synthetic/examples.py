@@ -23,6 +23,8 @@ import torch
 from tqdm import tqdm
 
 import backbone
+from judge.correctness import Verdict
+from judge.judgement import static_check
 from judge.processes import LIBC, PR_SET_PDEATHSIG
 from policy import next_messages, policy_messages
 from sandbox import Sandbox
@@ -37,12 +39,14 @@ from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 
 # How often the expert ...
 UNPROMPTED = 0.3  # applies a technique that no skill in the prompt names
-LEVELS = 0.1, 0.6, 0.9  # the same in the wide distribution, one for each answer: what RL finds has to be written, too
+LEVELS = 0.2, 0.8, 0.95  # the same in the wide distribution, one for each answer: what RL finds has to be written, too
 PROMPTED = 0.95  # applies one that a skill in the prompt names
 ADDED_LATER = 0.35  # applies one that is still missing, in a later turn (wide distribution: the largest of LEVELS)
 BROKEN_FIRST = 0.35  # begins several turns with a broken kernel
 OTHER_LESSON = 0.3  # names, as Summary, a technique that the best answer does not have
 STEP_BACK = 0.85  # then starts again from the plainest kernel, instead of repairing the broken one
+SLIPPED = 0.1  # writes a single turn of the wide distribution again, after a slip with which it does not parse
+LAUNCHED = 0.15  # gives a solution of the wide distribution other block sizes and numbers of warps
 
 # The techniques of widest use are left to be found; enough others are there for Selection's answers to differ.
 SEED_LIBRARY = ["row-reduction", "partial-sums-loss", "row-scan", "index-broadcast-parameter", "fold-convolution-bias"]
@@ -108,9 +112,20 @@ def spoil(code, rng) -> str:
             lambda c: re.sub(r"(return|=) (fused|row)\(", r"\1 \2d(", c, count=1),
             lambda c: c.replace("import triton.language as tl\n", "", 1), lambda c: c.replace(" + bias", " - bias", 1),
             lambda c: c.replace("tl.program_id(0) * BLOCK", "tl.program_id(0)", 1),
-            lambda c: c.replace("dst_ptr, ", "", 1)]
+            lambda c: c.replace("dst_ptr, ", "", 1), lambda c: re.sub(r"\n +self\.\w+ = .*", "", c, count=1),
+            lambda c: re.sub(r"(def __init__\(self, )(\w+)", r"\1\2, \2", c, count=1)]
     rng.shuffle(ways)
     return next((spoiled for way in ways if (spoiled := way(code)) != code), code)
+
+
+def slipped(code, rng) -> tuple[str, Verdict]:
+    """The code with a slip of the pen in one place, which breaks its syntax, and what the sandbox says of it."""
+    while True:
+        mark = rng.choice(list(re.finditer(r"[()\[\],:]", code)))
+        text = code[:mark.start()] + rng.choice(["", "(", ")", "]"]) + code[mark.end():]
+        verdict = static_check(text)
+        if verdict and verdict.error:
+            return text, verdict
 
 
 # What a launch leaves open: texts of the templates (templates.py), the size that they hold there, sizes to draw from.
@@ -120,12 +135,12 @@ _SIZES = ((("triton.cdiv(m, {})", "BM={}"), 128, (64, 128)), (("triton.cdiv(n, {
 
 
 def launched(code) -> str:
-    """The same kernels, in half of all solutions with other block sizes and numbers of warps; the code is the seed.
+    """The same kernels, now and then (LAUNCHED) with other block sizes and numbers of warps; the code is the seed.
 
     A policy that imitates tries them, and reinforcement learning can find out which pays on which shape.
     """
     rng = random.Random(code)
-    if rng.random() < 0.5:
+    if rng.random() > LAUNCHED:
         return code
     parts = re.split(r"(?m)^(?=def |@triton)", code)
     for i, part in enumerate(parts):
@@ -215,14 +230,19 @@ class Writer:
         return Example(kind, messages, None, task.family, normalized(code), unlearnt=unlearnt)
 
     def single(self, rng, task, parsed) -> Example:
-        """One turn without or with skills. No execution: the expert's kernels are correct (and tested to be)."""
+        """One turn without or with skills, or a slip and its repair. No execution: the expert's kernels are correct."""
         applicable = expert.applicable(parsed)
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
         solution, _ = self.draw(rng, parsed, applicable, {s.name for s in skills}, unprompted=rng.choice(self.levels))
         self.remember(solution)
-        code = solution.code if self.distribution is NARROW else launched(solution.code)
-        reply = {"role": "assistant", "content": policy_reply(solution.used, code)}
-        return self.policy(task, policy_messages(task, skills) + [reply], skills, code)
+        code, messages, slips = solution.code, policy_messages(task, skills), False
+        if self.distribution is not NARROW:
+            code, slips = launched(code), rng.random() < SLIPPED
+        if slips:
+            broken, verdict = slipped(code, rng)
+            messages = next_messages(messages, policy_reply(solution.used, broken), verdict)
+        messages.append({"role": "assistant", "content": policy_reply(solution.used, code)})
+        return self.policy(task, messages, skills, code, unlearnt=int(slips))
 
     def executed(self, rng, task, parsed) -> list[Example]:
         """A trajectory of several turns with real feedback, and what Summary makes of it."""

@@ -55,7 +55,7 @@ def techniques_in(code) -> set[str]:
         row = "start" in body and "offs" in body
         sweep = "lane = tl.program_id(1)" in body
         norm = row and not sweep and re.search(r"for \w+ in range", body)
-        product = "tl.dot(" in body and "inside" not in body  # a convolution is none
+        product = "tl.dot(" in body
         partial = re.search(r"tl\.store\(dst_ptr \+ tl\.program_id\(0\), tl\.sum\(", body)
         statistics = re.search(r"/ tl\.sum\(|tl\.log\(tl\.sum|d = tl\.where\(mask|tl\.maximum\(tl\.sqrt\(tl\.sum"
                                r"|all\d* = ", body)
@@ -280,7 +280,7 @@ class _Renderer:
         return self.take("matmul", i, i + 1, end, step.shape)
 
     def window(self, i):
-        """A convolution or a pooling, where there is nothing else for a kernel: torch's are hard to beat."""
+        """A pooling or depthwise convolution, where there is nothing else for a kernel: torch's are hard to beat."""
         with contextlib.suppress(Unsupported):
             if self.on(_LAST_RESORT):
                 self.emit(Window(self.steps[i]))

@@ -83,6 +83,7 @@ _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c},
            ("F.triplet_margin_loss({x}, {y}, {y} * {c}, margin=0.5)", _NORMAL),
            ("F.smooth_l1_loss({x}, {y}) * {c}", _NORMAL), ("F.l1_loss({x}, {y}, reduction='sum')", _NORMAL),
            ("torch.mean(torch.clamp({c} - {x} * {y}, min=0))", "torch.randint(0, 2, ({rows}, {width})) * 2.0 - 1"),
+           ("torch.sum(torch.clamp({c} - {x} * {y}, min=0))", "torch.randint(0, 2, ({width},)) * 2.0 - 1"),
            ("F.mse_loss({x}, {y}, reduction='sum')", _NORMAL),
            ("F.binary_cross_entropy_with_logits({x}, {y}, reduction='sum')", "torch.rand({rows}, {width})"))
 
@@ -121,6 +122,23 @@ class Wide(Problem):
             name = self.name("_helper apply_tail activate post_process _finish")
             self.methods.append((name, self.x, lines))
             self.forward[-len(lines):] = [f"{self.x} = self.{name}({self.x})"]
+
+    def save(self):
+        """Now and then it is a copy: identity = x.clone().detach()"""
+        super().save()
+        if self.chance(0.3):
+            self.forward[-1] += self.pick(".clone()", ".clone().detach()", ".detach()")
+
+    def reduction(self):
+        """Now and then over all dimensions but the first, or followed by another step: torch.sum(x, dim=[1, 2, 3])"""
+        if len(self.shape) > 3 and self.chance(0.3):
+            dims = self.pick("[{}]", "({})").format(", ".join(map(str, range(1, len(self.shape)))))
+            self.line("torch.sum({x}, dim={d})", "torch.mean({x}, dim={d})", "torch.amax({x}, dim={d})", d=dims)
+            self.shape = self.shape[:1]
+        else:
+            super().reduction()
+        for _ in range(self.pick(0, 0, 1, 2)):
+            self.pick(self.activation, self.scale, self.clamp)()
 
     def formula(self, of_two=False):
         """A formula written out, in place of one of torch's functions: x = torch.where(x > 0, x, 0.1 * x)

@@ -1,6 +1,6 @@
 """The Triton kernels that the expert writes, as texts to be filled in, each with the function that launches it.
 
-Eight kinds of kernels. Six address memory by the flat offset `idx`, so one rule indexes broadcast operands:
+Seven kinds of kernels. Six address memory by the flat offset `idx`, so one rule indexes broadcast operands:
 
     fused    one program for each 1,024 elements; a run of pointwise steps
     loss     the same, and a partial sum for each program, finished by a short torch sum
@@ -11,9 +11,8 @@ Eight kinds of kernels. Six address memory by the flat offset `idx`, so one rule
     matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile
              before it is stored
     pool     one program for 256 elements of a pooling's or a depthwise convolution's output, which walk their windows
-    conv     one program for each tile of a convolution's output: a product with its windows as rows (implicit GEMM)
 
-The last two (codegen.Window) stand alone and work in 1 to 3 dimensions: what a tensor has fewer gets size 1, stride 1.
+The last one (codegen.Window) stands alone, in 1 to 3 dimensions: what a tensor has fewer gets size 1, stride 1.
 """
 
 from collections import namedtuple
@@ -149,43 +148,8 @@ def {name}_kernel(x_ptr, {pool.pointers}dst_ptr, n, depth, height, width, kd, kh
         value = tl.load(x_ptr + source, mask=inside, other={pool.start})
         acc = {pool.step}{pool.finish}
     tl.store(dst_ptr + point, acc, mask=point < n)"""
-_CONV = """def {name}(x, weight, bias, stride, padding, dilation):
-    out = [(n + 2 * p - r * (k - 1) - 1) // s + 1
-           for n, k, s, p, r in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation)]
-    dst = x.new_empty(x.shape[0], weight.shape[0], *out)
-    m, n, k = weight.shape[0], dst.numel() // weight.shape[0], weight[0].numel()
-    ones, zeros = (1,) * (5 - x.dim()), (0,) * (5 - x.dim())
-    {name}_kernel[(triton.cdiv(n, 64), triton.cdiv(m, 32))](
-        x.contiguous(), weight, bias, dst, m, n, k, *ones, *x.shape[2:], *ones, *weight.shape[2:], *ones, *out,
-        *ones, *stride, *zeros, *padding, *ones, *dilation, BM=32, BN=64, BK=32)
-    return dst
-
-@triton.jit
-def {name}_kernel(x_ptr, weight_ptr, bias_ptr, dst_ptr, m, n, k, depth, height, width, kd, kh, kw, od, oh, ow,
-                sd, sh, sw, pd, ph, pw, rd, rh, rw, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    rows = tl.program_id(1) * BM + tl.arange(0, BM)[:, None]
-    cols = tl.program_id(0) * BN + tl.arange(0, BN)[None, :]
-    z, y, x = cols // (oh * ow) % od * sd - pd, cols // ow % oh * sh - ph, cols % ow * sw - pw
-    image = cols // (od * oh * ow) * (k // (kd * kh * kw))
-    corner = ((image * depth + z) * height + y) * width + x
-    acc = tl.zeros((BM, BN), tl.float32)
-    for start in range(0, k, BK):
-        i = start + tl.arange(0, BK)[None, :]
-        a = tl.load(weight_ptr + rows * k + i, mask=(rows < m) & (i < k), other=0.0)
-        i = start + tl.arange(0, BK)[:, None]
-        u, v, w = i // (kh * kw) % kd * rd, i // kw % kh * rh, i % kw * rw
-        inside = (i < k) & (z + u >= 0) & (z + u < depth) & (y + v >= 0) & (y + v < height)
-        inside = inside & (x + w >= 0) & (x + w < width) & (cols < n)
-        window = ((i // (kd * kh * kw) * depth + u) * height + v) * width + w
-        b = tl.load(x_ptr + corner + window, mask=inside, other=0.0)
-        acc = tl.dot(a, b, acc, input_precision="tf32x3")
-    if bias_ptr is not None:
-        acc += tl.load(bias_ptr + rows, mask=rows < m, other=0.0)
-    space = od * oh * ow
-    point = (cols // space * m + rows) * space + cols % space
-    tl.store(dst_ptr + point, acc, mask=(rows < m) & (cols < n))"""
-# What the pool kernel is filled with: the first value, one step and what is done at the end; and for a convolution what
-# its function gets, hands on and its kernel gets.
+# What the pool kernel is filled with: the first value, one step and what is done at the end; and for a depthwise
+# convolution what its function gets, hands on and its kernel gets.
 Pool = namedtuple("Pool", "start step finish given passed pointers", defaults=[""] * 4)
 POOLS = {"maxpool": Pool('float("-inf")', "tl.maximum(acc, value)"),
          "avgpool": Pool("0.0", "acc + value", "\n    acc = acc / (kd * kh * kw)"),
@@ -193,4 +157,4 @@ POOLS = {"maxpool": Pool('float("-inf")', "tl.maximum(acc, value)"),
                            "\n    if bias_ptr is not None:\n        acc += tl.load(bias_ptr + plane % channels)",
                            "weight, bias, ", "weight, bias, len(weight), ", "weight_ptr, bias_ptr, channels, ")}
 TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEEP, "norm": _NORM, "matmul": _MATMUL,
-             "pool": _POOL, "conv": _CONV}
+             "pool": _POOL}

@@ -31,6 +31,7 @@ from sft import encode, plan_batches
 from synthetic import examples as examples_module
 from synthetic import expert
 from synthetic.examples import Example, Writer, diversity_filter, policy_reply, spoil, tool_reply
+from synthetic.networks import WIDE
 from synthetic.tiny import HELD_OUT, random_qwen3, train_tokenizer
 from tasks import UserError
 
@@ -125,6 +126,21 @@ def test_the_turn_after_a_broken_kernel_steps_back(examples):
         steps.append(len(expert.techniques_in(replies[1])) - len(expert.techniques_in(replies[0])))
     back, forth = sum(step < 0 for step in steps), sum(step > 0 for step in steps)
     assert len(steps) > 8 and back > len(steps) / 2 and back > 3 * forth
+
+
+def test_a_slip_is_context_and_its_repair_is_learnt(first_writer, monkeypatch):
+    monkeypatch.setattr(examples_module, "SLIPPED", 1.0)
+    wide = copy.copy(first_writer)
+    wide.distribution = WIDE
+    written = [e for seed in range(12) for e in wide.write(seed) if e.kind.startswith("policy")]
+    assert len(written) > 8
+    for e in written:
+        first, second = [m["content"] for m in e.messages if m["role"] == "assistant"]
+        with pytest.raises(SyntaxError):
+            compile(extract_code(first), "first", "exec")
+        compile(extract_code(second), "second", "exec")
+        assert abs(len(first) - len(second)) < 2 and e.unlearnt == 1
+        assert "does not parse" in e.messages[-2]["content"]
 
 
 # ---- tokens

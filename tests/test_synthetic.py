@@ -107,14 +107,12 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
           ("torch.linalg.vector_norm(x, dim=-1)", "(64, 99)", "row("),
           ("F.softmin(x, dim=-1)", "(64, 99)", "row("), ("F.mse_loss(x, y, reduction='sum')", "(64, 128)", "loss("),
           ("torch.einsum('bmk,bkn->bmn', x, y)", "(3, 64, 64)", "matmul("), ("F.linear(x, y)", "(64, 64)", "matmul("),
-          ("nn.Conv2d(3, 5, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2))(x)", "(2, 3, 17, 19)", "conv("),
-          ("nn.Conv1d(40, 8, 1, bias=False)(x)", "(2, 40, 33)", "conv("),
           ("nn.Conv2d(6, 6, (3, 5), stride=(2, 1), padding=(1, 2), groups=6)(x)", "(2, 6, 17, 19)", "depthwise("),
           ("nn.Conv3d(4, 4, 3, dilation=2, groups=4, bias=False)(x)", "(2, 4, 7, 9, 8)", "depthwise("),
           ("nn.MaxPool2d((3, 2), 2, padding=1, dilation=(2, 1))(x)", "(2, 8, 13, 19)", "maxpool("),
           ("nn.AvgPool3d(3, stride=2, padding=1)(x)", "(2, 4, 7, 9, 11)", "avgpool(")]
 # What the expert leaves to torch: cuDNN is faster, or options that its kernels do not know.
-LEFT = ["nn.Conv2d(8, 8, 3)", "nn.Conv2d(8, 8, 1, groups=2)", "nn.ConvTranspose2d(8, 8, 3)",
+LEFT = ["nn.Conv2d(8, 8, 3)", "nn.Conv2d(8, 8, 1)", "nn.Conv2d(8, 8, 1, groups=2)", "nn.ConvTranspose2d(8, 8, 3)",
         "nn.MaxPool2d(2, ceil_mode=True)", "nn.AvgPool2d(3, padding=1, count_include_pad=False)"]
 
 
@@ -148,12 +146,13 @@ def test_what_an_operators_options_change_is_not_dropped(box, call):
     assert verdict.correct, verdict
 
 
-def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
+def test_operators_alone_and_with_a_neighbour_have_right_kernels(box, monkeypatch):
+    monkeypatch.setattr("synthetic.examples.LAUNCHED", 1.0)
     tasks_ = [single(f"single{i}", forward, shape) for i, (forward, shape, _) in enumerate(SINGLE)]
     codes = [render(expert.follow(task), ALL).code for task in tasks_]
     assert not [row[0] for row, code in zip(SINGLE, codes) if row[2] not in code]
     others = [launched(code) for code in codes]
-    assert 0.2 < sum(map(str.__ne__, codes, others)) / len(codes) < 0.8
+    assert sum(map(str.__ne__, codes, others)) / len(codes) > 0.5
     assert [techniques_in(code) for code in others] == [techniques_in(code) for code in codes]
     verdicts = box.score_pairs(list(zip(tasks_ * 2, codes + others)))
     assert not [(row[0], v.error or v.rejected) for row, v in zip(SINGLE * 2, verdicts) if not v.correct]

@@ -246,12 +246,12 @@ BLANK = 256 << 20  # bytes; to overwrite so many leaves nothing else in any L2 c
 ALIGN = 512  # bytes; what cudaMalloc guarantees, so that shared tensors are as well aligned as a model's own
 
 
-def spare_memory():
-    """Have PyTorch give back what it keeps for later in this process, if that is much: others need it.
+def spare_memory(much=LEFT):
+    """Have PyTorch give back what it keeps for later in this process, if that is `much` (bytes): others need it.
 
     Not else, as to free and to allocate memory makes the processes of a GPU wait for each other.
     """
-    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > LEFT:
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > much:
         torch.cuda.empty_cache()
 
 

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge import compiler
 from judge.compiler import KernelError
-from judge.correctness import failure, identical, load_module, structure
+from judge.correctness import LARGE, failure, identical, load_module, structure
 from judge.messages import (BLANK, TORCH_NAMES, dense, export, layouts_in, receive, send, spare_memory, strided,
                             views)
 from judge.modelled import Recording, those_that_work
@@ -358,6 +358,9 @@ class Replayer:
             leaf.detach().zero_()  # nobody finds a right answer in memory
         program.restore(everything=bool(mute))
         program.mute = ()
+        if self.cuda:  # the scorer computes the next trial beside this process
+            before = out = leaf = None
+            spare_memory(LARGE)
         return answer
 
     def profile(self):
@@ -450,6 +453,7 @@ class Replayer:
             if any(identity(x) in given for x in tensors_in([*self.kept[side].values()])):
                 self.kept[side] = tree_map_only(torch.Tensor, torch.clone, self.kept[side])  # before the other side
         both = [tensors_in([self.kept[side][slot] for slot in calls]) for side in sides] if len(calls) > 1 else []
+        self.kept.pop("reference", None)
         return {"seconds": seconds, "clearing": clearing, "intruded": not all(identical(*pair) for pair in left_out),
                 "skipped": len(both) == 2 and any(map(far_apart, *both))}
 

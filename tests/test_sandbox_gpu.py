@@ -78,7 +78,8 @@ def test_the_reference_itself_is_as_fast_as_itself():
     with Sandbox("cuda", trials=2, require_kernel=False) as box:
         (v,), (slow,) = box.score(TASK, [TORCH]), box.score(waits, [TORCH])
     assert v.correct and 0.97 < v.speedup < 1.03, v
-    assert slow.correct and 0.1 < slow.speedup < 1.3, slow  # its steps are called by Python
+    # Steps that Python calls: behind a long pause the candidate's are launched ahead, the reference waits for its end.
+    assert slow.correct and 0.9 < slow.speedup < 5, slow
     with Sandbox("cuda", trials=2, require_kernel=False, protocol="kernelbench") as box:
         v = verdict(box, TORCH)
     assert v.correct and 0.97 < v.speedup < 1.03, v

@@ -105,6 +105,7 @@ def main():
                     details[name] = verdict.error or verdict.rejected or f"{verdict.speedup:.2f}x"
             speedups = [v.speedup for v in verdicts.values() if v.correct]
             counts["checked"], counts["correct"] = len(verdicts), len(speedups)
+            counts["correct to 1e-2"] = sum(bool(v.correct_loose) for v in verdicts.values())
             for bar in (1, 1.2, 1.5, 2):
                 counts[f"faster than {bar}x ({'modelled' if args.device == 'cpu' else 'measured'})"] = sum(
                     speedup > bar for speedup in speedups)

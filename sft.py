@@ -89,7 +89,8 @@ def load_cache(path):
 # ----------------------------------------------------------------------------------------------------------------------
 # Batches and training.
 
-WIDTHS = [384, 512, 640, 768, 1024, 1280, 1536, 2048, 3072, 4096, 8192, 16384, 32768]  # padded lengths of a batch
+WIDTHS = [384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144, 8192, 16384,
+          32768]  # padded lengths of a batch
 
 
 def padded(length) -> int | None:
@@ -446,16 +447,18 @@ def main(argv=None) -> int:
     torch.manual_seed(args.seed)
     tokenizer, data = ranks.first(load_data(args, chat, rows) if ranks.rank() == 0 else None)
     chat = chat or Chat(tokenizer)
-    if long := sum(padded(len(ids)) is None for ids, _ in data):
-        print(f"sft.py: {long} examples are left out, they are longer than {WIDTHS[-1]} tokens", file=sys.stderr)
     print(f"{len(data)} examples, {sum(len(ids) for ids, _ in data) / 1e6:.1f} M tokens, "
           f"{sum(mask.sum() for _, mask in data) / 1e6:.1f} M learnt", flush=True)
     if not args.out:
         return 0  # only the cache was wanted
-    if not data:
-        raise UserError("there is nothing to train on")
     # A pretrained model is in bfloat16 above 1e9 parameters.
     model = chat.model if args.model else tiny_model(chat.tokenizer, args.size).to(args.device)
+    longest = min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1]))
+    if long := sum(len(ids) > longest for ids, _ in data):
+        print(f"sft.py: {long} examples are left out, they are longer than {longest} tokens", file=sys.stderr)
+        data = [(ids, mask) for ids, mask in data if len(ids) <= longest]
+    if not data:
+        raise UserError("there is nothing to train on")
     history = train(model, data, chat.tokenizer.pad_token_id or 0, args)
     if ranks.rank() > 0:
         return 0

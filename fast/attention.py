@@ -137,12 +137,12 @@ def causal_attention(module, query, key, value, attention_mask, scaling=None, dr
     groups = heads // key.shape[1]
     if hasattr(key, "attend"):  # see Slots.update
         return key.attend(query, key, value, dim**-0.5 if scaling is None else scaling), None
+    causal = False if length == 1 else attention_mask is None  # no symbol: torch.compile would cut its graph there
     if query.is_cuda and query.dtype != torch.float32 and attention_mask is None:  # flash attention shares heads itself
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=length > 1, scale=scaling,
+        out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scaling,
                                              enable_gqa=groups > 1)
     else:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        causal = attention_mask is None and length > 1
         out = F.scaled_dot_product_attention(query, key, value, attention_mask, is_causal=causal, scale=scaling)
     return out.transpose(1, 2), None
 

@@ -237,7 +237,8 @@ class Reference:
     Raises TaskError when the reference cannot be built or run, or gives nothing that could be compared.
     """
 
-    def __init__(self, job, settings):
+    def __init__(self, job, settings, shared=contextlib.nullcontext):
+        """shared: makes a context in which the GPU may be used. Constructing, which takes longer, is outside of it."""
         self.job, self.strict = job, settings["protocol"] == "strict"
         # Under the measured clock all construct on the CPU, where candidates do: a GPU draws other random numbers.
         self.device, self.lock, self.kept = torch.device(settings["device"]), threading.RLock(), {}
@@ -252,14 +253,18 @@ class Reference:
             seed_everything(derive(job["seed"], "arguments"))
             self.arguments = list(self.module.get_init_inputs())
             self.parameter_seed = derive(job["seed"], "parameters")
-            self.on_device = self.draws_on_device()
+            with shared():
+                self.on_device = self.draws_on_device()
             self.construct()
             if self.strict:
                 self.construct(parameter_names(self.model))
-            if not finite(self.trial(0).expected) or self.chaotic:  # perturbed parameters may leave a function's domain
+            with shared():
+                usable = finite(self.trial(0).expected) and not self.chaotic
+            if not usable:  # perturbed parameters may leave a function's domain
                 self.kept.clear()
                 self.construct()
-                self.trial(0)
+                with shared():
+                    self.trial(0)
         except TaskError:
             raise
         except Exception as error:

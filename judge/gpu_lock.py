@@ -1,4 +1,4 @@
-"""The GPU lock: many may share the GPU to check candidates and to sample from the model, one alone times a kernel.
+"""The GPU lock: many may share the GPU to load tasks, check candidates and sample from the model, one alone times.
 
 The lock itself (GpuLock) is in the trainer's process. A scorer asks for it over the socket that it has (RemoteLock),
 for the one candidate whose turn it is; what a scorer holds is released when the scorer ends.
@@ -65,3 +65,12 @@ class RemoteLock:
 
     def release(self):
         self.tell({"unlock": True})
+
+    @contextlib.contextmanager
+    def shared(self):
+        """As GpuLock's, for a scorer that holds nothing yet."""
+        self.acquire(False)
+        try:
+            yield
+        finally:
+            self.release()

@@ -180,11 +180,12 @@ class Measured:
         self.reference, self.fork_server, self.settings, self.gpu = reference, fork_server, settings, gpu
         self.connection, self.turn = connection, threading.Lock()  # turn: to use the replayer
         self.cuda = reference.device.type == "cuda"
-        self.first = reference.trial(0)
-        self.flops = priced(reference).flops
-        self.stochastic = reference.is_stochastic()
-        self.constant = [isinstance(x, torch.Tensor) and identical(x, y) for x, y in
-                         zip(self.first.inputs, reference.draw("timed"))]
+        with gpu.shared():
+            self.first = reference.trial(0)
+            self.flops = priced(reference).flops
+            self.stochastic = reference.is_stochastic()
+            self.constant = [isinstance(x, torch.Tensor) and identical(x, y) for x, y in
+                             zip(self.first.inputs, reference.draw("timed"))]
         size = bytes_in([self.first.inputs, self.first.expected])
         self.large = 0 not in reference.kept
         if self.large:  # how the first trial's tensors are laid out is kept, not their values
@@ -222,19 +223,21 @@ class Measured:
         deadline = time.monotonic() + self.settings["timeout"] + 60 + 300 * compiled
         self.connection.order("construct", deadline, side="reference", code=reference.job["source"], name="Model",
                               **reference.construction(), compile_it=compiled)
-        self.share(deadline)
-        fields = {"sides": ["reference"], "calls": [0], "seed": 0, "graphs": False}
-        if self.calls is None:
-            self.connection.order("batch", deadline, **fields)  # the first time takes long
-            one = min(self.connection.order("batch", deadline, **fields)["seconds"]["reference"] for _ in range(3))
-            count = 1 if self.stochastic else round(BATCH / max(one, 1e-6))  # only a batch's first call has the seed
-            self.calls = list(range(max(1, min(self.slots, count))))
-            if len(self.calls) < self.slots:
-                self.slots = len(self.calls)
-                self.share(deadline)
-        # Not of large tasks: each graph has memory of its own. A longer pause then covers the launching.
-        self.graphs = self.cuda and not self.large and self.connection.order(
-            "capture", deadline, side="reference", calls=self.calls)["captured"]
+        with self.gpu.shared():
+            self.share(deadline)
+            fields = {"sides": ["reference"], "calls": [0], "seed": 0, "graphs": False}
+            if self.calls is None:
+                taken = [self.connection.order("batch", deadline, **fields)["seconds"]["reference"] for _ in range(4)]
+                one = min(taken[1:])  # the first time takes long
+                # Of several calls of a batch only the first has the seed.
+                count = 1 if self.stochastic else round(BATCH / max(one, 1e-6))
+                self.calls = list(range(max(1, min(self.slots, count))))
+                if len(self.calls) < self.slots:
+                    self.slots = len(self.calls)
+                    self.share(deadline)
+            # Not of large tasks: each graph has memory of its own. A longer pause then covers the launching.
+            self.graphs = self.cuda and not self.large and self.connection.order(
+                "capture", deadline, side="reference", calls=self.calls)["captured"]
         self.is_ready = True
 
     def share(self, deadline):

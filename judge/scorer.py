@@ -138,7 +138,8 @@ def scorer(sock, fork_server, settings):
             try:
                 clock = Measured if measured else judgement.Modelled
                 told = set(order["task"]["known"])  # keys of compiled kernels
-                loaded = clock(Reference(order["task"], settings), fork_server, settings, gpu, connection)
+                reference = Reference(order["task"], settings, gpu.shared)
+                loaded = clock(reference, fork_server, settings, gpu, connection)
             except TaskError as error:
                 return tell({"done": str(error)})
         else:

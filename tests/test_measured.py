@@ -3,10 +3,11 @@
 Where there is no GPU a kernel's launch is a Python function here: LAUNCHES.
 """
 
+import contextlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch
@@ -299,12 +300,34 @@ def test_of_a_large_task_no_values_are_kept(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     with Sandbox("cpu", clock="measured", trials=3, measure=0.001, workers=1, require_kernel=False) as box:
         job = {"name": "large", "source": times(2).source, "seed": 1, "known": [], "part": 1.0}
-        task = Measured(Reference(job, box.settings), box.control, box.settings, Mock())
+        task = Measured(Reference(job, box.settings), box.control, box.settings, MagicMock())
         verdicts = dict(task.judge([copied(times(2)), copied(times(2)).replace("2.0", "2.001")]))
         task.close()
     assert task.large and task.first.inputs[0].is_meta and task.first.expected[0].is_meta
     assert 0 not in task.reference.kept
     assert verdicts[0].correct and verdicts[0].speedup and "wrong values" in verdicts[1].error, verdicts
+
+
+def test_a_task_is_run_while_it_shares_the_gpu_and_constructed_while_it_does_not(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    inside, found = [], []
+
+    def noting(method):
+        def noted(*arguments, **more):
+            found.append((method.__name__, len(inside)))
+            return method(*arguments, **more)
+        return noted
+
+    @contextlib.contextmanager
+    def shared():
+        inside.append(True)
+        yield
+        inside.pop()
+    for name in ("run", "draw", "construct"):
+        monkeypatch.setattr(Reference, name, noting(getattr(Reference, name)))
+    source = replaced(times(2).source, ("x * 2.0", "x.mean().sqrt() * x"))
+    Reference({"name": "task", "source": source, "seed": 1, "known": []}, {"protocol": "strict", "device": "cpu"}, shared)
+    assert set(found) == {("run", 1), ("draw", 1), ("construct", 0)} and not inside
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -453,7 +453,8 @@ def main(argv=None) -> int:
     runs = {}
     with contextlib.ExitStack() as stack:
         stack.enter_context(resumable("the same command goes on"))
-        settings = {"timeout": options.timeout, "seed": options.seed, "tasks": 8}
+        # Timed for longer than in training: the strict rule asks for the lower end of an interval.
+        settings = {"timeout": options.timeout, "seed": options.seed, "tasks": 8, "measure": 0.2}
         sandbox = stack.enter_context(Sandbox(options.device, **settings))
         compiled = None  # a second sandbox, whose reference is torch.compile's
         if options.baseline == "compile":

@@ -455,16 +455,15 @@ class Extension(Candidate):
                 "clearing": 0.0}
 
     def from_outside(self, connection, side, calls, graphs) -> float:
-        """Seconds of a batch's calls, by the scorer's clock: it counts what many take more than one does."""
-        def seconds(count):
+        """Seconds of a batch's calls, each once, by the scorer's clock, less what an order without calls takes."""
+        def seconds(calls, **more):
             began = time.perf_counter()
-            connection.order("repeat", self.deadline, side=side, calls=calls, count=count, graphs=graphs)
+            connection.order("run_now", self.deadline, side=side, calls=calls, graphs=graphs, **more)
             return time.perf_counter() - began
 
-        seconds(1)
-        once = seconds(1)
-        many = max(1, round(10 * BATCH / once))
-        return max(seconds(many + 1) - once, 1e-7) / many
+        seconds([], cold=True)
+        nothing = seconds([])
+        return max(seconds(calls) - nothing, 1e-7)
 
     def close(self, verdict):
         if self.connection is not None:

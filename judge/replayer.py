@@ -457,11 +457,12 @@ class Replayer:
         return {"seconds": seconds, "clearing": clearing, "intruded": not all(identical(*pair) for pair in left_out),
                 "skipped": len(both) == 2 and any(map(far_apart, *both))}
 
-    def repeat(self, side, calls, count, graphs):
-        """Do the calls of a side `count` times, for a client that has a clock of its own."""
-        for _ in range(count):
-            self.run_calls(side, calls, graphs)
+    def run_now(self, side, calls, graphs, cold=False):
+        """Do the calls of a side, for a client that has a clock of its own. cold: clear the cache then, for the next."""
+        self.run_calls(side, calls, graphs)
         self.synchronize()
+        if cold:
+            self.clear_cache()
         return {}
 
     def run_calls(self, side, calls, graphs):

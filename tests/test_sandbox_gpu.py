@@ -265,11 +265,15 @@ module = load_inline(name="fused", cpp_sources=header, cuda_sources=source, func
 
 
 def test_cuda_sources_are_compiled_and_scored(sandbox):
-    good, bad, waits = sandbox.score(TASK, [CUDA, CUDA.replace("expf(-v)", "expf(-v"), replaced(
-        CUDA, ("        return module", "        torch.cuda.synchronize()\n        return module"))])
+    good, bad, waits, remembers = sandbox.score(TASK, [CUDA, CUDA.replace("expf(-v)", "expf(-v"), replaced(
+        CUDA, ("        return module", "        torch.cuda.synchronize()\n        return module")), replaced(
+        CUDA, ("        return module", "        key = x.data_ptr(), x[0, 0].item()\n        if key not in KNOWN:\n"
+                                        "            KNOWN[key] = module"),
+        ("\nmodule = ", "\nKNOWN = {}\nmodule = ")) + "        return KNOWN[key]\n"])
     assert good.correct and 1.7 < good.speedup < 3.6 and good.coverage > 0.8, good
     assert not bad.correct and not bad.compiled, bad
     assert waits.correct and 0.7 < waits.speedup < 3.6, waits  # cannot be captured, so the reference is not either
+    assert not remembers.correct or remembers.speedup < 3.6, remembers  # each call has inputs of its own
     after = verdict(sandbox, f"{HONEST}# after it\n")
     assert after.correct and 2.0 < after.speedup < 3.6, after
 

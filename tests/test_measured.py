@@ -365,7 +365,7 @@ def test_five_long_batches_are_enough(spent, count):
 def test_some_calls_of_a_batch_are_always_left_out(monkeypatch, count):
     """Where there are several; each call's outputs are checked in some batch."""
     timed, checked = [], set()
-    monkeypatch.setattr(measured, "BATCHES", 40)
+    monkeypatch.setattr(measured, "BATCHES", 200)
     task = SimpleNamespace(patience=1.0, graphs=False, calls=list(range(count)), settings={"measure": 0.0}, flops=1,
                            bandwidth=1.0, peak=None, first=SimpleNamespace(changed=[], allowed=None),
                            new_inputs=lambda seed, slot: [torch.ones(1)])

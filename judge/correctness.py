@@ -102,6 +102,8 @@ def describe(error, path=""):
     line, text = line_in(error, str(path)) or getattr(error, "lineno", None), str(error)
     if "Error building extension" in text:  # of nvcc's pages of output, what it complains about
         text = "\n".join(["Error building extension"] + [row for row in text.split("\n") if "error:" in row][:2])
+    if text.startswith("CUDA error"):  # the rest is advice on where to look that up
+        text = text.split("\n")[0]
     text = " ".join(text.split())
     name = OUT_OF_MEMORY if out_of_memory(text) else type(error).__name__
     return f"{name}: {text}"[:300] if text else name, line

@@ -422,6 +422,11 @@ def test_programs_that_cheat_the_measured_clock_without_a_gpu(name, says, box):
     assert verdict.correct == (not says) and says in (verdict.rejected or verdict.error or ""), verdict
 
 
+def test_of_a_gpus_error_only_what_happened_is_told():
+    error = RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for `x' in https://docs.nvidia.com")
+    assert correctness.describe(error) == ("RuntimeError: CUDA error: an illegal memory access was encountered", None)
+
+
 def test_only_a_call_makes_an_extension():
     assert has_extension("import torch\nx = torch.utils.cpp_extension.load_inline(name='x')")
     assert not has_extension("# load_inline\nx = 'load_inline()'") and not has_extension("def (")

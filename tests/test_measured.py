@@ -326,7 +326,8 @@ def test_a_task_is_run_while_it_shares_the_gpu_and_constructed_while_it_does_not
     for name in ("run", "draw", "construct"):
         monkeypatch.setattr(Reference, name, noting(getattr(Reference, name)))
     source = replaced(times(2).source, ("x * 2.0", "x.mean().sqrt() * x"))
-    Reference({"name": "task", "source": source, "seed": 1, "known": []}, {"protocol": "strict", "device": "cpu"}, shared)
+    job = {"name": "task", "source": source, "seed": 1, "known": []}
+    Reference(job, {"protocol": "strict", "device": "cpu"}, shared)
     assert set(found) == {("run", 1), ("draw", 1), ("construct", 0)} and not inside
 
 
@@ -423,8 +424,8 @@ def test_programs_that_cheat_the_measured_clock_without_a_gpu(name, says, box):
 
 
 def test_of_a_gpus_error_only_what_happened_is_told():
-    error = RuntimeError("CUDA error: an illegal memory access was encountered\nSearch for `x' in https://docs.nvidia.com")
-    assert correctness.describe(error) == ("RuntimeError: CUDA error: an illegal memory access was encountered", None)
+    told = "CUDA error: an illegal memory access was encountered"
+    assert correctness.describe(RuntimeError(f"{told}\nSearch for it elsewhere")) == (f"RuntimeError: {told}", None)
 
 
 def test_only_a_call_makes_an_extension():

@@ -458,7 +458,7 @@ class Replayer:
                 "skipped": len(both) == 2 and any(map(far_apart, *both))}
 
     def run_now(self, side, calls, graphs, cold=False):
-        """Do the calls of a side, for a client that has a clock of its own. cold: clear the cache then, for the next."""
+        """Do the calls of a side, for a client with a clock of its own. cold: clear the cache then, for the next."""
         self.run_calls(side, calls, graphs)
         self.synchronize()
         if cold:

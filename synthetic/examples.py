@@ -43,8 +43,8 @@ LEVELS = 0.2, 0.8, 0.95  # the same in the wide distribution, one for each answe
 PROMPTED = 0.95  # applies one that a skill in the prompt names
 ADDED_LATER = 0.35  # applies one that is still missing, in a later turn (wide distribution: the largest of LEVELS)
 BROKEN_FIRST = 0.35  # begins several turns with a broken kernel
-OTHER_LESSON = 0.3  # names, as Summary, a technique that the best answer does not have
 STEP_BACK = 0.85  # then starts again from the plainest kernel, instead of repairing the broken one
+OTHER_LESSON = 0.3  # names, as Summary, a technique that the best answer does not have
 SLIPPED = 0.1  # writes a single turn of the wide distribution again, after a slip with which it does not parse
 LAUNCHED = 0.15  # gives a solution of the wide distribution other block sizes and numbers of warps
 

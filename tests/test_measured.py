@@ -400,6 +400,18 @@ def test_a_call_that_was_left_out_is_far_from_the_reference(change, apart):
     assert replayer.far_apart(change(x), x) == apart and not replayer.far_apart(x, x * torch.nan)
 
 
+@pytest.mark.parametrize("kind, error, elements, wrong", [
+    ("Candidate", 1e-3, 1000, True), ("Candidate", 1e-3, 9, False), ("Candidate", 0.1, 1, True),
+    ("Candidate", 1e-5, 1000, False), ("Extension", 1e-3, 1, True)])
+def test_of_a_timed_call_few_elements_may_be_less_exact(kind, error, elements, wrong):
+    candidate = getattr(measured, kind).__new__(getattr(measured, kind))
+    candidate.reference = SimpleNamespace(run=lambda trial: ([torch.ones(1000)], []))
+    candidate.task = SimpleNamespace(first=SimpleNamespace(allowed=[(1.0, 0.0, 0.0)]))
+    found = torch.ones(1000)
+    found[:elements] += error
+    assert candidate.are_wrong([(Trial([], 0), [found])], Verdict(correct=True)) == wrong
+
+
 def test_inputs_that_a_task_does_not_draw_are_scaled_in_timed_calls():
     reference = SimpleNamespace(draw=lambda *purpose: [torch.ones(2), torch.ones(2), 3, torch.arange(2)], strict=True)
     task = SimpleNamespace(reference=reference, constant=[True, False, False, True])

@@ -12,7 +12,7 @@
 # Without a STAGE all of them. Each goes on where it was interrupted, so a lent GPU can be used piece by piece. By
 # environment variables, with what they are here: PROBLEMS 150000, EXECUTED 4000, EPOCHS 1, SIZE small, STEPS 40,
 # BATCH 8, LR 1e-4, LEVELS "1 2 3", IDS (all), SAMPLES 1 (greedy; more are sampled, into other folders), DEVICE cuda,
-# SEED 0.
+# GPUS 1 (for rl), SEED 0.
 set -euo pipefail
 kernelbench=$(realpath "$1") out=${2:-runs/headline}
 stages=("${@:3}")
@@ -21,7 +21,9 @@ cd "$(dirname "$0")/.."
 device=${DEVICE:-cuda} seed=${SEED:-0} levels=${LEVELS:-1 2 3}
 cold_start=(python sft.py --wide --problems "${PROBLEMS:-150000}" --executed "${EXECUTED:-4000}" --seed "$seed"
             --size "${SIZE:-small}" --epochs "${EPOCHS:-1}" --device "$device" --cache "$out/examples.pt")
-learning=(python reinforce.py --model "$out/sft" --tasks wide --device "$device" --seed "$seed" --out "$out/rl"
+run=(python)
+[ "${GPUS:-1}" = 1 ] || run=(python -m torch.distributed.run --nproc_per_node="$GPUS" --)
+learning=("${run[@]}" reinforce.py --model "$out/sft" --tasks wide --device "$device" --seed "$seed" --out "$out/rl"
           --steps "${STEPS:-40}" --batch "${BATCH:-8}" --lr "${LR:-1e-4}" --turns 2 --s 4 --trials 3
           --eval-every 10 --save-every 5)
 

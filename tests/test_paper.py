@@ -24,7 +24,7 @@ PAPER = {
     "reward": "davinci", "baseline": "leave-one-out", "group": "turn", "loss_mean": "sum",
     "prs": True, "mrs": True, "cross_scheme": True, "mask_void": True, "skills": True,
     "bm25_only": False, "no_verify": False, "freeze_selection": False, "freeze_summary": False, "no_eval": False}
-TINY = {"batch": 3, "k": 3, "n": 2, "turns": 2, "s": 3, "oversample": 1, "lr": 5e-5, "loss_scale": 30.0, "steps": 6,
+TINY = {"batch": 3, "k": 3, "n": 2, "turns": 2, "s": 3, "oversample": 1, "lr": 1.5e-4, "loss_scale": 30.0, "steps": 6,
         "policy_tokens": 900, "selection_tokens": 250, "summary_tokens": 600, "prompt_tokens": 3500, "trials": 3,
         "eval_samples": 1, "save_every": 1, "update_tokens": 16384}
 CONSTANTS = [
@@ -36,7 +36,7 @@ CONSTANTS = [
 def test_a_large_model_is_trained_with_the_papers_numbers():
     options = vars(configure({"device": "cuda"}, 8e9))
     assert {name: options[name] for name in PAPER} == PAPER
-    assert vars(configure({"device": "cuda"}, 1e9))["lr"] == 1e-6 and configure({"device": "cuda"}, 0.9e9).lr == 5e-5
+    assert vars(configure({"device": "cuda"}, 1e9))["lr"] == 1e-6 and configure({"device": "cuda"}, 0.9e9).lr == 1.5e-4
 
 
 def test_the_tiny_model_on_two_cores_has_its_own():

@@ -5,6 +5,7 @@ Where there is no GPU a kernel's launch is a Python function here: LAUNCHES.
 
 import contextlib
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock, Mock
@@ -400,6 +401,19 @@ def test_of_a_timed_call_few_elements_may_be_less_exact(kind, error, elements, w
     found = torch.ones(1000)
     found[:elements] += error
     assert candidate.are_wrong([(Trial([], 0), [found])], Verdict(correct=True)) == wrong
+
+
+def test_an_extensions_calls_are_never_quicker_than_they_are(monkeypatch):
+    """Orders take one millisecond, and now and then another; two calls take half of one."""
+    now, rng = [0.0], random.Random(0)
+
+    def order(name, deadline, side, calls, graphs, cold=False):
+        now[0] += 0.001 + 0.00025 * len(calls) + rng.choice([0.0, 0.0, 0.001]) + cold
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: now[0])
+    extension = measured.Extension.__new__(measured.Extension)
+    extension.deadline, extension.least = 0.0, {}
+    found = [extension.from_outside(SimpleNamespace(order=order), "candidate", [0, 1], False) for _ in range(100)]
+    assert min(found) == pytest.approx(0.0005) and max(found) == pytest.approx(0.0015)
 
 
 def test_inputs_that_a_task_does_not_draw_are_scaled_in_timed_calls():

@@ -395,7 +395,9 @@ class Candidate(Recorded):
         while kept:
             trial, leaves = kept.pop()
             trial.expected, trial.allowed = self.reference.run(trial)[0], self.task.first.allowed
-            if compare(trial, leaves, tolerance_of(verdict), self.spared) or compare(trial, leaves, LOOSE):
+            strict = tolerance_of(verdict)
+            if compare(trial, leaves, strict) and (
+                    compare(trial, leaves, strict, self.spared) or compare(trial, leaves, LOOSE)):
                 return True
         return False
 

@@ -453,7 +453,7 @@ class Replayer:
             if any(identity(x) in given for x in tensors_in([*self.kept[side].values()])):
                 self.kept[side] = tree_map_only(torch.Tensor, torch.clone, self.kept[side])  # before the other side
         both = [tensors_in([self.kept[side][slot] for slot in calls]) for side in sides] if len(calls) > 1 else []
-        self.kept.pop("reference", None)
+        self.kept.pop("reference", None)  # nobody collects it
         return {"seconds": seconds, "clearing": clearing, "intruded": not all(identical(*pair) for pair in left_out),
                 "skipped": len(both) == 2 and any(map(far_apart, *both))}
 

@@ -7,7 +7,7 @@
 #   before     the cold start on all levels
 #   rl         all three roles on synthesised networks, about 20 minutes
 #   after      what reinforcement learning made of it, on all levels
-#   without_skills   the same without skills
+#   without_skills  the same, but no skills in the prompts
 #
 # Without a STAGE all of them. Each goes on where it was interrupted, so a lent GPU can be used piece by piece. By
 # environment variables, with what they are here: PROBLEMS 150000, EXECUTED 4000, EPOCHS 1, SIZE small, STEPS 40,

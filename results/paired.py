@@ -1,10 +1,11 @@
 """Did a run learn? Evaluation reward after against before, problem by problem, over runs with different seeds.
 
     python results/paired.py runs/seed0 runs/seed1 runs/seed2
+    python results/paired.py A0.jsonl A1.jsonl --minus B0.jsonl B1.jsonl      what A gains more than B, seed by seed
 
 Reads rollouts/eval_0.jsonl and the last rollouts/eval_N.jsonl of each run. Prints, for the best turn's reward on the
 built-in problems: means, the paired difference and its 95 % intervals (Student's t), once with seeds as the unit and
-once with problems (averaged over seeds), and each level's means.
+once with problems (averaged over seeds), and each level's means. With --minus both sides are metrics.jsonl of runs.
 """
 
 import argparse
@@ -36,11 +37,25 @@ def interval(differences) -> str:
     return f"{mean:+.3f}, 95 % interval [{mean - half:+.3f}, {mean + half:+.3f}], n = {n}"
 
 
+def gain(path, name) -> float:
+    """The last evaluation's figure less the first one's."""
+    found = [line[name] for line in map(json.loads, Path(path).read_text().splitlines()) if name in line]
+    return found[-1] - found[0]
+
+
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", help="folders of runs that differ in their seeds")
+    parser.add_argument("--minus", nargs="+", metavar="FILE", help="metrics.jsonl of other runs with the same seeds")
+    args = parser.parse_args(argv)
+    if args.minus:
+        if len(args.minus) != len(args.runs):
+            raise UserError("--minus needs as many runs")
+        for name in ("eval_reward_best", "eval_fast_1", "eval_correct"):
+            print(f"{name:17}", interval([gain(a, name) - gain(b, name) for a, b in zip(args.runs, args.minus)]))
+        return 0
     pairs = []
-    for folder in map(Path, parser.parse_args(argv).runs):
+    for folder in map(Path, args.runs):
         evaluations = sorted(folder.glob("rollouts/eval_*.jsonl"), key=lambda path: int(path.stem.split("_")[1]))
         if len(evaluations) < 2:
             raise UserError(f"{folder}: no evaluation before and after")

@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from tasks import run_command  # noqa: E402
 
+COUNTS = ("grad_clipped", "zero_gradient", "proposals", "passed", "known", "policy_live", "policy_rows",
+          "selection_live", "selection_rows", "summary_live", "summary_rows")
 SHARES = ("correct", "correct_first", "fast_1", "fast_1.2", "coverage", "reward_best")
 
 
@@ -44,8 +46,8 @@ def show(run, parts):
         if isinstance(value, (int, float)):
             total[name] = sum(line[name] or 0 for line in steps)
     rejected = sum((Counter(line["rejected"]) for line in steps), Counter())
-    print(f"  proposals {total['proposals']}, passed {total['passed']}, rejected {dict(rejected.most_common())}; "
-          f"library {steps[-1]['library']}, skills that were learnt selected {total['selected_learnt']} times")
+    print(f"  proposals {total['proposals']}, passed {total['passed']} ({total['known']} known), "
+          f"rejected {dict(rejected.most_common())}; library {steps[-1]['library']}, skills that were learnt selected {total['selected_learnt']} times")
     print("  replies that teach: " + ", ".join(f"{role} {total[f'{role}_live']} of {total[f'{role}_rows']}"
                                                for role in ("policy", "selection", "summary")))
     norms = [line["grad_norm"] for line in steps]
@@ -69,6 +71,11 @@ def main(argv=None) -> int:
     args = parser.parse_args(argv)
     for run in map(Path, args.runs):
         show(run, args.parts)
+    if len(args.runs) > 1:
+        steps = [line for run in args.runs for line in lines(Path(run) / "metrics.jsonl") if line["step"] > 0]
+        norm = statistics.median(line["grad_norm"] for line in steps)
+        print(f"all: {len(steps)} steps, gradient norm {norm:.2f} in the median, "
+              + ", ".join(f"{name} {sum(line[name] for line in steps)}" for name in COUNTS))
     return 0
 
 

@@ -47,7 +47,8 @@ def show(run, parts):
             total[name] = sum(line[name] or 0 for line in steps)
     rejected = sum((Counter(line["rejected"]) for line in steps), Counter())
     print(f"  proposals {total['proposals']}, passed {total['passed']} ({total['known']} known), "
-          f"rejected {dict(rejected.most_common())}; library {steps[-1]['library']}, skills that were learnt selected {total['selected_learnt']} times")
+          f"rejected {dict(rejected.most_common())}; library {steps[-1]['library']}, skills that were learnt selected "
+          f"{total['selected_learnt']} times")
     print("  replies that teach: " + ", ".join(f"{role} {total[f'{role}_live']} of {total[f'{role}_rows']}"
                                                for role in ("policy", "selection", "summary")))
     norms = [line["grad_norm"] for line in steps]

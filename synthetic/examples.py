@@ -149,8 +149,7 @@ def launched(code) -> str:
                 size = rng.choice(sizes)
                 for text in texts:
                     part = part.replace(text.format(usual), text.format(size))
-            warps = rng.choice(["", ", num_warps=8"])
-            parts[i] = part.replace(", num_warps=8", "").replace(")\n    return", f"{warps})\n    return")
+            parts[i] = part.replace(")\n    return", rng.choice([")", ", num_warps=8)"]) + "\n    return")
     return "".join(parts)
 
 

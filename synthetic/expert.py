@@ -258,10 +258,13 @@ class _Renderer:
         if step.op not in ("batch", "layer_norm") or not self.on("statistics-then-pointwise"):
             return None
         rank, (first, last) = len(step.shape), step.dims or (0, 0)
-        dims = [d for d in range(rank) if d != 1] if step.op == "batch" else list(range(first, last + 1))
+        if step.op == "batch":
+            dims = written = [d for d in range(rank) if d != 1]
+        else:  # the layer knows how many they are: a model would have to count
+            dims, written = list(range(first, last + 1)), f"tuple(range(-len(self.{step.module}.normalized_shape), 0))"
         names = ("mu", "var") if not {"mu", "var"} & self.variables else ("mu2", "var2")
         values = dict(step.values, **{n: step.values[step.source].mean(dims, keepdim=True) for n in names})
-        call = f"torch.var_mean({step.source}, dim={dims}, correction=0, keepdim=True)"
+        call = f"torch.var_mean({step.source}, dim={written}, correction=0, keepdim=True)"
         self.forward.append(f"{names[1]}, {names[0]} = {call}")
         self.steps[i] = replace(step, kind="norm", dims=dims, statistics=names, values=values)
         end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-pointwise-run") else i + 1

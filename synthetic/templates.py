@@ -82,7 +82,7 @@ _SWEEP = """def {name}({names}):
     dst = {out}
     width = min(64, triton.next_power_of_2(inner))
     grid = ({main}.numel() // (cols * inner), triton.cdiv(inner, width))
-    {name}_kernel[grid]({names}, dst, cols, inner{extra}, BR=2048 // width, BI=width, num_warps=8)
+    {name}_kernel[grid]({names}, dst, cols, inner{extra}, BR=2048 // width, BI=width)
     return dst
 
 @triton.jit

@@ -73,7 +73,6 @@ from judge.gpu_lock import GpuLock
 from judge.messages import Gone, Orphaned
 from tasks import Task, TaskError, UserError, load_task, run_command
 
-SCORER_COMMAND = ["-m", "judge.scorer"]  # what the fork server runs, see judge/processes.py
 MAX_SCORERS = 16  # scorers with the measured clock: each has references and CUDA contexts in the GPU's memory
 MAX_VERDICTS = 10000  # verdicts
 JSON_FIELDS = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected",
@@ -154,7 +153,7 @@ class Sandbox:
         self.verdicts = {}  # (source, code) -> Verdict, oldest first
         self.unusable = {}  # source -> why its reference could not be used, since the last prepare()
         self.known = set()  # keys of kernels that have been compiled, so that no scorer does it again
-        self.control, self.process = processes.start(SCORER_COMMAND, self.settings)
+        self.control, self.process = processes.start(self.settings)
         count = self.workers if self.modelled else tasks
         self.capacity = count if self.modelled else max(count, MAX_SCORERS)  # scorers, at work and idle
         self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
@@ -363,7 +362,7 @@ class Sandbox:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self.process.wait(0.2)
                     self.control.close()
-                    self.control, self.process = processes.start(SCORER_COMMAND, self.settings)
+                    self.control, self.process = processes.start(self.settings)
             return self.control is not control
 
     def _judge(self, job):

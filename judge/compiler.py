@@ -199,11 +199,10 @@ def build(code, constants):
         scope[name] = kernel = triton.jit(scope[name], debug=debug)
         kernel.parse = lambda node=node: ast.Module([copy.deepcopy(node)], [])
         kernel.imported = known
-        parts, found = [name], {name}
+        parts = [name]
         for part in parts:  # grows by what each part calls
-            used = {n.id for n in ast.walk(nodes[part]) if isinstance(n, ast.Name)} - found if part in nodes else set()
-            found |= used
-            parts += sorted(used)
+            used = {n.id for n in ast.walk(nodes[part]) if isinstance(n, ast.Name)} if part in nodes else set()
+            parts += sorted(used - set(parts))
         texts[name] = "\n".join(
             ast.unparse(nodes[part]) if part in nodes else
             f"{part} = {known.get(part) or repr(constants[part])}"

@@ -132,13 +132,12 @@ def identical(a, b):
     a, b = as_bytes(a), as_bytes(b)
     if not (a.numel() % 8 or a.storage_offset() % 8 or b.storage_offset() % 8):
         a, b = a.view(torch.int64), b.view(torch.int64)
-    pieces = zip(a.split(PIECE), b.split(PIECE))
-    return all(torch.equal(one, other) for one, other in pieces)
+    return all(map(torch.equal, a.split(PIECE), b.split(PIECE)))
 
 
 def bytes_in(tree) -> int:
     """Bytes of the elements of all tensors in nested lists and dicts."""
-    return sum(t.numel() * t.element_size() for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
+    return sum(t.numel() * t.element_size() for t in tensors_in(tree))
 
 
 def as_bytes(tensor):
@@ -358,9 +357,8 @@ class Reference:
             state = state_of(self.model)
             if dtype is None:
                 self.rewritten = [name for name, tensor in state if not identical(tensor, self.state[name])]
-            owned = [*inputs, *(tensor for _, tensor in state)]
-            self.structure, self.sharing = structure(out), sharing(*(
-                [placed(x) for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in (out, owned)))
+            self.structure = structure(out)
+            self.sharing = sharing(map(placed, tensors_in(out)), map(placed, tensors_in([inputs, state])))
             return tree_leaves(out), changed
 
     def tolerance(self, trial):
@@ -373,12 +371,9 @@ class Reference:
         if not self.strict:
             return [(1.0, 0.0, 0.0)] * len(trial.expected)
         exact = [None] * len(trial.expected)
-        tensors = tree_leaves([trial.inputs, trial.expected, self.state])
-        if sum(t.numel() for t in tensors if isinstance(t, torch.Tensor)) < 1 << 27:
-            try:
+        if sum(t.numel() for t in tensors_in([trial.inputs, trial.expected, self.state])) < 1 << 27:
+            with contextlib.suppress(Exception):  # whatever it may raise that mixes in tensors of a fixed type
                 exact = self.run(trial, dtype=torch.float64)[0]
-            except Exception:  # whatever it may raise
-                pass  # it mixes in tensors of a fixed type
             for name, tensor in state_of(self.model):
                 tensor.data = tensor.data.to(self.state[name].dtype)
         most = 5e-3 if self.device.type == "cuda" else 1e-3  # cuDNN convolves in TF32 by default
@@ -436,8 +431,7 @@ def compare(trial, got, tolerance, spared=0.0):
                     wrong &= ~((x == y) | (x.isnan() & y.isnan()))  # infinities, and NaN where the reference has it
             else:
                 difference, wrong = (x - y if x.is_complex() else x.double() - y.double()).abs(), x != y
-            found = int(wrong.sum())
-            if found:
+            if found := int(wrong.sum()):
                 count += found
                 difference = torch.where(wrong, difference.nan_to_num(float("inf")), torch.zeros_like(difference))
                 if float(difference.max()) > worst:
@@ -485,15 +479,6 @@ def set_failure(verdict, code, stage, error, line=None):
     """Enter that the candidate failed at `stage`, with its lines around `line`."""
     verdict.compiled, verdict.correct, verdict.correct_loose = stage != "compile", False, False
     verdict.error, verdict.excerpt = str(error)[:400], numbered(code, line)
-
-
-def note_comparison(verdict, trial, leaves, note=""):
-    """Enter one trial's comparison. Returns whether there is any point in another trial."""
-    problem = compare(trial, leaves, STRICT)
-    if problem:
-        verdict.correct, verdict.error = False, verdict.error or problem + note
-        verdict.correct_loose = verdict.correct_loose and compare(trial, leaves, LOOSE) is None
-    return verdict.correct_loose
 
 
 def tolerance_of(verdict) -> float:

@@ -15,6 +15,16 @@ import threading
 from judge.messages import receive
 
 
+@contextlib.contextmanager
+def sharing(lock, *owner):
+    """Share the GPU within this context. Entering it waits until nobody has the GPU alone, or wants it."""
+    lock.acquire(*owner, False)
+    try:
+        yield
+    finally:
+        lock.release(*owner)
+
+
 class GpuLock:
     """The lock, in the trainer's process. An owner is any object: a scorer's connection, say."""
 
@@ -40,15 +50,8 @@ class GpuLock:
             self.holders.pop(owner, None)
             self.changed.notify_all()
 
-    @contextlib.contextmanager
     def shared(self):
-        """Share the GPU within this context. Entering it waits until nobody has the GPU alone, or wants it."""
-        owner = object()
-        self.acquire(owner, False)
-        try:
-            yield
-        finally:
-            self.release(owner)
+        return sharing(self, object())
 
 
 class RemoteLock:
@@ -66,11 +69,4 @@ class RemoteLock:
     def release(self):
         self.tell({"unlock": True})
 
-    @contextlib.contextmanager
-    def shared(self):
-        """As GpuLock's, for a scorer that holds nothing yet."""
-        self.acquire(False)
-        try:
-            yield
-        finally:
-            self.release()
+    shared = sharing  # for a scorer that holds nothing yet

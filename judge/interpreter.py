@@ -41,8 +41,12 @@ class Rewriter(ast.NodeTransformer):
     x += 1 and x: int = 1 as the assignments that they are.
     """
 
-    def visit_BoolOp(self, node):
+    def visit(self, node):
+        """A node after those inside of it."""
         self.generic_visit(node)
+        return getattr(self, f"visit_{type(node).__name__}", lambda same: same)(node)
+
+    def visit_BoolOp(self, node):
         first, *others = node.values
         for other in others:
             later = ast.parse("lambda: 0", mode="eval").body
@@ -52,23 +56,19 @@ class Rewriter(ast.NodeTransformer):
         return ast.copy_location(first, node)
 
     def visit_UnaryOp(self, node):
-        self.generic_visit(node)
         call = ast.Call(ast.Name("_not", ast.Load()), [node.operand], [])
         return ast.copy_location(call, node) if isinstance(node.op, ast.Not) else node
 
     def visit_Assert(self, node):
-        self.generic_visit(node)
         call = ast.Call(ast.Name("_assert", ast.Load()), [node.test, node.msg or ast.Constant("")], [])
         return ast.copy_location(ast.Expr(call), node)
 
     def visit_AugAssign(self, node):
-        self.generic_visit(node)
         read = copy.copy(node.target)
         read.ctx = ast.Load()
         return ast.copy_location(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)), node)
 
     def visit_AnnAssign(self, node):
-        self.generic_visit(node)
         constant = node.value is None or "constexpr" in ast.unparse(node.annotation)
         return node if constant else ast.copy_location(ast.Assign([node.target], node.value), node)
 
@@ -248,7 +248,8 @@ class Interpreter:
                     error = error.__cause__
                 waits = isinstance(error, Waiting) and postponed <= 2 * len(numbers)
                 if not isinstance(error, Diverged) or len(running) == 1 and not waits:
-                    raise in_candidate(name, error) from None
+                    kind = "" if isinstance(error, (KernelError, Waiting)) else f"{type(error).__name__}: "
+                    raise KernelError(f"{name}: {kind}{error}", line_in(error, FILE), "launch") from None
                 memory.roll_back()
                 if len(running) == 1:
                     numbers, postponed = np.append(numbers, running), postponed + 1
@@ -268,9 +269,3 @@ def check_limits(name, grid, options):
                               *zip(("grid in x", "grid in y", "grid in z"), grid, GRID_LIMITS)]:
         if value > most:
             raise KernelError(f"{name}: {what}: {value} is more than the GPU's limit of {most}", stage="launch")
-
-
-def in_candidate(name, error):
-    """A KernelError that says in which of the candidate's lines a kernel failed."""
-    text = str(error) if isinstance(error, (KernelError, Waiting)) else f"{type(error).__name__}: {error}"
-    return KernelError(f"{name}: {text}", line_in(error, FILE), "launch")

@@ -29,12 +29,12 @@ import time
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.correctness import (EXTENSION, Failed, Verdict, as_bytes, bytes_in, check_structure, compare, derive,
-                               describe, identical, note_comparison, numbered, reaching, reject, set_failure,
-                               set_profile, set_roofline, sharing, structure, tolerance_of)
+from judge.correctness import (EXTENSION, LOOSE, STRICT, Failed, Verdict, as_bytes, bytes_in, check_structure, compare,
+                               derive, describe, identical, numbered, reaching, reject, set_failure, set_profile,
+                               set_roofline, sharing, structure, tolerance_of)
 from judge.messages import ROOM, Child, Gone, layouts_in
 from judge.perturbation import state_of
-from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of
+from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of, tensors_in
 from judge.recorder import launches_of
 from judge.rules import LAUNCH_OPTIONS, dotted, offence, parse
 from tasks import GPU_BATCH_FACTOR
@@ -121,7 +121,10 @@ def check(back_end, reference, trials, verdict, same):
         leaves, changed = back_end.run(trial)
         if set(changed) - set(trial.changed):
             return reject(verdict, "changes its input tensors in place")
-        if not note_comparison(verdict, trial, leaves, note):
+        if problem := compare(trial, leaves, STRICT):
+            verdict.correct, verdict.error = False, verdict.error or problem + note
+            verdict.correct_loose = compare(trial, leaves, LOOSE) is None
+        if not verdict.correct_loose:
             return
 
 
@@ -183,19 +186,16 @@ class Recorded:
 
     def record(self, code, calls, **job):
         """(program, constants) of a candidate. calls: the inputs of the forwards that are recorded, see recorder."""
-        reference, recorder = self.reference, Child(self.fork_server, "candidate")
+        reference = self.reference
         room = ROOM + bytes_in([calls, 2 * [reference.state]])  # it may hold its parameters in another form as well
-        try:
+        with contextlib.closing(Child(self.fork_server, "candidate")) as recorder:
             answer = self.ask(recorder, {"code": code, "calls": calls, **reference.construction(), **job}, room)
-        finally:
-            recorder.close()
         for step in answer["program"]["steps"]:
             reason = step[0] == "operator" and refusal(step, priced(reference).called, self.settings["clock"])
             if reason:
                 raise Failed({"failed": "forward", "error": reason})
             for launch in launches_of(step):
-                unknown = sorted(set(launch[4]) - LAUNCH_OPTIONS)
-                if unknown:
+                if unknown := sorted(set(launch[4]) - LAUNCH_OPTIONS):
                     why = f"{launch[1]} has no argument or launch option {unknown[0]}"
                     raise Failed({"failed": "compile", "error": f"KernelError: {why}"})
         program = answer["program"]
@@ -214,9 +214,9 @@ class Recorded:
         state, matched = self.reference.state, {}
         for name, (number, *_) in program["state"].items():
             recorded = constants.get(number)
-            given = isinstance(recorded, torch.Tensor) and name in state
-            equal = given and identical(as_bytes(state[name]).cpu(), recorded)
-            if equal or name in state and recorded == name:  # the latter says so, and gets the reference's
+            if isinstance(recorded, torch.Tensor) and name in state:
+                recorded = name if identical(as_bytes(state[name]).cpu(), recorded) else None
+            if name in state and recorded == name:  # who says so gets the reference's
                 matched[name] = number
         return matched
 
@@ -251,7 +251,7 @@ class Replaying(Recorded):
     def run(self, trial, mute=()):
         first = self.events is None  # the price of every forward is the same
         answer = self.ask(self.replayer, {
-            "inputs": [x for x in trial.inputs if isinstance(x, torch.Tensor)], "seed": trial.seed, "price": first,
+            "inputs": tensors_in(trial.inputs), "seed": trial.seed, "price": first,
             "mute": list(mute), "parameters": self.parameters}, ROOM_FOR_MISTAKES + 2 * bytes_in(trial.expected))
         check_structure(structure(answer["output"]), self.reference.structure)
         self.computing, self.chosen = set(answer["computing"]), answer["chosen"]
@@ -302,7 +302,7 @@ class Modelled:
 
 def leaves_most(trial) -> bool:
     """Are more than half of the expected elements, bit for bit, among those of the inputs?"""
-    inputs = [x.flatten() for x in trial.inputs if isinstance(x, torch.Tensor)]
+    inputs = [x.flatten() for x in tensors_in(trial.inputs)]
     same = [torch.isin(leaf, torch.cat([x for x in inputs if x.dtype == leaf.dtype])).sum()
             for leaf in trial.expected if any(x.dtype == leaf.dtype for x in inputs)]
     return 2 * sum(same) > sum(leaf.numel() for leaf in trial.expected)

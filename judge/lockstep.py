@@ -210,10 +210,8 @@ class Lockstep(stock.InterpreterBuilder):
 
     def aligned(self, pointers, mask, *others):
         """Pointers, mask (None where all elements are active) and values, broadcast against each other."""
-        masks = [] if mask is None else [mask.data]
-        pointers, *rest = np.broadcast_arrays(pointers.data, *masks, *others)
-        active = rest.pop(0) if masks else None
-        return pointers, None if active is not None and active.all() else active, *rest
+        pointers, active, *rest = np.broadcast_arrays(pointers.data, True if mask is None else mask.data, *others)
+        return pointers, None if mask is None or active.all() else active, *rest
 
     def create_masked_load(self, pointers, mask, other, *rest, **options):
         kind = pointers.get_element_ty()
@@ -236,27 +234,23 @@ class Lockstep(stock.InterpreterBuilder):
         addresses, active, values = self.aligned(pointers, mask, value.data)
         self.memory.store(addresses, active, values.astype(stock._get_np_dtype(pointers.get_element_ty()), copy=False))
 
-    def in_each_program(self, *arrays):
-        """Arrays with one row for every program: an atomic on one address happens as often as there are programs."""
-        programs = len(self.programs[0])
-        return [np.ascontiguousarray(np.broadcast_to(x, (programs, *x.shape[1:])))
-                for x in np.broadcast_arrays(*arrays)]
+    def in_each_program(self, *handles):
+        """Handles with one row for every program: an atomic on one address happens as often as there are programs."""
+        programs, arrays = len(self.programs[0]), np.broadcast_arrays(*(handle.data for handle in handles))
+        return [TensorHandle(np.ascontiguousarray(np.broadcast_to(x, (programs, *x.shape[1:]))), handle.dtype)
+                for x, handle in zip(arrays, handles)]
 
     def create_atomic_rmw(self, op, pointers, value, mask, sem, scope):
-        addresses, values, active = self.in_each_program(pointers.data, value.data, mask.data)
         if value.dtype.scalar in AS_BITS:
             raise KernelError(f"an atomic on {value.dtype.scalar} is not supported here")
-        self.memory.before_atomic(addresses, active, values.dtype, sem, scope)
-        return self.after_atomic(addresses, super().create_atomic_rmw(
-            op, TensorHandle(addresses, pointers.dtype), TensorHandle(values, value.dtype),
-            TensorHandle(active, tl.int1), sem, scope))
+        pointers, value, mask = self.in_each_program(pointers, value, mask)
+        self.memory.before_atomic(pointers.data, mask.data, value.data.dtype, sem, scope)
+        return self.after_atomic(pointers.data, super().create_atomic_rmw(op, pointers, value, mask, sem, scope))
 
     def create_atomic_cas(self, pointers, compare, value, sem, scope):
-        addresses, expected, values = self.in_each_program(pointers.data, compare.data, value.data)
-        self.memory.before_atomic(addresses, None, values.dtype, sem, scope)
-        return self.after_atomic(addresses, super().create_atomic_cas(
-            TensorHandle(addresses, pointers.dtype), TensorHandle(expected, compare.dtype),
-            TensorHandle(values, value.dtype), sem, scope))
+        pointers, compare, value = self.in_each_program(pointers, compare, value)
+        self.memory.before_atomic(pointers.data, None, value.data.dtype, sem, scope)
+        return self.after_atomic(pointers.data, super().create_atomic_cas(pointers, compare, value, sem, scope))
 
     def after_atomic(self, addresses, out):
         """Raise Waiting where programs do nothing but look at one scalar, and it does not change."""
@@ -294,7 +288,7 @@ class Lockstep(stock.InterpreterBuilder):
         """Count `cost` FLOPs for each element. What all programs share is computed by each, but indices for nothing."""
         shared, programs = len(data) == 1, len(self.programs[0])
         times = programs if cost > 1 or data.dtype.kind == "f" else programs == 1
-        self.memory.compute(data.size * cost * (times if shared else 1))
+        self.memory.flops += data.size * cost * (times if shared else 1)
         self.block = max(self.block, data[0].size)
 
     def binary_op(self, a, b, op):

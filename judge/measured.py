@@ -24,6 +24,7 @@ A CUDA extension cannot be recorded. Its candidate runs in a process of its own 
 in the same way, and timed from outside by the scorer's clock. What it does within its process is not controlled.
 """
 
+import contextlib
 import math
 import os
 import random
@@ -38,10 +39,9 @@ from torch.utils._pytree import tree_map_only
 from judge.correctness import (EXTENSION, LOOSE, Failed, Trial, bytes_in, check_structure, compare, digest, identical,
                                reject, set_roofline, tolerance_of)
 from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge, priced
-from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan, spare_memory
+from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan, slots_and_outputs, spare_memory
 from judge.prices import tensors_in
 from judge.recorder import H200
-from judge.replayer import slots_and_outputs
 
 BATCHES, LONG = 8, 0.25  # at least, but 5 of such that take so many seconds together
 BATCH = 0.0005  # seconds of the reference's work in a batch, where there is room for so many inputs
@@ -212,13 +212,11 @@ class Measured:
 
     def ready(self):
         """Have a replayer that holds the reference. self.turn is held."""
-        if self.is_ready and self.connection.usable:
+        if self.usable_connection() is None:
+            self.connection, self.is_ready = Connection(self.fork_server, "replayer", self.settings), False
+        if self.is_ready:
             return
-        self.is_ready = False
         reference = self.reference
-        if self.connection is None or not self.connection.usable:
-            self.close()
-            self.connection = Connection(self.fork_server, "replayer", self.settings)
         compiled = self.settings["baseline"] == "compile"
         deadline = time.monotonic() + self.settings["timeout"] + 60 + 300 * compiled
         self.connection.order("construct", deadline, side="reference", code=reference.job["source"], name="Model",
@@ -267,16 +265,12 @@ class Measured:
         kind = Extension if has_extension(code) else Candidate
         return judge(kind(self), self.reference, code, self.settings)
 
-    def hand_on(self):
-        """The connection to the replayer, for another task; None if it cannot be used."""
-        if not self.connection.usable:
-            self.close()
-        return self.connection
-
-    def close(self):
-        if self.connection is not None:
+    def usable_connection(self):
+        """The connection to the replayer, also for another task; None if it cannot be used: then it is closed."""
+        if self.connection is not None and not self.connection.usable:
             self.connection.close()
             self.connection = None
+        return self.connection
 
 
 def layout_of(tensor):
@@ -310,13 +304,11 @@ class Candidate(Recorded):
 
     def compile(self, code, program):
         """Have the kernels compiled, in a process without the GPU, into a folder where the replayer finds them."""
-        began, process = time.monotonic(), Child(self.fork_server, "compiler")
-        try:
+        began = time.monotonic()
+        with contextlib.closing(Child(self.fork_server, "compiler")) as process:
             question = {"code": code, "program": program, "known": list(self.reference.known),
                         "gpu": self.task.gpu_properties}
             self.reference.known.update(self.ask(process, question)["compiled"])
-        finally:
-            process.close()
         self.seconds["compile"] = time.monotonic() - began
 
     def take_turn(self):
@@ -326,13 +318,11 @@ class Candidate(Recorded):
         self.has_turn = True
         task.ready()
         self.connection = task.connection
-        self.seconds["wait"] = time.monotonic() - began
-        self.deadline += self.seconds["wait"]
-        self.acquire(exclusive=False)
+        self.acquire(False, began)
 
-    def acquire(self, exclusive):
-        """Hold the GPU lock in this way."""
-        began = time.monotonic()
+    def acquire(self, exclusive, began=None):
+        """Hold the GPU lock in this way. began: when the wait for it began, if not now."""
+        began = began or time.monotonic()
         self.task.gpu.acquire(exclusive)
         self.seconds["wait"] += time.monotonic() - began
         self.deadline += time.monotonic() - began

@@ -136,11 +136,6 @@ class Memory:
 
     # --- cost
 
-    def compute(self, flops):
-        """Count arithmetic, in fp32 FLOPs."""
-        if self.counting:
-            self.flops += flops
-
     def roll_back(self):
         """Undo everything since the last flush."""
         for view, index, values in reversed(self.undo):

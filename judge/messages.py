@@ -50,9 +50,7 @@ def encode(value, tensor, other=None):
         return {"tuple": [encode(item, tensor, other) for item in value]}
     if isinstance(value, dict):
         return {"dict": [[encode(key, tensor, other), encode(item, tensor, other)] for key, item in value.items()]}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+    if isinstance(value, (torch.device, torch.dtype, torch.layout, torch.memory_format)):
         return {"torch": str(value)}
     found = other(value) if other is not None else None
     if found is None:
@@ -61,7 +59,7 @@ def encode(value, tensor, other=None):
 
 
 def decode(value, tensor, other=None):
-    """The inverse of `encode`; raises ValueError, KeyError or TypeError on what is not its output."""
+    """The inverse of `encode`; raises ValueError, KeyError, TypeError or RuntimeError on what is not its output."""
     if isinstance(value, list):
         return [decode(item, tensor, other) for item in value]
     if not isinstance(value, dict):
@@ -73,10 +71,8 @@ def decode(value, tensor, other=None):
         return tuple(decode(item, tensor, other) for item in content)
     if kind == "dict":
         return {decode(key, tensor, other): decode(item, tensor, other) for key, item in content}
-    if kind == "device":
-        return torch.device(content)
     if kind == "torch":
-        return TORCH_NAMES[content]
+        return TORCH_NAMES[content] if content in TORCH_NAMES else torch.device(content)
     if other is None:
         raise ValueError(f"unknown kind {kind}")
     return other(kind, content)
@@ -210,10 +206,10 @@ class Child:
             there.close()
             os.close(token)
 
-    def ask(self, tree, deadline=None, room=ROOM):
+    def ask(self, tree, deadline, room=ROOM):
         """Send a message and wait for the answer, see `receive`. Raises Gone or TimeoutError."""
         try:
-            self.sock.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
+            self.sock.settimeout(max(deadline - time.monotonic(), 1e-3))
             send(self.sock, tree)
             self.sock.settimeout(None)
         except TimeoutError:  # it does not read
@@ -264,9 +260,14 @@ def plan(tensors):
     return places, total
 
 
-def views(raw, places):
-    """The tensors of a plan in shared memory, a byte tensor."""
-    return [strided(raw[start:end], TORCH_NAMES[dtype], shape, stride) for start, end, dtype, shape, stride in places]
+def slots_and_outputs(raw, places, count, slots) -> tuple:
+    """The tensors that lie in shared memory: (for each of `slots` sets of inputs its `count` tensors, outputs).
+
+    raw: that memory, a byte tensor; places: `plan` of all of them.
+    """
+    tensors = [strided(raw[start:end], TORCH_NAMES[dtype], shape, stride)
+               for start, end, dtype, shape, stride in places]
+    return [tensors[i * count:(i + 1) * count] for i in range(slots)], tensors[slots * count:]
 
 
 def export(raw):

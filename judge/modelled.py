@@ -47,13 +47,8 @@ from judge.lockstep import unwrap
 from judge.memory import Memory, only_moves
 from judge.prices import UNWRITTEN, Clock, launch_milliseconds, milliseconds, tensors_in
 from judge.messages import TORCH_NAMES, layouts_in, strided
-from judge.perturbation import written_by
+from judge.perturbation import address, written_by
 from judge.recorder import launches_of, read_value
-
-
-def addresses(tree):
-    """Where the storages of all tensors in a nested list begin."""
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(tree)}
 
 
 def stand_in(layout):
@@ -62,12 +57,12 @@ def stand_in(layout):
     return torch.empty(16, dtype=dtype, device="meta")[layout[4] * dtype.itemsize % 16 // dtype.itemsize:]
 
 
-def those_that_work(launches, work) -> list:
-    """[position of a launch, what work(launch) returns] of all that raise nothing. Raises what the last one does."""
-    found, last = [], None
+def those_that_work(launches, work) -> dict:
+    """{position of a launch: what work(launch) returns} of all that raise nothing. Raises what the last one does."""
+    found, last = {}, None
     for position, launch in enumerate(launches):
         try:
-            found.append([position, work(launch)])
+            found[position] = work(launch)
         except (KernelError, RuntimeError, ValueError) as error:
             last = error
     if not found:
@@ -96,36 +91,37 @@ class Recording:
         working = {}
         for number, step in enumerate(self.recording["steps"]):
             if launches := launches_of(step):
-                found = those_that_work(launches, lambda launch: self.compile(launch, known))
-                working[number] = [position for position, _ in found]
+                working[number] = list(those_that_work(launches, lambda launch: self.compile(launch, known)))
         return working
 
     def compile(self, step, known):
         """Compile a launch's kernel for a GPU, unless that was done before with arguments of the same kind."""
         _, name, _, arguments, options = step
-        if name not in self.kernels:
-            raise KernelError(f"{name} is not a @triton.jit function at the top level of the file")
+        given = self.arguments(step, stand_in)
         kinds = [(key, value["tensor"][1] if isinstance(value, dict) and "tensor" in value else value)
                  for key, value in arguments.items()]
         passed = [text for other, text in self.texts.items() if repr({"kernel": other}) in repr(kinds)]
         key = hashlib.sha256(repr((self.texts[name], passed, kinds, options)).encode()).hexdigest()
         if key not in known and key not in self.compiled:
+            options = {option: read_value(value, None) for option, value in options.items()}
+            self.compile_launch(self.kernels[name], given, options)
             self.compiled.add(key)
-            options = {key: read_value(value, None) for key, value in options.items()}
-            self.compile_launch(self.kernels[name], self.arguments(step, stand_in), options)
 
     def arguments(self, step, tensor):
         """{parameter: value} of a recorded launch; `tensor` makes a tensor of a layout."""
+        if step[1] not in self.kernels:
+            raise KernelError(f"{step[1]} is not a @triton.jit function at the top level of the file")
         arguments = {key: read_value(value, tensor, self.functions) for key, value in step[3].items()}
-        missing = sorted(set(self.kernels[step[1]].arg_names) - set(arguments))
-        if missing:
+        if missing := sorted(set(self.kernels[step[1]].arg_names) - set(arguments)):
             raise KernelError(f"{step[1]} is launched without its argument {missing[0]}", stage="launch")
         return arguments
 
     def tensor(self, layout):
         """The tensor that has this layout. Raises ValueError if it does not fit its storage."""
         number, dtype, shape, strides, offset = layout
-        raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self.storages[number])
+        raw = self.storages[number]
+        if not isinstance(raw, torch.Tensor):  # else an input, in memory that holds others, too
+            raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(raw)
         return strided(raw[offset * TORCH_NAMES[dtype].itemsize:], TORCH_NAMES[dtype], shape, strides)
 
     def operator(self, step, clock):
@@ -147,7 +143,7 @@ class Recording:
                 self.storages[layout[0]] = tensor.untyped_storage()
         if base in UNWRITTEN and self.poisons:
             self.poison(results)
-        return addresses([results, written_by(func, args, kwargs)])
+        return set(map(address, tensors_in([results, written_by(func, args, kwargs)])))
 
     def poison(self, tensors):
         """What uninitialised memory holds: bytes that nobody can know (else a zero, or the start of a counter, would be

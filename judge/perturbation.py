@@ -37,14 +37,9 @@ def construct(model_class, arguments, seed, names):
     if names is None:
         return model_class(*arguments)
     moving = Perturbation(seed, names)
-    hooks = [module.register_module_parameter_registration_hook(moving.register),
-             module.register_module_buffer_registration_hook(moving.register)]
-    try:
-        with moving:
-            model = model_class(*arguments)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with module.register_module_parameter_registration_hook(moving.register), \
+            module.register_module_buffer_registration_hook(moving.register), moving:
+        model = model_class(*arguments)
     moving.move(list(moving.waiting))
     return model
 

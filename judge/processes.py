@@ -63,8 +63,8 @@ MAX_PROCESSES = 64  # processes that a candidate may start on a GPU, compilers i
 # The fork server
 
 
-def start(program, settings):
-    """Run `python program... --fork-server` in an environment without secrets. Returns (its socket, its process).
+def start(settings):
+    """Run `python -m judge.scorer --fork-server` in an environment without secrets. Returns (its socket, its process).
 
     settings must hold "scratch", a folder for every process of this fork server, and "device". Raises RuntimeError when
     the fork server does not come up.
@@ -78,9 +78,9 @@ def start(program, settings):
                        NVCC_APPEND_FLAGS="--default-stream per-thread")  # an extension's kernels, replayer.PER_THREAD
     with there, open(os.path.join(settings["scratch"], "fork_server.log"), "wb+") as log:
         process = subprocess.Popen(
-            [sys.executable, *program, "--fork-server", str(there.fileno()), json.dumps(settings)], env=environment,
-            pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
-            start_new_session=True, cwd=ROOT)  # so that `-m judge.scorer` is found
+            [sys.executable, "-m", "judge.scorer", "--fork-server", str(there.fileno()), json.dumps(settings)],
+            env=environment, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
+            start_new_session=True, cwd=ROOT)  # so that judge.scorer is found
         there.close()
         if control.recv(16) != b"ready":
             log.seek(0)

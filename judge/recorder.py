@@ -61,7 +61,7 @@ def write_value(value, tensor):
 
 
 def read_value(value, tensor, kernels=None):
-    """The inverse; `kernels` maps names to functions. Raises ValueError, KeyError or TypeError for anything else."""
+    """The inverse; `kernels` maps names to functions. Raises what `decode` does for anything else."""
     def other(kind, content):
         if kind == "constexpr":
             return tl.constexpr(read_value(content, tensor, kernels))
@@ -125,12 +125,6 @@ class Recorder(Mode):
         return [self.numbers[key], str(tensor.dtype), list(tensor.shape), list(tensor.stride()),
                 tensor.storage_offset()]
 
-    def inputs(self, tensors):
-        """Number the inputs' storages first. Returns their layouts."""
-        layouts = [self.layout(tensor, created=True) for tensor in tensors]
-        self.derived.update(layout[0] for layout in layouts)
-        return layouts
-
     def is_new(self, tensor):
         return identity(tensor) not in self.numbers
 
@@ -169,8 +163,7 @@ class Recorder(Mode):
 
     def run(self, func, args, kwargs):
         """What an operator returns; of no values if not all of its inputs have values."""
-        tensors = tensors_in([args, kwargs])
-        if len({tensor.device for tensor in tensors}) < 2:
+        if len({tensor.device for tensor in tensors_in([args, kwargs])}) < 2:
             return func(*args, **kwargs)
         originals = {}
 
@@ -257,10 +250,9 @@ def pretend_gpu(properties):
         ("synchronize", "wait_stream", "wait_event", "record_event", "record", "wait"), done))
     instead = {"is_available": True, "device_count": 1, "current_device": 0, "synchronize": None,
                "get_device_properties": found, "get_device_name": found.name,
-               "get_device_capability": (found.major, found.minor), "device": contextlib.nullcontext(),
-               "device_of": contextlib.nullcontext(),
-               "stream": contextlib.nullcontext(), "current_stream": stream, "default_stream": stream, "Stream": stream,
-               "Event": stream, "mem_get_info": (memory, memory)}
+               "get_device_capability": (found.major, found.minor), "mem_get_info": (memory, memory),
+               **dict.fromkeys(("device", "device_of", "stream"), contextlib.nullcontext()),
+               **dict.fromkeys(("current_stream", "default_stream", "Stream", "Event"), stream)}
     for name, value in instead.items():
         setattr(torch.cuda, name, lambda *_, value=value, **__: value)
     torch.version.cuda = torch.version.cuda or "12.8"
@@ -332,7 +324,8 @@ def record(model, calls, device="cpu"):
         recorder = Recorder(device, {identity(tensor): copies[name] for name, tensor in named.items()})
         # In inference mode operators that are made of others are seen, too: see WHOLE.
         with torch.inference_mode(device == "meta"), torch.no_grad(), PretendCuda(recorder), recorder:
-            layouts = recorder.inputs(tensors_in(inputs))
+            layouts = [recorder.layout(tensor, created=True) for tensor in tensors_in(inputs)]
+            recorder.derived.update(layout[0] for layout in layouts)
             state = {name: recorder.layout(tensor) for name, tensor in named.items()}
             output = model(*inputs)
             recorder.refuse_on_host(tensors_in(output))

@@ -23,10 +23,8 @@ import triton
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge import compiler
-from judge.compiler import KernelError
 from judge.correctness import LARGE, failure, identical, load_module, structure
-from judge.messages import (BLANK, TORCH_NAMES, dense, export, layouts_in, receive, send, spare_memory, strided,
-                            views)
+from judge.messages import BLANK, dense, export, layouts_in, receive, send, slots_and_outputs, spare_memory
 from judge.modelled import Recording, those_that_work
 from judge.perturbation import construct, state_of
 from judge.prices import FREE_OPERATORS, Mode, tensors_in
@@ -105,21 +103,11 @@ class Program(Recording):
             if everything or number in self.names:
                 data.copy_(self.original[number])
 
-    def allocate(self, inputs):
+    def forward(self, inputs):
+        """The output tree of one forward, without the kernels in self.mute."""
         self.storages = {number: data.untyped_storage() for number, data in self.constants.items()}
         for layout, tensor in zip(self.recording["inputs"], inputs, strict=True):
             self.storages[layout[0]] = tensor.untyped_storage() if self.device.type == "cpu" else dense(tensor)
-
-    def tensor(self, layout):
-        raw = self.storages[layout[0]]
-        if isinstance(raw, torch.Tensor):  # an input, in memory that holds others, too
-            dtype = TORCH_NAMES[layout[1]]
-            return strided(raw[layout[4] * dtype.itemsize:], dtype, *layout[2:4])
-        return super().tensor(layout)
-
-    def forward(self, inputs):
-        """The output tree of one forward, without the kernels in self.mute."""
-        self.allocate(inputs)
         for number, step in enumerate(self.recording["steps"]):
             if step[0] == "operator":
                 self.operator(step, contextlib.nullcontext())
@@ -133,8 +121,6 @@ class Program(Recording):
 
     def launch(self, step):
         _, name, grid, _, options = step
-        if name not in self.kernels:
-            raise KernelError(f"{name} is not a @triton.jit function at the top level of the file")
         arguments = self.arguments(step, self.tensor)
         options = {key: read_value(value, None) for key, value in options.items()}
         launch = functools.partial(self.run_kernel, name, grid, arguments, options)
@@ -155,7 +141,7 @@ class Program(Recording):
             return clock.stop()
 
         times = those_that_work(launches, seconds)
-        self.chosen[number] = launches[min(times, key=lambda entry: entry[1])[0]]
+        self.chosen[number] = launches[min(times, key=times.get)]
         return self.chosen[number]
 
 
@@ -217,15 +203,6 @@ def far_apart(a, b) -> bool:
     return float(near.float().mean()) < 0.99
 
 
-def slots_and_outputs(memory, places, count, slots) -> tuple:
-    """The tensors that lie in shared memory: (for each of `slots` sets of inputs its `count` tensors, outputs).
-
-    places: messages.plan of all of them.
-    """
-    tensors = views(memory, places)
-    return [tensors[i * count:(i + 1) * count] for i in range(slots)], tensors[slots * count:]
-
-
 class Replayer:
     """Serves orders over a socket. Sides are "reference" and "candidate"; `slots` are sets of inputs in memory that the
     scorer sees as well, and writes; what a call gives it finds there, too.
@@ -282,9 +259,8 @@ class Replayer:
         return {}
 
     def take(self, side, subject):
-        self.graphs.pop(side, None)
-        self.kept.pop(side, None)
-        self.sides.pop(side, None)
+        for held in (self.graphs, self.kept, self.sides):
+            held.pop(side, None)
         if self.cuda:
             spare_memory()
         self.sides[side], self.stage = subject, "forward"

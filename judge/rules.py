@@ -160,17 +160,14 @@ def offence(tree):
         root = name.split(".")[0]
         names[root] = path if name == root else root  # `import a.b` binds a
     for node in ast.walk(tree):
-        reason = None
-        if isinstance(node, (ast.Attribute, ast.Name)):
-            reason = offending_name(node, names)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if isinstance(node, (ast.Attribute, ast.Name)) and (reason := offending_name(node, names)):
+            return reason
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             target = ast.unparse(node.args[0]) if node.args else ""
             if node.func.id in TEXT_RUNNERS:
-                reason = f"calls {node.func.id}"
-            elif node.func.id in ("setattr", "delattr") and target.split(".")[0] in names:
-                reason = f"replaces an attribute of {target}"
-        if reason:
-            return reason
+                return f"calls {node.func.id}"
+            if node.func.id in ("setattr", "delattr") and target.split(".")[0] in names:
+                return f"replaces an attribute of {target}"
     return None
 
 

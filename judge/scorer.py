@@ -66,7 +66,8 @@ def candidate(sock, _, settings):
         else:
             program, constants = recorder.record(model, without_values(job["calls"]), "meta")
         for name, (number, *_) in program["state"].items():  # what the scorer has, too, it need not get
-            if number in constants and job.get("digests", {}).get(name) == digest(constants[number]):
+            values = constants.get(number)  # without any where an earlier call has put another tensor in its place
+            if isinstance(values, torch.Tensor) and job.get("digests", {}).get(name) == digest(values):
                 constants[number] = name
         send(sock, {"program": program, "constants": constants}, job["room"])
 
@@ -131,7 +132,7 @@ def scorer(sock, fork_server, settings):
         order = receive(sock)
         if "task" in order:
             if measured and loaded is not None:
-                connection = loaded.hand_on()
+                connection = loaded.usable_connection()
             loaded = None
             gc.collect()
             spare_memory()

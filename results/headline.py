@@ -4,25 +4,28 @@
     python results/headline.py --before A B C --after D E F          the same of several seeds, in pairs
 
 For each folder of bench.py: shares of all problems, of those whose id is divisible by 5 (which may be looked at) and of
-the others, by both rules, tolerances, best and last turn. Then, over problems, after minus before: strict Fast_1 and
-Fast_1.2, correct, and the logarithm of the speedup that a user gets (1 where no kernel is correct and faster), with
-95 % intervals from 10,000 draws of problems, each averaged over samples and seeds. With --read FILE, the first rollouts
-of problems whose id is divisible by 20 in full, failures among them: five a level.
+the others, by both rules, tolerances, best and last turn; and what the failures were. An interrupted benchmark counts
+with the problems that are done. Then, over problems, after minus before: strict Fast_1 and Fast_1.2, correct, and the
+logarithm of the speedup that a user gets (1 where no kernel is correct and faster), with 95 % intervals from 10,000
+draws of problems, each averaged over samples and seeds. With --read FILE, the first rollouts of problems whose id is
+divisible by 20 in full, failures among them: five a level.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import random
 import statistics
 import sys
+from collections import Counter
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench import Sample, figures, is_correct, read_results, speed  # noqa: E402
-from sandbox import feedback  # noqa: E402
-from tasks import UserError, problem_id, run_command, told  # noqa: E402
+from sandbox import Verdict, feedback  # noqa: E402
+from tasks import UserError, problem_id, run_command  # noqa: E402
 
 GAINS = {"strict Fast_1": lambda tries: best(tries) > 1, "strict Fast_1.2": lambda tries: best(tries) > 1.2,
          "correct": lambda tries: any(map(is_correct, tries)),
@@ -35,14 +38,26 @@ def best(tries) -> float:
 
 
 def samples_of(folder) -> dict:
-    """{problem: its Samples} of a benchmark, one without attempts for an unusable problem. Raises UserError if there is
-    no complete benchmark.
+    """{problem: its Samples} of a benchmark, one without attempts for an unusable problem; of one that was interrupted
+    (no summary.json) those that are done. Raises UserError if there is nothing.
     """
-    with told(f"{folder}: no complete benchmark (no summary.json)"):
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
         found = {name: [] for name in json.loads((Path(folder) / "summary.json").read_text())["problems"]}
     for sample in read_results(Path(folder) / "results.jsonl").values():
-        found[sample.task].append(sample)
+        found.setdefault(sample.task, []).append(sample)
+    if not found:
+        raise UserError(f"{folder}: no results of a benchmark")
     return {name: samples or [Sample(name, 0, [], [])] for name, samples in found.items()}
+
+
+def failures(samples) -> str:
+    """What was wrong with the last turn of samples without a correct one, most frequent first."""
+    counts = Counter()
+    for sample in (sample for group in samples.values() for sample in group if not any(map(is_correct, sample.turns))):
+        verdict = sample.turns[-1].verdict if sample.turns else Verdict(error="unusable problem")
+        counts[(f"rejected: {verdict.rejected}" if verdict.rejected else verdict.error or "wrong").split(":")[0]] += 1
+    return ", ".join(f"{count} {reason}" for reason, count in counts.most_common()) or "none"
 
 
 def shares(samples):
@@ -102,7 +117,8 @@ def main(argv=None) -> int:
         raise UserError("give one folder of bench.py, or as many after as before")
     for folder in before + after:
         print(f"\n{folder}\n")
-        shares(samples_of(folder))
+        shares(samples := samples_of(folder))
+        print(f"\nwithout a correct turn: {failures(samples)}")
     if args.read:
         Path(args.read).write_text("\n".join(map(transcript, before + after)))
     if after:

@@ -158,8 +158,9 @@ class Chain(Draft):
         """x = x + identity, with what `save` kept or another input."""
         self.line(f"{{x}} {self.pick('+', '+', '*')} {self.saved}")
 
-    def gate(self):
-        """Now and then the second tensor passes through a function of its own first."""
+    def residual_input(self):
+        """Another input, for residual steps; now and then it passes through a function of its own first."""
+        self.saved = self.another_input()
         if self.clutter and self.chance(0.4):
             function = self.pick("torch.sigmoid({})", "torch.tanh({})", "F.silu({})", "F.relu({})", "F.gelu({})")
             self.forward.append(f"{self.saved} = {function.format(self.saved)}")
@@ -234,13 +235,8 @@ class Chain(Draft):
         kind = self.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "rms", "l2", "cumsum",
                          "share")
         if kind == "layer_norm":
-            if self.chance(0.5):
-                width = self.arg("normalized_shape norm_shape width", width)
-            else:
-                self.inside(width)
-            eps = ""
-            if self.chance(0.15):
-                eps = f", eps={self.arg('eps epsilon norm_eps', '1e-5', 'float')}"
+            width = self.arg("normalized_shape norm_shape width", width) if self.chance(0.5) else self.inside(width)
+            eps = f", eps={self.arg('eps epsilon norm_eps', '1e-5', 'float')}" if self.chance(0.15) else ""
             return self.apply("norm ln layer_norm", f"LayerNorm({width}{eps})")
         dim = self.dimension("-1", str(len(self.shape) - 1))
         if kind in ("softmax", "log_softmax"):

@@ -22,8 +22,8 @@ class Unsupported(Exception):
 RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "dst", "m",
             "d", "e", "u", "inner", "i", "lane", "grid", "width", "found", "BR", "BI", "mean", "rstd", "total",
             "square", "tl", "BLOCK"}
-RESERVED_IN = {"sweep": {"s", "q", "top", "all", "at"},
-               "matmul": {"as_", "am", "ak", "bs", "bk", "bn", "a_index", "b_index"}}
+_RESERVED_IN = {"sweep": {"s", "q", "top", "all", "at"},
+                "matmul": {"as_", "am", "ak", "bs", "bk", "bn", "a_index", "b_index"}}
 _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
 _ATOM = 9  # the precedence of a name, a number or a call
@@ -53,6 +53,7 @@ class Kernel:
 
     def __init__(self, parsed, kind, shape, dims=()):
         self.parsed, self.kind, self.shape, self.dims = parsed, kind, tuple(shape), dims
+        self.reserved = RESERVED | _RESERVED_IN.get(kind, set())
         self.operands = {}  # text outside the kernel -> _Operand
         self.extra = {}  # further integer parameters: name -> an operand (its size), or a dimension (elements below it)
         self.lines = []
@@ -69,8 +70,7 @@ class Kernel:
             return self.operands[text].name
         name = re.findall(r"[A-Za-z_]\w*(?!\w*\()", re.sub(r"\.(T|mT|t\(\)|transpose\(.*?\))$", "", text))
         name = next((n for n in reversed(name) if not keyword.iskeyword(n)), "value")
-        taken = {o.name for o in self.operands.values()} | RESERVED | set(self.local)
-        taken |= RESERVED_IN.get(self.kind, set())
+        taken = {o.name for o in self.operands.values()} | self.reserved | set(self.local)
         name = next(n for n in [name] + [f"{name}{i}" for i in range(2, 9)] if n not in taken)
         load, full = "", False
         if shape is not None:
@@ -82,17 +82,16 @@ class Kernel:
 
     def load(self, name, shape, full) -> str:
         """The expression that reads a tensor whose shape is self.shape, or 1 outside one block of dimensions."""
-        block = [i for i, size in enumerate(shape) if size != 1]
-        if len(shape) > len(self.shape) or any(shape[i] != self.shape[i] for i in block):
-            raise Unsupported
-        if block and block != list(range(block[0], block[-1] + 1)):
+        rank, block = len(self.shape), [i for i, size in enumerate(shape) if size != 1]
+        if len(shape) > rank or any(shape[i] != self.shape[i] for i in block) \
+                or block and block[-1] - block[0] >= len(block):
             raise Unsupported
         masked = "mask=mask" if self.kind in ("fused", "loss") else "mask=mask, other=0.0"
         if full:
             return f"tl.load({name}_ptr + idx, {masked})"
         if not block:
             return f"tl.load({name}_ptr)"
-        first, last, rank = block[0], block[-1], len(self.shape)
+        first, last = block[0], block[-1]
         if self.kind == "matmul" and block == [rank - 1]:
             return f"tl.load({name}_ptr + cols, mask=cols < n, other=0.0)[None, :]"
         if self.kind == "row" and self.dims[0] == rank - 1 and block == [rank - 1]:
@@ -145,11 +144,9 @@ class Kernel:
         if {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & set(self.local):
             raise Unsupported  # it would read what the variable held before the kernel
         value = self.parsed.reader.evaluate(node, self.values)
-        if isinstance(value, torch.Tensor):
-            return self.operand(ast.unparse(node), value.shape), _ATOM
-        if type(value) in (int, float):
-            return self.operand(ast.unparse(node), None), _ATOM
-        raise Unsupported
+        if not isinstance(value, torch.Tensor) and type(value) not in (int, float):
+            raise Unsupported
+        return self.operand(ast.unparse(node), getattr(value, "shape", None)), _ATOM
 
     def wrapped(self, node, level) -> str:
         text, precedence = self.expression(node)
@@ -222,7 +219,10 @@ class Kernel:
         reduced = step.kind == "row" and ROWS[step.op].reduces
         reduced |= step.kind == "pointwise" and tuple(step.shape) != self.shape
         if self.kind == "sweep" and step.kind == "row":
-            self.sections.append((self.sweep_fields(step), "reduction"))
+            fields, affine = self.row_fields(step)
+            fields["i"] = sum(level == "reduction" for _, level in self.sections) or ""
+            # The comment, which stands in self.lines already, goes where the reduction will be written.
+            self.sections.append(((ROWS[step.op], fields, [self.lines.pop()] + affine), "reduction"))
         else:
             self.lines += getattr(self, f"{kind}_lines")(step)  # which may append helper lines before its own
             added = list(self.operands.values())[operands:]
@@ -232,8 +232,7 @@ class Kernel:
         self.local[step.target] = "row" if reduced else "vector"
 
     def pointwise_lines(self, step):
-        text = self.expression(step.node)[0]
-        return [f"{step.target} = {text}"]
+        return [f"{step.target} = {self.expression(step.node)[0]}"]
 
     def diagonal_lines(self, step):
         vector = diagonal(self.parsed.reader.call(step.node).arguments[0])
@@ -246,10 +245,13 @@ class Kernel:
         fields, affine = {"x": self.variable(step.source), "t": step.target}, []
         if step.op == "layer_norm":
             fields["eps"] = self.operand(f"self.{step.module}.eps", None)
-            shape = step.layer.normalized_shape
-            weight, bias = (self.operand(f"self.{step.module}.{name}", shape) for name in ("weight", "bias"))
+            weight, bias = self.affine(step, step.layer.normalized_shape)
             affine = [f"{step.target} = {step.target} * {weight} + {bias}"]
         return fields, affine
+
+    def affine(self, step, shape) -> list[str]:
+        """The kernel's names for the weight and the bias of a layer."""
+        return [self.operand(f"self.{step.module}.{name}", shape) for name in ("weight", "bias")]
 
     def row_lines(self, step):
         fields, affine = self.row_fields(step)
@@ -265,33 +267,23 @@ class Kernel:
         else:
             line = f"{step.target} = ({x} - mean) * rstd"
         if step.layer.weight is not None:
-            affine = (step.shape[1],) + (1,) * (len(step.shape) - 2)
-            affine = tuple(step.layer.normalized_shape) if step.op == "layer_norm" else affine
-            line += f" * {self.operand(f'self.{step.module}.weight', affine)}"
-            line += f" + {self.operand(f'self.{step.module}.bias', affine)}"
+            channels = (step.shape[1],) + (1,) * (len(step.shape) - 2)
+            weight, bias = self.affine(step, step.layer.normalized_shape if step.op == "layer_norm" else channels)
+            line += f" * {weight} + {bias}"
         return [line]
 
     def matmul_lines(self, step):
         self.factors = []
         for text in step.factors:
-            name = self.operand(text, None)
+            self.factors.append(self.operand(text, None))
             operand = self.operands.pop(text)  # elsewhere in the kernel the same tensor would be another operand
-            self.operands[f"factor {text}"] = operand
             operand.load, operand.factor = "read by the template", True
-            self.factors.append(name)
-        bias = getattr(step.layer, "bias", None)
-        if bias is None:
+            self.operands[f"factor {text}"] = operand
+        if getattr(step.layer, "bias", None) is None:
             return [f"{step.target} = acc"]
         return [f"{step.target} = acc + {self.operand(f'self.{step.module}.bias', step.shape[-1:])}"]
 
     # ---- a sweep: rows read in pieces
-
-    def sweep_fields(self, step):
-        """(row operator, its fields, its lines after the value) of a row step in a sweep."""
-        operator = ROWS[step.op]
-        fields, affine = self.row_fields(step)
-        number = sum(level == "reduction" for _, level in self.sections)
-        return operator, dict(fields, i=number or ""), [self.lines.pop()] + affine  # headed by the torch line
 
     def sweep_lines(self, final) -> list[str]:
         """The kernel's body: a loop over the pieces of the row for each reduction, and one that stores elements."""

@@ -105,17 +105,19 @@ def tool_reply(name, arguments) -> dict:
     return {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}
 
 
+# The ways in which models break kernels: a pattern, and what stands where it is found first.
+_SPOILED = [(r"tl\.maximum", "tl.minimum"), (r"0\.5 \*", "0.6 *"), (r"\n +mask = .*", ""),
+            (r"(return|=) (fused|row)\(", r"\1 \2d("), (r"import triton\.language as tl\n", ""),
+            (r" \+ bias", " - bias"), (r"tl\.program_id\(0\) \* BLOCK", "tl.program_id(0)"), (r"dst_ptr, ", ""),
+            (r"\n +self\.\w+ = .*", ""), (r"(def __init__\(self, )(\w+)", r"\1\2, \2")]
+
+
 def spoil(code, rng) -> str:
-    """Break a kernel in one of the ways that models do."""
-    ways = [lambda c: c.replace("tl.maximum", "tl.minimum", 1), lambda c: c.replace("0.5 *", "0.6 *", 1),
-            lambda c: re.sub(r"\n +mask = .*", "", c, count=1),
-            lambda c: re.sub(r"(return|=) (fused|row)\(", r"\1 \2d(", c, count=1),
-            lambda c: c.replace("import triton.language as tl\n", "", 1), lambda c: c.replace(" + bias", " - bias", 1),
-            lambda c: c.replace("tl.program_id(0) * BLOCK", "tl.program_id(0)", 1),
-            lambda c: c.replace("dst_ptr, ", "", 1), lambda c: re.sub(r"\n +self\.\w+ = .*", "", c, count=1),
-            lambda c: re.sub(r"(def __init__\(self, )(\w+)", r"\1\2, \2", c, count=1)]
+    """Break a kernel in one of these ways."""
+    ways = list(_SPOILED)
     rng.shuffle(ways)
-    return next((spoiled for way in ways if (spoiled := way(code)) != code), code)
+    texts = (re.sub(pattern, replacement, code, count=1) for pattern, replacement in ways)
+    return next((text for text in texts if text != code), code)
 
 
 def slipped(code, rng) -> tuple[str, Verdict]:
@@ -128,10 +130,8 @@ def slipped(code, rng) -> tuple[str, Verdict]:
             return text, verdict
 
 
-# What a launch leaves open: texts of the templates (templates.py), the size that they hold there, sizes to draw from.
-_SIZES = ((("triton.cdiv(m, {})", "BM={}"), 128, (64, 128)), (("triton.cdiv(n, {})", "BN={}"), 64, (64, 128)),
-          (("triton.cdiv(n, {})", "BLOCK={}"), 1024, (512, 2048, 4096)), (("BR={} //",), 2048, (1024, 4096)),
-          (("triton.cdiv(dst.numel(), {})", "BLOCK={}"), 256, (128, 512)))
+# What a launch leaves open: the sizes of BM, BN, BLOCK, BR and a pool's BLOCK in templates.py -> sizes to draw from.
+_SIZES = {"128": (64, 128), "64": (64, 128), "1024": (512, 2048, 4096), "2048": (1024, 4096), "256": (128, 512)}
 
 
 def launched(code) -> str:
@@ -145,10 +145,9 @@ def launched(code) -> str:
     parts = re.split(r"(?m)^(?=def |@triton)", code)
     for i, part in enumerate(parts):
         if "_kernel[" in part:
-            for texts, usual, sizes in _SIZES:
-                size = rng.choice(sizes)
-                for text in texts:
-                    part = part.replace(text.format(usual), text.format(size))
+            drawn = {usual: str(rng.choice(sizes)) for usual, sizes in _SIZES.items()}
+            # A size stands where it is passed, BM=128, and where programs are counted, cdiv(m, 128).
+            part = re.sub(r"(?<=[MNKR]=)\d+|(?<=, )\d+(?=\))", lambda size: drawn.get(size[0], size[0]), part)
             parts[i] = part.replace(")\n    return", rng.choice([")", ", num_warps=8)"]) + "\n    return")
     return "".join(parts)
 
@@ -385,18 +384,16 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
     families = max(1, len({e.family for e in examples}))
     kinds = Counter(e.kind for e in examples)
     answers = {kind: len({e.skills for e in examples if e.kind == kind}) for kind in kinds}
-    kernels, skills, family, kept = Counter(), Counter(), Counter(), []
+    counts, kept = Counter(), []
     for e in order:
-        if e.kernel and kernels[e.kernel] >= per_kernel:
-            continue
-        if e.skills and skills[e.kind, e.skills] >= per_share * max(kinds[e.kind] / answers[e.kind], 50):
-            continue
-        if e.family and family[e.kind, e.family] >= per_share * kinds[e.kind] / families:
-            continue
-        kernels[e.kernel] += 1
-        skills[e.kind, e.skills] += 1
-        family[e.kind, e.family] += 1
-        kept.append(e)
+        caps = {e.kernel: per_kernel} if e.kernel else {}  # what is counted of it -> how often that may be kept
+        if e.skills:
+            caps[e.kind, e.skills] = per_share * max(kinds[e.kind] / answers[e.kind], 50)
+        if e.family:
+            caps[e.kind, e.family] = per_share * kinds[e.kind] / families
+        if all(counts[what] < cap for what, cap in caps.items()):
+            counts.update(list(caps))
+            kept.append(e)
     print(f"diversity filter{'before':>29}{'after':>11}")
     before, after = _composition(examples), _composition(kept)
     for name in before:

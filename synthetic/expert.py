@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from synthetic.codegen import RESERVED, RESERVED_IN, Kernel, Unsupported, Window  # noqa: F401
+from synthetic.codegen import Kernel, Unsupported, Window
 from synthetic.operators import ROWS
 from synthetic.problem import follow, read  # noqa: F401  the expert's first half
 
@@ -85,6 +85,10 @@ def techniques_in(code) -> set[str]:
 # Rendering: which steps a kernel takes over.
 
 
+_IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\n"
+            "import triton.language as tl")
+
+
 @dataclass
 class Solution:
     code: str
@@ -146,17 +150,16 @@ class _Renderer:
             if step.reads & inner:
                 return False
             inner -= {step.target}
-        return not self.parsed.returned & inner
+        return self.parsed.result not in inner
 
     def build(self, kind, steps, shape, dims=(), bias_of=None) -> Kernel | None:
         """A kernel over `steps`, or None if one of them cannot be translated."""
         kernel = Kernel(self.parsed, kind, shape, dims)
-        reserved = RESERVED | RESERVED_IN.get(kind, set())
         try:
             if bias_of:
                 kernel.add_bias(bias_of)
             for step in steps:
-                if step.target in reserved and step.kind in ("pointwise", "row") and kind != "loss":
+                if step.target in kernel.reserved and step.kind in ("pointwise", "row") and kind != "loss":
                     return None
                 kernel.add(step)
             kernel.text(kind)
@@ -183,22 +186,21 @@ class _Renderer:
         kernel = self.build("fused", [step], step.shape)
         return kernel is not None and not any("% " in operand.load for operand in kernel.operands.values())
 
-    def pointwise_run(self, i, shape) -> int:
-        """The end of the run of pointwise steps of that shape that begins with step i."""
-        while i < len(self.steps) and self.pointwise(self.steps[i]) and self.steps[i].shape == shape:
-            i += 1
-        return i
+    def take_with_followers(self, kind, i, technique, bias_of=None):
+        """`take` step i and, with the technique, the run of pointwise steps of its shape that follows it."""
+        end, shape, joins = i + 1, self.steps[i].shape, self.on(technique)
+        while joins and end < len(self.steps) and self.pointwise(self.steps[end]) and self.steps[end].shape == shape:
+            end += 1
+        return self.take(kind, i, i + 1, end, shape, (), bias_of)
 
     # ---- kinds of kernels: each returns the step that comes after what it took over, or None
 
     def fused(self, i, bias_of=None):
         """A run of pointwise steps; without the technique only one, and only in a solution without any kernel."""
-        step = self.steps[i]
         alone = not self.on("fuse-pointwise-run")
-        if not self.pointwise(step) or alone and self.kernels.texts and bias_of is None:
+        if not self.pointwise(self.steps[i]) or alone and self.kernels.texts and bias_of is None:
             return None
-        end = i + 1 if alone else self.pointwise_run(i + 1, step.shape)
-        return self.take("fused", i, i + 1, end, step.shape, (), bias_of)
+        return self.take_with_followers("fused", i, "fuse-pointwise-run", bias_of)
 
     def rows(self, i, bias_of=None):
         """An operator over rows, with its neighbours: a row to a program, or a sweep for other rows (templates.py)."""
@@ -249,8 +251,7 @@ class _Renderer:
         step = self.steps[i]
         if step.kind != "norm" or step.op == "batch" or not self.on("one-program-per-group"):
             return None
-        end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-neighbours-into-row") else i + 1
-        return self.take("norm", i, i + 1, end, step.shape)
+        return self.take_with_followers("norm", i, "fuse-neighbours-into-row")
 
     def statistics(self, i):
         """Batch norm, or layer norm of few long rows: mean and variance by torch, the rest in a pointwise kernel."""
@@ -267,8 +268,7 @@ class _Renderer:
         call = f"torch.var_mean({step.source}, dim={written}, correction=0, keepdim=True)"
         self.forward.append(f"{names[1]}, {names[0]} = {call}")
         self.steps[i] = replace(step, kind="norm", dims=dims, statistics=names, values=values)
-        end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-pointwise-run") else i + 1
-        j = self.take("fused", i, i + 1, end, step.shape)
+        j = self.take_with_followers("fused", i, "fuse-pointwise-run")
         if j is None:
             self.forward.pop()
             self.steps[i] = step
@@ -276,11 +276,9 @@ class _Renderer:
 
     def matmul(self, i):
         """A product of matrices, with its bias and the pointwise steps that follow as the epilogue."""
-        step = self.steps[i]
-        if step.kind != "matmul" or not self.on("tile-matmul-tf32x3"):
+        if self.steps[i].kind != "matmul" or not self.on("tile-matmul-tf32x3"):
             return None
-        end = self.pointwise_run(i + 1, step.shape) if self.on("fuse-pointwise-run") else i + 1
-        return self.take("matmul", i, i + 1, end, step.shape)
+        return self.take_with_followers("matmul", i, "fuse-pointwise-run")
 
     def window(self, i):
         """A pooling or depthwise convolution, where there is nothing else for a kernel: torch's are hard to beat."""
@@ -313,12 +311,11 @@ class _Renderer:
         kind = re.fullmatch(r"Conv(Transpose)?([123])d", type(layer).__name__)
         if not kind or layer.bias is None or layer.padding_mode != "zeros" or not step.source:
             return None
-        options = ["stride", "padding", "dilation", "groups"]
+        function, options = "conv", "stride padding dilation groups"
         if kind[1]:
-            options = ["stride", "padding", "output_padding", "groups", "dilation"]
-        function = f"F.conv{'_transpose' if kind[1] else ''}{kind[2]}d"
-        passed = ", ".join(f"self.{step.module}.{option}" for option in options)
-        return f"{step.target} = {function}({step.source}, self.{step.module}.weight, None, {passed})"
+            function, options = "conv_transpose", "stride padding output_padding groups dilation"
+        passed = ", ".join(f"self.{step.module}.{option}" for option in options.split())
+        return f"{step.target} = F.{function}{kind[2]}d({step.source}, self.{step.module}.weight, None, {passed})"
 
 
 def render(parsed, techniques) -> Solution | None:
@@ -334,10 +331,7 @@ def render(parsed, techniques) -> Solution | None:
             break
     else:
         return None
-    code = ["import torch", "import torch.nn as nn", "import torch.nn.functional as F", "import triton",
-            "import triton.language as tl", ""]
-    code += [text + "\n" for text in [parsed.preamble] + parts if text]
-    code = "\n\n".join(["\n".join(code).rstrip("\n")] + kernels.texts) + "\n"
+    code = "\n\n".join(text for text in [_IMPORTS, parsed.preamble, *parts, *kernels.texts] if text) + "\n"
     return Solution(code, techniques_in(code))
 
 

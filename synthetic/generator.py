@@ -56,8 +56,8 @@ class Problem(Chain):
         self.tensor_input([batch] + [name for name, _ in middle] + [i])
         self.shape = [(batch, 0)] + middle + [(o, n_out)]
         if self.chance(0.2):
-            made = f"nn.Parameter(torch.randn({i}, {o}){self.pick('', ' * 0.1')})"
-            factor = self.attribute("weight W proj", made)
+            spread = self.pick("", " * 0.1")
+            factor = self.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}){spread})")
         elif self.chance(0.15):  # the second factor is an input, as in a plain matrix product
             self.drop_args(i, o)
             factor = self.tensor_input([i, o])
@@ -104,10 +104,9 @@ class Problem(Chain):
             k = "(" + ", ".join([k] * nd) + ")"
         self.tensor_input([batch, i] + extents)
         self.shape = [(batch, 0), (o, n_out)] + [("", 0)] * nd
+        names, kind = f"conv conv1 convolution conv{nd}d", "Conv"
         if transposed:
             names, kind = "conv_transpose deconv up conv_t", "ConvTranspose"
-        else:
-            names, kind = f"conv conv1 convolution conv{nd}d", "Conv"
         self.apply(names, f"{kind}{nd}d({i}, {o}, {k}{options})")
 
     def spatial_constants(self, nd) -> list[str]:
@@ -156,17 +155,15 @@ class Problem(Chain):
     def pointwise(self):
         self.plain_input(self.pick(2, 2, 3, 4))
         if self.chance(0.25):
-            self.saved = self.another_input()
-            self.gate()
+            self.residual_input()
         self.steps(self.r.randint(2, 5))
 
     def linear_chain(self):
         self.linear()
         if self.chance(0.2):
             self.save()
-        elif self.clutter and self.chance(0.1):  # another input of the same shape, for a residual step
-            self.saved = self.another_input()
-            self.gate()
+        elif self.clutter and self.chance(0.1):
+            self.residual_input()
         self.steps(self.r.randint(1, 4))
         if self.chance(0.35):
             self.pick(self.row_operator, self.reduction)()
@@ -219,13 +216,12 @@ class Problem(Chain):
             terms = self.pick(f"{margin} - {x} * {target}", f"{x} - {target}", f"{x} * {target}")
             self.forward.append(f"{self.x} = {terms}")
             self.pick(self.activation, self.clamp, self.scale)()
-            mean = self.pick(f"torch.mean({self.x})", f"{self.x}.mean()", f"torch.mean({self.x}) * 2.0")
-            self.forward.append(f"return {mean}")
+            expression = self.pick(f"torch.mean({self.x})", f"{self.x}.mean()", f"torch.mean({self.x}) * 2.0")
         elif self.chance(0.15):
             self.x = "loss"
-            self.forward += [f"loss = {expression}", f"return loss * {self.scalar('weight scale', self.number())}"]
-        else:
-            self.forward.append(f"return {expression}")
+            self.forward.append(f"loss = {expression}")
+            expression = f"loss * {self.scalar('weight scale', self.number())}"
+        self.forward.append(f"return {expression}")
 
     def diagonal(self):
         """A product with a diagonal matrix, which a kernel can write as a scaling of the rows."""
@@ -289,15 +285,13 @@ class Problem(Chain):
         side_name = self.const("side size image_size", side)
         self.tensor_input([batch, i, side_name, side_name])
         if self.chance(0.5):
-            made = self.pick("nn.ReLU()", "nn.Mish()", "nn.GELU()", "nn.SiLU()")
-            act = self.attribute("act relu nonlin", made)
+            act = self.attribute("act relu nonlin", self.pick("nn.ReLU()", "nn.Mish()", "nn.GELU()", "nn.SiLU()"))
         else:
             act = self.pick("F.relu", "torch.tanh", "F.silu", "torch.sigmoid")
         made = f"nn.{self.pick('Max', 'Avg')}Pool2d({self.pick('2', 'kernel_size=2, stride=2')})"
         pool = self.attribute("pool down", made)
         for _ in range(self.pick(1, 2, 2)):
-            o = str(self.pick(4, 8, 16))
-            k = self.pick("3", "kernel_size=3")
+            o, k = str(self.pick(4, 8, 16)), self.pick("3", "kernel_size=3")
             self.apply("conv1 conv2 conv conv3", f"Conv2d({i}, {o}, {k}, padding=1)")
             self.line(f"{act}({{x}})")
             self.line(f"{pool}({{x}})")

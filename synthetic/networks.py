@@ -159,22 +159,18 @@ class Wide(Problem):
         kind = self.pick(*["layer"] * 6, "call", "call", "call", "along", "along", "product", "loss", "layer norm")
         self.formal = kind == "layer" or self.chance(0.4)
         self.clutter = self.clutter and not self.formal
-        if kind == "layer":
-            self.layer_with_arguments()
-        elif kind == "layer norm":
-            self.layer_norm()
-        elif kind == "product":
-            self.product(following=0)
-        elif kind == "loss":
+        if kind == "loss":
             return self.library_loss(alone=True)
-        elif kind == "call":
-            self.formulas(alone=True)
-        else:
-            self.plain_input(self.pick(2, 3, 4))
-            d = self.dimension("0", "1", "-1")
-            self.line(*_ALONG, *_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
+        {"layer": self.layer_with_arguments, "call": lambda: self.formulas(alone=True), "along": self.along_a_dimension,
+         "product": lambda: self.product(following=0), "layer norm": self.layer_norm}[kind]()
         if "Conv" in str(self.init) or self.chance(0.5):
             self.pick(self.activation, self.scale, *[self.rearranged] * 3)()
+
+    def along_a_dimension(self):
+        """A reduction, a norm, a softmax or a scan: x = torch.logsumexp(x, dim=1)"""
+        self.plain_input(self.pick(2, 3, 4))
+        d = self.dimension("0", "1", "-1")
+        self.line(*_ALONG, *_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
 
     def layer_norm(self):
         """Over one dimension or several, whose sizes the constructor gets in a tuple.
@@ -379,9 +375,8 @@ class Wide(Problem):
         while f"class {name}(" in "".join(self.classes):
             name += self.pick("A", "B", "2", "V2")
         self.classes.append("\n".join(write_class(inner, name)))
-        passed = ", ".join(name if self.chance(0.8) else f"{name}={name}" for name, _, _ in inner.args)
-        if "=" in passed:
-            passed = ", ".join(f"{name}={name}" for name, _, _ in inner.args)
+        by_name = not all([self.chance(0.8) for _ in inner.args])  # a chance each, all drawn
+        passed = ", ".join(f"{arg}={arg}" if by_name else arg for arg, _, _ in inner.args)
         layer = self.attribute("block layer stage unit block1", f"{name}({passed})")
         self.line(f"{layer}({{x}})")
 
@@ -429,13 +424,12 @@ class Wide(Problem):
             x = x + scores @ v
         """
         width = d.inside(d.shape[-1][0])
-        names = [d.name(name) for name in ("q", "k2", "v")]
+        q, k, v = names = [d.name(name) for name in ("q", "k2", "v")]
         made = f"nn.Linear({width}, {width}{self.pick('', ', bias=False')})"
         layers = [d.attribute(f"to_{name} {name}_proj", made) for name in names]
         d.forward += [f"{name} = {layer}({d.x})" for name, layer in zip(names, layers)]
         d.init.append("self.factor = 0.2")
         scores = d.name("att scores weights")
-        q, k, v = names
         d.forward += [f"{scores} = {q} @ {k}.transpose(-2, -1) * {self.pick('0.125', '0.25', 'self.factor')}",
                       f"{scores} = {self.pick('torch.softmax', 'F.softmax')}({scores}, dim=-1)",
                       f"{d.x} = {d.x} + {scores} @ {v}"]

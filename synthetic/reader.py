@@ -50,13 +50,8 @@ class Body:
 
     inputs: list[str]  # names of its arguments
     steps: list[Step]
-    result: str  # what it returns, as source
-    model: nn.Module  # that object, on the meta device
+    result: str  # the variable that it returns, or None
     reader: "Reader"
-
-    @property
-    def returned(self) -> set[str]:
-        return {n.id for n in ast.walk(ast.parse(self.result)) if isinstance(n, ast.Name)}
 
 
 @contextlib.contextmanager
@@ -110,26 +105,23 @@ class Reader:
                 self.assign(node.targets[0].id, node.value)
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
                 self.assign(node.target.id, ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value))
-            elif isinstance(node, ast.Assign) and not _contains(node, _WHOLE):
-                node.value = self.hoist(copy.deepcopy(node.value), self.fresh())  # several targets
-                self.statement(node)
             else:
+                if isinstance(node, ast.Assign) and not _contains(node, _WHOLE):  # several targets
+                    node.value = self.hoist(copy.deepcopy(node.value), self.fresh())
                 self.statement(node)
         if not result:
             raise Unsupported("no return at the end")
-        return Body(self.names, self.steps, result, self.model, self)
+        return Body(self.names, self.steps, result, self)
 
     # ---- one statement
 
     def unrolled(self, nodes):
         """The statements, with loops over a list of layers written out."""
         for node in nodes:
-            layers, index, item = None, None, node.target if isinstance(node, ast.For) else None
-            if item is not None:
-                over = node.iter
-                if isinstance(over, ast.Call) and ast.unparse(over.func) == "enumerate" and isinstance(item, ast.Tuple):
-                    (index, item), over = item.elts, over.args[0]
-                layers = self.resolve(over)
+            over, item, index = getattr(node, "iter", None), getattr(node, "target", None), None  # of a loop
+            if isinstance(over, ast.Call) and ast.unparse(over.func) == "enumerate" and isinstance(item, ast.Tuple):
+                (index, item), over = item.elts, over.args[0]
+            layers = self.resolve(over)
             if not isinstance(layers, nn.ModuleList) or not self.expand:
                 yield node
                 continue
@@ -149,15 +141,13 @@ class Reader:
         """A statement that stays as it is."""
         if _contains(node, (ast.Return, ast.Yield)):
             raise Unsupported("a return inside a statement")
-        space = self.namespace(self.values)
-        before = dict(self.values)
+        text, space, before = ast.unparse(node), self.namespace(self.values), dict(self.values)
         with without_data():
-            exec(compile(ast.fix_missing_locations(ast.Module([copy.deepcopy(node)], [])), "step", "exec"), space)
+            exec(text, space)
         for n in ast.walk(node):
             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in space:
                 self.values[n.id] = space[n.id]
-        self.steps.append(Step("", ast.unparse(node), "statement", node, reads=_names(node) & set(self.values),
-                               values=before))
+        self.steps.append(Step("", text, "statement", node, reads=_names(node) & set(self.values), values=before))
 
     def assign(self, target, node) -> str:
         """Split an expression into steps, innermost first, and append them. Returns the target's name."""
@@ -176,12 +166,11 @@ class Reader:
 
     def evaluate(self, node, values):
         """The value of an expression on the meta device: shapes without data."""
-        read = [values.get(name) for name in sorted(_names(node))]
-        key = ast.unparse(node), *map(id, read)
+        text, read = ast.unparse(node), [values.get(name) for name in sorted(_names(node))]
+        key = text, *map(id, read)
         if key not in self.known:  # beside what it was made from, so that no identity is given to another value
-            tree = ast.fix_missing_locations(ast.Expression(copy.deepcopy(node)))
             with without_data():
-                self.known[key] = eval(compile(tree, "step", "eval"), self.namespace(values)), read
+                self.known[key] = eval(text, self.namespace(values)), read
         return self.known[key][0]
 
     def resolve(self, node):
@@ -243,8 +232,8 @@ class Reader:
         if type(layer) is nn.Sequential and self.expand:
             inner = node.args[0]
             for i in range(len(layer)):
-                inner = ast.Call(ast.Subscript(node.func, ast.Constant(i), ast.Load()), [inner], [])
-                inner = self.spelled_out(inner)
+                called = ast.Subscript(node.func, ast.Constant(i), ast.Load())
+                inner = self.spelled_out(ast.Call(called, [inner], []))
             return inner
         name = type(layer).__name__ if isinstance(layer, nn.Module) else getattr(node.func, "attr", "")
         if name == "einsum" and len(node.args) == 3 and isinstance(node.args[0], ast.Constant):
@@ -286,8 +275,9 @@ class Reader:
         """Resolve torch.f(x), F.f(x), x.f() and self.layer(x) to one form; None for anything that is not a call."""
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             return _Call("matmul", [node.left, node.right], {})
-        picked = picked_call(node)
-        if picked is not None:  # torch.max(x, dim=1)[0] is amax, its indices are argmax
+        picked = node.value if isinstance(node, (ast.Attribute, ast.Subscript)) else None
+        if isinstance(picked, ast.Call) and getattr(picked.func, "attr", "") in ("max", "min"):
+            # One of two results: torch.max(x, dim=1)[0] and x.max(1).values are amax, the indices are argmax.
             call = self.call(picked)
             call.name = ("arg" if ast.unparse(node).endswith(("[1]", ".indices")) else "a") + call.name
             return call
@@ -316,8 +306,7 @@ class Reader:
         if name == "gelu" and "approximate" in keywords and ast.literal_eval(keywords["approximate"]) == "tanh":
             name = "gelu_tanh"
         reduced = name in ("smooth_l1_loss", "binary_cross_entropy_with_logits") and "reduction" not in keywords
-        return _Call(name, arguments, keywords,
-                     pointwise=(name in POINTWISE or name in ARITHMETIC or name == "pow") and not reduced)
+        return _Call(name, arguments, keywords, pointwise=not reduced and name in {*POINTWISE, *ARITHMETIC, "pow"})
 
     def classify(self, target, node) -> Step:
         """The step that assigns an expression, without its shape."""
@@ -329,8 +318,8 @@ class Reader:
         source = call.arguments[0] if call.arguments else None
         value = self.values.get(source.id) if isinstance(source, ast.Name) else None
         step.layer, step.module = call.module, call.attribute
-        name = type(call.module).__name__ if call.module is not None else call.name
-        name = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "max": "amax", "min": "amin"}.get(name, name)
+        names = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "max": "amax", "min": "amin"}
+        name = names.get(call.name, call.name)
         if name in ("Linear", "matmul", "mm", "bmm"):
             self.classify_product(step, call)
             return step
@@ -363,25 +352,22 @@ class Reader:
             step.kind, step.factors = "matmul", tuple(factors)
 
     def classify_row(self, step, name, call, value):
-        """A call over neighbouring dimensions."""
+        """A call over neighbouring dimensions, or over everything."""
         if call.keywords.keys() - {"dim", "keepdim", "p", "ord", "input"}:
             return
         if call.module is not None:
             dim = call.module.dim
         else:
-            norm = name in ("norm", "normalize")
-            positional = call.arguments[2 if norm else 1:]
-            dim = call.keywords.get("dim", positional[0] if positional else None)
-            dim = self.evaluate(dim, self.values) if dim is not None else None
-            p = call.arguments[1] if len(call.arguments) > 1 else call.keywords.get("ord")
-            p = call.keywords.get("p", p) if norm else None
-            if p is not None and self.evaluate(p, self.values) not in (2, "fro"):
+            norm = name in ("norm", "normalize")  # an argument stands at its place or by its name, or is as usual
+            p, *_ = *call.arguments[1:], call.keywords.get("ord", ast.Constant(2))
+            if norm and self.evaluate(call.keywords.get("p", p), self.values) not in (2, "fro"):
                 return
+            usual = ast.Constant(1 if name == "normalize" else None)
+            dim, *_ = *call.arguments[2 if norm else 1:], call.keywords.get("dim", usual)
+            dim = self.evaluate(dim, self.values)
             if dim is None and name in ("sum", "mean", "norm"):
                 step.kind, step.op = "all", name
                 return
-            if dim is None and name == "normalize":
-                dim = 1
         if dim is None:
             return
         dims = sorted(d % value.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim]))
@@ -397,13 +383,6 @@ class _Substitute(ast.NodeTransformer):
 
     def visit_Name(self, node):
         return copy.deepcopy(self.known.get(node.id, node)) if isinstance(node.ctx, ast.Load) else node
-
-
-def picked_call(node):
-    """The call of max or min, one of whose two results is picked: torch.max(x, dim=1)[0], x.min(1).values; or None."""
-    call = node.value if isinstance(node, (ast.Attribute, ast.Subscript)) else None
-    found = isinstance(call, ast.Call) and getattr(call.func, "attr", "") in ("max", "min")
-    return call if found else None
 
 
 def is_docstring(node) -> bool:

@@ -179,8 +179,8 @@ def _clutter(d):
         value = d.pick("None", "[1, 2, 3]", "(2, 2)", "3 * 4", "1.0 / 7")
         d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name('state size config')} = {value}")
     for i, line in enumerate(d.init):  # keyword arguments in place of positional ones
-        found = re.fullmatch(r"(self\.\w+ = nn\.(\w+?)(?:[123]d|Transpose[123]d|Norm[123]d|Pool[123]d)?\()(.*)\)", line)
-        names = next((n for k, n in _ARGUMENTS.items() if found and line.split(" = nn.")[1].startswith(k)), None)
+        found = re.fullmatch(r"(self\.\w+ = nn\.(\w+)\()(.*)\)", line)
+        names = next((names for kind, names in _ARGUMENTS.items() if found and found[2].startswith(kind)), None)
         if names and d.chance(0.35) and "(" not in found[3] and "[" not in found[3]:
             values = found[3].split(", ")
             first = d.r.choice([0, 0, len(names) - 1])

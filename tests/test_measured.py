@@ -293,7 +293,7 @@ def test_of_a_large_task_no_values_are_kept(monkeypatch, tmp_path):
         job = {"name": "large", "source": times(2).source, "seed": 1, "known": [], "part": 1.0}
         task = Measured(Reference(job, box.settings), box.control, box.settings, MagicMock())
         verdicts = dict(task.judge([copied(times(2)), copied(times(2)).replace("2.0", "2.001")]))
-        task.close()
+        task.connection.close()
     assert task.large and task.first.inputs[0].is_meta and task.first.expected[0].is_meta
     assert 0 not in task.reference.kept
     assert verdicts[0].correct and verdicts[0].speedup and "wrong values" in verdicts[1].error, verdicts

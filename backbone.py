@@ -83,16 +83,13 @@ def extract_tool_call(text, name):
 
 def _literal_or_text(text):
     """What a text says in JSON, or as a list or dict in Python's spelling, as the released checkpoints write them."""
-    try:
+    with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of "\\d" in a string
-            value = ast.literal_eval(text) if text[:1] in ("[", "{") else text
+    with (contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError, SystemError),
+          warnings.catch_warnings(action="ignore")):  # of "\\d" in a string
+        value = ast.literal_eval(text) if text[:1] in ("[", "{") else text
         return json.loads(json.dumps(value))  # a transcript holds JSON: no sets, no bytes
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError, SystemError):
-        return text
+    return text
 
 
 def _call_from_json(text, name, bare=False):
@@ -284,14 +281,13 @@ class Backbone(Chat):
         extends another row's prompt + reply (a later turn of the same rollout) rides along in one sequence with it,
         since a causal model gives the same values.
         """
-        order = sorted(range(len(rows)), key=lambda i: -len(rows[i][0]))
         sequences, home = [], {}  # home[i] = index of the sequence that contains row i
-        for i in order:
+        for i in sorted(range(len(rows)), key=lambda i: -len(rows[i][0])):
             whole = list(rows[i][0]) + list(rows[i][1])
             holders = [s for s, sequence in enumerate(sequences) if sequence[:len(whole)] == whole]
+            home[i] = holders[0] if holders else len(sequences)
             if not holders:
                 sequences.append(whole)
-            home[i] = holders[0] if holders else len(sequences) - 1
         ids = padded(sequences)  # (B, L)
         # The logits at position p predict token p + 1. Only the replies' positions reach the vocabulary.
         starts = [home[i] * ids.shape[1] + len(prompt) - 1 for i, (prompt, _) in enumerate(rows)]

@@ -58,12 +58,11 @@ from tqdm import tqdm
 from backbone import Backbone
 from chat.prompts import read_prompts
 from fast import ranks
-from page import strategies
-from page.charts import fast_p, save_png
+from page import charts, strategies
 from page.levels import machine, table, title
 from policy import Strategy, best_window, latest, not_judged, nothing, ranked_parent, rollout, score_pairs
 from report import read_lines, write_page
-from sandbox import KernelTime, Sandbox, Verdict
+from sandbox import PRECISE, Sandbox, Verdict, verdict_from_json
 from selector import select
 from skills import SkillLibrary, write_atomically
 
@@ -124,12 +123,10 @@ def read_results(path) -> dict:
 
 def sample_record(line) -> Sample:
     """The Sample that a line of results.jsonl was written from."""
-    def verdict(entry):
-        return entry and Verdict(**{**entry, "profile": [KernelTime(**kernel) for kernel in entry["profile"]]})
-
-    turns = [Attempt(**turn | {key: verdict(turn[key]) for key in ("verdict", "against_compile")})
-             for turn in line["turns"]]
-    return Sample(**line | {"turns": turns})
+    turns = [turn | {"verdict": verdict_from_json(turn["verdict"])} for turn in line["turns"]]
+    for turn in turns:
+        turn["against_compile"] = turn["against_compile"] and verdict_from_json(turn["against_compile"])
+    return Sample(**line | {"turns": [Attempt(**turn) for turn in turns]})
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -338,7 +335,6 @@ def claim(out, config):
     """Make `out` the folder of this configuration. Raises UserError when it cannot be, or belongs to another one."""
     path = out / "config.json"
     try:
-        out.mkdir(parents=True, exist_ok=True)
         if not path.is_file() and not (out / "results.jsonl").exists():
             write_atomically(path, json.dumps(config, indent=1) + "\n")
         before = dict(json.loads(path.read_text()))
@@ -451,14 +447,11 @@ def main(argv=None) -> int:
     facts = {"command": " ".join(["python", "bench.py", *argv]), "seed": options.seed, **machine(options.device),
              "skills": "no skills" if library is None else f"skills out of {len(library)}"}
     runs = {}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(resumable("the same command goes on"))
-        # Timed for longer than in training: the strict rule asks for the lower end of an interval.
-        settings = {"timeout": options.timeout, "seed": options.seed, "tasks": 8, "measure": 0.2}
-        sandbox = stack.enter_context(Sandbox(options.device, **settings))
-        compiled = None  # a second sandbox, whose reference is torch.compile's
-        if options.baseline == "compile":
-            compiled = stack.enter_context(Sandbox(options.device, baseline="compile", **settings))
+    settings = {"timeout": options.timeout, "seed": options.seed, "tasks": 8, "measure": PRECISE}
+    with (resumable("the same command goes on"), Sandbox(options.device, **settings) as sandbox,
+          # A second sandbox, whose reference is torch.compile's.
+          Sandbox(options.device, baseline="compile", **settings) if options.baseline == "compile"
+          else contextlib.nullcontext() as compiled):
         for options.strategy, folder in folders.items():
             started = time.time()
             samples = evaluate(model, library, sandbox, compiled, usable, options, done[options.strategy],
@@ -472,8 +465,8 @@ def main(argv=None) -> int:
                                "seconds_of_last_run": round(time.time() - started, 1)}
             summary |= all_figures(samples, options.turns, config["baselines"])
             write_atomically(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-            save_png([fast_p(summary["figures"], options.turns)], folder / "fast_p.png",
-                     f"{title(config)}: {options.model}, {facts['skills']}, {summary['clock']}")
+            charts.save_png([charts.fast_p(summary["figures"], options.turns)], folder / "fast_p.png",
+                            f"{title(config)}: {options.model}, {facts['skills']}, {summary['clock']}")
             write_page([folder], folder / "report.html")
             runs[options.strategy] = {task: list(map(steps, group)) for task, group in samples.items()}
     if ranks.rank() > 0:
@@ -481,8 +474,8 @@ def main(argv=None) -> int:
     if options.compare_strategies:
         compared = facts | {"config": config, "clock": summary["clock"]} | strategies.compare(runs, options.turns)
         write_atomically(out / "strategies.json", json.dumps(compared, indent=1) + "\n")
-        save_png(strategies.budget_charts(compared), out / "strategies.png",
-                 f"{title(config)}: {options.model}; pale: each of {options.samples} searches ({summary['clock']})")
+        charts.save_png(strategies.budget_charts(compared), out / "strategies.png", f"{title(config)}: {options.model}"
+                        f"; pale: each of {options.samples} searches ({summary['clock']})")
         print(f"{strategies.table(compared)}\n\n{out}/strategies.png, {out}/strategies.json, {out}/*/report.html")
     else:
         print(f"{table(summary)}\n\n{out}/report.html, {out}/fast_p.png, {out}/summary.json, {out}/results.jsonl")

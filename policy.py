@@ -142,8 +142,8 @@ def condensed(reply) -> str:
     >>> condensed("<think>Long.</think>Plan: fuse.\\n```python\\nclass ModelNew:\\n    pass\\n```\\nDone.")
     'Plan: fuse.\\n\\n```python\\nclass ModelNew:\\n    pass\\n```'
     """
-    reply = reply.rpartition("</think>")[2].partition("<think>")[0]  # a template may have begun the thought
-    summary, code = " ".join(reply.split("```")[0].split()[:60]), backbone.extract_code(reply)
+    summary = " ".join(backbone.after_thoughts(reply).split("```")[0].split()[:60])
+    code = backbone.extract_code(reply)
     return summary + (f"\n\n```python\n{code}```" if code else "")
 
 
@@ -250,54 +250,47 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
     trajectories = [Trajectory(task, tuple(skills)) for task, skills in jobs]
     plays = [play(model, sandbox, t, turns, first_prompt(t.task, t.skills), max_prompt_tokens or math.inf, strategy,
                   budget, generator) for t in trajectories]
-    prompts, pairs = [], []  # (number of the rollout, what it has yielded) of those that can go on
-    judging = []  # (number of the rollout, future of its verdict)
+    prompts, pairs, judging = {}, {}, {}  # number of a rollout -> the prompt or pair it has yielded; a verdict's future
     on_gpu = sandbox.device != "cpu"
 
     def resume(number, answer=None):
         """Send a rollout what it waits for, and note what it wants next, unless that was its end."""
         try:
             wanted = plays[number].send(answer)
-            (prompts if isinstance(wanted, list) else pairs).append((number, wanted))
+            (prompts if isinstance(wanted, list) else pairs)[number] = wanted
         except StopIteration:
             ended(number, trajectories[number])
 
     for number in range(len(plays)):
         resume(number)
-    sandbox.prepare([trajectories[number].task for number, _ in prompts])
+    sandbox.prepare([trajectories[number].task for number in prompts])
     with model.sampler(max_new_tokens, temperature, generator, top_p) as sampler:
         while prompts or pairs or judging or sampler.waiting:
             # On a GPU each rollout goes on as soon as it can. On a CPU model and sandbox need the same cores, and a
             # seed must give the same run: all replies are written, then all kernels judged, then all next turns begin.
             if pairs and (on_gpu or not sampler.waiting):
-                futures = sandbox.submit([pair for _, pair in pairs])
-                judging += [(number, future) for (number, _), future in zip(pairs, futures)]
+                judging |= zip(pairs, sandbox.submit(list(pairs.values())))
                 pairs.clear()
             if on_gpu or not (sampler.waiting or judging):
-                for number, prompt in sorted(prompts):
-                    sampler.add(prompt, number)
-                prompts.clear()
+                for number in sorted(prompts):
+                    sampler.add(prompts.pop(number), number)
             # Write a few tokens; where there is nothing to write, wait for a verdict.
             if sampler.waiting:
                 for number, reply in write(sampler, sandbox):
                     resume(number, reply)
             elif judging:
-                sandbox.wait([future for _, future in judging])
+                sandbox.wait(list(judging.values()))
             # Verdicts that have come meanwhile are the rollouts' feedback.
-            for number, future in judging[:]:
-                if future.done():
-                    judging.remove((number, future))
-                    resume(number, verdict_of(future, sandbox))
+            for number in [number for number, future in judging.items() if future.done()]:
+                resume(number, verdict_of(judging.pop(number), sandbox))
     return trajectories
 
 
 def write(sampler, sandbox) -> list:
     """Let the model write until a reply ends, or for a handful of steps. Returns [(key, Completion), ...]."""
-    replies = []
     with sandbox.sampling():  # nothing is being timed meanwhile
         for _ in range(STEPS):
-            replies += sampler.step()
-            if replies:
+            if replies := sampler.step():
                 break
         sampler.pause()  # nothing may be left on the GPU
     return replies
@@ -381,8 +374,7 @@ def reward_turns(trajectories, name, compiled=None, mask_void=True):
         turn.reward = REWARDS[name](turn.verdict)
     if compiled:  # CUDA Agent's third milestone
         fast = [(task, turn) for task, turn in turns if turn.reward == 2.0]
-        verdicts = score_pairs(compiled, [(task, turn.code) for task, turn in fast])
-        for (_, turn), verdict in zip(fast, verdicts):
+        for (_, turn), verdict in zip(fast, score_pairs(compiled, [(task, turn.code) for task, turn in fast])):
             turn.reward = cuda_agent_reward(turn.verdict, verdict)
     for trajectory in trajectories if mask_void else ():
         best = 0.0  # of the turns so far

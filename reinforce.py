@@ -316,7 +316,7 @@ class Episode:
 def train(run, stream):
     """The paper's training step, over and over. stream: endless iterator over training tasks."""
     args = run.args
-    if run.step == 0 and not read_metrics(run):
+    if run.step == 0 and not read_metrics(run.out):
         finish_step(run, {"step": 0, "clock": run.clock, "library": len(run.library)} | evaluate_if_due(run, 0))
     with tqdm(total=args.steps, initial=run.step, unit="step", disable=ranks.rank() > 0 or None) as run.bar:
         while run.step < args.steps:

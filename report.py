@@ -26,7 +26,6 @@ import fcntl
 import functools
 import importlib.util
 import json
-import math
 import os
 import random
 import shutil
@@ -43,9 +42,8 @@ from backbone import Backbone
 from chat.prompts import read_prompts
 from fast import plan, ranks
 from fast.optimizer import make_adamw
-from page.charts import run_charts, save_png
+from page import charts, records
 from page.metrics import progress
-from page.records import Source, lessons, metrics_record, numbered, numbers, read_folder
 from page.writer import render
 from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary, write_atomically
@@ -132,8 +130,7 @@ def configure(given, parameters, options, sizes, recipes) -> argparse.Namespace:
     config = {"recipe": "davinci"} | {name: row[column] for name, row in sizes.items()}
     config |= {name: default for name, (default, _) in options.items()}
     config |= recipes[given.get("recipe", "davinci")] | given
-    check_numbers(config, above_0=[*(set(sizes) - {"k", "s", "lr"}), "grad_clip"],
-                  at_most_1=("gamma", "clip_low"))
+    check_numbers(config, above_0=[*(set(sizes) - {"k", "s", "lr"}), "grad_clip"], at_most_1=("gamma", "clip_low"))
     return argparse.Namespace(**config)
 
 
@@ -218,10 +215,11 @@ def clear_later_steps(run):
     out = run.out
     claim(out)
     write_atomically(out / "config.json", json.dumps(vars(run.args), indent=1))
-    lines = read_metrics(run) if (out / "checkpoint").exists() else []  # else it begins again, with step 0
+    # Without a checkpoint it begins again, with step 0.
+    lines = [line for line in read_metrics(out) if line["step"] <= run.step] if (out / "checkpoint").exists() else []
     write_atomically(out / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
     for pattern in ("rollouts/*_*.jsonl", "skill_library/global_step_*.jsonl"):
-        for step, path in numbered(out, pattern):
+        for step, path in records.numbered(out, pattern):
             if step > run.step:
                 path.unlink()
     if run.step == 0 or not (out / "skill_library").is_dir():
@@ -254,7 +252,7 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
                 saved = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.count() > 1)
             config = saved["config"] if saved else json.loads(path.read_text())
         # Killed before its first checkpoint a run begins again; else its steps would be lost.
-        if not saved and any(line["step"] for line in read_metrics(argparse.Namespace(out=out, step=math.inf))):
+        if not saved and any(line["step"] for line in read_metrics(out)):
             raise UserError(f"--resume: {folder} is missing, though steps are finished; put it back, or begin another "
                             "run")
         for name, value in given.items():
@@ -327,11 +325,11 @@ def finish_step(run, line):
     if run.step % run.args.save_every == 0 or run.step == run.args.steps:
         save_checkpoint(run)
     if run.tensorboard:
-        for name, value in numbers(line).items():
+        for name, value in records.numbers(line).items():
             run.tensorboard.add_scalar(name, value, run.step)
         run.tensorboard.flush()
     if ranks.rank() == 0 and (run.step or "eval_fast_1" in line):
-        tqdm.write(progress(line, run.args, read_metrics(run)[0], run.library), file=sys.stdout)
+        tqdm.write(progress(line, run.args, read_metrics(run.out)[0], run.library), file=sys.stdout)
     if "eval_fast_1" in line and 0 < run.step < run.args.steps and ranks.rank() == 0:
         draw_curves(run)
 
@@ -380,10 +378,9 @@ def save_checkpoint(run):
     shutil.rmtree(old, ignore_errors=True)
 
 
-def read_metrics(run) -> list[dict]:
-    """The lines of complete steps: none whose checkpoint was never written. Raises UserError as read_lines."""
-    lines = read_lines(run.out / "metrics.jsonl", lambda line: (line["step"] <= run.step, line))
-    return [line for complete, line in lines if complete]
+def read_metrics(out) -> list[dict]:
+    """The lines of a run's metrics.jsonl, each with its step. Raises UserError as read_lines."""
+    return read_lines(out / "metrics.jsonl", lambda line: line | {"step": int(line["step"])})
 
 
 def read_lines(path, record) -> list:
@@ -441,9 +438,9 @@ def record_rollouts(run, path, episodes):
 
 def draw_curves(run):
     """curves.png: all curves over the steps, by role, and the seconds of a step."""
-    metrics = [metrics_record(line) for line in read_metrics(run)]  # the transcripts, which are large, are not needed
-    title = f"{run.out.name}, {run.clock} clock"
-    save_png(run_charts(Source(run.out, metrics=metrics)), run.out / "curves.png", title)
+    metrics = list(map(records.metrics_record, read_metrics(run.out)))  # not the transcripts, which are large
+    drawn = charts.run_charts(records.Source(run.out, metrics=metrics))
+    charts.save_png(drawn, run.out / "curves.png", f"{run.out.name}, {run.clock} clock")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -456,7 +453,7 @@ def write_page(folders, path) -> list:
     Returns what it shows, a page.records.Source for each folder.
     """
     try:
-        sources = [read_folder(folder) for folder in folders]
+        sources = [records.read_folder(folder) for folder in folders]
         write_atomically(path, render(sources, REASONS))
     except OSError as error:
         raise UserError(str(error)) from None
@@ -469,7 +466,7 @@ def finish_run(run):
         return
     draw_curves(run)
     [source] = write_page([run.out], run.out / "report.html")
-    print("\n".join(lessons(source)))
+    print("\n".join(records.lessons(source)))
     print(f"done: {run.out}/report.html, {run.out}/curves.png, {run.out}/metrics.jsonl, {run.out}/checkpoint/")
 
 

@@ -71,8 +71,9 @@ from judge.connection import ScorerConnection
 from judge.correctness import KernelTime, Verdict, out_of_memory
 from judge.gpu_lock import GpuLock
 from judge.messages import Gone, Orphaned
-from tasks import Task, TaskError, UserError, load_task, run_command
+from tasks import Task, TaskError, UserError, load_task, run_command, told
 
+PRECISE = 0.2  # seconds of timing a candidate outside of training, where the interval around its speedup counts
 MAX_SCORERS = 16  # scorers with the measured clock: each has references and CUDA contexts in the GPU's memory
 MAX_VERDICTS = 10000  # verdicts
 JSON_FIELDS = ("compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms", "rejected",
@@ -375,8 +376,7 @@ class Sandbox:
                 for answer in job.scorer.order({"codes": batch}, self.patience):
                     if "verdict" in answer:
                         self.known = self.known | set(answer["known"]) if len(self.known) < 5000 else set()
-                        profile = [KernelTime(**entry) for entry in answer["verdict"].pop("profile")]
-                        verdict = Verdict(**answer["verdict"], profile=profile)
+                        verdict = verdict_from_json(answer["verdict"])
                         if not (out_of_memory(verdict.error or "") and self._shares_memory(job)):
                             self._settle(job, batch[answer["index"]], verdict).set_result(verdict)
                 short = bool(set(batch) & set(job.codes))
@@ -431,24 +431,27 @@ class Sandbox:
         """A thread has done its job: keep the scorer, and where memory is short end the one used least recently."""
         if job.scorer is not None and job.scorer.large:  # before anybody begins, who may need the room
             self._end_scorer(job)
-        short, ended = self._memory_is_short(), []
+        short = self._memory_is_short()
         with self.changed:
             self.at_work.remove(job)
             if job.scorer is not None:
                 self.idle.append(job.scorer)
-            if self.idle and (short or self.closed):
-                ended.append(self.idle.pop(0))
+            ended = self.idle.pop(0) if self.idle and (short or self.closed) else None
             self.changed.notify_all()
-        for scorer in ended:
-            scorer.close(wait=True)
+        if ended is not None:
+            ended.close(wait=True)
 
     def _memory_is_short(self) -> bool:
         """Is less than an eighth of the GPU's memory free?"""
-        try:
+        with contextlib.suppress(RuntimeError):
             free, total = torch.cuda.mem_get_info(self.device) if self.device != "cpu" else (1, 1)
-        except RuntimeError:  # the driver cannot say
-            return True
-        return free < total / 8
+            return free < total / 8
+        return True  # the driver cannot say
+
+
+def verdict_from_json(record) -> Verdict:
+    """A Verdict out of the objects that it became as JSON, in a scorer's answer or in a file."""
+    return Verdict(**record | {"profile": [KernelTime(**entry) for entry in record["profile"]]})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -499,10 +502,8 @@ def main(argv=None) -> int:
     if options.trials < 1 or options.timeout <= 0:
         raise UserError("--trials and --timeout must be positive")
     task = load_task(options.task)
-    try:
+    with told(f"{options.candidate}: cannot read the candidate"):
         text = Path(options.candidate).read_bytes()
-    except OSError as error:
-        raise UserError(f"{options.candidate}: cannot read the candidate ({type(error).__name__})") from None
     with Sandbox(options.device, trials=options.trials, timeout=options.timeout, seed=options.seed,
                  protocol=options.protocol, baseline=options.baseline) as sandbox:
         try:

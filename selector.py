@@ -39,8 +39,7 @@ def selection_messages(task, candidates, characters=TASK_CHARACTERS) -> list[dic
 
 def read_selection(text, candidates) -> tuple[tuple[Skill, ...], tuple[str, ...]]:
     """(chosen skills in the reply's order, names dropped) of a sampled reply, which may hold anything. Never raises."""
-    call = backbone.extract_tool_call(text, "select_skills") or {}
-    entries = call.get("selected_skills")
+    entries = (backbone.extract_tool_call(text, "select_skills") or {}).get("selected_skills")
     offered = {skill.name: skill for skill in candidates}
     chosen, dropped = [], []
     for entry in entries if isinstance(entries, list) else []:

@@ -98,14 +98,14 @@ def padded(length) -> int | None:
     return next((width for width in WIDTHS if length <= width), None)
 
 
-def make_batches(lengths, tokens, rng, members=None) -> list[list[int]]:
+def make_batches(lengths, tokens, rng, order) -> list[list[int]]:
     """Indices of examples, grouped by padded width so that a batch holds about `tokens` tokens; in random order.
 
-    A batch of examples of one width wastes little on padding, and a few widths mean few shapes to capture. members:
-    the indices to group; None: all.
+    A batch of examples of one width wastes little on padding, and a few widths mean few shapes to capture. order: the
+    indices to group.
     """
     groups, batches = {}, []
-    for i in range(len(lengths)) if members is None else members:
+    for i in order:
         if padded(lengths[i]):  # longer ones are dropped
             groups.setdefault(padded(lengths[i]), []).append(i)
     for width, members in groups.items():
@@ -122,14 +122,14 @@ def plan_batches(lengths, args) -> list[list[list[int]]]:
     A batch is as many examples of one width as --batch-tokens allow, or --batch-sequences of any widths (the paper:
     64), in several parts. epochs may be a fraction: then the last pass sees only a part of its batches.
     """
-    rng, batches, size = random.Random(args.seed), [], args.batch_sequences
+    rng, batches, order, size = random.Random(args.seed), [], range(len(lengths)), args.batch_sequences
     for epoch in range(math.ceil(args.epochs)):
         if size:
             order = rng.sample(range(len(lengths)), len(lengths))
             shuffled = [make_batches(lengths, args.batch_tokens, rng, order[i:i + size])
                         for i in range(0, len(order), size)]
         else:
-            shuffled = [[part] for part in make_batches(lengths, args.batch_tokens, rng)]
+            shuffled = [[part] for part in make_batches(lengths, args.batch_tokens, rng, order)]
         batches += shuffled[:round(len(shuffled) * min(1, args.epochs - epoch))]
     return [parts for parts in batches if parts]
 
@@ -250,9 +250,8 @@ def train(model, data, pad, args) -> list[dict]:
     model.train()
     if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
         model.gradient_checkpointing_enable()
-    made_of = fingerprint(args, data)
-    state = {"step": 0, "seen": 0, "seconds": 0.0, "history": [], "made of": made_of}
-    state |= restore(args, made_of, model, step)
+    state = {"step": 0, "seen": 0, "seconds": 0.0, "history": [], "made of": fingerprint(args, data)}
+    state |= restore(args, state["made of"], model, step)
     start, saved = time.time() - state["seconds"], time.time()
     bar = tqdm(total=len(batches), initial=state["step"], desc="training", unit="step",
                disable=ranks.rank() > 0 or None)

@@ -223,7 +223,7 @@ def lazy_advice(text) -> str | None:
     True
     """
     text = re.sub(r"```.*?(```|\Z)", "", text, flags=re.DOTALL)  # an example's code gives no advice
-    for index, pattern in enumerate(_LAZY):
+    for pattern in _LAZY:
         for match in pattern.finditer(text):
             if not _TURNED_DOWN.search(text[max(0, match.start() - 40):match.start()]):
                 return " ".join(match[0].split())

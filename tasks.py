@@ -95,14 +95,14 @@ def run_command(main):
 
 
 @contextlib.contextmanager
-def told(problem):
-    """Around the reading of a file: whatever is wrong with it becomes one line, a UserError with `problem`."""
+def told(problem, kind=UserError):
+    """Around the reading of a file: whatever is wrong with it becomes one line, an error of a `kind` with `problem`."""
     try:
         yield
     except UserError:
         raise
     except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
-        raise UserError(f"{problem} ({type(error).__name__})") from None
+        raise kind(f"{problem} ({type(error).__name__})") from None
 
 
 @contextlib.contextmanager
@@ -184,10 +184,8 @@ class Task:
 def load_task(path, level=0, name=None) -> Task:
     """Read one problem file. Raises TaskError when it is missing or lacks one of the names of the format."""
     path = found(path)
-    try:
+    with told(f"{path}: cannot read the problem", TaskError):
         source = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path}: cannot read the problem ({type(error).__name__})") from None
     check_format(source, path)
     return Task(name or path.stem, level, source)
 
@@ -205,20 +203,20 @@ def check_format(source, where="problem"):
         raise TaskError(f"{where}: does not define {', '.join(missing)} (KernelBench format)")
 
 
-def _numbered(folder, level, prefix) -> list[Task]:
-    """All problem files `<id>_<name>.py` of a folder, in the order of their ids."""
-    folder = Path(folder)
-    files = [path for path in folder.glob("*.py") if re.match(r"\d+_", path.name)] if folder.is_dir() else []
+def _numbered(base, level) -> list[Task]:
+    """All problem files `<id>_<name>.py` of a level's folder, which is in `base`, in the order of their ids."""
+    folder = base / f"level{level}"
+    files = [path for path in folder.glob("*.py") if re.match(r"\d+_", path.name)]
     if not files:
         raise TaskError(f"{folder}: no problem files (<id>_<name>.py) there")
     files.sort(key=lambda path: problem_id(path.name))
-    return [load_task(path, level, prefix + path.stem) for path in files]
+    return [load_task(path, level, f"{folder.name}/{path.stem}") for path in files]
 
 
 def builtin_tasks(level=None, device="cpu") -> list[Task]:
     """The built-in evaluation problems of one level, or of all; with a larger batch when they are to run on a GPU."""
     levels = [1, 2, 3] if level is None else [level]
-    tasks = [task for n in levels for task in _numbered(PROBLEMS / f"level{n}", n, f"level{n}/")]
+    tasks = [task for n in levels for task in _numbered(PROBLEMS, n)]
     return tasks if device == "cpu" else [scale_batch(task, GPU_BATCH_FACTOR) for task in tasks]
 
 
@@ -227,7 +225,7 @@ def kernelbench_tasks(folder, level) -> list[Task]:
     folder = found(folder)
     for base in (folder, folder / "KernelBench"):
         if (base / f"level{level}").is_dir():
-            return _numbered(base / f"level{level}", level, f"level{level}/")
+            return _numbered(base, level)
     raise TaskError(f"{folder}: no level{level}/ there; clone https://github.com/ScalingIntelligence/KernelBench and "
                     "pass its folder as --kernelbench")
 
@@ -300,8 +298,7 @@ def elements(source, enough) -> int | None:
     None if the problem does not run. It is run without memory, on PyTorch's meta device.
     """
     try:
-        with torch.device("meta"), torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
             model, get_inputs = made(source)
             inputs = get_inputs()
             total = sum(t.numel() for t in [*inputs, *model.parameters()] if isinstance(t, torch.Tensor))
@@ -312,26 +309,16 @@ def elements(source, enough) -> int | None:
     return total + sum(t.numel() for t in outputs if isinstance(t, torch.Tensor))
 
 
-class _Cap(ast.NodeTransformer):
-    """Replaces integers above `cap`: multiples of it become it, others keep what is left over. The first `count`."""
-
-    def __init__(self, cap, count):
-        self.cap, self.count = cap, count
-
-    def visit_Constant(self, node):
-        if type(node.value) is int and node.value > self.cap and self.count:
-            self.count -= 1
-            return ast.Constant(self.cap + node.value % self.cap)
-        return node
-
-
 def _capped(source):
     """A problem's text with its sizes (module level, get_inputs, get_init_inputs) capped, lower and lower."""
-    for count in (1000, 1):  # all sizes; where that does not run, as with literals in the constructor, the batch alone
+    for most in (1000, 1):  # all sizes; where that does not run, as with literals in the constructor, the batch alone
         for cap in (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
-            tree, capped = ast.parse(source), _Cap(cap, count)
-            tree.body = [node if isinstance(node, ast.ClassDef) else capped.visit(node) for node in tree.body]
-            yield ast.unparse(ast.fix_missing_locations(tree))
+            tree = ast.parse(source)
+            outside = [n for node in tree.body if not isinstance(node, ast.ClassDef) for n in ast.walk(node)]
+            sizes = [n for n in outside if isinstance(n, ast.Constant) and type(n.value) is int and n.value > cap]
+            for size in sorted(sizes, key=lambda n: (n.lineno, n.col_offset))[:most]:
+                size.value = cap + size.value % cap  # multiples of the cap become it, others keep what is left over
+            yield ast.unparse(tree)
 
 
 def shrunken(task, enough=20 * SHRUNKEN) -> tuple[Task, int]:
@@ -339,8 +326,7 @@ def shrunken(task, enough=20 * SHRUNKEN) -> tuple[Task, int]:
 
     Where that cannot be had, the smallest version that runs, or the problem as it is; 0 if that cannot be built.
     """
-    smallest = elements(task.source, SHRUNKEN) or 0
-    best = task
+    best, smallest = task, elements(task.source, SHRUNKEN) or 0
     for source in _capped(task.source):
         if 0 < smallest <= SHRUNKEN:
             break

@@ -68,7 +68,7 @@ def read_rows(path, rows, encode_row) -> list[tuple[np.ndarray, np.ndarray]]:
 
     A row that cannot be used is reported by its number in the file and skipped.
     """
-    data, skipped = [], 0
+    data = []
     for number, row in tqdm(rows, desc="tokens", unit="row", disable=None):
         try:
             data.append(encode_row(json.loads(row) if isinstance(row, bytes) else row))
@@ -76,9 +76,8 @@ def read_rows(path, rows, encode_row) -> list[tuple[np.ndarray, np.ndarray]]:
             why = (str(error) if isinstance(error, UserError) else "not JSON" if isinstance(error, json.JSONDecodeError)
                    else f"not a row of messages ({type(error).__name__}: {error})")
             tqdm.write(f"{path}:{number}: {why[:200]}; skipped", file=sys.stderr)
-            skipped += 1
-    if skipped:
-        print(f"{path}: {skipped} of {len(rows)} rows are skipped", file=sys.stderr)
+    if len(data) < len(rows):
+        print(f"{path}: {len(rows) - len(data)} of {len(rows)} rows are skipped", file=sys.stderr)
     return [encoded for encoded in data if encoded]
 
 
@@ -123,8 +122,7 @@ def rollout_row(chat, least):
             replies.append((prompt, reply, learnt))
             said = [".", turn["reply"], fill("feedback", feedback=turn.get("feedback"))]
             asked = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), said)]
-            completion = Completion(prompt, reply, [], turn["reply"], turn.get("finished", True))
-            prompt = chat.next_ids(completion, asked)
+            prompt = chat.next_ids(Completion(prompt, reply, [], turn["reply"], turn.get("finished", True)), asked)
         repeated = str(replies) in known
         known.add(str(replies))
         return join(replies) if replies and not repeated else None

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader
 
-from page import charts
-from page.records import funnel, lessons
+from page import charts, records
 
 MOST_TEXT = 12_000_000  # characters of replies on a page: with prompts and feedback 2 to 4 MB when compressed
 
@@ -28,8 +27,8 @@ def render(sources, reasons) -> str:
     packed, shown = pack(sources)
     text = environment.get_template("page.html").render(
         sources=sources, runs=runs, charts=charts, panels=list(zip(*map(charts.run_charts, runs))), packed=packed,
-        shown=shown, read=lambda name: (folder / name).read_text(), lessons=lessons,
-        funnel=lambda source: funnel(source, reasons))
+        shown=shown, read=lambda name: (folder / name).read_text(), lessons=records.lessons,
+        funnel=lambda source: records.funnel(source, reasons))
     return text.encode(errors="replace").decode()  # half a surrogate pair cannot be written to a file
 
 

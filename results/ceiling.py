@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from sandbox import Sandbox  # noqa: E402
+from sandbox import PRECISE, Sandbox  # noqa: E402
 from synthetic import expert  # noqa: E402
 from tasks import SHRUNKEN, TaskError, chosen_tasks, kernelbench_tasks, problem_id, shrunken  # noqa: E402
 
@@ -51,7 +51,7 @@ def reason(verdict):
 def judged(tasks, codes, args, failures) -> dict:
     """{name: Verdict} of the kernels that are judged within --minutes; of the others, why not is counted."""
     verdicts, end = {}, time.monotonic() + 60 * args.minutes
-    with Sandbox(args.device, trials=2, seed=0, tasks=8, measure=0.2) as box:
+    with Sandbox(args.device, trials=2, seed=0, tasks=8, measure=PRECISE) as box:
         for name, future in zip(tasks, box.submit([(task, codes[name]) for name, task in tasks.items()])):
             try:
                 verdicts[name] = future.result(max(0, end - time.monotonic()))

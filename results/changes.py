@@ -158,7 +158,7 @@ def read_run(folder) -> list[dict]:
     """The lines of a run's metrics.jsonl, each step's with the number of its Policy turns. Raises UserError."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     args = argparse.Namespace(**json.loads((folder / "config.json").read_text()))
-    if lines[-1]["step"] < max(args.steps, 1) or "eval_reward_best" not in lines[-1]:
+    if not lines or lines[-1]["step"] < max(args.steps, 1) or "eval_reward_best" not in lines[-1]:
         raise UserError(f"{folder}: not finished, or not evaluated")
     return [line | {"turns": args.batch * args.oversample * (args.k + 1) * args.n * args.turns} for line in lines]
 

@@ -1,5 +1,7 @@
 """Tasks and candidates that several test files use."""
 
+import textwrap
+
 from tasks import Task
 
 TASK = Task("scaled_silu", 0, '''
@@ -67,6 +69,10 @@ def replaced(text, *pairs):
     return text
 
 
+def indent(text, by=4) -> str:
+    return textwrap.indent(text.strip("\n"), " " * by) + "\n"
+
+
 def problem(expression, inputs="torch.randn(256, 64)") -> Task:
     """A task that returns `expression` of x (and y, z where there are more inputs)."""
     return small_task("problem", f"return {expression}", ", ".join("xyz"[:inputs.count("torch.r")]), inputs)
@@ -74,17 +80,71 @@ def problem(expression, inputs="torch.randn(256, 64)") -> Task:
 
 def solution(kernels, body, names="x") -> str:
     """A candidate with these kernels, whose forward has these lines."""
-    lines = "\n".join("        " + line for line in body.strip().split("\n"))
     return ("import torch\nimport triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n"
-            f"{kernels}\nclass ModelNew(torch.nn.Module):\n    def forward(self, {names}):\n{lines}\n")
+            f"{kernels}\nclass ModelNew(torch.nn.Module):\n    def forward(self, {names}):\n{indent(body, 8)}")
+
+
+APPLY = '''
+@triton.jit
+def apply(x, out, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(x + o, mask=o < n)
+    tl.store(out + o, RESULT, mask=o < n)
+'''
+
+
+def by_elements(result) -> str:
+    """A candidate whose kernel `apply` stores `result` of v, an element of x."""
+    return solution(APPLY.replace("RESULT", result), """
+out = torch.empty_like(x)
+apply[(triton.cdiv(x.numel(), 512),)](x, out, x.numel(), BLOCK=512)
+return out""")
+
+
+PRODUCT = """
+@triton.jit
+def product(a, b, out, N: tl.constexpr, B: tl.constexpr, SUM: tl.constexpr):
+    m, n, k = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, B)
+    total = tl.zeros((B, B), dtype=SUM)
+    for i in range(0, N, B):
+        left, right = tl.load(a + m[:, None] * N + (k + i)[None, :]), tl.load(b + (k + i)[:, None] * N + n[None, :])
+        DOT
+    tl.store(out + m[:, None] * N + n[None, :], total.to(out.dtype.element_ty))
+"""
+
+
+def product(line, kind="torch.randn(64, 64)", theirs="x @ y", total="tl.float32", out="x.dtype"):
+    """(task, code) of a product whose kernel adds up its tiles `left` and `right` by this line."""
+    code = solution(PRODUCT.replace("DOT", line), f"out = torch.empty(64, 64, dtype={out}, device=x.device)\n"
+                    f"product[(2, 2)](x, y, out, 64, 32, {total})\nreturn out", "x, y")
+    return problem(theirs, f"{kind}, {kind}"), code
+
+
+def verdict(box, task, code):
+    return box.score(task, [code])[0]
+
+
+def all_pass(box, pairs):
+    """The verdicts on (task, code) pairs, all of which must be right."""
+    verdicts = box.score_pairs(pairs)
+    assert not [(task.name, v.error or v.rejected) for (task, _), v in zip(pairs, verdicts) if not v.correct]
+    return verdicts
+
+
+def passes(box, task, code):
+    """The verdict on a candidate, which must be right."""
+    found = verdict(box, task, code)
+    assert found.correct, found
+    return found
 
 
 def small_task(name, body, arguments="x", inputs="torch.randn(64, 64)", state="") -> Task:
     """A task whose forward has this body. state: a line of its constructor, for a task with parameters."""
     constructor = f"    def __init__(self):\n        super().__init__()\n        {state}\n\n" if state else ""
     return Task(name, 0, f'''import torch
+import torch.nn as nn
 
-class Model(torch.nn.Module):
+class Model(nn.Module):
 {constructor}    def forward(self, {arguments}):
         {body}
 

@@ -2,6 +2,7 @@
 replies are scripted, and a sandbox that reads its verdict out of the code."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -26,27 +27,14 @@ torch.set_num_threads(1)  # these models are so small that a second thread only 
 import backbone
 import reinforce
 import report
+from candidates import small_task
 from backbone import Backbone, Completion
 from fast.attention import attention_kind
 from sandbox import KernelTime, Sandbox, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
 from tasks import Task, TaskError, run_command
 
-SOURCE = """import torch
-import torch.nn as nn
-
-class Model(nn.Module):
-    def forward(self, x):
-        return torch.relu(x) * {factor}
-
-def get_inputs():
-    return [torch.randn(4, 8)]
-
-def get_init_inputs():
-    return []
-"""
-
-
+SOURCE = small_task("relu", "return torch.relu(x) * {factor}", inputs="torch.randn(4, 8)").source
 CONTENT = "Motivation: relu reads memory twice.\nKey Idea: fuse.\nExample:\nx = tl.maximum(x, 0.0)"  # of a skill
 
 
@@ -66,9 +54,19 @@ TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "
         "intermediate_size": 64, "max_position_embeddings": 512, "initializer_range": 0.15}
 
 
+# What an architecture's configuration needs besides
+NEEDED = {"Qwen3": {"head_dim": 16}, "Mistral": {"head_dim": 8, "sliding_window": None}, "Gemma2": {"head_dim": 8},
+          "Glm4": {"head_dim": 8}, "GPTNeoX": {"num_key_value_heads": 4}, "GPT2": {"num_key_value_heads": 4},
+          "Granite": {"logits_scaling": 4.0},
+          "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8},
+          "DeepseekV3": {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
+                         "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2}}
+
+
 def tiny_model(name, tokenizer, experts=None, **config):
     """A model with random weights of any architecture that transformers has, Llama or another."""
-    config = getattr(transformers, name + "Config")(vocab_size=len(tokenizer), **TINY | config)
+    config = TINY | NEEDED.get(name, {}) | config
+    config = getattr(transformers, name + "Config")(vocab_size=len(tokenizer), **config)
     config.bos_token_id, config.eos_token_id, config.pad_token_id = None, tokenizer.eos_token_id, tokenizer.pad_token_id
     torch.manual_seed(0)
     kind = getattr(transformers, name + ("LMHeadModel" if name == "GPT2" else "ForCausalLM"))
@@ -195,6 +193,30 @@ def naively(tmp_path_factory):
     yield ask
     helper.kill()
     helper.communicate()
+
+
+def read_lines(path) -> list:
+    """What a file of JSON lines holds."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_lines(path, *rows):
+    """A file of JSON lines. A row that is a text stands there as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+
+
+def launch(number, *arguments, **environment):
+    """Run a program on so many ranks; the finished process."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}", "--"]
+    return subprocess.run([*command, *map(str, arguments)], env=os.environ | environment, text=True,
+                          capture_output=True)
+
+
+def learnt(chat, ids, mask) -> list:
+    """The texts of what is learnt, reply by reply."""
+    runs = itertools.groupby(zip(ids.tolist(), mask.tolist()), key=lambda pair: pair[1])
+    return [chat.tokenizer.decode([token for token, _ in run]) for on, run in runs if on]
 
 
 def role_of(prompt) -> str:

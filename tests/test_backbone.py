@@ -33,22 +33,16 @@ def test_every_form_of_a_tool_call_is_read(text):
     assert extract_tool_call(text, "f") == {"a": [1, "x"]}
 
 
-MALFORMED = [
-    "", "no call at all", "<tool_call>", "<tool_call></tool_call>", "</tool_call><tool_call>",
-    "<tool_call>{</tool_call>", "<tool_call>[]</tool_call>", "<tool_call>null</tool_call>", "<tool_call>3</tool_call>",
-    '<tool_call>"f"</tool_call>', '<tool_call>{"name": "f"}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": null}</tool_call>', '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
-    '<tool_call>{"name": "f", "arguments": "{"}</tool_call>', '<tool_call>{"name": ["f"], "arguments": {}}</tool_call>',
-    '<tool_call>{"name": "g", "arguments": {"a": 1}}</tool_call>', "<function=f>", "<function=f></function>",
-    "<function=f><parameter=a>1</function>", "<function=g><parameter=a>1</parameter></function>",
-    "```json\n[1, 2]\n```", "```json\n{\n```", "```json", "``````",
-    '```json\n{"name": "g", "arguments": {"a": 1}}\n```', "<tool_call>" * 50,
-    "<tool_call>" + "[" * 100_000 + "</tool_call>", "```json\n" + '{"a":' * 50_000 + "\n```", "\x00\ud800\uffff",
-    "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": \ud800}}</tool_call>",
-    '<tool_call>{"name": "f", "arguments": {"a": NaN, "a": 1e999}</tool_call>',
-    "<tool_call>{'name': 'f', 'arguments': {'a'}}</tool_call>", "<tool_call>{'a': {1, b'x'}}</tool_call>",
-    "<tool_call>{'name': 'f', 'arguments': " + "[" * 5000 + "</tool_call>",
-    "<tool_call>[" + "-" * 9999 + "1]</tool_call>",
+MALFORMED = [f"<tool_call>{call}</tool_call>" for call in (
+    "", "{", "[]", "null", "3", '"f"', '{"name": "f"}', '{"name": "f", "arguments": null}',
+    '{"name": "f", "arguments": [1]}', '{"name": "f", "arguments": "{"}', '{"name": ["f"], "arguments": {}}',
+    '{"name": "g", "arguments": {"a": 1}}', '{"name": "f", "arguments": {"a": NaN, "a": 1e999}',
+    '{"name": "f", "arguments": {"a": ' + "\ud800}}", "{'name': 'f', 'arguments': {'a'}}", "{'a': {1, b'x'}}",
+    "{'name': 'f', 'arguments': " + "[" * 5000, "[" * 100_000, "[" + "-" * 9999 + "1]")] + [
+    "", "no call at all", "<tool_call>", "</tool_call><tool_call>", "<tool_call>" * 50, "<function=f>",
+    "<function=f></function>", "<function=f><parameter=a>1</function>",
+    "<function=g><parameter=a>1</parameter></function>", "```json\n[1, 2]\n```", "```json\n{\n```", "```json", "``````",
+    '```json\n{"name": "g", "arguments": {"a": 1}}\n```', "```json\n" + '{"a":' * 50_000 + "\n```", "\x00\ud800\uffff",
     f"<think><tool_call>{CALL}</tool_call>\n```python\nclass ModelNew:\n    pass\n```\nor",  # cut off
     f"<think>{CALL}\n```json\n{CALL}\n```\n```python\nclass ModelNew:\n    pass\n```</think>",
     "```python\nclass ModelOld:\n    pass\n```", "```python\nclass ModelNew", "class ModelNew: pass",
@@ -122,16 +116,15 @@ def test_top_p_draws_from_the_likeliest_tokens_alone(model):
     with torch.no_grad():
         shares = model.model(torch.tensor([PROMPTS[1]])).logits[0, -1].softmax(-1)
     ordered, order = shares.sort(descending=True)
-    count = int((ordered.cumsum(0) < 0.6).sum()) + 1  # the token that crosses 0.6 stays
+    count = int((ordered.cumsum(0) < 0.2).sum()) + 1  # the token that crosses 0.2 stays
     kept, replies = set(order[:count].tolist()), []
     for engine in (model.engine, PlainEngine(model.model, model._head, model.stop_ids, model._completion)):
         model.engine = engine
-        draws = model.sample([PROMPTS[1]] * 400, 1, 1.0, torch.Generator().manual_seed(1), top_p=0.6)
+        draws = model.sample([PROMPTS[1]] * 400, 1, 1.0, torch.Generator().manual_seed(1), top_p=0.2)
         drawn = torch.bincount(torch.tensor([draw.token_ids[0] for draw in draws]), minlength=len(shares)) / 400
-        assert set(drawn.nonzero()[:, 0].tolist()) <= kept and (drawn > 0).sum() > min(count, 20) / 2
+        assert set(drawn.nonzero()[:, 0].tolist()) <= kept and (drawn > 0).sum() > count / 2
         replies += draws
-        if count < 20:
-            assert (drawn[order[:count]] - ordered[:count] / ordered[:count].sum()).abs().max() < 0.1
+        assert (drawn[order[:count]] - ordered[:count] / ordered[:count].sum()).abs().max() < 0.1
     for draw in replies[::50]:  # log-probabilities are those of the whole distribution
         assert draw.logprobs[0] == pytest.approx(shares[draw.token_ids[0]].log().item(), abs=1e-4)
     for top_p in (1e-6, 1.0):  # greedy, and as without
@@ -180,18 +173,15 @@ def test_a_broken_folder_is_told_in_one_line(model, tmp_path, file, content):
 @pytest.mark.parametrize("name, fast, more", [
     ("Llama", True, {}),
     ("Llama", False, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
-    ("GPTNeoX", True, {"num_key_value_heads": 4}),  # rotates a part of each head
-    ("GPT2", True, {"num_key_value_heads": 4}),  # learnt positions
-    ("Cohere", True, {"logit_scale": 0.0625}),
-    ("Granite", True, {"logits_scaling": 4.0}),
-    ("Qwen3Moe", True, {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8}),
+    ("GPTNeoX", True, {}),  # rotates a part of each head
+    ("GPT2", True, {}),  # learnt positions
+    ("Cohere", True, {"logit_scale": 0.0625}), ("Granite", True, {}), ("Qwen3Moe", True, {}),
     ("Mixtral", True, {"num_local_experts": 4}),
-    ("Gemma2", False, {"head_dim": 8}),  # capped scores
+    ("Gemma2", False, {}),  # capped scores
     ("Qwen3", False, {"use_sliding_window": True, "sliding_window": 8, "head_dim": 8,
                       "layer_types": ["full_attention", "sliding_attention"]}),
     ("Bloom", False, {"n_head": 4, "n_layer": 2}),  # adds a distance to the scores
-    ("DeepseekV3", False, {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
-                           "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2}),
+    ("DeepseekV3", False, {}),
 ])
 def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tokenizer, capsys):
     model = Backbone(tiny_model(name, tokenizer, **more), tokenizer)

@@ -10,7 +10,7 @@ from backbone import Chat, Completion, extract_tool_call
 from chat import prompts
 from chat.rows import chat_row, encode
 from chat_templates import TEMPLATES, template_tokenizer
-from conftest import make_task
+from conftest import learnt, make_task
 from policy import next_messages, policy_messages
 from sandbox import Verdict, feedback
 from selector import selection_messages
@@ -32,18 +32,6 @@ def chat(kind, tokenizer):
 TALK = [{"role": role, "content": text} for role, text in (
     ("system", "You write kernels."), ("user", "The task."), ("assistant", "  Plan: one.\n```python\nx = 1\n```\n"),
     ("user", "Compiled: no."), ("assistant", "Plan: two."), ("user", "Still no."), ("assistant", "\nPlan: three. "))]
-
-
-def learnt(chat, ids, mask):
-    """The texts of what is learnt, reply by reply."""
-    spans, last = [], False
-    for token, on in zip(ids.tolist(), mask.tolist()):
-        if on and not last:
-            spans.append([])
-        if on:
-            spans[-1].append(token)
-        last = on
-    return [chat.tokenizer.decode(span) for span in spans]
 
 
 def test_half_a_surrogate_pair_can_be_read(chat):

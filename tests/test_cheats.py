@@ -4,16 +4,15 @@ The naive check (naive.py) is what a first implementation looks like. Programs o
 that they work, are in results/adversaries; one of each kind is judged here, too.
 """
 
-import json
 import os
-from pathlib import Path
 
 import pytest
 
-from candidates import small_task
+from candidates import indent, passes, product, small_task, verdict
+from conftest import read_lines
 from judge import compiler
 from sandbox import Sandbox
-from tasks import Task
+from tasks import ROOT, Task
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The victims: problems, and an honest kernel to start from
@@ -22,8 +21,6 @@ POINTWISE = small_task("victim", "return torch.sigmoid(x + self.bias) * 2.0", in
                        state="self.bias = torch.nn.Parameter(torch.zeros(64))").source
 SMALL = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", "torch.softmax((x + self.bias).flatten(), 0)")
 NEAR_IDENTITY = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", "x + 0.002 * torch.sigmoid(x + self.bias)")
-PRODUCT = POINTWISE.replace("torch.zeros(64)", "torch.zeros(512)").replace("64", "512").replace(
-    "torch.sigmoid(x + self.bias) * 2.0", "(x + self.bias) @ x.T")
 
 HEAD = '''
 import torch
@@ -56,33 +53,33 @@ HONEST = HEAD + '''
 TORCH = "torch.sigmoid(x + self.bias) * 2.0"
 
 
-def forward(body, extra="", head=HEAD):
+def forward(body, extra=""):
     """An attack: HEAD, more statements of the constructor, and the body of forward."""
-    lines = "\n".join("        " + line for line in body.strip("\n").split("\n"))
-    more = "\n".join("        " + line for line in extra.strip("\n").split("\n")) if extra else ""
-    return f"{head}{more}\n    def forward(self, x):\n{lines}\n"
+    return f"{HEAD}{indent(extra, 8)}\n    def forward(self, x):\n{indent(body, 8)}"
 
 
-def fails_here(box, code, task=POINTWISE, says=None):
+def victim(source=POINTWISE):
+    return Task("victim", 0, source)
+
+
+def fails_here(box, code, task=POINTWISE, says=""):
     """The sandbox finds the candidate wrong or rejects it, for the reason `says`."""
-    verdict = box.score(Task("victim", 0, task), [code])[0]
-    assert not verdict.correct and verdict.speedup is None, verdict
-    if says is not None:
-        assert says in (verdict.rejected or verdict.error), verdict
-    return verdict
+    found = verdict(box, victim(task), code)
+    assert not found.correct and found.speedup is None and says in (found.rejected or found.error), found
+    return found
 
 
 def ahead():
     caches = [forward(body, SEEN) for body, _ in CACHES.values()]
-    second = [(Task("victim", 0, case["task"]), case["code"]) for case in SECOND_PASS.values()]
-    return second + [(Task("victim", 0, task), code) for code, _, task in CHEATS.values()] + [
-        (Task("victim", 0, POINTWISE), code) for code in (HONEST, *caches, *(code for code, _ in HIDDEN.values()))]
+    second = [(victim(case["task"]), case["code"]) for case in SECOND_PASS.values()]
+    return second + [(victim(task), code) for code, _, task in CHEATS.values()] + [
+        (victim(), code) for code in (HONEST, *caches, *(code for code, _ in HIDDEN.values()))]
 
 
 def test_the_honest_kernel_passes_both(box, naively):
     assert naively(POINTWISE, HONEST)["correct"]
-    verdict = box.score(Task("victim", 0, POINTWISE), [HONEST + "# try torch.compile, or pass; except gc, eval()\n"])[0]
-    assert verdict.correct and verdict.speedup > 1.5 and verdict.coverage == 1.0, verdict
+    found = passes(box, victim(), HONEST + "# try torch.compile, or pass; except gc, eval()\n")
+    assert found.speedup > 1.5 and found.coverage == 1.0, found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -152,6 +149,9 @@ return fused(x, self.bias)"""), "is_current_stream_capturing", POINTWISE),
     "behaving only for one seed": (
         forward("return self.answer if x.shape == self.answer.shape else fused(x, self.bias)",
                 "torch.manual_seed(43)\nself.answer = torch.sigmoid(torch.randn(256, 64)) * 2.0"), "", POINTWISE),
+    "a cache that reads its input": (
+        forward("key = float(x.sum())\nif key not in self.seen:\n    self.seen[key] = fused(x, self.bias)\n"
+                "return self.seen[key]", "self.seen = {}"), "reads", POINTWISE),
     # Changing the rules
     "mutating the input before the reference sees it": (
         forward("x.zero_()\nreturn torch.ones(256, 64)"), "", POINTWISE),
@@ -233,8 +233,7 @@ def test_a_kernel_that_stores_what_it_has_loaded_may_have_worked(box, expression
         task = task.replace("torch.randn", "torch.rand")
     code = with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", result).replace(
         "@triton.jit\ndef copy", "@triton.jit\ndef larger(a, b):\n    return tl.maximum(a, b)\n\n@triton.jit\ndef copy")
-    [verdict] = box.score(Task("victim", 0, task), [code])
-    assert verdict.correct and verdict.coverage == 1.0, verdict
+    assert passes(box, victim(task), code).coverage == 1.0
 
 
 HIDDEN = {  # what a rule forbids by name, under another name: there is nothing to be gained
@@ -261,8 +260,7 @@ def test_a_cheat_in_disguise_fails_here(box, name):
 def test_a_second_kernel_that_does_nothing_adds_no_coverage(box):
     code = with_copy("y = fused(x, self.bias)\nfor _ in range(5):\n    copy[(16,)](x, torch.empty_like(x))\nreturn y",
                      "tl.load(x + o)")
-    verdict = box.score(Task("victim", 0, POINTWISE), [code])[0]
-    assert verdict.correct and verdict.coverage < 0.25, verdict
+    assert passes(box, victim(), code).coverage < 0.25
 
 
 def test_secrets_are_not_in_the_environment(monkeypatch):
@@ -270,8 +268,8 @@ def test_secrets_are_not_in_the_environment(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     code = forward('import os\nraise ValueError(" ".join(sorted(os.environ)))')
     with Sandbox("cpu", trials=1) as sandbox:
-        verdict = sandbox.score(Task("victim", 0, POINTWISE), [code])[0]
-    assert "PATH" in verdict.error and "HF_TOKEN" not in verdict.error and "AWS" not in verdict.error
+        error = verdict(sandbox, victim(), code).error
+    assert "PATH" in error and "HF_TOKEN" not in error and "AWS" not in error
 
 
 def test_reading_the_expected_output_from_recycled_memory(box):
@@ -284,9 +282,8 @@ def test_reading_the_expected_output_from_recycled_memory(box):
 # ---------------------------------------------------------------------------------------------------------------------
 # What holds in Python or in Triton's own interpreter, and not on a GPU; and what an output has to be
 
-LINES = (Path(__file__).parent.parent / "results" / "adversaries" / "cases.jsonl").read_text().splitlines()
 # But for what a GPU does as well, what KernelBench allows, and what earns coverage or a price.
-SECOND_PASS = {f"{case['item']} {case['name']}": case for case in map(json.loads, LINES)
+SECOND_PASS = {f"{case['item']} {case['name']}": case for case in read_lines(ROOT / "results/adversaries/cases.jsonl")
                if case["item"] > "11" and case["item"] != "19.2" and "proof" not in case
                and "a shift by more" not in case["name"] and case["kind"] == "exploit" and len(case["item"]) == 4}
 
@@ -316,15 +313,8 @@ def test_doing_less_after_the_first_call_saves_nothing(box, naively, name):
     code = forward(body, SEEN)
     result = naively(POINTWISE, code)
     assert result["correct"] and result["speedup"] > at_least  # interpreted, the honest kernel is far below
-    honest, verdict = box.score(Task("victim", 0, POINTWISE), [HONEST, code])
-    assert verdict.speedup == honest.speedup if name == "the timing phase" else not verdict.correct, verdict
-
-
-def test_a_cache_that_reads_its_input_is_refused(box, naively):
-    code = forward("key = float(x.sum())\nif key not in self.seen:\n    self.seen[key] = fused(x, self.bias)\n"
-                   "return self.seen[key]", "self.seen = {}")
-    assert naively(POINTWISE, code)["correct"]
-    fails_here(box, code, says="reads")
+    honest, found = box.score(victim(), [HONEST, code])
+    assert found.speedup == honest.speedup if name == "the timing phase" else not found.correct, found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -334,42 +324,14 @@ def test_lower_precision_than_asked(box, naively):
     code = HONEST.replace("torch.empty_like(x)", "torch.empty_like(x, dtype=torch.float16)").replace(
         "    return out\n", "    return out.float()\n")
     assert naively(POINTWISE, code)["correct"]
-    verdict = fails_here(box, code, says="wrong values")
-    assert verdict.correct_loose  # right at 1e-2, and reported as such
+    assert fails_here(box, code, says="wrong values").correct_loose  # right at 1e-2, and reported as such
 
 
 def test_tensor_cores_in_place_of_fp32(box, naively):
-    code = '''
-import torch
-import torch.nn as nn
-import triton
-import triton.language as tl
-
-@triton.jit
-def product(x, bias, y, out, ROWS: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr):
-    rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    total = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    for start in range(0, INNER, BLOCK):
-        inner = start + tl.arange(0, BLOCK)
-        a = tl.load(x + rows[:, None] * INNER + inner[None, :]) + tl.load(bias + inner)[None, :]
-        b = tl.load(y + columns[None, :] * INNER + inner[:, None])
-        total = tl.dot(a, b, acc=total, input_precision="PRECISION")
-    tl.store(out + rows[:, None] * ROWS + columns[None, :], total)
-
-class ModelNew(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(512))
-
-    def forward(self, x):
-        out = torch.empty(256, 256)
-        product[(4, 4)](x, self.bias, x, out, ROWS=256, INNER=512, BLOCK=64)
-        return out
-'''
-    assert naively(PRODUCT, code.replace("PRECISION", "tf32"))["correct"]
-    fails_here(box, code.replace("PRECISION", "tf32"), PRODUCT, says="wrong values")
-    assert box.score(Task("victim", 0, PRODUCT), [code.replace("PRECISION", "tf32x3")])[0].correct
+    """What Triton does unless it is told otherwise. (With tf32x3 it is right: test_host_code.py.)"""
+    task, code = product("total += tl.dot(left, right)")
+    assert naively(task.source, code)["correct"]
+    fails_here(box, code, task.source, says="wrong values")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -386,9 +348,8 @@ torch.sigmoid = slower''')
     assert naively(POINTWISE, code)["correct"]
     fails_here(box, code, says="replaces torch.sigmoid")
     # By a way that the rule does not see, it changes nothing either:
-    verdict = box.score(Task("victim", 0, POINTWISE), [code.replace("torch.sigmoid = slower",
-                                                                    "vars(torch)['sigmoid'] = slower")])[0]
-    assert verdict.speedup == box.score(Task("victim", 0, POINTWISE), [HONEST])[0].speedup
+    hidden = code.replace("torch.sigmoid = slower", "vars(torch)['sigmoid'] = slower")
+    assert verdict(box, victim(), hidden).speedup == verdict(box, victim(), HONEST).speedup
 
 
 def test_a_forged_program_is_judged_like_any_other(box):
@@ -468,7 +429,7 @@ def test_the_text_that_is_interpreted_is_the_text_that_is_compiled(box, naively)
     code = "x".join(OTHER_TEXT.rsplit("tl.sigmoid(x)", 1))  # the sigmoid is in the docstring alone
     assert naively(POINTWISE, code)["correct"]
     fails_here(box, code, says="wrong values")
-    assert box.score(Task("victim", 0, POINTWISE), [OTHER_TEXT])[0].correct
+    passes(box, victim(), OTHER_TEXT)
     fails_here(box, "# \r# \f\n" + HONEST, says="carriage return")  # lines to some readers of a text, not to others
 
 
@@ -478,5 +439,5 @@ PASSED = HONEST.replace("@triton.jit", "@triton.jit\ndef g(a):\n    return BODY\
 
 
 def test_a_kernel_that_was_compiled_with_another_function_is_compiled_anew(box):
-    assert box.score(Task("victim", 0, POINTWISE), [PASSED.replace("BODY", "tl.sigmoid(a)")])[0].correct
+    passes(box, victim(), PASSED.replace("BODY", "tl.sigmoid(a)"))
     fails_here(box, PASSED.replace("BODY", "tl.sigmoid(a) + len(str(1)) - 1"), says="str is not defined")

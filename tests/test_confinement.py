@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from candidates import problem, solution
+from candidates import by_elements, passes, problem
 from judge import confinement, messages, rules
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -234,20 +234,10 @@ def test_who_cannot_be_confined_does_not_go_on(tmp_path, monkeypatch):
 def sent(header, payload):
     """What is made of a message for which there is room of 4,096 bytes."""
     here, there = socket.socketpair()
-
-    def send():
-        with contextlib.suppress(OSError):
-            there.sendall(struct.pack("<QQ", len(header), len(payload)) + header)
-            there.sendall(payload)
+    with here:
+        there.sendall(struct.pack("<QQ", len(header), len(payload)) + header + payload)
         there.close()
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    try:
         return messages.receive(here, room=4096)
-    finally:
-        here.close()
-        thread.join()
 
 
 def named(*places):
@@ -313,18 +303,13 @@ def test_who_does_not_read_is_not_waited_for():
 
 
 WIDE = problem("torch.sigmoid(x) * 2.0", "torch.randn(256, 256)")
-FUSED = solution("""
-@triton.jit
-def twice(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + o, tl.sigmoid(tl.load(x_ptr + o, mask=o < n)) * 2.0, mask=o < n)
-""", "y = torch.empty_like(x)\ntwice[(64,)](x, y, x.numel(), BLOCK=1024)\nreturn y")
-HOARDS = {  # what a forward returns in place of y: what the verdict says
-    "[y] * 7": "1,835,008 bytes (1,572,864 are allowed)",
-    "y.expand(7, 256, 256)": "no memory of its own",
-    "[y[:1, :1]] * 40000": "(2,097,152 are allowed)",
-    "y + BIG[:1]": "269,484,032 bytes of tensors (269,",
-    "y.flatten()[:: 2]": "wrong output: shape",
+FUSED = by_elements("tl.sigmoid(v) * 2.0")
+HOARDS = {  # what a forward returns in place of its output: what the verdict says
+    "[out] * 7": "1,835,008 bytes (1,572,864 are allowed)",
+    "out.expand(7, 256, 256)": "no memory of its own",
+    "[out[:1, :1]] * 40000": "(2,097,152 are allowed)",
+    "out + BIG[:1]": "269,484,032 bytes of tensors (269,",
+    "out.flatten()[:: 2]": "wrong output: shape",
 }
 
 
@@ -332,10 +317,10 @@ def test_outputs_and_recordings_have_limits(box):
     """Of outputs, and of what is recorded. An output's gaps count for nothing, as they are not passed on."""
     def candidate(what):
         big = "BIG = torch.zeros(257 << 20, dtype=torch.uint8)\n\n" if "BIG" in what else ""
-        return FUSED.replace("return y", f"return {what}").replace("class", big + "class")
+        return FUSED.replace("return out", f"return {what}").replace("class", big + "class")
 
     verdicts = box.score(WIDE, [candidate(what) for what in HOARDS])
     for verdict, says in zip(verdicts, HOARDS.values()):
         assert not verdict.correct and says in verdict.error, verdict
-    part = "part = torch.empty(256, 4096)[:, ::16]\n        part.copy_(y)\n        return part"
-    assert box.score(WIDE, [FUSED.replace("return y", part)])[0].correct
+    part = "part = torch.empty(256, 4096)[:, ::16]\n        part.copy_(out)\n        return part"
+    passes(box, WIDE, FUSED.replace("return out", part))

@@ -4,7 +4,6 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,14 +12,16 @@ import torch.nn.functional as F
 from backbone import Backbone, PlainEngine
 from conftest import tiny_model
 from fast.slots import Slots
+from tasks import ROOT
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 KERNELS = """
-import torch, torch.nn.functional as F
+import torch
 from fast.attention import append, attend
+from test_engine import append_in_pytorch, attend_in_pytorch
 device, dtypes, shapes = %r
 torch.manual_seed(0)
 for dtype, bound in dtypes:
@@ -33,13 +34,10 @@ for dtype, bound in dtypes:
         key, value = (torch.randn(n, 1, groups, D, device=device, dtype=dtype).transpose(1, 2) for _ in range(2))
         value[-1] += 30  # so that it shows if the last one is not read
         keys_too, values_too = keys.clone(), values.clone()
-        keys_too[slots, :, position] = key[:, :, 0]
-        values_too[slots, :, position] = value[:, :, 0]
+        append_in_pytorch(key, value, keys_too, values_too, where)
         append(key, value, keys, values, where)
         assert torch.equal(keys, keys_too) and torch.equal(values, values_too)
-        mask = torch.arange(T, device=device) <= position[:, None, None, None]
-        want = F.scaled_dot_product_attention(query.float(), keys[slots].float(), values[slots].float(), attn_mask=mask,
-                                              enable_gqa=True).transpose(1, 2)
+        want = attend_in_pytorch(query.float(), keys.float(), values.float(), D**-0.5, where)
         got = attend(query, keys, values, D**-0.5, where)
         assert (got - want).abs().max() < bound, (dtype, n, H, (got - want).abs().max())
         where[:, 1].clamp_(max=T - 2)
@@ -56,8 +54,8 @@ print("all right")
 def test_kernels(device, dtypes, shapes):
     """In Triton's interpreter, or on a GPU."""
     done = subprocess.run([sys.executable, "-c", KERNELS.replace("%r", f"'{device}', {dtypes}, {shapes}")], text=True,
-                          capture_output=True, cwd=Path(__file__).parent.parent,
-                          env=os.environ | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {}))
+                          capture_output=True, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests"} | (
+                              {"TRITON_INTERPRET": "1"} if device == "cpu" else {}))
     assert done.stdout.strip() == "all right", done.stderr[-2000:]
 
 
@@ -87,7 +85,7 @@ def append_in_pytorch(key, value, keys, values, where):
 
 def attend_in_pytorch(query, keys, values, scale, where):
     slots, places = where.T
-    mask = torch.arange(keys.shape[2]) <= places[:, None, None, None]
+    mask = torch.arange(keys.shape[2], device=keys.device) <= places[:, None, None, None]
     return F.scaled_dot_product_attention(query, keys[slots], values[slots], mask, scale=scale,
                                           enable_gqa=True).transpose(1, 2)
 
@@ -266,9 +264,7 @@ def test_prompts_that_fit_go_before_one_that_is_too_long_for_the_slots(model, wh
 @pytest.mark.parametrize("experts", ["eager", None])
 def test_a_step_that_cannot_be_recorded_is_launched_kernel_by_kernel(tokenizer, experts, capsys):
     """transformers' plain loop over a mixture's experts asks the GPU which were chosen."""
-    mixture = tiny_model("Qwen3Moe", tokenizer, experts, head_dim=16, num_experts=4, num_experts_per_tok=2,
-                         moe_intermediate_size=32)
-    model = Backbone(mixture.to("cuda"), tokenizer)
+    model = Backbone(tiny_model("Qwen3Moe", tokenizer, experts, head_dim=16).to("cuda"), tokenizer)
     for count in (8, 3):
         replies = generate(model, PROMPTS[:count], 30)
         assert [tokens for tokens, _ in replies] == [plain_reply(model, prompt, 30)[0] for prompt in PROMPTS[:count]]

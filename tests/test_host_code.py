@@ -5,8 +5,8 @@ A forward's or a file's text a row; expressions and bodies of kernels are in tes
 
 import pytest
 
-from candidates import problem, solution
-from test_language import FLOATS, indent, verdict
+from candidates import indent, passes, problem, product, replaced, solution, verdict
+from test_language import FLOATS
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Host code that doubles x by this kernel
@@ -85,59 +85,66 @@ def model(body=NEW + CALL, more=""):
 
 HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
 STATIC = DOUBLE.replace("@triton.jit", "@staticmethod\n@triton.jit")
-TIMES = "tl.load(x + o, mask=o < n) * 2"
-OWN = "fma(tl.load(x + o, mask=o < n), 2.0, 0.0)"
+LOADED = "tl.load(x + o, mask=o < n)"
+OWN = f"fma({LOADED}, 2.0, 0.0)"
 JIT = "@triton.jit"
 TWICE = "@triton.jit\ndef twice(a):\n    return a + a\n\n"
 TUNED = CALL.replace("(16,)", "lambda meta: (triton.cdiv(x.numel(), meta['BLOCK']),)").replace(", BLOCK=256", "")
-SOURCES = {  # whole files
-    "from triton import jit": HEAD + "from triton import jit\n" + DOUBLE.replace("triton.jit", "jit") + model(),
-    "load by name": HEAD + "from triton.language import load\n" + DOUBLE.replace("tl.load", "load") + model(),
-    "libdevice by name": HEAD + "from triton.language.extra.libdevice import fma\n" + DOUBLE.replace(TIMES, OWN) +
-                         model(),
-    "libdevice in a try": HEAD + "try:\n    from triton.language.extra import libdevice\nexcept ImportError:\n"
-                          "    from triton.language.extra.cuda import libdevice\n" +
-                          DOUBLE.replace(TIMES, "libdevice." + OWN) + model(),
-    "an alias": HEAD + "fma = tl.math.fma\n" + DOUBLE.replace(TIMES, OWN) + model(),
-    "an alias of a module": HEAD + "m = tl.extra.cuda.libdevice\n" + DOUBLE.replace(TIMES, "m." + OWN) + model(),
-    "language": HEAD.replace("import triton.language as tl", "from triton import language") +
-                DOUBLE.replace("tl.", "language.") + model(),
-    "triton.language": HEAD.replace(" as tl", "") + DOUBLE.replace("tl.", "triton.language.") + model(),
-    "a constant": HEAD + "TWO = tl.constexpr(2)\n" + DOUBLE.replace("* 2", "* TWO") + model(),
-    "a helper of helpers": HEAD + TWICE.replace("twice", "add") + TWICE.replace("a + a", "add(a)") +
-                           DOUBLE.replace(TIMES, "twice(tl.load(x + o, mask=o < n))") + model(),
-    "a helper of two results": HEAD + TWICE.replace("a + a", "a, a + a") +
-                               DOUBLE.replace(TIMES, "twice(tl.load(x + o, mask=o < n))[1]") + model(),
-    "noinline": HEAD + TWICE.replace("jit", "jit(noinline=True)") +
-                DOUBLE.replace(TIMES, "twice(tl.load(x + o, mask=o < n))") + model(),
-    "constexpr_function": HEAD + "@triton.constexpr_function\ndef half(n):\n    return n // 2\n" +
-                          DOUBLE.replace("* 2", "* half(BLOCK // 64)") + model(),
+
+
+def doubling(*changes, head="", body=NEW + CALL, more="") -> str:
+    """A whole file: what stands before the kernel, the kernel with these changes, and a model."""
+    return HEAD + head + replaced(DOUBLE, *changes) + model(body, more)
+
+
+SOURCES = {
+    "from triton import jit": doubling(("triton.jit", "jit"), head="from triton import jit\n"),
+    "load by name": doubling(("tl.load", "load"), head="from triton.language import load\n"),
+    "libdevice by name": doubling((f"{LOADED} * 2", OWN), head="from triton.language.extra.libdevice import fma\n"),
+    "libdevice in a try": doubling((f"{LOADED} * 2", f"libdevice.{OWN}"), head=(
+        "try:\n    from triton.language.extra import libdevice\n"
+        "except ImportError:\n    from triton.language.extra.cuda import libdevice\n")),
+    "an alias": doubling((f"{LOADED} * 2", OWN), head="fma = tl.math.fma\n"),
+    "an alias of a module": doubling((f"{LOADED} * 2", f"m.{OWN}"), head="m = tl.extra.cuda.libdevice\n"),
+    "language": doubling(("tl.", "language."), head="from triton import language\n").replace(" as tl", ""),
+    "triton.language": doubling(("tl.", "triton.language.")).replace(" as tl", ""),
+    "a constant": doubling(("* 2", "* TWO"), head="TWO = tl.constexpr(2)\n"),
+    "a helper of helpers": doubling((f"{LOADED} * 2", f"twice({LOADED})"), head=(
+        TWICE.replace("twice", "add") + TWICE.replace("a + a", "add(a)"))),
+    "a helper of two results": doubling((f"{LOADED} * 2", f"twice({LOADED})[1]"), head=(
+        TWICE.replace("a + a", "a, a + a"))),
+    "noinline": doubling((f"{LOADED} * 2", f"twice({LOADED})"), head=TWICE.replace("jit", "jit(noinline=True)")),
+    "constexpr_function": doubling(("* 2", "* half(BLOCK // 64)"), head=(
+        "@triton.constexpr_function\ndef half(n):\n    return n // 2\n")),
     "under if True": HEAD + "if True:\n" + indent(DOUBLE) + model(),
     "a static method": HEAD + "class Kernels:\n" + indent(STATIC) + model(NEW + "Kernels." + CALL),
     "a method of the model": HEAD + model(NEW + "self." + CALL, STATIC),
-    "jit with options": HEAD + DOUBLE.replace(JIT, "@triton.jit(do_not_specialize=['n'], debug=True)") + model(),
-    "heuristics": HEAD + DOUBLE.replace(JIT, "@triton.heuristics({'BLOCK': lambda args: args['n'] // 16})\n" + JIT) +
-                  model(NEW + CALL.replace(", BLOCK=256", "")),
-    "autotune": HEAD + DOUBLE.replace(
-        JIT, "@triton.autotune([triton.Config({'BLOCK': b}, num_warps=w) for b in (16, 256) for w in (4, 8)], "
-        "key=['n'], reset_to_zero=['out'])\n" + JIT) + model(NEW + TUNED),
-    "autotune that prunes": HEAD + "def some(configs, named, **more):\n    return configs[1:]\n" + DOUBLE.replace(
-        JIT, "@triton.autotune([triton.Config({'BLOCK': 64}), triton.Config({'BLOCK': 256})], key=['n'], "
-        "prune_configs_by={'early_config_prune': some})\n@triton.heuristics({'E': lambda args: True})\n" + JIT).replace(
-        "BLOCK: tl", "BLOCK: tl.constexpr, E: tl") + model(NEW + TUNED),
+    "jit with options": doubling((JIT, "@triton.jit(do_not_specialize=['n'], debug=True)")),
+    "heuristics": doubling((JIT, "@triton.heuristics({'BLOCK': lambda args: args['n'] // 16})\n" + JIT),
+                           body=NEW + CALL.replace(", BLOCK=256", "")),
+    "autotune": doubling((JIT, (
+        "@triton.autotune([triton.Config({'BLOCK': b}, num_warps=w) for b in (16, 256) for w in (4, 8)], "
+        "key=['n'], reset_to_zero=['out'])\n" + JIT)), body=NEW + TUNED),
+    "autotune that prunes": doubling((JIT, (
+        "@triton.autotune([triton.Config({'BLOCK': 64}), triton.Config({'BLOCK': 256})], key=['n'], "
+        "prune_configs_by={'early_config_prune': some})\n@triton.heuristics({'E': lambda args: True})\n" + JIT)), (
+        "BLOCK: tl", "BLOCK: tl.constexpr, E: tl"),
+        head="def some(configs, named, **more):\n    return configs[1:]\n", body=NEW + TUNED),
     "autograd.Function": HEAD + DOUBLE + "class Double(torch.autograd.Function):\n    @staticmethod\n"
                          "    def forward(ctx, x):\n        ctx.save_for_backward(x)\n" + indent(NEW + CALL, 8) +
                          model("return Double.apply(x)"),
-    "dataclass and cache": HEAD + "import functools\nfrom dataclasses import dataclass\n" + DOUBLE + "@dataclass\n"
-                           "class Options:\n    grid: tuple = (16,)\n@functools.lru_cache\ndef grid(n):\n"
-                           "    return Options().grid\n" + model(NEW + CALL.replace("(16,)", "grid(x.numel())")),
-    "device at import": HEAD + "DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
-                        "SMS = torch.cuda.get_device_properties(DEVICE).multi_processor_count\nassert SMS == 132\n" +
-                        DOUBLE + model("out = torch.empty(x.shape, device=DEVICE)\n" + CALL),
-    "backend at import": HEAD + "active = triton.runtime.driver.active\n"
-                         "assert active.get_current_target().backend == 'cuda' "
-                         "and active.get_active_torch_device().type == 'cuda'\n" + DOUBLE + model(),
-    "capability in the constructor": HEAD + DOUBLE + model(NEW + CALL, (
+    "dataclass and cache": doubling(head=(
+        "import functools\nfrom dataclasses import dataclass\n@dataclass\nclass Options:\n    grid: tuple = (16,)\n"
+        "@functools.lru_cache\ndef grid(n):\n    return Options().grid\n"),
+        body=NEW + CALL.replace("(16,)", "grid(x.numel())")),
+    "device at import": doubling(head=(
+        "DEVICE = torch.device('cuda' if torch.cuda.is_available() else 'cpu')\n"
+        "SMS = torch.cuda.get_device_properties(DEVICE).multi_processor_count\nassert SMS == 132\n"),
+        body="out = torch.empty(x.shape, device=DEVICE)\n" + CALL),
+    "backend at import": doubling(head=(
+        "active = triton.runtime.driver.active\nassert active.get_current_target().backend == 'cuda' "
+        "and active.get_active_torch_device().type == 'cuda'\n")),
+    "capability in the constructor": doubling(more=(
         "def __init__(self):\n    super().__init__()\n    assert torch.cuda.get_device_capability()[0] == 9\n"
         "    self.register_buffer('two', torch.tensor(2.0, device='cuda'))\n")),
     "TensorDescriptor": HEAD + "from triton.tools.tensor_descriptor import TensorDescriptor as Descriptor\n"
@@ -145,17 +152,14 @@ SOURCES = {  # whole files
                         "    out.store([row, 0], x.load([row, 0]) * 2)\n" +
                         model(NEW + "a = Descriptor(x, x.shape, x.stride(), [16, 64])\n"
                               "double[(4,)](a, Descriptor.from_tensor(out, [16, 64]), R=16)\nreturn out"),
-    "a tuple of tensors": HEAD + "@triton.jit\ndef double(tensors, BLOCK: tl.constexpr):\n"
-                          "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
-                          "    tl.store(tensors[1] + o, tl.load(tensors[0] + o) * 2)\n" +
-                          model(NEW + "double[(16,)]((x, out), BLOCK=256)\nreturn out"),
+    "a tuple of tensors": doubling(("(x, out, n, BLOCK", "(tensors, n, BLOCK"), ("(out + o", "(tensors[1] + o"),
+                                   ("(x + o", "(tensors[0] + o"), body=NEW + CALL.replace("x, out", "(x, out)")),
 }
 
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_files_that_double(box, name):
-    found = verdict(box, TASK, SOURCES[name])
-    assert found.correct, found
+    passes(box, TASK, SOURCES[name])
 
 
 def test_of_an_autotuned_kernels_configurations_the_cheapest_counts_and_is_named(box):
@@ -177,9 +181,8 @@ REFUSED = {
     "an operator": (HEAD + DOUBLE + OPERATOR, "mine::run is an operator of your own: not supported here"),
     "a kernel in a function": (HEAD + "def make():\n" + indent(DOUBLE) + "    return double\nmade = make()\n" +
                                model(NEW + CALL.replace("double[", "made[")), "not a @triton.jit function at the top"),
-    "a global that is no constexpr": (HEAD + "TWO = 2\n" + DOUBLE.replace("* 2", "* TWO") + model(),
-                                      "Cannot access global variable TWO"),
-    "a missing argument": (HEAD + DOUBLE + model(NEW + CALL.replace(", BLOCK=256", "")), "BLOCK"),
+    "a global that is no constexpr": (doubling(("* 2", "* TWO"), head="TWO = 2\n"), "access global variable TWO"),
+    "a missing argument": (doubling(body=NEW + CALL.replace(", BLOCK=256", "")), "BLOCK"),
 }
 
 
@@ -191,24 +194,6 @@ def test_what_is_refused_is_refused_by_name(box, name):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Whole kernels: {name: (task, code)}
-
-PRODUCT = """
-@triton.jit
-def product(a, b, out, N: tl.constexpr, B: tl.constexpr, SUM: tl.constexpr):
-    m, n, k = tl.program_id(0) * B + tl.arange(0, B), tl.program_id(1) * B + tl.arange(0, B), tl.arange(0, B)
-    total = tl.zeros((B, B), dtype=SUM)
-    for i in range(0, N, B):
-        left, right = tl.load(a + m[:, None] * N + (k + i)[None, :]), tl.load(b + (k + i)[:, None] * N + n[None, :])
-        DOT
-    tl.store(out + m[:, None] * N + n[None, :], total.to(out.dtype.element_ty))
-"""
-
-
-def product(line, kind="torch.randn(64, 64)", theirs="x @ y", total="tl.float32", out="x.dtype"):
-    code = solution(PRODUCT.replace("DOT", line), f"out = torch.empty(64, 64, dtype={out}, device=x.device)\n"
-                    f"product[(2, 2)](x, y, out, 64, 32, {total})\nreturn out", "x, y")
-    return problem(theirs, f"{kind}, {kind}"), code
-
 
 SUMS = """
 @triton.jit
@@ -274,12 +259,6 @@ def double(x, out, factor, offset, yes, none, kind: tl.constexpr, name: tl.const
     tl.store(out + o, v)
 """, "out = torch.empty_like(x)\ndouble[(16,)](x, out, 2, 1.5, True, None, tl.float32, 'plus', BLOCK=256)\n"
      "return out")),
-    "several kernels and outputs": (problem("(x * 2, x.sum(1))", FLOATS), solution(DOUBLE + """
-@triton.jit
-def sums(x, out, C: tl.constexpr):
-    tl.store(out + tl.program_id(0), tl.sum(tl.load(x + tl.program_id(0) * C + tl.arange(0, C)), axis=0))
-""", "a, b = torch.empty_like(x), x.new_empty(x.shape[0])\ndouble[(16,)](x, a, x.numel(), 256)\n"
-     "sums[(64,)](x, b, C=64)\nreturn a, b")),
     "online softmax": (problem("x.softmax(1)", "torch.randn(64, 48)"), solution("""
 @triton.jit
 def softmax(x, out, C, BLOCK: tl.constexpr):
@@ -301,12 +280,11 @@ def double(x, out, C, B: tl.constexpr):
     o = (i * B + tl.arange(0, B))[:, None] * C + (j * B + tl.arange(0, B))[None, :]
     tl.store(out + o, tl.load(x + o) * 2)
 """, "out = torch.empty_like(x)\ndouble[(4, 4)](x, out, 64, B=16)\nreturn out")),
-    "a clamp that never acts": (problem("x.clamp(-1e6, 1e6)", FLOATS), solution(
-        DOUBLE.replace(TIMES, f"tl.clamp({TIMES.removesuffix(' * 2')}, -1e6, 1e6)"), NEW + CALL)),
+    "a clamp that never acts": (problem("x.clamp(-1e6, 1e6)", FLOATS), doubling(
+        (f"{LOADED} * 2", f"tl.clamp({LOADED}, -1e6, 1e6)"))),
 }
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_give_what_torch_gives(box, name):
-    found = verdict(box, *KERNELS[name])
-    assert found.correct, found
+    passes(box, *KERNELS[name])

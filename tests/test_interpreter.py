@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from candidates import problem, solution
+from candidates import by_elements, indent, passes, problem, replaced, solution, verdict
 
 TOTAL = problem("torch.sigmoid(x).sum()", "torch.randn(64, 64)")
 SHARE = problem("torch.exp(x) / torch.exp(x).sum()", "torch.randn(64, 64)")
@@ -21,14 +21,12 @@ TWICE = problem("x * 2.0", "torch.randn(64, 64)")
 
 def add_up(body, arguments=""):
     """`body` has s, a program's part of the total, and adds it up in `out` with the help of part, lock and count."""
-    lines = "\n".join("    " + line for line in body.strip("\n").split("\n"))
     return solution(f'''
 @triton.jit
 def total(x, part, lock, count, out{arguments}):
     p = tl.program_id(0)
     s = tl.sum(tl.sigmoid(tl.load(x + p * 128 + tl.arange(0, 128))), axis=0)
-{lines}
-''', f'''
+{indent(body)}''', f'''
 lock, count = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
 part, out = torch.empty(32), torch.zeros(())
 total[(32,)](x, part, lock, count, out{", HUGE=1 << 40" if arguments else ""})
@@ -37,14 +35,12 @@ return out''')
 
 def share(body):
     """`body` has e, a program's exponentials, and finds out their total over all programs."""
-    lines = "\n".join("    " + line for line in body.strip("\n").split("\n"))
     return solution(f'''
 @triton.jit
 def share(x, part, total, count, out):
     p = tl.program_id(0)
     e = tl.exp(tl.load(x + p * 128 + tl.arange(0, 128)))
-{lines}
-    tl.store(out + p * 128 + tl.arange(0, 128), e / t)
+{indent(body)}    tl.store(out + p * 128 + tl.arange(0, 128), e / t)
 ''', '''
 part, total, count, out = torch.empty(32), torch.zeros(1), torch.zeros(1, dtype=torch.int32), torch.empty_like(x)
 share[(32,)](x, part, total, count, out)
@@ -125,9 +121,9 @@ def ahead():
 
 
 def says(sandbox, task, code):
-    verdict = sandbox.score(task, [code])[0]
-    assert not verdict.correct
-    return verdict.error
+    found = verdict(sandbox, task, code)
+    assert not found.correct
+    return found.error
 
 
 @pytest.mark.parametrize("name", IN_ORDER)
@@ -150,27 +146,21 @@ def test_a_race_that_lockstep_wins_is_an_error(box, name):
     "while tl.atomic_cas(lock, p, p) != p:\n    pass\nif p > 0:\n    s += tl.load(out)\ntl.store(out, s)\n"
     "tl.atomic_xchg(lock, p + 1)"], ids=["atomics", "a mutex", "the last block", "in the order of programs"])
 def test_atomics_that_order_programs_are_accepted(box, body):
-    assert box.score(TOTAL, [add_up(body)])[0].correct
+    passes(box, TOTAL, add_up(body))
 
 
 @pytest.mark.parametrize("between, place", [("pass", "c"), ("tl.debug_barrier()", "63 - c")])
 def test_a_row_kept_in_memory_is_accepted(box, between, place):
-    assert box.score(COSINE, [mirrored(between, place)])[0].correct
+    passes(box, COSINE, mirrored(between, place))
 
 
-@pytest.mark.parametrize("launch, reason", [
-    ("[(8,)](x, out, BLOCK=512, num_warps=64)", "num_warps: 64"),
-    ("[(8,)](x, out, BLOCK=512, num_ctas=32)", "num_ctas: 32"),
-    ("[(8, 70000)](x, out, BLOCK=512)", "grid in y: 70000"),
-    ("[(8, 1, 65536)](x, out, BLOCK=512)", "grid in z: 65536"),
-    ("[(8, 1, 1, 1)](x, out, BLOCK=512)", "dimensions of the grid: 4")])
-def test_what_a_gpu_cannot_launch(box, launch, reason):
-    assert reason in says(box, TWICE, solution("""
-@triton.jit
-def twice(x, out, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + o, tl.load(x + o) * 2)
-""", f"out = torch.empty_like(x)\ntwice{launch}\nreturn out"))
+@pytest.mark.parametrize("grid, option, reason", [
+    ("(8,)", ", num_warps=64", "num_warps: 64"), ("(8,)", ", num_ctas=32", "num_ctas: 32"),
+    ("(8, 70000)", "", "grid in y: 70000"), ("(8, 1, 65536)", "", "grid in z: 65536"),
+    ("(8, 1, 1, 1)", "", "dimensions of the grid: 4")])
+def test_what_a_gpu_cannot_launch(box, grid, option, reason):
+    code = replaced(by_elements("v * 2"), ("(triton.cdiv(x.numel(), 512),)", grid), ("BLOCK=512", f"BLOCK=512{option}"))
+    assert reason in says(box, TWICE, code)
 
 
 @triton.jit

@@ -1,12 +1,13 @@
 """What a candidate would get away with if only one forward were recorded, with parameters as they are constructed.
 
-Each exploit is beside the reason why it fails. Honest candidates that look like one must pass.
+Each exploit is beside the reason why it fails. Honest candidates that look like one must pass. (That a naive check lets
+caches and ignored parameters pass is shown in test_cheats.py.)
 """
 
 import pytest
 import torch
 
-from candidates import small_task
+from candidates import indent, passes, replaced, small_task, verdict
 from judge import perturbation
 from judge.correctness import structure
 from judge.perturbation import construct, parameter_names
@@ -26,13 +27,6 @@ def affine(x, scale, shift, out):
     o = tl.program_id(0) * 64 + c
     tl.store(out + o, tl.maximum(tl.load(x + o) * tl.load(scale + c) + tl.load(shift + c), 0.0))
 
-@triton.jit
-def unless_done(x, scale, shift, out, done):
-    c = tl.arange(0, 64)
-    o = tl.program_id(0) * 64 + c
-    todo = tl.load(done) == 0
-    tl.store(out + o, tl.maximum(tl.load(x + o) * tl.load(scale + c) + tl.load(shift + c), 0.0), mask=todo)
-
 def fused(x, scale, shift):
     out = torch.empty_like(x)
     affine[(32,)](x, scale, shift, out)
@@ -48,10 +42,8 @@ HONEST = "return fused(x, self.by, self.plus) * self.scale"
 
 def candidate(forward, more="", top="", state=FOLD):
     """A candidate with these statements in forward; more: in the constructor; top: at the top level."""
-    def indented(text):
-        return "".join(f"        {line}\n" for line in text.strip().split("\n"))
     return (HEAD + top + "\nclass ModelNew(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-            + indented(f"{state}\n{more}") + "    def forward(self, x):\n" + indented(forward))
+            + indent(f"{state}\n{more}", 8) + "    def forward(self, x):\n" + indent(forward, 8))
 
 
 HONEST_ONES = {
@@ -81,9 +73,6 @@ EXPLOITS = {  # what does not work: (candidate, why)
     "parameters replaced by ones after the constructor has looked at them": (candidate(
         IGNORED + " * self.one", "self.one = float(self.scale.mean() > 0)"), "wrong values"),
     "no parameters at all": (candidate(IGNORED, state="pass"), "wrong values"),
-    "a result for each address": (candidate(
-        f"if x.data_ptr() not in self.seen:\n    self.seen[x.data_ptr()] = {RIGHT}\nreturn self.seen[x.data_ptr()]",
-        "self.seen = {}"), "wrong values"),
     "honest 100 times, and counted": (candidate(
         f"self.calls += 1\nif self.calls <= 100:\n    self.last = {RIGHT}\nreturn self.last", "self.calls = 0"),
         STATE),
@@ -104,9 +93,10 @@ step = make()
     "counted in a buffer that the host reads": (candidate(
         f"if int(self.calls) <= 100:\n    self.last = {RIGHT}\nself.calls += 1\nreturn self.last",
         "self.register_buffer('calls', torch.zeros((), dtype=torch.int32))"), STATE),
-    "a flag in memory that the kernel looks at": (candidate(
-        "unless_done[(32,)](x, self.by, self.plus, self.out, self.done)\nself.done += 1\nreturn self.out * self.scale",
-        "self.done = torch.zeros(1, dtype=torch.int32)\nself.out = torch.zeros(32, 64)"), "wrong values"),
+    "a flag in memory that the kernel looks at": (replaced(candidate(
+        "affine[(32,)](x, self.by, self.plus, self.out, self.done)\nself.done += 1\nreturn self.out * self.scale",
+        "self.done = torch.zeros(1, dtype=torch.int32)\nself.out = torch.zeros(32, 64)"),
+        ("shift, out):", "shift, out, done):"), ("0.0))", "0.0), mask=tl.load(done) == 0)")), "wrong values"),
     "another nesting": (candidate(f"return [{RIGHT}]"), "wrong output: [tensor] instead of tensor"),
     "a result on the CPU": (candidate(f"return ({RIGHT}).cpu()"), "moves computed values to the CPU"),
     "a result in memory of the CPU": (candidate(
@@ -122,31 +112,14 @@ def ahead():
 
 @pytest.mark.parametrize("name", HONEST_ONES)
 def test_honest_candidates_pass(box, name):
-    [verdict] = box.score(AFFINE, [HONEST_ONES[name]])
-    assert verdict.correct and verdict.coverage > 0.2, verdict
+    assert passes(box, AFFINE, HONEST_ONES[name]).coverage > 0.2
 
 
 @pytest.mark.parametrize("name", EXPLOITS)
 def test_exploits_fail(box, name):
     code, why = EXPLOITS[name]
-    [verdict] = box.score(AFFINE, [code])
-    assert not verdict.correct and why in (verdict.rejected or verdict.error), verdict
-
-
-def naive(code):
-    """Two calls of a candidate without kernels, with parameters as they are: is each result the reference's?"""
-    space = {"__name__": "task"}
-    exec(AFFINE.source + code, space)
-    x, reference, model = torch.randn(32, 64), space["Model"](), space["ModelNew"]()
-    return [bool(torch.allclose(model(y), reference(y), atol=1e-2)) for y in (x, -x)]
-
-
-def test_a_naive_check_lets_them_pass():
-    make = "\nclass ModelNew(torch.nn.Module):\n    last = None\n    def forward(self, x):\n        "
-    with torch.no_grad():
-        assert naive(make + "return torch.relu(x)") == [True, True]  # ignores all parameters
-        keeps = "self.last = torch.relu(x) if self.last is None else self.last\n        return self.last"
-        assert naive(make + keeps) == [True, False]  # and who looks once sees nothing
+    found = verdict(box, AFFINE, code)
+    assert not found.correct and why in (found.rejected or found.error), found
 
 
 # ---------------------------------------------------------------------------------------------------------------------

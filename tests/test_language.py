@@ -6,7 +6,7 @@ itself. What is refused is refused with the words that stand here.
 
 import pytest
 
-from candidates import problem, solution
+from candidates import indent, problem, solution, verdict
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One expression of v, a block of x, a row: {group: (inputs, {Triton's: torch's})}
@@ -153,7 +153,10 @@ EXPRESSIONS = {
 
 OF_ROWS = "x.view(16, 256).{}.expand(16, 256).reshape(64, 64)"  # a result of every program's 256 elements
 UPPER = "torch.arange(64)[:, None] < 32"  # rows of the first 8 programs
-STORE = "\ntl.store(out + o, v)"
+LOWER_TWICE = f"torch.where({UPPER}, x, x * 2)"
+STORE, STORE_TWICE = "\ntl.store(out + o, v)", "\ntl.store(out + o, v * 2)"
+DESCRIPTORS = ("a = tl.make_tensor_descriptor(x, shape=[n // 64, 64], strides=[64, 1], block_shape=[4, 64])\n"
+               "b = tl.make_tensor_descriptor(out, [n // 64, 64], [64, 1], [4, 64])\n")
 BODIES = {
     "memory": {name: ("x * 2", body) for name, body in {
         "mask and other": "w = tl.load(x + o, mask=o < n, other=0.0)\ntl.store(out + o, w * 2, mask=o < n)",
@@ -173,19 +176,14 @@ BODIES = {
                    "    tl.store(out + j, tl.load(x + j) * 2)",
         "a barrier": "tl.debug_barrier()\ntl.store(out + o, v * 2)",
         "int64 offsets": "o = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)\ntl.store(out + o, v * 2)",
-        "descriptors": "a = tl.make_tensor_descriptor(x, shape=[n // 64, 64], strides=[64, 1], block_shape=[4, 64])\n"
-                       "b = tl.make_tensor_descriptor(out, [n // 64, 64], [64, 1], [4, 64])\n"
-                       "b.store([tl.program_id(0) * 4, 0], a.load([tl.program_id(0) * 4, 0]) * 2)",
-        "descriptors by function": "a = tl.make_tensor_descriptor(x, [n // 64, 64], [64, 1], [4, 64])\n"
-                                   "b = tl.make_tensor_descriptor(out, [n // 64, 64], [64, 1], [4, 64])\n"
-                                   "w = tl.load_tensor_descriptor(a, [tl.program_id(0) * 4, 0])\n"
-                                   "tl.store_tensor_descriptor(b, [tl.program_id(0) * 4, 0], w * 2)",
+        "descriptors": DESCRIPTORS + "b.store([tl.program_id(0) * 4, 0], a.load([tl.program_id(0) * 4, 0]) * 2)",
+        "descriptors by function": DESCRIPTORS + "w = tl.load_tensor_descriptor(a, [tl.program_id(0) * 4, 0])\n"
+                                                 "tl.store_tensor_descriptor(b, [tl.program_id(0) * 4, 0], w * 2)",
         "persistent programs": "for block in range(tl.program_id(0), tl.cdiv(n, BLOCK), tl.num_programs(0)):\n"
                                "    p = block * BLOCK + tl.arange(0, BLOCK)\n    tl.store(out + p, tl.load(x + p) * 2)",
         "static_assert": "tl.static_assert(BLOCK == 256, f'block {BLOCK}')\ntl.store(out + o, v * 2)",
         "asserts that hold": "tl.device_assert(n > 0, 'n')\nassert n > 0, 'n'\ntl.store(out + o, v * 2)",
-        "asserts that fail, without debug": "tl.device_assert(v < -100, 'v')\nassert n < 0, 'n'\n"
-                                            "tl.store(out + o, v * 2)",
+        "asserts that fail, without debug": "tl.device_assert(v < -100, 'v')\nassert n < 0, 'n'" + STORE_TWICE,
         "prints": "tl.static_print('block', BLOCK)\ntl.device_print('x', v)\nprint('n', n)\ntl.store(out + o, v * 2)",
     }.items()},
     "reductions": {name: (OF_ROWS.format(theirs), f"tl.store(out + o, {ours} + 0 * v)") for name, ours, theirs in (
@@ -227,16 +225,14 @@ BODIES = {
         "static_range": ("x * 8", "for i in tl.static_range(3):\n    v = v * 2" + STORE),
         "static_range with a step": ("x * 8", "for i in tl.static_range(0, 6, step=2):\n    v = v * 2" + STORE),
         "nested loops": ("x * 16", "for i in range(2):\n    for j in range(2):\n        v += v" + STORE),
-        "bounds that differ": (f"torch.where({UPPER}, x, x * 2)",
-                               "for i in range(0, tl.program_id(0) // 8):\n    v += v" + STORE),
+        "bounds that differ": (LOWER_TWICE, "for i in range(0, tl.program_id(0) // 8):\n    v += v" + STORE),
         "while": ("x * 8", "i = 0\nwhile i < 3:\n    v += v\n    i += 1" + STORE),
         "while with and": ("x * 8", "i = 0\nwhile i < 3 and i < n:\n    v += v\n    i += 1" + STORE),
         "while that differs": (f"torch.where({UPPER}, x * 2, x * 4)",
                                "i = tl.program_id(0) // 8\nwhile i >= 0:\n    v += v\n    i -= 1" + STORE),
-        "if": (f"torch.where({UPPER}, x, x * 2)", "if tl.program_id(0) >= 8:\n    v = v * 2" + STORE),
-        "if and": (f"torch.where({UPPER}, x, x * 2)",
-                   "p = tl.program_id(0)\nif p >= 8 and p < 100:\n    v = v * 2" + STORE),
-        "if not": (f"torch.where({UPPER}, x, x * 2)", "if not tl.program_id(0) < 8:\n    v = v * 2" + STORE),
+        "if": (LOWER_TWICE, "if tl.program_id(0) >= 8:\n    v = v * 2" + STORE),
+        "if and": (LOWER_TWICE, "p = tl.program_id(0)\nif p >= 8 and p < 100:\n    v = v * 2" + STORE),
+        "if not": (LOWER_TWICE, "if not tl.program_id(0) < 8:\n    v = v * 2" + STORE),
         "elif": ("x * (torch.arange(64)[:, None] // 16).clamp(max=2)",
                  "p = tl.program_id(0)\nif p < 4:\n    v = v * 0\n"
                  "elif p < 8:\n    v = v\nelse:\n    v = v * 2" + STORE),
@@ -244,8 +240,7 @@ BODIES = {
                          "if tl.program_id(0) < 8:\n    tl.store(out + o, v * 2)\n    return\n"
                          "tl.store(out + o, v * 3)"),
         "if of a constant": ("x * 2", "if BLOCK > 64:\n    v = v * 2\nelse:\n    v = tl.dot(v, v)" + STORE),
-        "if expression": (f"torch.where({UPPER}, x, x * 2)",
-                          "f = 1.0 if tl.program_id(0) < 8 else 2.0\ntl.store(out + o, v * f)"),
+        "if expression": (LOWER_TWICE, "f = 1.0 if tl.program_id(0) < 8 else 2.0\ntl.store(out + o, v * f)"),
         "chained comparison": (f"torch.where({UPPER}, x * 2, x)",
                                "if -1 < tl.program_id(0) < 8:\n    v = v * 2" + STORE),
         "a branch after a store": (f"torch.where({UPPER}, x + 1, x + 2)", "tl.store(out + o, v + 1)\n"
@@ -277,10 +272,6 @@ GROUPS = {**{group: (inputs, [(theirs, f"tl.store(out + o, {ours}, mask=o < n)")
           **{group: (FLOATS, list(rows.values())) for group, rows in BODIES.items()}}
 
 
-def indent(text, by=4):
-    return "".join(" " * by + line for line in text.strip("\n").splitlines(True)) + "\n"
-
-
 def candidate(inputs, rows, change=lambda code: code):
     """(task, code) of all rows at once: a kernel and a result each."""
     kernels = "".join(f"\n@triton.jit\ndef kernel{i}(x, out, n, BLOCK: tl.constexpr):\n"
@@ -290,10 +281,6 @@ def candidate(inputs, rows, change=lambda code: code):
     outs = f"outs = [torch.empty_like(x) for _ in range({len(rows)})]\n"
     code = solution(HELPERS + kernels, outs + launches + "return outs")
     return problem(f"[{', '.join(theirs for theirs, _ in rows)}]", inputs), change(code)
-
-
-def verdict(box, task, code):
-    return box.score(task, [code])[0]
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -5,101 +5,75 @@ import re
 import pytest
 import torch
 
-from candidates import problem, small_task, solution
+from candidates import APPLY, by_elements, passes, problem, product, replaced, small_task, solution, verdict
 from judge import prices
-
-MAP = '''
-@triton.jit
-def apply(x, out, n, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(x + o, mask=o < n)
-    tl.store(out + o, RESULT, mask=o < n)
-'''
-
-
-def by_elements(result, extra=""):
-    return solution(extra + MAP.replace("RESULT", result), """
-out = torch.empty_like(x)
-apply[(triton.cdiv(x.numel(), 512),)](x, out, x.numel(), BLOCK=512)
-return out""")
 
 
 def milliseconds(box, task, code, kernel):
     """Modelled time of the launches of one kernel, without their launch overhead."""
-    verdict = box.score(task, [code])[0]
-    assert verdict.correct, verdict
-    share = sum(entry.share for entry in verdict.profile if entry.name == kernel)
-    return share * verdict.candidate_ms - prices.LAUNCH_MS
+    found = passes(box, task, code)
+    share = sum(entry.share for entry in found.profile if entry.name == kernel)
+    return share * found.candidate_ms - prices.LAUNCH_MS
 
 
-def megabytes(ms):
-    return ms * prices.BANDWIDTH / 2 ** 20
+def moved(ms):
+    """Elements of four bytes that are loaded and stored in this time."""
+    return ms * prices.BANDWIDTH / 4
 
 
-def test_a_pointwise_kernel_moves_each_tensor_once(box):
-    task = problem("torch.relu(x)", "torch.randn(1024, 64)")  # a quarter of a megabyte
-    moved = megabytes(milliseconds(box, task, by_elements("tl.maximum(v, 0.0)"), "apply"))
-    assert moved == pytest.approx(0.5, rel=0.01)
-
-
-def test_masked_elements_are_free_and_a_broadcast_vector_costs_once(box):
-    task = problem("x + y", "torch.randn(32, 1500), torch.randn(1500)")
-    code = solution('''
+RELU = by_elements("tl.maximum(v, 0.0)")
+BROADCAST = solution('''
 @triton.jit
-def add(x, y, out, C, BLOCK: tl.constexpr):
+def apply(x, y, out, C, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)
     row = tl.program_id(0) * C
     v = tl.load(x + row + column, mask=column < C) + tl.load(y + column, mask=column < C)
     tl.store(out + row + column, v, mask=column < C)
-''', "out = torch.empty_like(x)\nadd[(32,)](x, y, out, 1500, BLOCK=2048)\nreturn out", "x, y")
-    moved = megabytes(milliseconds(box, task, code, "add"))
-    assert moved == pytest.approx((2 * 32 * 1500 + 1500) * 4 / 2 ** 20, rel=0.01)
-
-
-def test_many_tiny_programs_cost_what_it_takes_to_start_them(box):
-    task, code = problem("torch.relu(x)", "torch.randn(64, 64)"), by_elements("tl.maximum(v, 0.0)")
-    tiny = code.replace("512", "16")
-    assert tiny != code and milliseconds(box, task, tiny, "apply") == pytest.approx(256 / prices.PROGRAMS, rel=0.01)
-    assert milliseconds(box, task, code, "apply") < 0.2 * milliseconds(box, task, tiny, "apply")
-
-
-def test_a_second_sweep_is_free_while_the_tensor_is_in_the_cache(box):
-    kernel = '''
+''', "out = torch.empty_like(x)\napply[(32,)](x, y, out, 1500, BLOCK=2048)\nreturn out", "x, y")
+SWEEPS = solution('''
 @triton.jit
-def sweeps(x, out, n, BLOCK: tl.constexpr):
+def apply(x, out, n, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for start in range(tl.program_id(0) % 8 * n, tl.program_id(0) % 8 * n + n, BLOCK):
         total += tl.load(x + start + tl.arange(0, BLOCK))
     tl.store(out + tl.program_id(0), tl.sum(total, axis=0))
-'''  # sixteen programs: the last eight load what the first eight have loaded
-    code = solution(kernel, "out = torch.empty(16)\nsweeps[(16,)](x, out, x.numel() // 8, BLOCK=512)\nreturn out.sum()")
-    small = milliseconds(box, problem("2 * x.sum()", "torch.randn(256, 64)"), code, "sweeps")
-    large = milliseconds(box, problem("2 * x.sum()", "torch.randn(4096, 64)"), code, "sweeps")
-    assert megabytes(small) == pytest.approx(256 * 64 * 4 / 2 ** 20, rel=0.01)
-    assert megabytes(large) == pytest.approx(2 * 4096 * 64 * 4 / 2 ** 20, rel=0.01)
+''', "out = torch.empty(16)\napply[(16,)](x, out, x.numel() // 8, BLOCK=512)\nreturn out.sum()")
+STRIDED = solution('''
+@triton.jit
+def apply(x, out, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, tl.load(x + o * 64))
+''', "out = torch.empty(x.shape[0])\napply[(4,)](x, out, BLOCK=256)\nreturn out")
+
+
+@pytest.mark.parametrize("task, code, elements", [
+    (problem("torch.relu(x)", "torch.randn(1024, 64)"), RELU, 2 * 1024 * 64),  # each tensor once
+    # Masked elements are free, and a broadcast vector costs once.
+    (problem("x + y", "torch.randn(32, 1500), torch.randn(1500)"), BROADCAST, 2 * 32 * 1500 + 1500),
+    # Sixteen programs, of which the last eight load what the first eight have loaded: free while it is in the cache.
+    (problem("2 * x.sum()", "torch.randn(256, 64)"), SWEEPS, 256 * 64),
+    (problem("2 * x.sum()", "torch.randn(4096, 64)"), SWEEPS, 2 * 4096 * 64),
+    # Whole sectors of 32 bytes.
+    (problem("x[:, 0].clone()", "torch.randn(1024, 64)"), STRIDED, 1024 * 8 + 1024),
+], ids=["pointwise", "masks and a broadcast", "a sweep in the cache", "a sweep beyond it", "strided"])
+def test_a_kernel_costs_what_it_moves(box, task, code, elements):
+    assert moved(milliseconds(box, task, code, "apply")) == pytest.approx(elements, rel=0.01)
+
+
+def test_many_tiny_programs_cost_what_it_takes_to_start_them(box):
+    task, tiny = problem("torch.relu(x)", "torch.randn(64, 64)"), RELU.replace("512", "16")
+    assert milliseconds(box, task, tiny, "apply") == pytest.approx(256 / prices.PROGRAMS, rel=0.01)
+    assert milliseconds(box, task, RELU, "apply") < 0.2 * milliseconds(box, task, tiny, "apply")
 
 
 SUM = "torch.exp(x).sum()", "torch.randn(256, 256)"
-RELU = '''
-@triton.jit
-def relu(x, out):
-    o = tl.program_id(0) * 1024 + tl.arange(0, 1024)
-    tl.store(out + o, tl.maximum(tl.load(x + o), 0.0))
-'''
 KERNELS = '''
 @triton.jit
-def one(x, out, N: tl.constexpr, BLOCK: tl.constexpr):
+def sums(x, out, STEP: tl.constexpr, N: tl.constexpr, BLOCK: tl.constexpr, SHARE: tl.constexpr):
     total = 0.0
     for i in range(0, N, BLOCK):
-        total += tl.sum(tl.exp(tl.load(x + tl.program_id(0) * N + i + tl.arange(0, BLOCK))), axis=0)
-    tl.store(out + tl.program_id(0), total)
-
-@triton.jit
-def all(x, out, N: tl.constexpr, BLOCK: tl.constexpr):
-    total = 0.0
-    for i in range(0, N, BLOCK):
-        total += tl.sum(tl.exp(tl.load(x + i + tl.arange(0, BLOCK))), axis=0)
-    tl.store(out + tl.program_id(0), total / 8)
+        total += tl.sum(tl.exp(tl.load(x + tl.program_id(0) * STEP + i + tl.arange(0, BLOCK))), axis=0)
+    tl.store(out + tl.program_id(0), total * SHARE)
 
 @triton.jit
 def atomics(x, out, BLOCK: tl.constexpr):
@@ -123,13 +97,13 @@ def convolution(x, y, out):
         total += tl.load(x + image * 5184 + place) * tl.load(y + channel * 144 + i)
     tl.store(out + (image * 32 + channel) * 256 + p, tl.maximum(total, 0.0))
 '''
-PARTS = (SUM, "out = torch.empty(64)\none[(64,)](x, out, N=1024, BLOCK=1024)\nreturn out.sum()")
+PARTS = (SUM, "out = torch.empty(64)\nsums[(64,)](x, out, 1024, 1024, 1024, 1)\nreturn out.sum()")
 PRODUCT = ("torch.relu(x @ y)", "torch.randn(64, 256), torch.randn(256, 256)")
 CONVOLUTION = ("torch.relu(torch.conv2d(x, y))", "torch.randn(4, 16, 18, 18), torch.randn(32, 16, 3, 3)")
-ON_TORCH = "out = torch.empty_like(y)\nrelu[(y.numel() // 1024,)](y, out)\nreturn out"
+ON_TORCH = "out = torch.empty_like(y)\napply[(y.numel() // 1024,)](y, out, y.numel(), BLOCK=1024)\nreturn out"
 CHEAP = {  # name: ((task, forward), an honest forward)
-    "one program": ("out = torch.empty(1)\none[(1,)](x, out, N=65536, BLOCK=1024)\nreturn out.sum()", PARTS),
-    "every program": ("out = torch.empty(8)\nall[(8,)](x, out, N=65536, BLOCK=4096)\nreturn out.sum()", PARTS),
+    "one program": ("out = torch.empty(1)\nsums[(1,)](x, out, 0, 65536, 1024, 1)\nreturn out.sum()", PARTS),
+    "every program": ("out = torch.empty(8)\nsums[(8,)](x, out, 0, 65536, 4096, 1 / 8)\nreturn out.sum()", PARTS),
     "one address": ("out = torch.zeros(())\natomics[(64,)](x, out, BLOCK=1024)\nreturn out", PARTS),
     "scalar loads": ("out = torch.empty(64, 256)\nscalars[(64,)](x, y, out)\nreturn out",
                      (PRODUCT, f"y = x @ y\n{ON_TORCH}")),
@@ -141,10 +115,8 @@ CHEAP = {  # name: ((task, forward), an honest forward)
 def test_what_counts_bytes_alone_can_be_made_to_look_fast(box):
     """Each kernel moves no more bytes in fewer launches than the honest ones, and still costs more."""
     def score(task, body):
-        code = solution(KERNELS + RELU, body, "x" if task == SUM else "x, y")
-        [verdict] = box.score(problem(*task), [code])
-        assert verdict.correct, verdict
-        return verdict
+        code = solution(KERNELS + APPLY.replace("RESULT", "tl.maximum(v, 0.0)"), body, "x" if task == SUM else "x, y")
+        return passes(box, problem(*task), code)
 
     for name, (body, (task, honest)) in CHEAP.items():
         exploit, fair = score(task, body), score(task, honest)
@@ -226,9 +198,9 @@ return out""", "x, y")
         """fp32 FLOPs for each FLOP of the tiles, beyond what loading and storing takes."""
         load, options = kinds[kind]
         M, N, K = 192, options.get("N", 64), options.get("K", 64)
-        moved = (M * K + K * N + M * N) * 4 / prices.BANDWIDTH
+        moving = (M * K + K * N + M * N) * 4 / prices.BANDWIDTH
         tiles = 2 * M * -(-N // 64) * 64 * -(-K // 64) * 64
-        return flops(milliseconds(box, *pair(load, **options), "product") - moved) / tiles
+        return flops(milliseconds(box, *pair(load, **options), "product") - moving) / tiles
 
     assert cost("along K") == pytest.approx(0.8, rel=0.15)
     assert cost("tl.trans") == pytest.approx(cost("along K"), rel=0.01)
@@ -246,18 +218,13 @@ return out""", "x, y")
 
 
 def test_a_product_is_no_cheaper_by_another_road(box):
-    task = problem("x @ y", "torch.randn(64, 64), torch.randn(64, 64)")
-
     def price(line):
-        kernel = DOT.replace("LOAD", ALONG_N).replace('total += tl.dot(a, b, input_precision="tf32x3")', line)
-        launch = "out = torch.empty(64, 64)\nproduct[(2, 2)](x, y, out, 64, 64, 64, BM=32, B=32)\nreturn out"
-        code = solution(kernel, launch, "x, y")
-        return milliseconds(box, task, code, "product")
+        return milliseconds(box, *product(line), "product")
 
-    ieee = price('total += tl.dot(a, b, input_precision="ieee")')
-    assert price("total += tl.sum(a[:, :, None] * b[None, :, :], axis=1)") > ieee
-    assert price("total += tl.sum(tl.fma(a[:, :, None], b[None, :, :], 0.0), axis=1)") > ieee
-    assert price("total += tl.dot(a.to(tl.float64), b.to(tl.float64)).to(tl.float32)") > ieee
+    ieee = price('total += tl.dot(left, right, input_precision="ieee")')
+    assert price("total += tl.sum(left[:, :, None] * right[None, :, :], axis=1)") > ieee
+    assert price("total += tl.sum(tl.fma(left[:, :, None], right[None, :, :], 0.0), axis=1)") > ieee
+    assert price("total += tl.dot(left.to(tl.float64), right.to(tl.float64)).to(tl.float32)") > ieee
 
 
 def test_arithmetic_is_no_cheaper_by_another_road(box):
@@ -291,33 +258,28 @@ def test_parameters_cost_what_they_would_among_larger_tensors(box):
     add = by_elements("v + tl.load(y + o, mask=o < n)").replace("x, out", "x, y, out")
     code = add.replace("(x, y, out", "(x, self.bias, out", 2).replace("(x, self.bias, out", "(x, y, out", 1).replace(
         start, head + "        self.bias = torch.nn.Parameter(torch.randn(256, 64))\n\n")
-    size = 256 * 64 * 4 / 2 ** 20
-    assert megabytes(milliseconds(box, task, code, "apply")) == pytest.approx((2 + 1 / 256) * size, rel=0.01)
-    verdict = box.score(task, [code])[0]
-    assert verdict.reference_ms == pytest.approx(
-        prices.milliseconds((2 + 1 / 256) * size * 2 ** 20), rel=0.01)
+    size = 256 * 64
+    assert moved(milliseconds(box, task, code, "apply")) == pytest.approx((2 + 1 / 256) * size, rel=0.01)
+    reference = prices.milliseconds((2 + 1 / 256) * size * 4)
+    assert verdict(box, task, code).reference_ms == pytest.approx(reference, rel=0.01)
 
     # other constants are priced like that only up to the size of the task's own
-    table = code.replace("torch.nn.Parameter(torch.randn(256, 64))", "torch.zeros(512, 64)[:256]")
-    assert table != code
-    moved = megabytes(milliseconds(box, problem("x.clone()"), table, "apply"))
-    assert moved == pytest.approx(3 * size, rel=0.01)
+    table = replaced(code, ("torch.nn.Parameter(torch.randn(256, 64))", "torch.zeros(512, 64)[:256]"))
+    assert moved(milliseconds(box, problem("x.clone()"), table, "apply")) == pytest.approx(3 * size, rel=0.01)
 
     # a parameter that results are written to may be as large as the batch: no hiding place for them
-    doubled = by_elements("v * 2.0").replace("torch.empty_like(x)", "self.buffer").replace(
-        start, head + "        self.buffer = torch.nn.Parameter(torch.randn(256, 64))\n\n").replace(
-        "return out", "return out + 0.0")
-    assert "self.buffer" in doubled
-    verdict = box.score(problem("x * 2.0"), [doubled])[0]
-    assert verdict.correct and verdict.candidate_ms == pytest.approx(
-        2 * prices.milliseconds(2 * size * 2 ** 20), rel=0.01)
+    twice = problem("x * 2.0")
+    doubled = replaced(by_elements("v * 2.0"), ("torch.empty_like(x)", "self.buffer"), (
+        start, head + "        self.buffer = torch.nn.Parameter(torch.randn(256, 64))\n\n"), (
+        "return out", "return out + 0.0"))
+    assert passes(box, twice, doubled).candidate_ms == pytest.approx(2 * prices.milliseconds(2 * size * 4), rel=0.01)
     hidden = doubled.replace("        apply[", "        torch._foreach_copy_([out], [x])\n        apply[")
-    assert "not supported" in box.score(problem("x * 2.0"), [hidden])[0].error
+    assert "not supported" in verdict(box, twice, hidden).error
     early = doubled.replace("    v = tl.load", """    if tl.program_id(0) == 0:
         for i in range(0, n, BLOCK):
             tl.load(out + i + tl.arange(0, BLOCK))
     v = tl.load""")  # one program touches all of it before most of it is written: a race
-    assert "another program of the same launch stored" in box.score(problem("x * 2.0"), [early])[0].error
+    assert "another program of the same launch stored" in verdict(box, twice, early).error
 
 
 def test_what_all_programs_compute_counts_for_each(box):
@@ -328,19 +290,7 @@ def share(x, out, BLOCK: tl.constexpr):
     c = tl.program_id(0) * 64 + tl.arange(0, 64)
     tl.store(out + c, tl.load(x + c) - total)
 ''', "out = torch.empty_like(x)\nshare[(256,)](x, out, BLOCK=16384)\nreturn out")
-    verdict = box.score(problem("x - x.sum()"), [code])[0]
-    assert verdict.correct and verdict.candidate_ms > 256 * 16384 / prices.PEAK
-
-
-def test_strided_access_costs_whole_sectors(box):
-    code = solution('''
-@triton.jit
-def pick(x, out, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + o, tl.load(x + o * 64))
-''', "out = torch.empty(x.shape[0])\npick[(4,)](x, out, BLOCK=256)\nreturn out")
-    moved = megabytes(milliseconds(box, problem("x[:, 0].clone()", "torch.randn(1024, 64)"), code, "pick"))
-    assert moved == pytest.approx((1024 * 32 + 1024 * 4) / 2 ** 20, rel=0.05)
+    assert passes(box, problem("x - x.sum()"), code).candidate_ms > 256 * 16384 / prices.PEAK
 
 
 def kernels_of(call):
@@ -440,15 +390,3 @@ def test_the_same_work_is_not_cheaper_under_another_name():
     assert price_of(lambda: matrix.copy_(x[:64].t())) >= price_of(lambda: x[:64].t().contiguous())
     assert price_of(lambda: torch._foreach_add([x], [x[0]])) >= price_of(lambda: x + x[0])
     assert price_of(lambda: torch.relu(x[:, None].transpose(0, 1))) == price_of(lambda: torch.relu(x))
-
-
-def test_work_without_a_price_is_refused_unless_it_is_asked_for(box):
-    product = "torch.ops.aten._trilinear({}, torch.eye(64), torch.ones(1), [1], [0], [0, 1], [2])"
-    task = problem("torch.relu(x @ torch.eye(64))", "torch.randn(128, 64)")
-    kernel = by_elements("tl.maximum(v, 0.0)")
-    head = "def forward(self, x):\n"
-    assert head in kernel
-    cheat = kernel.replace(head, f"{head}        x = {product.format('x')}\n")
-    assert "no modelled price" in box.score(task, [cheat])[0].error
-    same = problem("torch.relu(" + product.format("x") + ")", "torch.randn(128, 64)")
-    assert box.score(same, [cheat])[0].correct

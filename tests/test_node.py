@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from contextlib import nullcontext
@@ -19,7 +18,7 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-import conftest  # noqa: F401 (it puts the root on the path)
+from conftest import configure, launch, read_lines  # first: it puts the root on the path
 import reinforce
 import report
 from backbone import Backbone
@@ -30,15 +29,6 @@ sys.path.append(str(Path(__file__).parent.parent / "results"))
 from rollout_speed import SHAPES  # noqa: E402
 from test_credit import sampled_rows  # noqa: E402
 from test_reinforce import enter, ingredients, library_at, metrics, world  # noqa: F401 (a fixture)
-
-
-def launch(number, *arguments, **environment):
-    """Run this file on so many ranks; the finished process, with the time `at` which it ended."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}", "--"]
-    done = subprocess.run([*command, __file__, *map(str, arguments)], env=os.environ | environment, capture_output=True,
-                          text=True)
-    done.at = time.time()
-    return done
 
 
 def close(a, b, tolerance=1e-6):
@@ -72,8 +62,7 @@ def steps(part, optimizer, parameters, first, last):
 
 def updates(model, optimizer):
     """Two updates on four sampled rollouts, and one on a single rollout; what they tell."""
-    args = SimpleNamespace(update_tokens=200, mrs=True, clip_low=0.2, clip_high=0.28, grad_clip=0.5, loss_scale=1.0,
-                           loss_mean="sum", temperature=1.0)
+    args = configure({"device": "cpu", "update_tokens": 200, "grad_clip": 0.5, "loss_scale": 1.0})
     several = [0.5, -1, 2, 0, 1.5, -0.7, 0.3, 1]
     return [reinforce.update(model, optimizer, sampled_rows(model, advantages), args)
             for advantages in (several, several, [1, -0.5])]
@@ -111,15 +100,16 @@ def update_on_a_rank(model_folder, folder):
 def killed(model_folder, tmp_path_factory):
     """One launch of two ranks, which takes long: updates, then a run in whose third step rank 1 is killed.
 
-    (the folder of what they leave, the finished process)
+    (the folder of what they leave, the finished process, when it ended)
     """
     folder = tmp_path_factory.mktemp("killed")
     options = [*ingredients(folder, model_folder), "--batch", "3", "--steps", "3", "--no-eval"]
-    return folder, launch(2, *options, "--out", folder / "ranks", KILL="3", UPDATES=f"{model_folder}:{folder}")
+    done = launch(2, __file__, *options, "--out", folder / "ranks", KILL="3", UPDATES=f"{model_folder}:{folder}")
+    return folder, done, time.time()
 
 
 def test_the_update_of_two_ranks_is_that_of_one(killed, model):
-    folder, done = killed
+    folder, done, _ = killed
     assert (folder / "found.pt").is_file(), done.stderr
     found = torch.load(folder / "found.pt", weights_only=False)
     for dtype in (torch.float32, torch.bfloat16):
@@ -173,9 +163,9 @@ def run_on_a_rank(options, kill):
 
 @pytest.mark.parametrize("number", [1, pytest.param(4, marks=pytest.mark.slow)])  # 4: more ranks than tasks
 def test_a_rank_is_killed_and_another_number_goes_on(killed, number, world, tmp_path):  # noqa: F811
-    whole, out, (folder, done) = world("whole", "--steps", "3", "--batch", "3"), tmp_path / "ranks", killed
+    whole, out, (folder, done, at) = world("whole", "--steps", "3", "--batch", "3"), tmp_path / "ranks", killed
     shutil.copytree(folder / "ranks", out)
-    assert done.returncode != 0 and done.at - float(re.search(r"killed at ([\d.]+);", done.stderr)[1]) < 30
+    assert done.returncode != 0 and at - float(re.search(r"killed at ([\d.]+);", done.stderr)[1]) < 30
     assert done.stdout.count("step 2/3") == 1 and "step 3/3" not in done.stdout  # the progress is told once
     assert done.stderr.count("test_node.py: error: a rank was killed") == 1, done.stderr
     assert done.stderr.count("Traceback") == 1, done.stderr  # torchrun's own
@@ -183,7 +173,7 @@ def test_a_rank_is_killed_and_another_number_goes_on(killed, number, world, tmp_
     if number == 1:
         world("ranks", "--resume")
     else:
-        done = launch(number, "--out", out, "--resume")
+        done = launch(number, __file__, "--out", out, "--resume")
         assert done.returncode == 0, done.stderr
     assert library_at(out, 3) == library_at(whole, 3)
     for mine, theirs in zip(metrics(out), metrics(whole), strict=True):
@@ -195,10 +185,9 @@ def test_a_rank_is_killed_and_another_number_goes_on(killed, number, world, tmp_
     for mine, theirs in zip(*(Backbone.load(folder / "checkpoint").model.parameters() for folder in (out, whole))):
         assert close(mine, theirs, 1e-5)
     for path in sorted((whole / "rollouts").iterdir()):
-        mine, theirs = ([json.loads(line) for line in (folder / "rollouts" / path.name).read_text().splitlines()]
-                        for folder in (out, whole))
-        assert [[line.get(key) for key in ("role", "task", "prompt", "reply")] for line in mine] == [
-            [line.get(key) for key in ("role", "task", "prompt", "reply")] for line in theirs]
+        mine, theirs = ([[line.get(key) for key in ("role", "task", "prompt", "reply")] for line in read_lines(file)]
+                        for file in (out / "rollouts" / path.name, path))
+        assert mine == theirs
 
 
 # ---- memory

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from judge import prices, recorder
-from tasks import Task
-from test_cheats import POINTWISE, fails_here, forward
+from candidates import passes
+from test_cheats import POINTWISE, fails_here, forward, victim
 
 WEIGHTS = "self.weights = torch.randn(512, 512)"
 MATRICES = POINTWISE.replace("self.bias = torch.nn.Parameter(torch.zeros(64))", WEIGHTS).replace("64", "512").replace(
@@ -68,7 +68,7 @@ def test_the_refusal_comes_before_the_replay_and_names_the_operator(box):
     code = forward(f"return fused({product}, torch.zeros(512))", WEIGHTS)
     fails_here(box, code, MATRICES, says="aten._foreach_mm has no modelled price")
     same = MATRICES.replace("x @ self.weights", product)
-    assert box.score(Task("victim", 0, same), [code])[0].correct
+    passes(box, victim(same), code)
 
 
 def test_prices_that_are_not_those_of_the_program():

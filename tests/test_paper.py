@@ -57,15 +57,13 @@ def test_profiling_based_rejection(coverage, probability):
     assert reinforce.prs_probability(Verdict(correct=False, coverage=coverage)) == 1.0
 
 
-def test_the_tools_have_the_releases_names_and_fields():
-    select, update = SELECT_TOOL["function"], UPDATE_TOOL["function"]
-    assert (select["name"], list(select["parameters"]["properties"])) == ("select_skills", ["think", "selected_skills"])
-    chosen = select["parameters"]["properties"]["selected_skills"]["items"]["properties"]
-    assert list(chosen) == ["name", "reason"]
-    assert (update["name"], list(update["parameters"]["properties"])) == (
-        "update_skill_library", ["think", "new_skills"])
-    written = update["parameters"]["properties"]["new_skills"]["items"]["properties"]
-    assert list(written) == ["name", "description", "scope", "tags", "content"]
+@pytest.mark.parametrize("tool, name, listed, fields", [
+    (SELECT_TOOL, "select_skills", "selected_skills", ["name", "reason"]),
+    (UPDATE_TOOL, "update_skill_library", "new_skills", ["name", "description", "scope", "tags", "content"])])
+def test_the_tools_have_the_releases_names_and_fields(tool, name, listed, fields):
+    arguments = tool["function"]["parameters"]["properties"]
+    assert (tool["function"]["name"], list(arguments)) == (name, ["think", listed])
+    assert list(arguments[listed]["items"]["properties"]) == fields
 
 
 def test_what_may_change_when_a_run_is_continued():

@@ -21,8 +21,8 @@ import policy
 import reinforce
 import report
 from backbone import Backbone
-from conftest import (CONTENT, FakeSandbox, Scripted, configure, entry, kernel, make_task, held, proposing, selecting,
-                      slow_policy_advantages)
+from conftest import (CONTENT, FakeSandbox, Scripted, configure, entry, kernel, make_task, held, proposing,
+                      read_lines, selecting, slow_policy_advantages)
 from page.metrics import progress
 from policy import davinci_reward
 from reinforce import RECIPES, leave_one_out
@@ -94,12 +94,11 @@ def enter(setattr, script=script, sandbox=FakeSandbox):
 
 
 def metrics(out):
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return read_lines(out / "metrics.jsonl")
 
 
 def records(out, step, role):
-    lines = map(json.loads, (out / f"rollouts/step_{step}.jsonl").read_text().splitlines())
-    return [line for line in lines if line["role"] == role]
+    return [line for line in read_lines(out / f"rollouts/step_{step}.jsonl") if line["role"] == role]
 
 
 def library_at(out, step) -> list:
@@ -258,7 +257,7 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
     assert [m["step"] for m in lines if "eval_reward_best" in m] == [0, 2, 3] and weights(out) == weights(plain)
     assert Scripted.draws == {(0, 1.0), (1.0, 0.95), (1.0, 1.0)}  # selections and checks; samples; training
     for step in (0, 2, 3):
-        rollouts = [json.loads(line) for line in (out / f"rollouts/eval_{step}.jsonl").read_text().splitlines()]
+        rollouts = read_lines(out / f"rollouts/eval_{step}.jsonl")
         rewards = [max(t["reward"] for t in r["turns"]) for r in rollouts if r["role"] == "policy"]
         assert len(rewards) == 3 * 2 and len(rollouts) == 3 * 2 + 3
         assert lines[step]["eval_reward_best"] == pytest.approx(statistics.mean(rewards))
@@ -266,12 +265,12 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
 
 
 def test_a_step_survives_every_candidate(world, monkeypatch):
-    """With the real sandbox: a kernel that works, one that is malformed, hangs, exits, crashes, floods or hoards."""
-    bodies = {"no class": "ModelNew = 3", "no forward": "", "hangs": "while True:\n    pass",
-              "exits": "import os\nos._exit(0)", "floods": "while True:\n    print('x' * 99999)",
-              "crashes": "import ctypes\nctypes.string_at(0)",
-              "hoards": "x = []\nwhile True:\n    x.append(bytearray(1 << 28))"}
-    replies = [f"```python\n{body}\nclass ModelNew:\n    pass\n```" for body in bodies.values()]
+    """With the real sandbox: a kernel that works; replies without code, cut off, refused, that hang or exit.
+
+    (What else a candidate may do to the sandbox: FAULTS in test_sandbox.py.)
+    """
+    replies = [f"```python\n{body}\nclass ModelNew:\n    pass\n```" for body in (
+        "import ctypes", "while True:\n    pass", "import os\nos._exit(0)")]
     replies = iter(["expert", "no code", "```python\nclass ModelNew", *replies])
 
     def everything(role, prompt):
@@ -279,10 +278,10 @@ def test_a_step_survives_every_candidate(world, monkeypatch):
         return [next(replies).replace("expert", f"```python\n{render(read(task), ALL).code}```")]
 
     enter(monkeypatch.setattr, everything, functools.partial(Sandbox, timeout=4.0))
-    out = world("run", "--steps", "1", "--batch", "5", "--n", "1", "--turns", "2", "--no-skills", "--k", "0")
+    out = world("run", "--steps", "1", "--batch", "3", "--n", "1", "--turns", "2", "--no-skills", "--k", "0")
     verdicts = [turn["verdict"] for line in records(out, 1, "policy") for turn in line["turns"]]
-    assert len(verdicts) == 10 and all(v["correct"] or v["error"] or v["rejected"] for v in verdicts)
-    assert [v["correct"] for v in verdicts] == [True] + [False] * 9 and verdicts[0]["speedup"] > 1.5
+    assert len(verdicts) == 6 and all(v["correct"] or v["error"] or v["rejected"] for v in verdicts)
+    assert [v["correct"] for v in verdicts] == [True] + [False] * 5 and verdicts[0]["speedup"] > 1.5
 
 
 # ---- resuming

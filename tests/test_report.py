@@ -8,7 +8,6 @@ import math
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
@@ -16,11 +15,11 @@ from matplotlib.image import imread
 
 import report
 from candidates import HONEST, TASK
-from conftest import kernel
+from conftest import kernel, read_lines, write_lines
 from page import charts, records, writer
 from summarizer import REASONS
+from tasks import ROOT
 
-ROOT = Path(__file__).parent.parent
 EVIL = "</script><img src=x onerror=\"document.title='owned'\">"  # a reply may hold anything
 
 
@@ -46,35 +45,30 @@ def metrics(step, **more):
             "rejected": {}, "reward_best": 1.0 + step / 9, "correct": 0.5, "fast_1": 0.25} | more
 
 
-def write(path, *rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-
-
 @pytest.fixture
 def run(tmp_path):
     """Two steps: in the first a rollout on task a triggers a skill, `found`; in the second it is selected."""
     out = tmp_path / "run $x$"
-    write(out / "config.json", {"model": "checkpoints/tiny", "device": "cpu", "trigger": 1.5})
+    write_lines(out / "config.json", {"model": "checkpoints/tiny", "device": "cpu", "trigger": 1.5})
     evaluation = {"eval_correct": 0.9, "eval_fast_1": 0.25}
-    write(out / "metrics.jsonl", metrics(0, eval_reward_best=1.0, **evaluation),
+    write_lines(out / "metrics.jsonl", metrics(0, eval_reward_best=1.0, **evaluation),
           metrics(1, proposals=4, passed=1, staged=1, rejected={"too slow": 2, "no tool call": 1}),
           metrics(2, proposals=1, rejected={"a new reason": 1}, eval_reward_best=1.5, **evaluation))
     skill = {"name": "found", "description": "d", "scope": "general", "tags": [], "content": "Key Idea:\n fuse"}
     proposals = [{"written": skill, "rejected": None, "detail": "", "attempt": turn(2.5), "staged": True},
                  {"written": "?", "rejected": "malformed", "detail": "not an object", "attempt": None, "staged": False}]
-    write(out / "rollouts/step_1.jsonl",
+    write_lines(out / "rollouts/step_1.jsonl",
           {"role": "selection", "task": "a", "prompt": "p", "reply": "r", "skills": [], "dropped": ["ghost"]},
           policy("b", [], turn()), policy("a", [], turn(3.0)), policy("a", [], turn(1.25), turn(2.25, EVIL)),
           {"role": "summary", "task": "a", "prompt": "p", "rollout": 1, "reply": "s", "reward": 2.5, "advantage": 1.0,
            "proposals": proposals})
-    write(out / "rollouts/step_2.jsonl",
+    write_lines(out / "rollouts/step_2.jsonl",
           {"role": "selection", "task": "c", "prompt": "p", "reply": "r", "skills": ["found"], "dropped": []},
           policy("c", ["found"], turn(3.0)), policy("c", ["found"], turn(2.0)), policy("c", [], turn(1.0)),
           policy("d", ["found"], turn(1.0), turn()))
-    write(out / "rollouts/eval_2.jsonl", policy("e", ["found"], turn(rejected="reads the clock")))
-    write(out / "skill_library/global_step_0.jsonl", {**skill, "name": "seed", "content": "s"})
-    write(out / "skill_library/global_step_1.jsonl", {**skill, "name": "seed", "content": "s"},
+    write_lines(out / "rollouts/eval_2.jsonl", policy("e", ["found"], turn(rejected="reads the clock")))
+    write_lines(out / "skill_library/global_step_0.jsonl", {**skill, "name": "seed", "content": "s"})
+    write_lines(out / "skill_library/global_step_1.jsonl", {**skill, "name": "seed", "content": "s"},
           {**skill, "content": "Key Idea: fuse", "verify_speedup": 2.5})
     return out
 
@@ -83,12 +77,12 @@ def run(tmp_path):
 def benchmark(tmp_path):
     """A benchmark of a problem with two samples."""
     out = tmp_path / "bench"
-    write(out / "config.json", {"model": "m", "device": "cpu", "turns": 1, "source": "KernelBench", "level": 1})
+    write_lines(out / "config.json", {"model": "m", "device": "cpu", "turns": 1, "source": "KernelBench", "level": 1})
     row = {"of": "mean of samples", "turns": 1, "tolerance": 1e-4, "rule": "strict", "baseline": "eager",
            "correct": 0.5, "fast_1": 0.5, "fast_2": 0.25}
-    write(out / "summary.json", {"clock": "modelled", "figures": [row], "problems": {
+    write_lines(out / "summary.json", {"clock": "modelled", "figures": [row], "problems": {
         "level1/5_X": {"kinds": {"faster": 1}, "best_speedup": 1.75, "skills": [], "most_common_error": None}}})
-    write(out / "results.jsonl", *({"task": "level1/5_X", "index": i, "skills": [], "turns": [
+    write_lines(out / "results.jsonl", *({"task": "level1/5_X", "index": i, "skills": [], "turns": [
         {"reply": "r", "has_code": True, "verdict": verdict(speed)}]} for i, speed in enumerate((1.75, None))))
     return out
 
@@ -137,8 +131,8 @@ def test_rollouts_are_packed_as_conversations(run):
                         "step_2.1": ["faster"], "step_2.2": ["faster"], "step_2.3": ["correct"],
                         "step_2.4": ["correct"], "eval_2.0": ["rejected"]}
     again = run / "rollouts/step_2.jsonl"  # a task's second episode in a step
-    lines = [json.loads(line) for line in (run / "rollouts/step_1.jsonl").read_text().splitlines()]
-    write(again, *lines, *(line | {"episode": 1} for line in lines))
+    lines = read_lines(run / "rollouts/step_1.jsonl")
+    write_lines(again, *lines, *(line | {"episode": 1} for line in lines))
     repeated = records.read_rollouts(again, "training", 2, [])
     assert [r["of"] for r in repeated if r["role"] == "summary"] == ["step_2.3", "step_2.8"]
     first, second = rollouts["step_1.3"]["turns"]
@@ -153,14 +147,14 @@ def test_two_folders_side_by_side(run, benchmark, tmp_path):
     assert {r["folder"] for r in data["rollouts"]} == {str(run), str(benchmark)} and "Two clocks" not in text
     assert "mean of samples 1 0.0001 strict eager 50 % 50 % – – 25 % –" in words(text)
     assert [r["outcome"] for r in data["rollouts"] if r["folder"] == str(benchmark)] == [["faster"], ["wrong"]]
-    write(benchmark / "summary.json", {"clock": "measured", "figures": []})
+    write_lines(benchmark / "summary.json", {"clock": "measured", "figures": []})
     assert "Two clocks" in made(run, benchmark, out=tmp_path / "both.html")[0]
 
 
 def test_a_long_run_is_thinned_by_tasks(run, monkeypatch):
     monkeypatch.setattr(writer, "MOST_TEXT", 5_000)
     for step in range(3, 60):
-        write(run / f"rollouts/step_{step}.jsonl", *(policy(task, [], turn(1.0)) for task in "aabb"))
+        write_lines(run / f"rollouts/step_{step}.jsonl", *(policy(task, [], turn(1.0)) for task in "aabb"))
     text, data = made(run)
     shown = [(r["step"], r["task"]) for r in data["rollouts"]]
     assert 20 < len(shown) < 200 and f"{len(shown)} of 239 rollouts fit on this page" in words(text)
@@ -224,10 +218,10 @@ def test_whatever_stands_in_a_file_there_is_a_page(name, run, benchmark, monkeyp
 
     monkeypatch.setattr(charts, "svg", lambda sides, names: str(sides))  # drawing takes longer
     folder = benchmark if name in ("summary.json", "results.jsonl") else run
-    rows = [json.loads(line) for line in (folder / name).read_text().splitlines()]
+    rows = read_lines(folder / name)
     files = [[*rows[:i], other, *rows[i + 1:]] for i, row in enumerate(rows) for other in changed(row)]
     for i, lines in enumerate(files):
-        write(folder / name, *lines)
+        write_lines(folder / name, *lines)
         source = records.read_folder(folder)
         assert finite(source) and writer.pack([source])[1] == len(source.rollouts)
         if i % max(1, len(files) // 12) == 0:  # the template takes longer

@@ -20,10 +20,10 @@ import pytest
 import torch
 
 import sandbox as sandbox_module
-from candidates import HONEST, TASK, WITHOUT_LAYER, copied, replaced, small_task, times
+from candidates import APPLY, HONEST, TASK, WITHOUT_LAYER, all_pass, copied, replaced, small_task, solution, times
 from judge import connection, messages
 from sandbox import Sandbox, TaskError, feedback
-from tasks import Task, run_command
+from tasks import Task
 
 ROOT = Path(__file__).parent.parent
 changed = functools.partial(replaced, HONEST)
@@ -144,26 +144,14 @@ def test_a_caller_that_is_gone_before_the_sandbox_is_up_leaves_nothing(tmp_path)
         assert server.wait(60) == 0 and not scratch.exists()
 
 
-STRIDED = '''import torch, triton
-import triton.language as tl
-
-@triton.jit
-def scale(x, out, factor, columns, stride_row, stride_column, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    column = tl.arange(0, BLOCK)
-    mask = column < columns
-    value = tl.load(x + row * stride_row + column * stride_column, mask=mask)
-    tl.store(out + row * columns + column, value * factor, mask=mask)
-'''
-LAUNCHED = '''assert index.dtype == torch.int64 and not x.is_contiguous()
-        y = torch.empty(x.shape, device=x.device)
-        scale[(x.shape[0],)](x, y, factor, x.shape[1], *x.stride(), BLOCK=triton.next_power_of_2(x.shape[1]))'''
-
-
 def test_tuples_scalars_integers_and_strided_inputs(box):
     task = small_task("mixed", 'y = x * factor\n        return y, (y[index], {"sum": y.sum(dim=1)})',
                       "x, index, factor", "torch.randn(32, 16).t(), torch.randint(0, 16, (8,)), 3")
-    code = replaced(copied(task), ("import torch\n", STRIDED), ("y = x * factor", LAUNCHED))
+    code = solution(replaced(APPLY, ("RESULT", "v * factor"), ("n, BLOCK", "n, factor, BLOCK")), """
+assert index.dtype == torch.int64 and not x.is_contiguous()
+x, y = x.contiguous(), x.new_empty(x.shape)
+apply[(1,)](x, y, x.numel(), factor, BLOCK=512)
+return y, (y[index], {"sum": y.sum(dim=1)})""", "x, index, factor")
     v = verdict(box, code, task)
     assert v.correct, v
     assert not verdict(box, replaced(code, ("y.sum(dim=1)", "y.sum(dim=1) + 1")), task).correct
@@ -208,12 +196,8 @@ def test_command_line(files, capsys):
     pytest.param(["task.py", "good.py", "--device", "cuda"], "no GPU is available here",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")),
 ])
-def test_bad_command_lines_are_one_line_errors(arguments, message, files, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["sandbox.py", *arguments])
-    with pytest.raises(SystemExit, match="2"):
-        run_command(sandbox_module.main)
-    told = capsys.readouterr()
-    assert message in told.err and len(told.err.strip().splitlines()) == 1 and not told.out
+def test_bad_command_lines_are_one_line_errors(arguments, message, files, refusal):
+    assert message in refusal(sandbox_module.main, *arguments)
 
 
 # The measured clock runs without a GPU, too, but its times mean nothing there.
@@ -221,11 +205,11 @@ on_cpu = functools.partial(Sandbox, "cpu", clock="measured", trials=1, require_k
 TWICE = Task("twice", 0, times(2).source.replace("import torch", "import os, time, torch"))
 TWICE_NEW = copied(TWICE)
 OTHER = Task("other", 0, TWICE.source.replace("2.0", "3.0"))
+BAD = Task("bad", 0, TWICE.source.replace("x * 2.0", "x.nonsense()"))
 
 
 def judge_copies(box, *tasks):
-    verdicts = box.score_pairs([(task, copied(task)) for task in tasks])
-    assert all(verdict.correct for verdict in verdicts), verdicts
+    all_pass(box, [(task, copied(task)) for task in tasks])
 
 
 @pytest.fixture
@@ -311,17 +295,14 @@ def test_a_killed_fork_server_or_scorer_is_replaced_while_scorers_are_kept(pair,
 
 
 def test_a_reference_that_fails_is_tried_again_after_the_next_prepare_only(started):
-    bad = Task("bad", 0, TWICE.source.replace("x * 2.0", "x.nonsense()"))
     with on_cpu(tasks=2) as box:
-        for code in (TWICE_NEW, TWICE_NEW + "#"):
+        for note, starts in (("", 1), ("#", 1), ("##", 2)):
+            if note == "##":
+                box.prepare([BAD])
+                assert soon(lambda: len(started) == 2)
             with pytest.raises(TaskError, match="nonsense"):
-                box.score(bad, [code])
-            assert len(started) == 1
-        box.prepare([bad])
-        assert soon(lambda: len(started) == 2)
-        with pytest.raises(TaskError, match="nonsense"):
-            box.score(bad, [TWICE_NEW + "##"])
-        assert len(started) == 2
+                box.score(BAD, [TWICE_NEW + note])
+            assert len(started) == starts
 
 
 def test_what_finds_too_little_memory_beside_others_is_tried_once_more_alone(monkeypatch):
@@ -333,14 +314,13 @@ def test_what_finds_too_little_memory_beside_others_is_tried_once_more_alone(mon
         load(box, job)
 
     monkeypatch.setattr(Sandbox, "_load", noted)
-    bad = Task("bad", 0, TWICE.source.replace("x * 2.0", "x.nonsense()"))
     hungry = replaced(TWICE_NEW, ("return x", "raise torch.OutOfMemoryError('CUDA')\n        return x"))
     slow = replaced(copied(OTHER), ("return x", "time.sleep(0.5)\n        return x"))
     with on_cpu(tasks=2) as box:
         judge_copies(box, OTHER)  # its scorer is there
-        for task, code in ((TWICE, hungry), (bad, TWICE_NEW)):
+        for task, code in ((TWICE, hungry), (BAD, TWICE_NEW)):
             beside, other = box.submit([(OTHER, f"{slow}# {task.name}"), (task, code)])
-            with pytest.raises(TaskError, match="nonsense") if task is bad else contextlib.nullcontext():
+            with pytest.raises(TaskError, match="nonsense") if task is BAD else contextlib.nullcontext():
                 assert other.result().error == "OutOfMemoryError: CUDA"
             assert beside.result().correct
             assert dict.fromkeys(row[1:] for row in tried if row[0] == task.name) == {(False, 2): None, (True, 1): None}

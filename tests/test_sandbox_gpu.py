@@ -1,24 +1,22 @@
 """The measured clock on a GPU. Skips itself where there is none."""
 
 import functools
-import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 import candidates
-from candidates import WITHOUT_LAYER, replaced
+from candidates import WITHOUT_LAYER, replaced, small_task
+from conftest import read_lines
 from sandbox import Sandbox, feedback
-from tasks import Task
+from tasks import ROOT, Task
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
 
-ROOT = Path(__file__).parent.parent
 # The task of the tests without a GPU, but larger and only what the kernel does
 TASK = Task("scaled_silu", 0, replaced(candidates.TASK.source, *WITHOUT_LAYER, ("rows = 64\n\n", ""),
                                        ("torch.randn(rows, 32)", "torch.randn(8192, 2048)"),
@@ -56,8 +54,7 @@ def test_an_honest_fusion_is_measured_near_its_share_of_the_memory_traffic(sandb
     assert "measured" in feedback(v)
 
 
-CASES = {case["name"]: case for case in map(json.loads, (
-    ROOT / "results" / "adversaries" / "measured.jsonl").read_text().splitlines())}
+CASES = {case["name"]: case for case in read_lines(ROOT / "results/adversaries/measured.jsonl")}
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["kind"] != "open"])
@@ -189,36 +186,20 @@ def test_an_autotuned_kernel_is_timed_in_its_best_configuration(sandbox):
 
 
 def test_random_numbers_state_and_libraries_are_those_of_the_reference():
-    """Operators that a GPU takes apart in its own way: dropout, batch norm in training, an LSTM, attention."""
-    layers = {"dropout": "nn.Dropout(0.5)", "norm": "nn.BatchNorm1d(64)", "lstm": "nn.LSTM(64, 64, batch_first=True)"}
-    source = IMPORTS + """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = LAYER
-
-    def forward(self, x):
-        y = self.layer(x)
-        return torch.relu(y[0] if isinstance(y, tuple) else y) * 2
-
-def get_inputs():
-    return [torch.randn(512, 64, 64)]
-
-def get_init_inputs():
-    return []
-"""
+    """Operators that a GPU takes apart in its own way: dropout, batch norm in training, an LSTM."""
     kernel = HONEST[HONEST.index("import triton\n"):HONEST.index("class ModelNew")].replace(
         "tl.store(out_ptr + offsets, x * tl.sigmoid(x) * factor", "tl.store(out_ptr + offsets, tl.maximum(x, 0.0) * 2")
     with Sandbox("cuda", trials=3, timeout=40) as box:
-        for name, layer in layers.items():
-            task = Task(name, 0, source.replace("LAYER", layer))
+        for layer in ("nn.Dropout(0.5)", "nn.BatchNorm1d(64)", "nn.LSTM(64, 64, batch_first=True)"):
+            task = small_task(layer, "y = self.layer(x)\n        y = y[0] if isinstance(y, tuple) else y\n"
+                              "        return torch.relu(y) * 2", inputs="torch.randn(512, 64, 64)",
+                              state=f"self.layer = {layer}")
             code = replaced(candidates.copied(task), ("class ModelNew", kernel + "class ModelNew"), (
-                "return torch.relu(y[0] if isinstance(y, tuple) else y) * 2",
-                "y = y[0] if isinstance(y, tuple) else y\n        out = torch.empty_like(y)\n        n = y.numel()\n"
+                "return torch.relu(y) * 2", "out = torch.empty_like(y)\n        n = y.numel()\n"
                 "        bias_silu_scale[(n // 1024,)](y, torch.zeros(1, device='cuda'), out, 2.0, n, 1, BLOCK=1024)\n"
                 "        return out"))
             v = verdict(box, code, task)
-            assert v.correct and 0.9 < v.speedup < 2, (name, v)
+            assert v.correct and 0.9 < v.speedup < 2, (layer, v)
 
 
 def test_recycled_memory_holds_the_expected_output_only_in_a_naive_check(sandbox):

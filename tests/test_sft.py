@@ -3,14 +3,12 @@
 import argparse
 import contextlib
 import copy
-import itertools
 import json
 import math
 import os
 import random
 import re
 import signal
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import held  # first: it puts the root on the path
+from conftest import held, launch, learnt, write_lines  # first: it puts the root on the path
 import backbone
 import sft
 from backbone import Backbone, Chat, Completion, extract_code, extract_tool_call
@@ -152,10 +150,8 @@ def test_loss_falls_on_the_assistants_tokens_only(examples, chat):
         assert chat.chat_text(e.messages, e.tool, reply=False) == chat.tokenizer.decode(ids) + "\n"
         prompt = chat.chat_ids(e.messages[:2], e.tool)  # as sampling has it
         assert list(ids[:len(prompt)]) == prompt
-        learnt = [m["content"] for m in e.messages if m["role"] == "assistant"][e.unlearnt:]
-        runs = itertools.groupby(zip(ids, mask), key=lambda pair: pair[1])
-        spans = [chat.tokenizer.decode([token for token, _ in run]) for on, run in runs if on]
-        assert spans == [text + "<|im_end|>" for text in learnt]
+        replies = [m["content"] for m in e.messages if m["role"] == "assistant"]
+        assert learnt(chat, ids, mask) == [text + "<|im_end|>" for text in replies[e.unlearnt:]]
 
 
 def test_a_name_is_split_the_same_way_wherever_it_stands(chat):
@@ -165,20 +161,16 @@ def test_a_name_is_split_the_same_way_wherever_it_stands(chat):
         assert any(ids[i:i + len(name)] == name for i in range(len(ids)))
 
 
-def test_a_cache_of_another_tokenizer_is_refused(examples, chat, model_folder, tmp_path, refusal):
-    tokenizer = sft.train_tokenizer([m["content"] for e in examples for m in e.messages], 600)
-    sft.save_cache(tmp_path / "cache", tokenizer, [encode(chat, e.messages, e.tool) for e in examples[:3]])
-    said = refusal(sft.main, "--model", model_folder, "--cache", tmp_path / "cache", "--out", tmp_path / "out")
-    assert "another model's tokenizer" in said
-
-
-def test_the_cache_gives_back_what_it_was_given(examples, chat, tmp_path):
+def test_the_cache_gives_back_what_it_was_given_and_not_to_another_tokenizer(examples, chat, model_folder, tmp_path,
+                                                                             refusal):
     data = [encode(chat, e.messages, e.tool) for e in examples[:30]]
     sft.save_cache(tmp_path / "cache", chat.tokenizer, data)
     tokenizer, again = sft.load_cache(tmp_path / "cache")
     assert tokenizer.chat_template == chat.tokenizer.chat_template
     assert tokenizer("tl.load(x)") == chat.tokenizer("tl.load(x)")
     assert all((a == c).all() and (b == d).all() for (a, b), (c, d) in zip(data, again)) and len(again) == 30
+    said = refusal(sft.main, "--model", model_folder, "--cache", tmp_path / "cache", "--out", tmp_path / "out")
+    assert "another model's tokenizer" in said
 
 
 # ---- filter and batches
@@ -327,33 +319,30 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
         sft.train(resumed, data, 0, options(out=tmp_path, resume=True))
 
 
+TRAININGS = {"rows": None, "parts": 6}  # batches of one part, and of several; a folder's name: sequences of a batch
+
+
 def training_on_a_rank(folder):
-    """The first steps of two trainings: batches of one part, and of several."""
-    for name, sequences in (("rows", None), ("parts", 6)):
-        real, calls = sft.TrainStep.update, []
+    """The first four steps of the trainings."""
+    saved = sft.save
 
-        def update(step):
-            real(step)
-            calls.append(step)
+    def save(args, model, step, state):
+        if state["step"] == 4:
+            saved(args, model, step, state)
+            raise EOFError
 
-        def save(args, *state):
-            if len(calls) == 4:
-                saved(args, *state)
-                raise EOFError
-
-        sft.TrainStep.update, saved, sft.save = update, sft.save, save
+    sft.save = save
+    for name, sequences in TRAININGS.items():
         (folder / name).mkdir(exist_ok=True)
         with contextlib.suppress(EOFError):
             sft.train(small_model(), encoded(33, np.random.default_rng(0)), 0,
                       options(out=folder / name, batch_sequences=sequences, save_minutes=0))
-        sft.TrainStep.update, sft.save = real, saved
 
 
 def test_two_ranks_begin_and_one_goes_on_as_one_alone(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--",
-                           __file__, tmp_path], capture_output=True, text=True)
+    done = launch(2, __file__, tmp_path)
     assert done.returncode == 0, done.stderr
-    for name, sequences in (("rows", None), ("parts", 6)):
+    for name, sequences in TRAININGS.items():
         data, alone, resumed = encoded(33, np.random.default_rng(0)), small_model(), small_model(1)
         whole = sft.train(alone, data, 0, options(out=tmp_path / "none", batch_sequences=sequences))
         assert torch.load(tmp_path / name / sft.CHECKPOINT)["step"] == 4 < whole[-1]["step"]
@@ -418,7 +407,7 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
              {"role": "selection", "prompt": prompt, "reply": "chosen", "reward": 1.6},
              {"role": "selection", "prompt": prompt, "reply": "cut o", "finished": False, "reward": 1.6},
              {"role": "summary", "prompt": prompt, "reply": "told", "reward": 0.0}]
-    (tmp_path / "step_1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(tmp_path / "step_1.jsonl", *lines)
     rows = read_file(tmp_path / "step_1.jsonl")
     (ids, mask), (short, short_mask), (cut, cut_mask) = read_rows("x", rows, rollout_row(chat, 1.5))
     assert chat.tokenizer.decode(ids[mask]) == "Plan: b.<|im_end|>Plan: d.<|im_end|>"

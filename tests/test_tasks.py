@@ -181,11 +181,6 @@ def test_an_evaluation_problem_in_disguise_is_refused(old, new, near):
     assert (found == "near an evaluation problem") == near
 
 
-def test_swish_written_out_is_still_swish():
-    short, long = (PROBLEM.replace("torch.sigmoid(x)", v) for v in ("F.silu(x)", "x * torch.sigmoid(x)"))
-    assert fingerprint(short) == fingerprint(long) and operators(PROBLEM) == ["mul", "relu", "sigmoid", "sub"]
-
-
 @pytest.mark.parametrize("one, other", [
     ("torch.mean(torch.relu(1 - x))", "torch.mean(torch.clamp(1 - x, min=0))"), ("x.relu_()", "torch.clamp_min(x, 0)"),
     ("nn.LeakyReLU(0.1)", "torch.where(x > 0, x, 0.1 * x)"), ("nn.LeakyReLU()", "F.leaky_relu(x, 0.2)"),
@@ -193,7 +188,8 @@ def test_swish_written_out_is_still_swish():
     ("F.normalize(x)", "x / torch.norm(x, dim=1, keepdim=True)"), ("F.linear(x, x)", "torch.matmul(x, x)"),
     ("x * torch.rsqrt(x.mean() + 1)", "x / torch.sqrt(x.mean() + 1)"), ("F.layer_norm(x, (4,))", "nn.LayerNorm(4)"),
     ("x * torch.tanh(0.79788456 * x)", "x * torch.tanh(math.sqrt(2.0 / math.pi) * x)"), ("x / 2", "x * 0.5"),
-    ("self.tail(x)", "torch.softmax(x, 1)"), ("nn.GELU()", "x * 0.5 * (1.0 + torch.erf(x / 1.41421))")])
+    ("self.tail(x)", "torch.softmax(x, 1)"), ("nn.GELU()", "x * 0.5 * (1.0 + torch.erf(x / 1.41421))"),
+    ("F.silu(x)", "x * torch.sigmoid(x)")])
 def test_two_spellings_of_one_problem_are_near(one, other):
     """A layer is called in the forward; `tail` is a method that holds a softmax."""
     def model(expression):
@@ -204,7 +200,8 @@ def test_two_spellings_of_one_problem_are_near(one, other):
     assert operators(model(one)) == operators(model(other)) != []
 
 
-def test_what_is_added_in_place_counts():
+def test_operators_are_named_and_what_is_added_in_place_counts():
+    assert operators(PROBLEM) == ["mul", "relu", "sigmoid", "sub"]
     assert operators("class Model:\n def forward(self, x):\n  x += torch.tanh(x)\n  return x") == ["add", "tanh"]
 
 

@@ -3,27 +3,12 @@
 import pytest
 import torch
 
-from candidates import small_task, solution
+from candidates import copied, passes, replaced, small_task, solution, verdict
 from judge.correctness import Reference, compare, identical, vary
 from judge.replayer import far_apart
 from sandbox import Sandbox
 from tasks import Task, TaskError
 
-TASK = """
-import random
-import torch
-import torch.nn.functional as F
-
-class Model(torch.nn.Module):
-    def forward(self, {arguments}):
-        {body}
-
-def get_inputs():
-    return [{inputs}]
-
-def get_init_inputs():
-    return []
-"""
 X = "torch.randn(8, 8)"
 RIGHT = {  # name: arguments, inputs, body
     "no inputs": ("", "", "return torch.arange(8.0) * 2"),
@@ -48,14 +33,14 @@ def clock(request):
 
 
 def unusual(arguments, inputs, body):
-    return Task("unusual", 0, TASK.format(arguments=arguments, inputs=inputs, body=body))
+    source = small_task("", body, arguments, inputs).source
+    return Task("unusual", 0, "import random\nimport torch.nn.functional as F\n" + source)
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_the_reference_is_right(clock, name):
     task = unusual(*RIGHT[name])
-    [verdict] = clock.score(task, [task.source.replace("Model(", "ModelNew(")])
-    assert verdict.correct and not verdict.rejected, verdict
+    assert not passes(clock, task, copied(task)).rejected
 
 
 def test_tensors_within_other_inputs_make_a_task_unusable(clock):
@@ -65,16 +50,14 @@ def test_tensors_within_other_inputs_make_a_task_unusable(clock):
 
 def test_a_wrong_complex_output_is_told(clock):
     task = unusual(*RIGHT["a complex output"])
-    [verdict] = clock.score(task, [task.source.replace("Model(", "ModelNew(").replace("* 3", "* 4")])
-    assert not verdict.correct and "wrong values" in verdict.error
+    found = verdict(clock, task, replaced(copied(task), ("* 3", "* 4")))
+    assert not found.correct and "wrong values" in found.error
 
 
 def test_half_precision_may_be_rounded_once_less(clock):
     task = unusual("x", "torch.randn(64, 64).bfloat16()", "return F.silu(x * 2) * x")
     better = "return (F.silu(x.float() * 2) * x.float()).bfloat16()"
-    code = task.source.replace("Model(", "ModelNew(").replace("return F.silu(x * 2) * x", better)
-    [verdict] = clock.score(task, [code])
-    assert verdict.correct, verdict
+    passes(clock, task, replaced(copied(task), ("return F.silu(x * 2) * x", better)))
 
 
 def test_results_of_timed_calls_are_compared_whatever_they_hold():
@@ -127,9 +110,7 @@ def test_parameters_that_make_a_task_chaotic_are_not_perturbed(clock, tmp_path, 
     assert reference.names is None
     reference.construct([("rate", [4])])
     assert 3.6 < reference.state["rate"][2].item() < 4
-    code = task.source.replace("Model(", "ModelNew(").replace("x * (1 - x)", "(x - x * x)")
-    [verdict] = clock.score(task, [code])
-    assert verdict.correct, verdict
+    passes(clock, task, replaced(copied(task), ("x * (1 - x)", "(x - x * x)")))
 
 
 def test_a_mean_of_millions_needs_all_of_them(tmp_path, monkeypatch):

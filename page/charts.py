@@ -20,7 +20,8 @@ EVALUATED = "evaluation, "  # before the label of a curve of the evaluation: das
 STYLE = {"svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
          "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
          "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 8,
-         "text.parse_math": False}  # a folder's name may hold a $
+         "text.parse_math": False,  # a folder's name may hold a $
+         "svg.hashsalt": "page"}  # the same page each time
 # (title, what there is to see, {metric: label})
 PANELS = [
     ("Policy: reward", "Mean over rollouts. Each step has other tasks; the evaluation's never change.",
@@ -131,7 +132,7 @@ def svg(charts, names) -> str:
     for axis, chart, name in zip(figure.subplots(1, len(charts), sharey=True, squeeze=False)[0], charts, names):
         draw(axis, chart)
         axis.set_xlabel(f"{chart.x}, {name}" if len(charts) > 1 else chart.x)
-    figure.savefig(file, format="svg", transparent=True)
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     text = file.getvalue().replace(INK, "currentColor")
     return text[text.index("<svg "):].replace("<svg ", f'<svg role="img" aria-label="{charts[0].title}" ', 1)
 

@@ -11,7 +11,7 @@ from unittest.mock import MagicMock, Mock
 import pytest
 import torch
 
-from candidates import HONEST, copied, replaced, times, verdict
+from candidates import HONEST, copied, replaced, small_task, times, verdict
 from conftest import read_lines
 from judge import correctness, measured, recorder, replayer, scorer
 from judge.correctness import EXTENSION, Failed, Reference, Trial, digest
@@ -257,6 +257,26 @@ def test_of_an_autotuned_kernel_the_quickest_configuration_that_works_is_taken(r
     ran.clear()
     run(program, inputs)
     assert ran == [32]
+
+
+def test_a_kernel_that_a_gpu_refuses_is_not_known_as_compiled(replay, monkeypatch):
+    """Else another candidate could launch what one configuration of an autotuned kernel was refused for."""
+    program, *_ = replay("out = torch.empty_like(x)\n" + LAUNCH + "\nreturn out")
+    [launch] = [step for step in program.recording["steps"] if recorder.launches_of(step)]
+    monkeypatch.setattr(replayer.Program, "compile_launch", Mock(side_effect=RuntimeError("out of resource")))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of resource"):
+            program.compile(launch, known=set())
+    assert not program.compiled
+
+
+def test_a_forward_that_replaces_a_buffer_gets_a_verdict_on_the_measured_clock():
+    """Its first values are not those that the recorder sees later: it is told so, and nothing breaks."""
+    state = "self.register_buffer('mean', torch.zeros(64))"
+    task = small_task("moving", "self.mean = 0.9 * self.mean + 0.1 * x.mean(0)\n        return x - self.mean", state=state)
+    with Sandbox("cpu", clock="measured", trials=1) as box:
+        found = verdict(box, task, task.source.replace("class Model", "class ModelNew"))
+    assert "its parameters are not the reference's" in found.error
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -365,9 +365,9 @@ class Kernel:
             last = self.dims[0] == self.dims[1]  # else all spatial dimensions
             fields["cols"] = f"{main}.shape[-1]" if last else f"{main}[0, 0].numel()"
             if self.local[final] == "row":
-                ones = (1,) * (len(self.shape) - self.dims[0]) if len(step.shape) == len(self.shape) else ()
+                ones = " + (1,)" if last else f" + (1,) * ({main}.dim() - 2)"
                 lead = f"{main}.shape[:{-1 if last else 2}]"
-                fields["out"] = f"{main}.new_empty({lead}{f' + {ones}' if ones else ''})"
+                fields["out"] = f"{main}.new_empty({lead}{ones if len(step.shape) == len(self.shape) else ''})"
                 fields["store"] = f"tl.store(dst_ptr + tl.program_id(0), {final})"
         elif self.kind == "sweep":
             fields.update(self.sweep_sizes(main, final))
@@ -384,6 +384,9 @@ class Kernel:
         inner = f"{main}[{', '.join(['0'] * (last + 1))}].numel()" if last + 1 < len(self.shape) else "1"
         row = f"{main}[{', '.join(['0'] * first)}].numel()" if first else f"{main}.numel()"
         sizes = {"inner": inner, "cols": f"{main}.shape[{first}]" if first == last else f"{row} // inner"}
+        weights = [o.name for text, o in self.operands.items() if text.endswith(".weight")]
+        if weights and first < last and last + 1 == len(self.shape):  # a layer norm's, so that no one has to count
+            sizes["cols"] = f"{weights[0]}.numel()"
         if self.local[final] == "row":
             ones = (1,) * (last + 1 - first) if len(self.last.shape) == len(self.shape) else ()
             parts = [f"{main}.shape[:{first}]", str(ones) if ones else "", f"{main}.shape[{last + 1}:]"]

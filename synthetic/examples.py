@@ -46,7 +46,6 @@ BROKEN_FIRST = 0.35  # begins several turns with a broken kernel
 STEP_BACK = 0.85  # then starts again from the plainest kernel, instead of repairing the broken one
 OTHER_LESSON = 0.3  # names, as Summary, a technique that the best answer does not have
 SLIPPED = 0.1  # writes a single turn of the wide distribution again, after a slip with which it does not parse
-LAUNCHED = 0.15  # gives a solution of the wide distribution other block sizes and numbers of warps
 
 # The techniques of widest use are left to be found; enough others are there for Selection's answers to differ.
 SEED_LIBRARY = ["row-reduction", "partial-sums-loss", "row-scan", "index-broadcast-parameter", "fold-convolution-bias"]
@@ -96,8 +95,13 @@ def write_skill(name, rng, code) -> Skill:
 
 
 def policy_reply(used, code) -> str:
+    """A plan, and the code. The plan says which lines each kernel takes over, as its comments do: who writes the call
+    of a kernel has read there which tensors and numbers it needs.
+    """
     plan = ", ".join(name for name in TECHNIQUES if name in used) or "a kernel for one operator"
-    return f"Plan: {plan}.\n\n```python\n{code}```"
+    kernels = re.findall(r"def (\w+)_kernel\(.*?\):\n(.*?)(?=\n\n|\Z)", code, re.DOTALL)
+    steps = "".join(f"{name}: {'; '.join(re.findall('# (.*)', body))}\n" for name, body in kernels)
+    return f"Plan: {plan}.\n{steps}\n```python\n{code}```"
 
 
 def tool_reply(name, arguments) -> dict:
@@ -128,28 +132,6 @@ def slipped(code, rng) -> tuple[str, Verdict]:
         verdict = static_check(text)
         if verdict and verdict.error:
             return text, verdict
-
-
-# What a launch leaves open: the sizes of BM, BN, BLOCK, BR and a pool's BLOCK in templates.py -> sizes to draw from.
-_SIZES = {"128": (64, 128), "64": (64, 128), "1024": (512, 2048, 4096), "2048": (1024, 4096), "256": (128, 512)}
-
-
-def launched(code) -> str:
-    """The same kernels, now and then (LAUNCHED) with other block sizes and numbers of warps; the code is the seed.
-
-    A policy that imitates tries them, and reinforcement learning can find out which pays on which shape.
-    """
-    rng = random.Random(code)
-    if rng.random() > LAUNCHED:
-        return code
-    parts = re.split(r"(?m)^(?=def |@triton)", code)
-    for i, part in enumerate(parts):
-        if "_kernel[" in part:
-            drawn = {usual: str(rng.choice(sizes)) for usual, sizes in _SIZES.items()}
-            # A size stands where it is passed, BM=128, and where programs are counted, cdiv(m, 128).
-            part = re.sub(r"(?<=[MNKR]=)\d+|(?<=, )\d+(?=\))", lambda size: drawn.get(size[0], size[0]), part)
-            parts[i] = part.replace(")\n    return", rng.choice([")", ", num_warps=8)"]) + "\n    return")
-    return "".join(parts)
 
 
 def normalized(code) -> str:
@@ -233,9 +215,8 @@ class Writer:
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
         solution, _ = self.draw(rng, parsed, applicable, {s.name for s in skills}, unprompted=rng.choice(self.levels))
         self.remember(solution)
-        code, messages, slips = solution.code, policy_messages(task, skills), False
-        if self.distribution is not NARROW:
-            code, slips = launched(code), rng.random() < SLIPPED
+        code, messages = solution.code, policy_messages(task, skills)
+        slips = self.distribution is not NARROW and rng.random() < SLIPPED
         if slips:
             broken, verdict = slipped(code, rng)
             messages = next_messages(messages, policy_reply(solution.used, broken), verdict)

@@ -94,9 +94,13 @@ class Wide(Problem):
     def __init__(self, seed, clutter):
         super().__init__(seed, clutter)
         self.used -= {"matmul", "norm", "loss"}  # the expert calls its kernels otherwise where a problem has these
+        self.x = "A" if self.chance(0.15) else self.x
+        self.used |= {"A", "B"} if self.x == "A" else set()  # two tensors, A and B
 
     def name(self, options):
         """Now and then one that usually stands for something else."""
+        if self.x == "A" and options.startswith("y ") and len(self.inputs) == 1:
+            return "B"
         return super().name(_USUAL if self.chance(0.2) else options)
 
     def another_input(self) -> str:
@@ -140,6 +144,12 @@ class Wide(Problem):
         for _ in range(self.pick(0, 0, 1, 2)):
             self.pick(self.activation, self.scale, self.clamp)()
 
+    def clamp(self):
+        """Now and then between whole numbers, by name: x = F.hardtanh(x, min_val=-1, max_val=1)"""
+        if self.chance(0.7):
+            return super().clamp()
+        self.line("F.hardtanh({x}, min_val=-1, max_val=1)", "F.hardtanh({x}, min_val=0, max_val=6)")
+
     def formula(self, of_two=False):
         """A formula written out, in place of one of torch's functions: x = torch.where(x > 0, x, 0.1 * x)
 
@@ -152,8 +162,7 @@ class Wide(Problem):
     def lone(self):
         """One operator of the library, alone or followed by a step that computes nothing new.
 
-            x = torch.logaddexp(x, other)      or      x = self.pool(x)
-                                                       x = x.transpose(0, -1)
+            x = torch.logaddexp(x, other)      or, on two lines,      x = self.pool(x); x = x.transpose(0, -1)
         Signatures are often the long ones that users write: def __init__(self, kernel_size: int, stride: int = 1, ...)
         """
         kind = self.pick(*["layer"] * 6, "call", "call", "call", "along", "along", "product", "loss", "layer norm")
@@ -196,11 +205,16 @@ class Wide(Problem):
         layer = self.pick(*["Conv{n}d"] * 8, *list(_LAYERS)[:4] * 2, *_LAYERS)
         n, given = self.pick(1, 2, 2, 3), self.pick(0, 1, 2, 9)  # spatial dimensions; how many options are passed
         dims, values = [self.const("batch_size batch_size N", self.pick(4, 8)), ""], []
-        depthwise = layer == "Conv{n}d" and self.chance(0.5)
+        depthwise, apart = layer == "Conv{n}d" and self.chance(0.5), n == 2 and self.chance(0.15)
         for argument in _LAYERS[layer].split():
             default, choices = _ARGUMENTS[argument]
-            value = self.r.choice(choices.split())
-            if argument in ("kernel_size", "stride", "padding", "dilation") and n > 1 and self.chance(0.25):
+            value, wide = self.r.choice(choices.split()), argument in ("kernel_size", "stride", "padding", "dilation")
+            if wide and apart:  # kernel_size_h: int, kernel_size_w: int, stride_h: int = 1, ...
+                sides = [self.const(f"{argument}_{side}", self.r.choice(choices.split())) for side in "hw"]
+                self.args += [(side, f"int = {default}" if default else "int", side) for side in sides]
+                values.append(f"{argument}=({', '.join(sides)})")
+                continue
+            if wide and n > 1 and self.chance(0.25):
                 value = "(" + ", ".join(self.r.choice(choices.split()) for _ in range(n)) + ")"
                 default = default and "(" + ", ".join([default] * n) + ")"
             kind = type(ast.literal_eval(value)).__name__
@@ -458,8 +472,6 @@ class Wide(Problem):
         """One to three blocks, each a class, and what stands around them.
 
             x = self.block(x)      self.block = ResidualBlock(channels), a class in the same file
-            x = x * self.factor
-            x = self.unit(x)
         """
         if self.chance(0.6):  # blocks of an image, else of a sequence
             batch, n = self.const("batch_size B", self.pick(2, 4)), self.pick(4, 8, 16)

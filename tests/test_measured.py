@@ -272,8 +272,8 @@ def test_a_kernel_that_a_gpu_refuses_is_not_known_as_compiled(replay, monkeypatc
 
 def test_a_forward_that_replaces_a_buffer_gets_a_verdict_on_the_measured_clock():
     """Its first values are not those that the recorder sees later: it is told so, and nothing breaks."""
-    state = "self.register_buffer('mean', torch.zeros(64))"
-    task = small_task("moving", "self.mean = 0.9 * self.mean + 0.1 * x.mean(0)\n        return x - self.mean", state=state)
+    task = small_task("moving", "self.mean = 0.9 * self.mean + 0.1 * x.mean(0)\n        return x - self.mean",
+                      state="self.register_buffer('mean', torch.zeros(64))")
     with Sandbox("cpu", clock="measured", trials=1) as box:
         found = verdict(box, task, task.source.replace("class Model", "class ModelNew"))
     assert "its parameters are not the reference's" in found.error

@@ -138,8 +138,8 @@ class TrainStep:
     """Forward, backward and AdamW on a batch; on a GPU captured once per shape as a CUDA graph.
 
     A small model is bound by kernel launches, which a graph removes, and then by what lies between the products: norms,
-    rotary embeddings, activations and the loss, which torch.compile joins. 26 million parameters on one H200: 0.58
-    million tokens a second with the graph alone, 1.4 with both, after half a minute of compiling.
+    rotary embeddings, activations and the loss, which torch.compile joins: 26 million parameters train on the wide
+    examples at 1.1 million tokens a second on one H100, after two minutes of compiling.
     """
 
     def __init__(self, model, learning_rate, graphs):

@@ -58,6 +58,7 @@ class Kernel:
         self.extra = {}  # further integer parameters: name -> an operand (its size), or a dimension (elements below it)
         self.lines = []
         self.sections = []  # of a sweep: (lines of a step, "vector" or "row"), or (a reduction's fields, "reduction")
+        self.length = ""  # how long a row is, where a layer's weight says it: dimensions need not be counted
         self.local = {}  # variable -> "vector" or "row" (one number for each row), once the kernel computes it
         self.values = {}  # of the step being translated
         self.first = self.last = None  # steps
@@ -246,6 +247,7 @@ class Kernel:
         if step.op == "layer_norm":
             fields["eps"] = self.operand(f"self.{step.module}.eps", None)
             weight, bias = self.affine(step, step.layer.normalized_shape)
+            self.length = f"{weight}.numel()"
             affine = [f"{step.target} = {step.target} * {weight} + {bias}"]
         return fields, affine
 
@@ -383,10 +385,8 @@ class Kernel:
         first, last = self.dims
         inner = f"{main}[{', '.join(['0'] * (last + 1))}].numel()" if last + 1 < len(self.shape) else "1"
         row = f"{main}[{', '.join(['0'] * first)}].numel()" if first else f"{main}.numel()"
-        sizes = {"inner": inner, "cols": f"{main}.shape[{first}]" if first == last else f"{row} // inner"}
-        weights = [o.name for text, o in self.operands.items() if text.endswith(".weight")]
-        if weights and first < last and last + 1 == len(self.shape):  # a layer norm's, so that no one has to count
-            sizes["cols"] = f"{weights[0]}.numel()"
+        cols = self.length or (f"{main}.shape[{first}]" if first == last else f"{row} // inner")
+        sizes = {"inner": inner, "cols": cols}
         if self.local[final] == "row":
             ones = (1,) * (last + 1 - first) if len(self.last.shape) == len(self.shape) else ()
             parts = [f"{main}.shape[:{first}]", str(ones) if ones else "", f"{main}.shape[{last + 1}:]"]

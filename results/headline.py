@@ -56,7 +56,7 @@ def failures(samples) -> str:
     counts = Counter()
     for sample in (sample for group in samples.values() for sample in group if not any(map(is_correct, sample.turns))):
         verdict = sample.turns[-1].verdict if sample.turns else Verdict(error="unusable problem")
-        counts[(f"rejected: {verdict.rejected}" if verdict.rejected else verdict.error or "wrong").split(":")[0]] += 1
+        counts["rejected" if verdict.rejected else (verdict.error or "wrong").split(":")[0]] += 1
     return ", ".join(f"{count} {reason}" for reason, count in counts.most_common()) or "none"
 
 

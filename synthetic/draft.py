@@ -141,13 +141,17 @@ class Draft:
         """A tensor among the inputs of forward, with dimensions that are expressions; returns its name."""
         self.dims = dims
         maker = maker or self.pick("torch.randn", "torch.rand", "torch.randn")
-        name = self.x if not self.inputs else self.name("y other target targets labels")
+        name = self.input_name()
         spread = ""
         if self.clutter and maker == "torch.randn" and self.chance(0.12):
             spread = self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3",
                                " * (torch.rand(()) + 0.5)")
         self.inputs.append((name, f"{maker}({', '.join(dims)}){spread}"))
         return name
+
+    def input_name(self) -> str:
+        """What the next tensor among the inputs is called."""
+        return self.name("y other target targets labels") if self.inputs else self.x
 
     def another_input(self) -> str:
         """A second tensor of the current shape."""

@@ -215,12 +215,12 @@ class Writer:
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
         solution, _ = self.draw(rng, parsed, applicable, {s.name for s in skills}, unprompted=rng.choice(self.levels))
         self.remember(solution)
-        code, messages = solution.code, policy_messages(task, skills)
+        code, messages, reply = solution.code, policy_messages(task, skills), policy_reply(solution.used, solution.code)
         slips = self.distribution is not NARROW and rng.random() < SLIPPED
-        if slips:
+        if slips:  # in the code; the plan was right
             broken, verdict = slipped(code, rng)
-            messages = next_messages(messages, policy_reply(solution.used, broken), verdict)
-        messages.append({"role": "assistant", "content": policy_reply(solution.used, code)})
+            messages = next_messages(messages, reply.replace(code, broken), verdict)
+        messages.append({"role": "assistant", "content": reply})
         return self.policy(task, messages, skills, code, unlearnt=int(slips))
 
     def executed(self, rng, task, parsed) -> list[Example]:

@@ -3,8 +3,7 @@
 Lone operators, products of matrices in every arrangement, reductions and scans along any dimension, formulas written
 out, losses of torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper
 methods. Which operators there are is in tables; a method says how a problem is built from them, and shows what a
-forward pass of it may look like (names vary). `synthesize(seed, distribution=WIDE)` draws from these families and from
-the older ones.
+forward pass of it may look like (names vary). `synthesize(seed, distribution=WIDE)` draws from these and older families.
 """
 
 import ast
@@ -99,9 +98,10 @@ class Wide(Problem):
 
     def name(self, options):
         """Now and then one that usually stands for something else."""
-        if self.x == "A" and options.startswith("y ") and len(self.inputs) == 1:
-            return "B"
         return super().name(_USUAL if self.chance(0.2) else options)
+
+    def input_name(self) -> str:
+        return "B" if self.x == "A" and len(self.inputs) == 1 else super().input_name()
 
     def another_input(self) -> str:
         """A second tensor of the current shape, or one that is broadcast to it."""
@@ -208,13 +208,13 @@ class Wide(Problem):
         depthwise, apart = layer == "Conv{n}d" and self.chance(0.5), n == 2 and self.chance(0.15)
         for argument in _LAYERS[layer].split():
             default, choices = _ARGUMENTS[argument]
-            value, wide = self.r.choice(choices.split()), argument in ("kernel_size", "stride", "padding", "dilation")
-            if wide and apart:  # kernel_size_h: int, kernel_size_w: int, stride_h: int = 1, ...
-                sides = [self.const(f"{argument}_{side}", self.r.choice(choices.split())) for side in "hw"]
-                self.args += [(side, f"int = {default}" if default else "int", side) for side in sides]
-                values.append(f"{argument}=({', '.join(sides)})")
+            value, sides = self.r.choice(choices.split()), argument in ("kernel_size", "stride", "padding", "dilation")
+            if sides and apart:  # kernel_size_h: int, kernel_size_w: int, stride_h: int = 1, ...
+                names = [self.const(f"{argument}_{side}", self.r.choice(choices.split())) for side in "hw"]
+                self.args += [(name, f"int = {default}" if default else "int", name) for name in names]
+                values.append(f"{argument}=({', '.join(names)})")
                 continue
-            if wide and n > 1 and self.chance(0.25):
+            if sides and n > 1 and self.chance(0.25):
                 value = "(" + ", ".join(self.r.choice(choices.split()) for _ in range(n)) + ")"
                 default = default and "(" + ", ".join([default] * n) + ")"
             kind = type(ast.literal_eval(value)).__name__

@@ -138,6 +138,7 @@ def test_a_slip_is_context_and_its_repair_is_learnt(first_writer, monkeypatch):
             compile(extract_code(first), "first", "exec")
         compile(extract_code(second), "second", "exec")
         assert abs(len(first) - len(second)) < 2 and e.unlearnt == 1
+        assert first.partition("```")[0] == second.partition("```")[0]  # the plan was right
         assert "does not parse" in e.messages[-2]["content"]
 
 

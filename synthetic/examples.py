@@ -215,7 +215,8 @@ class Writer:
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
         solution, _ = self.draw(rng, parsed, applicable, {s.name for s in skills}, unprompted=rng.choice(self.levels))
         self.remember(solution)
-        code, messages, reply = solution.code, policy_messages(task, skills), policy_reply(solution.used, solution.code)
+        code, messages = solution.code, policy_messages(task, skills)
+        reply = policy_reply(solution.used, code)
         slips = self.distribution is not NARROW and rng.random() < SLIPPED
         if slips:  # in the code; the plan was right
             broken, verdict = slipped(code, rng)

@@ -3,7 +3,7 @@
 Lone operators, products of matrices in every arrangement, reductions and scans along any dimension, formulas written
 out, losses of torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper
 methods. Which operators there are is in tables; a method says how a problem is built from them, and shows what a
-forward pass of it may look like (names vary). `synthesize(seed, distribution=WIDE)` draws from these and older families.
+forward pass of it may look like (names vary). `synthesize(seed, distribution=WIDE)` draws from these and others.
 """
 
 import ast

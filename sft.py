@@ -12,7 +12,7 @@ Four steps (paper: cold start):
                 selection calls, summary calls with and without skills; diversity filter (synthetic/examples.py)
     tokens      each chat as token ids with a mask: loss on what the assistant writes, on nothing that it reads
     batches     examples of about the same length together, padded to one of a few widths
-    training    AdamW, cosine schedule with warm-up, mean loss over the learnt tokens of a batch
+    training    AdamW, or Muon from random weights; cosine schedule with warm-up, mean loss over a batch's learnt tokens
 
 How this differs from the paper: the examples come from a program that knows twelve techniques, not from a large model,
 so the cold start runs offline; and a batch is a number of tokens, not of sequences. With --data the paper's own
@@ -43,7 +43,7 @@ from tqdm import tqdm
 from backbone import Backbone, Chat
 from chat.rows import chat_row, encode, read_file, read_rows, rollout_row
 from fast import ranks
-from fast.optimizer import make_adamw
+from fast.optimizer import Muon, make_adamw
 from report import claim
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
@@ -135,25 +135,33 @@ def plan_batches(lengths, args) -> list[list[list[int]]]:
 
 
 class TrainStep:
-    """Forward, backward and AdamW on a batch; on a GPU captured once per shape as a CUDA graph.
+    """Forward, backward and an optimiser's step on a batch; on a GPU captured once per shape as a CUDA graph.
 
     A small model is bound by kernel launches, which a graph removes, and then by what lies between the products: norms,
-    rotary embeddings, activations and the loss, which torch.compile joins: 26 million parameters train on the wide
-    examples at 1.1 million tokens a second on one H100, after two minutes of compiling.
+    rotary embeddings and activations, which torch.compile joins. All layers are the same, so one is compiled for all:
+    the whole model as one takes two minutes.
+
+    muon: for weights that begin at random. The layers' matrices are then Muon's.
     """
 
-    def __init__(self, model, learning_rate, graphs):
+    def __init__(self, model, learning_rate, graphs, muon=False):
         self.model, self.graphs, self.captured, self.pool = model, graphs, {}, None
         self.device = model.device
-        self.loss = torch.compile(self.eager_loss, dynamic=True) if graphs else self.eager_loss
+        layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+        for layer in layers if graphs else ():
+            layer.compile(dynamic=True)
         self.rate = torch.tensor(learning_rate, device=self.device)  # a tensor, so that a captured step can be told it
+        inner = set(layers.parameters())
         matrices = [p for p in model.parameters() if p.dim() >= 2]
         vectors = [p for p in model.parameters() if p.dim() < 2]
         self.optimizer = ranks.sharded(
-            make_adamw, [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+            Muon if muon else make_adamw,
+            [{"params": [p for p in matrices if p in inner], "weight_decay": 0.1, "orthogonal": muon},
+             {"params": [p for p in matrices if p not in inner], "weight_decay": 0.1},
+             {"params": vectors, "weight_decay": 0.0}],
             lr=self.rate, betas=(0.9, 0.95), fused=True, capturable=self.device.type == "cuda")
 
-    def eager_loss(self, ids, targets):
+    def loss(self, ids, targets):
         """The mean loss. ids (B, L); targets (B, L): the next token where it is learnt, else -100."""
         kind = self.device.type
         # Weights stay as they are, matrix products are done in bfloat16. A graph must not keep cached casts of weights.
@@ -246,7 +254,7 @@ def train(model, data, pad, args) -> list[dict]:
     batches = plan_batches(lengths, args)
     graphs = model.device.type == "cuda" and model.num_parameters() < 3e8
     graphs = graphs and not args.batch_sequences and ranks.count() == 1
-    step = TrainStep(model, args.lr, graphs)
+    step = TrainStep(model, args.lr, graphs, args.optimizer == "muon")
     model.train()
     if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
         model.gradient_checkpointing_enable()
@@ -398,7 +406,8 @@ def parse(argv):
         help="tokens computed at once; their logits are held together: with Qwen3-8B, 2.4 MB each")
     add("--batch-sequences", type=int,
         help="sequences in a batch; None: as --batch-tokens allow, over a billion parameters 64 as the paper")
-    add("--lr", type=float, help="peak learning rate; None: 1e-3 from random weights, else 2e-5 as the paper")
+    add("--optimizer", choices=["adamw", "muon"], help="of matrices; None: muon from random weights, else adamw")
+    add("--lr", type=float, help="peak learning rate; None: 3e-3 with muon, else 1e-3 or, of --model, 2e-5 as the paper")
     add("--processes", type=int, default=os.cpu_count(), help="processes that write examples")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu", help="that trains")
     add("--seed", type=int, default=0, help="of weights, batches and filter")
@@ -415,7 +424,10 @@ def parse(argv):
         "epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes", "repeat_executed"))
     if args.from_rollouts and not args.model:
         raise UserError("--from-rollouts: say with --model which model wrote them, or one with its tokenizer")
-    args.lr = args.lr or (2e-5 if args.model else 1e-3)
+    if args.optimizer == "muon" and ranks.count() > 1:
+        raise UserError("--optimizer muon: on one GPU only, a matrix is not shared out")
+    args.optimizer = args.optimizer or ("adamw" if args.model or ranks.count() > 1 else "muon")
+    args.lr = args.lr or (2e-5 if args.model else 3e-3 if args.optimizer == "muon" else 1e-3)
     return args
 
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import copy
+import functools
 import json
 import math
 import os
@@ -230,7 +231,7 @@ def encoded(count, rng):
 def options(**changes):
     return argparse.Namespace(**{"seed": 0, "epochs": 1, "batch_tokens": 2 * sft.WIDTHS[0], "batch_sequences": None,
                                  "lr": 1e-2, "resume": False, "save_minutes": 1e9, "out": None, "processes": 1,
-                                 "cache": None} | changes)
+                                 "cache": None, "optimizer": "adamw"} | changes)
 
 
 def by_hand(model, data):
@@ -249,7 +250,7 @@ def test_a_step_is_adamw_on_the_mean_loss_of_the_learnt_tokens():
     model, twin = small_model(), small_model()
     step = sft.TrainStep(model, 1e-2, graphs=False)
     assert [(group["weight_decay"], {p.dim() for p in group["params"]}) for group in step.optimizer.param_groups] == [
-        (0.1, {2}), (0.0, {1})]
+        (0.1, {2}), (0.1, {2}), (0.0, {1})]
     optimizer = torch.optim.AdamW([{"params": [p for p in twin.parameters() if p.dim() == 2], "weight_decay": 0.1},
                                    {"params": [p for p in twin.parameters() if p.dim() == 1], "weight_decay": 0.0}],
                                   lr=1e-2, betas=(0.9, 0.95))
@@ -268,6 +269,22 @@ def test_a_step_is_adamw_on_the_mean_loss_of_the_learnt_tokens():
         for mine, other in zip(model.parameters(), twin.parameters()):
             assert torch.allclose(mine, other, atol=2e-4)
     assert norms[0] < 1 < norms[1]
+
+
+def test_matrices_that_begin_at_random_are_muons_but_for_the_embedding(monkeypatch):
+    model = small_model()
+    step = sft.TrainStep(model, 1e-2, graphs=False, muon=True)
+    step([sft.collate(encoded(5, np.random.default_rng(0)), 0, 0)])
+    kinds = {name: set(step.optimizer.state[p]) for name, p in model.named_parameters()}
+    for name, kind in kinds.items():
+        assert ("momentum" in kind) == ("layers" in name and "norm" not in name), name
+    tiny, pretrained = sft.parse(["--out", "x"]), sft.parse(["--out", "x", "--model", "y"])
+    assert (tiny.optimizer, tiny.lr, pretrained.optimizer, pretrained.lr) == ("muon", 3e-3, "adamw", 2e-5)
+    assert sft.parse(["--out", "x", "--optimizer", "adamw"]).lr == 1e-3
+    monkeypatch.setattr(sft.ranks, "count", lambda: 2)
+    assert sft.parse(["--out", "x"]).optimizer == "adamw"
+    with pytest.raises(UserError, match="one GPU only"):
+        sft.parse(["--out", "x", "--optimizer", "muon"])
 
 
 def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeypatch):
@@ -291,11 +308,12 @@ def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeyp
     assert rates[:6] == pytest.approx([(n + 1) / 6 for n in range(6)], rel=1e-2) and rates[5] == max(rates)
 
 
-def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch):
-    data = encoded(64, np.random.default_rng(0))
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, optimizer):
+    data, given = encoded(64, np.random.default_rng(0)), functools.partial(options, optimizer=optimizer)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a program: a worker of pytest-xdist has none
     whole, killed, resumed = small_model(), small_model(), small_model(1)
-    before, history = by_hand(whole, data), sft.train(whole, data, 0, options(out=tmp_path / "none"))
+    before, history = by_hand(whole, data), sft.train(whole, data, 0, given(out=tmp_path / "none"))
     assert by_hand(whole, data) < before and not whole.training
     real, calls = sft.TrainStep.update, []
 
@@ -308,16 +326,16 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr(sft.TrainStep, "update", dying)
         with pytest.raises(KeyboardInterrupt, match="--resume continues"):
-            sft.train(killed, data, 0, options(out=tmp_path))
+            sft.train(killed, data, 0, given(out=tmp_path))
     assert torch.load(tmp_path / sft.CHECKPOINT)["step"] == len(calls) == 20
     with pytest.raises(UserError, match="other options or examples .lr, the examples."):
-        sft.train(resumed, data[1:], 0, options(out=tmp_path, resume=True, lr=1e-3))
-    again = sft.train(resumed, data, 0, options(out=tmp_path, resume=True))
+        sft.train(resumed, data[1:], 0, given(out=tmp_path, resume=True, lr=1e-3))
+    again = sft.train(resumed, data, 0, given(out=tmp_path, resume=True))
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters())) and not resumed.training
     assert [{**entry, "seconds": 0} for entry in again] == [{**entry, "seconds": 0} for entry in history]
     (tmp_path / sft.CHECKPOINT).write_bytes((tmp_path / sft.CHECKPOINT).read_bytes()[:1000])
     with pytest.raises(UserError, match="is broken"):
-        sft.train(resumed, data, 0, options(out=tmp_path, resume=True))
+        sft.train(resumed, data, 0, given(out=tmp_path, resume=True))
 
 
 TRAININGS = {"rows": None, "parts": 6}  # batches of one part, and of several; a folder's name: sequences of a batch

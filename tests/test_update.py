@@ -1,12 +1,14 @@
 """The update at the size of real models: AdamW on bfloat16 learns, and what saves memory changes no gradient."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import backbone
 from conftest import LargestTensor, plain_logprobs
 import fast.optimizer
-from fast.optimizer import SplitAdamW, make_adamw
+from fast.optimizer import Muon, SplitAdamW, make_adamw, orthogonal
 
 # ---- AdamW
 
@@ -47,6 +49,35 @@ def test_float32_parameters_change_as_with_torch():
     train(theirs, torch.optim.AdamW(groups[1], 1e-3, betas=(0.9, 0.95), foreach=False), 20)
     for a, b in zip(mine, theirs):
         assert torch.equal(a, b)
+
+
+def test_muon_is_torchs_on_matrices_and_adamw_on_the_rest():
+    mine, theirs = ([torch.nn.Parameter(torch.randn(shape)) for shape in ((24, 8), (24, 8), (8, 24), (9,))]
+                    for _ in range(2) if torch.manual_seed(0))
+    muon = Muon([{"params": mine[:3], "weight_decay": 0.1, "orthogonal": True},
+                 {"params": mine[3:], "weight_decay": 0.0}], lr=torch.tensor(3e-3), betas=(0.9, 0.95))
+    before = [p.detach().clone() for p in mine]
+    train(mine, muon, 5)
+    apart = [torch.optim.Muon(theirs[:3], lr=3e-3, adjust_lr_fn="match_rms_adamw"),
+             torch.optim.AdamW(theirs[3:], lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)]
+    train(theirs, SimpleNamespace(step=lambda: [each.step() for each in apart]), 5)
+    for start, a, b in zip(before, mine, theirs):
+        moved = (b - start).norm()
+        assert moved > 0.01 and (a - b).norm() < 0.03 * moved  # the order of products in bfloat16 differs
+    again = Muon(muon.param_groups, lr=1.0)
+    again.load_state_dict(muon.state_dict())
+    assert torch.equal(again.state[mine[0]]["momentum"], muon.state[mine[0]]["momentum"])
+
+
+def test_an_orthogonal_step_moves_all_directions_alike():
+    generator = torch.Generator().manual_seed(0)
+    for rows, columns in ((40, 20), (20, 40)):
+        matrices = torch.randn(3, rows, columns, generator=generator) * torch.logspace(0, -1, columns)
+        left, _, right = torch.linalg.svd(matrices, full_matrices=False)
+        inside = left.mT @ orthogonal(matrices).float() @ right.mT
+        values = inside.diagonal(dim1=1, dim2=2)
+        assert values.min() > 0.4 and values.max() < 1.3
+        assert (inside - torch.diag_embed(values)).abs().max() < 0.1
 
 
 def test_bfloat16_learns_at_the_papers_rate_and_plain_adamw_does_not():

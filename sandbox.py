@@ -130,8 +130,8 @@ class Sandbox:
         if protocol not in ("strict", "kernelbench") or baseline not in ("eager", "compile"):
             raise UserError("protocol is strict or kernelbench, baseline is eager or compile")
         clock = clock or ("modelled" if device == "cpu" else "measured")
-        if baseline == "compile" and clock == "modelled":
-            raise UserError("the modelled clock knows no torch.compile; measure on a GPU")
+        if clock == "modelled" and (device != "cpu" or baseline == "compile"):
+            raise UserError("the modelled clock knows no GPU and no torch.compile: choose the other clock")
         if device == "cuda":  # which one: the caller's
             device = f"cuda:{torch.cuda.current_device() if torch.cuda.is_initialized() else 0}"
         self.device, self.remember, self.modelled = str(device), remember, clock == "modelled"

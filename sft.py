@@ -93,9 +93,9 @@ WIDTHS = [384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2560, 307
           32768]  # padded lengths of a batch
 
 
-def padded(length) -> int | None:
-    """The width of the batch that an example of this length goes into; None when it is too long for any."""
-    return next((width for width in WIDTHS if length <= width), None)
+def padded(length) -> int:
+    """The width of the batch that an example of this length, at most WIDTHS[-1], goes into."""
+    return next(width for width in WIDTHS if length <= width)
 
 
 def make_batches(lengths, tokens, rng, order) -> list[list[int]]:
@@ -106,8 +106,7 @@ def make_batches(lengths, tokens, rng, order) -> list[list[int]]:
     """
     groups, batches = {}, []
     for i in order:
-        if padded(lengths[i]):  # longer ones are dropped
-            groups.setdefault(padded(lengths[i]), []).append(i)
+        groups.setdefault(padded(lengths[i]), []).append(i)
     for width, members in groups.items():
         rng.shuffle(members)
         size = max(1, tokens // width)
@@ -131,7 +130,7 @@ def plan_batches(lengths, args) -> list[list[list[int]]]:
         else:
             shuffled = [[part] for part in make_batches(lengths, args.batch_tokens, rng, order)]
         batches += shuffled[:round(len(shuffled) * min(1, args.epochs - epoch))]
-    return [parts for parts in batches if parts]
+    return batches
 
 
 class TrainStep:

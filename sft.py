@@ -406,7 +406,7 @@ def parse(argv):
     add("--batch-sequences", type=int,
         help="sequences in a batch; None: as --batch-tokens allow, over a billion parameters 64 as the paper")
     add("--optimizer", choices=["adamw", "muon"], help="of matrices; None: muon from random weights, else adamw")
-    add("--lr", type=float, help="peak learning rate; None: 3e-3 with muon, else 1e-3 or, of --model, 2e-5 as the paper")
+    add("--lr", type=float, help="peak learning rate; None: 3e-3 with muon, else 1e-3, of --model 2e-5 as the paper")
     add("--processes", type=int, default=os.cpu_count(), help="processes that write examples")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu", help="that trains")
     add("--seed", type=int, default=0, help="of weights, batches and filter")

@@ -5,7 +5,7 @@
     step.py         one more token of each sequence; on a GPU as one CUDA graph
     prompts.py      on a CPU: slots that share a prompt's keys and values
     attention.py    Triton kernels: attention of one token to the slots; RMSNorm
-    optimizer.py    AdamW for weights in bfloat16
+    optimizer.py    Muon for weights that begin at random, AdamW for weights in bfloat16
     plan.py         which models fit on which GPUs
     ranks.py        one process for each GPU of a node: lists and gradients that they share
 

@@ -207,10 +207,11 @@ def new_sectors(sectors, axis):
 def only_moves(memory, run):
     """Has a launch only moved data? Then it stores the same elements of other data as well.
 
-    run(memory) repeats the launch. Before that, of what it has loaded from one tensor the larger half becomes -m, the
-    rest m, the largest magnitude among them: what compares, clamps or sorts values, or works on negative ones only,
-    then stores others. Counted are elements: more than half of those that it stores must be moved ones, so that
-    computing a few is no way out.
+    run(memory) repeats the launch. Before that, of what it has loaded from one tensor one half becomes -m, the rest m,
+    the largest magnitude among them: what compares, clamps or sorts values, or works on negative ones only, then stores
+    others. The halves are the larger values, and then twice such as have nothing in common: neighbours are often alike,
+    and the largest of a few would be what all of them are. Counted are elements: more than half of those that it stores
+    must be moved ones, so that computing a few is no way out.
     """
     places = {number: np.flatnonzero(stamps) for number, (_, stamps) in memory.races.stamps.items()}
     moved = 0
@@ -227,13 +228,20 @@ def only_moves(memory, run):
             smallest = -largest
         if smallest == largest or not np.isfinite(largest):
             continue
+
+        def any_half(x):
+            return x.view(bits).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(63) == 1
+
         kept = [(view, view.copy()) for view in (memory.view(number, dtype) for number in [source, *stored])]
-        values[:] = np.where(values >= middle, smallest, largest)
+        moves = {number: np.ones(len(old), bool) for number, old in stored.items()}
         try:
-            run(Memory(memory.storages))
-            for number, old in stored.items():
-                new = memory.view(number, dtype)[places[number]]
-                moved += (new.view(bits) == np.where(old >= middle, smallest, largest).view(bits)).sum()
+            for half in (lambda x: x >= middle, any_half, lambda x: ~any_half(x)):
+                values[:] = np.where(half(kept[0][1]), smallest, largest)
+                run(Memory(memory.storages))
+                for number, old in stored.items():
+                    new = memory.view(number, dtype)[places[number]]
+                    moves[number] &= new.view(bits) == np.where(half(old), smallest, largest).view(bits)
+            moved += sum(np.count_nonzero(x) for x in moves.values())
         except KernelError:  # those were indices
             pass
         finally:

@@ -42,7 +42,7 @@ UNPROMPTED = 0.3  # applies a technique that no skill in the prompt names
 LEVELS = 0.2, 0.8, 0.95  # the same in the wide distribution, one for each answer: what RL finds has to be written, too
 PROMPTED = 0.95  # applies one that a skill in the prompt names
 ADDED_LATER = 0.35  # applies one that is still missing, in a later turn (wide distribution: the largest of LEVELS)
-BROKEN_FIRST = 0.35  # begins several turns with a broken kernel
+BROKEN_FIRST = 0.5  # begins several turns with a broken kernel
 STEP_BACK = 0.85  # then starts again from the plainest kernel, instead of repairing the broken one
 OTHER_LESSON = 0.3  # names, as Summary, a technique that the best answer does not have
 SLIPPED = 0.1  # writes a single turn of the wide distribution again, after a slip with which it does not parse
@@ -109,19 +109,22 @@ def tool_reply(name, arguments) -> dict:
     return {"role": "assistant", "content": f"<tool_call>\n{call}\n</tool_call>"}
 
 
-# The ways in which models break kernels: a pattern, and what stands where it is found first.
+# The ways in which models break kernels: a pattern, and what stands where it is found.
 _SPOILED = [(r"tl\.maximum", "tl.minimum"), (r"0\.5 \*", "0.6 *"), (r"\n +mask = .*", ""),
             (r"(return|=) (fused|row)\(", r"\1 \2d("), (r"import triton\.language as tl\n", ""),
             (r" \+ bias", " - bias"), (r"tl\.program_id\(0\) \* BLOCK", "tl.program_id(0)"), (r"dst_ptr, ", ""),
-            (r"\n +self\.\w+ = .*", ""), (r"(def __init__\(self, )(\w+)", r"\1\2, \2")]
+            (r"\n +self\.\w+ = .*", ""), (r"(def __init__\(self, )(\w+)", r"\1\2, \2"),
+            (r"\n    # .*\n    \w+ = .*(?=\n    # )", ""), (r"(\n    # .*\n    \w+ = .*)(?=\n    # )", r"\1\1"),
+            (r"\n        \w+ = .*(?=\n        return)", ""), (r"(return|=) (\w+)\((\w+), (\w+)\)", r"\1 \2(\4, \3)")]
 
 
 def spoil(code, rng) -> str:
     """Break a kernel in one of these ways."""
-    ways = list(_SPOILED)
-    rng.shuffle(ways)
-    texts = (re.sub(pattern, replacement, code, count=1) for pattern, replacement in ways)
-    return next((text for text in texts if text != code), code)
+    for pattern, replacement in rng.sample(_SPOILED, len(_SPOILED)):
+        if found := list(re.finditer(pattern, code)):
+            mark = rng.choice(found)
+            return code[:mark.start()] + mark.expand(replacement) + code[mark.end():]
+    return code
 
 
 def slipped(code, rng) -> tuple[str, Verdict]:

@@ -97,7 +97,10 @@ class Wide(Problem):
         self.used |= {"A", "B"} if self.x == "A" else set()  # two tensors, A and B
 
     def name(self, options):
-        """Now and then one that usually stands for something else."""
+        """Now and then one that usually stands for something else, or begins as another does: pool_size, pool_stride"""
+        if self.args and self.chance(0.15):
+            first = self.r.choice(self.args)[0].split("_")[0]
+            return super().name(" ".join(f"{first}_{option}" for option in options.split()))
         return super().name(_USUAL if self.chance(0.2) else options)
 
     def input_name(self) -> str:
@@ -126,12 +129,18 @@ class Wide(Problem):
             name = self.name("_helper apply_tail activate post_process _finish")
             self.methods.append((name, self.x, lines))
             self.forward[-len(lines):] = [f"{self.x} = self.{name}({self.x})"]
+        self.forward = [line.replace(", ", ",") if self.chance(0.06) else line for line in self.forward]
 
     def save(self):
         """Now and then it is a copy: identity = x.clone().detach()"""
         super().save()
         if self.chance(0.3):
             self.forward[-1] += self.pick(".clone()", ".clone().detach()", ".detach()")
+
+    def residual(self):
+        """Now and then again and again: x = x + identity; x = x * identity; x = x + identity"""
+        for _ in range(self.pick(1, 1, 1, 2, 3)):
+            super().residual()
 
     def reduction(self):
         """Now and then over all dimensions but the first, or followed by another step: torch.sum(x, dim=[1, 2, 3])"""
@@ -305,27 +314,44 @@ class Wide(Problem):
         if not alone and (not before or self.chance(0.3)):
             self.scale()
 
-    def normalised(self):
-        """A convolution or a layer, batch norm in training mode, activations; or the norm of an input.
+    def mixture(self):
+        """A layer, and then steps of every kind in any order.
 
-        The statistics are the batch's (KernelBench leaves modules in training mode), so a kernel has to compute them.
+        Batch norm is in training mode (KernelBench leaves modules in it), so a kernel has to compute its statistics.
 
             x = self.conv(x)
-            x = self.batch_norm(x)      self.batch_norm = nn.BatchNorm2d(out_channels)
-            x = F.relu(x)
+            x = self.avg_pool(x)
+            x = x - torch.mean(x, dim=(2, 3), keepdim=True)
+            x = self.batch_norm(x)
         """
-        if self.chance(0.3):
-            self.plain_input(4)
-            channels = self.inside(self.shape[1][0])
-        else:
-            self.pick(self.linear, self.convolution, self.convolution)()
-            channels = self.shape[1][0]
-        rank = len(self.shape)
+        self.pick(self.linear, self.convolution, self.convolution)()
         self.rows_last = False
-        self.apply("bn norm batch_norm", f"BatchNorm{max(1, rank - 2)}d({channels})")
-        self.steps(self.pick(1, 2))
         if self.chance(0.3):
-            self.formula()
+            self.save()
+        for _ in range(self.pick(1, 2, 3, 4, 5)):
+            rank, last = len(self.shape), self.shape[-1][1]
+            if rank < 2 or self.shape[1][1] == 1 or last == 1:  # after a reduction
+                self.pick(self.activation, self.scale, self.clamp, self.formula)()
+                continue
+            kind = self.pick(*["steps"] * 4, "norm", "norm", "mean", "pool", "reduction", "formula")
+            if kind in ("pool", "reduction"):
+                self.saved = None  # it fits no longer
+            if kind == "steps":
+                self.steps(1)
+            elif kind == "norm":
+                batch = f"BatchNorm{max(1, rank - 2)}d({self.inside(self.shape[1][0])})"
+                self.pick(self.normalization if rank > 2 else self.row_operator,
+                          lambda: self.apply("bn norm batch_norm", batch))()
+            elif kind == "mean":
+                d = self.pick("1", "-1", str(tuple(range(2, rank)) or 1))
+                self.line("{x} - torch.mean({x}, dim={d}, keepdim=True)", "{x} - {x}.mean(dim={d}, keepdim=True)", d=d)
+            elif kind == "pool" and rank == 2:
+                layer = f"nn.{self.pick('Max', 'Avg')}Pool1d({self.pick(2, 4)})"
+                pool = self.attribute("pool max_pool avg_pool", layer)
+                self.line(f"{pool}({{x}}.unsqueeze(1)).squeeze(1)")
+                self.shape[1] = ("1", 1)  # no longer known by name
+            else:
+                {"pool": self.pooling, "reduction": self.reduction, "formula": self.formula}[kind]()
 
     # ---- networks
 
@@ -496,5 +522,5 @@ class Wide(Problem):
 # Each family's weight and how it is drafted; those of the narrow distribution keep their weights (see generator.py).
 WIDE = Distribution(Wide, {
     **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
-    "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "batch norm": (10, Wide.normalised),
+    "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "mixture": (40, Wide.mixture),
     "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (38, Wide.lone)})

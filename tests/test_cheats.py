@@ -236,6 +236,15 @@ def test_a_kernel_that_stores_what_it_has_loaded_may_have_worked(box, expression
     assert passes(box, victim(task), code).coverage == 1.0
 
 
+def test_the_largest_of_values_that_are_alike_is_computed(box):
+    """Max pooling after a convolution: all values of a channel may be among the larger half."""
+    alike = "x.mean(1, keepdim=True) + 0.001 * x"
+    task = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", f"torch.maximum({alike}, ({alike}).flip(1))")
+    code = with_copy(f"y = {alike}\nout = torch.empty_like(x)\ncopy[(16,)](y, out)\nreturn out",
+                     "tl.maximum(tl.load(x + o), tl.load(x + o // 64 * 64 + 63 - o % 64))")
+    passes(box, victim(task), code)
+
+
 HIDDEN = {  # what a rule forbids by name, under another name: there is nothing to be gained
     "the garbage collector": (CHEATS["the reference through the garbage collector"][0].replace(
         "import gc", "gc = __builtins__['__im' + 'port__']('gc')"), ""),

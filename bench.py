@@ -44,6 +44,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -248,7 +249,8 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
 
     if done:
         print(f"{path}: {len(done)} of {len(tasks) * options.samples} samples are there already", file=sys.stderr)
-    size = max(1, options.batch // options.samples)  # tasks in a batch
+    # Tasks in a batch; no rank may be left without one.
+    size = max(1, min(options.batch // options.samples, math.ceil(len(tasks) / ranks.count())))
     bar = tqdm(ranks.share(range(0, len(tasks), size)), unit="batch", disable=ranks.rank() > 0 or None)
     for first in bar:
         batch = tasks[first:first + size]

@@ -257,6 +257,17 @@ def test_random_numbers_are_of_the_seed_and_the_tasks(tmp_path):
     assert one == both[tasks[1].name] != other
 
 
+def test_no_rank_is_left_without_a_batch(tmp_path, monkeypatch):
+    tasks, model = builtin_tasks(1)[:4], Scripted(by_chance)
+    whole = run(tasks, tmp_path / "whole.jsonl", batch=4)  # two tasks a batch
+    done = {(sample.task, sample.index): sample for rows in whole.values() for sample in rows}
+    monkeypatch.setattr(bench.ranks, "count", lambda: 2)
+    monkeypatch.setattr(bench.ranks, "rank", lambda: 1)
+    monkeypatch.setattr(bench.ranks, "each", lambda mine: [done, mine])
+    assert run(tasks, tmp_path / "mine.jsonl", model, batch=100) == whole
+    assert model.asked == {(1.0, 99): 2 * 2 * 3}
+
+
 def test_results_with_a_broken_line_are_refused(tmp_path):
     path = tmp_path / "results.jsonl"
     for line in ("{}", "no JSON", "[1]", '{"task": "a", "index": 0, "skills": [], "turns": [3]}'):

@@ -189,11 +189,7 @@ class Chain(Draft):
     def dimension(self, *values) -> str:
         """The last dimension as an argument: a literal, or now and then a constructor argument kept on self."""
         value = self.pick(*values)
-        if self.chance(0.12):
-            name = self.arg("dim axis reduce_dim", value)
-            self.init.append(f"self.{name} = {name}")
-            return f"self.{name}"
-        return value
+        return self.kept("dim axis reduce_dim", value) if self.chance(0.12) else value
 
     def reduction(self):
         """A reduction over the last dimension (or over all spatial ones); it ends the chain's layout.
@@ -215,12 +211,10 @@ class Chain(Draft):
         tail = f"dim={dim}, keepdim=True)" if keep else f"dim={dim})"
         op = self.pick("sum", "mean", "amax", "amin", "logsumexp", "logsumexp")
         if self.chance(0.1):  # two of them from the same tensor
-            first = self.name("high top upper total a1")
-            second = self.name("low bottom lower average a2")
+            names = self.name("high top upper total a1"), self.name("low bottom lower average a2")
             ops = self.pick(("amax", "amin"), ("sum", "amax"), ("mean", "amin"), ("amax", "mean"))
-            self.forward.append(f"{first} = torch.{ops[0]}({self.x}, {tail}")
-            self.forward.append(f"{second} = torch.{ops[1]}({self.x}, {tail}")
-            self.line(f"{first} {self.pick('-', '-', '+', '*')} {second}")
+            self.forward += [f"{name} = torch.{op}({self.x}, {tail}" for name, op in zip(names, ops)]
+            self.line(f" {self.pick('-', '-', '+', '*')} ".join(names))
         else:
             self.line(f"torch.{op}({{x}}, {tail}", f"{{x}}.{op}({tail}")
         self.shape = self.shape[:-1] + ([("1", 1)] if keep else [])
@@ -241,8 +235,7 @@ class Chain(Draft):
         dim = self.dimension("-1", str(len(self.shape) - 1))
         if kind in ("softmax", "log_softmax"):
             if self.chance(0.3):
-                layer = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}[kind]
-                return self.apply(f"{kind} prob", f"{layer}(dim={dim})")
+                return self.apply(f"{kind} prob", f"{kind.title().replace('_', '')}(dim={dim})")
             self.line(f"{self.pick('torch', 'F')}.{kind}({{x}}, dim={dim})")
         elif kind == "rms":
             eps = self.scalar("eps epsilon", self.pick("1e-5", "1e-6"))
@@ -279,11 +272,10 @@ class Chain(Draft):
 
     def pooling(self):
         """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2)  ...  x = self.pool(x)"""
-        nd = len(self.shape) - 2
         k = self.arg("pool_size pool_kernel pool_kernel_size", 2) if self.chance(0.5) else "2"
         kind = self.pick("Max", "Avg")
         k = self.pick(k, k, f"kernel_size={k}", f"kernel_size={k}, stride={k}", f"{k}, stride={k}")
-        self.apply(f"pool {kind.lower()}pool", f"{kind}Pool{nd}d({k})")
+        self.apply(f"pool {kind.lower()}pool", f"{kind}Pool{len(self.shape) - 2}d({k})")
 
     def another_linear(self, width=None):
         """One more layer; what was saved does not fit any more. width: (expression, size) of the output, or drawn."""

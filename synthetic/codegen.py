@@ -38,7 +38,7 @@ def diagonal(node):
 class _Operand:
     name: str  # in the kernel
     text: str  # outside it
-    load: str  # the line that reads it; "" for numbers passed by value
+    load: str = ""  # the line that reads it; "" for numbers passed by value
     full: bool = False  # has the shape of the tensor that the kernel walks
     factor: bool = False  # of a product: the template reads it
 
@@ -73,12 +73,11 @@ class Kernel:
         name = next((n for n in reversed(name) if not keyword.iskeyword(n)), "value")
         taken = {o.name for o in self.operands.values()} | self.reserved | set(self.local)
         name = next(n for n in [name] + [f"{name}{i}" for i in range(2, 9)] if n not in taken)
-        load, full = "", False
+        operand = self.operands[text] = _Operand(name, text)
         if shape is not None:
             shape = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
-            full = shape == self.shape
-            load = f"{name} = {self.load(name, shape, full)}"
-        self.operands[text] = _Operand(name, text, load, full)
+            operand.full = shape == self.shape
+            operand.load = f"{name} = {self.load(name, shape, operand.full)}"
         return name
 
     def load(self, name, shape, full) -> str:
@@ -87,34 +86,31 @@ class Kernel:
         if len(shape) > rank or any(shape[i] != self.shape[i] for i in block) \
                 or block and block[-1] - block[0] >= len(block):
             raise Unsupported
-        masked = "mask=mask" if self.kind in ("fused", "loss") else "mask=mask, other=0.0"
+        masked = ", mask=mask" if self.kind in ("fused", "loss") else ", mask=mask, other=0.0"
         if full:
-            return f"tl.load({name}_ptr + idx, {masked})"
+            return f"tl.load({name}_ptr + idx{masked})"
         if not block:
             return f"tl.load({name}_ptr)"
         first, last = block[0], block[-1]
         if self.kind == "matmul" and block == [rank - 1]:
             return f"tl.load({name}_ptr + cols, mask=cols < n, other=0.0)[None, :]"
         if self.kind == "row" and self.dims[0] == rank - 1 and block == [rank - 1]:
-            return f"tl.load({name}_ptr + offs, mask=mask, other=0.0)"
+            return f"tl.load({name}_ptr + offs{masked})"
         if self.kind == "row" and last == self.dims[0] - 1:  # one number for each row
-            modulo = f" % {self.size_of(name)}" if first > 0 else ""
-            return f"tl.load({name}_ptr + tl.program_id(0){modulo})"
-        index = "idx"
-        if last < rank - 1:
-            index += f" // {self.elements_below(last)}"
-        if first > 0:
-            index += f" % {self.size_of(name)}"
-        return f"tl.load({name}_ptr + {index}, {masked})"
+            index, masked = "tl.program_id(0)", ""
+        else:
+            index = f"idx // {self.elements_below(last)}" if last < rank - 1 else "idx"
+        modulo = f" % {self.size_of(name)}" if first > 0 else ""
+        return f"tl.load({name}_ptr + {index}{modulo}{masked})"
 
     def size_of(self, name) -> str:
         self.extra[f"{name}_size"] = name
         return f"{name}_size"
 
     def elements_below(self, dimension) -> str:
-        known = [name for name, what in self.extra.items() if what == dimension]
-        name = known[0] if known else next(
-            n for n in ("inner", "inner2", "inner3") if n not in self.extra and (n, self.kind) != ("inner", "sweep"))
+        # A sweep's template has an `inner` of its own.
+        names = ["inner2", "inner3"] if self.kind == "sweep" else ["inner", "inner2", "inner3"]
+        name = next(n for n in names if self.extra.get(n, dimension) == dimension)
         self.extra[name] = dimension
         return name
 
@@ -166,10 +162,9 @@ class Kernel:
 
     def power(self, base, exponent):
         exponent = ast.literal_eval(exponent)
-        base = self.repeatable(base)
         if exponent not in (2, 3):
             raise Unsupported
-        return " * ".join([base] * int(exponent)), 2
+        return " * ".join([self.repeatable(base)] * int(exponent)), 2
 
     def formula(self, call):
         """The value of a pointwise call: (Triton text, precedence)."""
@@ -179,8 +174,7 @@ class Kernel:
         if name == "pow":
             return self.power(arguments[0], arguments[1])
         if call.module is not None:
-            attributes = POINTWISE[name].attributes
-            further = [self.operand(f"self.{call.attribute}.{attribute}", None) for attribute in attributes]
+            further = [self.operand(f"self.{call.attribute}.{a}", None) for a in POINTWISE[name].attributes]
         else:
             values = ("min", "max", "min_val", "max_val", "negative_slope", "alpha", "lambd")
             if keywords.keys() - {*values, "inplace", "reduction", "approximate"}:
@@ -340,7 +334,10 @@ class Kernel:
 
     def call(self) -> str:
         """The arguments of the launching function where it is called."""
-        return ", ".join(o.text for o in self.ordered())
+        texts, norm = [o.text for o in self.ordered()], self.first
+        if self.kind == "norm":
+            texts.append(f"self.{norm.module}.num_groups" if norm.op == "group" else f"{norm.source}.shape[1]")
+        return ", ".join(texts)
 
     def text(self, name) -> str:
         """Source of the launching function `name` and of its kernel. Stored is what the last step assigns."""
@@ -409,13 +406,10 @@ class Window:
         usual = {"ceil_mode": False, "return_indices": False, "count_include_pad": True, "divisor_override": None,
                  "padding_mode": "zeros"}
         if not found or isinstance(layer.padding, str) or not step.source \
-                or any(getattr(layer, name, value) != value for name, value in usual.items()):
+                or any(getattr(layer, name, value) != value for name, value in usual.items()) \
+                or found[1] == "Conv" and not 1 < layer.groups == layer.in_channels == layer.out_channels:
             raise Unsupported
-        self.kind = found[1].lower()
-        if self.kind == "conv":
-            if not 1 < layer.groups == layer.in_channels == layer.out_channels:
-                raise Unsupported
-            self.kind = "depthwise"
+        self.kind = "depthwise" if found[1] == "Conv" else found[1].lower()
 
     def text(self, name) -> str:
         return TEMPLATES["pool"].format(name=name, pool=POOLS[self.kind])

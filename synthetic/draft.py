@@ -114,6 +114,12 @@ class Draft:
         self.init.append(f"self.{name} = {value}")
         return f"self.{name}"
 
+    def kept(self, options, value, annotation="int") -> str:
+        """A constructor argument that is kept on self; returns the expression that reads it."""
+        name = self.arg(options, value, annotation)
+        self.init.append(f"self.{name} = {name}")
+        return f"self.{name}"
+
     def number(self) -> str:
         if self.clutter and self.chance(0.08):  # digits to be copied one by one
             value = self.r.uniform(0.2, 3)
@@ -125,9 +131,7 @@ class Draft:
         """A scalar operand: a constructor argument kept on self, a fixed attribute, or a literal."""
         kind = self.r.random()
         if kind < 0.55:
-            name = self.arg(options, value, "float")
-            self.init.append(f"self.{name} = {name}")
-            return f"self.{name}"
+            return self.kept(options, value, "float")
         return self.attribute(options, value) if kind < 0.7 else value
 
     def size(self, *choices) -> int:

@@ -159,8 +159,7 @@ class Writer:
         while not all(self.codes.values()):
             seed -= 1
             parsed = expert.read(synthesize(seed))
-            solution = parsed and expert.render(parsed, ALL)
-            if solution:
+            if solution := parsed and expert.render(parsed, ALL):
                 self.remember(solution)
         self.first_codes = dict(self.codes)
 
@@ -178,9 +177,7 @@ class Writer:
     def task(self, seed, clutter=False):
         """(Task, ParsedModel) for a seed, or None when it is unfit or the expert cannot read or solve it."""
         task = synthesize(seed, clutter, self.distribution)
-        if unfit(task, self.evaluation):
-            return None
-        parsed = expert.read(task)
+        parsed = None if unfit(task, self.evaluation) else expert.read(task)
         return (task, parsed) if parsed and expert.render(parsed, ALL) else None
 
     def injected(self, rng, applicable) -> list[Skill]:
@@ -296,10 +293,9 @@ class Writer:
 
     def write(self, seed) -> list[Example]:
         """All examples made from one seed; none when its problem is unfit. With a sandbox, executed trajectories."""
-        found = self.task(seed, clutter=seed % 3 > 0)
-        if found is None:
+        task, parsed = self.task(seed, clutter=seed % 3 > 0) or (None, None)
+        if task is None:
             return []
-        task, parsed = found
         rng = random.Random(f"examples {seed}")
         if self.sandbox:
             return self.executed(rng, task, parsed)

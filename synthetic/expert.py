@@ -136,8 +136,7 @@ class _Renderer:
         bias_of: a convolution called without bias, which the kernel adds first. Returns j, or None if no j will do.
         """
         for j in range(last, first - 1, -1):
-            kernel = self.build(kind, self.steps[i:j], shape, dims, bias_of) if self.closed(i, j) else None
-            if kernel:
+            if self.closed(i, j) and (kernel := self.build(kind, self.steps[i:j], shape, dims, bias_of)):
                 self.emit(kernel)
                 return j
         return None
@@ -169,11 +168,8 @@ class _Renderer:
 
     def emit(self, kernel):
         """Append the call of a kernel."""
-        groups, step = "", kernel.last
-        if kernel.kind == "norm":
-            norm = kernel.first
-            groups = f", self.{norm.module}.num_groups" if norm.op == "group" else f", {norm.source}.shape[1]"
-        self.forward.append(f"{step.target} = {self.kernels.name(kernel, self.variables)}({kernel.call()}{groups})")
+        name = self.kernels.name(kernel, self.variables)
+        self.forward.append(f"{kernel.last.target} = {name}({kernel.call()})")
 
     def pointwise(self, step) -> bool:
         """Whether a pointwise step may enter a kernel under the current techniques."""
@@ -186,11 +182,14 @@ class _Renderer:
         kernel = self.build("fused", [step], step.shape)
         return kernel is not None and not any("% " in operand.load for operand in kernel.operands.values())
 
+    def end_of_run(self, i, fits) -> int:
+        """Where the run of steps from i on ends for which `fits` holds."""
+        return next((j for j in range(i, len(self.steps)) if not fits(self.steps[j])), len(self.steps))
+
     def take_with_followers(self, kind, i, technique, bias_of=None):
         """`take` step i and, with the technique, the run of pointwise steps of its shape that follows it."""
-        end, shape, joins = i + 1, self.steps[i].shape, self.on(technique)
-        while joins and end < len(self.steps) and self.pointwise(self.steps[end]) and self.steps[end].shape == shape:
-            end += 1
+        joins, shape = self.on(technique), self.steps[i].shape
+        end = self.end_of_run(i + 1, lambda step: joins and self.pointwise(step) and step.shape == shape)
         return self.take(kind, i, i + 1, end, shape, (), bias_of)
 
     # ---- kinds of kernels: each returns the step that comes after what it took over, or None
@@ -204,10 +203,8 @@ class _Renderer:
 
     def rows(self, i, bias_of=None):
         """An operator over rows, with its neighbours: a row to a program, or a sweep for other rows (templates.py)."""
-        steps, k = self.steps, i
-        neighbours = self.on("fuse-neighbours-into-row")
-        while neighbours and k < len(steps) and self.pointwise(steps[k]):
-            k += 1
+        steps, neighbours = self.steps, self.on("fuse-neighbours-into-row")
+        k = self.end_of_run(i, lambda step: neighbours and self.pointwise(step))
         if k == len(steps) or not self.row(steps[k]):
             return None
         row, (first, last) = steps[k], steps[k].dims
@@ -216,15 +213,13 @@ class _Renderer:
         rows = math.prod(shape) // cols
         if any(step.shape != shape for step in steps[i:k]) or cols < 2:
             return None
-        end = k + 1
-        while neighbours and end < len(steps):
-            step = steps[end]
+
+        def joins(step):
             same_rows = self.row(step) and step.dims == row.dims and step.values[step.source].shape == shape
             fits = step.shape == shape or math.prod(step.shape) == rows
-            if not (same_rows or fits and self.pointwise(step)):
-                break
-            end += 1
-        j = None
+            return neighbours and (same_rows or fits and self.pointwise(step))
+
+        j, end = None, self.end_of_run(k + 1, joins)
         spatial = first == 2 and ROWS[row.op].reduces
         if last == len(shape) - 1 and (first == last or spatial) and ROWS[row.op].triton and cols <= 16384:
             j = self.take("row", i, k + 1, end, shape, row.dims, bias_of)
@@ -237,9 +232,8 @@ class _Renderer:
 
     def loss(self, i):
         """Pointwise steps and the reduction over everything that ends them."""
-        steps, k = self.steps, i
-        while k < len(steps) and steps[k].kind == "pointwise" and steps[k].shape == steps[i].shape:
-            k += 1
+        steps = self.steps
+        k = self.end_of_run(i, lambda step: step.kind == "pointwise" and step.shape == steps[i].shape)
         if not self.on("partial-sums-loss") or k == len(steps) or steps[k].kind != "all":
             return None
         if k - i > 1 and not self.on("fuse-pointwise-run"):
@@ -298,8 +292,7 @@ class _Renderer:
             self.forward.append(call)
             only_reader = following[0].target == step.target or not any(step.target in s.reads for s in following[1:])
             if step.target in following[0].reads and following[0].shape == step.shape and only_reader:
-                j = self.rows(i + 1, step) or self.fused(i + 1, step)
-                if j:
+                if j := self.rows(i + 1, step) or self.fused(i + 1, step):
                     return j
             self.forward.pop()
         self.forward.append(f"{step.target} = {step.text}")
@@ -328,11 +321,9 @@ def render(parsed, techniques) -> Solution | None:
         kernels = _Kernels()
         parts = [_class(part, set(techniques) | forced, kernels) for part in parsed.parts]
         if kernels.texts:
-            break
-    else:
-        return None
-    code = "\n\n".join(text for text in [_IMPORTS, parsed.preamble, *parts, *kernels.texts] if text) + "\n"
-    return Solution(code, techniques_in(code))
+            code = "\n\n".join(text for text in [_IMPORTS, parsed.preamble, *parts, *kernels.texts] if text) + "\n"
+            return Solution(code, techniques_in(code))
+    return None
 
 
 def _class(part, techniques, kernels) -> str:

@@ -204,11 +204,9 @@ class Problem(Chain):
         at_once = self.chance(0.7)
         expression = self.pick(
             f"torch.mean(({x} - {target}) ** 2)", f"F.mse_loss({x}, {target})",
-            f"torch.mean(torch.abs({x} - {target}))",
-            f"F.l1_loss({x}, {target})", f"F.smooth_l1_loss({x}, {target})",
-            f"torch.mean(torch.relu(1 - {x} * {target}))",
-            f"torch.mean(F.softplus(-{x} * {target}))", f"(torch.sigmoid({x}) * {target}).mean()",
-            f"F.binary_cross_entropy_with_logits({x}, {target})",
+            f"torch.mean(torch.abs({x} - {target}))", f"F.l1_loss({x}, {target})", f"F.smooth_l1_loss({x}, {target})",
+            f"torch.mean(torch.relu(1 - {x} * {target}))", f"torch.mean(F.softplus(-{x} * {target}))",
+            f"(torch.sigmoid({x}) * {target}).mean()", f"F.binary_cross_entropy_with_logits({x}, {target})",
             f"torch.sum(torch.tanh({x}) * {target}) / {x}.shape[0]")
         if self.clutter and not at_once:
             self.x = self.name("loss error err cost") if self.chance(0.7) else x

@@ -8,7 +8,8 @@ forward pass of it may look like (names vary). `synthesize(seed, distribution=WI
 
 import ast
 
-from synthetic.generator import FAMILIES, Distribution, Problem
+from synthetic.generator import FAMILIES, Distribution
+from synthetic.habits import UserProblem
 from synthetic.wording import write_class
 
 # Products: (dimensions of the first factor, of the second, of the result, spellings). Names of sizes: b, m, k, n.
@@ -63,14 +64,13 @@ _ARGUMENTS = {"kernel_size": ("", "1 2 3 3 4"), "stride": ("1", "1 2 2 3"), "pad
               "num_groups": ("", "1 2 4"), "num_channels": ("", "4 8 16"), "num_features": ("", "4 8 16"),
               "eps": ("1e-5", "1e-3 1e-6"), "momentum": ("0.1", "0.1 0.01"), "affine": ("True", "True False"),
               "output_padding": ("0", "0"), "lambd": ("0.5", "0.2 1.0"), "negative_slope": ("0.01", "0.1 0.2")}
+# Activations inside a sequence of layers.
+_ACTIVATIONS = ("nn.ReLU()", "nn.ReLU(inplace=True)", "nn.GELU()", "nn.SiLU()", "nn.Tanh()", "nn.LeakyReLU(0.1)",
+                "nn.Hardswish()")
 # What may be done with a result without computing anything new.
 _REARRANGED = ("{x}.transpose(0, -1)", "torch.flip({x}, dims=[0])", "{x}.movedim(0, -1)", "{x}.roll(2, -1)",
                "torch.swapaxes({x}, 0, -1)", "{x}.transpose(0, -1).contiguous()", "torch.flip({x}, [-1])",
                "torch.tril({x})", "torch.triu({x})", "torch.triu({x}, diagonal=1)", "torch.sort({x}, dim=-1)[0]")
-# Names that problems are full of. What one stands for says its definition, not the name.
-_USUAL = ("matmul gemm linear conv conv_transpose bn norm ln fc pool max_pool avg_pool gap act relu gelu softmax "
-          "hardtanh dropout loss scaling_factor add_value subtract_value multiply_value divide_value divisor "
-          "constant_value min_value max_value sum_tensor multiplier weight bias scale dim")
 # Losses: (spelling, what the second tensor is made with). {rows} and {width} are the sizes.
 _CLASSES, _NORMAL = "torch.randint(0, {width}, ({rows},))", "torch.randn({rows}, {width})"
 _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c}, {y})", _CLASSES),
@@ -87,77 +87,8 @@ _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c},
            ("F.binary_cross_entropy_with_logits({x}, {y}, reduction='sum')", "torch.rand({rows}, {width})"))
 
 
-class Wide(Problem):
+class Wide(UserProblem):
     """A draft of the wide distribution."""
-
-    def __init__(self, seed, clutter):
-        super().__init__(seed, clutter)
-        self.used -= {"matmul", "norm", "loss"}  # the expert calls its kernels otherwise where a problem has these
-        self.x = "A" if self.chance(0.15) else self.x
-        self.used |= {"A", "B"} if self.x == "A" else set()  # two tensors, A and B
-
-    def name(self, options):
-        """Now and then one that usually stands for something else, or begins as another does: pool_size, pool_stride"""
-        if self.args and self.chance(0.15):
-            first = self.r.choice(self.args)[0].split("_")[0]
-            return super().name(" ".join(f"{first}_{option}" for option in options.split()))
-        return super().name(_USUAL if self.chance(0.2) else options)
-
-    def input_name(self) -> str:
-        return "B" if self.x == "A" and len(self.inputs) == 1 else super().input_name()
-
-    def another_input(self) -> str:
-        """A second tensor of the current shape, or one that is broadcast to it."""
-        first = self.pick(0, 0, 0, len(self.shape) - 1) if self.inputs else 0
-        return self.tensor_input([name for name, _ in self.shape[first:]])
-
-    def finish(self):
-        """Now and then the last lines, where they use the current tensor alone, become a method of their own.
-
-            x = self.linear(x)
-            x = self.post_process(x)      def post_process(self, x): the lines after the linear layer
-        """
-        self.args.sort(key=lambda arg: " = " in arg[1])  # those with defaults are last
-        lines = []
-        for line in reversed(self.forward):
-            names = {n.id for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Name)}
-            if not line.startswith(f"{self.x} = ") or names - {self.x, "self", "torch", "F", "nn"}:
-                break
-            lines.insert(0, line)
-        if lines and self.chance(0.1):
-            lines = lines[-self.r.randint(1, len(lines)):]
-            name = self.name("_helper apply_tail activate post_process _finish")
-            self.methods.append((name, self.x, lines))
-            self.forward[-len(lines):] = [f"{self.x} = self.{name}({self.x})"]
-        self.forward = [line.replace(", ", ",") if self.chance(0.06) else line for line in self.forward]
-
-    def save(self):
-        """Now and then it is a copy: identity = x.clone().detach()"""
-        super().save()
-        if self.chance(0.3):
-            self.forward[-1] += self.pick(".clone()", ".clone().detach()", ".detach()")
-
-    def residual(self):
-        """Now and then again and again: x = x + identity; x = x * identity; x = x + identity"""
-        for _ in range(self.pick(1, 1, 1, 2, 3)):
-            super().residual()
-
-    def reduction(self):
-        """Now and then over all dimensions but the first, or followed by another step: torch.sum(x, dim=[1, 2, 3])"""
-        if len(self.shape) > 3 and self.chance(0.3):
-            dims = self.pick("[{}]", "({})").format(", ".join(map(str, range(1, len(self.shape)))))
-            self.line("torch.sum({x}, dim={d})", "torch.mean({x}, dim={d})", "torch.amax({x}, dim={d})", d=dims)
-            self.shape = self.shape[:1]
-        else:
-            super().reduction()
-        for _ in range(self.pick(0, 0, 1, 2)):
-            self.pick(self.activation, self.scale, self.clamp)()
-
-    def clamp(self):
-        """Now and then between whole numbers, by name: x = F.hardtanh(x, min_val=-1, max_val=1)"""
-        if self.chance(0.7):
-            return super().clamp()
-        self.line("F.hardtanh({x}, min_val=-1, max_val=1)", "F.hardtanh({x}, min_val=0, max_val=6)")
 
     def formula(self, of_two=False):
         """A formula written out, in place of one of torch's functions: x = torch.where(x > 0, x, 0.1 * x)
@@ -368,7 +299,8 @@ class Wide(Problem):
             self.tensor_input([batch, i])
             for _ in range(self.pick(2, 2, 3)):
                 o = self.arg("hidden width d_model out_features", self.size(32, 64, 128))
-                layers += [f"nn.Linear({i}, {o})", self.layer()] + [f"nn.BatchNorm1d({o})"] * self.chance(0.2)
+                layers += [f"nn.Linear({i}, {o})", self.pick(*_ACTIVATIONS)]
+                layers += [f"nn.BatchNorm1d({o})"] * self.chance(0.2)
                 i = o
             self.shape = [(batch, 0), (i, 2)]
         else:  # an image; after it only the number of channels is known by name
@@ -380,25 +312,19 @@ class Wide(Problem):
                 o = self.arg("planes out_channels width", self.pick(4, 8, 16))
                 bias = self.pick("", "", ", bias=False")
                 layers.append(f"nn.Conv2d({i}, {o}, {self.pick('3', 'kernel_size=3', '1')}, padding=1{bias})")
-                layers += [f"nn.BatchNorm2d({o})"] * self.chance(0.6) + [self.layer()]
+                layers += [f"nn.BatchNorm2d({o})"] * self.chance(0.6) + [self.pick(*_ACTIVATIONS)]
                 layers += [f"nn.{self.pick('Max', 'Avg')}Pool2d(2)"] * self.chance(0.2)
                 i = o
             self.shape = [(batch, 0), (i, 0), ("", 0), ("", 0)]
         self.rows_last = False
+        inner = ", ".join(layers)
         if self.chance(0.5):  # a layer to a line
-            inner = ",\n            ".join(layers)
-            made = f"nn.Sequential(\n            {inner},\n        )"
-        else:
-            made = f"nn.Sequential({', '.join(layers)})"
-        self.line(f"{self.attribute('net layers features body model', made)}({{x}})")
+            inner = "".join(f"\n            {layer}," for layer in layers) + "\n        "
+        net = self.attribute("net layers features body model", f"nn.Sequential({inner})")
+        self.line(f"{net}({{x}})")
         self.steps(self.pick(0, 1), opaque=False)
         if self.chance(0.3):
             self.formula()
-
-    def layer(self) -> str:
-        """An activation inside a sequence."""
-        return "nn." + self.pick("ReLU()", "ReLU(inplace=True)", "GELU()", "SiLU()", "Tanh()", "LeakyReLU(0.1)",
-                                 "Hardswish()")
 
     def block(self, build):
         """A class of its own, whose forward `build(draft)` drafts; this draft goes on with a layer of it."""

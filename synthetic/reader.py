@@ -190,8 +190,7 @@ class Reader:
         def named(node):  # turn a subexpression into a variable
             # `x = relu(conv(x))` may reuse x for the intermediate; `x = x + conv(x)` may not.
             alone = _mentions(root, target) == _mentions(node, target)
-            name = target if alone and not spelled_out else self.fresh()
-            self.assign(name, node)
+            name = self.assign(target if alone and not spelled_out else self.fresh(), node)
             return ast.Name(name, ast.Load())
 
         spelled_out = False  # then `root` does not show any more where the target is mentioned
@@ -365,10 +364,9 @@ class Reader:
             usual = ast.Constant(1 if name == "normalize" else None)
             dim, *_ = *call.arguments[2 if norm else 1:], call.keywords.get("dim", usual)
             dim = self.evaluate(dim, self.values)
-            if dim is None and name in ("sum", "mean", "norm"):
-                step.kind, step.op = "all", name
-                return
         if dim is None:
+            if name in ("sum", "mean", "norm"):
+                step.kind, step.op = "all", name
             return
         dims = sorted(d % value.dim() for d in (dim if isinstance(dim, (tuple, list)) else [dim]))
         if dims == list(range(dims[0], dims[-1] + 1)):

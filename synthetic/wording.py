@@ -182,8 +182,7 @@ def _clutter(d):
         found = re.fullmatch(r"(self\.\w+ = nn\.(\w+)\()(.*)\)", line)
         names = next((names for kind, names in _ARGUMENTS.items() if found and found[2].startswith(kind)), None)
         if names and d.chance(0.35) and "(" not in found[3] and "[" not in found[3]:
-            values = found[3].split(", ")
             first = d.r.choice([0, 0, len(names) - 1])
             values = [f"{names[j]}={v}" if first <= j < len(names) and "=" not in v else v
-                      for j, v in enumerate(values)]
+                      for j, v in enumerate(found[3].split(", "))]
             d.init[i] = found[1] + ", ".join(values) + ")"

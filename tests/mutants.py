@@ -3,7 +3,7 @@
     python tests/mutants.py [--quick] [--only TEXT] [--first N]
 
 Each line of mutants.txt is a file, a piece of one of its lines, and what takes its place. A copy of the repository is
-made, the mutant put in, the test files of its group run until one fails. What survives is printed at the end. All 194
+made, the mutant put in, the test files of its group run until one fails. What survives is printed at the end. All 195
 have been run, in parts: 17 survived the tests that they were tried on, each got a test, and none does now. Rows whose
 text does not stand in its file exactly once are told first, and nothing is run.
 """

@@ -327,7 +327,9 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
         patch.setattr(sft.TrainStep, "update", dying)
         with pytest.raises(KeyboardInterrupt, match="--resume continues"):
             sft.train(killed, data, 0, given(out=tmp_path))
-    assert torch.load(tmp_path / sft.CHECKPOINT)["step"] == len(calls) == 20
+    saved = torch.load(tmp_path / sft.CHECKPOINT)
+    assert saved["step"] == len(calls) == 20
+    assert any("momentum" in state for state in saved["optimizer"]["state"].values()) == (optimizer == "muon")
     with pytest.raises(UserError, match="other options or examples .lr, the examples."):
         sft.train(resumed, data[1:], 0, given(out=tmp_path, resume=True, lr=1e-3))
     again = sft.train(resumed, data, 0, given(out=tmp_path, resume=True))

@@ -1,0 +1,87 @@
+"""How PyTorch users write: what the wide distribution does with the steps that the narrow one has, too.
+
+Names that usually stand for something else, a method for the last lines, copies, reductions over several dimensions.
+networks.py adds what only the wide distribution computes.
+"""
+
+import ast
+
+from synthetic.generator import Problem
+
+# Names that problems are full of. What one stands for says its definition, not the name.
+_USUAL = ("matmul gemm linear conv conv_transpose bn norm ln fc pool max_pool avg_pool gap act relu gelu softmax "
+          "hardtanh dropout loss scaling_factor add_value subtract_value multiply_value divide_value divisor "
+          "constant_value min_value max_value sum_tensor multiplier weight bias scale dim")
+
+
+class UserProblem(Problem):
+    """A draft as a user may have written it."""
+
+    def __init__(self, seed, clutter):
+        super().__init__(seed, clutter)
+        self.used -= {"matmul", "norm", "loss"}  # the expert calls its kernels otherwise where a problem has these
+        self.x = "A" if self.chance(0.15) else self.x
+        self.used |= {"A", "B"} if self.x == "A" else set()  # two tensors, A and B
+
+    def name(self, options):
+        """Now and then one that usually stands for something else, or begins as another does: pool_size, pool_stride"""
+        if self.args and self.chance(0.15):
+            first = self.r.choice(self.args)[0].split("_")[0]
+            return super().name(" ".join(f"{first}_{option}" for option in options.split()))
+        return super().name(_USUAL if self.chance(0.2) else options)
+
+    def input_name(self) -> str:
+        return "B" if self.x == "A" and len(self.inputs) == 1 else super().input_name()
+
+    def another_input(self) -> str:
+        """A second tensor of the current shape, or one that is broadcast to it."""
+        first = self.pick(0, 0, 0, len(self.shape) - 1) if self.inputs else 0
+        return self.tensor_input([name for name, _ in self.shape[first:]])
+
+    def finish(self):
+        """Now and then the last lines, where they use the current tensor alone, become a method of their own.
+
+            x = self.linear(x)
+            x = self.post_process(x)      def post_process(self, x): the lines after the linear layer
+        """
+        self.args.sort(key=lambda arg: " = " in arg[1])  # those with defaults are last
+        lines = []
+        for line in reversed(self.forward):
+            names = {n.id for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Name)}
+            if not line.startswith(f"{self.x} = ") or names - {self.x, "self", "torch", "F", "nn"}:
+                break
+            lines.insert(0, line)
+        if lines and self.chance(0.1):
+            lines = lines[-self.r.randint(1, len(lines)):]
+            name = self.name("_helper apply_tail activate post_process _finish")
+            self.methods.append((name, self.x, lines))
+            self.forward[-len(lines):] = [f"{self.x} = self.{name}({self.x})"]
+        self.forward = [line.replace(", ", ",") if self.chance(0.06) else line for line in self.forward]
+
+    def save(self):
+        """Now and then it is a copy: identity = x.clone().detach()"""
+        super().save()
+        if self.chance(0.3):
+            self.forward[-1] += self.pick(".clone()", ".clone().detach()", ".detach()")
+
+    def residual(self):
+        """Now and then again and again: x = x + identity; x = x * identity; x = x + identity"""
+        for _ in range(self.pick(1, 1, 1, 2, 3)):
+            super().residual()
+
+    def reduction(self):
+        """Now and then over all dimensions but the first, or followed by another step: torch.sum(x, dim=[1, 2, 3])"""
+        if len(self.shape) > 3 and self.chance(0.3):
+            dims = self.pick("[{}]", "({})").format(", ".join(map(str, range(1, len(self.shape)))))
+            self.line("torch.sum({x}, dim={d})", "torch.mean({x}, dim={d})", "torch.amax({x}, dim={d})", d=dims)
+            self.shape = self.shape[:1]
+        else:
+            super().reduction()
+        for _ in range(self.pick(0, 0, 1, 2)):
+            self.pick(self.activation, self.scale, self.clamp)()
+
+    def clamp(self):
+        """Now and then between whole numbers, by name: x = F.hardtanh(x, min_val=-1, max_val=1)"""
+        if self.chance(0.7):
+            return super().clamp()
+        self.line("F.hardtanh({x}, min_val=-1, max_val=1)", "F.hardtanh({x}, min_val=0, max_val=6)")

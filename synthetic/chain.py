@@ -197,7 +197,7 @@ class Chain(Draft):
             x = torch.logsumexp(x, dim=-1, keepdim=True)
             high = torch.amax(x, dim=1), low = torch.amin(x, dim=1), x = high - low      now and then, a line each
         """
-        nd = len(self.shape)
+        nd, self.saved = len(self.shape), None  # what was saved does not fit any more
         if nd > 3:
             dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]")
             dims = dims.replace("2, 3", "2, 3, 4").replace("-2,", "-3, -2,") if nd == 5 else dims
@@ -276,6 +276,7 @@ class Chain(Draft):
         kind = self.pick("Max", "Avg")
         k = self.pick(k, k, f"kernel_size={k}", f"kernel_size={k}, stride={k}", f"{k}, stride={k}")
         self.apply(f"pool {kind.lower()}pool", f"{kind}Pool{len(self.shape) - 2}d({k})")
+        self.saved = None  # it fits no longer
 
     def another_linear(self, width=None):
         """One more layer; what was saved does not fit any more. width: (expression, size) of the output, or drawn."""

@@ -74,7 +74,7 @@ class UserProblem(Problem):
         if len(self.shape) > 3 and self.chance(0.3):
             dims = self.pick("[{}]", "({})").format(", ".join(map(str, range(1, len(self.shape)))))
             self.line("torch.sum({x}, dim={d})", "torch.mean({x}, dim={d})", "torch.amax({x}, dim={d})", d=dims)
-            self.shape = self.shape[:1]
+            self.shape, self.saved = self.shape[:1], None
         else:
             super().reduction()
         for _ in range(self.pick(0, 0, 1, 2)):

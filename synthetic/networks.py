@@ -260,29 +260,32 @@ class Wide(UserProblem):
         if self.chance(0.3):
             self.save()
         for _ in range(self.pick(1, 2, 3, 4, 5)):
-            rank, last = len(self.shape), self.shape[-1][1]
-            if rank < 2 or self.shape[1][1] == 1 or last == 1:  # after a reduction
+            if len(self.shape) < 2 or 1 in (self.shape[1][1], self.shape[-1][1]):  # after a reduction
                 self.pick(self.activation, self.scale, self.clamp, self.formula)()
-                continue
-            kind = self.pick(*["steps"] * 4, "norm", "norm", "mean", "pool", "reduction", "formula")
-            if kind in ("pool", "reduction"):
-                self.saved = None  # it fits no longer
-            if kind == "steps":
-                self.steps(1)
-            elif kind == "norm":
-                batch = f"BatchNorm{max(1, rank - 2)}d({self.inside(self.shape[1][0])})"
-                self.pick(self.normalization if rank > 2 else self.row_operator,
-                          lambda: self.apply("bn norm batch_norm", batch))()
-            elif kind == "mean":
-                d = self.pick("1", "-1", str(tuple(range(2, rank)) or 1))
-                self.line("{x} - torch.mean({x}, dim={d}, keepdim=True)", "{x} - {x}.mean(dim={d}, keepdim=True)", d=d)
-            elif kind == "pool" and rank == 2:
-                layer = f"nn.{self.pick('Max', 'Avg')}Pool1d({self.pick(2, 4)})"
-                pool = self.attribute("pool max_pool avg_pool", layer)
-                self.line(f"{pool}({{x}}.unsqueeze(1)).squeeze(1)")
-                self.shape[1] = ("1", 1)  # no longer known by name
             else:
-                {"pool": self.pooling, "reduction": self.reduction, "formula": self.formula}[kind]()
+                self.pick(*[lambda: self.steps(1)] * 4, self.any_norm, self.any_norm, self.centred, self.pooling,
+                          self.reduction, self.formula)()
+
+    def any_norm(self):
+        """What the narrow distribution has for this shape, or batch norm: self.bn = nn.BatchNorm1d(out_features)"""
+        spatial = len(self.shape) - 2
+        batch_norm = f"BatchNorm{max(1, spatial)}d({self.inside(self.shape[1][0])})"
+        self.pick(self.normalization if spatial else self.row_operator,
+                  lambda: self.apply("bn norm batch_norm", batch_norm))()
+
+    def centred(self):
+        """x = x - torch.mean(x, dim=(2, 3), keepdim=True)"""
+        d = self.pick("1", "-1", str(tuple(range(2, len(self.shape))) or 1))
+        self.line("{x} - torch.mean({x}, dim={d}, keepdim=True)", "{x} - {x}.mean(dim={d}, keepdim=True)", d=d)
+
+    def pooling(self):
+        """Of a matrix over its features: x = self.pool(x.unsqueeze(1)).squeeze(1)"""
+        if len(self.shape) > 2:
+            return super().pooling()
+        layer = f"nn.{self.pick('Max', 'Avg')}Pool1d({self.pick(2, 4)})"
+        pool = self.attribute("pool max_pool avg_pool", layer)
+        self.line(f"{pool}({{x}}.unsqueeze(1)).squeeze(1)")
+        self.shape[1], self.saved = ("1", 1), None  # no longer known by name
 
     # ---- networks
 

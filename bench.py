@@ -239,7 +239,7 @@ def evaluate(model, library, sandbox, compiled, tasks, options, done, path) -> d
     library: None injects no skills. compiled: a sandbox with torch.compile as its reference, or None. done: what
     read_results found; new samples are added to it. The random numbers of a batch depend on the seed and its tasks
     alone, so an interrupted run ends with what it would have given, but for rounding: on a GPU tasks that are done are
-    not rolled out again with the others of their batch.
+    not rolled out again with the others of their batch; and with other numbers of ranks batches may be others.
     """
     def save(samples):
         fresh = [sample for sample in samples if (sample.task, sample.index) not in done]

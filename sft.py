@@ -406,7 +406,7 @@ def parse(argv):
     add("--batch-sequences", type=int,
         help="sequences in a batch; None: as --batch-tokens allow, over a billion parameters 64 as the paper")
     add("--optimizer", choices=["adamw", "muon"], help="of matrices; None: muon from random weights, else adamw")
-    add("--lr", type=float, help="peak learning rate; None: 3e-3 with muon, else 1e-3, of --model 2e-5 as the paper")
+    add("--lr", type=float, help="peak learning rate; None: 3e-3 with muon, else 1e-3; with --model 2e-5 as the paper")
     add("--processes", type=int, default=os.cpu_count(), help="processes that write examples")
     add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu", help="that trains")
     add("--seed", type=int, default=0, help="of weights, batches and filter")
@@ -423,9 +423,10 @@ def parse(argv):
         "epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes", "repeat_executed"))
     if args.from_rollouts and not args.model:
         raise UserError("--from-rollouts: say with --model which model wrote them, or one with its tokenizer")
-    if args.optimizer == "muon" and ranks.count() > 1:
-        raise UserError("--optimizer muon: on one GPU only, a matrix is not shared out")
-    args.optimizer = args.optimizer or ("adamw" if args.model or ranks.count() > 1 else "muon")
+    can_be_muon = not args.model and ranks.count() == 1  # matrices are not shared out; a large model is in bfloat16
+    if args.optimizer == "muon" and not can_be_muon:
+        raise UserError("--optimizer muon: is for weights that begin at random, on one GPU only")
+    args.optimizer = args.optimizer or ("muon" if can_be_muon else "adamw")
     args.lr = args.lr or (2e-5 if args.model else 3e-3 if args.optimizer == "muon" else 1e-3)
     return args
 

@@ -4,11 +4,11 @@
     python results/headline.py --before A B C --after D E F          the same of several seeds, in pairs
 
 For each folder of bench.py: shares of all problems, of those whose id is divisible by 5 (which may be looked at) and of
-the others, by both rules, tolerances, best and last turn; and what the failures were. An interrupted benchmark counts
-with the problems that are done. Then, over problems, after minus before: strict Fast_1 and Fast_1.2, correct, and the
-logarithm of the speedup that a user gets (1 where no kernel is correct and faster), with 95 % intervals from 10,000
-draws of problems, each averaged over samples and seeds. With --read FILE, the first rollouts of problems whose id is
-divisible by 20 in full, failures among them: five a level.
+the others, by both rules, tolerances, best and last turn; what the failures were; how many first turns are right. An
+interrupted benchmark counts with the problems that are done. Then, over problems, after minus before: strict Fast_1 and
+Fast_1.2, correct, and the logarithm of the speedup that a user gets (1 where no kernel is correct and faster), with
+95 % intervals from 10,000 draws of problems, each averaged over samples and seeds. With --read FILE, the first rollouts
+of problems whose id is divisible by 20 in full, failures among them: five a level.
 """
 
 import argparse
@@ -55,9 +55,27 @@ def failures(samples) -> str:
     """What was wrong with the last turn of samples without a correct one, most frequent first."""
     counts = Counter()
     for sample in (sample for group in samples.values() for sample in group if not any(map(is_correct, sample.turns))):
-        verdict = sample.turns[-1].verdict if sample.turns else Verdict(error="unusable problem")
-        counts["rejected" if verdict.rejected else (verdict.error or "wrong").split(":")[0]] += 1
-    return ", ".join(f"{count} {reason}" for reason, count in counts.most_common()) or "none"
+        counts[reason(sample.turns[-1].verdict if sample.turns else Verdict(error="unusable problem"))] += 1
+    return listed(counts)
+
+
+def reason(verdict) -> str:
+    return "rejected" if verdict.rejected else (verdict.error or "wrong").split(":")[0]
+
+
+def listed(counts) -> str:
+    """Most frequent first."""
+    return ", ".join(f"{count} {what}" for what, count in counts.most_common()) or "none"
+
+
+def first_turns(samples) -> str:
+    """How many first turns are right, what was wrong with the others, and how many of those were written again."""
+    every = [sample.turns for group in samples.values() for sample in group if sample.turns]
+    wrong = [turns for turns in every if not is_correct(turns[0])]
+    again = sum(turns[0].reply == turns[1].reply for turns in wrong if turns[1:])
+    reasons = Counter(reason(turns[0].verdict) for turns in wrong)
+    return (f"{len(every) - len(wrong)} of {len(every)} right, {again} of {len(wrong)} wrong ones come again word for "
+            f"word; {listed(reasons)}")
 
 
 def shares(samples):
@@ -118,7 +136,7 @@ def main(argv=None) -> int:
     for folder in before + after:
         print(f"\n{folder}\n")
         shares(samples := samples_of(folder))
-        print(f"\nwithout a correct turn: {failures(samples)}")
+        print(f"\nwithout a correct turn: {failures(samples)}\nfirst turns: {first_turns(samples)}")
     if args.read:
         Path(args.read).write_text("\n".join(map(transcript, before + after)))
     if after:

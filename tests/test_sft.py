@@ -281,6 +281,8 @@ def test_matrices_that_begin_at_random_are_muons_but_for_the_embedding(monkeypat
     tiny, pretrained = sft.parse(["--out", "x"]), sft.parse(["--out", "x", "--model", "y"])
     assert (tiny.optimizer, tiny.lr, pretrained.optimizer, pretrained.lr) == ("muon", 3e-3, "adamw", 2e-5)
     assert sft.parse(["--out", "x", "--optimizer", "adamw"]).lr == 1e-3
+    with pytest.raises(UserError, match="begin at random"):
+        sft.parse(["--out", "x", "--model", "y", "--optimizer", "muon"])
     monkeypatch.setattr(sft.ranks, "count", lambda: 2)
     assert sft.parse(["--out", "x"]).optimizer == "adamw"
     with pytest.raises(UserError, match="one GPU only"):

@@ -26,6 +26,7 @@ import types
 
 import torch
 import triton.language as tl
+from torch._prims_common import suggest_memory_format
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
@@ -89,6 +90,17 @@ def launches_of(step) -> list:
     return {"launch": [step], "tuned": step[1]}.get(step[0], [])
 
 
+def as_cudnn_leaves(out, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+    """What a convolution gives, as it lies on a GPU; without data PyTorch gives it in contiguous memory.
+
+    cuDNN works in channels-last memory if the input or the weight does (ATen/native/ConvUtils.h), but for depthwise
+    convolutions, which are PyTorch's own.
+    """
+    memory = {suggest_memory_format(tensor) for tensor in (x, weight)} - {torch.contiguous_format}
+    depthwise = 1 < groups == x.shape[1] and not transposed
+    return out.contiguous(memory_format=memory.pop()) if memory and not depthwise else out
+
+
 def identity(tensor) -> int:
     """A number for a tensor's storage, the same as long as the storage lives."""
     return tensor.untyped_storage()._cdata
@@ -148,6 +160,8 @@ class Recorder(Mode):
                 raise RuntimeError(f"forward reads computed values back to the host (aten.{name}): not supported here")
         self.written |= {self.layout(tensor)[0] for tensor in tensors_in(written_by(func, args, kwargs))}
         out = self.run(func, args, kwargs)
+        if self.device == "meta" and name == "convolution":
+            out = as_cudnn_leaves(out, *args)
         results = tensors_in(out)
         for tensor in results:
             if name in UNWRITTEN and self.is_new(tensor):

@@ -47,16 +47,17 @@ class Kernel:
     """One Triton kernel under construction.
 
     parsed: the Body whose steps are added. shape: of the tensor that the kernel walks (matmul: of its result).
-    dims: of rows and sweeps, the first and the last of the dimensions that make a row. Its methods raise Unsupported
-    for what the kind cannot express.
+    dims: of rows and sweeps, the first and the last of the dimensions that make a row. channels_last: it walks memory
+    in which dimension 1 comes last (kind "fused"). Its methods raise Unsupported for what the kind cannot express.
     """
 
-    def __init__(self, parsed, kind, shape, dims=()):
+    def __init__(self, parsed, kind, shape, dims=(), channels_last=False):
         self.parsed, self.kind, self.shape, self.dims = parsed, kind, tuple(shape), dims
+        self.channels_last = channels_last
         self.reserved = RESERVED | _RESERVED_IN.get(kind, set())
         self.operands = {}  # text outside the kernel -> _Operand
         self.extra = {}  # further integer parameters: name -> an operand (its size), or a dimension (elements below it)
-        self.lines = []
+        self.lines, self.biased = [], []  # biased: what a norm's first loop adds
         self.sections = []  # of a sweep: (lines of a step, "vector" or "row"), or (a reduction's fields, "reduction")
         self.length = ""  # how long a row is, where a layer's weight says it: dimensions need not be counted
         self.local = {}  # variable -> "vector" or "row" (one number for each row), once the kernel computes it
@@ -82,9 +83,11 @@ class Kernel:
 
     def load(self, name, shape, full) -> str:
         """The expression that reads a tensor whose shape is self.shape, or 1 outside one block of dimensions."""
-        rank, block = len(self.shape), [i for i, size in enumerate(shape) if size != 1]
-        if len(shape) > rank or any(shape[i] != self.shape[i] for i in block) \
-                or block and block[-1] - block[0] >= len(block):
+        shape, whole = self.walked(shape), self.walked(self.shape)
+        rank, block = len(whole), [i for i, size in enumerate(shape) if size != 1]
+        if len(shape) > rank or any(shape[i] != whole[i] for i in block) \
+                or block and block[-1] - block[0] >= len(block) \
+                or self.channels_last and not full and len(block) > 1 and block[-1] == rank - 1:
             raise Unsupported
         masked = ", mask=mask" if self.kind in ("fused", "loss") else ", mask=mask, other=0.0"
         if full:
@@ -102,6 +105,10 @@ class Kernel:
             index = f"idx // {self.elements_below(last)}" if last < rank - 1 else "idx"
         modulo = f" % {self.size_of(name)}" if first > 0 else ""
         return f"tl.load({name}_ptr + {index}{modulo}{masked})"
+
+    def walked(self, shape) -> tuple:
+        """A shape in the order in which the kernel walks its dimensions."""
+        return (*shape[:1], *shape[2:], *shape[1:2]) if self.channels_last else shape
 
     def size_of(self, name) -> str:
         self.extra[f"{name}_size"] = name
@@ -198,6 +205,8 @@ class Kernel:
         x = self.operand(step.target, step.shape)
         bias = self.operand(f"self.{step.module}.bias", (step.shape[1],) + (1,) * (len(step.shape) - 2))
         self.lines += [f"# {step.target} = {step.text}", f"{step.target} = {x} + {bias}"]
+        self.sections.append((list(self.lines), "vector"))
+        self.biased = [self.operands[f"self.{step.module}.bias"].load, self.lines[-1]]
         self.local[step.target] = "vector"
 
     def add(self, step):
@@ -345,16 +354,18 @@ class Kernel:
         full = [o.name for o in operands if o.full]
         if not full and self.kind != "matmul":
             raise Unsupported
-        main = full[0] if full else ""
+        main, moved = full[0] if full else "", ".movedim(1, -1)" if self.channels_last else ""
         final = step.source if step.kind == "all" else step.target
         extra = [f"{what}.numel()" if isinstance(what, str) else f"{main}[{', '.join(['0'] * (what + 1))}].numel()"
                  for what in self.extra.values()]
-        fields = {"name": name, "main": main, "out": f"torch.empty_like({main})", "result": "dst",
+        fields = {"name": name, "main": main, "out": f"torch.empty_like({main})",
+                  "result": "dst.movedim(-1, 1)" if self.channels_last else "dst",
                   "names": ", ".join(o.name for o in operands),
-                  "contiguous": "\n    ".join(f"{x} = {x}.contiguous()" for x in full),
+                  "contiguous": "\n    ".join(f"{x} = {x}{moved}.contiguous()" for x in full),
                   "parameters": ", ".join(f"{o.name}_ptr" if o.load else o.name for o in operands),
                   "extra": "".join(f", {text}" for text in extra), "sizes": "".join(f", {n}" for n in self.extra),
-                  "store": f"tl.store(dst_ptr + idx, {final}, mask=mask)"}
+                  "store": f"tl.store(dst_ptr + idx, {final}, mask=mask)",
+                  "biased": "".join(f"\n        {line}" for line in self.biased)}
         lines = [o.load for o in operands if o.load and not o.factor] + self.lines
         if self.kind == "loss":
             fields["out"] = f"{main}.new_empty(triton.cdiv(n, 1024))"
@@ -396,12 +407,12 @@ class Kernel:
 class Window:
     """A pooling or depthwise convolution as a kernel of its own, written from a layer that nothing else stands around.
 
-    kind, last, text() and call() are as a Kernel's. Raises Unsupported for any other layer (cuDNN is faster at other
-    convolutions) and for options that change more than sizes.
+    kind, last, channels_last, text() and call() are as a Kernel's. Raises Unsupported for any other layer (cuDNN is
+    faster at other convolutions) and for options that change more than sizes.
     """
 
     def __init__(self, step):
-        layer, self.last = step.layer, step
+        layer, self.last, self.channels_last = step.layer, step, False
         found = re.fullmatch(r"(Conv|MaxPool|AvgPool)[123]d", type(layer).__name__)
         usual = {"ceil_mode": False, "return_indices": False, "count_include_pad": True, "divisor_override": None,
                  "padding_mode": "zeros"}

@@ -71,8 +71,9 @@ _MARKS = {"index-broadcast-parameter": r"% \w+", "one-program-per-group": r"tota
 
 def snippet(technique, code) -> str:
     """A few lines of `code` that show a technique, for a skill's Example section."""
-    if technique == "fold-convolution-bias":
-        call = re.search(r"^\s+(\w+ = F\.conv.*)$", code, re.MULTILINE)
+    if "convolution" in technique:
+        mark = r"\.contiguous" if technique == "channels-last-convolution" else ""
+        call = re.search(rf"^\s+(\w+ = F\.conv\w*\(\w+{mark}.*)$", code, re.MULTILINE)
         return call[1][:100] if call else ""
     for kernel in re.findall(r"@triton\.jit\ndef .*?(?=\n\S(?!riton)|\Z)", code, re.DOTALL):
         if technique not in expert.techniques_in(kernel):

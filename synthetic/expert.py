@@ -74,8 +74,10 @@ def techniques_in(code) -> set[str]:
             "diagonal-as-scaling": re.search(r"# .*torch\.diag\(", body),
         }
         found |= {name for name, shows in shown.items() if shows}
-    if re.search(r"F\.conv\w*\(\w+, self\.\w+\.weight, None", code):
+    if re.search(r"F\.conv\w*\(\w+(?:\.contiguous\(.*?\))?, self\.\w+\.weight, None", code):
         found.add("fold-convolution-bias")
+    if re.search(r"F\.conv\w*\(\w+\.contiguous\(memory_format=", code):
+        found.add("channels-last-convolution")
     if re.search(r"torch\.var_mean\(.*\n.*= fused", code):
         found.add("statistics-then-pointwise")
     return found
@@ -119,6 +121,7 @@ class _Renderer:
     def __init__(self, parsed, techniques, kernels):
         self.parsed, self.steps, self.techniques, self.kernels = parsed, list(parsed.steps), techniques, kernels
         self.forward = []  # lines of the new function
+        self.channels_last = set()  # variables in which all channels of a pixel are neighbours in memory
         self.variables = set(parsed.inputs) | {step.target for step in self.steps}
         i = 0
         while i < len(self.steps):
@@ -153,7 +156,8 @@ class _Renderer:
 
     def build(self, kind, steps, shape, dims=(), bias_of=None) -> Kernel | None:
         """A kernel over `steps`, or None if one of them cannot be translated."""
-        kernel = Kernel(self.parsed, kind, shape, dims)
+        last = kind == "fused" and len(shape) > 3 and not steps[0].reads.isdisjoint(self.channels_last)
+        kernel = Kernel(self.parsed, kind, shape, dims, last)
         try:
             if bias_of:
                 kernel.add_bias(bias_of)
@@ -170,6 +174,11 @@ class _Renderer:
         """Append the call of a kernel."""
         name = self.kernels.name(kernel, self.variables)
         self.forward.append(f"{kernel.last.target} = {name}({kernel.call()})")
+        self.lies(kernel.last.target, kernel.channels_last)
+
+    def lies(self, variable, channels_last):
+        """Remember how a variable lies in memory."""
+        (self.channels_last.add if channels_last else self.channels_last.discard)(variable)
 
     def pointwise(self, step) -> bool:
         """Whether a pointwise step may enter a kernel under the current techniques."""
@@ -223,8 +232,8 @@ class _Renderer:
         spatial = first == 2 and ROWS[row.op].reduces
         if last == len(shape) - 1 and (first == last or spatial) and ROWS[row.op].triton and cols <= 16384:
             j = self.take("row", i, k + 1, end, shape, row.dims, bias_of)
-        if j is None and bias_of is None and rows >= 32:  # fewer do not keep a GPU busy
-            j = self.take("sweep", i, k + 1, end, shape, row.dims)
+        if j is None and rows >= 32:  # fewer do not keep a GPU busy
+            j = self.take("sweep", i, k + 1, end, shape, row.dims, bias_of)
         return j
 
     def row(self, step) -> bool:
@@ -240,12 +249,12 @@ class _Renderer:
             return None  # only the last pointwise step joins the reduction
         return self.take("loss", i, k + 1, k + 1, steps[k].values[steps[k].source].shape)
 
-    def norm(self, i):
+    def norm(self, i, bias_of=None):
         """A normalisation over groups of channels, with the pointwise steps that follow."""
         step = self.steps[i]
         if step.kind != "norm" or step.op == "batch" or not self.on("one-program-per-group"):
             return None
-        return self.take_with_followers("norm", i, "fuse-neighbours-into-row")
+        return self.take_with_followers("norm", i, "fuse-neighbours-into-row", bias_of)
 
     def statistics(self, i):
         """Batch norm, or layer norm of few long rows: mean and variance by torch, the rest in a pointwise kernel."""
@@ -282,33 +291,86 @@ class _Renderer:
                 return i + 1
 
     def torch(self, i):
-        """A step that stays a torch call; a convolution may hand its bias to the kernel that follows."""
-        step, following = self.steps[i], self.steps[i + 1:]
+        """A step that stays a torch call; a convolution may leave its bias to what follows."""
+        step = self.steps[i]
         if step.kind == "statement":
             self.forward.append(step.text)
             return i + 1
-        call = self.without_bias(step)
-        if self.on("fold-convolution-bias") and call and following:
-            self.forward.append(call)
-            only_reader = following[0].target == step.target or not any(step.target in s.reads for s in following[1:])
-            if step.target in following[0].reads and following[0].shape == step.shape and only_reader:
-                if j := self.rows(i + 1, step) or self.fused(i + 1, step):
-                    return j
+        last = self.pays_channels_last(i)
+        self.lies(step.target, last)
+        if self.on("fold-convolution-bias") and _convolution(step) and step.layer.bias is not None \
+                and self.only_next_reads(i):
+            self.forward.append(self.convolution(step, "None", last))
+            if j := self.folded(i):
+                return j
             self.forward.pop()
-        self.forward.append(f"{step.target} = {step.text}")
+        as_it_is = f"{step.target} = {step.text}"
+        self.forward.append(self.convolution(step, f"self.{step.module}.bias", last) if last else as_it_is)
         return i + 1
 
-    def without_bias(self, step) -> str | None:
-        """A convolution's line without its bias; None for anything else."""
-        layer = step.layer
-        kind = re.fullmatch(r"Conv(Transpose)?([123])d", type(layer).__name__)
-        if not kind or layer.bias is None or layer.padding_mode != "zeros" or not step.source:
+    def folded(self, i):
+        """Go on after a convolution without its bias: the next kernel adds it, after a pooling, too, which lets it
+        through; where each channel is normalised by itself it makes no difference. Returns as kinds of kernels do.
+        """
+        step, then = self.steps[i], self.steps[i + 1]
+        if then.kind == "norm" and then.op != "group":
+            return i + 1
+        if not _lets_bias_through(then.layer):
+            return self.with_bias(i + 1, step)
+        if not self.only_next_reads(i + 1):
             return None
+        self.forward.append(f"{then.target} = {then.text}")
+        j = self.with_bias(i + 2, replace(step, target=then.target, shape=then.shape))
+        if j is None:
+            self.forward.pop()
+        return j
+
+    def with_bias(self, i, step):
+        """A kernel that begins with the bias of a convolution, `step`."""
+        fits = self.steps[i].shape == step.shape
+        return self.rows(i, step) or fits and (self.norm(i, step) or self.fused(i, step)) or None
+
+    def only_next_reads(self, i) -> bool:
+        """Whether nothing but the next step reads what step i assigns."""
+        target, following = self.steps[i].target, self.steps[i + 1:]
+        return bool(following) and target in following[0].reads and (
+            following[0].target == target or not any(target in step.reads for step in following[1:]))
+
+    def pays_channels_last(self, i) -> bool:
+        """Whether a convolution is better called in channels-last memory, in which cuDNN works: a transposed one of
+        more than one dimension (others are rounded otherwise there), and pointwise steps, which can stay there, to the
+        end of the function.
+        """
+        layer, end = self.steps[i].layer, self.end_of_run(i + 1, self.pointwise)
+        return bool(self.on("channels-last-convolution") and (kind := _convolution(self.steps[i])) and kind[1]
+                    and kind[2] != "1" and layer.groups == 1 and max(layer.kernel_size) > 1
+                    and i + 1 < end == len(self.steps))
+
+    def convolution(self, step, bias, channels_last) -> str:
+        """A convolution's line as a function's call, with this bias, and from channels-last memory to such memory."""
+        layer, (transposed, rank) = f"self.{step.module}", _convolution(step).groups()
         function, options = "conv", "stride padding dilation groups"
-        if kind[1]:
+        if transposed:
             function, options = "conv_transpose", "stride padding output_padding groups dilation"
-        passed = ", ".join(f"self.{step.module}.{option}" for option in options.split())
-        return f"{step.target} = F.{function}{kind[2]}d({step.source}, self.{step.module}.weight, None, {passed})"
+        source, memory = step.source, "torch.channels_last" + "_3d" * (rank == "3")
+        if channels_last:
+            source = f"{source}.contiguous(memory_format={memory})"
+        passed = ", ".join(f"{layer}.{option}" for option in options.split())
+        return f"{step.target} = F.{function}{rank}d({source}, {layer}.weight, {bias}, {passed})"
+
+
+def _convolution(step):
+    """A match (transposed or None, dimensions) of a layer that a function's call can stand for; None for others."""
+    kind = re.fullmatch(r"Conv(Transpose)?([123])d", type(step.layer).__name__)
+    return kind if kind and step.source and step.layer.padding_mode == "zeros" else None
+
+
+def _lets_bias_through(layer) -> bool:
+    """Whether a layer is a pooling of which it is the same to add a number before or after."""
+    usual = {"ceil_mode": False, "return_indices": False, "divisor_override": None}
+    kind = re.fullmatch(r"(Adaptive)?(Max|Avg)Pool[123]d", type(layer).__name__)
+    unpadded = kind and (kind[2] == "Max" or getattr(layer, "padding", 0) in (0, (0,), (0, 0), (0, 0, 0)))
+    return bool(unpadded and all(getattr(layer, name, value) == value for name, value in usual.items()))
 
 
 def render(parsed, techniques) -> Solution | None:
@@ -316,10 +378,12 @@ def render(parsed, techniques) -> Solution | None:
 
     A solution needs at least one kernel of its own; if the techniques allow none, the first one that would is added.
     """
+    views = any(".view(" in line for part in parsed.parts for method in part.methods for line in method.lines)
+    barred = {"channels-last-convolution"} if views else set()  # a view wants contiguous memory
     for forced in [set()] + [{name} for name in TECHNIQUES] + [
             {"one-program-per-row", "fuse-neighbours-into-row"}, {_LAST_RESORT}]:
         kernels = _Kernels()
-        parts = [_class(part, set(techniques) | forced, kernels) for part in parsed.parts]
+        parts = [_class(part, (techniques | forced) - barred, kernels) for part in parsed.parts]
         if kernels.texts:
             code = "\n\n".join(text for text in [_IMPORTS, parsed.preamble, *parts, *kernels.texts] if text) + "\n"
             return Solution(code, techniques_in(code))

@@ -64,7 +64,7 @@ def {name}_kernel({parameters}, dst_ptr, cols{sizes}, BLOCK: tl.constexpr):
         offs = i + tl.arange(0, BLOCK)
         mask = offs < cols
         idx = start + offs
-        {main} = tl.load({main}_ptr + idx, mask=mask, other=0.0)
+        {main} = tl.load({main}_ptr + idx, mask=mask, other=0.0){biased}
         total += {main}
         square += {main} * {main}
     mean = tl.sum(total, 0) / cols

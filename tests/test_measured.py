@@ -167,6 +167,17 @@ def test_a_forward_is_recorded_without_values_as_a_gpu_would_do_it(recording, fo
             assert digest(constants[number]) == digest(model.state_dict()[name])
 
 
+@pytest.mark.parametrize("x, weight, memory", [  # channels-last if either is, but for depthwise convolutions
+    ("x", "w", torch.contiguous_format), ("x.contiguous(memory_format=last)", "w", torch.channels_last),
+    ("x", "w.contiguous(memory_format=last)", torch.channels_last),
+    ("x.contiguous(memory_format=last)", "w[:, :1], groups=4", torch.contiguous_format)])
+def test_a_convolution_is_recorded_as_cudnn_leaves_its_result(recording, x, weight, memory):
+    program, *_ = recording("x, last = torch.stack([x] * 4).expand(5, 4, 3, 4).clone(), torch.channels_last\n"
+                            f"w = x[:4, :, :2, :2].clone()\nreturn torch.conv2d({x}, {weight})")
+    shape, strides = program["steps"][-1][4][0][2:4]
+    assert strides == list(torch.empty(shape).contiguous(memory_format=memory).stride())
+
+
 @pytest.mark.parametrize("forward, says", [
     ("return x if x.sum() > 0 else -x", "reads computed values"),
     ("return x * x.max().item()", "reads computed values"),

@@ -12,6 +12,7 @@ import candidates
 from candidates import WITHOUT_LAYER, replaced, small_task
 from conftest import read_lines
 from sandbox import Sandbox, feedback
+from synthetic import expert
 from tasks import ROOT, Task
 
 if not torch.cuda.is_available():
@@ -113,6 +114,20 @@ def test_a_kernel_that_only_copies_is_no_decoy(sandbox):
     copy = Task("copy", 0, TASK.source.replace("torch.nn.functional.silu(x + self.bias) * self.factor", "x.clone()"))
     v = verdict(sandbox, changed(("x * tl.sigmoid(x) * factor", "tl.load(x_ptr + offsets, mask=mask)")), copy)
     assert v.correct and v.coverage > 0.9, v
+
+
+@pytest.mark.parametrize("layer, shape", [("ConvTranspose2d(64, 64, 4, stride=2)", "(16, 64, 64, 64)"),
+                                          ("ConvTranspose3d(16, 32, 3, stride=2)", "(8, 16, 16, 32, 32)")])
+def test_a_convolution_in_channels_last_memory_is_quicker(sandbox, layer, shape):
+    source = f"{IMPORTS}class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n" \
+        f"        self.conv = nn.{layer}\n\n    def forward(self, x):\n        x = self.conv(x)\n" \
+        f"        return torch.sigmoid(x) * 2.0\n\ndef get_inputs():\n    return [torch.randn{shape}]\n\n" \
+        "def get_init_inputs():\n    return []\n"
+    task = Task("convolution", 0, source)
+    codes = [expert.render(expert.read(task), names).code
+             for names in (expert.ALL, expert.ALL - {"channels-last-convolution"})]
+    last, other = sandbox.score(task, codes)
+    assert last.correct and other.correct and last.speedup > 1.2 * other.speedup, (last, other)
 
 
 def test_torch_passed_off_as_a_kernel_is_rejected(sandbox):

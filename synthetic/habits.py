@@ -1,10 +1,12 @@
 """How PyTorch users write: what the wide distribution does with the steps that the narrow one has, too.
 
-Names that usually stand for something else, a method for the last lines, copies, reductions over several dimensions.
+Names that usually stand for something else, calls inside calls, steps in place, a method for the last lines, copies,
+reductions over several dimensions, long signatures.
 networks.py adds what only the wide distribution computes.
 """
 
 import ast
+import re
 
 from synthetic.generator import Problem
 
@@ -22,6 +24,8 @@ class UserProblem(Problem):
         self.used -= {"matmul", "norm", "loss"}  # the expert calls its kernels otherwise where a problem has these
         self.x = "A" if self.chance(0.15) else self.x
         self.used |= {"A", "B"} if self.x == "A" else set()  # two tensors, A and B
+        self.width, self.quote = self.pick(999, 999, 999, 999, 50, 70), self.pick("'", "'", '"')
+        self.nesting = self.pick(0, 0, 0.15, 0.4, 0.8)  # how often a line moves into the one that follows it
 
     def name(self, options):
         """Now and then one that usually stands for something else, or begins as another does: pool_size, pool_stride"""
@@ -45,6 +49,7 @@ class UserProblem(Problem):
             x = self.post_process(x)      def post_process(self, x): the lines after the linear layer
         """
         self.args.sort(key=lambda arg: " = " in arg[1])  # those with defaults are last
+        self.nest()
         lines = []
         for line in reversed(self.forward):
             names = {n.id for n in ast.walk(ast.parse(line)) if isinstance(n, ast.Name)}
@@ -57,6 +62,24 @@ class UserProblem(Problem):
             self.methods.append((name, self.x, lines))
             self.forward[-len(lines):] = [f"{self.x} = self.{name}({self.x})"]
         self.forward = [line.replace(", ", ",") if self.chance(0.06) else line for line in self.forward]
+
+    def nest(self):
+        """Now and then a line moves into the one after it, or works in place; `nesting` says how often.
+
+            x = F.relu(self.conv(x))      x = (x - 1.5) * self.scale      x *= self.scale
+        """
+        lines = self.forward[:1]
+        for i, line in enumerate(self.forward[1:], 2):
+            (before, _, inner), (target, _, value) = lines[-1].partition(" = "), line.partition(" = ")
+            named = rf"(?<![\w.]){before}\b"
+            needed = target != before and (before == self.x or re.search(named, " ".join(self.forward[i:])))
+            if inner and not needed and len(re.findall(named, value)) == 1 and self.chance(self.nesting):
+                whole = isinstance(ast.parse(inner).body[0].value, ast.Call) or re.search(rf"\({before}[,)]", value)
+                lines[-1] = f"{target} = " + re.sub(named, lambda _: inner if whole else f"({inner})", value)
+            else:
+                fresh = re.match(r"self\.|F\.(?!dropout)", inner) and self.chance(self.nesting / 2)  # not shared
+                lines.append(re.sub(rf"^({before}) = \1 ([-+*/]) (?=\S+$)", r"\1 \2= ", line) if fresh else line)
+        self.forward = lines
 
     def save(self):
         """Now and then it is a copy: identity = x.clone().detach()"""

@@ -46,7 +46,10 @@ _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch
              "torch.sqrt({x} * {x} + 1.0) - 1.0", "torch.exp2({x})", "torch.expm1({x})", "torch.log1p({x}.abs())",
              "torch.erf({x})", "torch.reciprocal({x}.abs() + {c})", "torch.sqrt(torch.abs({x}))",
              "torch.cos({x})", "F.celu({x}, alpha={c})", "F.softshrink({x}, {c})", "F.hardshrink({x}, lambd={c})",
-             "F.threshold({x}, {c}, 0.0)", "torch.rsqrt({x}.abs() + {c})", "torch.pow({x}, 3)", "F.elu({x}, {c})")
+             "F.threshold({x}, {c}, 0.0)", "torch.rsqrt({x}.abs() + {c})", "torch.pow({x}, 3)", "F.elu({x}, {c})",
+             "({x} - {c}) * 2", "torch.log(torch.abs({x}) + {c})", "0.5 * ({x} + torch.tanh({x}))", "{x} * {c} ** -0.5",
+             "torch.where({x}.abs() > {c}, {x}, torch.zeros_like({x}))", "torch.mul({x}, {c})", "torch.add({x}, {c})",
+             "torch.div({x}, {c})", "{c} * torch.tanh({x} / {c})", "({x} + {c}).abs().sqrt()", "{x} / math.sqrt({c})")
 _PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})",
           "{x} * torch.sigmoid({y})", "torch.lerp({x}, {y}, 0.3)", "{c} * {x} + (1 - {c}) * {y}", "({x} - {y}).abs()",
           "{x}.masked_fill({y} > 0.5, 0.0)", "torch.logaddexp({x}, {y})", "torch.addcmul({x}, {y}, {y})",
@@ -71,6 +74,13 @@ _ACTIVATIONS = ("nn.ReLU()", "nn.ReLU(inplace=True)", "nn.GELU()", "nn.SiLU()", 
 _REARRANGED = ("{x}.transpose(0, -1)", "torch.flip({x}, dims=[0])", "{x}.movedim(0, -1)", "{x}.roll(2, -1)",
                "torch.swapaxes({x}, 0, -1)", "{x}.transpose(0, -1).contiguous()", "torch.flip({x}, [-1])",
                "torch.tril({x})", "torch.triu({x})", "torch.triu({x}, diagonal=1)", "torch.sort({x}, dim=-1)[0]")
+# The same elements in another shape: of a matrix, and of what has more dimensions.
+_UNFOLDED = ("{x}.unsqueeze(1)", "torch.unsqueeze({x}, 1)", "{x}.squeeze()", "{x}.squeeze(-1)", "{x}.reshape(-1)")
+_FLATTENED = ("torch.flatten({x}, 1)", "{x}.view({x}.size(0), -1)", "{x}.flatten(1)", "{x}.reshape({x}.shape[0], -1)",
+              "{x}.view({x}.size(0), {x}.size(1), -1)", "{x}.squeeze(1)", "torch.flatten({x}, start_dim=1)")
+# Two results of one call, and what is made of them.
+_TWO = (("{a1}, {a2} = {x}.chunk(2, dim=1)", "{a1} * torch.sigmoid({a2})"), ("{a1}, _ = {x}.min(1)", "F.gelu({a1})"),
+        ("{a1}, {a2} = torch.chunk({x}, 2, 1)", "F.silu({a2}) * {a1}"), ("{a1}, _ = torch.max({x}, dim=1)", "-{a1}"))
 # Losses: (spelling, what the second tensor is made with). {rows} and {width} are the sizes.
 _CLASSES, _NORMAL = "torch.randint(0, {width}, ({rows},))", "torch.randn({rows}, {width})"
 _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c}, {y})", _CLASSES),
@@ -261,10 +271,27 @@ class Wide(UserProblem):
             self.save()
         for _ in range(self.pick(1, 2, 3, 4, 5)):
             if len(self.shape) < 2 or 1 in (self.shape[1][1], self.shape[-1][1]):  # after a reduction
-                self.pick(self.activation, self.scale, self.clamp, self.formula)()
+                self.pick(*[self.activation, self.scale, self.clamp, self.formula] * 2, lambda: self.line(*_UNFOLDED))()
             else:
-                self.pick(*[lambda: self.steps(1)] * 4, self.any_norm, self.any_norm, self.centred, self.pooling,
-                          self.reduction, self.formula)()
+                self.pick(*[lambda: self.steps(1)] * 6, self.any_norm, self.any_norm, self.centred, self.pooling,
+                          self.reduction, self.formula, self.formula, *[self.reshaped] * 4)()
+
+    def reshaped(self):
+        """Another shape, something along any dimension but the first, or a call with two results.
+
+            x = x.view(x.size(0), -1)      x = torch.amin(x, dim=3, keepdim=False)      left, _ = torch.max(x, dim=1)
+        """
+        kind = self.pick("shape", "shape", "along", "two")
+        if kind == "shape":
+            self.line(*(_FLATTENED if len(self.shape) > 2 else _UNFOLDED))
+        elif kind == "along":
+            d = self.dimension(*map(str, range(1, len(self.shape))), "-1")
+            self.line(*_REDUCED, *_ALONG[:8], d=d, keep=self.pick("", *[", keepdim=True"] * 2, ", keepdim=False"))
+        else:
+            (taken, then), a1, a2 = self.r.choice(_TWO), self.name("value left top"), self.name("gate right rest")
+            self.forward.append(taken.format(x=self.x, a1=a1, a2=a2))
+            self.line(then, a1=a1, a2=a2)
+        self.shape, self.saved = [self.shape[0], ("1", 1)], None  # no longer known by name
 
     def any_norm(self):
         """What the narrow distribution has for this shape, or batch norm: self.bn = nn.BatchNorm1d(out_features)"""
@@ -335,6 +362,7 @@ class Wide(UserProblem):
         inner = type(self)(self.r.random(), self.clutter)
         inner.used, inner.shape, inner.x, inner.dims = self.used, list(self.shape), "x", self.dims
         build(inner)
+        inner.nest()
         self.used, self.shape = inner.used, inner.shape
         # What its constructor needs is passed on: an argument of the block is one of the model, too.
         self.consts += inner.consts
@@ -399,7 +427,7 @@ class Wide(UserProblem):
         d.forward += [f"{name} = {layer}({d.x})" for name, layer in zip(names, layers)]
         d.init.append("self.factor = 0.2")
         scores = d.name("att scores weights")
-        d.forward += [f"{scores} = {q} @ {k}.transpose(-2, -1) * {self.pick('0.125', '0.25', 'self.factor')}",
+        d.forward += [f"{scores} = {q} @ {k}.transpose(-2, -1) * {self.pick('0.125', '32 ** -0.5', 'self.factor')}",
                       f"{scores} = {self.pick('torch.softmax', 'F.softmax')}({scores}, dim=-1)",
                       f"{d.x} = {d.x} + {scores} @ {v}"]
         if self.chance(0.5):
@@ -451,5 +479,5 @@ class Wide(UserProblem):
 # Each family's weight and how it is drafted; those of the narrow distribution keep their weights (see generator.py).
 WIDE = Distribution(Wide, {
     **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
-    "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "mixture": (40, Wide.mixture),
+    "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "mixture": (60, Wide.mixture),
     "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (38, Wide.lone)})

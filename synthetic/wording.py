@@ -88,7 +88,7 @@ def write_problem(d) -> str:
                 for name, value in d.defaults]
     body = list(d.forward)
     if not body[-1].startswith("return"):
-        if d.chance(0.25):
+        if d.chance(0.25) and " = " in body[-1]:
             body[-1] = "return " + body[-1].split(" = ", 1)[1]
         else:
             body.append(f"return {d.x}")
@@ -100,9 +100,9 @@ def write_problem(d) -> str:
     out = ["import torch", "import torch.nn as nn"]
     if any(re.search(r"\bF\.", line) for line in body + d.classes + [str(d.methods)]) or d.chance(0.3):
         out.append("import torch.nn.functional as F")
-    out += (["import math"] if d.chance(0.04) else []) + gap
+    out += (["import math"] if d.chance(0.04) or "math." in str(body + d.classes + d.methods) else []) + gap
     out += d.classes + _class(d, annotated, body, hollow, "Model", defaults) + gap
-    return "\n".join(out + _constants_and_inputs(d, gap)) + d.pick("\n", "\n", "")
+    return "\n".join(out + _constants_and_inputs(d, gap)).replace("'", d.quote) + d.pick("\n", "\n", "")
 
 
 def write_class(d, name) -> list[str]:
@@ -117,7 +117,8 @@ def _class(d, annotated, body, hollow, name, defaults=()) -> list[str]:
     out = [f"class {name}(nn.Module):"] + _docstring(d, "    ", fields)
     out += [""] if len(out[-1]) > 30 and d.chance(0.2) else []
     if d.init or d.chance(0.8):
-        out.append(f"    def __init__({', '.join(signature)}):")
+        head = f"    def __init__({', '.join(signature)}):"
+        out.append(re.sub(rf"(.{{{d.width},}}?), ", r"\1,\n" + " " * 17, head))
         out += _docstring(d, "        ", fields) if d.clutter and d.chance(0.3) else []
         out.append("        " + d.pick("super().__init__()", f"super({name}, self).__init__()"))
         out += [f"        {line}" + d.pick(*[""] * 15, " ", "  # " + _words(d, 1, 4)) for line in d.init] + [hollow]

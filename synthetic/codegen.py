@@ -354,7 +354,7 @@ class Kernel:
         full = [o.name for o in operands if o.full]
         if not full and self.kind != "matmul":
             raise Unsupported
-        main, moved = full[0] if full else "", ".movedim(1, -1)" if self.channels_last else ""
+        main, moved = full[0] if full else "dst", ".movedim(1, -1)" if self.channels_last else ""
         final = step.source if step.kind == "all" else step.target
         extra = [f"{what}.numel()" if isinstance(what, str) else f"{main}[{', '.join(['0'] * (what + 1))}].numel()"
                  for what in self.extra.values()]

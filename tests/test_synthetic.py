@@ -92,6 +92,7 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
           ("torch.logsumexp(x * 2, dim=0) + 1", "(33, 200)", "sweep("), ("F.normalize(x)", "(64, 33, 20)", "sweep("),
           ("torch.relu(x.T @ y * 0.5)", "(64, 50)", "matmul("),
           ("torch.bmm(x, y.transpose(1, 2))", "(3, 64, 50)", "matmul("),
+          ("x @ y.T * y.sum(1, keepdim=True)", "(64, 64)", "matmul("),  # a number for each of its rows
           ("x @ y.transpose(-2, -1) + 1", "(2, 3, 40, 32)", "matmul("),
           ("torch.einsum('ij,jk->ik', x, y)", "(64, 64)", "matmul("),
           ("F.cross_entropy(x, y.argmax(dim=1))", "(64, 128)", "row("),
@@ -167,6 +168,44 @@ def test_a_layer_norm_over_several_dimensions_reads_its_length_from_its_weight(b
 @pytest.mark.parametrize("layer", LEFT)
 def test_a_solution_that_would_leave_everything_to_torch_is_none(layer):
     assert render(expert.follow(single("left", f"{layer}(x)", "(2, 8, 16, 16)")), ALL) is None
+
+
+AFTER = '''import torch
+import torch.nn as nn
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.CONV
+        self.then = nn.THEN
+    def forward(self, x):
+        x = self.conv(x)
+        return RESULT
+def get_inputs():
+    return [torch.randn(4, 4, 12, 13)]
+def get_init_inputs():
+    return []
+'''
+LAST = "F.conv_transpose2d(x.contiguous(memory_format=torch.channels_last), self.conv.weight, None"
+
+
+@pytest.mark.parametrize("layer, then, result, shown", [  # where a convolution's bias goes, and in which memory it works
+    ("Conv2d(4, 8, 3)", "MaxPool2d(2, padding=1)", "self.then(x).tanh() * 2", "fused(x, self.conv.bias)"),
+    ("Conv2d(4, 8, 3)", "AvgPool2d(3)", "self.then(x).tanh().sum(dim=(2, 3))", "row(x, self.conv.bias)"),
+    ("Conv2d(4, 8, 3)", "AvgPool2d(3, padding=1)", "self.then(x).tanh() * 2", "x = self.conv(x)"),
+    ("Conv2d(4, 8, 3)", "AvgPool2d(3, ceil_mode=True)", "self.then(x).tanh() * 2", "x = self.conv(x)"),
+    ("Conv2d(4, 8, 3)", "MaxPool2d(2)", "self.then(x) * x.mean()", "x = self.conv(x)"),  # two readers
+    ("Conv2d(4, 8, 3)", "BatchNorm2d(8)", "self.then(x).relu()", "fused(x, mu, var, "),
+    ("Conv2d(4, 8, 3)", "InstanceNorm2d(8)", "self.then(x).relu()", "norm(x, self.then.eps"),
+    ("Conv2d(4, 8, 3)", "GroupNorm(2, 8)", "self.then(x).relu()", "norm(x, self.conv.bias, "),
+    ("Conv2d(4, 8, 3)", "ReLU()", "torch.logsumexp(self.then(x), dim=1)", "sweep(x, self.conv.bias)"),
+    ("ConvTranspose2d(4, 8, 3, stride=2)", "ReLU()", "self.then(x) * 2 + 1", LAST),
+    ("ConvTranspose2d(4, 8, 3, groups=2)", "ReLU()", "self.then(x) * 2 + 1", "F.conv_transpose2d(x, "),
+    ("ConvTranspose2d(4, 8, 3)", "ReLU()", "torch.sum(self.then(x), dim=1)", "F.conv_transpose2d(x, ")])
+def test_what_a_convolution_leaves_to_what_follows_it(box, layer, then, result, shown):
+    task = Task("after", 2, AFTER.replace("CONV", layer).replace("THEN", then).replace("RESULT", result))
+    code = render(expert.follow(task), ALL).code
+    assert shown in code and (".movedim(1, -1)" in code) == (shown == LAST), code
+    passes(box, task, code)
 
 
 NETWORK = '''import math

@@ -263,7 +263,7 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
 
     for number in range(len(plays)):
         resume(number)
-    sandbox.prepare([trajectories[number].task for number in prompts])
+    tasks = [trajectories[number].task for number in prompts]
     with model.sampler(max_new_tokens, temperature, generator, top_p) as sampler:
         while prompts or pairs or judging or sampler.waiting:
             # On a GPU each rollout goes on as soon as it can. On a CPU model and sandbox need the same cores, and a
@@ -276,7 +276,11 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
                     sampler.add(prompts.pop(number), number)
             # Write a few tokens; where there is nothing to write, wait for a verdict.
             if sampler.waiting:
-                for number, reply in write(sampler, sandbox):
+                replies = write(sampler, sandbox)
+                if tasks:  # not before the model has taken its memory: references fill what is left
+                    sandbox.prepare(tasks)
+                    tasks = []
+                for number, reply in replies:
                     resume(number, reply)
             elif judging:
                 sandbox.wait(list(judging.values()))

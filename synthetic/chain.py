@@ -117,12 +117,11 @@ class Chain(Draft):
             shape = self.arg(f"{names.replace(' ', '_shape ')}_shape param_shape", shape, "tuple")
         else:
             self.inside(channels)
-        make = self.pick("torch.randn", "torch.randn", "torch.rand", "torch.ones",
-                         "torch.zeros" if op != "*" else "torch.rand")
+        make = self.pick("randn", "randn", "rand", "ones", "zeros" if op != "*" else "rand")
         spread = ""
         if self.chance(0.3):
             spread = self.pick(" * 0.1", " * 0.3", " + 0.5", " - 0.5", f" * {self.number()}", f" + {self.number()}")
-        self.line(f"{{x}} {op} {self.attribute(names, f'nn.Parameter({make}({shape}){spread})')}")
+        self.line(f"{{x}} {op} {self.attribute(names, f'nn.Parameter(torch.{make}({shape}){spread})')}")
 
     def buffer(self):
         """A tensor of the model that is not a parameter, over the last dimension.
@@ -134,11 +133,10 @@ class Chain(Draft):
             return self.parameter()
         name = self.name("counts positions steps weights table")
         width = self.inside(width)
-        made = self.pick(f"torch.arange(1, {width} + 1).float()", f"torch.arange({width}) * 0.01",
-                         f"torch.linspace(0.5, 1.5, {width})",
-                         f"torch.ones({width})", f"torch.full(({width},), {self.pick('0.5', '2.0')})")
+        made = self.pick("arange(1, {w} + 1).float()", "arange({w}) * 0.01", "linspace(0.5, 1.5, {w})", "ones({w})",
+                         f"full(({{w}},), {self.pick('0.5', '2.0')})").format(w=width)
         quote = self.pick('"', "'")
-        self.init.append(f"self.register_buffer({quote}{name}{quote}, {made})")
+        self.init.append(f"self.register_buffer({quote}{name}{quote}, torch.{made})")
         op = self.pick("*", "+", "/" if "arange(1" in made else "-")
         self.line(f"{{x}} {op} self.{name}")
 
@@ -172,17 +170,16 @@ class Chain(Draft):
 
             x = torch.flip(x, dims=[1])      or      x = torch.max(x, dim=1, keepdim=True).values
         """
-        choices = ["F.dropout({x}, p=0.0)", "{x}.clone()",
-                   f"{{x}} - {{x}}.mean(dim={self.pick('1', '-1', '0')}, keepdim=True)"]
+        calls = ["F.dropout({x}, p=0.0)", "{x}.clone()",
+                 f"{{x}} - {{x}}.mean(dim={self.pick('1', '-1', '0')}, keepdim=True)"]
         if len(self.shape) > 2:
-            choices += ["F.softmax({x}, dim=1)", "torch.flip({x}, dims=[1])"]
+            calls += ["F.softmax({x}, dim=1)", "torch.flip({x}, dims=[1])"]
             if self.shape[1][1] > 1 and self.saved is None:
                 self.shape[1] = ("1", 1)
-                choices = [f"torch.max({{x}}, dim=1, keepdim=True){self.pick('[0]', '.values')}",
-                           f"torch.min({{x}}, dim=1, keepdim=True){self.pick('[0]', '.values')}",
-                           "torch.logsumexp({x}, dim=1, keepdim=True)", "torch.mean({x}, dim=1, keepdim=True)",
-                           "{x}.sum(dim=1, keepdim=True)"]
-        self.line(*choices)
+                calls = [f"torch.{f}({{x}}, dim=1, keepdim=True){self.pick('[0]', '.values')}" for f in ("max", "min")]
+                calls += ["torch.logsumexp({x}, dim=1, keepdim=True)", "torch.mean({x}, dim=1, keepdim=True)",
+                          "{x}.sum(dim=1, keepdim=True)"]
+        self.line(*calls)
 
     # ---- reductions, rows, normalisations
 
@@ -201,13 +198,11 @@ class Chain(Draft):
         if nd > 3:
             dims = self.pick("[2, 3]", "(2, 3)", "(2, 3)", "(-2, -1)", "[-2, -1]")
             dims = dims.replace("2, 3", "2, 3, 4").replace("-2,", "-3, -2,") if nd == 5 else dims
-            keep = self.chance(0.5)
-            op = self.pick("torch.mean", "torch.mean", "torch.sum", "torch.amax")
+            keep, op = self.chance(0.5), self.pick("torch.mean", "torch.mean", "torch.sum", "torch.amax")
             self.line(f"{op}({{x}}, dim={dims}{', keepdim=True' if keep else ''})")
             self.shape = self.shape[:2] + [("1", 1)] * ((nd - 2) * keep)
             return
-        dim = self.dimension("-1", "-1", str(nd - 1))
-        keep = self.chance(0.6)
+        dim, keep = self.dimension("-1", "-1", str(nd - 1)), self.chance(0.6)
         tail = f"dim={dim}, keepdim=True)" if keep else f"dim={dim})"
         op = self.pick("sum", "mean", "amax", "amin", "logsumexp", "logsumexp")
         if self.chance(0.1):  # two of them from the same tensor
@@ -258,8 +253,7 @@ class Chain(Draft):
 
             self.group_norm = nn.GroupNorm(num_groups, out_channels)  ...  x = self.group_norm(x)
         """
-        channels, n = self.shape[1]
-        nd = len(self.shape) - 2
+        (channels, n), nd = self.shape[1], len(self.shape) - 2
         kind = self.pick("group", "group", "instance", "batch")
         if kind == "group":
             groups = self.r.choice([g for g in (1, 2, 4, 8) if n % g == 0])

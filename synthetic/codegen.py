@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from synthetic.operators import ARITHMETIC, POINTWISE, ROWS
+from synthetic.operators import ARITHMETIC, POINTWISE, ROWS, unusual
 from synthetic.templates import PIECES, POOLS, TEMPLATES
 
 
@@ -19,9 +19,8 @@ class Unsupported(Exception):
 
 
 # Variables of the templates and formulas, which an operand or a step may not take.
-RESERVED = {"rows", "k", "acc", "a", "b", "BM", "BN", "BK", "idx", "mask", "offs", "start", "cols", "n", "dst", "m",
-            "d", "e", "u", "inner", "i", "lane", "grid", "width", "found", "BR", "BI", "mean", "rstd", "total",
-            "square", "tl", "BLOCK"}
+RESERVED = set("rows k acc a b BM BN BK idx mask offs start cols n dst m d e u inner i lane grid width found BR BI "
+               "mean rstd total square tl BLOCK".split())
 _RESERVED_IN = {"sweep": {"s", "q", "top", "all", "at"},
                 "matmul": {"as_", "am", "ak", "bs", "bk", "bn", "a_index", "b_index"}}
 _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
@@ -61,8 +60,8 @@ class Kernel:
         self.sections = []  # of a sweep: (lines of a step, "vector" or "row"), or (a reduction's fields, "reduction")
         self.length = ""  # how long a row is, where a layer's weight says it: dimensions need not be counted
         self.local = {}  # variable -> "vector" or "row" (one number for each row), once the kernel computes it
-        self.values = {}  # of the step being translated
-        self.first = self.last = None  # steps
+        self.last = None  # step
+        self.groups = []  # of a norm: what its function gets besides the operands
 
     # ---- operands
 
@@ -103,16 +102,14 @@ class Kernel:
             index, masked = "tl.program_id(0)", ""
         else:
             index = f"idx // {self.elements_below(last)}" if last < rank - 1 else "idx"
-        modulo = f" % {self.size_of(name)}" if first > 0 else ""
-        return f"tl.load({name}_ptr + {index}{modulo}{masked})"
+        if first > 0:
+            self.extra[f"{name}_size"] = name
+            index += f" % {name}_size"
+        return f"tl.load({name}_ptr + {index}{masked})"
 
     def walked(self, shape) -> tuple:
         """A shape in the order in which the kernel walks its dimensions."""
         return (*shape[:1], *shape[2:], *shape[1:2]) if self.channels_last else shape
-
-    def size_of(self, name) -> str:
-        self.extra[f"{name}_size"] = name
-        return f"{name}_size"
 
     def elements_below(self, dimension) -> str:
         # A sweep's template has an `inner` of its own.
@@ -147,7 +144,7 @@ class Kernel:
             return f"{left} {_COMPARED[type(node.ops[0])]} {right}", 0
         if {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & set(self.local):
             raise Unsupported  # it would read what the variable held before the kernel
-        value = self.parsed.reader.evaluate(node, self.values)
+        value = self.parsed.reader.evaluate(node, self.last.values)
         if not isinstance(value, torch.Tensor) and type(value) not in (int, float):
             raise Unsupported
         return self.operand(ast.unparse(node), getattr(value, "shape", None)), _ATOM
@@ -189,7 +186,6 @@ class Kernel:
             arguments += [keywords[key] for key in values if key in keywords]
             if name == "clamp" and len(arguments) == 2:
                 name = "clamp_max" if "max" in keywords else "clamp_min"
-            arguments += [keywords[key] for key in ("input", "other", "value") if key in keywords and name == "where"]
             further = [self.wrapped(a, _ATOM) for a in arguments[1:]] or list(POINTWISE[name].defaults)
         if len(further) > sum(f"{{{letter}}}" in "".join(POINTWISE[name].triton) for letter in "ab"):
             raise Unsupported
@@ -213,7 +209,7 @@ class Kernel:
         """Append the lines of a step, headed by the torch line that they replace."""
         before, operands = len(self.lines), len(self.operands)
         self.lines.append(f"# {step.target} = {step.text}")
-        self.values, self.first, self.last = step.values, self.first or step, step
+        self.last = step
         if step.kind == "all":
             if step.op == "norm":
                 self.lines.append(f"{step.source} = {self.variable(step.source)} * {self.variable(step.source)}")
@@ -230,7 +226,7 @@ class Kernel:
         else:
             self.lines += getattr(self, f"{kind}_lines")(step)  # which may append helper lines before its own
             added = list(self.operands.values())[operands:]
-            if self.kind == "sweep" and reduced and any("idx" in operand.load for operand in added):
+            if step.kind == "pointwise" and reduced and any("idx" in operand.load for operand in added):
                 raise Unsupported  # a tensor of the rows' numbers
             self.sections.append((self.lines[before:], "row" if reduced else "vector"))
         self.local[step.target] = "row" if reduced else "vector"
@@ -263,7 +259,7 @@ class Kernel:
         return [line.format(**fields) for line in ROWS[step.op].triton] + affine
 
     def norm_lines(self, step):
-        x = self.operand(step.source, step.shape) if step.source not in self.local else step.source
+        x = self.variable(step.source)
         eps = self.operand(f"self.{step.module}.eps", None)
         if self.kind == "fused":  # from statistics that a torch call has worked out
             shape = [1 if d in step.dims else n for d, n in enumerate(step.shape)]
@@ -271,6 +267,7 @@ class Kernel:
             line = f"{step.target} = ({x} - {mean}) / tl.sqrt({variance} + {eps})"
         else:
             line = f"{step.target} = ({x} - mean) * rstd"
+            self.groups = [f"self.{step.module}.num_groups" if step.op == "group" else f"{step.source}.shape[1]"]
         if step.layer.weight is not None:
             channels = (step.shape[1],) + (1,) * (len(step.shape) - 2)
             weight, bias = self.affine(step, step.layer.normalized_shape if step.op == "layer_norm" else channels)
@@ -343,10 +340,7 @@ class Kernel:
 
     def call(self) -> str:
         """The arguments of the launching function where it is called."""
-        texts, norm = [o.text for o in self.ordered()], self.first
-        if self.kind == "norm":
-            texts.append(f"self.{norm.module}.num_groups" if norm.op == "group" else f"{norm.source}.shape[1]")
-        return ", ".join(texts)
+        return ", ".join([o.text for o in self.ordered()] + self.groups)
 
     def text(self, name) -> str:
         """Source of the launching function `name` and of its kernel. Stored is what the last step assigns."""
@@ -371,9 +365,12 @@ class Kernel:
             fields["out"] = f"{main}.new_empty(triton.cdiv(n, 1024))"
             fields["result"] = {"mean": "dst.sum() / n", "sum": "dst.sum()", "norm": "torch.sqrt(dst.sum())"}[step.op]
             fields["store"] = f"tl.store(dst_ptr + tl.program_id(0), tl.sum(tl.where(mask, {final}, 0.0), 0))"
+        elif self.kind == "norm":
+            fields.update(groups=", groups", cols=f"{main}[0].numel() // groups", block="1024")
         elif self.kind == "row":
             last = self.dims[0] == self.dims[1]  # else all spatial dimensions
-            fields["cols"] = f"{main}.shape[-1]" if last else f"{main}[0, 0].numel()"
+            fields.update(groups="", cols=f"{main}.shape[-1]" if last else f"{main}[0, 0].numel()",
+                          block="triton.next_power_of_2(cols)")
             if self.local[final] == "row":
                 ones = " + (1,)" if last else f" + (1,) * ({main}.dim() - 2)"
                 lead = f"{main}.shape[:{-1 if last else 2}]"
@@ -396,9 +393,8 @@ class Kernel:
         cols = self.length or (f"{main}.shape[{first}]" if first == last else f"{row} // inner")
         sizes = {"inner": inner, "cols": cols}
         if self.local[final] == "row":
-            ones = (1,) * (last + 1 - first) if len(self.last.shape) == len(self.shape) else ()
-            parts = [f"{main}.shape[:{first}]", str(ones) if ones else "", f"{main}.shape[{last + 1}:]"]
-            shape = " + ".join(part for part in parts if part)
+            ones = f" + {(1,) * (last + 1 - first)}" if len(self.last.shape) == len(self.shape) else ""
+            shape = f"{main}.shape[:{first}]{ones} + {main}.shape[{last + 1}:]"
             integer = any(level == "reduction" and what[0].integer for what, level in self.sections)
             sizes["out"] = f"{main}.new_empty({shape}{', dtype=torch.int64' if integer else ''})"
         return sizes
@@ -414,10 +410,8 @@ class Window:
     def __init__(self, step):
         layer, self.last, self.channels_last = step.layer, step, False
         found = re.fullmatch(r"(Conv|MaxPool|AvgPool)[123]d", type(layer).__name__)
-        usual = {"ceil_mode": False, "return_indices": False, "count_include_pad": True, "divisor_override": None,
-                 "padding_mode": "zeros"}
         if not found or isinstance(layer.padding, str) or not step.source \
-                or any(getattr(layer, name, value) != value for name, value in usual.items()) \
+                or unusual(layer, {"stride", "padding", "dilation", "groups", "bias"}) \
                 or found[1] == "Conv" and not 1 < layer.groups == layer.in_channels == layer.out_channels:
             raise Unsupported
         self.kind = "depthwise" if found[1] == "Conv" else found[1].lower()

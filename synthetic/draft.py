@@ -13,9 +13,8 @@ import torch
 from synthetic.wording import SYLLABLES, WORDS
 
 # Variables of the expert's kernels, which a problem's own may not hide.
-_KERNEL_NAMES = {"idx", "mask", "offs", "start", "cols", "rows", "n", "m", "k", "i", "a", "b", "d", "e", "u", "t",
-                 "inner", "acc", "mean", "rstd", "total", "square", "tl", "triton", "cdiv", "fused", "row", "norm",
-                 "loss", "matmul"}
+_IN_KERNELS = set("idx mask offs start cols rows n m k i a b d e u t inner acc mean rstd total square tl triton cdiv "
+                  "fused row norm loss matmul".split())
 
 
 class Draft:
@@ -38,9 +37,9 @@ class Draft:
         self.forward = []  # lines of forward
         self.methods = []  # other methods of the model: (name, argument, lines)
         self.classes = []  # texts of other classes
-        self.used = {"self", "torch", "nn", "F", "Model", "math"} | _KERNEL_NAMES | set(dir(torch.nn.Module))
+        self.used = {"self", "torch", "nn", "F", "Model", "math", *keyword.kwlist, *dir(torch.nn.Module)} | _IN_KERNELS
         self.x = self.r.choice(["x"] * 8 + ["inputs", "inp", "A", "feats", self.nonsense(), self.nonsense()])
-        self.x = "x" if self.x in self.used or keyword.iskeyword(self.x) else self.x  # the current tensor's variable
+        self.x = "x" if self.x in self.used else self.x  # the current tensor's variable
         self.used.add(self.x)
         self.shape = []  # the current tensor's: (expression, size) for each dimension; size 0 where it does not matter
         self.dims = []  # expressions of the last input's dimensions
@@ -78,9 +77,9 @@ class Draft:
         for _ in range(5):
             name = self.nonsense() if self.chance(0.3 if self.clutter else 0.15) else self.r.choice(options.split())
             name += self.pick("1", "2", "0", "_1") if self.clutter and self.chance(0.06) else ""
-            if name not in self.used and not keyword.iskeyword(name):
+            if name not in self.used:
                 break
-        while name in self.used or keyword.iskeyword(name):
+        while name in self.used:
             name += "_" + self.r.choice(SYLLABLES)
         self.used.add(name)
         return name

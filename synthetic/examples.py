@@ -206,8 +206,10 @@ class Writer:
 
     # ---- the five kinds
 
-    def policy(self, task, messages, skills, code, unlearnt=0) -> Example:
+    def policy(self, task, messages, skills, used, code, unlearnt) -> Example:
+        """The conversation so far and the answer that is learnt."""
         kind = "policy+skills" if skills else "policy"
+        messages = messages + [{"role": "assistant", "content": policy_reply(used, code)}]
         return Example(kind, messages, None, task.family, normalized(code), unlearnt=unlearnt)
 
     def single(self, rng, task, parsed) -> Example:
@@ -216,14 +218,12 @@ class Writer:
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
         solution, _ = self.draw(rng, parsed, applicable, {s.name for s in skills}, unprompted=rng.choice(self.levels))
         self.remember(solution)
-        code, messages = solution.code, policy_messages(task, skills)
-        reply = policy_reply(solution.used, code)
+        used, code, messages = solution.used, solution.code, policy_messages(task, skills)
         slips = self.distribution is not NARROW and rng.random() < SLIPPED
         if slips:  # in the code; the plan was right
             broken, verdict = slipped(code, rng)
-            messages = next_messages(messages, reply.replace(code, broken), verdict)
-        messages.append({"role": "assistant", "content": reply})
-        return self.policy(task, messages, skills, code, unlearnt=int(slips))
+            messages = next_messages(messages, policy_reply(used, code).replace(code, broken), verdict)
+        return self.policy(task, messages, skills, used, code, unlearnt=int(slips))
 
     def executed(self, rng, task, parsed) -> list[Example]:
         """A trajectory of several turns with real feedback, and what Summary makes of it."""
@@ -251,8 +251,7 @@ class Writer:
         messages = policy_messages(task, skills)
         for (used, code), verdict in zip(answers[:turns - 1], verdicts):
             messages = next_messages(messages, policy_reply(used, code), verdict)
-        messages.append({"role": "assistant", "content": policy_reply(*answers[turns - 1])})
-        trajectory = self.policy(task, messages, skills, answers[turns - 1][1], unlearnt=int(broken))
+        trajectory = self.policy(task, messages, skills, *answers[turns - 1], unlearnt=int(broken))
         summary = self.summary(rng, task, skills, answers, verdicts)
         return [trajectory, summary] if summary else [trajectory]
 

@@ -16,12 +16,12 @@ import contextlib
 import json
 import math
 import re
-from collections import Counter
-from dataclasses import dataclass, replace
+from collections import Counter, namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 from synthetic.codegen import Kernel, Unsupported, Window
-from synthetic.operators import ROWS
+from synthetic.operators import ROWS, unusual
 from synthetic.problem import follow, read  # noqa: F401  the expert's first half
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -29,16 +29,8 @@ from synthetic.problem import follow, read  # noqa: F401  the expert's first hal
 # is written, so that a policy must read a skill rather than recognise one fixed string.
 
 
-@dataclass(frozen=True)
-class Technique:
-    name: str
-    description: str
-    scope: str  # as a skill's
-    tags: list
-    motivation: list  # wordings
-    idea: list  # wordings
-
-
+# name, description, scope and tags are as a skill's; motivation and idea are lists of wordings.
+Technique = namedtuple("Technique", "name description scope tags motivation idea")
 _TEXTS = json.loads(Path(__file__).with_name("techniques.json").read_text())
 TECHNIQUES = {entry["name"]: Technique(**entry) for entry in _TEXTS}
 ALL = frozenset(TECHNIQUES)
@@ -74,13 +66,10 @@ def techniques_in(code) -> set[str]:
             "diagonal-as-scaling": re.search(r"# .*torch\.diag\(", body),
         }
         found |= {name for name, shows in shown.items() if shows}
-    if re.search(r"F\.conv\w*\(\w+(?:\.contiguous\(.*?\))?, self\.\w+\.weight, None", code):
-        found.add("fold-convolution-bias")
-    if re.search(r"F\.conv\w*\(\w+\.contiguous\(memory_format=", code):
-        found.add("channels-last-convolution")
-    if re.search(r"torch\.var_mean\(.*\n.*= fused", code):
-        found.add("statistics-then-pointwise")
-    return found
+    around = {"fold-convolution-bias": r"F\.conv\w*\(\w+(?:\.contiguous\(.*?\))?, self\.\w+\.weight, None",
+              "channels-last-convolution": r"F\.conv\w*\(\w+\.contiguous\(memory_format=",
+              "statistics-then-pointwise": r"torch\.var_mean\(.*\n.*= fused"}  # what shows outside the kernels
+    return found | {name for name, pattern in around.items() if re.search(pattern, code)}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -91,10 +80,7 @@ _IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as 
             "import triton.language as tl")
 
 
-@dataclass
-class Solution:
-    code: str
-    used: set  # techniques that show up in it
+Solution = namedtuple("Solution", "code used")  # used: the techniques that show up in it
 
 
 class _Kernels:
@@ -121,7 +107,7 @@ class _Renderer:
     def __init__(self, parsed, techniques, kernels):
         self.parsed, self.steps, self.techniques, self.kernels = parsed, list(parsed.steps), techniques, kernels
         self.forward = []  # lines of the new function
-        self.channels_last = set()  # variables in which all channels of a pixel are neighbours in memory
+        self.channels_last = {}  # variable -> whether all channels of a pixel are neighbours in its memory
         self.variables = set(parsed.inputs) | {step.target for step in self.steps}
         i = 0
         while i < len(self.steps):
@@ -142,7 +128,6 @@ class _Renderer:
             if self.closed(i, j) and (kernel := self.build(kind, self.steps[i:j], shape, dims, bias_of)):
                 self.emit(kernel)
                 return j
-        return None
 
     def closed(self, i, j) -> bool:
         """Whether steps[i:j] can be one kernel: nothing that it computes but its last target is read later."""
@@ -156,7 +141,7 @@ class _Renderer:
 
     def build(self, kind, steps, shape, dims=(), bias_of=None) -> Kernel | None:
         """A kernel over `steps`, or None if one of them cannot be translated."""
-        last = kind == "fused" and len(shape) > 3 and not steps[0].reads.isdisjoint(self.channels_last)
+        last = kind == "fused" and len(shape) > 3 and any(self.channels_last.get(name) for name in steps[0].reads)
         kernel = Kernel(self.parsed, kind, shape, dims, last)
         try:
             if bias_of:
@@ -174,11 +159,7 @@ class _Renderer:
         """Append the call of a kernel."""
         name = self.kernels.name(kernel, self.variables)
         self.forward.append(f"{kernel.last.target} = {name}({kernel.call()})")
-        self.lies(kernel.last.target, kernel.channels_last)
-
-    def lies(self, variable, channels_last):
-        """Remember how a variable lies in memory."""
-        (self.channels_last.add if channels_last else self.channels_last.discard)(variable)
+        self.channels_last[kernel.last.target] = kernel.channels_last
 
     def pointwise(self, step) -> bool:
         """Whether a pointwise step may enter a kernel under the current techniques."""
@@ -205,10 +186,9 @@ class _Renderer:
 
     def fused(self, i, bias_of=None):
         """A run of pointwise steps; without the technique only one, and only in a solution without any kernel."""
-        alone = not self.on("fuse-pointwise-run")
-        if not self.pointwise(self.steps[i]) or alone and self.kernels.texts and bias_of is None:
-            return None
-        return self.take_with_followers("fused", i, "fuse-pointwise-run", bias_of)
+        allowed = self.on("fuse-pointwise-run") or not self.kernels.texts or bias_of
+        if allowed and self.pointwise(self.steps[i]):
+            return self.take_with_followers("fused", i, "fuse-pointwise-run", bias_of)
 
     def rows(self, i, bias_of=None):
         """An operator over rows, with its neighbours: a row to a program, or a sweep for other rows (templates.py)."""
@@ -228,13 +208,11 @@ class _Renderer:
             fits = step.shape == shape or math.prod(step.shape) == rows
             return neighbours and (same_rows or fits and self.pointwise(step))
 
-        j, end = None, self.end_of_run(k + 1, joins)
-        spatial = first == 2 and ROWS[row.op].reduces
-        if last == len(shape) - 1 and (first == last or spatial) and ROWS[row.op].triton and cols <= 16384:
-            j = self.take("row", i, k + 1, end, shape, row.dims, bias_of)
-        if j is None and rows >= 32:  # fewer do not keep a GPU busy
-            j = self.take("sweep", i, k + 1, end, shape, row.dims, bias_of)
-        return j
+        end, spatial = self.end_of_run(k + 1, joins), first == 2 and ROWS[row.op].reduces
+        whole = last == len(shape) - 1 and (first == last or spatial) and ROWS[row.op].triton and cols <= 16384
+        for kind, fits in (("row", whole), ("sweep", rows >= 32)):  # fewer rows do not keep a GPU busy
+            if fits and (j := self.take(kind, i, k + 1, end, shape, row.dims, bias_of)):
+                return j
 
     def row(self, step) -> bool:
         return step.kind == "row" and self.on(ROWS[step.op].technique)
@@ -243,34 +221,29 @@ class _Renderer:
         """Pointwise steps and the reduction over everything that ends them."""
         steps = self.steps
         k = self.end_of_run(i, lambda step: step.kind == "pointwise" and step.shape == steps[i].shape)
-        if not self.on("partial-sums-loss") or k == len(steps) or steps[k].kind != "all":
-            return None
-        if k - i > 1 and not self.on("fuse-pointwise-run"):
-            return None  # only the last pointwise step joins the reduction
-        return self.take("loss", i, k + 1, k + 1, steps[k].values[steps[k].source].shape)
+        joins = k - i <= 1 or self.on("fuse-pointwise-run")  # without it the last pointwise step joins, no other
+        if self.on("partial-sums-loss") and joins and k < len(steps) and steps[k].kind == "all":
+            return self.take("loss", i, k + 1, k + 1, steps[k].values[steps[k].source].shape)
 
     def norm(self, i, bias_of=None):
         """A normalisation over groups of channels, with the pointwise steps that follow."""
         step = self.steps[i]
-        if step.kind != "norm" or step.op == "batch" or not self.on("one-program-per-group"):
-            return None
-        return self.take_with_followers("norm", i, "fuse-neighbours-into-row", bias_of)
+        if step.kind == "norm" and step.op != "batch" and self.on("one-program-per-group"):
+            return self.take_with_followers("norm", i, "fuse-neighbours-into-row", bias_of)
 
     def statistics(self, i):
         """Batch norm, or layer norm of few long rows: mean and variance by torch, the rest in a pointwise kernel."""
         step = self.steps[i]
         if step.op not in ("batch", "layer_norm") or not self.on("statistics-then-pointwise"):
             return None
-        rank, (first, last) = len(step.shape), step.dims or (0, 0)
-        if step.op == "batch":
-            dims = written = [d for d in range(rank) if d != 1]
-        else:  # the layer knows how many they are: a model would have to count
-            dims, written = list(range(first, last + 1)), f"tuple(range(-len(self.{step.module}.normalized_shape), 0))"
+        dims = written = [d for d in range(len(step.shape)) if d != 1]
+        if step.op == "layer_norm":  # the layer knows how many they are: a model would have to count
+            dims = list(range(step.dims[0], step.dims[1] + 1))
+            written = f"tuple(range(-len(self.{step.module}.normalized_shape), 0))"
         names = ("mu", "var") if not {"mu", "var"} & self.variables else ("mu2", "var2")
-        values = dict(step.values, **{n: step.values[step.source].mean(dims, keepdim=True) for n in names})
         call = f"torch.var_mean({step.source}, dim={written}, correction=0, keepdim=True)"
         self.forward.append(f"{names[1]}, {names[0]} = {call}")
-        self.steps[i] = replace(step, kind="norm", dims=dims, statistics=names, values=values)
+        self.steps[i] = replace(step, kind="norm", dims=dims, statistics=names)
         j = self.take_with_followers("fused", i, "fuse-pointwise-run")
         if j is None:
             self.forward.pop()
@@ -279,9 +252,8 @@ class _Renderer:
 
     def matmul(self, i):
         """A product of matrices, with its bias and the pointwise steps that follow as the epilogue."""
-        if self.steps[i].kind != "matmul" or not self.on("tile-matmul-tf32x3"):
-            return None
-        return self.take_with_followers("matmul", i, "fuse-pointwise-run")
+        if self.steps[i].kind == "matmul" and self.on("tile-matmul-tf32x3"):
+            return self.take_with_followers("matmul", i, "fuse-pointwise-run")
 
     def window(self, i):
         """A pooling or depthwise convolution, where there is nothing else for a kernel: torch's are hard to beat."""
@@ -296,39 +268,31 @@ class _Renderer:
         if step.kind == "statement":
             self.forward.append(step.text)
             return i + 1
-        last = self.pays_channels_last(i)
-        self.lies(step.target, last)
+        last = self.channels_last[step.target] = self.pays_channels_last(i)
         if self.on("fold-convolution-bias") and _convolution(step) and step.layer.bias is not None \
                 and self.only_next_reads(i):
+            written = len(self.forward)
             self.forward.append(self.convolution(step, "None", last))
             if j := self.folded(i):
                 return j
-            self.forward.pop()
+            del self.forward[written:]
         as_it_is = f"{step.target} = {step.text}"
         self.forward.append(self.convolution(step, f"self.{step.module}.bias", last) if last else as_it_is)
         return i + 1
 
     def folded(self, i):
         """Go on after a convolution without its bias: the next kernel adds it, after a pooling, too, which lets it
-        through; where each channel is normalised by itself it makes no difference. Returns as kinds of kernels do.
+        through; where each channel is normalised by itself it makes no difference. Returns the step that comes after
+        what was taken over; nothing if the bias has to stay.
         """
-        step, then = self.steps[i], self.steps[i + 1]
+        step, then, i = self.steps[i], self.steps[i + 1], i + 1
         if then.kind == "norm" and then.op != "group":
-            return i + 1
-        if not _lets_bias_through(then.layer):
-            return self.with_bias(i + 1, step)
-        if not self.only_next_reads(i + 1):
-            return None
-        self.forward.append(f"{then.target} = {then.text}")
-        j = self.with_bias(i + 2, replace(step, target=then.target, shape=then.shape))
-        if j is None:
-            self.forward.pop()
-        return j
-
-    def with_bias(self, i, step):
-        """A kernel that begins with the bias of a convolution, `step`."""
+            return i
+        if _lets_bias_through(then.layer) and self.only_next_reads(i):
+            self.forward.append(f"{then.target} = {then.text}")
+            step, i = replace(step, target=then.target, shape=then.shape), i + 1
         fits = self.steps[i].shape == step.shape
-        return self.rows(i, step) or fits and (self.norm(i, step) or self.fused(i, step)) or None
+        return self.rows(i, step) or fits and (self.norm(i, step) or self.fused(i, step))
 
     def only_next_reads(self, i) -> bool:
         """Whether nothing but the next step reads what step i assigns."""
@@ -349,12 +313,11 @@ class _Renderer:
     def convolution(self, step, bias, channels_last) -> str:
         """A convolution's line as a function's call, with this bias, and from channels-last memory to such memory."""
         layer, (transposed, rank) = f"self.{step.module}", _convolution(step).groups()
-        function, options = "conv", "stride padding dilation groups"
+        source, function, options = step.source, "conv", "stride padding dilation groups"
         if transposed:
             function, options = "conv_transpose", "stride padding output_padding groups dilation"
-        source, memory = step.source, "torch.channels_last" + "_3d" * (rank == "3")
         if channels_last:
-            source = f"{source}.contiguous(memory_format={memory})"
+            source += f".contiguous(memory_format=torch.channels_last{'_3d' * (rank == '3')})"
         passed = ", ".join(f"{layer}.{option}" for option in options.split())
         return f"{step.target} = F.{function}{rank}d({source}, {layer}.weight, {bias}, {passed})"
 
@@ -367,10 +330,9 @@ def _convolution(step):
 
 def _lets_bias_through(layer) -> bool:
     """Whether a layer is a pooling of which it is the same to add a number before or after."""
-    usual = {"ceil_mode": False, "return_indices": False, "divisor_override": None}
     kind = re.fullmatch(r"(Adaptive)?(Max|Avg)Pool[123]d", type(layer).__name__)
     unpadded = kind and (kind[2] == "Max" or getattr(layer, "padding", 0) in (0, (0,), (0, 0), (0, 0, 0)))
-    return bool(unpadded and all(getattr(layer, name, value) == value for name, value in usual.items()))
+    return bool(unpadded) and not unusual(layer, {"stride", "padding", "dilation", "count_include_pad"})
 
 
 def render(parsed, techniques) -> Solution | None:

@@ -13,7 +13,7 @@ vary widely.
 
 import argparse
 import itertools
-from dataclasses import dataclass
+from collections import namedtuple
 from pathlib import Path
 
 from tqdm import tqdm
@@ -86,8 +86,7 @@ class Problem(Chain):
         if self.clutter and self.chance(0.07):  # as many channels out as in
             i = o = self.arg("channels features planes dim", n_out)
         elif self.clutter and self.chance(0.07):  # sizes as literals
-            i, o = self.const("in_channels channels", n_in), str(n_out)
-            self.inside(i)
+            i, o = self.arg("in_channels channels", n_in), str(n_out)
         else:
             i = self.arg("in_channels in_channels in_ch c_in", n_in)
             o = self.arg("out_channels out_channels out_ch c_out", n_out)
@@ -200,8 +199,7 @@ class Problem(Chain):
         self.plain_input(self.pick(2, 2, 3))
         target = self.tensor_input([name for name, _ in self.shape], "torch.rand")
         self.steps(self.r.randint(0, 2), opaque=False)
-        x = self.x
-        at_once = self.chance(0.7)
+        x, at_once = self.x, self.chance(0.7)
         expression = self.pick(
             f"torch.mean(({x} - {target}) ** 2)", f"F.mse_loss({x}, {target})",
             f"torch.mean(torch.abs({x} - {target}))", f"F.l1_loss({x}, {target})", f"F.smooth_l1_loss({x}, {target})",
@@ -304,19 +302,12 @@ class Problem(Chain):
 
 # Family (of a Task) -> how often it is drawn, and its method.
 FAMILIES = {"pointwise": (14, Problem.pointwise), "linear": (20, Problem.linear_chain),
-            "convolution": (28, Problem.convolution_chain), "row": (18, Problem.row),
-            "reduction": (8, Problem.reduced), "loss": (7, Problem.loss), "diagonal": (5, Problem.diagonal),
-            "network": (7, Problem.network)}
+            "convolution": (28, Problem.convolution_chain), "row": (18, Problem.row), "reduction": (8, Problem.reduced),
+            "loss": (7, Problem.loss), "diagonal": (5, Problem.diagonal), "network": (7, Problem.network)}
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """What problems are drawn from."""
-
-    draft: type  # the kind of Problem
-    families: dict  # as FAMILIES
-
-
+# What problems are drawn from: draft, the kind of Problem, and families, as FAMILIES.
+Distribution = namedtuple("Distribution", "draft families")
 NARROW = Distribution(Problem, FAMILIES)  # what checkpoints/tiny was trained on; networks.WIDE has more
 
 

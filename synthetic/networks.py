@@ -121,15 +121,14 @@ class Wide(UserProblem):
         if kind == "loss":
             return self.library_loss(alone=True)
         {"layer": self.layer_with_arguments, "call": lambda: self.formulas(alone=True), "along": self.along_a_dimension,
-         "product": lambda: self.product(following=0), "layer norm": self.layer_norm}[kind]()
+         "product": lambda: self.product(alone=True), "layer norm": self.layer_norm}[kind]()
         if "Conv" in str(self.init) or self.chance(0.5):
             self.pick(self.activation, self.scale, *[self.rearranged] * 3)()
 
     def along_a_dimension(self):
         """A reduction, a norm, a softmax or a scan: x = torch.logsumexp(x, dim=1)"""
         self.plain_input(self.pick(2, 3, 4))
-        d = self.dimension("0", "1", "-1")
-        self.line(*_ALONG, *_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
+        self.line(*_ALONG, *_REDUCED, d=self.dimension("0", "1", "-1"), keep=self.pick("", ", keepdim=True"))
 
     def layer_norm(self):
         """Over one dimension or several, whose sizes the constructor gets in a tuple.
@@ -184,7 +183,7 @@ class Wide(UserProblem):
         self.tensor_input(dims)
         self.apply(f"layer op conv{n}d module pool", f"{layer.format(n=n)}({', '.join(values)})")
 
-    def product(self, following=None):
+    def product(self, alone=False):
         """A product of two inputs in one of its arrangements, and a step or two that a kernel can do in its epilogue.
 
             x = torch.matmul(x, labels.T)
@@ -200,7 +199,7 @@ class Wide(UserProblem):
         other = self.tensor_input([sizes[name][0] for name in second.split()], "torch.randn")
         self.shape = [sizes[name] for name in result.split()]
         self.line(*spellings, y=other)
-        for _ in range(self.pick(1, 1, 2, 3) if following is None else following):
+        for _ in range(0 if alone else self.pick(1, 1, 2, 3)):
             self.pick(self.formula, lambda: self.steps(1), self.scale, self.rearranged)()
 
     def any_dimension(self):
@@ -309,8 +308,7 @@ class Wide(UserProblem):
         """Of a matrix over its features: x = self.pool(x.unsqueeze(1)).squeeze(1)"""
         if len(self.shape) > 2:
             return super().pooling()
-        layer = f"nn.{self.pick('Max', 'Avg')}Pool1d({self.pick(2, 4)})"
-        pool = self.attribute("pool max_pool avg_pool", layer)
+        pool = self.attribute("pool max_pool avg_pool", f"nn.{self.pick('Max', 'Avg')}Pool1d({self.pick(2, 4)})")
         self.line(f"{pool}({{x}}.unsqueeze(1)).squeeze(1)")
         self.shape[1], self.saved = ("1", 1), None  # no longer known by name
 
@@ -350,22 +348,19 @@ class Wide(UserProblem):
         inner = ", ".join(layers)
         if self.chance(0.5):  # a layer to a line
             inner = "".join(f"\n            {layer}," for layer in layers) + "\n        "
-        net = self.attribute("net layers features body model", f"nn.Sequential({inner})")
-        self.line(f"{net}({{x}})")
+        self.apply("net layers features body model", f"Sequential({inner})")
         self.steps(self.pick(0, 1), opaque=False)
         if self.chance(0.3):
             self.formula()
 
     def block(self, build):
         """A class of its own, whose forward `build(draft)` drafts; this draft goes on with a layer of it."""
-        # The block is a draft of its own, which starts with this one's shape and names, and gives back what it adds.
+        # The block is a draft of its own, which shares this one's names and constants and starts with its shape.
         inner = type(self)(self.r.random(), self.clutter)
-        inner.used, inner.shape, inner.x, inner.dims = self.used, list(self.shape), "x", self.dims
+        inner.used, inner.consts, inner.shape, inner.dims, inner.x = self.used, self.consts, self.shape, self.dims, "x"
         build(inner)
         inner.nest()
-        self.used, self.shape = inner.used, inner.shape
         # What its constructor needs is passed on: an argument of the block is one of the model, too.
-        self.consts += inner.consts
         self.args += [arg for arg in inner.args if arg[0] not in [name for name, _, _ in self.args]]
         inner.inputs = [("x", "")]
         name = self.pick("Block", "ResidualBlock", "Layer", "Gate", "Branch", "Unit", "Mixer", "FeedForward")

@@ -65,34 +65,24 @@ POINTWISE = {
                     ("1.0",)),
     "clamp": Operator(("tl.minimum(tl.maximum({x}, {a}), {b})",), (), "Hardtanh()", ("min_val", "max_val"),
                       ("-1.0", "1.0")),
-    "clamp_min": Operator(("tl.maximum({x}, {a})",)),
-    "clamp_max": Operator(("tl.minimum({x}, {a})",)),
-    "log": Operator(("tl.log({x})",)),
-    "cos": Operator(("tl.cos({x})",)),
-    "sqrt": Operator(("tl.sqrt({x})",)),
-    "rsqrt": Operator(("1.0 / tl.sqrt({x})",)),
-    "exp2": Operator(("tl.exp2({x})",)),
-    "expm1": Operator(("tl.exp({x}) - 1.0",)),
-    "log1p": Operator(("tl.log(1.0 + {x})",)),
-    "erf": Operator(("tl.erf({x})",)),
-    "reciprocal": Operator(("1.0 / {x}",)),
     "celu": Operator(("tl.where({x} > 0.0, {x}, {a} * (tl.exp(tl.minimum({x}, 0.0) / {a}) - 1.0))",), (), "CELU()",
                      ("alpha",), ("1.0",)),
     "softshrink": Operator(("{x} - tl.minimum(tl.maximum({x}, -{a}), {a})",), (), "Softshrink()", ("lambd",), ("0.5",)),
     "hardshrink": Operator(("tl.where(tl.abs({x}) > {a}, {x}, 0.0)",), (), "Hardshrink()", ("lambd",), ("0.5",)),
-    "threshold": Operator(("tl.where({x} > {a}, {x}, {b})",)),
-    "logaddexp": Operator(("tl.maximum({x}, {a}) + tl.log(1.0 + tl.exp(-tl.abs({x} - {a})))",)),
-    "lerp": Operator(("{x} + {b} * ({a} - {x})",)),
-    "addcmul": Operator(("{x} + {a} * {b}",)),
-    "identity": Operator(("{x}",)),  # a dropout that drops nothing
-    "where": Operator(("tl.where({x}, {a}, {b})",)),
-    "masked_fill": Operator(("tl.where({a}, {b}, {x})",)),
-    "maximum": Operator(("tl.maximum({x}, {a})",)),
-    "minimum": Operator(("tl.minimum({x}, {a})",)),
     "smooth_l1_loss": Operator(("d = tl.abs({x} - {a})", "tl.where(d < 1.0, 0.5 * d * d, d - 0.5)")),
-    "binary_cross_entropy_with_logits": Operator(
-        ("tl.maximum({x}, 0.0) - {x} * {a} + tl.log(1.0 + tl.exp(-tl.abs({x})))",)),
 }
+# More that are never drawn from here: formulas of one line, which need nothing else.
+_FORMULAS = {
+    "maximum": "tl.maximum({x}, {a})", "minimum": "tl.minimum({x}, {a})",
+    "clamp_min": "tl.maximum({x}, {a})", "clamp_max": "tl.minimum({x}, {a})",
+    "sqrt": "tl.sqrt({x})", "rsqrt": "1.0 / tl.sqrt({x})", "reciprocal": "1.0 / {x}",
+    "log": "tl.log({x})", "log1p": "tl.log(1.0 + {x})", "exp2": "tl.exp2({x})", "expm1": "tl.exp({x}) - 1.0",
+    "cos": "tl.cos({x})", "erf": "tl.erf({x})", "identity": "{x}",  # a dropout that drops nothing
+    "lerp": "{x} + {b} * ({a} - {x})", "addcmul": "{x} + {a} * {b}", "threshold": "tl.where({x} > {a}, {x}, {b})",
+    "where": "tl.where({x}, {a}, {b})", "masked_fill": "tl.where({a}, {b}, {x})",
+    "logaddexp": "tl.maximum({x}, {a}) + tl.log(1.0 + tl.exp(-tl.abs({x} - {a})))",
+    "binary_cross_entropy_with_logits": "tl.maximum({x}, 0.0) - {x} * {a} + tl.log(1.0 + tl.exp(-tl.abs({x})))"}
+POINTWISE |= {name: Operator((formula,)) for name, formula in _FORMULAS.items()}
 # Other names of functions; and functions that do what an operator of Python does.
 ALIASES = {"hardtanh": "clamp", "clip": "clamp", "negative": "neg", "multiply": "mul", "subtract": "sub",
            "divide": "div", "vector_norm": "norm"}
@@ -216,10 +206,9 @@ _DEVIATION = SpelledOut(f"torch.sqrt({_VARIANCE.expression})", 1, _VARIANCE.opti
 _SIMILARITY = SpelledOut("torch.sum({0} * {1}, dim={dim}) / (torch.norm({0}, dim={dim}) * torch.norm({1}, dim={dim}))"
                          ".clamp(min=1e-08)", options={"dim": "1"})
 SPELLED_OUT = {"mse_loss": _SQUARED, "MSELoss": _SQUARED, "l1_loss": _ABSOLUTE, "L1Loss": _ABSOLUTE,
-               "smooth_l1_loss": _HUBER, "huber_loss": _HUBER, "HuberLoss": _HUBER,
-               "SmoothL1Loss": _HUBER, "binary_cross_entropy_with_logits": _LOGITS,
-               "cross_entropy": _CROSS_ENTROPY, "CrossEntropyLoss": _CROSS_ENTROPY, "kl_div": _DIVERGENCE,
-               "triplet_margin_loss": _TRIPLET, "TripletMarginLoss": _TRIPLET, "cosine_similarity": _SIMILARITY,
-               "var": _VARIANCE, "std": _DEVIATION, "inner": SpelledOut("torch.matmul({0}, {1}.t())"),
-               "linear": SpelledOut("torch.matmul({0}, {1}.t())"),
+               "smooth_l1_loss": _HUBER, "SmoothL1Loss": _HUBER, "huber_loss": _HUBER, "HuberLoss": _HUBER,
+               "binary_cross_entropy_with_logits": _LOGITS, "kl_div": _DIVERGENCE, "cosine_similarity": _SIMILARITY,
+               "cross_entropy": _CROSS_ENTROPY, "CrossEntropyLoss": _CROSS_ENTROPY,
+               "triplet_margin_loss": _TRIPLET, "TripletMarginLoss": _TRIPLET, "var": _VARIANCE, "std": _DEVIATION,
+               "inner": SpelledOut("torch.matmul({0}, {1}.t())"), "linear": SpelledOut("torch.matmul({0}, {1}.t())"),
                "softmin": SpelledOut("torch.softmax(-{0}, dim={dim})", 1, {"dim": ""})}

@@ -182,7 +182,6 @@ class Reader:
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             owner = self.resolve(node.value)
             return owner[node.slice.value] if isinstance(owner, (nn.Sequential, nn.ModuleList, nn.ModuleDict)) else None
-        return None
 
     def hoist(self, root, target):
         """Give every non-pointwise call inside an expression a statement of its own; returns what is left of it."""
@@ -234,18 +233,15 @@ class Reader:
                 called = ast.Subscript(node.func, ast.Constant(i), ast.Load())
                 inner = self.spelled_out(ast.Call(called, [inner], []))
             return inner
-        name = type(layer).__name__ if isinstance(layer, nn.Module) else getattr(node.func, "attr", "")
+        is_layer = isinstance(layer, nn.Module)
+        name = type(layer).__name__ if is_layer else getattr(node.func, "attr", "")
         if name == "einsum" and len(node.args) == 3 and isinstance(node.args[0], ast.Constant):
             a, b, out = re.split(",|->", node.args[0].value.replace(" ", "") + "->")[:3]
             if b[:-2] in ("", a[:-2]) and a[-1] == b[-2] and out == a[:-1] + b[-1]:
                 return ast.BinOp(node.args[1], ast.MatMult(), node.args[2])
         row = SPELLED_OUT.get(name)
-        if row is None:
-            return node
-        if isinstance(layer, nn.Module):
-            if unusual(layer, {*row.options, "reduction", "size_average", "reduce"}):
-                return node
-        elif self.resolve(node.func.value) not in (torch, F):
+        if row is None or not is_layer and self.resolve(node.func.value) not in (torch, F) \
+                or is_layer and unusual(layer, {*row.options, "reduction", "size_average", "reduce"}):
             return node
         given = {k.arg: ast.unparse(k.value) for k in node.keywords}
         reduction = given.pop("reduction", f"'{getattr(layer, 'reduction', 'mean')}'")
@@ -256,7 +252,7 @@ class Reader:
                 or not all((row.options | given).values()) \
                 or any(isinstance(k.value, (ast.Tuple, ast.List)) for k in node.keywords):  # several dimensions
             return node
-        if isinstance(layer, nn.Module):
+        if is_layer:
             given = {option: f"{ast.unparse(node.func)}.{option}" for option in row.options}
         variables = [argument.id if isinstance(argument, ast.Name) else self.assign(self.fresh(), argument)
                      for argument in node.args]  # each may stand several times
@@ -325,8 +321,7 @@ class Reader:
         if not isinstance(value, torch.Tensor):
             return step
         step.source = source.id
-        norm = re.fullmatch(r"(Group|Instance|Batch)Norm[123]?d?", name)
-        if norm:
+        if norm := re.fullmatch(r"(Group|Instance|Batch)Norm[123]?d?", name):
             batch = norm[1] == "Batch" and call.module.training
             if value.dim() > 2 and not getattr(call.module, "track_running_stats", False) or batch:
                 step.kind, step.op = "norm", norm[1].lower()

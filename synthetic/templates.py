@@ -19,7 +19,7 @@ from collections import namedtuple
 
 # In the templates: {names} are the tensors and numbers that the launching function gets, {main} the first of those
 # tensors that the kernel walks, {extra} and {sizes} further integers outside and inside the kernel, {steps} the loads
-# and the translated operators.
+# and the translated operators, {groups} what norm's function gets besides, {block} how many elements are read at once.
 _ELEMENTS = """def {name}({names}):
     {contiguous}
     n = {main}.numel()
@@ -33,32 +33,24 @@ def {name}_kernel({parameters}, dst_ptr, n{sizes}, BLOCK: tl.constexpr):
     mask = idx < n
     {steps}
     {store}"""
-_ROW = """def {name}({names}):
+# The beginning that row and norm share: {cols} elements for each program, which are neighbours in memory.
+_NEIGHBOURS = """def {name}({names}{groups}):
     {contiguous}
     cols = {cols}
     dst = {out}
-    {name}_kernel[({main}.numel() // cols,)]({names}, dst, cols{extra}, BLOCK=triton.next_power_of_2(cols))
+    {name}_kernel[({main}.numel() // cols,)]({names}, dst, cols{extra}, BLOCK={block})
     return dst
 
 @triton.jit
 def {name}_kernel({parameters}, dst_ptr, cols{sizes}, BLOCK: tl.constexpr):
     start = tl.program_id(0) * cols
-    offs = tl.arange(0, BLOCK)
+"""
+_ROW = _NEIGHBOURS + """    offs = tl.arange(0, BLOCK)
     mask = offs < cols
     idx = start + offs
     {steps}
     {store}"""
-_NORM = """def {name}({names}, groups):
-    {contiguous}
-    cols = {main}[0].numel() // groups
-    dst = torch.empty_like({main})
-    {name}_kernel[({main}.numel() // cols,)]({names}, dst, cols{extra}, BLOCK=1024)
-    return dst
-
-@triton.jit
-def {name}_kernel({parameters}, dst_ptr, cols{sizes}, BLOCK: tl.constexpr):
-    start = tl.program_id(0) * cols
-    total = tl.zeros((BLOCK,), tl.float32)
+_NORM = _NEIGHBOURS + """    total = tl.zeros((BLOCK,), tl.float32)
     square = tl.zeros((BLOCK,), tl.float32)
     for i in range(0, cols, BLOCK):
         offs = i + tl.arange(0, BLOCK)

@@ -1,5 +1,6 @@
 """The tiny model of checkpoints/tiny: its tokenizer, its random weights, and what the cold start taught it."""
 
+import itertools
 import random
 from collections import Counter
 
@@ -82,10 +83,9 @@ def random_qwen3(vocab_size, hidden_size=256, intermediate_size=896, num_hidden_
 
 
 # A ladder of sizes, in millions of parameters: 6, 26, 84.
-SHAPES = {"tiny": {}, "small": {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8,
-                                "num_attention_heads": 8, "num_key_value_heads": 4},
-          "base": {"hidden_size": 768, "intermediate_size": 2304, "num_hidden_layers": 12, "num_attention_heads": 12,
-                   "num_key_value_heads": 4}}
+_SHAPE = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
+SHAPES = {"tiny": {}, "small": dict(zip(_SHAPE, (512, 1536, 8, 8, 4))),
+          "base": dict(zip(_SHAPE, (768, 2304, 12, 12, 4)))}
 
 
 def tiny_model(tokenizer, size="tiny"):
@@ -103,11 +103,9 @@ FIELDS = {"name", "description", "scope", "tags", "content"}  # of a proposed sk
 
 def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
     """Greedy first turns on that many held-out problems, and the formats of the tool calls. Shares are in percent."""
-    writer, rng, found = Writer(None), random.Random(f"evaluate {seed}"), []
-    while len(found) < problems:
-        pair = writer.task(seed)
-        found += [pair] if pair else []
-        seed += 1
+    writer, rng = Writer(None), random.Random(f"evaluate {seed}")
+    fit = filter(None, map(writer.task, itertools.count(seed)))
+    found = list(itertools.islice(fit, problems))
     tasks = [task for task, _ in found]
     library = SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY])
     # the matching skill: one technique for each problem, applicable to it, drawn at random

@@ -25,10 +25,9 @@ _UNUSED_LAYERS = ["Conv2d({a}, {b}, {k})", "Conv1d({a}, {b}, kernel_size={k})", 
                   "Conv3d({a}, {b}, ({k}, {k}, {k}), stride=1, padding=1, dilation=1, groups=1, bias=False)",
                   "ZeroPad2d({k})", "Parameter(torch.zeros({a}, {b}))", "Parameter(torch.randn({a}, 1) * 0.02)",
                   "Parameter(torch.ones({b}))"]
-_ARGUMENTS = {"Conv": ["in_channels", "out_channels", "kernel_size"], "Linear": ["in_features", "out_features"],
-              "Group": ["num_groups", "num_channels"], "Batch": ["num_features"], "Instance": ["num_features"],
-              "LayerNorm": ["normalized_shape"], "MaxPool": ["kernel_size"], "AvgPool": ["kernel_size"],
-              "LeakyReLU": ["negative_slope"]}
+_ARGUMENTS = {"Conv": "in_channels out_channels kernel_size", "Linear": "in_features out_features",
+              "Group": "num_groups num_channels", "LayerNorm": "normalized_shape", "LeakyReLU": "negative_slope",
+              "Batch": "num_features", "Instance": "num_features", "MaxPool": "kernel_size", "AvgPool": "kernel_size"}
 
 
 # What else stands in real docstrings.
@@ -181,7 +180,7 @@ def _clutter(d):
         d.init.insert(d.r.randint(0, len(d.init)), f"self.{d.name('state size config')} = {value}")
     for i, line in enumerate(d.init):  # keyword arguments in place of positional ones
         found = re.fullmatch(r"(self\.\w+ = nn\.(\w+)\()(.*)\)", line)
-        names = next((names for kind, names in _ARGUMENTS.items() if found and found[2].startswith(kind)), None)
+        names = next((names.split() for kind, names in _ARGUMENTS.items() if found and found[2].startswith(kind)), [])
         if names and d.chance(0.35) and "(" not in found[3] and "[" not in found[3]:
             first = d.r.choice([0, 0, len(names) - 1])
             values = [f"{names[j]}={v}" if first <= j < len(names) and "=" not in v else v

@@ -93,6 +93,7 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
           ("torch.relu(x.T @ y * 0.5)", "(64, 50)", "matmul("),
           ("torch.bmm(x, y.transpose(1, 2))", "(3, 64, 50)", "matmul("),
           ("x @ y.T * y.sum(1, keepdim=True)", "(64, 64)", "matmul("),  # a number for each of its rows
+          ("x.mean((2, 3)) * y[0, 0, 0, :6]", "(8, 6, 9, 9)", "row("),  # numbers of the rows: outside of its kernel
           ("x @ y.transpose(-2, -1) + 1", "(2, 3, 40, 32)", "matmul("),
           ("torch.einsum('ij,jk->ik', x, y)", "(64, 64)", "matmul("),
           ("F.cross_entropy(x, y.argmax(dim=1))", "(64, 128)", "row("),
@@ -188,7 +189,7 @@ def get_init_inputs():
 LAST = "F.conv_transpose2d(x.contiguous(memory_format=torch.channels_last), self.conv.weight, None"
 
 
-@pytest.mark.parametrize("layer, then, result, shown", [  # where a convolution's bias goes, and in which memory it works
+@pytest.mark.parametrize("layer, then, result, shown", [  # where its bias goes, and in which memory it works
     ("Conv2d(4, 8, 3)", "MaxPool2d(2, padding=1)", "self.then(x).tanh() * 2", "fused(x, self.conv.bias)"),
     ("Conv2d(4, 8, 3)", "AvgPool2d(3)", "self.then(x).tanh().sum(dim=(2, 3))", "row(x, self.conv.bias)"),
     ("Conv2d(4, 8, 3)", "AvgPool2d(3, padding=1)", "self.then(x).tanh() * 2", "x = self.conv(x)"),

@@ -116,13 +116,11 @@ def test_a_kernel_that_only_copies_is_no_decoy(sandbox):
     assert v.correct and v.coverage > 0.9, v
 
 
-@pytest.mark.parametrize("layer, shape", [("ConvTranspose2d(64, 64, 4, stride=2)", "(16, 64, 64, 64)"),
-                                          ("ConvTranspose3d(16, 32, 3, stride=2)", "(8, 16, 16, 32, 32)")])
-def test_a_convolution_in_channels_last_memory_is_quicker(sandbox, layer, shape):
+def test_a_transposed_convolution_is_quicker_in_channels_last_memory(sandbox):
     source = f"{IMPORTS}class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n" \
-        f"        self.conv = nn.{layer}\n\n    def forward(self, x):\n        x = self.conv(x)\n" \
-        f"        return torch.sigmoid(x) * 2.0\n\ndef get_inputs():\n    return [torch.randn{shape}]\n\n" \
-        "def get_init_inputs():\n    return []\n"
+        "        self.conv = nn.ConvTranspose3d(16, 32, 3, stride=2)\n\n    def forward(self, x):\n" \
+        "        x = self.conv(x)\n        return torch.sigmoid(x) * 2.0\n\ndef get_inputs():\n" \
+        "    return [torch.randn(8, 16, 16, 32, 32)]\n\ndef get_init_inputs():\n    return []\n"
     task = Task("convolution", 0, source)
     codes = [expert.render(expert.read(task), names).code
              for names in (expert.ALL, expert.ALL - {"channels-last-convolution"})]

@@ -49,7 +49,8 @@ _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch
              "F.threshold({x}, {c}, 0.0)", "torch.rsqrt({x}.abs() + {c})", "torch.pow({x}, 3)", "F.elu({x}, {c})",
              "({x} - {c}) * 2", "torch.log(torch.abs({x}) + {c})", "0.5 * ({x} + torch.tanh({x}))", "{x} * {c} ** -0.5",
              "torch.where({x}.abs() > {c}, {x}, torch.zeros_like({x}))", "torch.mul({x}, {c})", "torch.add({x}, {c})",
-             "torch.div({x}, {c})", "{c} * torch.tanh({x} / {c})", "({x} + {c}).abs().sqrt()", "{x} / math.sqrt({c})")
+             "torch.div({x}, {c})", "{c} * torch.tanh({x} / {c})", "({x} + {c}).abs().sqrt()", "{x} / math.sqrt({c})",
+             "F.softplus({x}, beta={c})", "torch.sign({x}) * torch.sqrt({x}.abs())", "F.elu({x}) ** 2", "3 * {x} - {c}")
 _PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})",
           "{x} * torch.sigmoid({y})", "torch.lerp({x}, {y}, 0.3)", "{c} * {x} + (1 - {c}) * {y}", "({x} - {y}).abs()",
           "{x}.masked_fill({y} > 0.5, 0.0)", "torch.logaddexp({x}, {y})", "torch.addcmul({x}, {y}, {y})",
@@ -273,7 +274,13 @@ class Wide(UserProblem):
                 self.pick(*[self.activation, self.scale, self.clamp, self.formula] * 2, lambda: self.line(*_UNFOLDED))()
             else:
                 self.pick(*[lambda: self.steps(1)] * 6, self.any_norm, self.any_norm, self.centred, self.pooling,
-                          self.reduction, self.formula, self.formula, *[self.reshaped] * 4)()
+                          self.reduction, self.formula, self.formula, self.gated, *[self.reshaped] * 4)()
+
+    def gated(self):
+        """A gate is kept beside what it is made of: gate = torch.sigmoid(x)  ...  x = gate * x + (1 - gate) * skip"""
+        gate = self.name("gate g mask weight")
+        self.forward.append(f"{gate} = {self.pick('torch.sigmoid', 'torch.tanh', 'F.softplus')}({self.x})")
+        self.line(*["{g} * {x} + (1 - {g}) * {s}"] if self.saved else ["{x} * {g}", "{g} * {x}"], g=gate, s=self.saved)
 
     def reshaped(self):
         """Another shape, something along any dimension but the first, or a call with two results.

@@ -84,9 +84,10 @@ class Kernel:
         """The expression that reads a tensor whose shape is self.shape, or 1 outside one block of dimensions."""
         shape, whole = self.walked(shape), self.walked(self.shape)
         rank, block = len(whole), [i for i, size in enumerate(shape) if size != 1]
+        # Of a tensor that has channels and more, but not all, the channels are not last in its own memory.
+        otherwise = self.channels_last and not full and len(block) > 1 and block[-1] == rank - 1
         if len(shape) > rank or any(shape[i] != whole[i] for i in block) \
-                or block and block[-1] - block[0] >= len(block) \
-                or self.channels_last and not full and len(block) > 1 and block[-1] == rank - 1:
+                or block and block[-1] - block[0] >= len(block) or otherwise:
             raise Unsupported
         masked = ", mask=mask" if self.kind in ("fused", "loss") else ", mask=mask, other=0.0"
         if full:
@@ -348,6 +349,7 @@ class Kernel:
         full = [o.name for o in operands if o.full]
         if not full and self.kind != "matmul":
             raise Unsupported
+        # A product may have no operand of its result's shape.
         main, moved = full[0] if full else "dst", ".movedim(1, -1)" if self.channels_last else ""
         final = step.source if step.kind == "all" else step.target
         extra = [f"{what}.numel()" if isinstance(what, str) else f"{main}[{', '.join(['0'] * (what + 1))}].numel()"

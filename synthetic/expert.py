@@ -305,10 +305,10 @@ class _Renderer:
         more than one dimension (others are rounded otherwise there), and pointwise steps, which can stay there, to the
         end of the function.
         """
-        layer, end = self.steps[i].layer, self.end_of_run(i + 1, self.pointwise)
-        return bool(self.on("channels-last-convolution") and (kind := _convolution(self.steps[i])) and kind[1]
-                    and kind[2] != "1" and layer.groups == 1 and max(layer.kernel_size) > 1
-                    and i + 1 < end == len(self.steps))
+        kind, layer = _convolution(self.steps[i]), self.steps[i].layer
+        return bool(self.on("channels-last-convolution") and kind and kind[1] and kind[2] != "1"
+                    and layer.groups == 1 and max(layer.kernel_size) > 1
+                    and i + 1 < self.end_of_run(i + 1, self.pointwise) == len(self.steps))
 
     def convolution(self, step, bias, channels_last) -> str:
         """A convolution's line as a function's call, with this bias, and from channels-last memory to such memory."""

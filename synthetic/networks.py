@@ -25,6 +25,7 @@ _PRODUCTS = [("m k", "k n", "m n", ("torch.matmul({x}, {y})", "{x} @ {y}", "torc
 _SIZES = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
           "k": ("K inner_dim depth", (32, 64, 128)), "n": ("N cols keys L", (64, 128, 256))}
 # Reductions and the like, along any dimension. {d} is the dimension, {keep} its ", keepdim=True" or nothing.
+# Of _ALONG the eight plainest are first.
 _REDUCED = ("torch.sum({x}, dim={d}{keep})", "torch.mean({x}, dim={d}{keep})", "{x}.amax(dim={d}{keep})",
             "torch.max({x}, dim={d}{keep})[0]", "torch.min({x}, dim={d}{keep}).values", "{x}.max({d})[0]",
             "torch.logsumexp({x}, dim={d}{keep})", "torch.norm({x}, dim={d}{keep})",

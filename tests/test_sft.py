@@ -520,17 +520,17 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     assert sum(p.stat().st_size for p in folder.iterdir()) <= 16e6
     model = Backbone.load(folder)
     seed, prompts, names = HELD_OUT, [], []
-    while len(prompts) < 12:
+    known = expert.ALL - {"channels-last-convolution", "fold-convolution-bias"}  # it has not been shown all of these
+    while len(prompts) < 6:
         found = writer.task(seed)
         seed += 1
-        known = expert.ALL - {"channels-last-convolution"}  # which it has not been shown
         name = found and next(iter(sorted(expert.applicable(found[1]) & known)), None)
         if name:
             prompts.append(model.chat_ids(policy_messages(found[0], [writer.skill(name, random.Random(seed))])))
             names.append(name)
     replies = model.sample(prompts, 700, temperature=0)
     shown = [name in expert.techniques_in(extract_code(r.text) or "") for name, r in zip(names, replies)]
-    assert sum(shown) >= 7
+    assert sum(shown) >= 4
 
 
 if __name__ == "__main__":

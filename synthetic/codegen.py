@@ -419,7 +419,7 @@ class Window:
         self.kind = "depthwise" if found[1] == "Conv" else found[1].lower()
 
     def text(self, name) -> str:
-        return TEMPLATES["pool"].format(name=name, pool=POOLS[self.kind])
+        return TEMPLATES["pool"].format(name=name, pool=POOLS[self.kind], step=self.last)
 
     def call(self) -> str:
         texts, layer = [self.last.source], self.last.layer

@@ -96,7 +96,8 @@ class UserProblem(Problem):
         """Now and then over all dimensions but the first, or followed by another step: torch.sum(x, dim=[1, 2, 3])"""
         if len(self.shape) > 3 and self.chance(0.3):
             dims = self.pick("[{}]", "({})").format(", ".join(map(str, range(1, len(self.shape)))))
-            self.line("torch.sum({x}, dim={d})", "torch.mean({x}, dim={d})", "torch.amax({x}, dim={d})", d=dims)
+            self.line("torch.sum({x}, dim={d})", "torch.mean({x}, dim={d}, keepdim=True)", "torch.amax({x}, dim={d})",
+                      "torch.sum({x}, dim={d}, keepdim=True)", d=dims)
             self.shape, self.saved = self.shape[:1], None
         else:
             super().reduction()

@@ -95,6 +95,8 @@ _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c},
            ("F.smooth_l1_loss({x}, {y}) * {c}", _NORMAL), ("F.l1_loss({x}, {y}, reduction='sum')", _NORMAL),
            ("torch.mean(torch.clamp({c} - {x} * {y}, min=0))", "torch.randint(0, 2, ({rows}, {width})) * 2.0 - 1"),
            ("torch.sum(torch.clamp({c} - {x} * {y}, min=0))", "torch.randint(0, 2, ({width},)) * 2.0 - 1"),
+           ("torch.mean(torch.abs({x} * {y} - {c}))", "torch.rand({width})"),
+           ("torch.mean(torch.clamp({x} - {c} * {y}, min=0))", "torch.randint(0, 2, ({width},)).float() * 2 - 1"),
            ("F.mse_loss({x}, {y}, reduction='sum')", _NORMAL),
            ("F.binary_cross_entropy_with_logits({x}, {y}, reduction='sum')", "torch.rand({rows}, {width})"))
 
@@ -122,10 +124,14 @@ class Wide(UserProblem):
         self.clutter = self.clutter and not self.formal
         if kind == "loss":
             return self.library_loss(alone=True)
-        {"layer": self.layer_with_arguments, "call": lambda: self.formulas(alone=True), "along": self.along_a_dimension,
-         "product": lambda: self.product(alone=True), "layer norm": self.layer_norm}[kind]()
-        if "Conv" in str(self.init) or self.chance(0.5):
-            self.pick(self.activation, self.scale, *[self.rearranged] * 3)()
+        torch_only = {"layer": self.layer_with_arguments, "call": lambda: self.formulas(alone=True),
+                      "along": self.along_a_dimension, "product": lambda: self.product(alone=True),
+                      "layer norm": self.layer_norm}[kind]()
+        if self.formal and not torch_only and self.chance(0.6):  # something before it: the operator is what is returned
+            x, before = self.inputs[0][0], self.pick("torch.flip({x}, [-1])", "{x}.roll(1, -1)")
+            self.forward.insert(0, f"{x} = {before.format(x=x)}")
+        elif torch_only or self.chance(0.5):
+            self.pick(self.activation, self.scale, *[self.rearranged] * (0 if torch_only else 3))()
 
     def along_a_dimension(self):
         """A reduction, a norm, a softmax or a scan: x = torch.logsumexp(x, dim=1)"""
@@ -149,6 +155,7 @@ class Wide(UserProblem):
 
     def layer_with_arguments(self):
         """A layer whose arguments are all the constructor's, the optional ones with the defaults that torch gives them.
+        Returns whether it is a convolution, of which the expert writes none but depthwise ones.
 
             def __init__(self, kernel_size: int, stride: int = 1, padding: int = 0):
             self.pool = nn.AvgPool2d(kernel_size=kernel_size, stride=stride, padding=padding)
@@ -184,6 +191,7 @@ class Wide(UserProblem):
         dims += [self.const(name, self.pick(*{1: (128, 200), 2: (16, 24, 31), 3: (8, 9, 10)}[n])) for name in names]
         self.tensor_input(dims)
         self.apply(f"layer op conv{n}d module pool", f"{layer.format(n=n)}({', '.join(values)})")
+        return "Conv" in layer and not depthwise
 
     def product(self, alone=False):
         """A product of two inputs in one of its arrangements, and a step or two that a kernel can do in its epilogue.
@@ -272,7 +280,8 @@ class Wide(UserProblem):
             self.save()
         for _ in range(self.pick(1, 2, 3, 4, 5)):
             if len(self.shape) < 2 or 1 in (self.shape[1][1], self.shape[-1][1]):  # after a reduction
-                self.pick(*[self.activation, self.scale, self.clamp, self.formula] * 2, lambda: self.line(*_UNFOLDED))()
+                self.pick(*[self.activation, self.scale, self.clamp, self.formula] * 2, lambda: self.line(*_UNFOLDED),
+                          lambda: self.line(*_REDUCED[:7], d="1", keep=", keepdim=True"))()
             else:
                 self.pick(*[lambda: self.steps(1)] * 6, self.any_norm, self.any_norm, self.centred, self.pooling,
                           self.reduction, self.formula, self.formula, self.gated, *[self.reshaped] * 4)()
@@ -483,4 +492,4 @@ class Wide(UserProblem):
 WIDE = Distribution(Wide, {
     **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
     "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "mixture": (60, Wide.mixture),
-    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (38, Wide.lone)})
+    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (46, Wide.lone)})

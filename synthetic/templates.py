@@ -10,7 +10,8 @@ Seven kinds of kernels. Six address memory by the flat offset `idx`, so one rule
     norm     one program for each normalisation group, in two sweeps (GroupNorm, InstanceNorm)
     matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile
              before it is stored
-    pool     one program for 256 elements of a pooling's or a depthwise convolution's output, which walk their windows
+    pool     one program for 512 elements of a channel of a pooling's or a depthwise convolution's output, which walk
+             their windows
 
 The last one (codegen.Window) stands alone, in 1 to 3 dimensions: what a tensor has fewer gets size 1, stride 1.
 """
@@ -90,8 +91,8 @@ _MATMUL = """def {name}({names}):
     {contiguous}
     k, n = {b}.shape[-2:]
     dst = {a}.new_empty(*{a}.shape[:-1], n)
-    {b} = {b}.reshape(-1, k, n)
-    {a} = {a}.reshape(len({b}), -1, k)
+    {b} = {b}.mT.contiguous().mT.reshape(-1, k, n)
+    {a} = {a}.contiguous().reshape(len({b}), -1, k)
     m = {a}.shape[1]
     grid = (triton.cdiv(n, 64), triton.cdiv(m, 128), len({b}))
     {name}_kernel[grid]({names}, dst, m, n, k, *{a}.stride(), *{b}.stride(){extra}, BM=128, BN=64, BK=32)
@@ -121,31 +122,34 @@ _POOL = """def {name}(x, {pool.given}*options):
            for n, k, s, p, r in zip(x.shape[2:], kernel_size, stride, padding, dilation)]
     dst = x.new_empty(*x.shape[:2], *out)
     ones, zeros = (1,) * (3 - rank), (0,) * (3 - rank)
-    {name}_kernel[(triton.cdiv(dst.numel(), 256),)](
-        x.contiguous(), {pool.passed}dst, dst.numel(), *ones, *x.shape[2:], *ones, *kernel_size, *ones, *out,
-        *ones, *stride, *zeros, *padding, *ones, *dilation, BLOCK=256)
+    {name}_kernel[(len(x) * x.shape[1], triton.cdiv(dst[0, 0].numel(), 512))](
+        x.contiguous(), {pool.passed}dst, *ones, *x.shape[2:], *ones, *kernel_size, *ones, *out,
+        *ones, *stride, *zeros, *padding, *ones, *dilation, BLOCK=512)
     return dst
 
 @triton.jit
-def {name}_kernel(x_ptr, {pool.pointers}dst_ptr, n, depth, height, width, kd, kh, kw, od, oh, ow, sd, sh, sw,
+def {name}_kernel(x_ptr, {pool.pointers}dst_ptr, depth, height, width, kd, kh, kw, od, oh, ow, sd, sh, sw,
                 pd, ph, pw, rd, rh, rw, BLOCK: tl.constexpr):
-    point = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    z, y, x = point // (oh * ow) % od * sd - pd, point // ow % oh * sh - ph, point % ow * sw - pw
-    plane = point // (od * oh * ow)
+    plane, size = tl.program_id(0).to(tl.int64), od * oh * ow
+    point = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    z, y, x = point // (oh * ow) * sd - pd, point // ow % oh * sh - ph, point % ow * sw - pw
+    x_ptr += plane * depth * height * width
     acc = tl.full((BLOCK,), {pool.start}, tl.float32)
-    for i in range(kd * kh * kw):
-        u, v, w = z + i // (kh * kw) * rd, y + i // kw % kh * rh, x + i % kw * rw
-        inside = (point < n) & (u >= 0) & (u < depth) & (v >= 0) & (v < height) & (w >= 0) & (w < width)
-        source = ((plane.to(tl.int64) * depth + u) * height + v) * width + w
-        value = tl.load(x_ptr + source, mask=inside, other={pool.start})
-        acc = {pool.step}{pool.finish}
-    tl.store(dst_ptr + point, acc, mask=point < n)"""
+    # {step.target} = {step.text}
+    for i in range(kd):
+        for j in range(kh):
+            for k in range(kw):
+                u, v, w = z + i * rd, y + j * rh, x + k * rw
+                inside = (point < size) & (u >= 0) & (u < depth) & (v >= 0) & (v < height) & (w >= 0) & (w < width)
+                value = tl.load(x_ptr + (u * height + v) * width + w, mask=inside, other={pool.start})
+                acc = {pool.step}{pool.finish}
+    tl.store(dst_ptr + plane * size + point, acc, mask=point < size)"""
 # What the pool kernel is filled with: the first value, one step and what is done at the end; and for a depthwise
 # convolution what its function gets, hands on and its kernel gets.
 Pool = namedtuple("Pool", "start step finish given passed pointers", defaults=[""] * 4)
 POOLS = {"maxpool": Pool('float("-inf")', "tl.maximum(acc, value)"),
          "avgpool": Pool("0.0", "acc + value", "\n    acc = acc / (kd * kh * kw)"),
-         "depthwise": Pool("0.0", "acc + value * tl.load(weight_ptr + plane % channels * (kd * kh * kw) + i)",
+         "depthwise": Pool("0.0", "acc + value * tl.load(weight_ptr + ((plane % channels * kd + i) * kh + j) * kw + k)",
                            "\n    if bias_ptr is not None:\n        acc += tl.load(bias_ptr + plane % channels)",
                            "weight, bias, ", "weight, bias, len(weight), ", "weight_ptr, bias_ptr, channels, ")}
 TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEEP, "norm": _NORM, "matmul": _MATMUL,

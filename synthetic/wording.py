@@ -87,7 +87,7 @@ def write_problem(d) -> str:
                 for name, value in d.defaults]
     body = list(d.forward)
     if not body[-1].startswith("return"):
-        if d.chance(0.25) and " = " in body[-1]:
+        if d.chance(0.7 if d.formal else 0.25) and " = " in body[-1]:
             body[-1] = "return " + body[-1].split(" = ", 1)[1]
         else:
             body.append(f"return {d.x}")

@@ -10,7 +10,7 @@ Seven kinds of kernels. Six address memory by the flat offset `idx`, so one rule
     norm     one program for each normalisation group, in two sweeps (GroupNorm, InstanceNorm)
     matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile
              before it is stored
-    pool     one program for 512 elements of a channel of a pooling's or a depthwise convolution's output, which walk
+    pool     one program for 256 elements of a channel of a pooling's or a depthwise convolution's output, which walk
              their windows
 
 The last one (codegen.Window) stands alone, in 1 to 3 dimensions: what a tensor has fewer gets size 1, stride 1.
@@ -122,23 +122,23 @@ _POOL = """def {name}(x, {pool.given}*options):
            for n, k, s, p, r in zip(x.shape[2:], kernel_size, stride, padding, dilation)]
     dst = x.new_empty(*x.shape[:2], *out)
     ones, zeros = (1,) * (3 - rank), (0,) * (3 - rank)
-    {name}_kernel[(len(x) * x.shape[1], triton.cdiv(dst[0, 0].numel(), 512))](
+    {name}_kernel[(len(x) * x.shape[1], triton.cdiv(dst[0, 0].numel(), 256))](
         x.contiguous(), {pool.passed}dst, *ones, *x.shape[2:], *ones, *kernel_size, *ones, *out,
-        *ones, *stride, *zeros, *padding, *ones, *dilation, BLOCK=512)
+        *ones, *stride, *zeros, *padding, *ones, *dilation, BLOCK=256)
     return dst
 
 @triton.jit
-def {name}_kernel(x_ptr, {pool.pointers}dst_ptr, depth, height, width, kd, kh, kw, od, oh, ow, sd, sh, sw,
-                pd, ph, pw, rd, rh, rw, BLOCK: tl.constexpr):
+def {name}_kernel(x_ptr, {pool.pointers}dst_ptr, depth, height, width, kd: tl.constexpr, kh: tl.constexpr,
+                kw: tl.constexpr, od, oh, ow, sd, sh, sw, pd, ph, pw, rd, rh, rw, BLOCK: tl.constexpr):
     plane, size = tl.program_id(0).to(tl.int64), od * oh * ow
     point = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     z, y, x = point // (oh * ow) * sd - pd, point // ow % oh * sh - ph, point % ow * sw - pw
     x_ptr += plane * depth * height * width
     acc = tl.full((BLOCK,), {pool.start}, tl.float32)
     # {step.target} = {step.text}
-    for i in range(kd):
-        for j in range(kh):
-            for k in range(kw):
+    for i in tl.static_range(kd):
+        for j in tl.static_range(kh):
+            for k in tl.static_range(kw):
                 u, v, w = z + i * rd, y + j * rh, x + k * rw
                 inside = (point < size) & (u >= 0) & (u < depth) & (v >= 0) & (v < height) & (w >= 0) & (w < width)
                 value = tl.load(x_ptr + (u * height + v) * width + w, mask=inside, other={pool.start})

@@ -1,4 +1,4 @@
-"""What the expert's kernels are worth on a GPU, and why they are as they are: python results/expert_kernels.py [--out F]
+"""What the expert's kernels are worth on a GPU, and why they are as they are: python results/expert_kernels.py
 
     convolutions   cuDNN's by the memory of its input, which works in channels-last memory: contiguous tensors with and
                    without a bias, a channels-last input, one that is made so; the largest difference of the results

@@ -176,8 +176,6 @@ class Kernel:
         name, arguments, keywords = call.name, list(call.arguments), call.keywords
         if name in ARITHMETIC and not keywords:
             return self.expression(ast.BinOp(arguments[0], ARITHMETIC[name](), arguments[1]))
-        if name == "pow":
-            return self.power(arguments[0], arguments[1])
         if call.module is not None:
             further = [self.operand(f"self.{call.attribute}.{a}", None) for a in POINTWISE[name].attributes]
         else:
@@ -216,7 +214,6 @@ class Kernel:
                 self.lines.append(f"{step.source} = {self.variable(step.source)} * {self.variable(step.source)}")
             self.variable(step.source)  # the template adds it up
             return
-        kind = "diagonal" if step.op == "diagonal" else step.kind
         reduced = step.kind == "row" and ROWS[step.op].reduces
         reduced |= step.kind == "pointwise" and tuple(step.shape) != self.shape
         if self.kind == "sweep" and step.kind == "row":
@@ -225,7 +222,7 @@ class Kernel:
             # The comment, which stands in self.lines already, goes where the reduction will be written.
             self.sections.append(((ROWS[step.op], fields, [self.lines.pop()] + affine), "reduction"))
         else:
-            self.lines += getattr(self, f"{kind}_lines")(step)  # which may append helper lines before its own
+            self.lines += getattr(self, f"{step.kind}_lines")(step)  # which may append helper lines before its own
             added = list(self.operands.values())[operands:]
             if step.kind == "pointwise" and reduced and any("idx" in operand.load for operand in added):
                 raise Unsupported  # a tensor of the rows' numbers
@@ -233,9 +230,8 @@ class Kernel:
         self.local[step.target] = "row" if reduced else "vector"
 
     def pointwise_lines(self, step):
-        return [f"{step.target} = {self.expression(step.node)[0]}"]
-
-    def diagonal_lines(self, step):
+        if step.op != "diagonal":
+            return [f"{step.target} = {self.expression(step.node)[0]}"]
         vector = diagonal(self.parsed.reader.call(step.node).arguments[0])
         matrix = self.variable(step.source)
         shape = self.parsed.reader.evaluate(vector, step.values).shape
@@ -305,7 +301,7 @@ class Kernel:
             raise Unsupported  # elements have such a name, too, and would overwrite it for the next piece
         if self.local[final] == "row":
             return body + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {final}, mask=lane < inner)"]
-        return body + _loop(_needed(vector, [f"tl.store(dst_ptr + idx, {final}, mask=mask)"]))
+        return body + _loop(vector, [f"tl.store(dst_ptr + idx, {final}, mask=mask)"])
 
     def add_reduction(self, what, vector, body):
         """Extend `body` by a loop that reduces the row, and `vector` by the elements that are made from the result.
@@ -322,12 +318,11 @@ class Kernel:
             body.append(f"{name} = tl.full(({'1' if scan else 'BR'}, BI), {first}, {kind})")
         if sweep:
             body.append(comment)
-            body += _loop(_needed(vector, sweep))
+            body += _loop(vector, sweep)
         body += end
         if operator.value:
             vector += [] if sweep else [comment]
-            vector.append(f"{fields['t']} = {operator.value.format(**fields)}")
-            vector += affine
+            vector += [f"{fields['t']} = {operator.value.format(**fields)}", *affine]
         if scan:  # what the next piece goes on from
             carried = start[0].split(" = ")[0]
             last = f"tl.where(offs == i + BR - 1, {fields['t']}, 0.0)"
@@ -422,19 +417,14 @@ class Window:
         return TEMPLATES["pool"].format(name=name, pool=POOLS[self.kind], step=self.last)
 
     def call(self) -> str:
-        texts, layer = [self.last.source], self.last.layer
-        options = ["weight", "bias"] if self.kind == "depthwise" else []
-        for option in options + ["kernel_size", "stride", "padding", "dilation"]:
-            texts.append(f"self.{self.last.module}.{option}" if hasattr(layer, option) else "1")
-        return ", ".join(texts)
+        step = self.last
+        options = ["weight", "bias"] * (self.kind == "depthwise") + ["kernel_size", "stride", "padding", "dilation"]
+        passed = [f"self.{step.module}.{option}" if hasattr(step.layer, option) else "1" for option in options]
+        return ", ".join([step.source, *passed])
 
 
-def _loop(lines) -> list[str]:
-    return [PIECES + "".join(f"\n        {line}" for line in lines)]
-
-
-def _needed(lines, last) -> list[str]:
-    """Those of `lines` that the lines `last` need, directly or not, and `last`."""
+def _loop(lines, last) -> list[str]:
+    """A loop over the pieces of a row: those of `lines` that the lines `last` need, directly or not, and `last`."""
     wanted = {name for line in last for name in re.findall(r"[A-Za-z_]\w*", line)}
     kept, comment = [], False
     for line in reversed(lines):
@@ -446,4 +436,4 @@ def _needed(lines, last) -> list[str]:
             wanted = wanted - {target} | set(re.findall(r"[A-Za-z_]\w*", line.split(" = ", 1)[1]))
             kept.append(line)
             comment = True
-    return kept[::-1] + list(last)
+    return [PIECES + "".join(f"\n        {line}" for line in [*reversed(kept), *last])]

@@ -146,10 +146,9 @@ class Draft:
         self.dims = dims
         maker = maker or self.pick("torch.randn", "torch.rand", "torch.randn")
         name = self.input_name()
-        spread = ""
-        if self.clutter and maker == "torch.randn" and self.chance(0.12):
-            spread = self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3",
-                               " * (torch.rand(()) + 0.5)")
+        adjusted = self.clutter and maker == "torch.randn" and self.chance(0.12)
+        spread = self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3",
+                           " * (torch.rand(()) + 0.5)") if adjusted else ""
         self.inputs.append((name, f"{maker}({', '.join(dims)}){spread}"))
         return name
 

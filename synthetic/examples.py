@@ -315,8 +315,7 @@ def in_processes(function, items, size, processes, start, arguments, title) -> l
     No process outlives this call or, if that is killed, the caller.
     """
     chunks = [items[i:i + size] for i in range(0, len(items), size)]
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, spawn, _start, (start, *arguments)) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start, (start, *arguments)) as pool:
         try:
             parts = tqdm(pool.map(function, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
             return [result for part in parts for result in part]

@@ -56,8 +56,7 @@ class Problem(Chain):
         self.tensor_input([batch] + [name for name, _ in middle] + [i])
         self.shape = [(batch, 0)] + middle + [(o, n_out)]
         if self.chance(0.2):
-            spread = self.pick("", " * 0.1")
-            factor = self.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}){spread})")
+            factor = self.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}){self.pick('', ' * 0.1')})")
         elif self.chance(0.15):  # the second factor is an input, as in a plain matrix product
             self.drop_args(i, o)
             factor = self.tensor_input([i, o])
@@ -103,10 +102,9 @@ class Problem(Chain):
             k = "(" + ", ".join([k] * nd) + ")"
         self.tensor_input([batch, i] + extents)
         self.shape = [(batch, 0), (o, n_out)] + [("", 0)] * nd
-        names, kind = f"conv conv1 convolution conv{nd}d", "Conv"
         if transposed:
-            names, kind = "conv_transpose deconv up conv_t", "ConvTranspose"
-        self.apply(names, f"{kind}{nd}d({i}, {o}, {k}{options})")
+            return self.apply("conv_transpose deconv up conv_t", f"ConvTranspose{nd}d({i}, {o}, {k}{options})")
+        self.apply(f"conv conv1 convolution conv{nd}d", f"Conv{nd}d({i}, {o}, {k}{options})")
 
     def spatial_constants(self, nd) -> list[str]:
         """The spatial sizes of a convolution's input, on lines of their own or on one; returns their names."""

@@ -400,8 +400,7 @@ class Wide(UserProblem):
         d.saved = d.name("identity residual skip shortcut")
         d.forward.append(f"{d.saved} = {d.x}")
         for _ in range(self.pick(1, 2, 2)):
-            bias = self.pick("", ", bias=False")
-            d.apply("conv1 conv2 conv", f"Conv2d({channels}, {channels}, 3, padding=1{bias})")
+            d.apply("conv1 conv2 conv", f"Conv2d({channels}, {channels}, 3, padding=1{self.pick('', ', bias=False')})")
             if d.chance(0.7):
                 d.apply("bn1 bn2 norm", f"BatchNorm2d({channels})")
             d.activation()

@@ -86,7 +86,7 @@ POINTWISE |= {name: Operator((formula,)) for name, formula in _FORMULAS.items()}
 # Other names of functions; and functions that do what an operator of Python does.
 ALIASES = {"hardtanh": "clamp", "clip": "clamp", "negative": "neg", "multiply": "mul", "subtract": "sub",
            "divide": "div", "vector_norm": "norm"}
-ARITHMETIC = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div}
+ARITHMETIC = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div, "pow": ast.Pow}
 
 
 def unusual(layer, known) -> bool:

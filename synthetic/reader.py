@@ -9,6 +9,7 @@ import ast
 import contextlib
 import copy
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -64,11 +65,9 @@ def without_data():
         out = x.new_empty(*x.shape[:-1], directions * layer.hidden_size)
         return out, (hidden, hidden.clone()) if isinstance(layer, nn.LSTM) else hidden
 
-    with contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as patches, torch.device("meta"), torch.no_grad():
         for kind in (nn.RNN, nn.LSTM, nn.GRU):
-            stack.enter_context(mock.patch.object(kind, "forward", shapes))
-        stack.enter_context(torch.device("meta"))
-        stack.enter_context(torch.no_grad())
+            patches.enter_context(mock.patch.object(kind, "forward", shapes))
         yield
 
 
@@ -147,14 +146,14 @@ class Reader:
         for n in ast.walk(node):
             if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store) and n.id in space:
                 self.values[n.id] = space[n.id]
-        self.steps.append(Step("", text, "statement", node, reads=_names(node) & set(self.values), values=before))
+        self.steps.append(Step("", text, "statement", node, reads=self.values.keys() & _names(node), values=before))
 
     def assign(self, target, node) -> str:
         """Split an expression into steps, innermost first, and append them. Returns the target's name."""
         if not _contains(node, _WHOLE):
             node = self.hoist(copy.deepcopy(node), target)
         step = self.classify(target, node)
-        step.reads = _names(node) & set(self.values)
+        step.reads = self.values.keys() & _names(node)
         step.values = {name: value for name, value in self.values.items() if value is not None}
         value = self.values[target] = self.evaluate(node, step.values)
         step.shape = tuple(value.shape) if isinstance(value, torch.Tensor) else ()
@@ -188,7 +187,7 @@ class Reader:
 
         def named(node):  # turn a subexpression into a variable
             # `x = relu(conv(x))` may reuse x for the intermediate; `x = x + conv(x)` may not.
-            alone = _mentions(root, target) == _mentions(node, target)
+            alone = _names(root)[target] == _names(node)[target]
             name = self.assign(target if alone and not spelled_out else self.fresh(), node)
             return ast.Name(name, ast.Load())
 
@@ -301,7 +300,7 @@ class Reader:
         if name == "gelu" and "approximate" in keywords and ast.literal_eval(keywords["approximate"]) == "tanh":
             name = "gelu_tanh"
         reduced = name in ("smooth_l1_loss", "binary_cross_entropy_with_logits") and "reduction" not in keywords
-        return _Call(name, arguments, keywords, pointwise=not reduced and name in {*POINTWISE, *ARITHMETIC, "pow"})
+        return _Call(name, arguments, keywords, pointwise=not reduced and name in {*POINTWISE, *ARITHMETIC})
 
     def classify(self, target, node) -> Step:
         """The step that assigns an expression, without its shape."""
@@ -386,10 +385,6 @@ def _contains(node, kinds) -> bool:
     return any(isinstance(n, kinds) for n in ast.walk(node))
 
 
-def _names(node) -> set[str]:
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-
-
-def _mentions(node, name) -> int:
-    """How often a variable stands in an expression."""
-    return sum(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
+def _names(node) -> Counter:
+    """How often each name stands in an expression or a statement."""
+    return Counter(n.id for n in ast.walk(node) if isinstance(n, ast.Name))

@@ -14,7 +14,6 @@ from skills import SkillLibrary
 from summarizer import summary_messages
 from synthetic import expert
 from synthetic.examples import SEED_LIBRARY, Writer
-from synthetic.expert import ALL
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A small Qwen3 with a byte-level BPE of its own.
@@ -66,10 +65,8 @@ def wrap_tokenizer(text, template):
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer.from_str(text)
-    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    wrapped.chat_template = template
-    return wrapped
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), chat_template=template,
+                                   eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
 def random_qwen3(vocab_size, hidden_size=256, intermediate_size=896, num_hidden_layers=6, **more):
@@ -129,7 +126,7 @@ def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
                      backbone.SELECT_TOOL)
     calls = [backbone.extract_tool_call(reply, "select_skills") or {} for reply in selections]
     summaries = ask([summary_messages(task, [], (expert.render(parsed, set()).code, 1.0),
-                                      (expert.render(parsed, ALL).code, 2.5)) for task, parsed in found], 800,
+                                      (expert.render(parsed, expert.ALL).code, 2.5)) for task, parsed in found], 800,
                     backbone.UPDATE_TOOL)
     updates = [backbone.extract_tool_call(reply, "update_skill_library") or {} for reply in summaries]
 

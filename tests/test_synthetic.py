@@ -156,6 +156,8 @@ def test_a_plan_says_which_lines_each_kernel_takes_over():
     plan, _, code = policy_reply(solution.used, solution.code).partition("\n\n```python\n")
     assert code == solution.code + "```" and plan.split("\n")[1:] == [
         "matmul: x = torch.matmul(x, y); x = x * 0.5", "row: x = x.tanh(); x = torch.softmax(x, 1)"]
+    pooled = render(expert.follow(single("pooled", "nn.MaxPool2d(2)(x)", "(2, 8, 16, 16)")), ALL)
+    assert re.search(r"\nmaxpool: \w+ = self\.\w+\(x\)\n", policy_reply(pooled.used, pooled.code))
 
 
 def test_a_layer_norm_over_several_dimensions_reads_its_length_from_its_weight(box):

@@ -406,10 +406,11 @@ class Window:
 
     def __init__(self, step):
         layer, self.last, self.channels_last = step.layer, step, False
-        found = re.fullmatch(r"(Conv|MaxPool|AvgPool)[123]d", type(layer).__name__)
-        if not found or isinstance(layer.padding, str) or not step.source \
+        found = re.fullmatch(r"(Conv|MaxPool|AvgPool|LPPool)[123]d", type(layer).__name__)
+        if not found or isinstance(getattr(layer, "padding", 0), str) or layer.stride is None or not step.source \
                 or unusual(layer, {"stride", "padding", "dilation", "groups", "bias"}) \
-                or found[1] == "Conv" and not 1 < layer.groups == layer.in_channels == layer.out_channels:
+                or found[1] == "Conv" and not 1 < layer.groups == layer.in_channels == layer.out_channels \
+                or getattr(layer, "norm_type", 2) != 2:
             raise Unsupported
         self.kind = "depthwise" if found[1] == "Conv" else found[1].lower()
 
@@ -419,7 +420,8 @@ class Window:
     def call(self) -> str:
         step = self.last
         options = ["weight", "bias"] * (self.kind == "depthwise") + ["kernel_size", "stride", "padding", "dilation"]
-        passed = [f"self.{step.module}.{option}" if hasattr(step.layer, option) else "1" for option in options]
+        absent = {"padding": "0", "dilation": "1"}  # what layers without such an option do
+        passed = [f"self.{step.module}.{o}" if hasattr(step.layer, o) else absent[o] for o in options]
         return ", ".join([step.source, *passed])
 
 

@@ -60,15 +60,17 @@ _PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y}
 _LAYERS = {"MaxPool{n}d": "kernel_size stride padding dilation", "AvgPool{n}d": "kernel_size stride padding",
            "Conv{n}d": "in_channels out_channels kernel_size stride padding dilation groups bias",
            "ConvTranspose{n}d": "in_channels out_channels kernel_size stride padding output_padding groups bias",
-           "GroupNorm": "num_groups num_channels eps affine", "BatchNorm{n}d": "num_features eps momentum affine",
-           "InstanceNorm{n}d": "num_features eps affine", "CELU": "alpha", "ELU": "alpha", "Softshrink": "lambd",
-           "Hardshrink": "lambd", "LeakyReLU": "negative_slope", "Softmax": "dim"}
-_ARGUMENTS = {"kernel_size": ("", "1 2 3 3 4"), "stride": ("1", "1 2 2 3"), "padding": ("0", "0 1 1"),
-              "dilation": ("1", "1 2"), "dim": ("1", "0 -1"), "groups": ("1", "1 1 2"), "alpha": ("1.0", "0.5 1.5"),
-              "bias": ("False", "True False"), "in_channels": ("", "2 3 3 8 16"), "out_channels": ("", "8 16 24 32"),
-              "num_groups": ("", "1 2 4"), "num_channels": ("", "4 8 16"), "num_features": ("", "4 8 16"),
-              "eps": ("1e-5", "1e-3 1e-6"), "momentum": ("0.1", "0.1 0.01"), "affine": ("True", "True False"),
-              "output_padding": ("0", "0"), "lambd": ("0.5", "0.2 1.0"), "negative_slope": ("0.01", "0.1 0.2")}
+           "LPPool{n}d": "norm_type kernel_size stride", "GroupNorm": "num_groups num_channels eps affine",
+           "BatchNorm{n}d": "num_features eps momentum affine", "InstanceNorm{n}d": "num_features eps affine",
+           "CELU": "alpha", "ELU": "alpha", "LeakyReLU": "negative_slope", "Softmax": "dim",
+           "Softshrink": "lambd", "Hardshrink": "lambd"}
+_ARGUMENTS = {"kernel_size": ("", "1 2 3 3 4"), "norm_type": ("", "2"), "stride": ("1", "1 2 2 3"),
+              "padding": ("0", "0 1 1"), "dilation": ("1", "1 2"), "dim": ("1", "0 -1"), "groups": ("1", "1 1 2"),
+              "alpha": ("1.0", "0.5 1.5"), "bias": ("False", "True False"), "in_channels": ("", "2 3 3 8 16"),
+              "out_channels": ("", "8 16 24 32"), "num_groups": ("", "1 2 4"), "num_channels": ("", "4 8 16"),
+              "num_features": ("", "4 8 16"), "eps": ("1e-5", "1e-3 1e-6"), "momentum": ("0.1", "0.1 0.01"),
+              "affine": ("True", "True False"), "output_padding": ("0", "0"), "lambd": ("0.5", "0.2 1.0"),
+              "negative_slope": ("0.01", "0.1 0.2")}
 # Activations inside a sequence of layers.
 _ACTIVATIONS = ("nn.ReLU()", "nn.ReLU(inplace=True)", "nn.GELU()", "nn.SiLU()", "nn.Tanh()", "nn.LeakyReLU(0.1)",
                 "nn.Hardswish()")
@@ -96,7 +98,6 @@ _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c},
            ("torch.mean(torch.clamp({c} - {x} * {y}, min=0))", "torch.randint(0, 2, ({rows}, {width})) * 2.0 - 1"),
            ("torch.sum(torch.clamp({c} - {x} * {y}, min=0))", "torch.randint(0, 2, ({width},)) * 2.0 - 1"),
            ("torch.mean(torch.abs({x} * {y} - {c}))", "torch.rand({width})"),
-           ("torch.mean(torch.clamp({x} - {c} * {y}, min=0))", "torch.randint(0, 2, ({width},)).float() * 2 - 1"),
            ("F.mse_loss({x}, {y}, reduction='sum')", _NORMAL),
            ("F.binary_cross_entropy_with_logits({x}, {y}, reduction='sum')", "torch.rand({rows}, {width})"))
 
@@ -111,6 +112,9 @@ class Wide(UserProblem):
         """
         other = self.another_input() if of_two and len(self.inputs) == 1 else ""
         c = self.scalar("alpha scale c0", self.pick("0.5", "0.25", "1.5", "2.0"))
+        if self.formal and len(self.inputs) == 1 and self.chance(0.4):  # a number among the inputs of forward
+            c = self.name("s alpha scalar value")
+            self.inputs.append((c, self.pick("0.5", "2.5", "3.14")))
         self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
 
     def lone(self):
@@ -127,10 +131,10 @@ class Wide(UserProblem):
         torch_only = {"layer": self.layer_with_arguments, "call": lambda: self.formulas(alone=True),
                       "along": self.along_a_dimension, "product": lambda: self.product(alone=True),
                       "layer norm": self.layer_norm}[kind]()
-        if self.formal and not torch_only and self.chance(0.6):  # something before it: the operator is what is returned
+        if self.formal and not torch_only and self.chance(0.4):  # something before it: the operator is what is returned
             x, before = self.inputs[0][0], self.pick("torch.flip({x}, [-1])", "{x}.roll(1, -1)")
             self.forward.insert(0, f"{x} = {before.format(x=x)}")
-        elif torch_only or self.chance(0.5):
+        elif torch_only or self.chance(0.15 if self.formal else 0.5):
             self.pick(self.activation, self.scale, *[self.rearranged] * (0 if torch_only else 3))()
 
     def along_a_dimension(self):
@@ -160,7 +164,7 @@ class Wide(UserProblem):
             def __init__(self, kernel_size: int, stride: int = 1, padding: int = 0):
             self.pool = nn.AvgPool2d(kernel_size=kernel_size, stride=stride, padding=padding)
         """
-        layer = self.pick(*["Conv{n}d"] * 8, *list(_LAYERS)[:4] * 2, *_LAYERS)
+        layer = self.pick(*["Conv{n}d"] * 8, *list(_LAYERS)[:4] * 2, *["LPPool{n}d"] * 5, *_LAYERS)
         n, given = self.pick(1, 2, 2, 3), self.pick(0, 1, 2, 9)  # spatial dimensions; how many options are passed
         dims, values = [self.const("batch_size batch_size N", self.pick(4, 8)), ""], []
         depthwise, apart = layer == "Conv{n}d" and self.chance(0.5), n == 2 and self.chance(0.15)
@@ -232,7 +236,6 @@ class Wide(UserProblem):
         if kind < 0.6:
             return self.line(*_FOUND, d=d)
         self.line(*_REDUCED, d=d, keep=self.pick("", ", keepdim=True"))
-        self.shape = []
         self.pick(self.activation, self.scale, self.formula, lambda: None)()
 
     def formulas(self, alone=False):
@@ -355,8 +358,8 @@ class Wide(UserProblem):
             self.tensor_input([batch, i, side, side])
             for _ in range(self.pick(1, 2, 3)):
                 o = self.arg("planes out_channels width", self.pick(4, 8, 16))
-                bias = self.pick("", "", ", bias=False")
-                layers.append(f"nn.Conv2d({i}, {o}, {self.pick('3', 'kernel_size=3', '1')}, padding=1{bias})")
+                kernel, bias = self.pick("3", "kernel_size=3", "1"), self.pick("", "", ", bias=False")
+                layers.append(f"nn.Conv2d({i}, {o}, {kernel}, padding=1{bias})")
                 layers += [f"nn.BatchNorm2d({o})"] * self.chance(0.6) + [self.pick(*_ACTIVATIONS)]
                 layers += [f"nn.{self.pick('Max', 'Avg')}Pool2d(2)"] * self.chance(0.2)
                 i = o
@@ -491,4 +494,4 @@ class Wide(UserProblem):
 WIDE = Distribution(Wide, {
     **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
     "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "mixture": (60, Wide.mixture),
-    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (46, Wide.lone)})
+    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (60, Wide.lone)})

@@ -149,6 +149,7 @@ def {name}_kernel(x_ptr, {pool.pointers}dst_ptr, depth, height, width, kd: tl.co
 Pool = namedtuple("Pool", "start step finish given passed pointers", defaults=[""] * 4)
 POOLS = {"maxpool": Pool('float("-inf")', "tl.maximum(acc, value)"),
          "avgpool": Pool("0.0", "acc + value", "\n    acc = acc / (kd * kh * kw)"),
+         "lppool": Pool("0.0", "acc + value * value", "\n    acc = tl.sqrt(acc)"),
          "depthwise": Pool("0.0", "acc + value * tl.load(weight_ptr + ((plane % channels * kd + i) * kh + j) * kw + k)",
                            "\n    if bias_ptr is not None:\n        acc += tl.load(bias_ptr + plane % channels)",
                            "weight, bias, ", "weight, bias, len(weight), ", "weight_ptr, bias_ptr, channels, ")}

@@ -112,6 +112,7 @@ SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, d
           ("torch.einsum('bmk,bkn->bmn', x, y)", "(3, 64, 64)", "matmul("), ("F.linear(x, y)", "(64, 64)", "matmul("),
           ("nn.Conv2d(6, 6, (3, 5), stride=(2, 1), padding=(1, 2), groups=6)(x)", "(2, 6, 17, 19)", "depthwise("),
           ("nn.Conv3d(4, 4, 3, dilation=2, groups=4, bias=False)(x)", "(2, 4, 7, 9, 8)", "depthwise("),
+          ("nn.LPPool2d(2, (3, 2), stride=2)(x)", "(2, 8, 13, 19)", "lppool("),
           ("nn.MaxPool2d((3, 2), 2, padding=1, dilation=(2, 1))(x)", "(2, 8, 13, 19)", "maxpool("),
           ("nn.AvgPool3d(3, stride=2, padding=1)(x)", "(2, 4, 7, 9, 11)", "avgpool(")]
 # What the expert leaves to torch: cuDNN is faster, or options that its kernels do not know.

@@ -118,9 +118,9 @@ class Wide(UserProblem):
         self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
 
     def lone(self):
-        """One operator of the library, alone or followed by a step that computes nothing new.
+        """One operator of the library, alone or with something around it, mostly what computes nothing new.
 
-            x = torch.logaddexp(x, other)      or, on two lines,      x = self.pool(x); x = x.transpose(0, -1)
+            x = torch.logaddexp(x, other)      or, on two lines,      x = x.roll(1, -1); return self.pool(x)
         Signatures are often the long ones that users write: def __init__(self, kernel_size: int, stride: int = 1, ...)
         """
         kind = self.pick(*["layer"] * 6, "call", "call", "call", "along", "along", "product", "loss", "layer norm")

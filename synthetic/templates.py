@@ -9,9 +9,9 @@ Seven kinds of kernels. Six address memory by the flat offset `idx`, so one rule
              for each reduction, and one more if elements are stored
     norm     one program for each normalisation group, in two sweeps (GroupNorm, InstanceNorm)
     matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile
-             before it is stored
+             before it is stored. Tensor cores take fp32 factors with the summed dimension contiguous: else it is copied
     pool     one program for 256 elements of a channel of a pooling's or a depthwise convolution's output, which walk
-             their windows
+             their windows, of a size that the compiler knows
 
 The last one (codegen.Window) stands alone, in 1 to 3 dimensions: what a tensor has fewer gets size 1, stride 1.
 """

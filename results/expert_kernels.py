@@ -6,7 +6,7 @@
                    not contiguous, and with other precisions of tl.dot; the largest error, against float64
     windows        torch's poolings and depthwise convolutions, and the expert's
 
-Milliseconds on the GPU (results/instructions.py).
+Milliseconds on the GPU (results/instructions.py), which it needs. cuDNN may compute in TF32, as it does by default.
 """
 
 import argparse

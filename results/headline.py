@@ -7,8 +7,8 @@ For each folder of bench.py: shares of all problems, of those whose id is divisi
 the others, by both rules, tolerances, best and last turn; what the failures were; how many first turns are right. An
 interrupted benchmark counts with the problems that are done. Then, over problems, after minus before: strict Fast_1 and
 Fast_1.2, correct, and the logarithm of the speedup that a user gets (1 where no kernel is correct and faster), with
-95 % intervals from 10,000 draws of problems, each averaged over samples and seeds. With --read FILE instead, the first
-rollouts of problems whose id is divisible by 20 in full, failures among them: five a level.
+95 % intervals from 10,000 draws of problems, each averaged over samples and seeds. In its place, with --read FILE,
+the first rollouts of problems whose id is divisible by 20 in full, failures among them: five a level.
 """
 
 import argparse

@@ -398,10 +398,10 @@ class Kernel:
 
 
 class Window:
-    """A pooling or depthwise convolution as a kernel of its own, written from a layer that nothing else stands around.
+    """A pooling or depthwise convolution as a kernel of its own, with nothing fused into it.
 
     kind, last, channels_last, text() and call() are as a Kernel's. Raises Unsupported for any other layer (cuDNN is
-    faster at other convolutions) and for options that change more than sizes.
+    faster at other convolutions), for options that change more than sizes, and for a stride that is left to the layer.
     """
 
     def __init__(self, step):

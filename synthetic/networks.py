@@ -111,14 +111,15 @@ class Wide(UserProblem):
         of_two: with a second input, as in x = x * torch.sigmoid(other).
         """
         other = self.another_input() if of_two and len(self.inputs) == 1 else ""
-        c = self.scalar("alpha scale c0", self.pick("0.5", "0.25", "1.5", "2.0"))
-        if self.formal and len(self.inputs) == 1 and self.chance(0.4):  # a number among the inputs of forward
-            c = self.name("s alpha scalar value")
-            self.inputs.append((c, self.pick("0.5", "2.5", "3.14")))
-        self.line(self.r.choice(_PAIRS if other else _FORMULAS), y=other, c=c)
+        formula, value = self.r.choice(_PAIRS if other else _FORMULAS), self.pick("0.5", "0.25", "1.5", "2.0")
+        given = self.formal and "{c}" in formula and len(self.inputs) == 1 and self.chance(0.4)  # an input of forward
+        c = self.name("s alpha scalar value") if given else self.scalar("alpha scale c0", value)
+        self.inputs += [(c, value)] if given else []
+        self.line(formula, y=other, c=c)
 
     def lone(self):
-        """One operator of the library, alone or with something around it, mostly what computes nothing new.
+        """One operator of the library, alone or with something around it, mostly what computes nothing new; after a
+        convolution that the expert cannot write always a step that it can.
 
             x = torch.logaddexp(x, other)      or, on two lines,      x = x.roll(1, -1); return self.pool(x)
         Signatures are often the long ones that users write: def __init__(self, kernel_size: int, stride: int = 1, ...)
@@ -284,7 +285,7 @@ class Wide(UserProblem):
         for _ in range(self.pick(1, 2, 3, 4, 5)):
             if len(self.shape) < 2 or 1 in (self.shape[1][1], self.shape[-1][1]):  # after a reduction
                 self.pick(*[self.activation, self.scale, self.clamp, self.formula] * 2, lambda: self.line(*_UNFOLDED),
-                          lambda: self.line(*_REDUCED[:7], d="1", keep=", keepdim=True"))()
+                          lambda: self.line(*_REDUCED[:7], d="-1", keep=", keepdim=True"))()
             else:
                 self.pick(*[lambda: self.steps(1)] * 6, self.any_norm, self.any_norm, self.centred, self.pooling,
                           self.reduction, self.formula, self.formula, self.gated, *[self.reshaped] * 4)()

@@ -9,9 +9,9 @@ Seven kinds of kernels. Six address memory by the flat offset `idx`, so one rule
              for each reduction, and one more if elements are stored
     norm     one program for each normalisation group, in two sweeps (GroupNorm, InstanceNorm)
     matmul   one program for each output tile of a product, or of a stack of products; pointwise steps on the tile
-             before it is stored. Tensor cores take fp32 factors with the summed dimension contiguous: else it is copied
-    pool     one program for 256 elements of a channel of a pooling's or a depthwise convolution's output, which walk
-             their windows, of a size that the compiler knows
+             before it is stored; a second factor whose summed dimension is not contiguous is copied first
+    pool     one program for 256 elements of one sample's channel (which has at most 16.7 million) of a pooling's or a
+             depthwise convolution's output, which walk their windows, of a size that the compiler knows
 
 The last one (codegen.Window) stands alone, in 1 to 3 dimensions: what a tensor has fewer gets size 1, stride 1.
 """
@@ -20,7 +20,8 @@ from collections import namedtuple
 
 # In the templates: {names} are the tensors and numbers that the launching function gets, {main} the first of those
 # tensors that the kernel walks, {extra} and {sizes} further integers outside and inside the kernel, {steps} the loads
-# and the translated operators, {groups} what norm's function gets besides, {block} how many elements are read at once.
+# and the translated operators, {groups} what norm's function gets besides, {block} how many elements are read at once,
+# {step} the operator that a pool kernel replaces, {pool} a row of POOLS.
 _ELEMENTS = """def {name}({names}):
     {contiguous}
     n = {main}.numel()
@@ -142,11 +143,11 @@ def {name}_kernel(x_ptr, {pool.pointers}dst_ptr, depth, height, width, kd: tl.co
                 u, v, w = z + i * rd, y + j * rh, x + k * rw
                 inside = (point < size) & (u >= 0) & (u < depth) & (v >= 0) & (v < height) & (w >= 0) & (w < width)
                 value = tl.load(x_ptr + (u * height + v) * width + w, mask=inside, other={pool.start})
-                acc = {pool.step}{pool.finish}
+                acc = {pool.update}{pool.finish}
     tl.store(dst_ptr + plane * size + point, acc, mask=point < size)"""
 # What the pool kernel is filled with: the first value, one step and what is done at the end; and for a depthwise
 # convolution what its function gets, hands on and its kernel gets.
-Pool = namedtuple("Pool", "start step finish given passed pointers", defaults=[""] * 4)
+Pool = namedtuple("Pool", "start update finish given passed pointers", defaults=[""] * 4)
 POOLS = {"maxpool": Pool('float("-inf")', "tl.maximum(acc, value)"),
          "avgpool": Pool("0.0", "acc + value", "\n    acc = acc / (kd * kh * kw)"),
          "lppool": Pool("0.0", "acc + value * value", "\n    acc = tl.sqrt(acc)"),

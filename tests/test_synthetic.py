@@ -260,7 +260,7 @@ def test_a_network_keeps_its_layers_and_has_kernels_in_every_method(box):
 def test_solutions_for_the_wide_distribution_are_correct(box):
     families = {name: row for name, row in WIDE.families.items() if name not in FAMILIES}
     found, evaluation = {name: [] for name in families}, evaluation_fingerprints()
-    for seed in range(100):
+    for seed in range(200):
         task = synthesize(seed, clutter=seed % 2 > 0, distribution=Distribution(Wide, families))
         if len(found[task.family]) < 2 and unfit(task, evaluation) is None:
             found[task.family].append(task)

@@ -12,6 +12,7 @@ Milliseconds on the GPU (results/instructions.py), which it needs. cuDNN may com
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -44,6 +45,7 @@ WINDOWS = [("AvgPool2d(11)", (16, 64, 1024, 1024)), ("AvgPool2d(3, 2, 1)", (16, 
            ("MaxPool3d(3, 1, 1)", (8, 16, 64, 64, 64)), ("MaxPool1d(4)", (64, 64, 32768)),
            ("Conv2d(128, 128, (3, 7), groups=128, bias=False)", (32, 128, 128, 256)),
            ("Conv2d(64, 64, 3, padding=1, groups=64)", (16, 64, 512, 512))]
+took = partial(milliseconds, times=3)
 PROBLEM = """import torch
 import torch.nn as nn
 
@@ -77,12 +79,11 @@ def convolution(function, shape, weights, stride):
     memory = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
     last = x.contiguous(memory_format=memory)
     difference = (function(x, weight, stride=stride) - function(last, weight, stride=stride)).abs().max()
-    made = milliseconds(lambda: function(x.contiguous(memory_format=memory), weight, None, stride), times=3)
     return {"function": f"{function.__name__}, stride {stride}", "input": shape, "weight": weights,
-            "contiguous, bias": milliseconds(lambda: function(x, weight, bias, stride), times=3),
-            "contiguous": milliseconds(lambda: function(x, weight, None, stride), times=3),
-            "made channels-last": made,
-            "channels-last": milliseconds(lambda: function(last, weight, None, stride), times=3),
+            "contiguous, bias": took(lambda: function(x, weight, bias, stride)),
+            "contiguous": took(lambda: function(x, weight, None, stride)),
+            "made channels-last": took(lambda: function(x.contiguous(memory_format=memory), weight, None, stride)),
+            "channels-last": took(lambda: function(last, weight, None, stride)),
             "largest difference": difference.item()}
 
 
@@ -97,7 +98,7 @@ def product(first, second, result):
               "without the copy": load(code.replace(copied, "")).ModelNew()}
     models |= {name: load(code.replace("tf32x3", name)).ModelNew() for name in PRECISIONS}
     for name, called in models.items():
-        found[name] = milliseconds(lambda called=called: called(x, y), times=3)
+        found[name] = took(lambda: called(x, y))
         found[f"{name}, error"] = (called(x, y) - exact).abs().max().item()
     return found
 
@@ -107,8 +108,7 @@ def window(layer, shape):
     ours = load(code).ModelNew().cuda()
     ours.load_state_dict(model.state_dict())
     x = torch.randn(shape, device="cuda")
-    return {"layer": layer, "input": shape, "torch": milliseconds(lambda: model(x), times=3),
-            "expert": milliseconds(lambda: ours(x), times=3),
+    return {"layer": layer, "input": shape, "torch": took(lambda: model(x)), "expert": took(lambda: ours(x)),
             "largest difference": (model(x) - ours(x)).abs().max().item()}
 
 
@@ -128,9 +128,7 @@ def main():
                                     for key, value in measure(*case).items()})
                 print(found[name][-1], flush=True)
     if args.out:
-        rows = {name: "[\n  " + ",\n  ".join(map(json.dumps, value)) + "\n ]" if isinstance(value, list)
-                else json.dumps(value) for name, value in found.items()}
-        Path(args.out).write_text("{\n" + ",\n".join(f' "{name}": {value}' for name, value in rows.items()) + "\n}\n")
+        Path(args.out).write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -418,11 +418,10 @@ class Window:
         return TEMPLATES["pool"].format(name=name, pool=POOLS[self.kind], step=self.last)
 
     def call(self) -> str:
-        step = self.last
         options = ["weight", "bias"] * (self.kind == "depthwise") + ["kernel_size", "stride", "padding", "dilation"]
         absent = {"padding": "0", "dilation": "1"}  # what layers without such an option do
-        passed = [f"self.{step.module}.{o}" if hasattr(step.layer, o) else absent[o] for o in options]
-        return ", ".join([step.source, *passed])
+        passed = [f"self.{self.last.module}.{o}" if hasattr(self.last.layer, o) else absent[o] for o in options]
+        return ", ".join([self.last.source, *passed])
 
 
 def _loop(lines, last) -> list[str]:

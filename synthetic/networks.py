@@ -129,12 +129,13 @@ class Wide(UserProblem):
         self.clutter = self.clutter and not self.formal
         if kind == "loss":
             return self.library_loss(alone=True)
-        torch_only = {"layer": self.layer_with_arguments, "call": lambda: self.formulas(alone=True),
-                      "along": self.along_a_dimension, "product": lambda: self.product(alone=True),
-                      "layer norm": self.layer_norm}[kind]()
+        torch_only = kind == "layer" and self.layer_with_arguments()
+        if kind != "layer":
+            {"call": lambda: self.formulas(alone=True), "along": self.along_a_dimension, "layer norm": self.layer_norm,
+             "product": lambda: self.product(alone=True)}[kind]()
         if self.formal and not torch_only and self.chance(0.4):  # something before it: the operator is what is returned
-            x, before = self.inputs[0][0], self.pick("torch.flip({x}, [-1])", "{x}.roll(1, -1)")
-            self.forward.insert(0, f"{x} = {before.format(x=x)}")
+            x = self.inputs[0][0]
+            self.forward.insert(0, self.pick(f"{x} = torch.flip({x}, [-1])", f"{x} = {x}.roll(1, -1)"))
         elif torch_only or self.chance(0.15 if self.formal else 0.5):
             self.pick(self.activation, self.scale, *[self.rearranged] * (0 if torch_only else 3))()
 

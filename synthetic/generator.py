@@ -13,7 +13,7 @@ vary widely.
 
 import argparse
 import itertools
-from collections import namedtuple
+from collections import Counter, namedtuple
 from pathlib import Path
 
 from tqdm import tqdm
@@ -342,10 +342,18 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    scaled = (scale_batch(task, GPU_BATCH_FACTOR) for task in training_tasks(options.seed))
-    fit = (task for task in scaled if unfit_on_gpu(task) is None)
-    for number, task in enumerate(tqdm(itertools.islice(fit, options.count), total=options.count)):
-        (options.folder / f"{number}_{task.name.split('/')[-1]}.py").write_text(task.source)
+    outcomes, progress = Counter(), tqdm(total=options.count)
+    for task in training_tasks(options.seed):
+        task = scale_batch(task, GPU_BATCH_FACTOR)
+        outcome = unfit_on_gpu(task) or "kept"
+        if outcome == "kept":
+            (options.folder / f"{outcomes['kept']}_{task.name.split('/')[-1]}.py").write_text(task.source)
+            progress.update()
+        outcomes[outcome] += 1
+        if outcomes["kept"] == options.count:
+            break
+    progress.close()
+    print(", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common()))
 
 
 if __name__ == "__main__":

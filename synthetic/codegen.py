@@ -57,6 +57,7 @@ class Kernel:
         self.operands = {}  # text outside the kernel -> _Operand
         self.extra = {}  # further integer parameters: name -> an operand (its size), or a dimension (elements below it)
         self.lines, self.biased = [], []  # biased: what a norm's first loop adds
+        self.plan = []  # the steps, each with the operands that it adds
         self.sections = []  # of a sweep: (lines of a step, "vector" or "row"), or (a reduction's fields, "reduction")
         self.length = ""  # how long a row is, where a layer's weight says it: dimensions need not be counted
         self.local = {}  # variable -> "vector" or "row" (one number for each row), once the kernel computes it
@@ -199,13 +200,28 @@ class Kernel:
         """Begin with the bias of a convolution that was called without it."""
         x = self.operand(step.target, step.shape)
         bias = self.operand(f"self.{step.module}.bias", (step.shape[1],) + (1,) * (len(step.shape) - 2))
+        self.plan.append(f"{step.target} = {step.text} [{', '.join(self.operands)}]")
         self.lines += [f"# {step.target} = {step.text}", f"{step.target} = {x} + {bias}"]
         self.sections.append((list(self.lines), "vector"))
         self.biased = [self.operands[f"self.{step.module}.bias"].load, self.lines[-1]]
         self.local[step.target] = "vector"
 
     def add(self, step):
-        """Append the lines of a step, headed by the torch line that they replace."""
+        """Append a step, and to the plan its torch line with the operands that it adds, in the order of the line."""
+        def place(operand):
+            found = re.search(rf"(?<![\w.]){re.escape(operand.text)}(?!\w)", step.text)
+            return found.start() if found else len(step.text)  # what a layer holds comes last
+
+        before = len(self.operands)
+        self.append(step)
+        known = list(self.operands.items())
+        added = sorted(known[before:], key=lambda item: place(item[1]))
+        self.operands = dict(known[:before] + added)
+        listed = ", ".join(operand.text for _, operand in added)
+        self.plan.append(f"{step.target} = {step.text}" + (f" [{listed}]" if listed else ""))
+
+    def append(self, step):
+        """The lines of a step, headed by the torch line that they replace."""
         before, operands = len(self.lines), len(self.operands)
         self.lines.append(f"# {step.target} = {step.text}")
         self.last = step
@@ -257,12 +273,13 @@ class Kernel:
 
     def norm_lines(self, step):
         x = self.variable(step.source)
-        eps = self.operand(f"self.{step.module}.eps", None)
+        eps = f"self.{step.module}.eps"
         if self.kind == "fused":  # from statistics that a torch call has worked out
             shape = [1 if d in step.dims else n for d, n in enumerate(step.shape)]
             mean, variance = (self.operand(name, shape) for name in step.statistics)
-            line = f"{step.target} = ({x} - {mean}) / tl.sqrt({variance} + {eps})"
+            line = f"{step.target} = ({x} - {mean}) / tl.sqrt({variance} + {self.operand(eps, None)})"
         else:
+            self.operand(eps, None)  # which the template reads
             line = f"{step.target} = ({x} - mean) * rstd"
             self.groups = [f"self.{step.module}.num_groups" if step.op == "group" else f"{step.source}.shape[1]"]
         if step.layer.weight is not None:
@@ -286,8 +303,9 @@ class Kernel:
 
     def sweep_lines(self, final) -> list[str]:
         """The kernel's body: a loop over the pieces of the row for each reduction, and one that stores elements."""
-        vector = [o.load for o in self.ordered() if "idx" in o.load]  # what makes elements: each loop repeats its part
-        body = [o.load for o in self.ordered() if o.load and "idx" not in o.load]
+        loads = [operand.load for operand in self.operands.values() if operand.load]
+        vector = [load for load in loads if "idx" in load]  # what makes elements: each loop repeats its part
+        body = [load for load in loads if "idx" not in load]
         numbers = []  # names of what stands once for a row
         for what, level in self.sections:
             if level == "vector":
@@ -330,17 +348,13 @@ class Kernel:
 
     # ---- source text
 
-    def ordered(self) -> list[_Operand]:
-        """Operands in the order in which they are passed: the tensors walked, other tensors, numbers."""
-        return sorted(self.operands.values(), key=lambda o: (not o.factor, not o.full, not o.load))
-
     def call(self) -> str:
         """The arguments of the launching function where it is called."""
-        return ", ".join([o.text for o in self.ordered()] + self.groups)
+        return ", ".join([o.text for o in self.operands.values()] + self.groups)
 
     def text(self, name) -> str:
         """Source of the launching function `name` and of its kernel. Stored is what the last step assigns."""
-        operands, step = self.ordered(), self.last
+        operands, step = self.operands.values(), self.last
         full = [o.name for o in operands if o.full]
         if not full and self.kind != "matmul":
             raise Unsupported
@@ -413,6 +427,7 @@ class Window:
                 or getattr(layer, "norm_type", 2) != 2:
             raise Unsupported
         self.kind = "depthwise" if found[1] == "Conv" else found[1].lower()
+        self.plan = [f"{step.target} = {step.text}"]
 
     def text(self, name) -> str:
         return TEMPLATES["pool"].format(name=name, pool=POOLS[self.kind], step=self.last)

@@ -95,14 +95,10 @@ def write_skill(name, rng, code) -> Skill:
     return Skill(t.name, t.description, t.scope, tuple(t.tags), content, None)
 
 
-def policy_reply(used, code) -> str:
-    """A plan, and the code. The plan says which lines each kernel takes over, as its comments do: who writes the call
-    of a kernel has read there which tensors and numbers it needs.
-    """
-    plan = ", ".join(name for name in TECHNIQUES if name in used) or "a kernel for one operator"
-    kernels = re.findall(r"def (\w+)_kernel\(.*?\):\n(.*?)(?=\n\n|\Z)", code, re.DOTALL)
-    steps = "".join(f"{name}: {'; '.join(re.findall('# (.*)', body))}\n" for name, body in kernels)
-    return f"Plan: {plan}.\n{steps}\n```python\n{code}```"
+def policy_reply(solution) -> str:
+    """The techniques, the plan (who writes the call of a kernel has read there what it needs) and the code."""
+    techniques = ", ".join(name for name in TECHNIQUES if name in solution.used) or "a kernel for one operator"
+    return f"Plan: {techniques}.\n{solution.plan}\n\n```python\n{solution.code}```"
 
 
 def tool_reply(name, arguments) -> dict:
@@ -206,11 +202,11 @@ class Writer:
 
     # ---- the five kinds
 
-    def policy(self, task, messages, skills, used, code, unlearnt) -> Example:
+    def policy(self, task, messages, skills, solution, unlearnt) -> Example:
         """The conversation so far and the answer that is learnt."""
         kind = "policy+skills" if skills else "policy"
-        messages = messages + [{"role": "assistant", "content": policy_reply(used, code)}]
-        return Example(kind, messages, None, task.family, normalized(code), unlearnt=unlearnt)
+        messages = messages + [{"role": "assistant", "content": policy_reply(solution)}]
+        return Example(kind, messages, None, task.family, normalized(solution.code), unlearnt=unlearnt)
 
     def single(self, rng, task, parsed) -> Example:
         """One turn without or with skills, or a slip and its repair. No execution: the expert's kernels are correct."""
@@ -218,40 +214,41 @@ class Writer:
         skills = self.injected(rng, applicable) if rng.random() < 0.55 else []
         solution, _ = self.draw(rng, parsed, applicable, {s.name for s in skills}, unprompted=rng.choice(self.levels))
         self.remember(solution)
-        used, code, messages = solution.used, solution.code, policy_messages(task, skills)
+        messages = policy_messages(task, skills)
         slips = self.distribution is not NARROW and rng.random() < SLIPPED
         if slips:  # in the code; the plan was right
-            broken, verdict = slipped(code, rng)
-            messages = next_messages(messages, policy_reply(used, code).replace(code, broken), verdict)
-        return self.policy(task, messages, skills, used, code, unlearnt=int(slips))
+            broken, verdict = slipped(solution.code, rng)
+            messages = next_messages(messages, policy_reply(solution._replace(code=broken)), verdict)
+        return self.policy(task, messages, skills, solution, unlearnt=int(slips))
 
     def executed(self, rng, task, parsed) -> list[Example]:
         """A trajectory of several turns with real feedback, and what Summary makes of it."""
         applicable = expert.applicable(parsed)
         skills = self.injected(rng, applicable) if rng.random() < 0.4 else []
         named = {s.name for s in skills}
-        have, answers, broken = frozenset(), [], rng.random() < BROKEN_FIRST  # answers: (techniques used, code)
+        have, answers, broken = frozenset(), [], rng.random() < BROKEN_FIRST
         for turn in range(rng.choice([2, 2, 3])):
             if turn == 1 and broken and rng.random() < STEP_BACK:
                 solution, have = expert.render(parsed, set()), frozenset()
             else:  # it is ambitious kernels that break
                 unprompted = self.later if turn else 2 * UNPROMPTED if broken else UNPROMPTED
                 solution, have = self.draw(rng, parsed, applicable, named, have, unprompted)
-            code = spoil(solution.code, rng) if turn == 0 and broken else solution.code
-            answers.append((solution.used, code))
+            if turn == 0 and broken:
+                solution = solution._replace(code=spoil(solution.code, rng))
+            answers.append(solution)
         turns, missing = len(answers), sorted(applicable - have)
         if missing:  # Summary is shown a better answer, so that there is something to tell
             solution, _ = self.draw(rng, parsed, applicable, named | {rng.choice(missing)}, have, ADDED_LATER)
-            answers.append((solution.used, solution.code))
-        verdicts = self.sandbox.score(task, [code for _, code in answers])
+            answers.append(solution)
+        verdicts = self.sandbox.score(task, [solution.code for solution in answers])
         if verdicts[0].correct == broken or not all(verdict.correct for verdict in verdicts[turns - 1:]):
             return []
         if rng.random() < 0.5:  # the clock's name is a word that the policy should not depend on
             verdicts = [replace(verdict, clock="measured") for verdict in verdicts]
         messages = policy_messages(task, skills)
-        for (used, code), verdict in zip(answers[:turns - 1], verdicts):
-            messages = next_messages(messages, policy_reply(used, code), verdict)
-        trajectory = self.policy(task, messages, skills, *answers[turns - 1], unlearnt=int(broken))
+        for solution, verdict in zip(answers[:turns - 1], verdicts):
+            messages = next_messages(messages, policy_reply(solution), verdict)
+        trajectory = self.policy(task, messages, skills, answers[turns - 1], unlearnt=int(broken))
         summary = self.summary(rng, task, skills, answers, verdicts)
         return [trajectory, summary] if summary else [trajectory]
 
@@ -274,7 +271,7 @@ class Writer:
     def summary(self, rng, task, skills, answers, verdicts) -> Example | None:
         """What the best answer does that the first does not, as skills; None if there is nothing to tell."""
         best = max(range(len(answers)), key=lambda i: verdicts[i].speedup or 0)
-        gained = answers[best][0] - answers[0][0] - {s.name for s in skills}
+        gained = answers[best].used - answers[0].used - {s.name for s in skills}
         gained = [name for name in TECHNIQUES if name in gained]
         if not verdicts[0].correct or not gained:
             return None
@@ -282,11 +279,11 @@ class Writer:
         lessons = gained[:rng.choice([1, 1, 2])]
         if rng.random() < OTHER_LESSON:  # so that s answers differ, and execution can tell them apart
             lessons[0] = rng.choice(sorted(ALL - set(gained)))
-        written = [write_skill(name, rng, answers[best][1]) for name in lessons]
+        written = [write_skill(name, rng, answers[best].code) for name in lessons]
         arguments = {"think": f"The best answer adds {' and '.join(s.name for s in written)}.",
                      "new_skills": [{"name": s.name, "description": s.description, "scope": s.scope,
                                      "tags": list(s.tags), "content": s.content} for s in written]}
-        shown = [(answers[i][1], verdicts[i].speedup) for i in (0, best)]
+        shown = [(answers[i].code, verdicts[i].speedup) for i in (0, best)]
         messages = summary_messages(task, skills, *shown) + [tool_reply("update_skill_library", arguments)]
         return Example("summary+skills" if skills else "summary", messages, backbone.UPDATE_TOOL, task.family,
                        skills=tuple(s.name for s in written))

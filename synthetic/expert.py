@@ -80,14 +80,15 @@ _IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as 
             "import triton.language as tl")
 
 
-Solution = namedtuple("Solution", "code used")  # used: the techniques that show up in it
+# plan: every step of the methods that have a kernel, with what runs it; used: the techniques that show up in the code.
+Solution = namedtuple("Solution", "plan code used")
 
 
 class _Kernels:
-    """The kernels of a solution, without doubles."""
+    """The kernels of a solution, without doubles, and the lines of its plan."""
 
     def __init__(self):
-        self.texts, self.names, self.counts = [], {}, Counter()
+        self.texts, self.names, self.counts, self.plan = [], {}, Counter(), []
 
     def name(self, kernel, variables) -> str:
         """The name of the function that launches a kernel, which joins the others if it is a new one."""
@@ -100,13 +101,21 @@ class _Kernels:
             self.texts.append(kernel.text(self.names[plain]))
         return self.names[plain]
 
+    def describe(self, said):
+        """Extend the plan by a method's [(kernel or "torch", its steps)], unless all of it stays with torch."""
+        for name, steps in said if {name for name, _ in said} - {"torch"} else []:
+            if name == "torch" and self.plan and self.plan[-1].startswith("torch:"):
+                self.plan[-1] += f"; {steps}"
+            else:
+                self.plan.append(f"{name}: {steps}")
+
 
 class _Renderer:
     """One pass over the steps of a function: at each, the first kind of kernel that fits takes as many as it can."""
 
     def __init__(self, parsed, techniques, kernels):
         self.parsed, self.steps, self.techniques, self.kernels = parsed, list(parsed.steps), techniques, kernels
-        self.forward = []  # lines of the new function
+        self.forward = []  # (line of the new function, what the plan says of it: see _Kernels.describe)
         self.channels_last = {}  # variable -> whether all channels of a pixel are neighbours in its memory
         self.variables = set(parsed.inputs) | {step.target for step in self.steps}
         i = 0
@@ -158,7 +167,7 @@ class _Renderer:
     def emit(self, kernel):
         """Append the call of a kernel."""
         name = self.kernels.name(kernel, self.variables)
-        self.forward.append(f"{kernel.last.target} = {name}({kernel.call()})")
+        self.forward.append((f"{kernel.last.target} = {name}({kernel.call()})", (name, "; ".join(kernel.plan))))
         self.channels_last[kernel.last.target] = kernel.channels_last
 
     def pointwise(self, step) -> bool:
@@ -242,7 +251,7 @@ class _Renderer:
             written = f"tuple(range(-len(self.{step.module}.normalized_shape), 0))"
         names = ("mu", "var") if not {"mu", "var"} & self.variables else ("mu2", "var2")
         call = f"torch.var_mean({step.source}, dim={written}, correction=0, keepdim=True)"
-        self.forward.append(f"{names[1]}, {names[0]} = {call}")
+        self.forward.append((f"{names[1]}, {names[0]} = {call}", None))
         self.steps[i] = replace(step, kind="norm", dims=dims, statistics=names)
         j = self.take_with_followers("fused", i, "fuse-pointwise-run")
         if j is None:
@@ -266,19 +275,23 @@ class _Renderer:
         """A step that stays a torch call; a convolution may leave its bias to what follows."""
         step = self.steps[i]
         if step.kind == "statement":
-            self.forward.append(step.text)
+            self.forward.append((step.text, ("torch", step.text.split("\n")[0])))
             return i + 1
         last = self.channels_last[step.target] = self.pays_channels_last(i)
         if self.on("fold-convolution-bias") and _convolution(step) and step.layer.bias is not None \
                 and self.only_next_reads(i):
             written = len(self.forward)
-            self.forward.append(self.convolution(step, "None", last))
+            self.stay(step, self.convolution(step, "None", last))
             if j := self.folded(i):
                 return j
             del self.forward[written:]
-        as_it_is = f"{step.target} = {step.text}"
-        self.forward.append(self.convolution(step, f"self.{step.module}.bias", last) if last else as_it_is)
+        self.stay(step, self.convolution(step, f"self.{step.module}.bias", last) if last else None)
         return i + 1
+
+    def stay(self, step, line=None):
+        """Leave a step to torch, written as it is or as `line`."""
+        text = f"{step.target} = {step.text}"
+        self.forward.append((line or text, ("torch", text)))
 
     def folded(self, i):
         """Go on after a convolution without its bias: the next kernel adds it, after a pooling, too, which lets it
@@ -289,7 +302,7 @@ class _Renderer:
         if then.kind == "norm" and then.op != "group":
             return i
         if _lets_bias_through(then.layer) and self.only_next_reads(i):
-            self.forward.append(f"{then.target} = {then.text}")
+            self.stay(then)
             step, i = replace(step, target=then.target, shape=then.shape), i + 1
         fits = self.steps[i].shape == step.shape
         return self.rows(i, step) or fits and (self.norm(i, step) or self.fused(i, step))
@@ -348,7 +361,7 @@ def render(parsed, techniques) -> Solution | None:
         parts = [_class(part, (techniques | forced) - barred, kernels) for part in parsed.parts]
         if kernels.texts:
             code = "\n\n".join(text for text in [_IMPORTS, parsed.preamble, *parts, *kernels.texts] if text) + "\n"
-            return Solution(code, techniques_in(code))
+            return Solution("\n".join(kernels.plan), code, techniques_in(code))
     return None
 
 
@@ -369,7 +382,9 @@ def _class(part, techniques, kernels) -> str:
 
 def _rewritten(body, techniques, kernels) -> list[str]:
     """The lines of a method with kernels."""
-    *lines, last = _Renderer(body, techniques, kernels).forward or [""]
+    forward = _Renderer(body, techniques, kernels).forward or [("", None)]
+    kernels.describe([said for _, said in forward if said])
+    *lines, last = [line for line, _ in forward]
     target, _, value = last.partition(" = ")
     lines += [f"return {value}"] if target == body.result else [last, f"return {body.result}"]
     return [line.replace("\n", "\n        ") for line in lines if line]

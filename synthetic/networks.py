@@ -30,14 +30,16 @@ _REDUCED = ("torch.sum({x}, dim={d}{keep})", "torch.mean({x}, dim={d}{keep})", "
             "torch.max({x}, dim={d}{keep})[0]", "torch.min({x}, dim={d}{keep}).values", "{x}.max({d})[0]",
             "torch.logsumexp({x}, dim={d}{keep})", "torch.norm({x}, dim={d}{keep})",
             "torch.sum({x} * {x}, dim={d}{keep})", "torch.var({x}, dim={d}{keep})", "torch.std({x}, dim={d}{keep})",
-            "torch.linalg.vector_norm({x}, dim={d}{keep})", "torch.linalg.norm({x}, dim={d}{keep})")
+            "torch.linalg.vector_norm({x}, dim={d}{keep})", "torch.linalg.norm({x}, dim={d}{keep})",
+            "{x}.min(dim={d}{keep}).values", "{x}.norm(p=2, dim={d}{keep})", "{x}.mean({d}{keep})")
 _FOUND = ("torch.argmax({x}, dim={d})", "torch.argmin({x}, dim={d})", "{x}.argmax({d})", "torch.max({x}, dim={d})[1]")
 _ALONG = ("torch.softmax({x}, dim={d})", "F.log_softmax({x}, dim={d})", "F.normalize({x}, dim={d})",
           "torch.cumsum({x}, dim={d})", "{x}.cumsum({d})", "torch.cumprod({x}, dim={d})", "F.softmax({x}, dim={d})",
           "{x} / torch.mean(torch.abs({x}), dim={d}, keepdim=True)", "{x} - torch.mean({x}, dim={d}, keepdim=True)",
           "{x} / (torch.norm({x}, dim={d}, keepdim=True) + 1e-6)", "F.softmin({x}, dim={d})",
           "{x} / torch.sqrt(torch.mean({x} ** 2, dim={d}, keepdim=True) + 1e-5)", "{x} / torch.norm({x}, p='fro')",
-          "torch.flip(torch.cumsum(torch.flip({x}, [{d}]), {d}), [{d}])")
+          "torch.flip(torch.cumsum(torch.flip({x}, [{d}]), {d}), [{d}])",
+          "F.normalize({x}, p=2.0, dim={d}, eps=1e-12)", "-({x}.exp() * {x}).sum(dim={d}, keepdim=True)")
 # Formulas of one tensor, and of two.
 _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch.pow({x}, 3))))",
              "{x} * torch.sigmoid(1.702 * {x})", "torch.where({x} > 0, {x}, 0.1 * {x})", "{x} / (1.0 + torch.abs({x}))",
@@ -51,11 +53,15 @@ _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch
              "({x} - {c}) * 2", "torch.log(torch.abs({x}) + {c})", "0.5 * ({x} + torch.tanh({x}))", "{x} * {c} ** -0.5",
              "torch.where({x}.abs() > {c}, {x}, torch.zeros_like({x}))", "torch.mul({x}, {c})", "torch.add({x}, {c})",
              "torch.div({x}, {c})", "{c} * torch.tanh({x} / {c})", "({x} + {c}).abs().sqrt()", "{x} / math.sqrt({c})",
-             "F.softplus({x}, beta={c})", "torch.sign({x}) * torch.sqrt({x}.abs())", "F.elu({x}) ** 2", "3 * {x} - {c}")
+             "F.softplus({x}, beta={c})", "torch.sign({x}) * torch.sqrt({x}.abs())", "F.elu({x}) ** 2", "3 * {x} - {c}",
+             "{x} * F.relu6({x} + 3) / 6", "torch.sign({x}) * torch.sqrt(torch.abs({x}) + 1e-6)",
+             "torch.exp(-{c} * {x})", "{x} / (1 + {x}.abs())",
+             "torch.where({x} > {c}, {x}, {c} * torch.ones_like({x}))")
 _PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})",
           "{x} * torch.sigmoid({y})", "torch.lerp({x}, {y}, 0.3)", "{c} * {x} + (1 - {c}) * {y}", "({x} - {y}).abs()",
           "{x}.masked_fill({y} > 0.5, 0.0)", "torch.logaddexp({x}, {y})", "torch.addcmul({x}, {y}, {y})",
-          "torch.where({y} > 0, {x}, {c})", "torch.div({x}, {y}.abs() + {c})")
+          "torch.where({y} > 0, {x}, {c})", "torch.div({x}, {y}.abs() + {c})",
+          "{c} * F.relu({x}) + {y}", "F.gelu({x}) + {c} * {y}", "torch.tanh({x} / {c}) * {y}")
 # Layers with their arguments; of an argument its default ("" if it has none) and values.
 _LAYERS = {"MaxPool{n}d": "kernel_size stride padding dilation", "AvgPool{n}d": "kernel_size stride padding",
            "Conv{n}d": "in_channels out_channels kernel_size stride padding dilation groups bias",

@@ -496,7 +496,7 @@ class Answering:
             return tool_reply("update_skill_library", {"think": "t", "new_skills": [fields]})["content"]
         named = set(re.findall(r"# Skill: (\S+)", messages[0]["content"]))
         source = re.search(r"```python\n(.*)\n```", messages[1]["content"], re.DOTALL)[1]
-        return policy_reply(named, expert.render(self.parsed[source], named).code)
+        return policy_reply(expert.render(self.parsed[source], named)._replace(used=named))
 
 
 def test_evaluation_tells_what_the_cold_start_taught(writer, monkeypatch):

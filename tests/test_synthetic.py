@@ -154,11 +154,19 @@ def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
 def test_a_plan_says_which_lines_each_kernel_takes_over():
     lines = "x = torch.matmul(x, y) * 0.5", "x = torch.cumsum(x, 0)", "return torch.softmax(x.tanh(), 1)"
     solution = render(expert.follow(single("planned", "\n        ".join(lines), "(64, 64)")), ALL - {"row-scan"})
-    plan, _, code = policy_reply(solution.used, solution.code).partition("\n\n```python\n")
+    plan, _, code = policy_reply(solution).partition("\n\n```python\n")
     assert code == solution.code + "```" and plan.split("\n")[1:] == [
-        "matmul: x = torch.matmul(x, y); x = x * 0.5", "row: x = x.tanh(); x = torch.softmax(x, 1)"]
+        "matmul: x = torch.matmul(x, y) [x, y]; x = x * 0.5", "torch: x = torch.cumsum(x, 0)",
+        "row: x = x.tanh() [x]; x = torch.softmax(x, 1)"]
     pooled = render(expert.follow(single("pooled", "nn.MaxPool2d(2)(x)", "(2, 8, 16, 16)")), ALL)
-    assert re.search(r"\nmaxpool: \w+ = self\.\w+\(x\)\n", policy_reply(pooled.used, pooled.code))
+    assert re.fullmatch(r"maxpool: \w+ = self\.\w+\(x\)", pooled.plan)
+
+
+def test_a_plan_lists_what_each_step_needs_in_the_order_in_which_its_kernel_gets_it():
+    lines = "x = nn.LeakyReLU(0.2)(x)", "return x * 0.5 + y"
+    solution = render(expert.follow(single("operands", "\n        ".join(lines), "(64, 64)")), ALL)
+    assert solution.plan == "fused: x = self.op(x) [x, self.op.negative_slope]; x = x * 0.5 + y [y]"
+    assert "return fused(x, self.op.negative_slope, y)" in solution.code
 
 
 def test_a_layer_norm_over_several_dimensions_reads_its_length_from_its_weight(box):

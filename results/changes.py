@@ -103,6 +103,12 @@ CHANGES = {  # name: options, replaced functions, what is otherwise than in the 
     "no-prs": (["--no-prs"], [], "PRS off"),
     "group-mean": (["--baseline", "group-mean"], [], "the group's mean instead of the others'"),
     "no-cross-scheme": (["--no-cross-scheme"], [], "adv_cross_scheme off"),
+    # The paper's ablations.
+    "no-skills": (["--no-skills"], [], "no skills"),
+    "bm25-only": (["--bm25-only"], [], "BM25's first three skills, no Selection"),
+    "no-verify": (["--no-verify"], [], "proposals are not verified"),
+    "freeze-selection": (["--freeze-selection"], [], "Selection is not trained"),
+    "freeze-summary": (["--freeze-summary"], [], "Summary is not trained"),
     "oversample": (["--oversample", "2"], [], "6 tasks rolled out, the first 3 that vary trained on: twice the time"),
     # The neighbours, each at what takes about as long as the default run; reward is their own, and none has skills.
     "drkernel": (["--recipe", "drkernel", "--batch", "1", "--steps", "3"], [], "Dr. Kernel, 3 steps of a task"),
@@ -198,7 +204,7 @@ def main(argv=None) -> int:
         return 0
     for name, (given, replaced, meaning) in CHANGES.items():
         how = given + [f"{make.__name__}()" for _, _, make in replaced]
-        print(f"{name:16}{meaning}  [{' '.join(how) or '-'}]")
+        print(f"{name:18}{meaning}  [{' '.join(how) or '-'}]")
     return 0
 
 

@@ -87,8 +87,7 @@ class Chain(Draft):
 
             x = x * self.scaling_factor      or      x = 0.5 * x
         """
-        op = self.pick("*", "*", "/", "+", "-")
-        value = self.number()
+        op, value = self.pick("*", "*", "/", "+", "-"), self.number()
         value = "2.0" if op == "/" and abs(float(value)) < 0.2 else value
         operand = self.scalar(_SCALAR_NAMES[op], value)
         if self.clutter and self.chance(0.1) and len(self.inputs) == 1:  # a number among the inputs of forward

@@ -55,7 +55,7 @@ class Kernel:
         self.channels_last = channels_last
         self.reserved = RESERVED | _RESERVED_IN.get(kind, set())
         self.operands = {}  # text outside the kernel -> _Operand
-        self.extra = {}  # further integer parameters: name -> an operand (its size), or a dimension (elements below it)
+        self.extra = {}  # further integer parameters: name -> an operand (its size), or n (elements below n dimensions)
         self.lines, self.biased = [], []  # biased: what a norm's first loop adds
         self.plan = []  # the steps, each with the operands that it adds
         self.sections = []  # of a sweep: (lines of a step, "vector" or "row"), or (a reduction's fields, "reduction")
@@ -103,7 +103,7 @@ class Kernel:
         if self.kind == "row" and last == self.dims[0] - 1:  # one number for each row
             index, masked = "tl.program_id(0)", ""
         else:
-            index = f"idx // {self.elements_below(last)}" if last < rank - 1 else "idx"
+            index = f"idx // {self.elements_below(last + 1)}" if last < rank - 1 else "idx"
         if first > 0:
             self.extra[f"{name}_size"] = name
             index += f" % {name}_size"
@@ -113,11 +113,12 @@ class Kernel:
         """A shape in the order in which the kernel walks its dimensions."""
         return (*shape[:1], *shape[2:], *shape[1:2]) if self.channels_last else shape
 
-    def elements_below(self, dimension) -> str:
+    def elements_below(self, dimensions) -> str:
+        """The kernel's name for how many elements stand below the first so many dimensions."""
         # A sweep's template has an `inner` of its own.
         names = ["inner2", "inner3"] if self.kind == "sweep" else ["inner", "inner2", "inner3"]
-        name = next(n for n in names if self.extra.get(n, dimension) == dimension)
-        self.extra[name] = dimension
+        name = next(n for n in names if self.extra.get(n, dimensions) == dimensions)
+        self.extra[name] = dimensions
         return name
 
     # ---- expressions
@@ -137,8 +138,11 @@ class Kernel:
             left, right = self.wrapped(node.left, level), self.wrapped(node.right, level + 1)
             return f"{left} {symbol} {right}", level
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            return self.power(node.left, node.right)
-        call = self.parsed.reader.call(node)
+            exponent = ast.literal_eval(node.right)
+            if exponent not in (2, 3):
+                raise Unsupported
+            return " * ".join([self.repeatable(node.left)] * int(exponent)), 2
+        call = self.parsed.call(node)
         if call and call.pointwise:
             return self.formula(call)
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARED:
@@ -146,7 +150,7 @@ class Kernel:
             return f"{left} {_COMPARED[type(node.ops[0])]} {right}", 0
         if {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & set(self.local):
             raise Unsupported  # it would read what the variable held before the kernel
-        value = self.parsed.reader.evaluate(node, self.last.values)
+        value = self.parsed.evaluate(node, self.last.values)
         if not isinstance(value, torch.Tensor) and type(value) not in (int, float):
             raise Unsupported
         return self.operand(ast.unparse(node), getattr(value, "shape", None)), _ATOM
@@ -165,12 +169,6 @@ class Kernel:
             return text
         self.lines.append(f"u = {text}")
         return "u"
-
-    def power(self, base, exponent):
-        exponent = ast.literal_eval(exponent)
-        if exponent not in (2, 3):
-            raise Unsupported
-        return " * ".join([self.repeatable(base)] * int(exponent)), 2
 
     def formula(self, call):
         """The value of a pointwise call: (Triton text, precedence)."""
@@ -225,11 +223,6 @@ class Kernel:
         before, operands = len(self.lines), len(self.operands)
         self.lines.append(f"# {step.target} = {step.text}")
         self.last = step
-        if step.kind == "all":
-            if step.op == "norm":
-                self.lines.append(f"{step.source} = {self.variable(step.source)} * {self.variable(step.source)}")
-            self.variable(step.source)  # the template adds it up
-            return
         reduced = step.kind == "row" and ROWS[step.op].reduces
         reduced |= step.kind == "pointwise" and tuple(step.shape) != self.shape
         if self.kind == "sweep" and step.kind == "row":
@@ -245,12 +238,16 @@ class Kernel:
             self.sections.append((self.lines[before:], "row" if reduced else "vector"))
         self.local[step.target] = "row" if reduced else "vector"
 
+    def all_lines(self, step):
+        x = self.variable(step.source)  # the template adds it up
+        return [f"{step.source} = {x} * {x}"] if step.op == "norm" else []
+
     def pointwise_lines(self, step):
         if step.op != "diagonal":
             return [f"{step.target} = {self.expression(step.node)[0]}"]
-        vector = diagonal(self.parsed.reader.call(step.node).arguments[0])
+        vector = diagonal(self.parsed.call(step.node).arguments[0])
         matrix = self.variable(step.source)
-        shape = self.parsed.reader.evaluate(vector, step.values).shape
+        shape = self.parsed.evaluate(vector, step.values).shape
         return [f"{step.target} = {self.operand(ast.unparse(vector), (*shape, 1))} * {matrix}"]
 
     def row_fields(self, step) -> tuple[dict, list]:
@@ -334,17 +331,15 @@ class Kernel:
             name, first = line.split(" = ")
             kind = "tl.int32" if first == "0" else "tl.float32"
             body.append(f"{name} = tl.full(({'1' if scan else 'BR'}, BI), {first}, {kind})")
-        if sweep:
-            body.append(comment)
-            body += _loop(vector, sweep)
-        body += end
+        if scan:
+            vector.append(comment)
+        else:
+            body += [comment, *_loop(vector, sweep), *end]
         if operator.value:
-            vector += [] if sweep else [comment]
             vector += [f"{fields['t']} = {operator.value.format(**fields)}", *affine]
-        if scan:  # what the next piece goes on from
-            carried = start[0].split(" = ")[0]
+        if scan:  # its only accumulator is what the next piece goes on from
             last = f"tl.where(offs == i + BR - 1, {fields['t']}, 0.0)"
-            vector[-1] += f"\n        {carried} = tl.sum({last}, 0)[None, :]"
+            vector[-1] += f"\n        {name} = tl.sum({last}, 0)[None, :]"
 
     # ---- source text
 
@@ -361,8 +356,8 @@ class Kernel:
         # A product may have no operand of its result's shape.
         main, moved = full[0] if full else "dst", ".movedim(1, -1)" if self.channels_last else ""
         final = step.source if step.kind == "all" else step.target
-        extra = [f"{what}.numel()" if isinstance(what, str) else f"{main}[{', '.join(['0'] * (what + 1))}].numel()"
-                 for what in self.extra.values()]
+        # Such as bias.numel() and x[0, 0].numel().
+        extra = [f"{n}.numel()" if isinstance(n, str) else f"{main}{[0] * n}.numel()" for n in self.extra.values()]
         fields = {"name": name, "main": main, "out": f"torch.empty_like({main})",
                   "result": "dst.movedim(-1, 1)" if self.channels_last else "dst",
                   "names": ", ".join(o.name for o in operands),
@@ -399,8 +394,8 @@ class Kernel:
     def sweep_sizes(self, main, final) -> dict:
         """Fields of the template: how many elements a row has, how far apart they are, the output."""
         first, last = self.dims
-        inner = f"{main}[{', '.join(['0'] * (last + 1))}].numel()" if last + 1 < len(self.shape) else "1"
-        row = f"{main}[{', '.join(['0'] * first)}].numel()" if first else f"{main}.numel()"
+        inner = f"{main}{[0] * (last + 1)}.numel()" if last + 1 < len(self.shape) else "1"
+        row = f"{main}{[0] * first}.numel()" if first else f"{main}.numel()"
         cols = self.length or (f"{main}.shape[{first}]" if first == last else f"{row} // inner")
         sizes = {"inner": inner, "cols": cols}
         if self.local[final] == "row":

@@ -104,10 +104,6 @@ class Draft:
             self.args.append((name, "int", name))
         return name
 
-    def drop_args(self, *names):
-        """Constants that turn out to be no constructor arguments: `get_inputs` alone uses them."""
-        self.args = [arg for arg in self.args if arg[0] not in names]
-
     def attribute(self, options, value) -> str:
         """An attribute of the model; returns the expression that reads it."""
         name = self.name(options)

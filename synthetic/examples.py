@@ -23,11 +23,10 @@ import torch
 from tqdm import tqdm
 
 import backbone
-from judge.correctness import Verdict
 from judge.judgement import static_check
 from judge.processes import LIBC, PR_SET_PDEATHSIG
 from policy import next_messages, policy_messages
-from sandbox import Sandbox
+from sandbox import Sandbox, Verdict
 from selector import selection_messages
 from skills import Skill, SkillLibrary
 from summarizer import summary_messages
@@ -75,17 +74,15 @@ def snippet(technique, code) -> str:
         mark = r"\.contiguous" if technique == "channels-last-convolution" else ""
         call = re.search(rf"^\s+(\w+ = F\.conv\w*\(\w+{mark}.*)$", code, re.MULTILINE)
         return call[1][:100] if call else ""
-    for kernel in re.findall(r"@triton\.jit\ndef .*?(?=\n\S(?!riton)|\Z)", code, re.DOTALL):
-        if technique not in expert.techniques_in(kernel):
-            continue
-        shown, headed = [], False  # headed: the line before is the torch line that this one replaces
-        for line in kernel.strip("\n").split("\n")[2:]:
-            marked = re.search(_MARKS.get(technique, r"# |tl\.(max|sum|exp|log)"), line)
-            if marked or headed:
-                shown.append(line)
-            headed = marked and "# " in line
-        return "\n".join(shown[:4])
-    return ""
+    kernels = re.findall(r"@triton\.jit\ndef .*?(?=\n\S(?!riton)|\Z)", code, re.DOTALL)
+    kernel = next((kernel for kernel in kernels if technique in expert.techniques_in(kernel)), "")
+    shown, headed = [], False  # headed: the line before is the torch line that this one replaces
+    for line in kernel.strip("\n").split("\n")[2:]:
+        marked = re.search(_MARKS.get(technique, r"# |tl\.(max|sum|exp|log)"), line)
+        if marked or headed:
+            shown.append(line)
+        headed = marked and "# " in line
+    return "\n".join(shown[:4])
 
 
 def write_skill(name, rng, code) -> Skill:
@@ -129,8 +126,7 @@ def slipped(code, rng) -> tuple[str, Verdict]:
     while True:
         mark = rng.choice(list(re.finditer(r"[()\[\],:]", code)))
         text = code[:mark.start()] + rng.choice(["", "(", ")", "]"]) + code[mark.end():]
-        verdict = static_check(text)
-        if verdict and verdict.error:
+        if (verdict := static_check(text)) and verdict.error:
             return text, verdict
 
 

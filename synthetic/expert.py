@@ -123,9 +123,6 @@ class _Renderer:
             i = (self.loss(i) or self.rows(i) or self.norm(i) or self.statistics(i) or self.fused(i)
                  or self.matmul(i) or self.window(i) or self.torch(i))
 
-    def on(self, technique) -> bool:
-        return technique in self.techniques
-
     # ---- how a kernel takes over some steps
 
     def take(self, kind, i, first, last, shape, dims=(), bias_of=None):
@@ -140,8 +137,7 @@ class _Renderer:
 
     def closed(self, i, j) -> bool:
         """Whether steps[i:j] can be one kernel: nothing that it computes but its last target is read later."""
-        final = self.steps[j - 1].target
-        inner = {step.target for step in self.steps[i:j]} - {final}
+        inner = {step.target for step in self.steps[i:j]} - {self.steps[j - 1].target}
         for step in self.steps[j:]:
             if step.reads & inner:
                 return False
@@ -152,7 +148,7 @@ class _Renderer:
         """A kernel over `steps`, or None if one of them cannot be translated."""
         last = kind == "fused" and len(shape) > 3 and any(self.channels_last.get(name) for name in steps[0].reads)
         kernel = Kernel(self.parsed, kind, shape, dims, last)
-        try:
+        with contextlib.suppress(Unsupported, ValueError, TypeError, KeyError, AttributeError):
             if bias_of:
                 kernel.add_bias(bias_of)
             for step in steps:
@@ -160,9 +156,7 @@ class _Renderer:
                     return None
                 kernel.add(step)
             kernel.text(kind)
-        except (Unsupported, ValueError, TypeError, KeyError, AttributeError):
-            return None
-        return kernel
+            return kernel
 
     def emit(self, kernel):
         """Append the call of a kernel."""
@@ -175,8 +169,8 @@ class _Renderer:
         if step.kind != "pointwise" or not step.shape:
             return False
         if step.op == "diagonal":
-            return self.on("diagonal-as-scaling")
-        if self.on("index-broadcast-parameter"):
+            return "diagonal-as-scaling" in self.techniques
+        if "index-broadcast-parameter" in self.techniques:
             return True
         kernel = self.build("fused", [step], step.shape)
         return kernel is not None and not any("% " in operand.load for operand in kernel.operands.values())
@@ -187,7 +181,7 @@ class _Renderer:
 
     def take_with_followers(self, kind, i, technique, bias_of=None):
         """`take` step i and, with the technique, the run of pointwise steps of its shape that follows it."""
-        joins, shape = self.on(technique), self.steps[i].shape
+        joins, shape = technique in self.techniques, self.steps[i].shape
         end = self.end_of_run(i + 1, lambda step: joins and self.pointwise(step) and step.shape == shape)
         return self.take(kind, i, i + 1, end, shape, (), bias_of)
 
@@ -195,13 +189,13 @@ class _Renderer:
 
     def fused(self, i, bias_of=None):
         """A run of pointwise steps; without the technique only one, and only in a solution without any kernel."""
-        allowed = self.on("fuse-pointwise-run") or not self.kernels.texts or bias_of
+        allowed = "fuse-pointwise-run" in self.techniques or not self.kernels.texts or bias_of
         if allowed and self.pointwise(self.steps[i]):
             return self.take_with_followers("fused", i, "fuse-pointwise-run", bias_of)
 
     def rows(self, i, bias_of=None):
         """An operator over rows, with its neighbours: a row to a program, or a sweep for other rows (templates.py)."""
-        steps, neighbours = self.steps, self.on("fuse-neighbours-into-row")
+        steps, neighbours = self.steps, "fuse-neighbours-into-row" in self.techniques
         k = self.end_of_run(i, lambda step: neighbours and self.pointwise(step))
         if k == len(steps) or not self.row(steps[k]):
             return None
@@ -224,26 +218,26 @@ class _Renderer:
                 return j
 
     def row(self, step) -> bool:
-        return step.kind == "row" and self.on(ROWS[step.op].technique)
+        return step.kind == "row" and ROWS[step.op].technique in self.techniques
 
     def loss(self, i):
         """Pointwise steps and the reduction over everything that ends them."""
         steps = self.steps
         k = self.end_of_run(i, lambda step: step.kind == "pointwise" and step.shape == steps[i].shape)
-        joins = k - i <= 1 or self.on("fuse-pointwise-run")  # without it the last pointwise step joins, no other
-        if self.on("partial-sums-loss") and joins and k < len(steps) and steps[k].kind == "all":
+        joins = k - i <= 1 or "fuse-pointwise-run" in self.techniques  # else the last pointwise step joins, no other
+        if "partial-sums-loss" in self.techniques and joins and k < len(steps) and steps[k].kind == "all":
             return self.take("loss", i, k + 1, k + 1, steps[k].values[steps[k].source].shape)
 
     def norm(self, i, bias_of=None):
         """A normalisation over groups of channels, with the pointwise steps that follow."""
         step = self.steps[i]
-        if step.kind == "norm" and step.op != "batch" and self.on("one-program-per-group"):
+        if step.kind == "norm" and step.op != "batch" and "one-program-per-group" in self.techniques:
             return self.take_with_followers("norm", i, "fuse-neighbours-into-row", bias_of)
 
     def statistics(self, i):
         """Batch norm, or layer norm of few long rows: mean and variance by torch, the rest in a pointwise kernel."""
         step = self.steps[i]
-        if step.op not in ("batch", "layer_norm") or not self.on("statistics-then-pointwise"):
+        if step.op not in ("batch", "layer_norm") or "statistics-then-pointwise" not in self.techniques:
             return None
         dims = written = [d for d in range(len(step.shape)) if d != 1]
         if step.op == "layer_norm":  # the layer knows how many they are: a model would have to count
@@ -261,13 +255,13 @@ class _Renderer:
 
     def matmul(self, i):
         """A product of matrices, with its bias and the pointwise steps that follow as the epilogue."""
-        if self.steps[i].kind == "matmul" and self.on("tile-matmul-tf32x3"):
+        if self.steps[i].kind == "matmul" and "tile-matmul-tf32x3" in self.techniques:
             return self.take_with_followers("matmul", i, "fuse-pointwise-run")
 
     def window(self, i):
         """A pooling or depthwise convolution, where there is nothing else for a kernel: torch's are hard to beat."""
         with contextlib.suppress(Unsupported):
-            if self.on(_LAST_RESORT):
+            if _LAST_RESORT in self.techniques:
                 self.emit(Window(self.steps[i]))
                 return i + 1
 
@@ -278,7 +272,7 @@ class _Renderer:
             self.forward.append((step.text, ("torch", step.text.split("\n")[0])))
             return i + 1
         last = self.channels_last[step.target] = self.pays_channels_last(i)
-        if self.on("fold-convolution-bias") and _convolution(step) and step.layer.bias is not None \
+        if "fold-convolution-bias" in self.techniques and _convolution(step) and step.layer.bias is not None \
                 and self.only_next_reads(i):
             written = len(self.forward)
             self.stay(step, self.convolution(step, "None", last))
@@ -319,7 +313,7 @@ class _Renderer:
         end of the function.
         """
         kind, layer = _convolution(self.steps[i]), self.steps[i].layer
-        return bool(self.on("channels-last-convolution") and kind and kind[1] and kind[2] != "1"
+        return bool("channels-last-convolution" in self.techniques and kind and kind[1] and kind[2] != "1"
                     and layer.groups == 1 and max(layer.kernel_size) > 1
                     and i + 1 < self.end_of_run(i + 1, self.pointwise) == len(self.steps))
 

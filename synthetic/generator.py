@@ -38,7 +38,6 @@ class Problem(Chain):
         names = {2: ["batch_size rows N M", "features dim cols width"],
                  3: ["batch_size B N", "seq_len length T", "dim hidden features D"],
                  4: ["batch_size N B", "channels features C", "height H h", "width W w"]}[nd]
-        self.shape = []
         for i, (options, n) in enumerate(zip(names, self.r.choice(sizes))):
             n = self.size(n) if i else n
             self.shape.append((self.const(options, n), n))
@@ -58,7 +57,7 @@ class Problem(Chain):
         if self.chance(0.2):
             factor = self.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}){self.pick('', ' * 0.1')})")
         elif self.chance(0.15):  # the second factor is an input, as in a plain matrix product
-            self.drop_args(i, o)
+            self.args.clear()  # get_inputs alone uses the sizes
             factor = self.tensor_input([i, o])
         else:
             bias = ", bias=False" if self.chance(0.15) else ""
@@ -67,7 +66,7 @@ class Problem(Chain):
 
     def batched_matmul(self, batch, i, o, n_out):
         """Products of two stacks of matrices, both inputs."""
-        self.drop_args(i, o)
+        self.args.clear()  # get_inputs alone uses the sizes
         m, n = self.const("M queries rows", self.pick(8, 16)), self.pick(4, 8)
         self.consts = [(name, str(n) if name == batch else value) for name, value in self.consts]
         self.tensor_input([batch, m, i])
@@ -322,12 +321,9 @@ def synthesize(seed, clutter=False, distribution=NARROW) -> Task:
     return Task(f"synth/{seed}", 0, write_problem(problem), family)
 
 
-def training_tasks(seed, evaluation=None, distribution=NARROW):
-    """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`.
-
-    evaluation: fingerprints to stay clear of; those of all evaluation problems when None.
-    """
-    evaluation = evaluation_fingerprints() if evaluation is None else evaluation
+def training_tasks(seed, distribution=NARROW):
+    """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`."""
+    evaluation = evaluation_fingerprints()
     for n in itertools.count():
         task = synthesize(seed * 1_000_003 + n, clutter=True, distribution=distribution)
         if unfit(task, evaluation) is None:
@@ -342,16 +338,14 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    outcomes, progress = Counter(), tqdm(total=options.count)
-    for task in training_tasks(options.seed):
-        task = scale_batch(task, GPU_BATCH_FACTOR)
+    drawn, outcomes, progress = training_tasks(options.seed), Counter(), tqdm(total=options.count)
+    while outcomes["kept"] < options.count:
+        task = scale_batch(next(drawn), GPU_BATCH_FACTOR)
         outcome = unfit_on_gpu(task) or "kept"
         if outcome == "kept":
             (options.folder / f"{outcomes['kept']}_{task.name.split('/')[-1]}.py").write_text(task.source)
             progress.update()
         outcomes[outcome] += 1
-        if outcomes["kept"] == options.count:
-            break
     progress.close()
     print(", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common()))
 

@@ -5,13 +5,14 @@ called with. reader.py then reads the methods one by one; those that it cannot f
 """
 
 import ast
+import contextlib
 import inspect
 import symtable
 from collections import defaultdict
 from dataclasses import dataclass
 
 from synthetic.codegen import Unsupported
-from synthetic.reader import Body, Reader, is_docstring, without_data
+from synthetic.reader import Body, is_docstring, without_data
 
 _IMPORTED = {"torch", "nn", "F", "triton", "tl"}  # by every solution
 
@@ -52,7 +53,7 @@ class ParsedModel:
         names = []
         for body in self.bodies[::-1]:
             for step in body.steps:
-                call = body.reader.call(step.node)
+                call = body.call(step.node)
                 name = "arithmetic" if call is None else type(call.module).__name__ if call.module else call.name
                 if names[-1:] != [name] and step.kind != "statement":
                     names.append(name)
@@ -61,17 +62,14 @@ class ParsedModel:
 
 def read(task) -> ParsedModel | None:
     """`follow`, or None when the problem cannot be followed."""
-    try:
+    with contextlib.suppress(Unsupported):
         return follow(task)
-    except Unsupported:
-        return None
 
 
 def follow(task) -> ParsedModel:
     """Parse a task (anything with `.source`). Raises Unsupported when the reader can follow none of its methods."""
     source, tree, space = task.source, ast.parse(task.source), {}
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    classes.sort(key=lambda node: node.name == "Model")
+    classes = sorted((n for n in tree.body if isinstance(n, ast.ClassDef)), key=lambda node: node.name == "Model")
     try:
         with without_data():
             exec(compile(source, "problem", "exec"), space)
@@ -108,7 +106,7 @@ def _same_steps(space, node, called, expand) -> Body | None:
 
     called: (object, {argument: value}) pairs. expand: write loops over layers, and sequences of them, out.
     """
-    bodies = [Reader(space, node, owner, values, expand).body() for owner, values in called]
+    bodies = [Body(space, node, owner, values, expand) for owner, values in called]
     return bodies[0] if len({tuple(step.text for step in body.steps) for body in bodies}) == 1 else None
 
 
@@ -117,10 +115,8 @@ def _record_calls(classes) -> dict:
     calls = defaultdict(dict)
 
     def recorded(function, seen):
-        signature = inspect.signature(function)
-
         def wrapper(*args, **kwargs):
-            bound = signature.bind(*args, **kwargs)
+            bound = inspect.signature(function).bind(*args, **kwargs)
             bound.apply_defaults()
             seen.setdefault(id(args[0]), (args[0], dict(list(bound.arguments.items())[1:])))
             return function(*args, **kwargs)

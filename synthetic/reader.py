@@ -45,16 +45,6 @@ class Step:
     values: dict = None  # every variable's value on the meta device when the step runs
 
 
-@dataclass
-class Body:
-    """A function as steps, for one object that it is called on."""
-
-    inputs: list[str]  # names of its arguments
-    steps: list[Step]
-    result: str  # the variable that it returns, or None
-    reader: "Reader"
-
-
 @contextlib.contextmanager
 def without_data():
     """Everything on the meta device; recurrent layers, which would go step by step there, by their shapes alone."""
@@ -81,25 +71,28 @@ class _Call:
     pointwise: bool = False
 
 
-class Reader:
-    """Reads one function. node: its definition; owner: what `self` is; values: its arguments on the meta device."""
+class Body:
+    """One function as steps, for one object that it is called on.
+
+    node: its definition; owner: what `self` is; values: its arguments on the meta device.
+    """
 
     def __init__(self, space, node, owner, values, expand):
-        self.space, self.node, self.model, self.expand = space, node, owner, expand
-        self.names = [a.arg for a in node.args.args[1:]]
+        self.space, self.model, self.expand = space, owner, expand
+        self.inputs = [a.arg for a in node.args.args[1:]]  # names of its arguments
         self.values = dict(values)  # variable -> meta tensor, number or other object
-        self.steps = []
+        self.steps, self.result = [], ""  # result: the variable that it returns, or None
         self.known = {}  # expressions evaluated so far
+        self.read(node.body)
 
-    def body(self) -> Body:
-        result = ""
-        for node in self.unrolled(copy.deepcopy(self.node.body)):
+    def read(self, statements):
+        for node in self.unrolled(copy.deepcopy(statements)):
             if is_docstring(node):
                 continue
-            if result:
+            if self.result:
                 raise Unsupported("several returns")
             if isinstance(node, ast.Return):
-                result = self.returned(node.value)
+                self.result = self.returned(node.value)
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 self.assign(node.targets[0].id, node.value)
             elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
@@ -108,9 +101,8 @@ class Reader:
                 if isinstance(node, ast.Assign) and not _contains(node, _WHOLE):  # several targets
                     node.value = self.hoist(copy.deepcopy(node.value), self.fresh())
                 self.statement(node)
-        if not result:
+        if not self.result:
             raise Unsupported("no return at the end")
-        return Body(self.names, self.steps, result, self)
 
     # ---- one statement
 
@@ -133,8 +125,8 @@ class Reader:
         """Source of what is returned: a variable, and the steps that compute it."""
         if node is None or isinstance(node, ast.Name):
             return ast.unparse(node) if node else "None"
-        usual = self.names and self.names[0] not in RESERVED
-        return self.assign(self.names[0] if usual else self.fresh(), node)
+        usual = self.inputs and self.inputs[0] not in RESERVED
+        return self.assign(self.inputs[0] if usual else self.fresh(), node)
 
     def statement(self, node):
         """A statement that stays as it is."""
@@ -198,11 +190,7 @@ class Reader:
             sequence = isinstance(node, ast.Call) and isinstance(self.resolve(node.func), nn.Sequential)
             before, node = node, self.spelled_out(node)
             spelled_out |= node is not before and not sequence
-            for key, value in ast.iter_fields(node):
-                if isinstance(value, ast.AST):
-                    setattr(node, key, walk(value, False))
-                elif isinstance(value, list):
-                    value[:] = [walk(v, False) if isinstance(v, ast.AST) else v for v in value]
+            children.generic_visit(node)
             call = self.call(node)
             if call is None or call.pointwise:
                 return node
@@ -219,6 +207,8 @@ class Reader:
                 return node
             return named(node)
 
+        children = ast.NodeTransformer()
+        children.visit = lambda child: walk(child, False)  # what generic_visit puts in the place of each child
         return walk(root, True)
 
     def spelled_out(self, node):
@@ -316,19 +306,17 @@ class Reader:
         name = names.get(call.name, call.name)
         if name in ("Linear", "matmul", "mm", "bmm"):
             self.classify_product(step, call)
-            return step
-        if not isinstance(value, torch.Tensor):
-            return step
-        step.source = source.id
-        if norm := re.fullmatch(r"(Group|Instance|Batch)Norm[123]?d?", name):
-            batch = norm[1] == "Batch" and call.module.training
-            if value.dim() > 2 and not getattr(call.module, "track_running_stats", False) or batch:
-                step.kind, step.op = "norm", norm[1].lower()
-        elif name == "LayerNorm" and call.module.bias is not None:
-            step.kind, step.op, rank = "row", "layer_norm", value.dim()
-            step.dims = rank - len(call.module.normalized_shape), rank - 1
-        elif name in ROWS:
-            self.classify_row(step, name, call, value)
+        elif isinstance(value, torch.Tensor):
+            step.source = source.id
+            if norm := re.fullmatch(r"(Group|Instance|Batch)Norm[123]?d?", name):
+                batch = norm[1] == "Batch" and call.module.training
+                if value.dim() > 2 and not getattr(call.module, "track_running_stats", False) or batch:
+                    step.kind, step.op = "norm", norm[1].lower()
+            elif name == "LayerNorm" and call.module.bias is not None:
+                step.kind, step.op, rank = "row", "layer_norm", value.dim()
+                step.dims = rank - len(call.module.normalized_shape), rank - 1
+            elif name in ROWS:
+                self.classify_row(step, name, call, value)
         return step
 
     def classify_product(self, step, call):

@@ -52,22 +52,20 @@ _ROW = _NEIGHBOURS + """    offs = tl.arange(0, BLOCK)
     idx = start + offs
     {steps}
     {store}"""
-_NORM = _NEIGHBOURS + """    total = tl.zeros((BLOCK,), tl.float32)
-    square = tl.zeros((BLOCK,), tl.float32)
-    for i in range(0, cols, BLOCK):
+# The beginning of norm's two loops.
+_BLOCKS = """    for i in range(0, cols, BLOCK):
         offs = i + tl.arange(0, BLOCK)
         mask = offs < cols
         idx = start + offs
-        {main} = tl.load({main}_ptr + idx, mask=mask, other=0.0){biased}
+"""
+_NORM = _NEIGHBOURS + """    total = tl.zeros((BLOCK,), tl.float32)
+    square = tl.zeros((BLOCK,), tl.float32)
+""" + _BLOCKS + """        {main} = tl.load({main}_ptr + idx, mask=mask, other=0.0){biased}
         total += {main}
         square += {main} * {main}
     mean = tl.sum(total, 0) / cols
     rstd = 1.0 / tl.sqrt(tl.sum(square, 0) / cols - mean * mean + eps)
-    for i in range(0, cols, BLOCK):
-        offs = i + tl.arange(0, BLOCK)
-        mask = offs < cols
-        idx = start + offs
-        {steps}
+""" + _BLOCKS + """        {steps}
         {store}"""
 _SWEEP = """def {name}({names}):
     {contiguous}

@@ -5,6 +5,8 @@ import random
 from collections import Counter
 
 import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 import backbone
 from fast.attention import attention_kind
@@ -39,8 +41,6 @@ def train_tokenizer(texts, vocabulary):
 
     texts: one string for each example; a piece must occur in 0.2 % of them. vocabulary: tokens at most.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-
     split = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(r"import [\w. ]+\n|\b(?:tl|torch|nn|F|triton)\.[\w.]+\(?|self\."
                                    r"|[A-Za-z_]+ (?=[A-Za-z])|[A-Za-z_]+|[0-9]+|[^A-Za-z_0-9]+"), "isolated"),
@@ -62,17 +62,12 @@ def train_tokenizer(texts, vocabulary):
 
 def wrap_tokenizer(text, template):
     """The tokenizer for transformers. text: tokenizers' JSON; template: the chat template."""
-    from tokenizers import Tokenizer
-    from transformers import PreTrainedTokenizerFast
-
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(text), chat_template=template,
                                    eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
 
 def random_qwen3(vocab_size, hidden_size=256, intermediate_size=896, num_hidden_layers=6, **more):
     """A Qwen3 with random weights, of about 6 million parameters unless told otherwise. more: of its Qwen3Config."""
-    from transformers import AutoModelForCausalLM, Qwen3Config
-
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": True}
     config = Qwen3Config(vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=intermediate_size,
                          num_hidden_layers=num_hidden_layers, **{**heads, **more})

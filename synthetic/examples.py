@@ -257,9 +257,11 @@ class Writer:
         other = [s for s in candidates if s.name not in applicable]
         if other and rng.random() < 0.2:
             fitting.append(rng.choice(other))
+        # One candidate after the other: that nothing fits is likelier than any one set of those that may.
+        weighed = ", ".join(f"{s.name} {'yes' if s in fitting else 'no'}" for s in candidates)
         rng.shuffle(fitting)
         chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
-        arguments = {"think": f"The forward applies {', '.join(parsed.operators[:6])}.",
+        arguments = {"think": f"The forward applies {', '.join(parsed.operators[:6])}. {weighed}.",
                      "selected_skills": [{"name": s.name, "reason": f"It has work for {s.tags[0]}."} for s in chosen]}
         messages = selection_messages(task, candidates) + [tool_reply("select_skills", arguments)]
         return Example("selection", messages, backbone.SELECT_TOOL, task.family, skills=tuple(s.name for s in chosen))

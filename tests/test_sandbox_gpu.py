@@ -128,6 +128,23 @@ def test_a_transposed_convolution_is_quicker_in_channels_last_memory(sandbox):
     assert last.correct and other.correct and last.speedup > 1.2 * other.speedup, (last, other)
 
 
+@pytest.mark.parametrize("batch", [2, 32])  # of the second, 2 ** 27 elements, there is no float64 run
+def test_another_order_of_tf32_sums_is_right_and_bfloat16_is_not(sandbox, batch):
+    source = f"{IMPORTS}class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n" \
+        "        self.conv = nn.Conv2d(64, 64, 3, padding=1)\n\n    def forward(self, x):\n" \
+        "        x = self.conv(x)\n        return torch.sigmoid(x) * 2.0\n\ndef get_inputs():\n" \
+        f"    return [torch.randn({batch}, 64, 256, 256)]\n\ndef get_init_inputs():\n    return []\n"
+    task = Task("convolution", 0, source)
+    code = expert.render(expert.read(task), {"fuse-pointwise-run"}).code
+    call = "x = self.conv(x)"
+    assert call in code
+    other = code.replace(call, "x = self.conv(x.contiguous(memory_format=torch.channels_last))")
+    half = code.replace(call, "x = F.conv2d(x.bfloat16(), self.conv.weight.bfloat16(), self.conv.bias.bfloat16(), "
+                              "padding=1).float()")
+    same, reordered, rounded = sandbox.score(task, [code, other, half])
+    assert same.correct and reordered.correct and not rounded.correct, (same, reordered, rounded)
+
+
 def test_torch_passed_off_as_a_kernel_is_rejected(sandbox):
     assert verdict(sandbox, TORCH).rejected == "launches no kernel of its own"
 

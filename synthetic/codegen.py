@@ -205,7 +205,8 @@ class Kernel:
         self.local[step.target] = "vector"
 
     def add(self, step):
-        """Append a step, and to the plan its torch line with the operands that it adds, in the order of the line."""
+        """Append a step, and to the plan its torch line, the dimensions that make a row (only the constructor may say
+        which) and the operands that it adds, in the order of the line."""
         def place(operand):
             found = re.search(rf"(?<![\w.]){re.escape(operand.text)}(?!\w)", step.text)
             return found.start() if found else len(step.text)  # what a layer holds comes last
@@ -216,7 +217,8 @@ class Kernel:
         added = sorted(known[before:], key=lambda item: place(item[1]))
         self.operands = dict(known[:before] + added)
         listed = ", ".join(operand.text for _, operand in added)
-        self.plan.append(f"{step.target} = {step.text}" + (f" [{listed}]" if listed else ""))
+        over = " over " + "-".join(map(str, sorted(set(step.dims)))) if step.kind == "row" else ""
+        self.plan.append(f"{step.target} = {step.text}{over}" + (f" [{listed}]" if listed else ""))
 
     def append(self, step):
         """The lines of a step, headed by the torch line that they replace."""

@@ -38,7 +38,7 @@ from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 
 # How often the expert ...
 UNPROMPTED = 0.3  # applies a technique that no skill in the prompt names
-LEVELS = 0.2, 0.8, 0.95  # the same in the wide distribution, one for each answer: what RL finds has to be written, too
+LEVELS = 0.4, 0.8, 0.95  # the same in the wide distribution, one for each answer: what RL finds has to be written, too
 PROMPTED = 0.95  # applies one that a skill in the prompt names
 ADDED_LATER = 0.35  # applies one that is still missing, in a later turn (wide distribution: the largest of LEVELS)
 BROKEN_FIRST = 0.5  # begins several turns with a broken kernel

@@ -157,7 +157,7 @@ def test_a_plan_says_which_lines_each_kernel_takes_over():
     plan, _, code = policy_reply(solution).partition("\n\n```python\n")
     assert code == solution.code + "```" and plan.split("\n")[1:] == [
         "matmul: x = torch.matmul(x, y) [x, y]; x = x * 0.5", "torch: x = torch.cumsum(x, 0)",
-        "row: x = x.tanh() [x]; x = torch.softmax(x, 1)"]
+        "row: x = x.tanh() [x]; x = torch.softmax(x, 1) over 1"]
     pooled = render(expert.follow(single("pooled", "nn.MaxPool2d(2)(x)", "(2, 8, 16, 16)")), ALL)
     assert re.fullmatch(r"maxpool: \w+ = self\.\w+\(x\)", pooled.plan)
 

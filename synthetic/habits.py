@@ -14,6 +14,10 @@ from synthetic.generator import Problem
 _USUAL = ("matmul gemm linear conv conv_transpose bn norm ln fc pool max_pool avg_pool gap act relu gelu softmax "
           "hardtanh dropout loss scaling_factor add_value subtract_value multiply_value divide_value divisor "
           "constant_value min_value max_value sum_tensor multiplier weight bias scale dim")
+# What a line of the constructor may say in other words.
+_RESTATED = ((r"(nn\.Conv.*)\)$", r"\1, padding_mode='zeros')"), (r"(nn\.Linear.*)\)$", r"\1, device=None)"),
+             (r"(nn\.BatchNorm.*)\)$", r"\1, track_running_stats=True)"),
+             (r"torch\.tensor\((-?[\d.]+)\)", r"torch.tensor([\1])"), (r"(torch\.randn\(.*?\))", r"\1 / 4 ** 0.5"))
 
 
 class UserProblem(Problem):
@@ -49,6 +53,8 @@ class UserProblem(Problem):
             x = self.post_process(x)      def post_process(self, x): the lines after the linear layer
         """
         self.args.sort(key=lambda arg: " = " in arg[1])  # those with defaults are last
+        for pattern, otherwise in _RESTATED:
+            self.init = [re.sub(pattern, otherwise, line) if self.chance(0.06) else line for line in self.init]
         self.nest()
         lines = []
         for line in reversed(self.forward):
@@ -103,9 +109,3 @@ class UserProblem(Problem):
             super().reduction()
         for _ in range(self.pick(0, 0, 1, 2)):
             self.pick(self.activation, self.scale, self.clamp)()
-
-    def clamp(self):
-        """Now and then between whole numbers, by name: x = F.hardtanh(x, min_val=-1, max_val=1)"""
-        if self.chance(0.7):
-            return super().clamp()
-        self.line("F.hardtanh({x}, min_val=-1, max_val=1)", "F.hardtanh({x}, min_val=0, max_val=6)")

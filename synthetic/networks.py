@@ -56,7 +56,8 @@ _FORMULAS = ("0.5 * {x} * (1.0 + torch.tanh(0.79788456 * ({x} + 0.044715 * torch
              "F.softplus({x}, beta={c})", "torch.sign({x}) * torch.sqrt({x}.abs())", "F.elu({x}) ** 2", "3 * {x} - {c}",
              "{x} * F.relu6({x} + 3) / 6", "torch.sign({x}) * torch.sqrt(torch.abs({x}) + 1e-6)",
              "torch.exp(-{c} * {x})", "{x} / (1 + {x}.abs())",
-             "torch.where({x} > {c}, {x}, {c} * torch.ones_like({x}))")
+             "torch.where({x} > {c}, {x}, {c} * torch.ones_like({x}))",
+             "F.hardtanh({x}, min_val=-1, max_val=1)", "F.hardtanh({x}, min_val=0, max_val=6)")
 _PAIRS = ("torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.where({y} > 0, {x}, {y})",
           "{x} * torch.sigmoid({y})", "torch.lerp({x}, {y}, 0.3)", "{c} * {x} + (1 - {c}) * {y}", "({x} - {y}).abs()",
           "{x}.masked_fill({y} > 0.5, 0.0)", "torch.logaddexp({x}, {y})", "torch.addcmul({x}, {y}, {y})",

@@ -205,8 +205,10 @@ class Kernel:
         self.local[step.target] = "vector"
 
     def add(self, step):
-        """Append a step, and to the plan its torch line, the dimensions that make a row (only the constructor may say
-        which) and the operands that it adds, in the order of the line."""
+        """Append a step, and to the plan its torch line, the dimensions that make a row and the operands that it adds.
+
+            x = torch.softmax(x, self.dim) over 1 [x]      x = y * self.scale + x [y, self.scale, x], as in the line
+        """
         def place(operand):
             found = re.search(rf"(?<![\w.]){re.escape(operand.text)}(?!\w)", step.text)
             return found.start() if found else len(step.text)  # what a layer holds comes last

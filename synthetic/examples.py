@@ -93,7 +93,7 @@ def write_skill(name, rng, code) -> Skill:
 
 
 def policy_reply(solution) -> str:
-    """The techniques, the plan (who writes the call of a kernel has read there what it needs) and the code."""
+    """The techniques, the plan and the code. The plan comes first, so that a kernel's call can be copied from it."""
     techniques = ", ".join(name for name in TECHNIQUES if name in solution.used) or "a kernel for one operator"
     return f"Plan: {techniques}.\n{solution.plan}\n\n```python\n{solution.code}```"
 

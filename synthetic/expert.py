@@ -80,7 +80,8 @@ _IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as 
             "import triton.language as tl")
 
 
-# plan: every step of the methods that have a kernel, with what runs it; used: the techniques that show up in the code.
+# plan: the steps of the methods that have a kernel, each with what runs it (not the torch call for the statistics of a
+# batch norm); used: the techniques that show up in the code.
 Solution = namedtuple("Solution", "plan code used")
 
 
@@ -103,7 +104,7 @@ class _Kernels:
 
     def describe(self, said):
         """Extend the plan by a method's [(kernel or "torch", its steps)], unless all of it stays with torch."""
-        for name, steps in said if {name for name, _ in said} - {"torch"} else []:
+        for name, steps in said if {runs for runs, _ in said} - {"torch"} else []:
             if name == "torch" and self.plan and self.plan[-1].startswith("torch:"):
                 self.plan[-1] += f"; {steps}"
             else:

@@ -81,7 +81,7 @@ class Body:
         self.space, self.model, self.expand = space, owner, expand
         self.inputs = [a.arg for a in node.args.args[1:]]  # names of its arguments
         self.values = dict(values)  # variable -> meta tensor, number or other object
-        self.steps, self.result = [], ""  # result: the variable that it returns, or None
+        self.steps, self.result = [], ""  # result: the variable that it returns, or "None"
         self.known = {}  # expressions evaluated so far
         self.read(node.body)
 
@@ -329,7 +329,7 @@ class Body:
             factors = [factors[0], f"self.{call.attribute}.weight.t()"]
         a, b = (self.evaluate(ast.parse(factor, mode="eval").body, self.values) for factor in factors)
         stacked = a.dim() == b.dim() >= 3 and a.shape[:-2] == b.shape[:-2]
-        if a.dim() >= 2 and (b.dim() == 2 or stacked) and a.dtype == b.dtype == torch.float32:
+        if a.dim() >= 2 and (b.dim() == 2 or stacked) and a.dtype == b.dtype == torch.float32 and len({*factors}) > 1:
             step.kind, step.factors = "matmul", tuple(factors)
 
     def classify_row(self, step, name, call, value):

@@ -169,6 +169,25 @@ def test_a_plan_lists_what_each_step_needs_in_the_order_in_which_its_kernel_gets
     assert "return fused(x, self.op.negative_slope, y)" in solution.code
 
 
+def test_every_call_passes_the_operands_of_its_plan_in_their_order():
+    calls = 0
+    for seed in range(120):
+        parsed = expert.read(synthesize(seed, clutter=True, distribution=WIDE))
+        solution = parsed and render(parsed, ALL)
+        plain = str.maketrans("[]", "()")  # subscripts are none of the lists
+        code = solution.code.translate(plain) if solution else ""
+        for name, steps in re.findall(r"^(?!torch:)(\w+): (.*)$", solution.plan, re.MULTILINE) if solution else []:
+            operands = [listed.translate(plain) for listed in re.findall(r" \[(.+?)\](?=; |$)", steps)]
+            calls += bool(operands)
+            assert not operands or f"{name}({', '.join(operands)}" in code, seed
+    assert calls > 100
+
+
+def test_the_square_of_a_matrix_stays_with_torch():
+    solution = render(expert.follow(single("squared", "torch.tanh(torch.matmul(x, x)) * 0.5 + y", "(64, 64)")), ALL)
+    assert "matmul_kernel" not in solution.code and "torch.matmul(x, x)" in solution.code
+
+
 def test_a_layer_norm_over_several_dimensions_reads_its_length_from_its_weight(box):
     task = single("norm", "torch.tanh(nn.LayerNorm((8, 16, 16))(x))", "(64, 8, 16, 16)")
     code = render(expert.follow(task), ALL).code

@@ -55,7 +55,8 @@ def test_kevin_drops_thoughts_and_keeps_plans_and_kernels(model, history, though
 
 @pytest.mark.parametrize("compiled, limits, reason", [
     (lambda model: model, (0.0, 1e9), None), (lambda model: model, (1e8, 1e9), "takes less"),
-    (lambda model: model, (0.0, 1e-9), "takes more"), (lambda model: lambda x: model(x) + 1, (0.0, 1e9), "other values"),
+    (lambda model: model, (0.0, 1e-9), "takes more"),
+    (lambda model: lambda x: model(x) + 1, (0.0, 1e9), "other values"),
     (lambda model: 1 / 0, (0.0, 1e9), "does not run: ZeroDivisionError")])
 def test_tasks_for_a_clock(monkeypatch, compiled, limits, reason):
     monkeypatch.setattr(torch, "compile", compiled)

@@ -198,8 +198,8 @@ class Kernel:
         """Begin with the bias of a convolution that was called without it."""
         x = self.operand(step.target, step.shape)
         bias = self.operand(f"self.{step.module}.bias", (step.shape[1],) + (1,) * (len(step.shape) - 2))
-        self.plan.append(f"{step.target} = {step.text} [{', '.join(self.operands)}]")
-        self.lines += [f"# {step.target} = {step.text}", f"{step.target} = {x} + {bias}"]
+        self.plan.append(f"{step} [{', '.join(self.operands)}]")
+        self.lines += [f"# {step}", f"{step.target} = {x} + {bias}"]
         self.sections.append((list(self.lines), "vector"))
         self.biased = [self.operands[f"self.{step.module}.bias"].load, self.lines[-1]]
         self.local[step.target] = "vector"
@@ -220,12 +220,12 @@ class Kernel:
         self.operands = dict(known[:before] + added)
         listed = ", ".join(operand.text for _, operand in added)
         over = " over " + "-".join(map(str, sorted(set(step.dims)))) if step.kind == "row" else ""
-        self.plan.append(f"{step.target} = {step.text}{over}" + (f" [{listed}]" if listed else ""))
+        self.plan.append(f"{step}{over}" + (f" [{listed}]" if listed else ""))
 
     def append(self, step):
         """The lines of a step, headed by the torch line that they replace."""
         before, operands = len(self.lines), len(self.operands)
-        self.lines.append(f"# {step.target} = {step.text}")
+        self.lines.append(f"# {step}")
         self.last = step
         reduced = step.kind == "row" and ROWS[step.op].reduces
         reduced |= step.kind == "pointwise" and tuple(step.shape) != self.shape
@@ -426,7 +426,7 @@ class Window:
                 or getattr(layer, "norm_type", 2) != 2:
             raise Unsupported
         self.kind = "depthwise" if found[1] == "Conv" else found[1].lower()
-        self.plan = [f"{step.target} = {step.text}"]
+        self.plan = [str(step)]
 
     def text(self, name) -> str:
         return TEMPLATES["pool"].format(name=name, pool=POOLS[self.kind], step=self.last)

@@ -269,9 +269,6 @@ class _Renderer:
     def torch(self, i):
         """A step that stays a torch call; a convolution may leave its bias to what follows."""
         step = self.steps[i]
-        if step.kind == "statement":
-            self.forward.append((step.text, ("torch", step.text.split("\n")[0])))
-            return i + 1
         last = self.channels_last[step.target] = self.pays_channels_last(i)
         if "fold-convolution-bias" in self.techniques and _convolution(step) and step.layer.bias is not None \
                 and self.only_next_reads(i):
@@ -284,9 +281,8 @@ class _Renderer:
         return i + 1
 
     def stay(self, step, line=None):
-        """Leave a step to torch, written as it is or as `line`."""
-        text = f"{step.target} = {step.text}"
-        self.forward.append((line or text, ("torch", text)))
+        """Leave a step to torch, written as it is or as `line`; of a statement the plan has the first line."""
+        self.forward.append((line or str(step), ("torch", str(step).split("\n")[0])))
 
     def folded(self, i):
         """Go on after a convolution without its bias: the next kernel adds it, after a pooling, too, which lets it

@@ -115,8 +115,10 @@ def _record_calls(classes) -> dict:
     calls = defaultdict(dict)
 
     def recorded(function, seen):
+        signature = inspect.signature(function)
+
         def wrapper(*args, **kwargs):
-            bound = inspect.signature(function).bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
             seen.setdefault(id(args[0]), (args[0], dict(list(bound.arguments.items())[1:])))
             return function(*args, **kwargs)

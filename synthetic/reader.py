@@ -44,6 +44,9 @@ class Step:
     reads: set = field(default_factory=set)  # variables
     values: dict = None  # every variable's value on the meta device when the step runs
 
+    def __str__(self):
+        return f"{self.target} = {self.text}" if self.target else self.text
+
 
 @contextlib.contextmanager
 def without_data():

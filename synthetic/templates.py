@@ -134,7 +134,7 @@ def {name}_kernel(x_ptr, {pool.pointers}dst_ptr, depth, height, width, kd: tl.co
     z, y, x = point // (oh * ow) * sd - pd, point // ow % oh * sh - ph, point % ow * sw - pw
     x_ptr += plane * depth * height * width
     acc = tl.full((BLOCK,), {pool.start}, tl.float32)
-    # {step.target} = {step.text}
+    # {step}
     for i in tl.static_range(kd):
         for j in tl.static_range(kh):
             for k in tl.static_range(kw):

@@ -467,11 +467,10 @@ def flush(run, episodes):
     for episode in sorted(found, key=lambda e: e.staged.verify_speedup or 0, reverse=True):
         texts = summarizer.identity(episode.staged)
         if texts.isdisjoint(seen):
-            run.library.stage(episode.staged)
+            run.library.add(episode.staged)
         else:
             episode.staged = None
         seen |= texts
-    run.library.flush()
     if ranks.rank() == 0:
         run.library.save_snapshot(run.out / "skill_library", run.step + 1)
 

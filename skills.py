@@ -5,8 +5,7 @@ found again by BM25. The library is a list of them in memory and a JSON-lines fi
 
     library = SkillLibrary.of_model("checkpoints/tiny")     skill_library.jsonl in the model's folder, or an empty one
     library.recall(task.source)                             at most 20 candidates for the Selection role
-    library.stage(skill)                                    verified in this step; it cannot be selected yet
-    library.flush()                                         after the update: staged skills join, names made unique
+    library.add(skill)                                      a staged skill joins after the update; names made unique
     library.save_snapshot(folder, step)                     folder/global_step_<step>.jsonl, written atomically
 
 This file knows nothing of models or GPUs.
@@ -80,39 +79,28 @@ def write_atomically(path, text):
 
 
 class SkillLibrary:
-    """Skills with unique names; staged ones, which wait for the end of the step; and a BM25 index over the former."""
+    """Skills with unique names, and a BM25 index over them."""
 
     def __init__(self, skills=()):
         self.skills: list[Skill] = []
-        self.staged: list[Skill] = []
         self.gains = {}  # name -> (schemes that showed the skill beside a null scheme, the sum of what they gained)
         self._index = None  # BM25 over self.skills; built at the first recall after a change
         for skill in skills:
-            self._add(skill)
+            self.add(skill)
 
     def __len__(self):
         return len(self.skills)
 
-    def _add(self, skill) -> Skill:
+    # ---- growth
+
+    def add(self, skill):
+        """A skill joins, under a name that is unique (name, name-2, name-3, ...)."""
         taken = {other.name for other in self.skills}
         name, n = skill.name, 2
         while name in taken:
             name, n = f"{skill.name}-{n}", n + 1
         self.skills.append(replace(skill, name=name))
         self._index = None
-        return self.skills[-1]
-
-    # ---- growth
-
-    def stage(self, skill):
-        """Hold a verified skill back until the update is done, so that all rollouts of a step see one library."""
-        self.staged.append(skill)
-
-    def flush(self) -> list[Skill]:
-        """Staged skills join the library. Returns them under the names that they got (name, name-2, name-3, ...)."""
-        added = [self._add(skill) for skill in self.staged]
-        self.staged = []
-        return added
 
     # ---- proof in use
 
@@ -162,7 +150,7 @@ class SkillLibrary:
             return cls()
 
     def save(self, path):
-        """Write all skills, not the staged ones, atomically."""
+        """Write all skills, atomically."""
         write_atomically(path, "".join(json.dumps(asdict(skill)) + "\n" for skill in self.skills))
 
     def save_snapshot(self, folder, step):

@@ -390,15 +390,14 @@ class Reference:
             pieces = mine.reshape(-1).split(PIECE)
             size = (sum(float(p.float().nan_to_num(0, 0, 0).square().sum()) for p in pieces) / mine.numel()) ** 0.5
             rounding, relative = 1e-5 * size, most
-            if other is not None and large:
-                pairs = zip(pieces, other.reshape(-1).split(PIECE))
-                error = max(float((a - b).nan_to_num(0, 0, 0).abs().max()) for a, b in pairs)
-                self.chaotic |= error > 0.1 * size
-                rounding = max(rounding, 4 * error)
-            elif other is not None:
-                error = (mine.double() - other).nan_to_num(0, 0, 0).abs()
-                self.chaotic |= float(error.max()) > 0.1 * size
-                rounding, relative = (4 * float(x.max()) for x in (error, error / (other.abs() + min(1.0, size))))
+            if other is not None:
+                worst = share = 0.0
+                for piece, precise in zip(pieces, other.reshape(-1).split(PIECE)):
+                    error = (piece.double() - precise).nan_to_num(0, 0, 0).abs()
+                    worst = max(worst, float(error.max()))
+                    share = max(share, float((error / (precise.abs() + min(1.0, size))).max()))
+                self.chaotic |= worst > 0.1 * size
+                rounding, relative = (max(rounding, 4 * worst), most) if large else (4 * worst, 4 * share)
             allowed.append((min(1.0, size), min(rounding, most * size + 1e-7), relative))
         return allowed
 

@@ -28,20 +28,18 @@ def test_roundtrip_keeps_every_field(tmp_path):
     assert list(first) == ["name", "description", "scope", "tags", "content", "verify_speedup"]
 
 
-def test_staged_skills_are_invisible_until_flush():
+def test_a_skill_that_joins_is_found():
     library = SkillLibrary(LIBRARY)
-    library.stage(skill("new", "softmax softmax"))
-    assert len(library) == 5 and "new" not in [s.name for s in library.recall("softmax")]
-    assert [s.name for s in library.flush()] == ["new"]
+    assert "new" not in [s.name for s in library.recall("softmax")]
+    library.add(skill("new", "softmax softmax"))
     assert len(library) == 6 and "new" in [s.name for s in library.recall("softmax")]
-    assert library.flush() == []
 
 
 def test_names_are_unique():
     library = SkillLibrary([skill("a"), skill("a-2")])
     for _ in range(3):
-        library.stage(skill("a"))
-    assert [s.name for s in library.flush()] == ["a-3", "a-4", "a-5"]
+        library.add(skill("a"))
+    assert [s.name for s in library.skills] == ["a", "a-2", "a-3", "a-4", "a-5"]
     assert [s.name for s in SkillLibrary([skill("x"), skill("x"), skill("x")]).skills] == ["x", "x-2", "x-3"]
 
 

@@ -174,9 +174,11 @@ class Writer:
         return (task, parsed) if parsed and expert.render(parsed, ALL) else None
 
     def injected(self, rng, applicable) -> list[Skill]:
-        """1 to 3 skills for the prompt: mostly ones that fit."""
+        """1 to 3 skills for the prompt: mostly ones that fit; in a third of the prompts none, so that what a skill says
+        matters, and not that there is one."""
         fitting, other = sorted(applicable), sorted(ALL - applicable)
-        names = [rng.choice(fitting if fitting and rng.random() < 0.8 else other or fitting)
+        fits = rng.choice([0.0, 0.9, 0.9])
+        names = [rng.choice(fitting if fitting and rng.random() < fits else other or fitting)
                  for _ in range(rng.choice([1, 1, 2, 2, 3]))]
         return [self.skill(name, rng) for name in dict.fromkeys(names)]
 

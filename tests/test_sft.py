@@ -105,6 +105,14 @@ def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do(writer):
     assert sum(prompted) / len(prompted) > 0.85 and sum(unprompted) / len(unprompted) < 0.45
 
 
+def test_in_a_third_of_the_prompts_with_skills_none_fits(writer):
+    """Else a model learns to write fuller kernels whatever the skills say."""
+    applicable = frozenset(["fuse-pointwise-run", "row-reduction"])
+    shown = [{skill.name for skill in writer.injected(random.Random(seed), applicable)} for seed in range(600)]
+    assert 0.28 < sum(applicable.isdisjoint(names) for names in shown) / len(shown) < 0.48
+    assert sum(names <= applicable for names in shown) > 250
+
+
 def test_summaries_mostly_name_what_the_best_answer_gained(examples):
     right = []
     for e in (e for e in examples if "summary" in e.kind):

@@ -391,11 +391,12 @@ class Reference:
             size = (sum(float(p.float().nan_to_num(0, 0, 0).square().sum()) for p in pieces) / mine.numel()) ** 0.5
             rounding, relative = 1e-5 * size, most
             if other is not None:
-                worst = share = 0.0
+                errors, shares = [], []
                 for piece, precise in zip(pieces, other.reshape(-1).split(PIECE)):
-                    error = (piece.double() - precise).nan_to_num(0, 0, 0).abs()
-                    worst = max(worst, float(error.max()))
-                    share = max(share, float((error / (precise.abs() + min(1.0, size))).max()))
+                    error = (piece - precise).nan_to_num(0, 0, 0).abs()
+                    errors.append(error.max())
+                    shares.append((error / (precise.abs() + min(1.0, size))).max())
+                worst, share = (float(torch.stack(found).max()) for found in (errors, shares))
                 self.chaotic |= worst > 0.1 * size
                 rounding, relative = (max(rounding, 4 * worst), most) if large else (4 * worst, 4 * share)
             allowed.append((min(1.0, size), min(rounding, most * size + 1e-7), relative))

@@ -48,8 +48,7 @@ from page.writer import render
 from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary, write_atomically
 from summarizer import REASONS
-from synthetic.generator import NARROW, training_tasks
-from synthetic.networks import WIDE
+from synthetic.generator import NARROW, WIDE, training_tasks
 from tasks import (GPU_BATCH_FACTOR, UserError, builtin_tasks, check_device, check_numbers, flag, folder_tasks, found,
                    resumable, run_command, scale_batch, told)
 

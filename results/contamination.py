@@ -20,8 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from synthetic.generator import NARROW, synthesize  # noqa: E402
-from synthetic.networks import WIDE  # noqa: E402
+from synthetic.generator import NARROW, WIDE, synthesize  # noqa: E402
 from tasks import (PROBLEMS, builtin_tasks, evaluation_fingerprints, fingerprint, kernelbench_tasks,  # noqa: E402
                    operators, problem_id)
 

@@ -3,9 +3,10 @@
     operators.py    the table of operators: how problems spell them, how kernels compute them
     draft.py        a problem while it is being written: names, constants, lines
     chain.py        the operators that follow a problem's head
-    generator.py    heads and families; problems without end
+    heads.py        what a problem begins with; the families of chains
     habits.py       how users write: names, helper methods, copies
-    networks.py     the wide distribution: products, reductions, losses, networks of several classes
+    networks.py     products, reductions, losses, mixtures, networks of several classes
+    generator.py    the narrow and the wide distribution; problems without end
     wording.py      how a drafted problem is written down (its vocabulary: words.txt)
     problem.py      the expert's first half: what does this problem compute?
     reader.py       one function of it, as steps
@@ -15,9 +16,9 @@
     examples.py     the five kinds of examples, and the diversity filter
     tiny.py         the tiny model: tokenizer, random weights, evaluation
 
-    operators -- draft - chain - generator - habits - networks --.
-        |                                                        |-- examples -- tiny -- sft.py
-        '------- problem - reader - codegen - expert ------------'
+    operators -- draft - chain - heads - habits - networks - generator --.
+        |                                                                |-- examples -- tiny -- sft.py
+        '------- problem - reader - codegen - expert --------------------'
 
 To add a pointwise operator that the expert can write: a row in `operators.POINTWISE`, and, if problems can also spell
 it with other operators, one in `tasks._WRITTEN_OUT`. `python sft.py` then trains a model that knows it.

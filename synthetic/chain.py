@@ -2,7 +2,7 @@
 
 A method here draws one operator (or a few that belong together) and appends it to the draft: a line of the forward
 pass and, where it needs them, lines of the constructor and module-level constants. `Chain.steps` draws pointwise ones;
-reductions, rows and normalisations are placed by generator.py. What `draft.steps(3)` may add:
+reductions, rows and normalisations are placed by heads.py. What `draft.steps(3)` may add:
 
     x = F.leaky_relu(x, self.negative_slope)
     x = x + self.bias

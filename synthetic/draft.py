@@ -1,8 +1,8 @@
 """One problem while it is being written: its names, constants, constructor arguments and lines.
 
-`Draft` knows no operator. generator.py adds what is computed, and wording.py makes a file of it. Everything is drawn
-from one stream of random numbers, so the order of the draws is part of what a seed means: a change of it changes every
-problem, and the shipped checkpoint was trained on these.
+`Draft` knows no operator: chain.py, heads.py, habits.py and networks.py add what is computed, and wording.py makes a
+file of it. Everything is drawn from one stream of random numbers, so the order of the draws is part of what a seed
+means: a change of it changes every problem, and the shipped checkpoint was trained on these.
 """
 
 import keyword

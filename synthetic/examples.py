@@ -32,8 +32,7 @@ from skills import Skill, SkillLibrary
 from summarizer import summary_messages
 from synthetic import expert
 from synthetic.expert import ALL, TECHNIQUES
-from synthetic.generator import NARROW, synthesize
-from synthetic.networks import WIDE
+from synthetic.generator import NARROW, WIDE, synthesize
 from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 
 # How often the expert ...
@@ -92,10 +91,11 @@ def write_skill(name, rng, code) -> Skill:
     return Skill(t.name, t.description, t.scope, tuple(t.tags), content, None)
 
 
-def policy_reply(solution) -> str:
-    """The techniques, the plan and the code. The plan comes first, so that a kernel's call can be copied from it."""
+def policy_reply(solution, steps=False) -> str:
+    """The techniques, with `steps` the plan, from which a kernel's call can be copied, and the code."""
     techniques = ", ".join(name for name in TECHNIQUES if name in solution.used) or "a kernel for one operator"
-    return f"Plan: {techniques}.\n{solution.plan}\n\n```python\n{solution.code}```"
+    plan = f"{solution.plan}\n" if steps else ""
+    return f"Plan: {techniques}.\n{plan}\n```python\n{solution.code}```"
 
 
 def tool_reply(name, arguments) -> dict:
@@ -147,6 +147,7 @@ class Writer:
         self.sandbox, self.evaluation, self.distribution = sandbox, evaluation_fingerprints(), distribution
         self.levels = [UNPROMPTED] if distribution is NARROW else LEVELS
         self.later = ADDED_LATER if distribution is NARROW else max(LEVELS)
+        self.steps = distribution is not NARROW  # in the plan: few need none, and a reply is a sixth shorter without
         self.codes = {name: [] for name in TECHNIQUES}  # solutions that show a technique, for the Example of its skill
         seed = 0
         while not all(self.codes.values()):
@@ -163,6 +164,9 @@ class Writer:
     def forget(self):
         """Back to the first codes: from here on examples do not depend on what was written before."""
         self.codes = dict(self.first_codes)
+
+    def reply(self, solution) -> str:
+        return policy_reply(solution, self.steps)
 
     def skill(self, name, rng) -> Skill:
         return write_skill(name, rng, rng.choice(self.codes[name]))
@@ -203,7 +207,7 @@ class Writer:
     def policy(self, task, messages, skills, solution, unlearnt) -> Example:
         """The conversation so far and the answer that is learnt."""
         kind = "policy+skills" if skills else "policy"
-        messages = messages + [{"role": "assistant", "content": policy_reply(solution)}]
+        messages = messages + [{"role": "assistant", "content": self.reply(solution)}]
         return Example(kind, messages, None, task.family, normalized(solution.code), unlearnt=unlearnt)
 
     def single(self, rng, task, parsed) -> Example:
@@ -216,7 +220,7 @@ class Writer:
         slips = self.distribution is not NARROW and rng.random() < SLIPPED
         if slips:  # in the code; the plan was right
             broken, verdict = slipped(solution.code, rng)
-            messages = next_messages(messages, policy_reply(solution._replace(code=broken)), verdict)
+            messages = next_messages(messages, self.reply(solution._replace(code=broken)), verdict)
         return self.policy(task, messages, skills, solution, unlearnt=int(slips))
 
     def executed(self, rng, task, parsed) -> list[Example]:
@@ -245,7 +249,7 @@ class Writer:
             verdicts = [replace(verdict, clock="measured") for verdict in verdicts]
         messages = policy_messages(task, skills)
         for solution, verdict in zip(answers[:turns - 1], verdicts):
-            messages = next_messages(messages, policy_reply(solution), verdict)
+            messages = next_messages(messages, self.reply(solution), verdict)
         trajectory = self.policy(task, messages, skills, answers[turns - 1], unlearnt=int(broken))
         summary = self.summary(rng, task, skills, answers, verdicts)
         return [trajectory, summary] if summary else [trajectory]

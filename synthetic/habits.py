@@ -1,14 +1,13 @@
-"""How PyTorch users write: what the wide distribution does with the steps that the narrow one has, too.
+"""How PyTorch users write the chains of heads.py.
 
 Names that usually stand for something else, calls inside calls, steps in place, a method for the last lines, copies,
-reductions over several dimensions, long signatures.
-networks.py adds what only the wide distribution computes.
+reductions over several dimensions, long signatures. networks.py adds more to compute.
 """
 
 import ast
 import re
 
-from synthetic.generator import Problem
+from synthetic.heads import Problem
 
 # Names that problems are full of. What one stands for says its definition, not the name.
 _USUAL = ("matmul gemm linear conv conv_transpose bn norm ln fc pool max_pool avg_pool gap act relu gelu softmax "

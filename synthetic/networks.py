@@ -1,14 +1,13 @@
-"""The wide distribution of problems: what PyTorch users write besides the chains of generator.py.
+"""What PyTorch users write besides the chains of heads.py.
 
 Lone operators, products of matrices in every arrangement, reductions and scans along any dimension, formulas written
 out, losses of torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper
 methods. Which operators there are is in tables; a method says how a problem is built from them, and shows what a
-forward pass of it may look like (names vary). `synthesize(seed, distribution=WIDE)` draws from these and others.
+forward pass of it may look like (names vary).
 """
 
 import ast
 
-from synthetic.generator import FAMILIES, Distribution
 from synthetic.habits import UserProblem
 from synthetic.wording import write_class
 
@@ -109,7 +108,7 @@ _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c},
            ("F.binary_cross_entropy_with_logits({x}, {y}, reduction='sum')", "torch.rand({rows}, {width})"))
 
 
-class Wide(UserProblem):
+class AnyProblem(UserProblem):
     """A draft of the wide distribution."""
 
     def formula(self, of_two=False):
@@ -322,7 +321,7 @@ class Wide(UserProblem):
         self.shape, self.saved = [self.shape[0], ("1", 1)], None  # no longer known by name
 
     def any_norm(self):
-        """What the narrow distribution has for this shape, or batch norm: self.bn = nn.BatchNorm1d(out_features)"""
+        """What chains have for this shape, or batch norm: self.bn = nn.BatchNorm1d(out_features)"""
         spatial = len(self.shape) - 2
         batch_norm = f"BatchNorm{max(1, spatial)}d({self.inside(self.shape[1][0])})"
         self.pick(self.normalization if spatial else self.row_operator,
@@ -498,9 +497,3 @@ class Wide(UserProblem):
         if self.chance(0.3):
             self.formula()
 
-
-# Each family's weight and how it is drafted; those of the narrow distribution keep their weights (see generator.py).
-WIDE = Distribution(Wide, {
-    **FAMILIES, "product": (16, Wide.product), "any dimension": (18, Wide.any_dimension),
-    "formula": (10, Wide.formulas), "library loss": (8, Wide.library_loss), "mixture": (60, Wide.mixture),
-    "sequence": (10, Wide.sequence), "classes": (16, Wide.several_classes), "lone": (60, Wide.lone)})

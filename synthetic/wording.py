@@ -1,7 +1,7 @@
 """How a synthesised problem reads: docstrings, comments, layout, signatures, and what stands there without being used.
 
-`generator.py` drafts what a problem computes; `write_problem` makes a file of the draft. Prose is random words: a model
-that reads it has nothing to learn from it but to look past it.
+`write_problem` makes a file of a draft (draft.py). Prose is random words: a model that reads it has nothing to learn
+from it but to look past it.
 """
 
 import re

@@ -87,7 +87,7 @@ def test_first_constant_is_the_leading_dimension(task):
     assert elements2 <= 2 * elements  # no tensor that grows with the batch squared
 
 
-@pytest.mark.parametrize("seed", [17, 80, 250])  # the diagonal is a parameter; an input; the columns are 512 * 4
+@pytest.mark.parametrize("seed", [1, 43, 463])  # the diagonal is a parameter; an input; the columns are 64 * 4
 def test_a_larger_batch_makes_no_larger_diagonal_matrix(seed):
     task = synthesize(seed, clutter=True)
     assert task.family == "diagonal" and "torch.diag(" in task.source

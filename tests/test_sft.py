@@ -30,7 +30,7 @@ from sft import encode, plan_batches
 from synthetic import examples as examples_module
 from synthetic import expert
 from synthetic.examples import Example, Writer, diversity_filter, policy_reply, spoil, tool_reply
-from synthetic.networks import WIDE
+from synthetic.generator import WIDE
 from synthetic.tiny import HELD_OUT, random_qwen3, train_tokenizer
 from tasks import UserError
 

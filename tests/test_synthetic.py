@@ -17,8 +17,8 @@ from summarizer import lazy_advice
 from synthetic import expert
 from synthetic.examples import policy_reply
 from synthetic.expert import ALL, TECHNIQUES, read, render, techniques_in
-from synthetic.generator import FAMILIES, Distribution, synthesize, training_tasks
-from synthetic.networks import WIDE, Wide
+from synthetic.generator import WIDE, synthesize, training_tasks
+from synthetic.heads import FAMILIES
 from synthetic.operators import POINTWISE, Operator
 from tasks import Task, builtin_tasks, evaluation_fingerprints, fingerprint, unfit
 
@@ -154,7 +154,7 @@ def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
 def test_a_plan_says_which_lines_each_kernel_takes_over():
     lines = "x = torch.matmul(x, y) * 0.5", "x = torch.cumsum(x, 0)", "return torch.softmax(x.tanh(), 1)"
     solution = render(expert.follow(single("planned", "\n        ".join(lines), "(64, 64)")), ALL - {"row-scan"})
-    plan, _, code = policy_reply(solution).partition("\n\n```python\n")
+    plan, _, code = policy_reply(solution, steps=True).partition("\n\n```python\n")
     assert code == solution.code + "```" and plan.split("\n")[1:] == [
         "matmul: x = torch.matmul(x, y) [x, y]; x = x * 0.5", "torch: x = torch.cumsum(x, 0)",
         "row: x = x.tanh() [x]; x = torch.softmax(x, 1) over 1"]
@@ -285,10 +285,10 @@ def test_a_network_keeps_its_layers_and_has_kernels_in_every_method(box):
 
 
 def test_solutions_for_the_wide_distribution_are_correct(box):
-    families = {name: row for name, row in WIDE.families.items() if name not in FAMILIES}
+    families = {name: row for name, row in WIDE.items() if name not in FAMILIES}
     found, evaluation = {name: [] for name in families}, evaluation_fingerprints()
     for seed in range(200):
-        task = synthesize(seed, clutter=seed % 2 > 0, distribution=Distribution(Wide, families))
+        task = synthesize(seed, clutter=seed % 2 > 0, distribution=families)
         if len(found[task.family]) < 2 and unfit(task, evaluation) is None:
             found[task.family].append(task)
     drawn = [task for tasks_ in found.values() for task in tasks_]
@@ -353,7 +353,7 @@ def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(box
     monkeypatch.setitem(POINTWISE, "tanhshrink", Operator(formula, spellings, "Tanhshrink()"))  # the first place
     monkeypatch.setitem(tasks._WRITTEN_OUT, "tanhshrink", ["sub", "tanh"])  # the second
     texts = {"F.tanhshrink(": [], "nn.Tanhshrink()": [], "- torch.tanh(": []}
-    for task in itertools.islice(training_tasks(5), 600):
+    for task in itertools.islice(training_tasks(6), 600):
         for text, found in texts.items():
             if text in task.source and len(found) < 2:
                 found.append(task)

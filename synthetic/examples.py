@@ -147,7 +147,6 @@ class Writer:
         self.sandbox, self.evaluation, self.distribution = sandbox, evaluation_fingerprints(), distribution
         self.levels = [UNPROMPTED] if distribution is NARROW else LEVELS
         self.later = ADDED_LATER if distribution is NARROW else max(LEVELS)
-        self.steps = distribution is not NARROW  # in the plan: few need none, and a reply is a sixth shorter without
         self.codes = {name: [] for name in TECHNIQUES}  # solutions that show a technique, for the Example of its skill
         seed = 0
         while not all(self.codes.values()):
@@ -166,7 +165,8 @@ class Writer:
         self.codes = dict(self.first_codes)
 
     def reply(self, solution) -> str:
-        return policy_reply(solution, self.steps)
+        """With the plan's steps where there are many; the narrow distribution's replies are a sixth shorter without."""
+        return policy_reply(solution, steps=self.distribution is not NARROW)
 
     def skill(self, name, rng) -> Skill:
         return write_skill(name, rng, rng.choice(self.codes[name]))
@@ -346,7 +346,8 @@ def _write_many(seeds):
 
 
 def write_examples(first_seed, problems, execute, processes, title, wide=False) -> list[Example]:
-    """Examples from `problems` consecutive seeds; the result does not depend on how many processes write them.
+    """Examples from `problems` consecutive seeds; the result does not depend on how many processes write them,
+    but for the numbers in what the sandbox says of wrong ones.
 
     wide: from the wide distribution (networks.py).
     """

@@ -24,7 +24,6 @@ class UserProblem(Problem):
 
     def __init__(self, seed, clutter):
         super().__init__(seed, clutter)
-        self.used -= {"matmul", "norm", "loss"}  # the expert calls its kernels otherwise where a problem has these
         self.x = "A" if self.chance(0.15) else self.x
         self.used |= {"A", "B"} if self.x == "A" else set()  # two tensors, A and B
         self.width, self.quote = self.pick(999, 999, 999, 999, 50, 70), self.pick("'", "'", '"')

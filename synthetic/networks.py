@@ -109,7 +109,7 @@ _LOSSES = (("F.cross_entropy({x}, {y})", _CLASSES), ("F.cross_entropy({x} * {c},
 
 
 class AnyProblem(UserProblem):
-    """A draft of the wide distribution."""
+    """A draft that can become a problem of any family."""
 
     def formula(self, of_two=False):
         """A formula written out, in place of one of torch's functions: x = torch.where(x > 0, x, 0.1 * x)

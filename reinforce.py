@@ -76,7 +76,7 @@ SIZES = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (mod
 }
 OPTIONS = {  # name: default, meaning
     "model": ("checkpoints/tiny", "model folder or hub id; a skill_library.jsonl in it is loaded with it"),
-    "tasks": ("synth", "synthesised: synth, or wide (networks, too); builtin: the evaluation problems; or a folder"),
+    "tasks": ("synth", "synthesised: synth, or wide (mixtures, too); builtin: the evaluation problems; or a folder"),
     "prompts": ("", "file of prompts laid out as chat/prompts.yaml; the release's; its RL data; or a folder of them"),
     "thinking": (False, "let replies begin with thoughts, where the model's chat template can switch them off"),
     "seed": (0, "of tasks, sampling and the modelled clock's inputs"),

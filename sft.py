@@ -14,7 +14,7 @@ Four steps (paper: cold start):
     batches     examples of about the same length together, padded to one of a few widths
     training    AdamW, or Muon from random weights; cosine schedule with warm-up, mean loss over a batch's learnt tokens
 
-How this differs from the paper: the examples come from a program that knows twelve techniques, not from a large model,
+How this differs from the paper: the examples are a program's, which knows thirteen techniques, not a large model's,
 so the cold start runs offline; and a batch is a number of tokens, not of sequences. With --data the paper's own
 released rows can be used instead. The tiny model (tokenizer, weights, evaluation) is made in synthetic/tiny.py.
 

@@ -3,9 +3,9 @@
     operators.py    the table of operators: how problems spell them, how kernels compute them
     draft.py        a problem while it is being written: names, constants, lines
     chain.py        the operators that follow a problem's head
-    heads.py        what a problem begins with; the families of chains
+    heads.py        what a problem begins with; chains and other plain families
     habits.py       how users write: names, helper methods, copies
-    networks.py     products, reductions, losses, mixtures, networks of several classes
+    networks.py     products, reductions, formulas, losses, lone operators, mixtures, networks of several classes
     generator.py    the narrow and the wide distribution; problems without end
     wording.py      how a drafted problem is written down (its vocabulary: words.txt)
     problem.py      the expert's first half: what does this problem compute?

@@ -12,7 +12,8 @@ import torch
 
 from synthetic.wording import SYLLABLES, WORDS
 
-# Variables of the expert's kernels, which a problem's own may not hide; a kernel itself is called otherwise then.
+# Variables of the expert's kernels, which a problem's own may not hide. Of the kernels' own names norm, loss and matmul
+# are free: where a problem has one, the expert calls its kernel otherwise.
 _IN_KERNELS = set("idx mask offs start cols rows n m k i a b d e u t inner acc mean rstd total square tl triton cdiv "
                   "fused row".split())
 

@@ -165,7 +165,7 @@ class Writer:
         self.codes = dict(self.first_codes)
 
     def reply(self, solution) -> str:
-        """With the plan's steps where there are many; the narrow distribution's replies are a sixth shorter without."""
+        """With the plan's steps in the wide distribution; the narrow one's replies are a sixth shorter without."""
         return policy_reply(solution, steps=self.distribution is not NARROW)
 
     def skill(self, name, rng) -> Skill:
@@ -347,9 +347,9 @@ def _write_many(seeds):
 
 def write_examples(first_seed, problems, execute, processes, title, wide=False) -> list[Example]:
     """Examples from `problems` consecutive seeds; the result does not depend on how many processes write them,
-    but for the numbers in what the sandbox says of wrong ones.
+    apart from numbers in the sandbox's messages about wrong kernels.
 
-    wide: from the wide distribution (networks.py).
+    wide: from the wide distribution (generator.py).
     """
     seeds = range(first_seed, first_seed + problems)
     return in_processes(_write_many, seeds, 50, processes, _start_writer, (execute, wide), title)

@@ -1,7 +1,7 @@
-"""How PyTorch users write the chains of heads.py.
+"""How PyTorch users write what heads.py and networks.py compute.
 
 Names that usually stand for something else, calls inside calls, steps in place, a method for the last lines, copies,
-reductions over several dimensions, long signatures. networks.py adds more to compute.
+reductions over several dimensions, long signatures.
 """
 
 import ast

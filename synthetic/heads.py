@@ -1,4 +1,5 @@
-"""Heads of problems, and the families that are built on them: chains of up to 5 operators, as CUDA Agent makes them.
+"""Heads of problems, and the families that are built on them: chains of up to 5 operators, as CUDA Agent
+makes them, plain losses, products with a diagonal matrix, small networks.
 
 What varies: the head, the chain, the shapes, how each operator is spelled, names (real and nonsense), and in wording.py
 layout, docstrings, comments, constructor styles. A small model learns to copy signatures and initialisers only if they

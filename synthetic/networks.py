@@ -1,9 +1,9 @@
 """What PyTorch users write besides the chains of heads.py.
 
 Lone operators, products of matrices in every arrangement, reductions and scans along any dimension, formulas written
-out, losses of torch.nn.functional, batch norm, and small networks of several classes, sequences of layers and helper
-methods. Which operators there are is in tables; a method says how a problem is built from them, and shows what a
-forward pass of it may look like (names vary).
+out, losses of torch.nn.functional, batch norm, mixtures of all of these, and small networks of several classes,
+sequences of layers and helper methods. Which operators there are is in tables; a method says how a problem is built
+from them, and shows what a forward pass of it may look like (names vary).
 """
 
 import ast
@@ -496,4 +496,3 @@ class AnyProblem(UserProblem):
                 self.steps(1, opaque=False)
         if self.chance(0.3):
             self.formula()
-

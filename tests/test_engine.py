@@ -53,9 +53,9 @@ print("all right")
                  [(3, 8, 2, 64, 200), (1, 4, 4, 16, 70), (2, 6, 2, 40, 130), (64, 32, 8, 128, 1300)], marks=needs_gpu)])
 def test_kernels(device, dtypes, shapes):
     """In Triton's interpreter, or on a GPU."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), f"{ROOT}/tests", *sys.path])}
     done = subprocess.run([sys.executable, "-c", KERNELS.replace("%r", f"'{device}', {dtypes}, {shapes}")], text=True,
-                          capture_output=True, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT}/tests"} | (
-                              {"TRITON_INTERPRET": "1"} if device == "cpu" else {}))
+                          capture_output=True, env=env | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {}))
     assert done.stdout.strip() == "all right", done.stderr[-2000:]
 
 

@@ -41,9 +41,9 @@ if Path(sys.argv[0]).absolute().parent == ROOT and signal.getsignal(signal.SIGIN
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a program of ours; until run_command Ctrl-C just ends it
 
 # OpenMP's threads wait for work by spinning, by default for so long that two processes on the same cores slow each
-# other down several times. With this they spin for microseconds, then sleep. libgomp reads it when torch is loaded, so
-# every program of ours imports this file before torch.
-os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# other down several times. With this they spin for a fraction of a millisecond, then sleep: a small model's next
+# operator comes sooner. libgomp reads it when torch is loaded, so every program of ours imports this file before torch.
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import torch
 from tqdm import tqdm

@@ -29,7 +29,6 @@ class Draft:
         self.r = random.Random(seed)
         self.clutter = clutter
         self.formal = False  # typed arguments with defaults, all of them described in docstrings
-        self.width, self.quote = 999, "'"  # where lines of the constructor's arguments break; of strings
         self.args = []  # constructor arguments: (name, annotation, module-level constant that feeds it)
         self.defaults = []  # constructor arguments that nobody passes: (name, value)
         self.init = []  # lines of the constructor

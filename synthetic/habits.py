@@ -26,6 +26,7 @@ class UserProblem(Problem):
         super().__init__(seed, clutter)
         self.x = "A" if self.chance(0.15) else self.x
         self.used |= {"A", "B"} if self.x == "A" else set()  # two tensors, A and B
+        # Where lines of the constructor's arguments break; around strings.
         self.width, self.quote = self.pick(999, 999, 999, 999, 50, 70), self.pick("'", "'", '"')
         self.nesting = self.pick(0, 0, 0.15, 0.4, 0.8)  # how often a line moves into the one that follows it
 

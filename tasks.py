@@ -442,9 +442,9 @@ def unfit(task, evaluation) -> str | None:
         return "near an evaluation problem"
     try:
         torch.manual_seed(0)
-        model, get_inputs = made(task.source)
-        inputs, others = get_inputs(), get_inputs()
-        with torch.no_grad():
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():  # of problems that nobody will see
+            model, get_inputs = made(task.source)
+            inputs, others = get_inputs(), get_inputs()
             first, again, other = model(*inputs), model(*inputs), model(*others)
     except Exception as error:  # a problem that does not run is no problem; the synthesiser goes on to the next seed
         return f"does not run: {type(error).__name__}"

@@ -18,6 +18,7 @@ import copy
 import hashlib
 import inspect
 import linecache
+import math
 import re
 
 import torch
@@ -33,6 +34,7 @@ from judge.rules import (KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_MODULES, KERNEL
 
 FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
 NUMBERS = set(jit.type_canonicalisation_dict.values())  # types' names in annotations: "i32", "fp16"
+PER_THREAD = 512  # elements of a block, of which a softmax takes the compiler 10 s; of twice as many, 43 s
 NO_TEXT = "def kernel(): pass\n"  # every line of a candidate's text as Triton sees it, which is given the tree instead
 
 
@@ -239,12 +241,10 @@ def check_shared_memory(size):
         raise KernelError(f"out of resource: shared memory, required {size} bytes, limit 232448")
 
 
-def compile_kernel(kernel, arguments, options):
-    """Compile one specialisation for sm_90. Raises KernelError with the compiler's message.
+def translated(kernel, arguments, options):
+    """One specialisation in Triton's own representation, for sm_90: (context, module, stages that follow, metadata).
 
-    arguments: {parameter: value}, tensors for pointers (of any device, also meta); options: num_warps and the like.
-    Nothing runs the result, so compiling ends with LLVM's code: what follows it (LLVM's PTX, ptxas) has little left to
-    refuse and takes a fifth of the time.
+    arguments, options: as of compile_kernel. Raises KernelError also for blocks that keep the compiler busy for long.
     """
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
@@ -261,16 +261,37 @@ def compile_kernel(kernel, arguments, options):
             signature[parameter.name] = parameter.annotation_type or jit.mangle_type(value)
     target = GPUTarget("cuda", 90, 32)
     backend = make_backend(target)
+    source = ASTSource(kernel, signature, constexprs=constants)
+    settings = backend.parse_options(options)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    stages, metadata = {}, {"hash": "", "target": target, **settings.__dict__}
+    backend.add_stages(stages, settings, source.language)
+    module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
+                            backend.get_module_map(), context)
+    check_blocks(str(module), 32 * settings.num_warps)
+    return context, module, stages, metadata
+
+
+def check_blocks(text, threads):
+    """text: a module's. Raises KernelError."""
+    largest = max((math.prod(map(int, sizes.split("x")[:-1])) for sizes in re.findall(r"tensor<((?:\d+x)+)", text)),
+                  default=1)
+    if largest > PER_THREAD * threads:
+        raise KernelError(f"out of resource: a block of {largest} elements for {threads} threads, at most {PER_THREAD} "
+                          "for each: use smaller blocks, or more warps")
+
+
+def compile_kernel(kernel, arguments, options):
+    """Compile one specialisation for sm_90. Raises KernelError with the compiler's message.
+
+    arguments: {parameter: value}, tensors for pointers (of any device, also meta); options: num_warps and the like.
+    Nothing runs the result, so compiling ends with LLVM's code: what follows it (LLVM's PTX, ptxas) has little left to
+    refuse and takes a fifth of the time.
+    """
     with as_kernel_error(kernel):
-        source = ASTSource(kernel, signature, constexprs=constants)
-        settings = backend.parse_options(options)
-        context = ir.context()
-        ir.load_dialects(context)
-        backend.load_dialects(context)
-        stages, metadata = {}, {"hash": "", "target": target, **settings.__dict__}
-        backend.add_stages(stages, settings, source.language)
-        module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
-                                backend.get_module_map(), context)
+        _context, module, stages, metadata = translated(kernel, arguments, options)  # the module needs its context
         for stage, lower in stages.items():
             if stage == "ptx":
                 break
@@ -287,6 +308,7 @@ def compile_for_device(kernel, arguments, options):
     from triton.backends.nvidia.driver import CudaLauncher
 
     with as_kernel_error(kernel):
+        translated(kernel, arguments, options)
         found = kernel.run(**arguments, **options, grid=(1, 1, 1), warmup=True)
         check_shared_memory(found.metadata.shared)
         CudaLauncher(found.src, found.metadata)  # a C compiler builds it

@@ -47,6 +47,7 @@ BATCHES, LONG = 8, 0.25  # at least, but 5 of such that take so many seconds tog
 BATCH = 0.0005  # seconds of the reference's work in a batch, where there is room for so many inputs
 INPUT_ROOM = 1 << 30  # bytes for the sets of inputs and outputs of a batch
 MOST_CALLS = 16  # in a batch
+SLOWEST = 10.0  # seconds for one forward of a candidate; meanwhile the task's others wait
 OTHERWISE = "its timed calls give other results than its checked ones"
 
 
@@ -332,7 +333,13 @@ class Candidate(Recorded):
 
     def run(self, trial, mute=()):
         self.connection.put(0, trial.inputs, self.deadline)
-        answer = self.order("forward", seed=trial.seed, mute=list(mute))
+        within = min(self.deadline, time.monotonic() + SLOWEST)
+        try:
+            answer = self.connection.order("forward", within, seed=trial.seed, mute=list(mute))
+        except TimeoutError:
+            if time.monotonic() > self.deadline:
+                raise
+            raise Failed({"failed": "forward", "error": f"a forward takes more than {SLOWEST:g} s"}) from None
         leaves = self.connection.results(answer)
         check_structure(answer["structure"], self.reference.structure)
         return leaves, answer["changed"]

@@ -163,6 +163,11 @@ def test_what_a_gpu_cannot_launch(box, grid, option, reason):
     assert reason in says(box, TWICE, code)
 
 
+def test_a_block_that_would_keep_the_compiler_busy_for_minutes(box):
+    code = replaced(by_elements("v * 2"), ("(triton.cdiv(x.numel(), 512),)", "(1,)"), ("BLOCK=512", "BLOCK=131072"))
+    assert "a block of 131072 elements for 128 threads" in says(box, TWICE, code)
+
+
 @triton.jit
 def padded(x, out, BLOCK: tl.constexpr):
     column = tl.arange(0, BLOCK)

@@ -432,6 +432,18 @@ def test_of_a_timed_call_few_elements_may_be_less_exact(kind, error, elements, w
     assert candidate.are_wrong([(Trial([], 0), [found])], Verdict(correct=True)) == wrong
 
 
+def test_a_forward_that_hangs_does_not_take_all_of_a_candidates_time():
+    candidate = measured.Candidate.__new__(measured.Candidate)
+    candidate.connection, trial = Mock(order=Mock(side_effect=TimeoutError)), Trial([], 0, [], [], [])
+    candidate.deadline = measured.time.monotonic() + 60
+    with pytest.raises(Failed, match="more than 10 s"):
+        candidate.run(trial)
+    assert candidate.connection.order.call_args.args[1] < candidate.deadline - 49
+    candidate.deadline -= 60
+    with pytest.raises(TimeoutError):
+        candidate.run(trial)
+
+
 def test_an_extensions_calls_are_never_quicker_than_they_are(monkeypatch):
     """Orders take one millisecond, and now and then another; two calls take half of one."""
     now, rng = [0.0], random.Random(0)

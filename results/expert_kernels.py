@@ -5,7 +5,6 @@
     products       torch's in fp32, the expert's, the expert's without copying a second factor whose summed dimension is
                    not contiguous, and with other precisions of tl.dot; the largest error, against float64
     windows        torch's poolings and depthwise convolutions, and the expert's
-    launches       kernels of each kind with the other blocks and numbers of warps of synthetic/launches.json
 
 Milliseconds on the GPU (results/instructions.py), which it needs. cuDNN may compute in TF32, as it does by default.
 """
@@ -46,17 +45,6 @@ WINDOWS = [("AvgPool2d(11)", (16, 64, 1024, 1024)), ("AvgPool2d(3, 2, 1)", (16, 
            ("MaxPool3d(3, 1, 1)", (8, 16, 64, 64, 64)), ("MaxPool1d(4)", (64, 64, 32768)),
            ("Conv2d(128, 128, (3, 7), groups=128, bias=False)", (32, 128, 128, 256)),
            ("Conv2d(64, 64, 3, padding=1, groups=64)", (16, 64, 512, 512))]
-# (row of launches.json, layer or nothing, inputs' shapes, forward)
-LAUNCHED = [(0, "pass", [(16384, 4096)] * 2, "torch.relu(x) * y"),
-            (0, "pass", [(64, 64, 256, 256)], "torch.sigmoid(x) * 2"),
-            (0, "pass", [(16384, 4096)] * 2, "torch.mean((x - y) ** 2)"),
-            (0, "self.layer = nn.GroupNorm(8, 64)", [(64, 64, 128, 128)], "self.layer(x)"),
-            (1, "pass", [(65536, 512)], "torch.softmax(x, 1)"), (1, "pass", [(16384, 4096)], "torch.softmax(x, 1)"),
-            (1, "pass", [(4096, 16384)], "torch.softmax(x, 1)"), (2, "pass", [(64, 1024, 1024)], "torch.softmax(x, 1)"),
-            (2, "pass", [(2048, 65536)], "torch.softmax(x, 1)"),
-            (3, "self.layer = nn.MaxPool2d(3, 2, 1)", [(16, 64, 512, 512)], "self.layer(x)"),
-            *[(4, "pass", list(shapes), result) for *shapes, result in PRODUCTS],
-            (4, "self.layer = nn.Linear(4096, 4096)", [(1024, 4096)], "torch.relu(self.layer(x))")]
 took = partial(milliseconds, times=3)
 PROBLEM = """import torch
 import torch.nn as nn
@@ -124,21 +112,6 @@ def window(layer, shape):
             "largest difference": (model(x) - ours(x)).abs().max().item()}
 
 
-def launch(row, init, shapes, result):
-    model, code = written(init, shapes, result)
-    inputs, (texts, usual, others) = [torch.randn(shape, device="cuda") for shape in shapes], expert.LAUNCHES[row]
-    found = {"problem": f"{init}: {result}", "inputs": shapes, "torch": took(lambda: model(*inputs))}
-    for drawn in [usual, *others]:
-        other = code
-        for text in texts:
-            assert text.format(*usual) in code or row == 0  # GroupNorm's grid knows no blocks
-            other = other.replace(text.format(*usual), text.format(*drawn))
-        ours = load(other).ModelNew().cuda()
-        ours.load_state_dict(model.state_dict())
-        found["".join(map(str, drawn))] = took(lambda: ours(*inputs))
-    return found
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", help="file for the figures")
@@ -148,7 +121,7 @@ def main():
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     with torch.no_grad():
         for name, cases, measure in (("convolutions", CONVOLUTIONS, convolution), ("products", PRODUCTS, product),
-                                     ("windows", WINDOWS, window), ("launches", LAUNCHED, launch)):
+                                     ("windows", WINDOWS, window)):
             found[name] = []
             for case in cases:
                 found[name].append({key: float(f"{value:.4g}") if isinstance(value, float) else value

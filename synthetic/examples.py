@@ -200,8 +200,6 @@ class Writer:
                 if name in fuller.used:
                     solution, chosen = fuller, chosen | {other}
                     break
-        if self.distribution is not NARROW:
-            solution = solution._replace(code=expert.launched_otherwise(solution.code, rng))
         return solution, have | chosen
 
     # ---- the five kinds

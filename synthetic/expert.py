@@ -9,8 +9,7 @@ expert writes what the skill library says.
     solution = render(parsed, techniques)        .code, and .used: the techniques that really show up in it
 
 The expert is fixed: it knows techniques, not when they pay. Which of them are worth it, and where, is what
-reinforcement learning has to find out. So with the sizes of blocks and numbers of warps (launches.json): answers of the
-wide distribution have others than the templates' now and then.
+reinforcement learning has to find out.
 """
 
 import contextlib
@@ -32,10 +31,8 @@ from synthetic.problem import follow, read  # noqa: F401  the expert's first hal
 
 # name, description, scope and tags are as a skill's; motivation and idea are lists of wordings.
 Technique = namedtuple("Technique", "name description scope tags motivation idea")
-TECHNIQUES = {entry["name"]: Technique(**entry) for entry in
-              json.loads(Path(__file__).with_name("techniques.json").read_text())}
-# Of a kind of kernel: texts of its launch, what stands in them, what else may.
-LAUNCHES = json.loads(Path(__file__).with_name("launches.json").read_text())
+_TEXTS = json.loads(Path(__file__).with_name("techniques.json").read_text())
+TECHNIQUES = {entry["name"]: Technique(**entry) for entry in _TEXTS}
 ALL = frozenset(TECHNIQUES)
 _LAST_RESORT = "window"  # no technique to be chosen: what a solution does that would have no kernel without it
 
@@ -382,15 +379,6 @@ def _rewritten(body, techniques, kernels) -> list[str]:
     target, _, value = last.partition(" = ")
     lines += [f"return {value}"] if target == body.result else [last, f"return {body.result}"]
     return [line.replace("\n", "\n        ") for line in lines if line]
-
-
-def launched_otherwise(code, rng) -> str:
-    """A solution's code with other blocks or more warps, for each kind of its kernels in half of the cases."""
-    for texts, usual, others in LAUNCHES:
-        drawn = rng.choice([usual] * len(others) + others)
-        for text in texts:
-            code = code.replace(text.format(*usual), text.format(*drawn))
-    return code
 
 
 def applicable(parsed) -> set[str]:

@@ -14,15 +14,15 @@ class Problem(Chain):
 
     # ---- heads
 
-    def plain_input(self, nd, longer=1):
-        """A head that is just an input of nd dimensions with about 64 K elements, or with rows so many times longer."""
+    def plain_input(self, nd):
+        """A head that is just an input of nd dimensions with about 64 K elements."""
         sizes = {2: [(64, 1024), (128, 512), (32, 2048), (256, 256)], 3: [(8, 64, 128), (16, 32, 128), (4, 128, 128)],
                  4: [(8, 16, 16, 32), (4, 32, 16, 32), (16, 8, 16, 16)]}[nd]
         names = {2: ["batch_size rows N M", "features dim cols width"],
                  3: ["batch_size B N", "seq_len length T", "dim hidden features D"],
                  4: ["batch_size N B", "channels features C", "height H h", "width W w"]}[nd]
         for i, (options, n) in enumerate(zip(names, self.r.choice(sizes))):
-            n = self.size(n) * (longer if i == nd - 1 else 1) if i else n
+            n = self.size(n) if i else n
             self.shape.append((self.const(options, n), n))
         self.another_input()
 

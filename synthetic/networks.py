@@ -146,11 +146,8 @@ class AnyProblem(UserProblem):
             self.pick(self.activation, self.scale, *[self.rearranged] * (0 if torch_only else 3))()
 
     def along_a_dimension(self):
-        """A reduction, a norm, a softmax or a scan, now and then of rows that are too long for one program to hold:
-
-            x = torch.logsumexp(x, dim=1)
-        """
-        self.plain_input(self.pick(2, 3, 4), self.pick(1, 20))
+        """A reduction, a norm, a softmax or a scan: x = torch.logsumexp(x, dim=1)"""
+        self.plain_input(self.pick(2, 3, 4))
         self.line(*_ALONG, *_REDUCED, d=self.dimension("0", "1", "-1"), keep=self.pick("", ", keepdim=True"))
 
     def layer_norm(self):
@@ -381,6 +378,8 @@ class AnyProblem(UserProblem):
             inner = "".join(f"\n            {layer}," for layer in layers) + "\n        "
         self.apply("net layers features body model", f"Sequential({inner})")
         self.steps(self.pick(0, 1), opaque=False)
+        if self.chance(0.3):
+            self.formula()
 
     def block(self, build):
         """A class of its own, whose forward `build(draft)` drafts; this draft goes on with a layer of it."""
@@ -448,10 +447,13 @@ class AnyProblem(UserProblem):
         made = f"nn.Linear({width}, {width}{self.pick('', ', bias=False')})"
         layers = [d.attribute(f"to_{name} {name}_proj", made) for name in names]
         d.forward += [f"{name} = {layer}({d.x})" for name, layer in zip(names, layers)]
+        d.init.append("self.factor = 0.2")
         scores = d.name("att scores weights")
-        d.forward += [f"{scores} = {q} @ {k}.transpose(-2, -1) * {self.pick('0.125', '32 ** -0.5')}",
+        d.forward += [f"{scores} = {q} @ {k}.transpose(-2, -1) * {self.pick('0.125', '32 ** -0.5', 'self.factor')}",
                       f"{scores} = {self.pick('torch.softmax', 'F.softmax')}({scores}, dim=-1)",
                       f"{d.x} = {d.x} + {scores} @ {v}"]
+        if self.chance(0.5):
+            d.apply("norm ln", f"LayerNorm({width})")
 
     def feed_forward_block(self, d):
         """Two layers with an activation between them, and a residual step.
@@ -492,3 +494,5 @@ class AnyProblem(UserProblem):
             self.block(self.r.choice(kinds))
             if self.chance(0.4):
                 self.steps(1, opaque=False)
+        if self.chance(0.3):
+            self.formula()

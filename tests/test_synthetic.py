@@ -296,20 +296,6 @@ def test_solutions_for_the_wide_distribution_are_correct(box):
     all_pass(box, [(task, render(expert.follow(task), ALL).code) for task in drawn])
 
 
-@pytest.mark.parametrize("forward, shape, launch", list(zip(
-    ["torch.relu(x) * y", "torch.softmax(x, 1)", "torch.softmax(x, 1)", "nn.MaxPool2d(2)(x)", "torch.relu(x @ y.T)"],
-    ["(64, 99)", "(64, 99)", "(64, 33, 20)", "(2, 8, 16, 16)", "(64, 50)"], expert.LAUNCHES, strict=True)))
-def test_a_kernel_that_is_launched_otherwise_is_still_right(box, forward, shape, launch):
-    """What launches.json names stands in the templates, and all of it changes together."""
-    task, (texts, usual, others) = single("launched", forward, shape), launch
-    code = render(expert.follow(task), ALL).code
-    for drawn in others[0], others[-1]:
-        chance = SimpleNamespace(choice=lambda options: drawn if drawn in options else options[0])
-        other = expert.launched_otherwise(code, chance)
-        assert all(text.format(*usual) in code and text.format(*drawn) in other for text in texts)
-        passes(box, task, other)
-
-
 def test_layers_in_a_sequence_are_the_operators_that_they_are_outside_one():
     inside = "nn.Sequential(nn.Linear(4, 4), nn.Tanh())"
     together = (f"class Model(nn.Module):\n def __init__(self):\n  self.net = {inside}\n"

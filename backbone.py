@@ -15,7 +15,6 @@ import contextlib
 import functools
 import json
 import logging
-import math
 import re
 import warnings
 from pathlib import Path
@@ -29,10 +28,10 @@ from transformers.utils import logging as hf_logging
 
 from chat.prompts import SELECT_TOOL, SYSTEM, UPDATE_TOOL  # noqa: F401 (what the roles ask a model with)
 from chat.template import Chat, Completion
-from fast.attention import attention_kind, fuse_norms
-from fast.engine import Engine
+from fast.attention import Float32Product, attention_kind, fuse_norms
+from fast.engine import Engine, PlainEngine
+from fast.recompute import fewest_recomputed, recomputed
 from fast.slots import padded
-from fast.step import nucleus
 from tasks import UserError
 
 hf_logging.disable_progress_bar()
@@ -108,37 +107,6 @@ def _call_from_json(text, name, bare=False):
 # ----------------------------------------------------------------------------------------------------------------------
 
 LOGITS = 2**28  # logits that `logprobs` computes at a time: 1 GiB in float32, of which about four exist at once
-
-
-class Float32Product(torch.autograd.Function):
-    """hidden (N, width) @ weight (V, width)^T in float32, of bfloat16 operands: what the tensor cores have added up."""
-
-    @staticmethod
-    def forward(context, hidden, weight):
-        context.save_for_backward(hidden, weight)
-        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-
-    @staticmethod
-    def backward(context, gradient):
-        hidden, weight = context.saved_tensors
-        gradient = gradient.to(hidden.dtype)
-        return gradient @ weight, gradient.T @ hidden
-
-
-@contextlib.contextmanager
-def recomputed(layers):
-    """What these layers compute within is forgotten, all but their output, and computed again in the backward pass.
-
-    Activation checkpointing. transformers' own acts only in train mode, and then takes the sampler's cache away. There
-    is no dropout here (the model is in eval mode), so no random state has to be kept.
-    """
-    for layer in layers:
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward  # the class's own shows again
 
 
 class Backbone(Chat):
@@ -314,54 +282,8 @@ class Backbone(Chat):
     def recomputed_layers(self, tokens) -> int:
         """How many layers the backward pass over `tokens`, padding included, recomputes: each costs its forward again.
 
-        As many as self.recompute says. Without it none on a CPU; on a GPU the fewest with which this fits into the
-        memory that is free now, less the gradients that are not there yet and the work on one layer and on the head.
+        As many as self.recompute says. Without it none on a CPU, on a GPU the fewest with which it fits.
         """
         if self.recompute is not None or self.device.type != "cuda" or not torch.is_grad_enabled():
             return self.recompute or 0
-        free = torch.cuda.mem_get_info(self.device)[0]
-        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        free -= sum(p.nbytes for p in self.model.parameters() if p.grad is None and p.requires_grad)
-        vocabulary, width = self.model.get_output_embeddings().weight.shape
-        free -= 20 * min(tokens * vocabulary, LOGITS) + 2 * vocabulary * width * self.model.dtype.itemsize
-        saved, kept = tokens * self.saved_bytes(), tokens * width * self.model.dtype.itemsize
-        missing = len(self.layers) * saved + 2 * saved - 0.9 * free
-        return min(len(self.layers), max(0, math.ceil(missing / (saved - kept))))
-
-    def saved_bytes(self) -> int:
-        """Bytes that a layer leaves for the backward pass for each token, as a rule of thumb.
-
-        The feed-forward part leaves four tensors of its width; attention, norms and residuals leave about sixteen of
-        the model's. For Qwen3-8B that is 8.3 MB in all layers together; 6 to 8 MB were measured.
-        """
-        config = self.model.config.get_text_config()
-        inner = getattr(config, "intermediate_size", None) or 4 * config.hidden_size
-        return (16 * config.hidden_size + 4 * inner) * self.model.dtype.itemsize
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-
-
-class PlainEngine(Engine):
-    """The slow twin of Engine: one whole reply a step, through the model's own cache. Any architecture."""
-
-    @torch.no_grad()
-    def step(self):
-        request = self.queue.pop(0)
-        ids, cache = torch.tensor([request.prompt], device=self.model.device), None
-        generator = torch.Generator(self.model.device).manual_seed(request.stream)
-        while len(request.tokens) < self.max_new_tokens:
-            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
-            logprobs = F.log_softmax(out.logits[:, -1].float() / (self.temperature or 1.0), dim=-1)  # (1, V)
-            if self.temperature == 0:
-                ids = logprobs.argmax(-1, keepdim=True)  # (1, 1)
-            else:
-                shares = logprobs.exp()
-                shares = nucleus(shares, self.top_p) if self.top_p < 1 else shares
-                ids = torch.multinomial(shares, 1, generator=generator)
-            request.tokens.append(ids.item())
-            request.logprobs.append(logprobs[0, ids.item()].item())
-            if ids.item() in self.stop_ids:
-                break
-        return [(request.key, self.completion(request))]
+        return fewest_recomputed(self.model, len(self.layers), tokens, LOGITS)

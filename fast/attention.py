@@ -2,7 +2,7 @@
 
 Decoding is bound by memory and by launches. So a Triton kernel reads each cached key and value once, for all query
 heads of its group, and only as far as the sequence goes; and RMSNorm is one kernel instead of seven. Both can be left
-out: an architecture that they do not fit runs without.
+out: an architecture that they do not fit runs without. And the head's logits are float32, of operands in bfloat16.
 
 In comments: n sequences, T the length of a slot, H query heads, G of them share a key/value head, D the head dimension.
 """
@@ -186,6 +186,21 @@ def fuse_norms(model):
             same = torch.allclose(module(trial).float(), fused(trial).float(), rtol=0.02, atol=0.02)
         if same:
             module.forward = fused
+
+
+class Float32Product(torch.autograd.Function):
+    """hidden (N, width) @ weight (V, width)^T in float32, of bfloat16 operands: what the tensor cores have added up."""
+
+    @staticmethod
+    def forward(context, hidden, weight):
+        context.save_for_backward(hidden, weight)
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(context, gradient):
+        hidden, weight = context.saved_tensors
+        gradient = gradient.to(hidden.dtype)
+        return gradient @ weight, gradient.T @ hidden
 
 
 def shape_of_cache(config) -> tuple:

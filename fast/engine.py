@@ -17,18 +17,19 @@ On a CPU the same loop runs without graphs and Triton, on slots that share their
 
 The interface is that of other engines: `add` a prompt, `step` to write a few tokens of everything, which returns the
 replies that ended. Whoever calls decides when. Architectures whose layers are not all plain full attention (sliding
-windows, linear or latent attention) do not come here: see PlainEngine in backbone.py.
+windows, linear or latent attention) take the slow way, PlainEngine.
 """
 
 from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 import triton
 
 from fast.prompts import SharedPromptSlots
 from fast.slots import SMALL, SPARE, Slots, on_device, packed, slots_that_fit
-from fast.step import Step, draw
+from fast.step import Step, draw, nucleus
 
 PREFILL = 32768  # most prompt tokens, padding included, in one forward
 
@@ -285,6 +286,31 @@ class Engine:
                         self.texts[request.slot] = [*request.prompt, *request.tokens[:-1]]
                     break
         return sorted(ended, key=lambda request: request.number)
+
+
+class PlainEngine(Engine):
+    """The slow twin of Engine: one whole reply a step, through the model's own cache. Any architecture."""
+
+    @torch.no_grad()
+    def step(self):
+        request = self.queue.pop(0)
+        ids, cache = torch.tensor([request.prompt], device=self.model.device), None
+        generator = torch.Generator(self.model.device).manual_seed(request.stream)
+        while len(request.tokens) < self.max_new_tokens:
+            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            logprobs = F.log_softmax(out.logits[:, -1].float() / (self.temperature or 1.0), dim=-1)  # (1, V)
+            if self.temperature == 0:
+                ids = logprobs.argmax(-1, keepdim=True)  # (1, 1)
+            else:
+                shares = logprobs.exp()
+                shares = nucleus(shares, self.top_p) if self.top_p < 1 else shares
+                ids = torch.multinomial(shares, 1, generator=generator)
+            request.tokens.append(ids.item())
+            request.logprobs.append(logprobs[0, ids.item()].item())
+            if ids.item() in self.stop_ids:
+                break
+        return [(request.key, self.completion(request))]
 
 
 def begins_with(prompt, text) -> bool:

@@ -4,7 +4,8 @@
     processes.py      how processes are started and ended: the fork server and the supervisors
     confinement.py    what a process is kept from
     gpu_lock.py       who may use the GPU: many to check, one alone to time
-    connection.py     a scorer as the sandbox sees it: orders, answers, requests for the GPU
+    pool.py           who judges what, and when: a queue, threads, scorers
+    connection.py     a scorer as they see it: orders, answers, requests for the GPU
     scorer.py         what each of them does: scorer, candidate, compiler, replayer
     rules.py          what a candidate may not do: one page, a table for each rule
     correctness.py    trials, tolerance, the verdict
@@ -22,7 +23,7 @@
     measured.py       the clock with a GPU
     replayer.py       the process on the GPU that replays what was recorded, under that clock
 
-    Sandbox -- scorer -- candidate                  records; it never has a GPU
-                  |'---- replayer                   without a GPU: replays, interprets, prices
-                  '----- compiler, replayer         with one: compiles without it; replays and times on it
+    pool -- scorer -- candidate                  records; it never has a GPU
+               |'---- replayer                   without a GPU: replays, interprets, prices
+               '----- compiler, replayer         with one: compiles without it; replays and times on it
 """

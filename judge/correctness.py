@@ -469,6 +469,11 @@ def failure(error, stage, path="") -> dict:
     return {"failed": stage, "error": text, "line": line}
 
 
+def verdict_from_json(record) -> Verdict:
+    """A Verdict out of the objects that it became as JSON, in a scorer's answer or in a file."""
+    return Verdict(**record | {"profile": [KernelTime(**entry) for entry in record["profile"]]})
+
+
 class Failed(Exception):
     """The candidate's code failed: `stage` is compile, build or forward; `line` is its line, where known.
 

@@ -32,7 +32,7 @@ def main():
         verdicts = sandbox.score_pairs(list(pairs.values()))
         seconds = time.monotonic() - began
     print(f"{len(verdicts)} candidates in {seconds:.1f} s, {sum(v.correct for v in verdicts)} correct, 5 trials each, "
-          f"{verdicts[0].clock} clock, {sandbox.workers} workers")
+          f"{verdicts[0].clock} clock, {sandbox.settings['workers']} workers")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ import bench
 from backbone import SELECT_TOOL, Backbone, Completion
 from bench import Attempt, Sample
 from conftest import FakeSandbox, ScriptedSampler, kernel, selecting
+from judge.correctness import KernelTime, Verdict
 from page import strategies
 from policy import Turn, best_window, bottleneck, normalised
-from sandbox import KernelTime, Verdict
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
 from tasks import Task, UserError, builtin_tasks, chosen_tasks, run_command, scale_batch

@@ -21,9 +21,9 @@ import torch
 
 import sandbox as sandbox_module
 from candidates import APPLY, HONEST, TASK, WITHOUT_LAYER, all_pass, copied, replaced, small_task, solution, times
-from judge import connection, messages
-from sandbox import Sandbox, TaskError, feedback
-from tasks import Task
+from judge import connection, messages, pool
+from sandbox import Sandbox, feedback
+from tasks import Task, TaskError
 
 ROOT = Path(__file__).parent.parent
 changed = functools.partial(replaced, HONEST)
@@ -360,7 +360,7 @@ def test_a_scorer_whose_task_takes_much_memory_is_not_kept(started, monkeypatch)
 
 def test_before_a_task_is_tried_alone_those_that_wait_make_room(started, monkeypatch):
     answers, loads, load = [], [], Sandbox._load
-    monkeypatch.setattr(sandbox_module, "out_of_memory", lambda text: bool(answers) and answers.pop())
+    monkeypatch.setattr(pool, "out_of_memory", lambda text: bool(answers) and answers.pop())
     monkeypatch.setattr(Sandbox, "_load", lambda box, job: loads.append((job.task.name, job.alone)) or load(box, job))
     with on_cpu(tasks=2, remember=False) as box:
         judge_copies(box, OTHER)
@@ -374,7 +374,7 @@ def test_before_a_task_is_tried_alone_those_that_wait_make_room(started, monkeyp
 def single():
     """A sandbox with one scorer."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sandbox_module, "MAX_SCORERS", 1)
+        patch.setattr(pool, "MAX_SCORERS", 1)
         sandbox = on_cpu(workers=1)
     with sandbox:
         yield sandbox

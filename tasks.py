@@ -442,7 +442,7 @@ def unfit(task, evaluation) -> str | None:
         return "near an evaluation problem"
     try:
         torch.manual_seed(0)
-        with warnings.catch_warnings(action="ignore"), torch.no_grad():  # of problems that nobody will see
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():  # a refused problem's warnings help nobody
             model, get_inputs = made(task.source)
             inputs, others = get_inputs(), get_inputs()
             first, again, other = model(*inputs), model(*inputs), model(*others)

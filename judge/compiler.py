@@ -1,7 +1,8 @@
 """Triton kernels where there is no GPU, first half: taken from a candidate's text, compiled for a real target.
 
     kernels, texts = build(code, constants)       only @triton.jit functions, and only Triton's own language inside them
-    compile_kernel(kernel, arguments, options)    for sm_90 (needs no GPU): refuses what a GPU would refuse
+    compile_kernel(kernel, arguments, options)    for sm_90 (needs no GPU): refuses what a GPU would refuse, and blocks
+                                                  on which the compiler would work for a minute
 
 interpreter.py runs what `build` returns.
 
@@ -34,12 +35,15 @@ from judge.rules import (KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_MODULES, KERNEL
 
 FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
 NUMBERS = set(jit.type_canonicalisation_dict.values())  # types' names in annotations: "i32", "fp16"
-PER_THREAD = 512  # elements of a block, of which a softmax takes the compiler 10 s; of twice as many, 43 s
+PER_THREAD = 512  # elements of a block for each thread: a softmax with so many takes the compiler 10 s, with twice 43
 NO_TEXT = "def kernel(): pass\n"  # every line of a candidate's text as Triton sees it, which is given the tree instead
 
 
 class KernelError(Exception):
-    """A kernel that a GPU would refuse. `line`: the candidate's, where known; `stage`: compile or launch."""
+    """A kernel that a GPU would refuse, or that takes too long to compile.
+
+    `line`: the candidate's, where known; `stage`: compile or launch.
+    """
 
     def __init__(self, message, line=None, stage="compile"):
         super().__init__(message)
@@ -242,9 +246,9 @@ def check_shared_memory(size):
 
 
 def translated(kernel, arguments, options):
-    """One specialisation in Triton's own representation, for sm_90: (context, module, stages that follow, metadata).
+    """One specialisation in Triton's own representation, for sm_90: (module, stages that follow, metadata).
 
-    arguments, options: as of compile_kernel. Raises KernelError also for blocks that keep the compiler busy for long.
+    arguments, options: as of compile_kernel. Raises KernelError for blocks on which the compiler would work for long.
     """
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
@@ -270,17 +274,12 @@ def translated(kernel, arguments, options):
     backend.add_stages(stages, settings, source.language)
     module = source.make_ir(target, settings, backend.get_codegen_implementation(settings),
                             backend.get_module_map(), context)
-    check_blocks(str(module), 32 * settings.num_warps)
-    return context, module, stages, metadata
-
-
-def check_blocks(text, threads):
-    """text: a module's. Raises KernelError."""
-    largest = max((math.prod(map(int, sizes.split("x")[:-1])) for sizes in re.findall(r"tensor<((?:\d+x)+)", text)),
-                  default=1)
+    shapes, threads = re.findall(r"tensor<((?:\d+x)+)", str(module)), 32 * settings.num_warps
+    largest = max((math.prod(map(int, shape.split("x")[:-1])) for shape in shapes), default=1)
     if largest > PER_THREAD * threads:
-        raise KernelError(f"out of resource: a block of {largest} elements for {threads} threads, at most {PER_THREAD} "
-                          "for each: use smaller blocks, or more warps")
+        raise KernelError(f"compiling takes too long: a block of {largest} elements for {threads} threads, at most "
+                          f"{PER_THREAD} for each: use smaller blocks, or more warps")
+    return module, stages, metadata
 
 
 def compile_kernel(kernel, arguments, options):
@@ -291,7 +290,7 @@ def compile_kernel(kernel, arguments, options):
     refuse and takes a fifth of the time.
     """
     with as_kernel_error(kernel):
-        _context, module, stages, metadata = translated(kernel, arguments, options)  # the module needs its context
+        module, stages, metadata = translated(kernel, arguments, options)
         for stage, lower in stages.items():
             if stage == "ptx":
                 break
@@ -308,7 +307,7 @@ def compile_for_device(kernel, arguments, options):
     from triton.backends.nvidia.driver import CudaLauncher
 
     with as_kernel_error(kernel):
-        translated(kernel, arguments, options)
+        translated(kernel, arguments, options)  # for what it refuses; it takes a tenth of what follows
         found = kernel.run(**arguments, **options, grid=(1, 1, 1), warmup=True)
         check_shared_memory(found.metadata.shared)
         CudaLauncher(found.src, found.metadata)  # a C compiler builds it

@@ -13,6 +13,7 @@ In comments: B sequences in a batch, L their padded length, T the length of the 
 import ast
 import contextlib
 import functools
+import itertools
 import json
 import logging
 import re
@@ -31,7 +32,7 @@ from chat.template import Chat, Completion
 from fast.attention import Float32Product, attention_kind, fuse_norms
 from fast.engine import Engine, PlainEngine
 from fast.recompute import fewest_recomputed, recomputed
-from fast.slots import padded
+from fast.slots import packed, padded
 from tasks import UserError
 
 hf_logging.disable_progress_bar()
@@ -287,3 +288,16 @@ class Backbone(Chat):
         if self.recompute is not None or self.device.type != "cuda" or not torch.is_grad_enabled():
             return self.recompute or 0
         return fewest_recomputed(self.model, len(self.layers), tokens, LOGITS)
+
+
+def micro_batches(sequences, budget):
+    """Pack `sequences` (lists of rows), longest first, into lists of sequences of at most `budget` tokens with padding.
+
+    A rollout's turns stay together: Backbone.logprobs runs them as one where each prompt extends the turn before it.
+    """
+    sized = []  # (tokens of the longest row, sequences that the model sees, rows)
+    for rows in sequences:
+        ids = [row.completion.prompt_ids + row.completion.token_ids for row in rows]
+        apart = sum(after[:len(before)] != before for before, after in itertools.pairwise(ids))
+        sized.append((max(map(len, ids)), 1 + apart, rows))
+    return packed(sorted(sized, key=lambda item: -item[0]), budget)

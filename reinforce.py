@@ -43,9 +43,8 @@ from tqdm import tqdm
 import policy
 import selector
 import summarizer
-from backbone import Completion
+from backbone import Completion, micro_batches
 from fast import ranks
-from fast.slots import packed
 from page.metrics import rollout_metrics, step_metrics
 from report import (command_line, finish_run, finish_step, open_run, read_metrics, record_rollouts,
                     saved_on_interrupt, task_stream)
@@ -235,19 +234,6 @@ class Row:
     role: str
     completion: Completion
     advantage: float  # times the role's weight; 0 where a filter masks the reply
-
-
-def micro_batches(sequences, budget):
-    """Pack `sequences` (lists of rows), longest first, into lists of sequences of at most `budget` tokens with padding.
-
-    A rollout's turns stay together: Backbone.logprobs runs them as one where each prompt extends the turn before it.
-    """
-    sized = []  # (tokens of the longest row, sequences that the model sees, rows)
-    for rows in sequences:
-        ids = [row.completion.prompt_ids + row.completion.token_ids for row in rows]
-        apart = sum(after[:len(before)] != before for before, after in itertools.pairwise(ids))
-        sized.append((max(map(len, ids)), 1 + apart, rows))
-    return packed(sorted(sized, key=lambda item: -item[0]), budget)
 
 
 def update(model, optimizer, sequences, args) -> dict:

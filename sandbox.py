@@ -60,8 +60,8 @@ from pathlib import Path
 
 import torch
 
-from judge.correctness import Verdict, verdict_from_json  # noqa: F401 (the latter for who reads verdicts from files)
 from judge.pool import Pool
+from judge.verdict import Verdict, verdict_from_json  # noqa: F401 (the latter for who reads verdicts from files)
 from tasks import UserError, load_task, run_command, told
 
 PRECISE = 0.2  # seconds of timing a candidate outside of training, where the interval around its speedup counts

@@ -8,7 +8,8 @@
     connection.py     a scorer as they see it: orders, answers, requests for the GPU
     scorer.py         what each of them does: scorer, candidate, compiler, replayer
     rules.py          what a candidate may not do: one page, a table for each rule
-    correctness.py    trials, tolerance, the verdict
+    verdict.py        the record of how a candidate fared
+    correctness.py    the reference, trials, tolerance
     perturbation.py   parameters other than the constructor's
     judgement.py      the order in which a candidate is judged
     recorder.py       one forward of a candidate, as data

@@ -22,8 +22,8 @@ from triton.runtime import interpreter as stock
 from triton.runtime import jit
 
 from judge.compiler import BUILTINS, FILE, KernelError
-from judge.correctness import line_in
 from judge.lockstep import Diverged, Lockstep, Waiting, block_pointers, unwrap, uniform
+from judge.verdict import line_in
 
 STOCK_NAMES = ("_InterpreterComparison",)  # that its transformer of syntax trees writes, and interpreter_semantic
 TOGETHER = 256  # programs at a time, fewer for large blocks:

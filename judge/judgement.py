@@ -29,14 +29,15 @@ import time
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.correctness import (EXTENSION, LOOSE, STRICT, Failed, Verdict, as_bytes, bytes_in, check_structure, compare,
-                               derive, describe, identical, numbered, reaching, reject, set_failure, set_profile,
-                               set_roofline, sharing, structure, tolerance_of)
+from judge.correctness import as_bytes, check_structure, compare, derive, identical, sharing, structure
 from judge.messages import ROOM, Child, Gone, layouts_in
 from judge.perturbation import state_of
-from judge.prices import BANDWIDTH, PEAK, Clock, check_events, only_moves, refusal, size_of, tensors_in
+from judge.prices import (BANDWIDTH, PEAK, Clock, bytes_in, check_events, only_moves, refusal, size_of,
+                          tensors_in)
 from judge.recorder import launches_of
 from judge.rules import LAUNCH_OPTIONS, dotted, offence, parse
+from judge.verdict import (EXTENSION, LOOSE, STRICT, Failed, Verdict, describe, numbered, reaching, reject,
+                           set_failure, set_profile, set_roofline, tolerance_of)
 from tasks import GPU_BATCH_FACTOR
 
 ROOM_FOR_MISTAKES = 1 << 20  # bytes beside an output's: of a wrong shape or type, it is compared all the same

@@ -36,12 +36,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import torch
 from torch.utils._pytree import tree_map_only
 
-from judge.correctness import (EXTENSION, LOOSE, Failed, Trial, bytes_in, check_structure, compare, digest, identical,
-                               reject, set_roofline, tolerance_of)
+from judge.correctness import Trial, check_structure, compare, digest, identical
 from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge, priced
 from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan, slots_and_outputs, spare_memory
-from judge.prices import tensors_in
+from judge.prices import bytes_in, tensors_in
 from judge.recorder import H200
+from judge.verdict import EXTENSION, LOOSE, Failed, reject, set_roofline, tolerance_of
 
 BATCHES, LONG = 8, 0.25  # at least, but 5 of such that take so many seconds together
 BATCH = 0.0005  # seconds of the reference's work in a batch, where there is room for so many inputs

@@ -19,9 +19,9 @@ import torch
 
 from judge import processes
 from judge.connection import ScorerConnection
-from judge.correctness import Verdict, out_of_memory, verdict_from_json
 from judge.gpu_lock import GpuLock
 from judge.messages import Gone, Orphaned
+from judge.verdict import Verdict, out_of_memory, verdict_from_json
 from tasks import Task, TaskError
 
 MAX_SCORERS = 16  # scorers with the measured clock: each has references and CUDA contexts in the GPU's memory

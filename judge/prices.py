@@ -115,6 +115,11 @@ def tensors_in(tree):
     return [leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor)]
 
 
+def bytes_in(tree) -> int:
+    """Bytes of the elements of all tensors in nested lists and dicts."""
+    return sum(t.numel() * t.element_size() for t in tensors_in(tree))
+
+
 class Call:
     """An ATen call and what its price depends on. Sizes are in bytes; parameters: see `size_of`."""
 

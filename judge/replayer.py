@@ -23,12 +23,13 @@ import triton
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from judge import compiler
-from judge.correctness import LARGE, failure, identical, load_module, structure
+from judge.correctness import LARGE, identical, load_module, structure
 from judge.messages import BLANK, dense, export, layouts_in, receive, send, slots_and_outputs, spare_memory
 from judge.modelled import Recording, those_that_work
 from judge.perturbation import construct, state_of
 from judge.prices import FREE_OPERATORS, Mode, tensors_in
 from judge.recorder import identity, launches_of, read_value
+from judge.verdict import failure
 
 PAUSE = 300_000  # clock cycles, 150 microseconds, that the GPU waits while graphs are being launched
 LONG_PAUSE = 50 * PAUSE  # while operators are being called one by one

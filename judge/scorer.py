@@ -30,12 +30,14 @@ from torch.utils._pytree import tree_map_only
 from triton.runtime.cache import triton_key
 
 from judge import compiler, judgement, modelled, processes, recorder
-from judge.correctness import Reference, bytes_in, digest, failure, identical, load_module
+from judge.correctness import Reference, digest, identical, load_module
 from judge.gpu_lock import RemoteLock
 from judge.measured import Connection, Measured
 from judge.messages import TORCH_NAMES, receive, send, spare_memory
 from judge.perturbation import construct
+from judge.prices import bytes_in
 from judge.replayer import Replayer
+from judge.verdict import failure
 from tasks import TaskError
 
 # ---------------------------------------------------------------------------------------------------------------------

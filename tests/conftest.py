@@ -30,7 +30,7 @@ import report
 from candidates import small_task
 from backbone import Backbone, Completion
 from fast.attention import attention_kind
-from judge.correctness import KernelTime
+from judge.verdict import KernelTime
 from sandbox import Sandbox, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
 from tasks import Task, TaskError, run_command

@@ -14,7 +14,7 @@ import bench
 from backbone import SELECT_TOOL, Backbone, Completion
 from bench import Attempt, Sample
 from conftest import FakeSandbox, ScriptedSampler, kernel, selecting
-from judge.correctness import KernelTime, Verdict
+from judge.verdict import KernelTime, Verdict
 from page import strategies
 from policy import Turn, best_window, bottleneck, normalised
 from skills import Skill, SkillLibrary

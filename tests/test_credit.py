@@ -14,11 +14,10 @@ import torch
 import policy
 import reinforce
 import summarizer
-from backbone import Completion
+from backbone import Completion, micro_batches
 from conftest import configure, plain_logprobs, slow_policy_advantages
 from policy import Trajectory, Turn, cuda_agent_reward, reward_turns
-from reinforce import (BASELINES, Row, clipped_loss, group_mean, micro_batches, mrs_keeps,
-                       policy_advantages, update, varies)
+from reinforce import BASELINES, Row, clipped_loss, group_mean, mrs_keeps, policy_advantages, update, varies
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
 

@@ -14,10 +14,11 @@ import torch
 from candidates import HONEST, copied, replaced, small_task, times, verdict
 from conftest import read_lines
 from judge import correctness, measured, recorder, replayer, scorer
-from judge.correctness import EXTENSION, Failed, Reference, Trial, digest
+from judge.correctness import Reference, Trial, digest
 from judge.judgement import has_extension, judge
 from judge.measured import Measured, Timing
 from judge.messages import Gone
+from judge.verdict import EXTENSION, Failed, describe
 from sandbox import Sandbox, Verdict
 from tasks import ROOT, Task
 
@@ -483,7 +484,7 @@ def test_programs_that_cheat_the_measured_clock_without_a_gpu(name, says, box):
 
 def test_of_a_gpus_error_only_what_happened_is_told():
     told = "CUDA error: an illegal memory access was encountered"
-    assert correctness.describe(RuntimeError(f"{told}\nSearch for it elsewhere")) == (f"RuntimeError: {told}", None)
+    assert describe(RuntimeError(f"{told}\nSearch for it elsewhere")) == (f"RuntimeError: {told}", None)
 
 
 def test_only_a_call_makes_an_extension():

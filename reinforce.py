@@ -54,7 +54,7 @@ from skills import Skill
 # ----------------------------------------------------------------------------------------------------------------------
 # Configuration: every number has one default, here. `name` is the flag --name, with dashes.
 
-SIZES = {  # name: 2 CPU cores (about 8 minutes in all), one GPU, the paper (models over 1e9 parameters), meaning
+SIZES = {  # name: 2 CPU cores (about 7 minutes in all), one GPU, the paper (models over 1e9 parameters), meaning
     "steps": (6, 100, 200, "training steps"),
     "batch": (3, 16, 16, "B: tasks in a step"),
     "k": (3, 3, 3, "k: selections sampled for each task; with the null scheme they make k + 1 schemes"),

@@ -26,6 +26,7 @@ from judge.prices import bytes_in, tensors_in
 from judge.verdict import STRICT, Failed, describe, out_of_memory
 from tasks import TaskError
 
+
 def load_module(name, code, path):
     """Execute a source text as a module that inspect can find."""
     path = Path(path).absolute()

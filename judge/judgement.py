@@ -32,8 +32,7 @@ from torch.utils._pytree import tree_leaves
 from judge.correctness import as_bytes, check_structure, compare, derive, identical, sharing, structure
 from judge.messages import ROOM, Child, Gone, layouts_in
 from judge.perturbation import state_of
-from judge.prices import (BANDWIDTH, PEAK, Clock, bytes_in, check_events, only_moves, refusal, size_of,
-                          tensors_in)
+from judge.prices import BANDWIDTH, PEAK, Clock, bytes_in, check_events, only_moves, refusal, size_of, tensors_in
 from judge.recorder import launches_of
 from judge.rules import LAUNCH_OPTIONS, dotted, offence, parse
 from judge.verdict import (EXTENSION, LOOSE, STRICT, Failed, Verdict, describe, numbered, reaching, reject,

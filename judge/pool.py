@@ -1,4 +1,4 @@
-"""What judges candidates waits in one queue, by task; a pool of threads takes from it, each with one scorer at a time.
+"""Candidates wait in one queue, by task; a pool of threads takes from it, each with one scorer at a time.
 
 Scorers (scorer.py) are kept for their tasks' next candidates; where there are enough, the one used least recently goes
 on with another task. With the modelled clock several threads may judge candidates of one task, each with a scorer of

@@ -29,7 +29,9 @@ TESTS = {  # file -> the test files that should notice, quick ones first
     "summarizer.py": ["test_paper.py", "test_roles.py", "test_credit.py", "test_reinforce.py"],
     "skills.py": ["test_paper.py", "test_skills.py"],
     "chat/prompts.py": ["test_chat.py", "test_roles.py"],
+    "backbone.py": ["test_credit.py"],
     "fast/slots.py": ["test_credit.py"],
+    "fast/train_step.py": ["test_sft.py"],
     "sft.py": ["test_sft.py"],
     "synthetic/tiny.py": ["test_sft.py"],
     "bench.py": ["test_bench.py"]}

@@ -2,7 +2,8 @@
 
 The roles (paper: Selection, Policy, Summary) differ only in their system prompt and in the tool that they may
 call; the weights are shared. This file holds what touches the model: the parsing of replies, sampling with
-log-probabilities, and rescoring with gradients. The prompts, the tools and the chat template are in chat/.
+log-probabilities, rescoring with gradients, and how what is rescored is packed. Prompts, tools and the chat template
+are in chat/.
 
 It knows nothing of skills on disk, sandboxes or rewards. The messages of each role are built in selector.py, policy.py
 and summarizer.py.

@@ -2,7 +2,7 @@
 
 Decoding is bound by memory and by launches. So a Triton kernel reads each cached key and value once, for all query
 heads of its group, and only as far as the sequence goes; and RMSNorm is one kernel instead of seven. Both can be left
-out: an architecture that they do not fit runs without. And the head's logits are float32, of operands in bfloat16.
+out: an architecture that they do not fit runs without. Besides, Float32Product: the head's logits.
 
 In comments: n sequences, T the length of a slot, H query heads, G of them share a key/value head, D the head dimension.
 """

@@ -25,10 +25,10 @@ def recomputed(layers):
 
 
 def fewest_recomputed(model, layers, tokens, logits) -> int:
-    """How many of the layers must be recomputed, so that the backward pass over `tokens` fits into the GPU's memory.
+    """How many layers must be recomputed, so that the backward pass over `tokens` fits into the GPU's memory.
 
-    That is what is free now, less the gradients that are not there yet and the work on one layer and on the head, which
-    computes so many logits at a time.
+    layers: how many there are; logits: how many the head computes at a time. What is free now counts, less the
+    gradients that are not there yet and the work on one layer and on the head.
     """
     free = torch.cuda.mem_get_info(model.device)[0]
     free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)

@@ -5,8 +5,8 @@
     confinement.py    what a process is kept from
     gpu_lock.py       who may use the GPU: many to check, one alone to time
     pool.py           who judges what, and when: a queue, threads, scorers
-    connection.py     a scorer as they see it: orders, answers, requests for the GPU
-    scorer.py         what each of them does: scorer, candidate, compiler, replayer
+    connection.py     a scorer as the pool sees it: orders, answers, requests for the GPU
+    scorer.py         what each process does: scorer, candidate, compiler, replayer
     rules.py          what a candidate may not do: one page, a table for each rule
     verdict.py        the record of how a candidate fared
     correctness.py    the reference, trials, tolerance

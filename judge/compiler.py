@@ -35,7 +35,7 @@ from judge.rules import (KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_MODULES, KERNEL
 
 FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
 NUMBERS = set(jit.type_canonicalisation_dict.values())  # types' names in annotations: "i32", "fp16"
-PER_THREAD = 512  # elements of a block for each thread: a softmax with so many takes the compiler 10 s, with twice 43
+MOST_PER_THREAD = 512  # elements of a block: a softmax with so many takes the compiler 10 s, with twice as many 43
 NO_TEXT = "def kernel(): pass\n"  # every line of a candidate's text as Triton sees it, which is given the tree instead
 
 
@@ -276,9 +276,9 @@ def translated(kernel, arguments, options):
                             backend.get_module_map(), context)
     shapes, threads = re.findall(r"tensor<((?:\d+x)+)", str(module)), 32 * settings.num_warps
     largest = max((math.prod(map(int, shape.split("x")[:-1])) for shape in shapes), default=1)
-    if largest > PER_THREAD * threads:
+    if largest > MOST_PER_THREAD * threads:
         raise KernelError(f"compiling takes too long: a block of {largest} elements for {threads} threads, at most "
-                          f"{PER_THREAD} for each: use smaller blocks, or more warps")
+                          f"{MOST_PER_THREAD} for each: use smaller blocks, or more warps")
     return module, stages, metadata
 
 

@@ -1,4 +1,4 @@
-"""A scorer's process (scorer.py) as the sandbox sees it: orders and answers, and its requests for the GPU."""
+"""A scorer's process (scorer.py) as the pool sees it: orders and answers, and its requests for the GPU."""
 
 import time
 
@@ -7,7 +7,7 @@ from tasks import TaskError
 
 
 class ScorerConnection:
-    """A scorer's process as the sandbox sees it. Starting one raises Orphaned when there is no fork server."""
+    """A scorer's process as the pool sees it. Starting one raises Orphaned when there is no fork server."""
 
     def __init__(self, fork_server, gpu):
         self.child, self.gpu = Child(fork_server, "scorer"), gpu

@@ -43,7 +43,10 @@ class Crowded(Exception):
 
 
 class Pool:
-    """The queue, its threads and their scorers. settings, seed, remember: as the sandbox has them."""
+    """The queue, its threads and their scorers.
+
+    settings: those of Sandbox as a dict, which every process gets; seed, remember: as there.
+    """
 
     def __init__(self, settings, seed, remember):
         self.settings, self.seed, self.remember = settings, seed, remember

@@ -6,9 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backbone import Backbone, PlainEngine, extract_code, extract_tool_call
+from backbone import Backbone, extract_code, extract_tool_call
 from chat_templates import template_tokenizer
 from conftest import plain_logprobs, tiny_model
+from fast.engine import PlainEngine
 from tasks import UserError
 
 # ---- parsing

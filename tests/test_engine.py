@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backbone import Backbone, PlainEngine
+from backbone import Backbone
 from conftest import tiny_model
+from fast.engine import PlainEngine
 from fast.slots import Slots
 from tasks import ROOT
 

@@ -10,6 +10,7 @@ import pytest
 from transformers.dependency_versions_table import deps
 from transformers.utils import import_utils
 
+from mutants import TESTS
 from tasks import ROOT
 
 FILES = "reinforce selector policy summarizer skills sandbox backbone sft bench tasks report".split()
@@ -66,3 +67,9 @@ def test_no_line_of_code_is_longer_than_120_columns():
     assert len(ours) > 100
     assert [f"{path}:{number}" for path in ours for number, line in enumerate(path.read_text().split("\n"), 1)
             if len(line) > 120] == []
+
+
+def test_every_mutant_stands_where_it_says():
+    for line in (ROOT / "tests/mutants.txt").read_text().splitlines():
+        file, old, new = line.split(" => ")
+        assert file in TESTS and (ROOT / file).read_text().count(old) == 1 and new != old, line

@@ -442,6 +442,9 @@ def test_a_forward_that_hangs_does_not_take_all_of_a_candidates_time(kind):
     with pytest.raises(Failed, match="more than 10 s") if kind is measured.Candidate else pytest.raises(TimeoutError):
         candidate.run(trial)
     assert (candidate.connection.order.call_args.args[1] < candidate.deadline - 49) == (kind is measured.Candidate)
+    candidate.tuning = True  # that of an autotuned kernel, too, while it tries configurations
+    with pytest.raises(TimeoutError):
+        candidate.run(trial)
     candidate.deadline -= 55  # nearer than that
     with pytest.raises(TimeoutError):
         candidate.run(trial)

@@ -24,8 +24,8 @@ import sft
 from backbone import Backbone, Chat, Completion, extract_code, extract_tool_call
 from chat.rows import chat_row, read_file, read_rows, rollout_row
 from fast import ranks
-from policy import policy_messages
 from judge.verdict import KernelTime, Verdict
+from policy import policy_messages
 from sft import encode, plan_batches
 from synthetic import examples as examples_module
 from synthetic import expert

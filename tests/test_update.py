@@ -8,6 +8,7 @@ import torch
 import backbone
 from conftest import LargestTensor, plain_logprobs
 import fast.optimizer
+import fast.recompute
 from fast.optimizer import Muon, SplitAdamW, make_adamw, orthogonal
 from fast.recompute import saved_bytes
 
@@ -209,6 +210,7 @@ def test_sampling_recomputes_nothing(model, monkeypatch):
     model.recompute = 2
     with torch.no_grad():
         assert all(torch.equal(a, b) for a, b in zip(model.logprobs(ROWS), scored))
+    monkeypatch.setattr(fast.recompute, "checkpoint", None)
     monkeypatch.setattr(backbone, "checkpoint", None)
     assert model.sample([[5, 6, 7]] * 3, 20, 1.0, torch.Generator().manual_seed(0)) == want
 

@@ -379,3 +379,13 @@ def slow_policy_advantages(rewards, members, tokens, gamma, baseline, cross_sche
         scale = max(sum(each) / len(each), 0.05) if each else 1.0
         advantages = {place: a / scale for place, a in advantages.items()}
     return [[advantages.get((i, t)) for t in range(len(row))] for i, row in enumerate(rewards)]
+
+
+def by_hand(model, data):
+    """The mean loss over learnt tokens, each predicted from those before it; without padding."""
+    losses = []
+    for ids, mask in data:
+        ids = torch.tensor(ids, dtype=torch.long)
+        logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
+        losses += [-logprobs[i - 1, ids[i]] for i in range(1, len(ids)) if mask[i]]
+    return torch.stack(losses).mean()

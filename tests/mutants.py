@@ -22,7 +22,7 @@ import transformers  # noqa: F401
 
 ROOT = Path(__file__).parent.parent
 TESTS = {  # file -> the test files that should notice, quick ones first
-    "reinforce.py": ["test_paper.py", "test_credit.py", "test_reinforce.py"],
+    "reinforce.py": ["test_paper.py", "test_credit.py", "test_recipes.py", "test_reinforce.py"],
     "policy.py": ["test_paper.py", "test_recipes.py", "test_credit.py", "test_roles.py", "test_bench.py",
                   "test_reinforce.py"],
     "selector.py": ["test_paper.py", "test_roles.py", "test_bench.py", "test_reinforce.py"],
@@ -31,7 +31,7 @@ TESTS = {  # file -> the test files that should notice, quick ones first
     "chat/prompts.py": ["test_chat.py", "test_roles.py"],
     "backbone.py": ["test_credit.py"],
     "fast/slots.py": ["test_credit.py"],
-    "fast/train_step.py": ["test_sft.py"],
+    "fast/train_step.py": ["test_update.py", "test_sft.py"],
     "sft.py": ["test_sft.py"],
     "synthetic/tiny.py": ["test_sft.py"],
     "bench.py": ["test_bench.py"]}

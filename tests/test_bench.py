@@ -16,10 +16,10 @@ from bench import Attempt, Sample
 from conftest import FakeSandbox, ScriptedSampler, kernel, selecting
 from judge.verdict import KernelTime, Verdict
 from page import strategies
-from policy import Turn, best_window, bottleneck, normalised
+from policy import bottleneck
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
-from tasks import Task, UserError, builtin_tasks, chosen_tasks, run_command, scale_batch
+from tasks import UserError, builtin_tasks, run_command, scale_batch
 
 # ---- figures
 
@@ -73,8 +73,7 @@ def test_what_counts_once():
     """Task a: 3.0, then a turn that repeats it and one at 0.5; or 2.0, then wrong. Task b: never correct."""
     turns = [attempt(3.0), attempt(9.0), attempt(0.5)]
     turns[0].logprob, turns[1].logprob, turns[2].logprob, turns[1].repeats = -0.5, -9.0, -0.1, True
-    samples = {"a": [sample(*turns), sample(attempt(2.0), attempt())],
-               "b": [sample(attempt(), attempt())] * 2}
+    samples = {"a": [sample(*turns), sample(attempt(2.0), attempt())], "b": [sample(attempt(), attempt())] * 2}
     rows = {of: bench.figures(samples, 2, "eager", 1e-4, "strict", of) for of in bench.OF}
     assert {of: (row["correct"], row["fast_1"], row["fast_2"]) for of, row in rows.items()} == {
         "mean of samples": (0.5, 0.5, 0.25), "last turn": (0.25, 0, 0), "best sample": (0.5, 0.5, 0.5),
@@ -90,8 +89,7 @@ CHEAT = attempt(2.0, rejected="decoy")  # never correct, whatever else its verdi
 @pytest.mark.parametrize("turns, became", [
     ([NO_CODE, BROKEN, attempt()], "wrong"), ([NO_CODE, BROKEN], "broken"), ([NO_CODE], "no code"),
     ([UNUSABLE], "unusable"), ([attempt(), CHEAT], "rejected"), ([CHEAT, attempt(1.01, low=0.99)], "correct"),
-    ([attempt(0.8), attempt(1.2)], "faster"),
-])
+    ([attempt(0.8), attempt(1.2)], "faster")])
 def test_what_became_of_a_sample(turns, became):
     assert bench.kind(sample(*turns)) == became
 
@@ -100,19 +98,6 @@ def test_clocks_are_never_mixed():
     samples = {"a": [sample(attempt(1.5)), sample(attempt(1.5, clock="modelled"))]}
     with pytest.raises(UserError, match="mixed"):
         bench.all_figures(samples, 1, ["eager"])
-
-
-# ---- --ids
-
-
-def test_ids():
-    tasks = [Task(f"level1/{i}_P", 1, "") for i in range(1, 13)]
-    assert chosen_tasks(tasks, "every5") == [tasks[4], tasks[9]]
-    assert chosen_tasks(tasks, "10, 2-4,2") == [*tasks[1:4], tasks[9]]
-    assert chosen_tasks(tasks, None) == tasks
-    for bad in ("13", "3-20", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
-        with pytest.raises(UserError, match="--ids"):
-            chosen_tasks(tasks, bad)
 
 
 # ---- a run, with a scripted model and a sandbox that believes what a kernel says of itself
@@ -309,11 +294,6 @@ def test_what_an_attempt_sees(strategy, seen, first):
     assert model.asked.keys() == {(0.0 if strategy != "parallel" else 1.0, 99)}  # one sample is greedy if that helps
 
 
-def test_the_first_of_equal_windows():
-    turns = [Turn(None, "", attempt(speedup).verdict) for speedup in (3.0, 1.0, 9.0, 1.0)]  # 9 counts as 3
-    assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]
-
-
 def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(first):
     """Four attempts from nothing; then parents are the correct kernels, the fastest most often."""
     asked, sandbox = [], Scorer()
@@ -355,11 +335,6 @@ def test_a_model_may_be_its_own_judge(first):
     (right(KernelTime("all", 1.0, True), bandwidth=0.9), "none left, 90%")])
 def test_the_rule_names_one_bottleneck(verdict, words):
     assert words in bottleneck(verdict) and "\n" not in bottleneck(verdict)
-
-
-def test_kernels_are_equal_but_for_comments_and_layout():
-    assert normalised("x = 1  # one\n\ny = (2)") == normalised("x=1\ny = 2") != normalised("x = 1\ny = 3")
-    assert normalised("x = = 1") == "x = = 1"
 
 
 def test_comparison_by_hand():

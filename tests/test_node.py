@@ -278,3 +278,13 @@ if __name__ == "__main__":
     sys.argv[0] = "test_node.py"
     torch.set_num_threads(1)
     ranks.joined(both)(sys.argv[1:])
+
+
+def test_only_the_first_rank_reads_what_it_has_written(tmp_path, monkeypatch, capsys):
+    saved = []
+    monkeypatch.setattr(report.ranks, "rank", lambda: 1)
+    monkeypatch.setattr(report, "save_checkpoint", saved.append)
+    run = SimpleNamespace(out=tmp_path, step=0, args=SimpleNamespace(save_every=1, steps=2), tensorboard=None,
+                          generator=torch.Generator(), seconds={})
+    report.finish_step(run, {"step": 0, "eval_fast_1": 0.5})
+    assert saved == [run] and capsys.readouterr().out == "" and not list(tmp_path.iterdir())

@@ -1,5 +1,7 @@
 """What each recipe sets, written down from the papers and not from the code; and what only a neighbour asks for."""
 
+import json
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from conftest import FakeSandbox, Scripted, configure, kernel, make_task
 from policy import HISTORIES, rollout
 from reinforce import RECIPES
 from sandbox import Verdict
+from test_reinforce import records, world  # noqa: F401 (a fixture)
 
 ALONE = {"skills": False, "cross_scheme": False}  # without skills there are no schemes to scale across
 TABLE = {  # what is not as daVinci-kernel has it (tests/test_paper.py); all else is equal, on every device
@@ -62,3 +65,14 @@ def test_tasks_for_a_clock(monkeypatch, compiled, limits, reason):
     monkeypatch.setattr(torch, "compile", compiled)
     found = tasks.unfit_on_gpu(make_task(), "cpu", *limits)
     assert found == reason or reason in found
+
+
+def test_a_recipe_is_five_lines(world, monkeypatch):
+    """As README.md tells a forker: a reward, and a row by name; all else keeps davinci's values."""
+    monkeypatch.setitem(policy.REWARDS, "speed", lambda verdict: verdict.speedup if verdict.correct else 0.0)
+    monkeypatch.setitem(RECIPES, "mine", dict(reward="speed", gamma=0.5))
+    out = world("run", "--recipe", "mine", "--steps", "1")
+    turns = [turn for line in records(out, 1, "policy") for turn in line["turns"]]
+    assert all(turn["reward"] == (turn["verdict"]["speedup"] or 0.0) for turn in turns)
+    config = json.loads((out / "config.json").read_text())
+    assert {"gamma": 0.5, "prs": True, "k": 2, "recipe": "mine"}.items() <= config.items()

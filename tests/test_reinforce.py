@@ -23,9 +23,8 @@ import report
 from backbone import Backbone
 from conftest import (CONTENT, FakeSandbox, Scripted, configure, entry, kernel, make_task, held, proposing,
                       read_lines, selecting, slow_policy_advantages)
-from page.metrics import progress
 from policy import davinci_reward
-from reinforce import RECIPES, leave_one_out
+from reinforce import leave_one_out
 from sandbox import Sandbox, Verdict
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
@@ -153,17 +152,6 @@ def test_scalars_for_tensorboard(world, monkeypatch, refusal):
                        if isinstance(value, (int, float))]
 
 
-def test_the_progress_line_says_what_has_improved():
-    line = {"step": 2, "clock": "modelled", "eval_reward_best": 1.5, "eval_correct": 0.9, "eval_fast_1": 0.5,
-            "staged": 1, "library": 2, "seconds": {},
-            **dict.fromkeys(("reward_best", "correct", "fast_1", "speedup"), 1.0),
-            **dict.fromkeys(("policy_rows", "selection_rows", "summary_rows", "passed", "proposals"), 1)}
-    before = {"step": 0, "eval_reward_best": 1.25, "eval_correct": 0.95, "eval_fast_1": 0.25}
-    library = SimpleNamespace(skills=[SimpleNamespace(name="seed"), SimpleNamespace(name="found")])
-    assert progress(line, SimpleNamespace(steps=6), before, library).endswith(
-        "|  new: found  |  evaluation: reward 1.500 (+0.250), correct 90% (-5%), Fast_1 50% (+25%) (modelled)")
-
-
 def test_records_hold_what_happened(world):
     """Rewards and advantages recomputed from the transcript alone."""
     out = world("run", "--steps", "2")
@@ -234,17 +222,6 @@ def test_ablations(world):
     for line in records(out, 1, "selection"):
         group = [other["reward"] for other in records(out, 1, "selection") if other["task"] == line["task"]]
         assert line["advantage"] == pytest.approx(line["reward"] - statistics.mean(group))
-
-
-def test_a_recipe_is_five_lines(world, monkeypatch):
-    """As README.md tells a forker: a reward, and a row by name; all else keeps davinci's values."""
-    monkeypatch.setitem(policy.REWARDS, "speed", lambda verdict: verdict.speedup if verdict.correct else 0.0)
-    monkeypatch.setitem(RECIPES, "mine", dict(reward="speed", gamma=0.5))
-    out = world("run", "--recipe", "mine", "--steps", "1")
-    turns = [turn for line in records(out, 1, "policy") for turn in line["turns"]]
-    assert all(turn["reward"] == (turn["verdict"]["speedup"] or 0.0) for turn in turns)
-    config = json.loads((out / "config.json").read_text())
-    assert {"gamma": 0.5, "prs": True, "k": 2, "recipe": "mine"}.items() <= config.items()
 
 
 def test_evaluation_before_after_and_between(world, monkeypatch):
@@ -486,16 +463,6 @@ def test_a_run_killed_before_its_first_checkpoint_begins_again(world):
     (out / "metrics.jsonl").write_text(json.dumps(begun | {"library": 99}) + "\n")
     (out / "rollouts/my_notes.jsonl").write_text("not a step's")
     assert metrics(world("run", "--resume", "--steps", "1"))[0] == begun and (out / "rollouts/my_notes.jsonl").exists()
-
-
-def test_only_the_first_rank_reads_what_it_has_written(tmp_path, monkeypatch, capsys):
-    saved = []
-    monkeypatch.setattr(report.ranks, "rank", lambda: 1)
-    monkeypatch.setattr(report, "save_checkpoint", saved.append)
-    run = SimpleNamespace(out=tmp_path, step=0, args=SimpleNamespace(save_every=1, steps=2), tensorboard=None,
-                          generator=torch.Generator(), seconds={})
-    report.finish_step(run, {"step": 0, "eval_fast_1": 0.5})
-    assert saved == [run] and capsys.readouterr().out == "" and not list(tmp_path.iterdir())
 
 
 def test_resume_needs_what_the_run_has_left_and_the_folder_to_itself(world, refusal, capsys):

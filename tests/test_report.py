@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from matplotlib.figure import Figure
@@ -17,6 +18,7 @@ import report
 from candidates import HONEST, TASK
 from conftest import kernel, read_lines, write_lines
 from page import charts, records, writer
+from page.metrics import progress
 from summarizer import REASONS
 from tasks import ROOT
 
@@ -358,3 +360,14 @@ def test_the_page_on_other_frameworks_works_as_it_stands():
                                      source=[TASK.source] * 3, trainer_state=None)
     space["sandbox"].close()
     assert rewards[0] == rewards[2] > 1.5 and rewards[1] == 0.0 and all(type(reward) is float for reward in rewards)
+
+
+def test_the_progress_line_says_what_has_improved():
+    line = {"step": 2, "clock": "modelled", "eval_reward_best": 1.5, "eval_correct": 0.9, "eval_fast_1": 0.5,
+            "staged": 1, "library": 2, "seconds": {},
+            **dict.fromkeys(("reward_best", "correct", "fast_1", "speedup"), 1.0),
+            **dict.fromkeys(("policy_rows", "selection_rows", "summary_rows", "passed", "proposals"), 1)}
+    before = {"step": 0, "eval_reward_best": 1.25, "eval_correct": 0.95, "eval_fast_1": 0.25}
+    library = SimpleNamespace(skills=[SimpleNamespace(name="seed"), SimpleNamespace(name="found")])
+    assert progress(line, SimpleNamespace(steps=6), before, library).endswith(
+        "|  new: found  |  evaluation: reward 1.500 (+0.250), correct 90% (-5%), Fast_1 50% (+25%) (modelled)")

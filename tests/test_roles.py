@@ -11,7 +11,7 @@ import summarizer
 from backbone import Completion
 from conftest import (CONTENT, FakeSandbox, Scripted, ScriptedSampler, call, entry, kernel, make_task, proposing,
                       selecting)
-from policy import Trajectory, Turn, rollout, score_pairs
+from policy import Trajectory, Turn, best_window, normalised, rollout, score_pairs
 from sandbox import Verdict
 from selector import read_selection, select
 from skills import Skill, SkillLibrary
@@ -406,3 +406,13 @@ def test_a_known_skill_is_verified_and_rewarded_but_never_staged(scripted):
     verify(scripted, FakeSandbox(), [[summary]], 400)
     assert [p.skill.verify_speedup for p in summary.proposals] == [3.0, 1.5]
     assert best_skill([summary]).name == "skill-3" and best_skill([summary_of()]) is None
+
+
+def test_the_first_of_equal_windows():
+    turns = [Turn(None, "", Verdict(correct=True, speedup=x)) for x in (3.0, 1.0, 9.0, 1.0)]  # 9 counts as 3
+    assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]
+
+
+def test_kernels_are_equal_but_for_comments_and_layout():
+    assert normalised("x = 1  # one\n\ny = (2)") == normalised("x=1\ny = 2") != normalised("x = 1\ny = 3")
+    assert normalised("x = = 1") == "x = = 1"

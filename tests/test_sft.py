@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import held, launch, learnt, write_lines  # first: it puts the root on the path
+from conftest import by_hand, held, launch, learnt, write_lines  # first: it puts the root on the path
 import backbone
 import sft
 from backbone import Backbone, Chat, Completion, extract_code, extract_tool_call
@@ -240,61 +240,6 @@ def options(**changes):
     return argparse.Namespace(**{"seed": 0, "epochs": 1, "batch_tokens": 2 * sft.WIDTHS[0], "batch_sequences": None,
                                  "lr": 1e-2, "resume": False, "save_minutes": 1e9, "out": None, "processes": 1,
                                  "cache": None, "optimizer": "adamw"} | changes)
-
-
-def by_hand(model, data):
-    """The mean loss over learnt tokens, each predicted from those before it; without padding."""
-    losses = []
-    for ids, mask in data:
-        ids = torch.tensor(ids, dtype=torch.long)
-        logprobs = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
-        losses += [-logprobs[i - 1, ids[i]] for i in range(1, len(ids)) if mask[i]]
-    return torch.stack(losses).mean()
-
-
-def test_a_step_is_adamw_on_the_mean_loss_of_the_learnt_tokens():
-    """Clipping, weight decay on matrices only, and parts of different sizes, against PyTorch's own optimiser."""
-    data = encoded(5, np.random.default_rng(0))
-    model, twin = small_model(), small_model()
-    step = sft.TrainStep(model, 1e-2, graphs=False)
-    assert [(group["weight_decay"], {p.dim() for p in group["params"]}) for group in step.optimizer.param_groups] == [
-        (0.1, {2}), (0.1, {2}), (0.0, {1})]
-    optimizer = torch.optim.AdamW([{"params": [p for p in twin.parameters() if p.dim() == 2], "weight_decay": 0.1},
-                                   {"params": [p for p in twin.parameters() if p.dim() == 1], "weight_decay": 0.0}],
-                                  lr=1e-2, betas=(0.9, 0.95))
-    norms = []
-    for scale in (0.2, 50.0):  # the second gradient is too long, and is clipped
-        for each in (model, twin):
-            with torch.no_grad():
-                each.model.norm.weight *= scale
-        parts = [sft.collate(data[:2], 2 * sft.WIDTHS[0], 0), sft.collate(data[2:], 3 * sft.WIDTHS[0], 0)]
-        loss = by_hand(twin, data)
-        assert step(parts).item() == pytest.approx(loss.item(), rel=1e-4)
-        loss.backward()
-        norms.append(torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0).item())
-        optimizer.step()
-        optimizer.zero_grad()
-        for mine, other in zip(model.parameters(), twin.parameters()):
-            assert torch.allclose(mine, other, atol=2e-4)
-    assert norms[0] < 1 < norms[1]
-
-
-def test_matrices_that_begin_at_random_are_muons_but_for_the_embedding(monkeypatch):
-    model = small_model()
-    step = sft.TrainStep(model, 1e-2, graphs=False, muon=True)
-    step([sft.collate(encoded(5, np.random.default_rng(0)), 0, 0)])
-    kinds = {name: set(step.optimizer.state[p]) for name, p in model.named_parameters()}
-    for name, kind in kinds.items():
-        assert ("momentum" in kind) == ("layers" in name and "norm" not in name), name
-    tiny, pretrained = sft.parse(["--out", "x"]), sft.parse(["--out", "x", "--model", "y"])
-    assert (tiny.optimizer, tiny.lr, pretrained.optimizer, pretrained.lr) == ("muon", 3e-3, "adamw", 2e-5)
-    assert sft.parse(["--out", "x", "--optimizer", "adamw"]).lr == 1e-3
-    with pytest.raises(UserError, match="begin at random"):
-        sft.parse(["--out", "x", "--model", "y", "--optimizer", "muon"])
-    monkeypatch.setattr(sft.ranks, "count", lambda: 2)
-    assert sft.parse(["--out", "x"]).optimizer == "adamw"
-    with pytest.raises(UserError, match="one GPU only"):
-        sft.parse(["--out", "x", "--optimizer", "muon"])
 
 
 def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeypatch):

@@ -13,8 +13,8 @@ import pytest
 
 import tasks
 from synthetic.generator import synthesize, training_tasks
-from tasks import (TaskError, UserError, builtin_tasks, evaluation_fingerprints, fingerprint, folder_tasks,
-                   kernelbench_tasks, load_task, operators, scale_batch, unfit)
+from tasks import (Task, TaskError, UserError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint,
+                   folder_tasks, kernelbench_tasks, load_task, operators, scale_batch, unfit)
 
 PROBLEM = """
 import torch
@@ -245,3 +245,13 @@ def test_synthesised_problems_parse_and_vary(clutter):
 def test_the_project_ships_hashes_and_no_problem_of_kernelbench():
     text = (Path(tasks.__file__).parent / "problems" / "kernelbench_fingerprints.txt").read_text()
     assert all(len(line) == 12 and int(line, 16) >= 0 for line in text.split())
+
+
+def test_ids():
+    problems = [Task(f"level1/{i}_P", 1, "") for i in range(1, 13)]
+    assert chosen_tasks(problems, "every5") == [problems[4], problems[9]]
+    assert chosen_tasks(problems, "10, 2-4,2") == [*problems[1:4], problems[9]]
+    assert chosen_tasks(problems, None) == problems
+    for bad in ("13", "3-20", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
+        with pytest.raises(UserError, match="--ids"):
+            chosen_tasks(problems, bad)

@@ -23,7 +23,6 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
@@ -32,7 +31,7 @@ from chat.prompts import SELECT_TOOL, SYSTEM, UPDATE_TOOL  # noqa: F401 (what th
 from chat.template import Chat, Completion
 from fast.attention import Float32Product, attention_kind, fuse_norms
 from fast.engine import Engine, PlainEngine
-from fast.recompute import fewest_recomputed, recomputed
+from fast.recompute import LOGITS, fewest_recomputed, forgetful, recomputed
 from fast.slots import packed, padded
 from tasks import UserError
 
@@ -107,8 +106,6 @@ def _call_from_json(text, name, bare=False):
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-
-LOGITS = 2**28  # logits that `logprobs` computes at a time: 1 GiB in float32, of which about four exist at once
 
 
 class Backbone(Chat):
@@ -272,7 +269,7 @@ class Backbone(Chat):
         pieces = list(zip(states.split(size), targets.split(size)))
         score = functools.partial(self._token_logprobs, temperature=temperature)
         if len(pieces) > 1:  # then each piece's logits are forgotten, and computed again in the backward pass
-            score = functools.partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
+            score = forgetful(score)
         return list(torch.cat([score(*piece) for piece in pieces]).split(lengths))
 
     def _token_logprobs(self, states, targets, temperature):
@@ -288,7 +285,7 @@ class Backbone(Chat):
         """
         if self.recompute is not None or self.device.type != "cuda" or not torch.is_grad_enabled():
             return self.recompute or 0
-        return fewest_recomputed(self.model, len(self.layers), tokens, LOGITS)
+        return fewest_recomputed(self.model, len(self.layers), tokens)
 
 
 def micro_batches(sequences, budget):

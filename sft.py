@@ -384,7 +384,8 @@ def main(argv=None) -> int:
     if not rows:  # skills for the run that follows, with examples of the expert's
         writer, rng = Writer(None), random.Random(args.seed)
         SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY]).save(out / MODEL_FILE)
-    (out / "sft.json").write_text(json.dumps(dict(arguments=vars(args), examples=len(data), history=history), indent=1))
+    record = {"arguments": vars(args), "examples": len(data), "history": history}
+    (out / "sft.json").write_text(json.dumps(record, indent=1))
     (out / CHECKPOINT).unlink(missing_ok=True)
     return 0
 

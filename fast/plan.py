@@ -20,10 +20,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from fast.attention import shape_of_cache
+from fast.recompute import LOGITS
 from fast.slots import room_for_cache
 
 RESERVED = 5e9  # CUDA contexts of this process and of the sandbox's, NCCL's buffers, the allocator's gaps
-LOGITS = 2**28 * 4 * 4.0  # bytes of the logits that exist at a time, see backbone.LOGITS
 CARDS = {24: 25.3e9, 48: 47.7e9, 80: 85.0e9, 141: 150.0e9}  # GB in a card's name: bytes that its driver gives away
 NODES = [(1, 24), (1, 48), (1, 80), (1, 141), (8, 80), (8, 141)]  # GPUs, card
 
@@ -81,7 +81,7 @@ def peak(shape, gpus, tokens, recomputed, offload) -> float:
     """Bytes of all tensors of a rank in the update, with micro-batches of so many tokens."""
     inputs, within = 2 * tokens * shape.width, 2 * tokens * (8 * shape.width + 4 * shape.inner)
     layers = shape.layers * inputs + (shape.layers - recomputed) * (within - inputs)
-    head = min(LOGITS, 16 * tokens * shape.vocabulary) + 2 * shape.vocabulary * shape.width
+    head = 16 * min(LOGITS, tokens * shape.vocabulary) + 2 * shape.vocabulary * shape.width
     one = 1.5 * within if recomputed else 0  # the layer whose backward pass runs, when the logits are gone
     return resident(shape, gpus, offload) + 2 * shape.parameters + layers + max(head, one)
 

@@ -307,7 +307,7 @@ def compile_for_device(kernel, arguments, options):
     from triton.backends.nvidia.driver import CudaLauncher
 
     with as_kernel_error(kernel):
-        translated(kernel, arguments, options)  # for what it refuses; it takes a tenth of what follows
+        translated(kernel, arguments, options)  # for what it refuses: a few milliseconds
         found = kernel.run(**arguments, **options, grid=(1, 1, 1), warmup=True)
         check_shared_memory(found.metadata.shared)
         CudaLauncher(found.src, found.metadata)  # a C compiler builds it

@@ -49,8 +49,8 @@ from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary, write_atomically
 from summarizer import REASONS
 from synthetic.generator import NARROW, WIDE, training_tasks
-from tasks import (GPU_BATCH_FACTOR, UserError, builtin_tasks, check_device, check_numbers, flag, folder_tasks, found,
-                   resumable, run_command, scale_batch, told)
+from tasks import (UserError, builtin_tasks, check_device, check_numbers, flag, folder_tasks, found, resumable,
+                   run_command, told)
 
 
 @dataclass
@@ -293,8 +293,7 @@ def task_stream(args):
     batch (tasks.scale_batch), so that kernels take long enough to be measured.
     """
     if args.tasks in SYNTHESISED:
-        made = training_tasks(args.seed, distribution=SYNTHESISED[args.tasks])
-        yield from made if args.device == "cpu" else (scale_batch(task, GPU_BATCH_FACTOR) for task in made)
+        yield from training_tasks(args.seed, SYNTHESISED[args.tasks], args.device)
     listed = builtin_tasks(device=args.device) if args.tasks == "builtin" else folder_tasks(args.tasks)
     rng = random.Random(args.seed)
     while True:

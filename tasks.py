@@ -292,10 +292,10 @@ def made(source) -> tuple:
     return space["Model"](*space["get_init_inputs"]()), space["get_inputs"]
 
 
-def elements(source, enough) -> int | None:
+def elements(source, enough) -> int:
     """How many elements inputs, parameters and output have together; without the output where `enough` are exceeded.
 
-    None if the problem does not run. It is run without memory, on PyTorch's meta device.
+    0 if the problem does not run. It is run without memory, on PyTorch's meta device.
     """
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
@@ -304,7 +304,7 @@ def elements(source, enough) -> int | None:
             total = sum(t.numel() for t in [*inputs, *model.parameters()] if isinstance(t, torch.Tensor))
             output = model(*inputs) if total <= enough else ()
     except Exception:  # whatever a problem may raise
-        return None
+        return 0
     outputs = output if isinstance(output, (tuple, list)) else [output]
     return total + sum(t.numel() for t in outputs if isinstance(t, torch.Tensor))
 
@@ -326,7 +326,7 @@ def shrunken(task, enough=20 * SHRUNKEN) -> tuple[Task, int]:
 
     Where that cannot be had, the smallest version that runs, or the problem as it is; 0 if that cannot be built.
     """
-    best, smallest = task, elements(task.source, SHRUNKEN) or 0
+    best, smallest = task, elements(task.source, SHRUNKEN)
     for source in _capped(task.source):
         if 0 < smallest <= SHRUNKEN:
             break
@@ -343,7 +343,7 @@ def without_a_gpu(tasks, seconds, shrink) -> tuple[list, dict]:
     """
     most, kept, too_large = int(INTERPRETED * seconds), [], {}
     for task in tqdm(tasks, desc="shrinking", unit="problem", disable=None if shrink else True):
-        task, count = shrunken(task, most) if shrink else (task, elements(task.source, most) or 0)
+        task, count = shrunken(task, most) if shrink else (task, elements(task.source, most))
         kept.append(task)
         if count > most:
             why = f"its tensors take {4e-9 * count:.2g} GB; without a GPU {4e-9 * most:.2g} GB are possible"

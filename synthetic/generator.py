@@ -17,7 +17,10 @@ from tqdm import tqdm
 from synthetic.heads import FAMILIES
 from synthetic.networks import AnyProblem
 from synthetic.wording import write_problem
-from tasks import GPU_BATCH_FACTOR, Task, evaluation_fingerprints, run_command, scale_batch, unfit, unfit_on_gpu
+from tasks import (GPU_BATCH_FACTOR, Task, elements, evaluation_fingerprints, run_command, scale_batch, unfit,
+                   unfit_on_gpu)
+
+MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 
 # Distributions of problems, as FAMILIES. The narrow one, on which checkpoints/tiny was trained: a few operators each.
 NARROW = FAMILIES | {"product": (16, AnyProblem.product), "any dimension": (18, AnyProblem.any_dimension),
@@ -40,13 +43,18 @@ def synthesize(seed, clutter=False, distribution=NARROW) -> Task:
     return Task(f"synth/{seed}", 0, write_problem(problem), family)
 
 
-def training_tasks(seed, distribution=NARROW):
-    """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`."""
+def training_tasks(seed, distribution=NARROW, device="cpu"):
+    """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`.
+
+    On a GPU they get a larger batch, and those are left out of which some layer then has gigabytes of weights.
+    """
     evaluation = evaluation_fingerprints()
     for n in itertools.count():
         task = synthesize(seed * 1_000_003 + n, clutter=True, distribution=distribution)
         if unfit(task, evaluation) is None:
-            yield task
+            task = task if device == "cpu" else scale_batch(task, GPU_BATCH_FACTOR)
+            if device == "cpu" or elements(task.source, MOST_ON_GPU) <= MOST_ON_GPU:
+                yield task
 
 
 def main():
@@ -57,9 +65,9 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    drawn, outcomes, progress = training_tasks(options.seed), Counter(), tqdm(total=options.count)
+    drawn, outcomes, progress = training_tasks(options.seed, device="cuda"), Counter(), tqdm(total=options.count)
     while outcomes["kept"] < options.count:
-        task = scale_batch(next(drawn), GPU_BATCH_FACTOR)
+        task = next(drawn)
         outcome = unfit_on_gpu(task) or "kept"
         if outcome == "kept":
             (options.folder / f"{outcomes['kept']}_{task.name.split('/')[-1]}.py").write_text(task.source)

@@ -405,6 +405,14 @@ def test_tasks_go_on_where_they_were(tasks, tmp_path):
     assert [task.source for task in itertools.islice(report.task_stream(other), 7)] != first
 
 
+def test_a_task_that_would_fill_a_gpu_is_left_out_there():
+    """A layer as wide as the columns, of which a GPU gets 256 times as many: 17 GB of weights that nothing uses."""
+    streams = [report.task_stream(SimpleNamespace(tasks="synth", seed=0, device=device))
+               for device in ("cpu", "cuda")]
+    small, large = ([task.name for task in itertools.islice(stream, 38)] for stream in streams)
+    assert small[36] == "synth/43" and "synth/43" not in large and small[:36] == large[:36] and small[37] == large[36]
+
+
 # ---- command line
 
 

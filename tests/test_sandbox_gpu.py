@@ -168,6 +168,18 @@ def test_a_fault_costs_one_verdict(fault):
         assert time.monotonic() - began < 40
 
 
+def test_what_would_keep_the_others_waiting_fails_soon():
+    """A forward that hangs, after ten seconds of the GPU; a block that the compiler would work on for long, at once."""
+    hangs = changed(("    tl.store", "    for i in range(n):\n        for j in range(columns):\n"
+                     "            x = tl.sin(x)\n    tl.store"))
+    with Sandbox("cuda", trials=1) as box:
+        began = time.monotonic()
+        hung, too_wide, good = box.score(TASK, [hangs, HONEST.replace("1024", "1 << 17"), HONEST])
+        assert time.monotonic() - began < 40
+    assert "a forward takes more than 10 s" in hung.error and not hung.correct, hung
+    assert "a block of 131072 elements for 128 threads" in too_wide.error and good.correct, (too_wide, good)
+
+
 CHEATS = {
     "does less after some calls": (("return out", "self.calls = getattr(self, 'calls', 0) + 1\n"
                                     "        return out if self.calls < 8 else self.last"),

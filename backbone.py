@@ -41,7 +41,7 @@ logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable h
 # ----------------------------------------------------------------------------------------------------------------------
 # Parsing of replies. A reply is text that a model sampled: anything can be in it, and nothing here may raise.
 
-_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n]*\n(.*?)```", re.DOTALL)
+_FENCE = re.compile(r"^[^\n`]*```[ \t]*([\w+-]*)[^\n`]*\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
 def after_thoughts(text) -> str:
@@ -118,6 +118,7 @@ class Backbone(Chat):
         self.model = model
         self.device = model.device
         self.large = sum(p.numel() for p in model.parameters()) >= 1e9  # then the paper's sizes are the defaults
+        self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 32768  # tokens
         self.layers = [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]
         self.recompute = None  # how many of them the backward pass of logprobs recomputes; None: as memory asks for
         stops = {tokenizer.eos_token_id, *(self.end[-1:] if getattr(tokenizer, "chat_template", None) else ())}
@@ -142,6 +143,11 @@ class Backbone(Chat):
             if max(difference.abs().max() for difference in seen) > 0.02 * (1 + want.abs().max()):
                 raise UserError(f"{model.config.model_type}: not supported; its logits are not what its head makes of "
                                  "its hidden states, or it does not remember by past_key_values")
+
+    def check_lengths(self, prompt, reply):
+        """Raise UserError where a prompt and a reply of so many tokens do not fit into the model's context."""
+        if prompt < 1 or prompt + reply > self.context:
+            raise UserError(f"prompts of {prompt} tokens and replies of {reply}: the model's context is {self.context}")
 
     @classmethod
     def load(cls, path, device="cpu", dtype=None):

@@ -333,7 +333,7 @@ def digest_of_model(model) -> str:
     return digest.hexdigest()[:16]
 
 
-def claim(out, config):
+def same_configuration(out, config):
     """Make `out` the folder of this configuration. Raises UserError when it cannot be, or belongs to another one."""
     path = out / "config.json"
     try:
@@ -414,12 +414,9 @@ def start(options):
     model = Backbone.load(folder, options.device)
     model.thinking = options.thinking
     library = None if options.no_skills else SkillLibrary.of_model(folder)
-    context = getattr(model.model.config.get_text_config(), "max_position_embeddings", None) or 32768
-    options.max_new_tokens = options.max_new_tokens or min(8192, context // 4)
-    options.max_prompt_tokens = options.max_prompt_tokens or context - options.max_new_tokens
-    if options.max_prompt_tokens + options.max_new_tokens > context:
-        raise UserError(f"--max-prompt-tokens {options.max_prompt_tokens} and --max-new-tokens "
-                         f"{options.max_new_tokens}: together more than the model's context of {context} tokens")
+    options.max_new_tokens = options.max_new_tokens or min(8192, model.context // 4)
+    options.max_prompt_tokens = options.max_prompt_tokens or model.context - options.max_new_tokens
+    model.check_lengths(options.max_prompt_tokens, options.max_new_tokens)
     options.turns += options.iterations - 1
     options.tokens = options.tokens or options.turns * options.max_new_tokens
     # Everything that changes a result; --batch and --timeout too, which shape the random numbers and the verdicts.
@@ -442,7 +439,7 @@ def main(argv=None) -> int:
     folders = {name: out / name for name in STRATEGIES} if options.compare_strategies else {options.strategy: out}
     if ranks.rank() == 0:
         for name, folder in folders.items():
-            claim(folder, config | {"strategy": name})
+            same_configuration(folder, config | {"strategy": name})
     ranks.each(None)
     done = {name: read_results(folder / "results.jsonl") for name, folder in folders.items()}
     ranks.each(None)  # nobody writes before all have read; what ranks then append are whole lines

@@ -29,7 +29,7 @@ from sandbox import Verdict, feedback
 from skills import Skill
 from tasks import Task, TaskError
 
-STEPS = 8  # of the sampler, at most, before the sandbox may time a kernel on the GPU that both use
+SAMPLER_STEPS = 8  # at most, before the sandbox may time a kernel on the GPU that both use
 
 
 @dataclass
@@ -293,7 +293,7 @@ def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None,
 def write(sampler, sandbox) -> list:
     """Let the model write until a reply ends, or for a handful of steps. Returns [(key, Completion), ...]."""
     with sandbox.sampling():  # nothing is being timed meanwhile
-        for _ in range(STEPS):
+        for _ in range(SAMPLER_STEPS):
             if replies := sampler.step():
                 break
         sampler.pause()  # nothing may be left on the GPU

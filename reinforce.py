@@ -3,7 +3,7 @@
     python reinforce.py                                              the tiny model, on a GPU if there is one
     python reinforce.py --model Qwen/Qwen3-8B-Base --steps 200       the paper's sizes
     python reinforce.py --out runs/NAME --resume                     continue after a crash or a kill
-    python reinforce.py --recipe kevin --turns 8 --n 16              a neighbour's reward and baseline
+    python reinforce.py --recipe kevin                               a neighbour's reward and baseline
     ablations: --no-skills --bm25-only --no-verify --freeze-selection --freeze-summary --baseline group-mean
 
 How it differs from PPO: no critic and no KL term; one update for each batch of rollouts, so the clipped ratio is 1 up
@@ -16,14 +16,15 @@ against its own kind of group:
     selection  mean over its rollouts of the best reward       the task's k selections              0.3
     summary    speedup of its best verified skill, at most 6   the task's s summaries               0.5
 
-How it differs from the paper's release (the rest, with file and line: results/faithful.md):
+How it differs from the paper's release (the rest, with files: results/faithful.md):
     update        one optimiser step over all rows, so the clip hardly acts; the release takes up to five of 192 rows
     batch         too few groups with variance: trained on what is left; the release buffers them and rolls out again
     MRS           looks at a rollout's replies that have a gradient; cross_scheme's mean looks at PRS, not at MRS
     cross_scheme  its divisor has a minimum: without it, timing noise would become full advantages
     selection     its return is the mean of its rollouts' best, as in the paper; the release takes their maximum
     summary       the speedup is clipped as the Policy's; all rollouts may trigger; a known skill is not staged again
-    prompts       own wording, chat template and short feedback; thinking is off; Selection sees 1,000 characters
+    prompts       own wording, chat template and short feedback; thinking is off; below a billion parameters
+                  Selection sees 1,000 characters
     start         the checkpoint's skill library; the release begins with an empty one
 
 In comments: N tokens of a reply; B tasks, k selections and s summaries of a task, n rollouts of a scheme, T turns.
@@ -61,13 +62,13 @@ SIZES = {  # name: 2 CPU cores (about 7 minutes in all), one GPU, the paper (mod
     "n": (2, 4, 4, "n: rollouts of each scheme"),
     "turns": (2, 3, 3, "T: turns of a rollout"),
     "s": (3, 8, 8, "s: parallel summaries of a task's best triggering rollout"),
-    "oversample": (1, 1, 2, "tasks rolled out for each one that is trained on; the first B that vary are (--min-std)"),
+    "oversample": (1, 1, 2, "tasks rolled out for each one that is kept: the first B whose rewards vary (--min-std)"),
     "lr": (1.5e-4, 1.5e-4, 1e-6, "eta: AdamW's learning rate"),
-    "loss_scale": (30.0, 30.0, 1000.0, "the loss is divided by it before the gradient is clipped: a tenth of a reply"),
+    "loss_scale": (30.0, 30.0, 1000.0, "the loss is divided by it before the clip, a tenth of a reply's tokens or so"),
     "policy_tokens": (900, 1500, 8192, "most tokens of a Policy reply"),
     "selection_tokens": (250, 400, 1024, "most tokens of a Selection reply"),
     "summary_tokens": (600, 1000, 2048, "most tokens of a Summary reply"),
-    "prompt_tokens": (3500, 7000, 24576, "longest prompt; a rollout that would exceed it ends"),
+    "prompt_tokens": (3500, 6500, 24576, "longest prompt; a rollout that would exceed it ends"),
     "update_tokens": (16384, 131072, 32768, "tokens, padding included, in one micro-batch of the update"),
     "trials": (3, 5, 5, "correctness trials for each kernel, with fresh inputs"),
     "eval_samples": (1, 4, 8, "rollouts for each evaluation problem; a single one is greedy"),
@@ -112,9 +113,10 @@ RECIPES = {  # what a related system sets differently from OPTIONS and SIZES: a 
     "davinci": {},
     "drkernel": dict(reward="drkernel", skills=False, cross_scheme=False, k=0, n=16, turns=3),
     "kevin": dict(reward="kevin", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False, gamma=0.4,
-                  baseline="group-norm", group="task", loss_mean="token", loss_scale=1.0, k=0, n=16, turns=4,
-                  temperature=0.9, history="condensed"),
-    "cuda-agent": dict(reward="cuda-agent", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False),
+                  baseline="group-norm", group="task", loss_mean="token", loss_scale=1.0, min_std=0.0, k=0, n=16,
+                  turns=4, oversample=1, temperature=0.9, history="condensed"),
+    "cuda-agent": dict(reward="cuda-agent", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False,
+                       min_std=0.0, oversample=1),
 }
 CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval", "offload", "log"}  # that a continued run may change
 
@@ -144,7 +146,7 @@ def group_norm(returns) -> list[float]:
     return [a / deviation if deviation > 1e-8 else 0.0 for a in group_mean(returns)]
 
 
-def _clean(advantage) -> float:  # equal returns must give exactly 0: adv_cross_scheme would blow rounding noise up
+def _clean(advantage) -> float:  # equal returns must give exactly 0: such a reply is not computed
     return float(advantage) if abs(advantage) > 1e-9 else 0.0
 
 
@@ -316,7 +318,7 @@ def train(run, stream):
                 episodes = roll_out(run, episodes, args.k + 1, args.n, args.temperature, run.generator)
             with run.phase("score"):  # rewards of turns, then of selections
                 score(run, episodes)
-            with run.phase("summarise"):  # s proposals from each task's best triggering rollout
+            with run.phase("summarise"):  # s summaries of each task's best triggering rollout
                 summarise(run, episodes)
             with run.phase("verify"):  # a proposal must prove itself; the best of a task is staged
                 verify(run, episodes)
@@ -402,7 +404,7 @@ def verify(run, episodes):
 def credit(run, episodes) -> list[list[Row]]:
     """Fill in every advantage and return the rows of the loss, those of one rollout together.
 
-    Groups and baselines come first, then the filters: a reply that one masks has no loss, and stays in its group.
+    A filter takes away a reply's loss only: the reply stays in its group, and its return in the others' baseline.
     """
     args, baseline, sequences, trained = run.args, BASELINES[run.args.baseline], [], 0
     for episode in episodes:

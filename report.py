@@ -50,7 +50,7 @@ from skills import MODEL_FILE, SkillLibrary, write_atomically
 from summarizer import REASONS
 from synthetic.generator import NARROW, WIDE, training_tasks
 from tasks import (UserError, builtin_tasks, check_device, check_numbers, flag, folder_tasks, found, resumable,
-                   run_command, told)
+                   run_command, told, uninterrupted)
 
 
 @dataclass
@@ -163,6 +163,7 @@ def open_run(given, tables, changeable) -> Run:
     for parameter in model.model.parameters():
         parameter.data = parameter.data.clone()  # a mapped file's alignment would change the last bit of a product
     args = configure(given, sum(p.numel() for p in model.model.parameters()), *tables)
+    model.check_lengths(args.prompt_tokens, args.policy_tokens)
     model.thinking = args.thinking
     library, generator = SkillLibrary.of_model(source), torch.Generator(model.device).manual_seed(args.seed)
     optimizer = ranks.sharded(make_adamw, model.model.parameters(), lr=args.lr, host=args.offload)
@@ -321,7 +322,8 @@ def finish_step(run, line):
             file.write(json.dumps(line) + "\n")
     run.settled = run.generator.get_state()
     if run.step % run.args.save_every == 0 or run.step == run.args.steps:
-        save_checkpoint(run)
+        with uninterrupted():
+            save_checkpoint(run)
     if run.tensorboard:
         for name, value in records.numbers(line).items():
             run.tensorboard.add_scalar(name, value, run.step)

@@ -83,7 +83,7 @@ class Sandbox(Pool):
     timeout    seconds for one candidate (default: 60), without those that it waits for others on a GPU; with the
                measured clock at most 10 for one forward, but an extension's
     memory     bytes of host memory for a candidate (default: 8 GiB of address space, with a GPU 32 GiB)
-    workers    candidates in work at the same time; by default the number of CPU cores, on a GPU at most 16
+    workers    candidates in work at the same time; by default the number of CPU cores, at most 16
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance
     baseline   "eager", or "compile" to measure against torch.compile of the reference
     measure    seconds of timing for each candidate with the measured clock, up to four times as long where something
@@ -157,7 +157,7 @@ def feedback(verdict):
     """The next user message's text: what is wrong and where, or how fast and what is hot. At most about 80 words."""
     if verdict.rejected:
         return f"Rejected: {verdict.rejected}."
-    if not verdict.compiled or not verdict.correct:
+    if not verdict.correct:
         head = "Correct: no." if verdict.compiled else "Compiled: no."
         text = f"{head} {' '.join((verdict.error or '').split()[:45])}"
         return text + (f"\n{verdict.excerpt}" if verdict.excerpt else "")

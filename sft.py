@@ -18,8 +18,8 @@ How this differs from the paper: the examples are a program's, which knows thirt
 so the cold start runs offline; and a batch is a number of tokens, not of sequences. With --data the paper's own
 released rows can be used instead. The tiny model (tokenizer, weights, evaluation) is made in synthetic/tiny.py.
 
-It leaves in --out: the model and its tokenizer, a seed library of five skills (the others are left to be found), and
-sft.json with the options and the history of the loss.
+It leaves in --out: the model and its tokenizer, a seed library of five skills (the others are left to be found; after
+--data and --from-rollouts the library that --model had), and sft.json with the options and the history of the loss.
 """
 
 # Before torch, see there.
@@ -40,7 +40,7 @@ import torch
 from tqdm import tqdm
 
 from backbone import Backbone, Chat
-from chat.rows import chat_row, encode, read_file, read_rows, rollout_row
+from chat.rows import chat_row, encode, read_file, read_rows, rollout_files, rollout_row
 from fast import ranks
 from fast.train_step import TrainStep
 from report import claim
@@ -92,7 +92,7 @@ WIDTHS = [384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2560, 307
           32768]  # padded lengths of a batch
 
 
-def padded(length) -> int:
+def width_for(length) -> int:
     """The width of the batch that an example of this length, at most WIDTHS[-1], goes into."""
     return next(width for width in WIDTHS if length <= width)
 
@@ -105,7 +105,7 @@ def make_batches(lengths, tokens, rng, order) -> list[list[int]]:
     """
     groups, batches = {}, []
     for i in order:
-        groups.setdefault(padded(lengths[i]), []).append(i)
+        groups.setdefault(width_for(lengths[i]), []).append(i)
     for width, members in groups.items():
         rng.shuffle(members)
         size = max(1, tokens // width)
@@ -138,7 +138,7 @@ def collate(members, tokens, pad) -> tuple[torch.Tensor, torch.Tensor]:
     L is one of WIDTHS. B is at least as many rows as `tokens` allow, also when fewer are used: where steps are captured
     there is one shape, and one graph, for each width. Empty rows have no targets.
     """
-    width = padded(max(len(ids) for ids, _ in members))
+    width = width_for(max(len(ids) for ids, _ in members))
     rows = max(len(members), tokens // width)
     batch, targets = torch.full((rows, width), pad), torch.full((rows, width), -100)
     for row, (ids, mask) in enumerate(members):
@@ -328,8 +328,8 @@ def parse(argv):
         raise UserError("--out or --cache is required")
     check_numbers({name: value for name, value in vars(args).items() if name != "min_reward"}, above_0=(
         "epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes", "repeat_executed"))
-    if args.from_rollouts and not args.model:
-        raise UserError("--from-rollouts: say with --model which model wrote them, or one with its tokenizer")
+    if (args.from_rollouts or args.data) and not args.model:
+        raise UserError("--data, --from-rollouts: say with --model which model is to be trained on them")
     can_be_muon = not args.model and ranks.count() == 1  # matrices are not shared out; a large model is in bfloat16
     if args.optimizer == "muon" and not can_be_muon:
         raise UserError("--optimizer muon: is for weights that begin at random, on one GPU only")
@@ -347,9 +347,7 @@ def main(argv=None) -> int:
         return 0
     files = [args.data] if args.data else []
     if args.from_rollouts:
-        files = sorted(Path(args.from_rollouts).glob("rollouts/step_*.jsonl"))
-        if not files:
-            raise UserError(f"{args.from_rollouts}: no rollouts/step_N.jsonl there")
+        files = rollout_files(args.from_rollouts)
     rows = {path: read_file(path) for path in files}  # before the model: a file that cannot be read is told at once
     out = Path(args.out or ".")
     if args.out and ranks.rank() == 0:
@@ -381,9 +379,10 @@ def main(argv=None) -> int:
     if ranks.rank() > 0:
         return 0
     Backbone(model.to(torch.bfloat16), chat.tokenizer).save(out)
-    if not rows:  # skills for the run that follows, with examples of the expert's
-        writer, rng = Writer(None), random.Random(args.seed)
-        SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY]).save(out / MODEL_FILE)
+    writer, rng = Writer(None), random.Random(args.seed)
+    seeds = [writer.skill(name, rng) for name in SEED_LIBRARY]  # for the run that follows, with the expert's kernels
+    library = SkillLibrary.of_model(found(args.model)) if rows else SkillLibrary(seeds)
+    library.save(out / MODEL_FILE)
     record = {"arguments": vars(args), "examples": len(data), "history": history}
     (out / "sft.json").write_text(json.dumps(record, indent=1))
     (out / CHECKPOINT).unlink(missing_ok=True)

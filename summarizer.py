@@ -20,7 +20,6 @@ from policy import Trajectory, Turn, policy_messages, rollout
 from skills import Skill
 from tasks import Task
 
-GAIN = 1.2  # paper: of the best turn over the first, over PyTorch, and again of the verification
 MOST_PROPOSALS = 2  # in one answer
 MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content; a little over is accepted
 # Why a proposal was rejected, in the order of the checks; the words that metrics and curves use.
@@ -70,7 +69,7 @@ def summary_messages(task, skills, first, best) -> list[dict]:
 # When: the trigger
 
 
-def trigger(trajectory, gain=GAIN) -> tuple[Turn, Turn] | None:
+def trigger(trajectory, gain) -> tuple[Turn, Turn] | None:
     """(first turn, best turn) of a rollout that is worth a summary, else None.
 
     Paper: the first turn is correct, the best turn's speedup is at least 1.2 and at least 1.2x the first's.
@@ -82,7 +81,7 @@ def trigger(trajectory, gain=GAIN) -> tuple[Turn, Turn] | None:
     return (first, best) if best.verdict.speedup >= gain * max(first.verdict.speedup, 1.0) else None
 
 
-def best_trigger(trajectories, gain=GAIN) -> tuple[Trajectory, Turn, Turn] | None:
+def best_trigger(trajectories, gain) -> tuple[Trajectory, Turn, Turn] | None:
     """Of one task's rollouts, the triggering one with the fastest best turn; None when none triggers."""
     found = [(trajectory, *turns) for trajectory in trajectories if (turns := trigger(trajectory, gain))]
     return max(found, key=lambda item: item[2].verdict.speedup, default=None)
@@ -234,7 +233,7 @@ def lazy_advice(text) -> str | None:
 # Whether: verification by execution
 
 
-def verify(model, sandbox, summaries, max_new_tokens, max_prompt_tokens=None, gain=GAIN):
+def verify(model, sandbox, summaries, max_new_tokens, max_prompt_tokens, gain):
     """Fill in `attempt`, and `rejected` or the skill's verify_speedup, of every proposal that passed the form check.
 
     Paper (verification): the policy answers the same task once, greedily, with the winning scheme's skills and the new
@@ -253,7 +252,7 @@ def verify(model, sandbox, summaries, max_new_tokens, max_prompt_tokens=None, ga
             apply_pass_rule(proposal, attempt.turns[0], summary.first, gain)
 
 
-def apply_pass_rule(proposal, attempt, first, gain=GAIN):
+def apply_pass_rule(proposal, attempt, first, gain):
     """A skill passes if its attempt is correct, 1.2x as fast as PyTorch and 1.2x as fast as the winner's first turn."""
     verdict, proposal.attempt = attempt.verdict, attempt
     if not verdict.correct:

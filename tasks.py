@@ -6,7 +6,8 @@ answers with a class `ModelNew` that has the same constructor and computes the s
 
 Sources of problems, all giving `Task` records:
 
-    builtin_tasks      the evaluation problems in `problems/`, written for this project; never trained on
+    builtin_tasks      the evaluation problems in `problems/`, written for this project; trained on by
+                       `reinforce.py --tasks builtin` only
     kernelbench_tasks  a KernelBench checkout (evaluation only)
     folder_tasks       a folder of the user's own problem files
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from chat.prompts import fill
+from chat.prompts import fill, read_prompts
 from chat.template import Chat, Completion
-from tasks import UserError
+from tasks import UserError, told
 
 
 def encode(chat, messages, tool=None, unlearnt=0) -> tuple[np.ndarray, np.ndarray]:
@@ -105,6 +105,23 @@ def _message(fields) -> dict:
     for call in calls:
         call["function"]["arguments"] = _parsed(call["function"]["arguments"])
     return message | ({"tool_calls": calls} if calls else {})
+
+
+def rollout_files(run) -> list[Path]:
+    """A run's rollouts/step_N.jsonl; its prompts are then those that the run had, as replies follow what was asked.
+
+    Raises UserError where there are none, and for a run whose later prompts did not hold the replies as they were.
+    """
+    files, config = sorted(Path(run).glob("rollouts/step_*.jsonl")), Path(run, "config.json")
+    if not files:
+        raise UserError(f"{run}: no rollouts/step_N.jsonl there")
+    with told(f"{config}: cannot be read"):
+        options = json.loads(config.read_text())
+    if options["history"] == "condensed":
+        raise UserError(f"{run}: later prompts held condensed replies (--history condensed), which are not recorded")
+    if options["prompts"]:
+        read_prompts(options["prompts"])
+    return files
 
 
 def rollout_row(chat, least):

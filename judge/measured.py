@@ -218,10 +218,12 @@ class Measured:
             return
         reference = self.reference
         compiled = self.settings["baseline"] == "compile"
-        deadline = time.monotonic() + self.settings["timeout"] + 60 + 300 * compiled
+        patience = self.settings["timeout"] + 60 + 300 * compiled
+        deadline = time.monotonic() + patience
         self.connection.order("construct", deadline, side="reference", code=reference.job["source"], name="Model",
                               **reference.construction(), compile_it=compiled)
         with self.gpu.shared():
+            deadline = time.monotonic() + patience  # the wait for the GPU does not count
             self.share(deadline)
             fields = {"sides": ["reference"], "calls": [0], "seed": 0, "graphs": False}
             if self.calls is None:
@@ -286,7 +288,7 @@ class Candidate(Recorded):
     """A candidate in the replayer: the back end of the measured clock (see judgement.py)."""
 
     spared = 0.01  # share of a timed call's outputs that need be right to 1e-2 only: more inputs have rarer values
-    slowest = 10.0  # seconds for one forward: the task's other candidates wait meanwhile
+    slowest, longest = 10.0, 30.0  # seconds for one forward; for all of its turn, in which others wait
     tuning = False  # does the next forward try an autotuned kernel's configurations? It takes longer
 
     def __init__(self, task):
@@ -322,6 +324,7 @@ class Candidate(Recorded):
         task.ready()
         self.connection = task.connection
         self.acquire(False, began)
+        self.deadline = min(self.deadline, time.monotonic() + self.longest)
 
     def acquire(self, exclusive, began=None):
         """Hold the GPU lock in this way. began: when the wait for it began, if not now."""
@@ -415,6 +418,7 @@ class Candidate(Recorded):
     def close(self, verdict):
         verdict.seconds.update(self.seconds)
         if self.has_turn:
+            self.task.usable_connection()  # a replayer that hangs ends now
             self.task.gpu.release()
             self.task.turn.release()
 
@@ -424,7 +428,7 @@ class Extension(Candidate):
     """
 
     spared = 0.0  # its own code decides what it does now
-    slowest = math.inf  # it may compile in its first call
+    slowest = longest = math.inf  # it may compile in its first call
 
     def start(self, code, timeout):
         self.deadline, task = time.monotonic() + timeout, self.task

@@ -1,4 +1,4 @@
-"""What happened in training runs: parts of a run side by side, proposals, seconds, repaired kernels.
+"""What happened in training runs: parts of a run side by side, proposals, seconds, repaired kernels, selected skills.
 
     python results/summary.py [--parts 4] runs/seed0 runs/seed1 ...
 
@@ -7,6 +7,7 @@ Reads metrics.jsonl of each run and, where they are, its rollouts/. Evaluation b
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections import Counter, defaultdict
@@ -30,6 +31,15 @@ def repaired(paths) -> tuple[int, int]:
     pairs = [[turn["verdict"]["correct"] for turn in line["turns"][:2]] for path in paths for line in lines(path)
              if line["role"] == "policy" and len(line["turns"]) > 1]
     return sum(second for first, second in pairs if not first), sum(not first for first, _ in pairs)
+
+
+def selected(paths) -> str:
+    """How Selection's choices are spread over the skills: how many it made, which most often, the entropy in bits."""
+    counts = Counter(skill for path in paths for line in lines(path) if line["role"] == "selection"
+                     for skill in line["skills"])
+    total, [(most, times)] = counts.total(), counts.most_common(1) or [("none", 0)]
+    entropy = sum(-n / total * math.log2(n / total) for n in counts.values())
+    return f"{total} choices of {len(counts)} skills, {times / max(total, 1):.1%} {most}, entropy {entropy:.2f} bits"
 
 
 def show(run, parts):
@@ -61,7 +71,8 @@ def show(run, parts):
           + ", ".join(f"{name} {value:.2f}" for name, value in phases.items()))
     for name in ("step", "eval"):
         right, broken = repaired(run.glob(f"rollouts/{name}_*.jsonl"))
-        print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one")
+        print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one; "
+              f"{selected(run.glob(f'rollouts/{name}_*.jsonl'))}")
 
 
 def main(argv=None) -> int:

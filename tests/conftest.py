@@ -46,7 +46,7 @@ def make_task(n=0) -> Task:
 def tiny_qwen(tokenizer, seed=0):
     """A Qwen3 of 100 thousand parameters with random weights (large ones, so that its answers are not uniform)."""
     torch.manual_seed(seed)
-    return random_qwen3(len(tokenizer), 48, 96, 2, head_dim=16, max_position_embeddings=4096, initializer_range=0.15,
+    return random_qwen3(len(tokenizer), 48, 96, 2, head_dim=16, max_position_embeddings=8192, initializer_range=0.15,
                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
                         bos_token_id=None).eval()
 

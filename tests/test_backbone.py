@@ -74,6 +74,7 @@ def test_code_is_the_last_block_that_defines_model_new():
     text = ("```python\nclass ModelNew:\n    a = 1\n```\nBetter:\n```py title=x\nimport torch\n\n"
             "class ModelNew(nn.Module):\n    b = 2\n```\n```python\nprint(ModelNew)\n```")
     assert extract_code(text) == "import torch\n\nclass ModelNew(nn.Module):\n    b = 2\n"
+    assert extract_code("Use ```tl.dot``` for it.\nSo:```python\nclass ModelNew:\n    pass\n```").startswith("class")
 
 
 def test_a_value_that_is_no_json_stays_text():

@@ -108,13 +108,11 @@ LIBRARY = SkillLibrary([Skill("fuse", "fuse softplus", "general", ("softplus",),
 class Scripted:
     """A model whose prompts are numbers into a list of conversations, and whose replies `script` makes up."""
 
-    at_a_time, sample, large = None, Backbone.sample, False
+    at_a_time, sample, large, context, check_lengths = None, Backbone.sample, False, 4096, Backbone.check_lengths
 
     def __init__(self, script):
         self.script, self.seen = script, []
         self.asked = Counter()  # (temperature, longest reply) -> replies
-        self.model = argparse.Namespace(config=argparse.Namespace(
-            get_text_config=lambda: argparse.Namespace(max_position_embeddings=4096)))
 
     def chat_ids(self, messages, tool=None):
         self.seen.append((messages, tool))
@@ -486,7 +484,8 @@ def test_changed_configuration_is_refused(tmp_path, command, refusal):
     ("--seed -1", "--seed -1: choose"), ("--shrink", "--shrink: is for --kernelbench"),
     ("--compare-strategies --samples 1", "--samples of at least 2"),
     ("--bm25-only --no-skills", "one ablation at a time"),
-    ("--max-new-tokens 4096 --max-prompt-tokens 1", "context of 4096 tokens"),
+    ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
+    ("--max-new-tokens 4096", "prompts of 0 tokens"),
     ("--out file", "cannot be used as --out"), ("--out file/below", "cannot be used as --out")])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):
     (tmp_path / "file").write_text("")

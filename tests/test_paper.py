@@ -28,7 +28,7 @@ TINY = {"batch": 3, "k": 3, "n": 2, "turns": 2, "s": 3, "oversample": 1, "lr": 1
         "policy_tokens": 900, "selection_tokens": 250, "summary_tokens": 600, "prompt_tokens": 3500, "trials": 3,
         "eval_samples": 1, "save_every": 1, "update_tokens": 16384}
 CONSTANTS = [
-    (policy.SPEEDUP_CAP, 6.0), (reinforce.DUAL_CLIP, 3.0), (reinforce.DIVISOR_FLOOR, 0.05), (summarizer.GAIN, 1.2),
+    (policy.SPEEDUP_CAP, 6.0), (reinforce.DUAL_CLIP, 3.0), (reinforce.DIVISOR_FLOOR, 0.05),
     (summarizer.MOST_PROPOSALS, 2), (summarizer.MOST_CONTENT_TOKENS, 640),  # 512 and a quarter
     (selector.MOST_SKILLS, 3), (selector.TASK_CHARACTERS, 1000), (skills.CANDIDATES, 20)]
 

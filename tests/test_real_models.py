@@ -20,6 +20,7 @@ from policy import next_messages, policy_messages
 from sandbox import Verdict
 from selector import selection_messages
 from skills import MODEL_FILE, Skill, SkillLibrary
+from tasks import UserError
 
 ARCHITECTURES = {  # transformers' name: kind of template
     "Qwen3": "qwen3", "Qwen2": "release", "Llama": "llama2", "Olmo2": "llama3", "Mistral": "mistral", "Gemma2": "gemma",
@@ -38,6 +39,7 @@ def test_one_cold_start_one_training_step_one_problem(name, tokenizer, tmp_path,
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks/1_one.py").write_text(task.source)
     skills = [Skill("fuse", "relu forward", "general", ("relu",), CONTENT)]
+    SkillLibrary(skills).save(source / MODEL_FILE)
 
     # One cold start, from rows with tool calls and with several turns.
     called = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {
@@ -52,7 +54,7 @@ def test_one_cold_start_one_training_step_one_problem(name, tokenizer, tmp_path,
     assert history[-1]["loss"] < 0.9 * history[0]["loss"] and not (start / sft.CHECKPOINT).exists()
 
     # One training step, in which each reply is trained on to the token.
-    SkillLibrary(skills).save(start / MODEL_FILE)
+    assert SkillLibrary.of_model(start).skills == skills  # the library stays with the model
     die, before = random.Random(0), Backbone.load(start)
     monkeypatch.setitem(policy.REWARDS, "davinci", lambda verdict: die.random())
     assert reinforce.main(f"--model {start} --tasks {tmp_path}/tasks --out {out} --device cpu --no-eval --steps 1 "
@@ -65,6 +67,14 @@ def test_one_cold_start_one_training_step_one_problem(name, tokenizer, tmp_path,
     told = read_lines(out / "rollouts/step_1.jsonl")
     assert {entry["role"] for entry in told} == {"selection", "policy"}
     assert all(len(entry["turns"]) == 2 for entry in told if entry["role"] == "policy")
+
+    # The run's own good replies.
+    again = f"--model {out}/checkpoint --from-rollouts {out} --min-reward 0.2 --device cpu --epochs 1"
+    assert sft.main(f"{again} --out {tmp_path}/again".split()) == 0
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"history": "condensed"}))
+    with pytest.raises(UserError, match="condensed replies"):
+        sft.main(f"{again} --out {tmp_path}/no".split())
 
     # One problem of the benchmark.
     assert bench.main(f"--level 1 --ids 1 --model {out}/checkpoint --samples 1 --turns 2 --max-new-tokens 40 "

@@ -19,8 +19,9 @@ TABLE = {  # what is not as daVinci-kernel has it (tests/test_paper.py); all els
     "drkernel": ALONE | {"reward": "drkernel", "k": 0, "n": 16, "turns": 3},  # PRS and MRS as daVinci-kernel
     "kevin": ALONE | {"reward": "kevin", "gamma": 0.4, "turns": 4, "k": 0, "n": 16, "temperature": 0.9, "prs": False,
                       "mrs": False, "mask_void": False, "baseline": "group-norm", "group": "task", "loss_scale": 1.0,
-                      "loss_mean": "token", "history": "condensed"},
-    "cuda-agent": ALONE | {"reward": "cuda-agent", "prs": False, "mrs": False, "mask_void": False}}
+                      "loss_mean": "token", "history": "condensed", "min_std": 0.0, "oversample": 1},
+    "cuda-agent": ALONE | {"reward": "cuda-agent", "prs": False, "mrs": False, "mask_void": False, "min_std": 0.0,
+                           "oversample": 1}}
 REWARDS = {  # reward of: wrong; a decoy; correct at 0.5x and 1.052x with coverage 0; at 1.053x and 10x with coverage 1
     "davinci": [0.0, 0.0, 0.75, 1.026, 1.5265, 4.0], "drkernel": [0.0, 0.0, 0.75, 1.026, 1.5265, 2.5],
     "kevin": [0.0, 0.0, 0.8, 1.352, 1.353, 10.3], "cuda-agent": [-1.0, -1.0, 1.0, 1.0, 2.0, 2.0]}

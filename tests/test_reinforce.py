@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -376,6 +377,20 @@ def test_an_interruption_keeps_the_complete_steps_unless_weights_change(world, m
     monkeypatch.setattr(reinforce, phase, work)
     assert torch.load(cut / "checkpoint/trainer.pt", weights_only=True)["step"] == kept
     assert same(whole_run(world), world("cut", "--resume"))
+
+
+def test_an_interruption_waits_for_the_checkpoint_that_is_being_written(world, monkeypatch, tmp_path):
+    work = report.save_checkpoint
+
+    def slowly(run):
+        if run.step == 2:
+            signal.raise_signal(signal.SIGINT)
+        work(run)
+
+    monkeypatch.setattr(report, "save_checkpoint", slowly)
+    with pytest.raises(KeyboardInterrupt):
+        world("cut", *SHORT, "--save-every", "2")
+    assert torch.load(tmp_path / "cut/checkpoint/trainer.pt", weights_only=True)["step"] == 2
 
 
 def test_kill_nine_and_resume(world, tmp_path):

@@ -67,7 +67,7 @@ def test_replies_belong_to_the_task_that_they_answer(scripted):
     for task, mine in zip(tasks, select(scripted, library, tasks, 2)):
         assert [[s.name for s in one.skills] for one in mine] == [[f"use-{task.name}"]] * 2
         assert [s.name for s in mine[0].candidates] == [f"use-{task.name}"] and not mine[0].dropped
-    winners = [best_trigger([trajectory(1.0, 2.0, task=task)]) for task in tasks]
+    winners = [best_trigger([trajectory(1.0, 2.0, task=task)], 1.2) for task in tasks]
     scripted.script = lambda role, prompt: [proposing(entry(name=next(w for w in words if f"\n{w}\n" in prompt)))]
     for task, mine in zip(tasks, propose(scripted, winners, 2, None)):
         assert [(s.task, s.proposals[0].skill.name, s.winner.task) for s in mine] == [(task, task.name, task)] * 2
@@ -249,13 +249,13 @@ def trajectory(*speedups, task=None, skills=()):
     ((1.0, 2.0, 4.0), 2)])
 def test_trigger(speedups, best):
     rolled = trajectory(*speedups)
-    assert trigger(rolled) == (None if best is None else (rolled.turns[0], rolled.turns[best]))
+    assert trigger(rolled, 1.2) == (None if best is None else (rolled.turns[0], rolled.turns[best]))
 
 
 def test_best_trigger_takes_the_fastest_of_those_that_trigger():
     rollouts = [trajectory(1.0, 1.5), trajectory(3.0, 3.1), trajectory(1.0, 2.0), trajectory(None, 9.0)]
-    assert best_trigger(rollouts)[0] is rollouts[2]
-    assert best_trigger(rollouts[1:2] + rollouts[3:]) is None and best_trigger([]) is None
+    assert best_trigger(rollouts, 1.2)[0] is rollouts[2]
+    assert best_trigger(rollouts[1:2] + rollouts[3:], 1.2) is None and best_trigger([], 1.2) is None
     assert best_trigger(rollouts[:1], 1.5)[2].verdict.speedup == 1.5 and best_trigger(rollouts[:1], 1.6) is None
 
 
@@ -338,7 +338,7 @@ def test_advice_not_to_write_kernels_is_refused_and_mentioning_torch_is_not(text
 
 def test_s_summaries_of_each_winner(scripted):
     scripted.script = lambda role, prompt: [proposing(entry()), "nothing"]
-    winners = [best_trigger([trajectory(1.0, 2.0, task=make_task(i), skills=SKILLS[:1])]) for i in range(2)]
+    winners = [best_trigger([trajectory(1.0, 2.0, task=make_task(i), skills=SKILLS[:1])], 1.2) for i in range(2)]
     summaries = propose(scripted, winners, 4, SkillLibrary(SKILLS), generator=torch.Generator().manual_seed(0))
     assert [[s.task.name for s in mine] for mine in summaries] == [["task0"] * 4, ["task1"] * 4]
     prompt = scripted.asked[0][1]
@@ -370,7 +370,7 @@ def summary_of(*skills, first=1.0, winner_skills=()):
     (Verdict(correct=False, rejected="launches no kernel"), 1.0, "not correct")])
 def test_pass_rule(verdict, first, rejected):
     proposal, attempt = Proposal(None, SKILLS[0]), Turn(None, "code", verdict)
-    apply_pass_rule(proposal, attempt, trajectory(first).turns[0])
+    apply_pass_rule(proposal, attempt, trajectory(first).turns[0], 1.2)
     assert proposal.rejected == rejected and proposal.attempt is attempt
     assert proposal.skill.verify_speedup == (None if rejected else verdict.speedup)
     assert bool(proposal.detail) == bool(rejected)
@@ -386,7 +386,7 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     lists = [[summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2])], [],
              [summary_of(four)]]
     lists[0][1].proposals.append(Proposal(None, rejected="malformed"))
-    verify(scripted, sandbox := FakeSandbox(), lists, 400)
+    verify(scripted, sandbox := FakeSandbox(), lists, 400, None, 1.2)
     assert len(scripted.asked) == len(sandbox.scored) == 3 and temperatures == [0]
     assert all(role == "policy" and "Speedup" not in prompt for role, prompt in scripted.asked)  # single turn
     assert all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2])
@@ -395,7 +395,7 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     assert best_skill(lists[0]).name == "skill-2" and best_skill(lists[0]).verify_speedup == 1.5
     assert best_skill(lists[2]).verify_speedup == 1.9 and best_skill([]) is None
     strict = summary_of(two)
-    verify(scripted, FakeSandbox(), [[strict]], 400, gain=1.6)
+    verify(scripted, FakeSandbox(), [[strict]], 400, None, 1.6)
     assert strict.proposals[0].rejected == "too slow"
 
 
@@ -403,7 +403,7 @@ def test_a_known_skill_is_verified_and_rewarded_but_never_staged(scripted):
     scripted.script = lambda role, prompt: [kernel(3.0 if "body2" in prompt else 1.5)]
     summary = summary_of(SKILLS[2], SKILLS[3])
     summary.proposals[0].known = True
-    verify(scripted, FakeSandbox(), [[summary]], 400)
+    verify(scripted, FakeSandbox(), [[summary]], 400, None, 1.2)
     assert [p.skill.verify_speedup for p in summary.proposals] == [3.0, 1.5]
     assert best_skill([summary]).name == "skill-3" and best_skill([summary_of()]) is None
 

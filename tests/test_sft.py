@@ -219,7 +219,7 @@ def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(epochs, sequ
     else:
         assert {len(parts) for parts in batches} == {1}
     for part in (part for parts in batches for part in parts):
-        [width] = {sft.padded(lengths[i]) for i in part}  # one for all of a part
+        [width] = {sft.width_for(lengths[i]) for i in part}  # one for all of a part
         assert width * len(part) <= 8192
 
 
@@ -406,6 +406,7 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
     (["--out", "OUT", "--problems", "-1"], "--problems -1: choose a number from 0"),
     (["--cache", "broken"], "broken: not a file of encoded examples"),
     (["--out", "OUT", "--from-rollouts", "runs/x"], "--from-rollouts: say with --model"),
+    (["--out", "OUT", "--data", "none.jsonl"], "--data, --from-rollouts: say with --model"),
     (["--out", "OUT", "--from-rollouts", "runs/x", "--model", "y"], "runs/x: no rollouts/step_N.jsonl there"),
 ])
 def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, monkeypatch, refusal):

@@ -41,7 +41,8 @@ logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable h
 # ----------------------------------------------------------------------------------------------------------------------
 # Parsing of replies. A reply is text that a model sampled: anything can be in it, and nothing here may raise.
 
-_FENCE = re.compile(r"^[^\n`]*```[ \t]*([\w+-]*)[^\n`]*\n(.*?)```", re.DOTALL | re.MULTILINE)
+# A fence begins a line, or stands behind words and code between single or double backticks.
+_FENCE = re.compile(r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*`{3,}[ \t]*([\w+-]*)[^\n`]*\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
 def after_thoughts(text) -> str:
@@ -147,7 +148,8 @@ class Backbone(Chat):
     def check_lengths(self, prompt, reply):
         """Raise UserError where a prompt and a reply of so many tokens do not fit into the model's context."""
         if prompt < 1 or prompt + reply > self.context:
-            raise UserError(f"prompts of {prompt} tokens and replies of {reply}: the model's context is {self.context}")
+            raise UserError(f"prompts of {prompt} tokens and replies of {reply}: the model's context is {self.context} "
+                            "(bench.py: --max-prompt-tokens, --max-new-tokens; else --prompt-tokens, --policy-tokens)")
 
     @classmethod
     def load(cls, path, device="cpu", dtype=None):

@@ -109,14 +109,13 @@ OPTIONS = {  # name: default, meaning
     "freeze_selection": (False, "ablation: Selection is used but not trained"),
     "freeze_summary": (False, "ablation: Summary is used but not trained"),
 }
+OFF = dict(skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False, min_std=0.0, oversample=1)
 RECIPES = {  # what a related system sets differently from OPTIONS and SIZES: a new one is a row here
     "davinci": {},
     "drkernel": dict(reward="drkernel", skills=False, cross_scheme=False, k=0, n=16, turns=3),
-    "kevin": dict(reward="kevin", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False, gamma=0.4,
-                  baseline="group-norm", group="task", loss_mean="token", loss_scale=1.0, min_std=0.0, k=0, n=16,
-                  turns=4, oversample=1, temperature=0.9, history="condensed"),
-    "cuda-agent": dict(reward="cuda-agent", skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False,
-                       min_std=0.0, oversample=1),
+    "kevin": OFF | dict(reward="kevin", gamma=0.4, baseline="group-norm", group="task", loss_mean="token", k=0, n=16,
+                        loss_scale=1.0, turns=4, temperature=0.9, history="condensed"),
+    "cuda-agent": OFF | dict(reward="cuda-agent"),
 }
 CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval", "offload", "log"}  # that a continued run may change
 
@@ -404,7 +403,7 @@ def verify(run, episodes):
 def credit(run, episodes) -> list[list[Row]]:
     """Fill in every advantage and return the rows of the loss, those of one rollout together.
 
-    A filter takes away a reply's loss only: the reply stays in its group, and its return in the others' baseline.
+    A filter takes away a reply's loss only: it stays in its group, its return in the baseline. Void ones do not.
     """
     args, baseline, sequences, trained = run.args, BASELINES[run.args.baseline], [], 0
     for episode in episodes:

@@ -163,7 +163,8 @@ def open_run(given, tables, changeable) -> Run:
     for parameter in model.model.parameters():
         parameter.data = parameter.data.clone()  # a mapped file's alignment would change the last bit of a product
     args = configure(given, sum(p.numel() for p in model.model.parameters()), *tables)
-    model.check_lengths(args.prompt_tokens, args.policy_tokens)
+    if not saved:
+        model.check_lengths(args.prompt_tokens, max(args.policy_tokens, args.selection_tokens, args.summary_tokens))
     model.thinking = args.thinking
     library, generator = SkillLibrary.of_model(source), torch.Generator(model.device).manual_seed(args.seed)
     optimizer = ranks.sharded(make_adamw, model.model.parameters(), lr=args.lr, host=args.offload)

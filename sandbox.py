@@ -81,7 +81,7 @@ class Sandbox(Pool):
     trials     correctness trials for each candidate, every one with fresh inputs
     seed       None draws a secret one; a number makes inputs reproducible, and with the modelled clock every verdict
     timeout    seconds for one candidate (default: 60), without those that it waits for others on a GPU; with the
-               measured clock at most 10 for one forward, but an extension's
+               measured clock at most 10 for one forward and 30 in its turn on the GPU, but an extension's
     memory     bytes of host memory for a candidate (default: 8 GiB of address space, with a GPU 32 GiB)
     workers    candidates in work at the same time; by default the number of CPU cores, at most 16
     protocol   "strict", or "kernelbench": only the task's own distribution, plain absolute and relative tolerance

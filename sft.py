@@ -46,7 +46,7 @@ from fast.train_step import TrainStep
 from report import claim
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
-from synthetic.examples import SEED_LIBRARY, Example, Writer, diversity_filter, in_processes, write_examples
+from synthetic.examples import Example, Writer, diversity_filter, in_processes, write_examples
 from synthetic.tiny import SHAPES, evaluate, tiny_model, train_tokenizer, wrap_tokenizer
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -379,9 +379,7 @@ def main(argv=None) -> int:
     if ranks.rank() > 0:
         return 0
     Backbone(model.to(torch.bfloat16), chat.tokenizer).save(out)
-    writer, rng = Writer(None), random.Random(args.seed)
-    seeds = [writer.skill(name, rng) for name in SEED_LIBRARY]  # for the run that follows, with the expert's kernels
-    library = SkillLibrary.of_model(found(args.model)) if rows else SkillLibrary(seeds)
+    library = SkillLibrary.of_model(found(args.model)) if rows else Writer(None).seed_library(random.Random(args.seed))
     library.save(out / MODEL_FILE)
     record = {"arguments": vars(args), "examples": len(data), "history": history}
     (out / "sft.json").write_text(json.dumps(record, indent=1))

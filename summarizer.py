@@ -1,7 +1,7 @@
 """The Summary role: what lesson does the best rollout hold, and does execution confirm it?  (Paper: summary trigger,
 skill proposals, verification by execution.)
 
-    trigger(trajectory)            did later turns beat a correct first one by enough to be worth a lesson?
+    trigger(trajectory, gain)      did later turns beat a correct first one by enough to be worth a lesson?
     propose(model, winners, s)     s answers for each task's best triggering rollout; their proposals checked for form
     verify(model, sandbox, ...)    every surviving proposal must prove itself in one greedy attempt at the same task
     best_skill(summaries)          the one to stage for a task

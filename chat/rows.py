@@ -117,9 +117,9 @@ def rollout_files(run) -> list[Path]:
         raise UserError(f"{run}: no rollouts/step_N.jsonl there")
     with told(f"{config}: cannot be read"):
         options = json.loads(config.read_text())
-    if options["history"] == "condensed":
+    if options.get("history") == "condensed":
         raise UserError(f"{run}: later prompts held condensed replies (--history condensed), which are not recorded")
-    if options["prompts"]:
+    if options.get("prompts"):
         read_prompts(options["prompts"])
     return files
 

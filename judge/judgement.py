@@ -23,6 +23,7 @@ exceptions into verdicts. A back end is one candidate's processes, and has the m
 import ast
 import contextlib
 import itertools
+import math
 import re
 import time
 
@@ -71,7 +72,7 @@ def judge(back_end, reference, code, settings) -> Verdict:
         except Failed as error:
             set_failure(verdict, code, error.stage, error, error.line)
         except TimeoutError:
-            set_failure(verdict, code, "forward", f"no result within {timeout:g} s")
+            set_failure(verdict, code, "forward", f"no result within {min(timeout, back_end.longest):g} s")
         except (Gone, OSError):
             why = "the process ended without a result (crash, exit, memory limit or GPU error)"
             set_failure(verdict, code, "forward", why)
@@ -169,6 +170,8 @@ class Recorded:
 
     What the recording process answers is not believed: a forged program is replayed and timed like any other.
     """
+
+    longest = math.inf  # seconds of a GPU's time
 
     def __init__(self, task):
         """task: its Modelled, or its Measured."""

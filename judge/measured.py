@@ -218,12 +218,12 @@ class Measured:
             return
         reference = self.reference
         compiled = self.settings["baseline"] == "compile"
-        patience = self.settings["timeout"] + 60 + 300 * compiled
-        deadline = time.monotonic() + patience
+        limit = self.settings["timeout"] + 60 + 300 * compiled
+        deadline = time.monotonic() + limit
         self.connection.order("construct", deadline, side="reference", code=reference.job["source"], name="Model",
                               **reference.construction(), compile_it=compiled)
         with self.gpu.shared():
-            deadline = time.monotonic() + patience  # the wait for the GPU does not count
+            deadline = time.monotonic() + limit  # the wait for the GPU does not count
             self.share(deadline)
             fields = {"sides": ["reference"], "calls": [0], "seed": 0, "graphs": False}
             if self.calls is None:

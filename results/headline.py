@@ -81,9 +81,11 @@ def first_turns(samples) -> str:
 def compiled(samples) -> str:
     """How fast torch.compile is against eager PyTorch, by the two references of the first right turn of a problem."""
     timed = [[(turn.verdict.speedup, turn.against_compile.speedup) for sample in group for turn in sample.turns
-              if turn.against_compile and turn.against_compile.speedup] for group in samples.values()]
+              if turn.verdict.speedup and turn.against_compile and turn.against_compile.speedup]
+             for group in samples.values()]
     ratios = [found[0][0] / found[0][1] for found in timed if found]
-    return (f"torch.compile itself, on {len(ratios)} problems with a right turn: faster than eager "
+    return "no right turn to compare with" if not ratios else (
+            f"torch.compile itself, on {len(ratios)} problems with a right turn: faster than eager "
             f"{sum(ratio > 1 for ratio in ratios)}, by 1.2 {sum(ratio > 1.2 for ratio in ratios)}, geometric mean "
             f"{statistics.geometric_mean(ratios):.2f}")
 

@@ -69,10 +69,10 @@ def show(run, parts):
     phases = {name: statistics.mean(line["seconds"].get(name, 0) for line in steps) for name in steps[0]["seconds"]}
     print(f"  seconds of a step {sum(phases.values()):.1f}: "
           + ", ".join(f"{name} {value:.2f}" for name, value in phases.items()))
-    for name in ("step", "eval"):
-        right, broken = repaired(run.glob(f"rollouts/{name}_*.jsonl"))
-        print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one; "
-              f"{selected(run.glob(f'rollouts/{name}_*.jsonl'))}")
+    evaluations = {path.stem: [path] for path in sorted(run.glob("rollouts/eval_*.jsonl"))}
+    for name, paths in {"steps": list(run.glob("rollouts/step_*.jsonl")), **evaluations}.items():
+        right, broken = repaired(paths)
+        print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one; {selected(paths)}")
 
 
 def main(argv=None) -> int:

@@ -171,6 +171,10 @@ class Writer:
     def skill(self, name, rng) -> Skill:
         return write_skill(name, rng, rng.choice(self.codes[name]))
 
+    def seed_library(self, rng) -> SkillLibrary:
+        """The library that a run begins with, with examples of the expert's."""
+        return SkillLibrary([self.skill(name, rng) for name in SEED_LIBRARY])
+
     def task(self, seed, clutter=False):
         """(Task, ParsedModel) for a seed, or None when it is unfit or the expert cannot read or solve it."""
         task = synthesize(seed, clutter, self.distribution)

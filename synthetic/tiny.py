@@ -12,10 +12,9 @@ import backbone
 from fast.attention import attention_kind
 from policy import policy_messages
 from selector import selection_messages
-from skills import SkillLibrary
 from summarizer import summary_messages
 from synthetic import expert
-from synthetic.examples import SEED_LIBRARY, Writer
+from synthetic.examples import Writer
 
 # ----------------------------------------------------------------------------------------------------------------------
 # A small Qwen3 with a byte-level BPE of its own.
@@ -99,7 +98,7 @@ def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
     fit = filter(None, map(writer.task, itertools.count(seed)))
     found = list(itertools.islice(fit, problems))
     tasks = [task for task, _ in found]
-    library = SkillLibrary([writer.skill(name, rng) for name in SEED_LIBRARY])
+    library = writer.seed_library(rng)
     # the matching skill: one technique for each problem, applicable to it, drawn at random
     matching = [rng.choice(sorted(expert.applicable(parsed)) or [None]) for _, parsed in found]
     skills = [[writer.skill(name, rng)] if name else [] for name in matching]

@@ -4,6 +4,7 @@ Where there is no GPU a kernel's launch is a Python function here: LAUNCHES.
 """
 
 import contextlib
+import math
 import random
 from types import SimpleNamespace
 from unittest.mock import MagicMock, Mock
@@ -31,6 +32,8 @@ class Scripted:
 
     fails: {name of a method: exception}; needs: the kernels without which the output is another one.
     """
+
+    longest = math.inf
 
     def __init__(self, factor=1.0, own=("k",), needs=("k",), changes=(), fails=None):
         self.factor, self.own, self.needs, self.changes, self.fails = factor, own, needs, changes, fails or {}
@@ -448,6 +451,20 @@ def test_a_forward_that_hangs_does_not_take_all_of_a_candidates_time(kind):
     candidate.deadline -= 55  # nearer than that
     with pytest.raises(TimeoutError):
         candidate.run(trial)
+
+
+@pytest.mark.parametrize("kind, left", [(measured.Candidate, 30), (measured.Extension, 60)])
+def test_a_candidates_turn_on_the_gpu_is_short_and_ends_with_it(kind, left):
+    """What hangs in it must not go on while others are timed."""
+    candidate, events = kind.__new__(kind), []
+    candidate.task = Mock(usable_connection=lambda: events.append("ends"))
+    candidate.task.gpu.release = lambda: events.append("released")
+    candidate.seconds, candidate.connection = {"wait": 0.0}, Mock()
+    candidate.deadline = measured.time.monotonic() + 60
+    candidate.take_turn()
+    assert abs(candidate.deadline - measured.time.monotonic() - left) < 1
+    candidate.close(Verdict())
+    assert events[-2:] == ["ends", "released"]
 
 
 def test_an_extensions_calls_are_never_quicker_than_they_are(monkeypatch):

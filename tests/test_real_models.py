@@ -33,7 +33,7 @@ ARCHITECTURES = {  # transformers' name: kind of template
 def test_one_cold_start_one_training_step_one_problem(name, tokenizer, tmp_path, monkeypatch):
     source, start, out = tmp_path / "source", tmp_path / "start", tmp_path / "run"
     made = template_tokenizer(tokenizer, ARCHITECTURES[name])
-    tiny_model(name, made, max_position_embeddings=4096).save_pretrained(source)
+    tiny_model(name, made, max_position_embeddings=8192).save_pretrained(source)
     made.save_pretrained(source)
     task = make_task()
     (tmp_path / "tasks").mkdir()

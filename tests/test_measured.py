@@ -453,20 +453,6 @@ def test_a_forward_that_hangs_does_not_take_all_of_a_candidates_time(kind):
         candidate.run(trial)
 
 
-@pytest.mark.parametrize("kind, left", [(measured.Candidate, 30), (measured.Extension, 60)])
-def test_a_candidates_turn_on_the_gpu_is_short_and_ends_with_it(kind, left):
-    """What hangs in it must not go on while others are timed."""
-    candidate, events = kind.__new__(kind), []
-    candidate.task = Mock(usable_connection=lambda: events.append("ends"))
-    candidate.task.gpu.release = lambda: events.append("released")
-    candidate.seconds, candidate.connection = {"wait": 0.0}, Mock()
-    candidate.deadline = measured.time.monotonic() + 60
-    candidate.take_turn()
-    assert abs(candidate.deadline - measured.time.monotonic() - left) < 1
-    candidate.close(Verdict())
-    assert events[-2:] == ["ends", "released"]
-
-
 def test_an_extensions_calls_are_never_quicker_than_they_are(monkeypatch):
     """Orders take one millisecond, and now and then another; two calls take half of one."""
     now, rng = [0.0], random.Random(0)

@@ -408,26 +408,6 @@ def test_kill_nine_and_resume(world, tmp_path):
     assert same(whole, world("killed", "--resume"))
 
 
-@pytest.mark.parametrize("tasks", ["synth", "wide", "builtin", "folder"])
-def test_tasks_go_on_where_they_were(tasks, tmp_path):
-    for i in range(3):
-        (tmp_path / f"{i}.py").write_text(make_task(i).source)
-    args = configure({"device": "cpu", "tasks": str(tmp_path) if tasks == "folder" else tasks, "seed": 4})
-    first = [task.source for task in itertools.islice(report.task_stream(args), 7)]
-    assert [task.source for task in itertools.islice(report.task_stream(args), 3, 7)] == first[3:]
-    assert len(set(first)) == (3 if tasks == "folder" else 7)
-    other = configure(vars(args) | {"seed": 5})
-    assert [task.source for task in itertools.islice(report.task_stream(other), 7)] != first
-
-
-def test_a_task_that_would_fill_a_gpu_is_left_out_there():
-    """A layer as wide as the columns, of which a GPU gets 256 times as many: 17 GB of weights that nothing uses."""
-    streams = [report.task_stream(SimpleNamespace(tasks="synth", seed=0, device=device))
-               for device in ("cpu", "cuda")]
-    small, large = ([task.name for task in itertools.islice(stream, 38)] for stream in streams)
-    assert small[36] == "synth/43" and "synth/43" not in large and small[:36] == large[:36] and small[37] == large[36]
-
-
 # ---- command line
 
 

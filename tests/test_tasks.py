@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import report
 import tasks
+from conftest import configure, make_task
 from synthetic.generator import synthesize, training_tasks
 from tasks import (Task, TaskError, UserError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint,
                    folder_tasks, kernelbench_tasks, load_task, operators, scale_batch, unfit)
@@ -255,3 +258,26 @@ def test_ids():
     for bad in ("13", "3-20", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
         with pytest.raises(UserError, match="--ids"):
             chosen_tasks(problems, bad)
+
+
+# ---- the stream of a run
+
+
+@pytest.mark.parametrize("tasks", ["synth", "wide", "builtin", "folder"])
+def test_tasks_go_on_where_they_were(tasks, tmp_path):
+    for i in range(3):
+        (tmp_path / f"{i}.py").write_text(make_task(i).source)
+    args = configure({"device": "cpu", "tasks": str(tmp_path) if tasks == "folder" else tasks, "seed": 4})
+    first = [task.source for task in itertools.islice(report.task_stream(args), 7)]
+    assert [task.source for task in itertools.islice(report.task_stream(args), 3, 7)] == first[3:]
+    assert len(set(first)) == (3 if tasks == "folder" else 7)
+    other = configure(vars(args) | {"seed": 5})
+    assert [task.source for task in itertools.islice(report.task_stream(other), 7)] != first
+
+
+def test_a_task_that_would_fill_a_gpu_is_left_out_there():
+    """A layer as wide as the columns, of which a GPU gets 256 times as many: 17 GB of weights that nothing uses."""
+    streams = [report.task_stream(SimpleNamespace(tasks="synth", seed=0, device=device))
+               for device in ("cpu", "cuda")]
+    small, large = ([task.name for task in itertools.islice(stream, 38)] for stream in streams)
+    assert small[36] == "synth/43" and "synth/43" not in large and small[:36] == large[:36] and small[37] == large[36]

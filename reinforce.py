@@ -109,6 +109,7 @@ OPTIONS = {  # name: default, meaning
     "freeze_selection": (False, "ablation: Selection is used but not trained"),
     "freeze_summary": (False, "ablation: Summary is used but not trained"),
 }
+# What daVinci-kernel adds, switched off.
 OFF = dict(skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False, min_std=0.0, oversample=1)
 RECIPES = {  # what a related system sets differently from OPTIONS and SIZES: a new one is a row here
     "davinci": {},

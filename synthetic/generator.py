@@ -51,10 +51,13 @@ def training_tasks(seed, distribution=NARROW, device="cpu"):
     evaluation = evaluation_fingerprints()
     for n in itertools.count():
         task = synthesize(seed * 1_000_003 + n, clutter=True, distribution=distribution)
-        if unfit(task, evaluation) is None:
-            task = task if device == "cpu" else scale_batch(task, GPU_BATCH_FACTOR)
-            if device == "cpu" or elements(task.source, MOST_ON_GPU) <= MOST_ON_GPU:
-                yield task
+        if unfit(task, evaluation) is not None:
+            continue
+        if device != "cpu":
+            task = scale_batch(task, GPU_BATCH_FACTOR)
+            if elements(task.source, MOST_ON_GPU) > MOST_ON_GPU:
+                continue
+        yield task
 
 
 def main():

@@ -63,7 +63,7 @@ SIZES = {  # name: 2 CPU cores (about 7 minutes in all), one GPU, the paper (mod
     "turns": (2, 3, 3, "T: turns of a rollout"),
     "s": (3, 8, 8, "s: parallel summaries of a task's best triggering rollout"),
     "oversample": (1, 1, 2, "tasks rolled out for each one that is kept: the first B whose rewards vary (--min-std)"),
-    "lr": (1.5e-4, 1.5e-4, 1e-6, "eta: AdamW's learning rate"),
+    "lr": (1.5e-4, 5e-5, 1e-6, "eta: AdamW's learning rate"),
     "loss_scale": (30.0, 30.0, 1000.0, "the loss is divided by it before the clip, a tenth of a reply's tokens or so"),
     "policy_tokens": (900, 1500, 8192, "most tokens of a Policy reply"),
     "selection_tokens": (250, 400, 1024, "most tokens of a Selection reply"),

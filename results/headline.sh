@@ -11,7 +11,7 @@
 #
 # Without a STAGE all of them. Each goes on where it was interrupted, so a lent GPU can be used piece by piece. By
 # environment variables, with what they are here: PROBLEMS 150000, EXECUTED 4000, EPOCHS 1, SIZE small, STEPS 40,
-# BATCH 8, LR 1e-4, LEVELS "1 2 3", IDS (all), SAMPLES 1 (greedy; more are sampled, into other folders), DEVICE cuda,
+# BATCH 8, LR 5e-5, LEVELS "1 2 3", IDS (all), SAMPLES 1 (greedy; more are sampled, into other folders), DEVICE cuda,
 # GPUS 1 (for rl), SEED 0.
 set -euo pipefail
 kernelbench=$(realpath "$1") out=${2:-runs/headline}
@@ -24,7 +24,7 @@ cold_start=(python sft.py --wide --problems "${PROBLEMS:-150000}" --executed "${
 run=(python)
 [ "${GPUS:-1}" = 1 ] || run=(python -m torch.distributed.run --nproc_per_node="$GPUS" --)
 learning=("${run[@]}" reinforce.py --model "$out/sft" --tasks wide --device "$device" --seed "$seed" --out "$out/rl"
-          --steps "${STEPS:-40}" --batch "${BATCH:-8}" --lr "${LR:-1e-4}" --turns 2 --s 4 --trials 3
+          --steps "${STEPS:-40}" --batch "${BATCH:-8}" --lr "${LR:-5e-5}" --turns 2 --s 4 --trials 3
           --eval-every 10 --save-every 5)
 
 # bench MODEL NAME [OPTION ...]: every level, into a folder of that name; a rerun goes on where it was.

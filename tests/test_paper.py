@@ -36,7 +36,7 @@ CONSTANTS = [
 def test_a_large_model_is_trained_with_the_papers_numbers():
     options = vars(configure({"device": "cuda"}, 8e9))
     assert {name: options[name] for name in PAPER} == PAPER
-    assert vars(configure({"device": "cuda"}, 1e9))["lr"] == 1e-6 and configure({"device": "cuda"}, 0.9e9).lr == 1.5e-4
+    assert vars(configure({"device": "cuda"}, 1e9))["lr"] == 1e-6 and configure({"device": "cuda"}, 0.9e9).lr == 5e-5
 
 
 def test_the_tiny_model_on_two_cores_has_its_own():

@@ -29,7 +29,7 @@ from transformers.utils import logging as hf_logging
 
 from chat.prompts import SELECT_TOOL, SYSTEM, UPDATE_TOOL  # noqa: F401 (what the roles ask a model with)
 from chat.template import Chat, Completion
-from fast.attention import Float32Product, attention_kind, fuse_norms
+from fast.attention import Float32Product, attention_kind, fuse_norms, name_of_cache
 from fast.engine import Engine, PlainEngine
 from fast.recompute import LOGITS, fewest_recomputed, forgetful, recomputed
 from fast.slots import packed, padded
@@ -138,12 +138,13 @@ class Backbone(Chat):
             hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
             want = model(input_ids=ids, use_cache=False).logits[0].float()
             seen = [self._head(hidden[0]) - want] if hidden is not None else [want + torch.inf]
-            if plain:  # goes on from what the model gives as past_key_values; a state-space model gives none
-                cache = getattr(model(input_ids=ids[:, :3], use_cache=True), "past_key_values", None)
-                seen.append(model(input_ids=ids[:, 3:], past_key_values=cache, use_cache=True).logits[0] - want[-1:])
+            if plain:  # goes on from the cache that the model gives; some state-space models give none
+                name = name_of_cache(model)
+                cache = getattr(model(input_ids=ids[:, :3], use_cache=True), name, None)
+                seen.append(model(input_ids=ids[:, 3:], **{name: cache}, use_cache=True).logits[0] - want[-1:])
             if max(difference.abs().max() for difference in seen) > 0.02 * (1 + want.abs().max()):
                 raise UserError(f"{model.config.model_type}: not supported; its logits are not what its head makes of "
-                                 "its hidden states, or it does not remember by past_key_values")
+                                 "its hidden states, or it does not remember by a cache")
 
     def check_lengths(self, prompt, reply):
         """Raise UserError where a prompt and a reply of so many tokens do not fit into the model's context."""

@@ -7,6 +7,8 @@ out: an architecture that they do not fit runs without. Besides, Float32Product:
 In comments: n sequences, T the length of a slot, H query heads, G of them share a key/value head, D the head dimension.
 """
 
+import inspect
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -201,6 +203,11 @@ class Float32Product(torch.autograd.Function):
         hidden, weight = context.saved_tensors
         gradient = gradient.to(hidden.dtype)
         return gradient @ weight, gradient.T @ hidden
+
+
+def name_of_cache(model) -> str:
+    """What a model's forward pass calls the cache: `cache` since transformers 5.24, `past_key_values` before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def shape_of_cache(config) -> tuple:

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 import triton
 
+from fast.attention import name_of_cache
 from fast.prompts import SharedPromptSlots
 from fast.slots import SMALL, SPARE, Slots, on_device, packed, slots_that_fit
 from fast.step import Step, draw, nucleus
@@ -296,9 +297,10 @@ class PlainEngine(Engine):
         request = self.queue.pop(0)
         ids, cache = torch.tensor([request.prompt], device=self.model.device), None
         generator = torch.Generator(self.model.device).manual_seed(request.stream)
+        name = name_of_cache(self.model)
         while len(request.tokens) < self.max_new_tokens:
-            out = self.model(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache = out.past_key_values
+            out = self.model(input_ids=ids, **{name: cache}, use_cache=True)
+            cache = out[name]
             logprobs = F.log_softmax(out.logits[:, -1].float() / (self.temperature or 1.0), dim=-1)  # (1, V)
             if self.temperature == 0:
                 ids = logprobs.argmax(-1, keepdim=True)  # (1, 1)

@@ -13,7 +13,7 @@ import torch
 import triton
 from torch.nn.utils.rnn import pad_sequence
 
-from fast.attention import append, attend, shape_of_cache
+from fast.attention import append, attend, name_of_cache, shape_of_cache
 
 SPARE = 40 << 30  # bytes of the GPU's memory that the sandbox may need while the model samples
 SMALL = 1 / 16  # of the GPU's memory: a cache of this size is in nobody's way
@@ -22,7 +22,7 @@ SMALL = 1 / 16  # of the GPU's memory: a cache of this size is in nobody's way
 class Slots:
     """The caches of up to S sequences, and for each of them what a step needs to know.
 
-    Passed to the model as `past_key_values`: transformers calls `update` in every attention layer.
+    Passed to the model as its cache: transformers calls `update` in every attention layer.
     """
 
     is_compileable = False  # transformers asks this of every cache
@@ -30,6 +30,7 @@ class Slots:
     def __init__(self, model, rows, length):
         """rows: S. length: T; a prompt and its reply together must be shorter. Raises torch.OutOfMemoryError."""
         self.model, self.rows, self.length = model, rows, length
+        self.as_cache = {name_of_cache(model.base_model): self, "use_cache": True}  # arguments of a forward pass
         heads, dim, layers = shape_of_cache(model.config)
         shape = (rows + 1, heads, length, dim)  # (S + 1, H / G, T, D); slot S is a scratch area
         self.keys = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(layers)]
@@ -108,8 +109,7 @@ class Slots:
         last = on_device(lengths, self.model.device) - 1
         self.store = store
         try:
-            out = self.model.base_model(input_ids=on_device(ids, self.model.device), past_key_values=self,
-                                        use_cache=True, **inputs)
+            out = self.model.base_model(input_ids=on_device(ids, self.model.device), **self.as_cache, **inputs)
         finally:
             self.store = None
         return out.last_hidden_state[torch.arange(len(last), device=last.device), last]
@@ -120,7 +120,7 @@ class Slots:
         """Run the model over the last token of each of `slots` (n,); hidden states (n, width of the model)."""
         self.where = self.places(slots)
         return self.model.base_model(input_ids=self.token[slots][:, None], position_ids=self.position[slots][:, None],
-                                     past_key_values=self, use_cache=True).last_hidden_state[:, 0]
+                                     **self.as_cache).last_hidden_state[:, 0]
 
     def places(self, slots) -> torch.Tensor:
         """(n, 2): the slot and the place in it where each sequence's last token goes; finished ones use slot S."""

@@ -9,6 +9,7 @@ import ast
 import contextlib
 import copy
 import re
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from unittest import mock
@@ -50,7 +51,8 @@ class Step:
 
 @contextlib.contextmanager
 def without_data():
-    """Everything on the meta device; recurrent layers, which would go step by step there, by their shapes alone."""
+    """Everything on the meta device, silently; recurrent layers, which would go step by step there, by their shapes.
+    """
 
     def shapes(layer, x, state=None):
         directions = 2 if layer.bidirectional else 1
@@ -58,7 +60,8 @@ def without_data():
         out = x.new_empty(*x.shape[:-1], directions * layer.hidden_size)
         return out, (hidden, hidden.clone()) if isinstance(layer, nn.LSTM) else hidden
 
-    with contextlib.ExitStack() as patches, torch.device("meta"), torch.no_grad():
+    with (contextlib.ExitStack() as patches, torch.device("meta"), torch.no_grad(),
+          warnings.catch_warnings(action="ignore")):  # of shapes, for one; what does not run is left out
         for kind in (nn.RNN, nn.LSTM, nn.GRU):
             patches.enter_context(mock.patch.object(kind, "forward", shapes))
         yield

@@ -99,6 +99,7 @@ class Memory:
         view, bits = self.view(number, values.dtype), f"u{values.dtype.itemsize}"
         self.races.look(number, index, values.dtype.itemsize, mask,
                         lambda stamps: view[index].view(bits) == values.view(bits))
+        self.races.look_between_threads(number, index, values.dtype.itemsize, mask, "overwrites")
         self.before_store(number, values.dtype, index, mask)
         if mask is not None:
             index, values = index[mask], values[mask]
@@ -157,11 +158,11 @@ class Memory:
             sectors = offsets >> SECTOR if mask is None else np.where(mask, offsets >> SECTOR, -1)
             starts = new_sectors(sectors, -1)
             requested += self.requests(sectors, starts, size)
-            accesses.append((number, sectors, starts))
+            accesses.append((number, kind, sectors, starts))
         for program in range(programs if accesses else 0):
-            for number, sectors, starts in accesses:
+            for number, kind, sectors, starts in accesses:
                 row = program if len(sectors) > 1 else 0
-                moved[program] += self.fetch(number, sectors[row][starts[row]])
+                moved[program] += self.fetch(number, sectors[row][starts[row]], kind != "load")
         self.bytes, self.requested = self.bytes + moved.sum(), self.requested + requested.sum()
         flops = (self.flops - self.flushed_flops) / programs
         self.largest = max(self.largest, program_milliseconds(moved, requested, flops, self.has_dot).max())
@@ -180,19 +181,22 @@ class Memory:
             found = np.minimum(found, np.count_nonzero(new_sectors(sectors, axis), axis=block))
         return np.maximum(np.maximum(active * size, found << SECTOR), (active > 0) * self.warps * WARP_BYTES)
 
-    def fetch(self, number, sectors):
-        """Bytes fetched for sectors of a storage: those that are not in the cache, a cache's worth came after them."""
-        if number not in self.touched:
-            count = (self.storages[number].nbytes() >> SECTOR) + 1
-            self.touched[number] = np.full(count, -CACHE_SECTORS - 1, dtype=np.int64)
-        touched = self.touched[number]
+    def fetch(self, number, sectors, stores):
+        """Bytes moved for sectors of a storage: those that are not in the cache, a cache's worth came after them. What
+        is stored where it was loaded is written back all the same.
+        """
+        for key in (number, ~number):  # what was loaded or stored, and what was stored
+            if key not in self.touched:
+                count = (self.storages[number].nbytes() >> SECTOR) + 1
+                self.touched[key] = np.full(count, -CACHE_SECTORS - 1, dtype=np.int64)
+        touched = self.touched[~number if stores else number]
         missing = np.sort(sectors[self.fetched - touched[sectors] > CACHE_SECTORS])
         fetched = 1 + np.count_nonzero(missing[1:] != missing[:-1]) if missing.size else 0  # each of them once
         if number in self.parameters:
             touched[sectors] = np.iinfo(touched.dtype).max
             return (fetched << SECTOR) / GPU_BATCH_FACTOR
         self.fetched += fetched
-        touched[sectors] = self.fetched
+        touched[sectors] = self.touched[number][sectors] = self.fetched
         return fetched << SECTOR
 
 
@@ -214,10 +218,12 @@ def only_moves(memory, run):
     must be moved ones, so that computing a few is no way out.
     """
     places = {number: np.flatnonzero(stamps) for number, (_, stamps) in memory.races.stamps.items()}
-    moved = 0
-    for source, dtype in ({} if memory.has_atomics else memory.loaded).items():
+    moved, atomics = 0, memory.atomics.keys()
+    before = [(memory.storages[number], memory.storages[number].clone()) for number in places]
+    for source, dtype in memory.loaded.items():
         values, bits = memory.view(source, dtype), f"u{dtype.itemsize}"
-        same = [number for number in places if memory.races.stamps[number][0] == dtype.itemsize and number != source]
+        same = [number for number in places if memory.races.stamps[number][0] == dtype.itemsize and number != source
+                and number not in atomics]
         stored = {number: memory.view(number, dtype)[places[number]] for number in same}
         few = [x[::len(x) // 16 + 1].view(bits) for x in stored.values()]  # looking at a few saves most repetitions
         if not any(2 * (values.view(bits) == x[:, None]).any(axis=1).sum() > len(x) for x in few):
@@ -236,6 +242,8 @@ def only_moves(memory, run):
         moves = {number: np.ones(len(old), bool) for number, old in stored.items()}
         try:
             for half in (lambda x: x >= middle, any_half, lambda x: ~any_half(x)):
+                for storage, old in before:
+                    storage.copy_(old)
                 values[:] = np.where(half(kept[0][1]), smallest, largest)
                 run(Memory(memory.storages))
                 for number, old in stored.items():
@@ -245,6 +253,8 @@ def only_moves(memory, run):
         except KernelError:  # those were indices
             pass
         finally:
+            for storage, old in before:
+                storage.copy_(old)
             for view, old in kept:
                 view[:] = old
     return 2 * moved > sum(map(len, places.values()))

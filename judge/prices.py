@@ -342,8 +342,7 @@ def is_known(func, on_complex):
     name = base_name(operator_name(func))
     if REFERENCE_ONLY.fullmatch(name):
         return False
-    if any(is_pointwise(form) or form.is_view for form in forms_of(name.removeprefix("_foreach_")) or [func]) or \
-            name.endswith("_copy"):
+    if any(is_pointwise(form) or form.is_view for form in forms_of(name) or [func]) or name.endswith("_copy"):
         return True
     factory = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
     return not on_complex and bool(

@@ -73,16 +73,17 @@ class Races:
                 if known.get(stamp & PROGRAM, -1) < stamp >> TIME:
                     raise KernelError("touches " + RACE.format("changed" if stamp & ATOMIC else "stored"))
 
-    def look_between_threads(self, number, index, size, mask):
-        """Raises KernelError if a program loads what other threads of its own have stored since a barrier: what is not
-        at the same place of a block of the same size.
+    def look_between_threads(self, number, index, size, mask, what="loads"):
+        """Raises KernelError if a program loads or overwrites what other threads of its own have stored since a
+        barrier: what is not at the same place of a block of the same size.
         """
         grain, stamps = self.stamps.get(number, (size, None))
         if number in self.places and grain == size:
             stored, own = self.places[number][index], stamps[index] & PROGRAM == across(self.programs, index)
             moved = (stored != 0) & (stored != places_in(index)) & own
             if (moved if mask is None else moved & mask).any():
-                raise KernelError("loads what other threads of the program have stored: that needs tl.debug_barrier()")
+                raise KernelError(f"{what} what other threads of the program have stored: "
+                                  "that needs tl.debug_barrier()")
 
     def known(self, program):
         """{another program: the number of its last atomic that came before what `program` does now}."""

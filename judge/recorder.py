@@ -21,6 +21,7 @@ Not noticed: a forward that decides by the clock, by chance, by a file, or by wh
 import contextlib
 import gc
 import inspect
+import operator
 import sys
 import types
 
@@ -203,7 +204,10 @@ class Recorder(Mode):
         bound = signature.bind(*args, **{key: value for key, value in kwargs.items() if key not in options})
         bound.apply_defaults()
         grid = grid({**bound.arguments, **options}) if callable(grid) else grid
-        grid = [int(size) for size in ((grid,) if isinstance(grid, int) else grid)]
+        grid = [operator.index(size) for size in ((grid,) if isinstance(grid, int) else grid)]
+        for name, value in bound.arguments.items():
+            if isinstance(value, list):
+                raise TypeError(f"{name}: a kernel takes no list")
         arguments = {key: write_value(value.value if isinstance(value, tl.constexpr) else value, self.layout)
                      for key, value in bound.arguments.items()}
         tensors = tensors_in([getattr(value, "base", value) for value in bound.arguments.values()])  # of descriptors
@@ -237,6 +241,11 @@ class PretendCuda(TorchFunctionMode):
             return torch.device("cpu") if on_host else torch.device("cuda", 0)
         if name == "get_device" and self.in_forward:
             return -1 if on_host else 0
+        if self.in_forward and sources and not on_host:
+            if name in ("numpy", "__array__", "__dlpack__"):
+                raise TypeError(f"{name}: a tensor on the GPU has to be moved to the CPU first")
+            if name in ("tolist", "__reduce_ex__") and self.recorder.is_derived(sources[0]):
+                raise RuntimeError(f"forward reads computed values back to the host ({name}): not supported here")
         named = [kwargs.get("device"), *(args[1:] if name == "to" else [])]
         device = "cpu" if name == "cpu" else "cuda" if name == "cuda" else "".join(
             str(torch.device(value).type) for value in named if isinstance(value, (str, torch.device)))
@@ -311,8 +320,12 @@ def record(model, calls, device="cpu"):
 
     def run_tuned(tuner, *args, **kwargs):
         """Record a launch with each configuration. Who replays them takes the quickest."""
-        launches, tuner.nargs = [], dict(zip(tuner.arg_names, args))
-        for config in tuner.prune_configs(kwargs)[:MOST_CONFIGS]:
+        launches, tuner.nargs, before = [], dict(zip(tuner.arg_names, args)), len(recorder.steps)
+        configs = tuner.prune_configs(kwargs)[:MOST_CONFIGS]
+        del recorder.steps[before:]  # what pruning does happens once, not in every call
+        if len({config.pre_hook for config in configs}) > 1:
+            raise RuntimeError("configurations of an autotuned kernel with different hooks are not supported here")
+        for config in configs:
             before = len(recorder.steps)
             if config.pre_hook is not None:
                 config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})

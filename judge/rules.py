@@ -109,6 +109,7 @@ REFERENCE_ONLY = re.compile(  # although prices.py has them
     r".*backward.*|_reshape_alias.*|_?nested.*"  # they go where an index or a stride says, and some do not check it
     r"|_?empty_(permuted|.*quantized)"  # what is not initialised and not poisoned
     r"|_*(mkldnn|fbgemm|nnpack|quantized|slow_conv).*"  # no GPU has them
+    r"|conv_tbc|_foreach.*"  # one product for each tap; one kernel for each tensor, if not all are dense and alike
     r"|median|nanmedian|kthvalue|mode"  # they sort, but cost no more than a sum
     r"|_*scaled_dot_product.*")  # a product, a softmax and a product in one: cheaper than any of them
 

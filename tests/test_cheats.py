@@ -140,6 +140,11 @@ return fused(x, self.bias)"""), "is_current_stream_capturing", POINTWISE),
     "identity where the change is small": (
         with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", "tl.load(x + o)"),
         "only move data", NEAR_IDENTITY),
+    "identity, and an atomic that nobody needs": (
+        with_copy("out, n = torch.empty_like(x), torch.zeros(1)\ncopy[(16,)](x, out, n)\nreturn out", "tl.load(x + o)")
+        .replace("def copy(x, y)", "def copy(x, y, n)")
+        .replace("tl.load(x + o))", "tl.load(x + o))\n    tl.atomic_add(n, 1.0)"),
+        "only move data", NEAR_IDENTITY),
     "ignoring a parameter that starts at zero": (
         HONEST.replace(" + tl.load(bias_ptr + offsets % columns, mask=mask)", ""), "wrong values", POINTWISE),
     "ignoring an input that is nearly constant": (

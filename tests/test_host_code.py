@@ -182,6 +182,13 @@ REFUSED = {
     "a kernel in a function": (HEAD + "def make():\n" + indent(DOUBLE) + "    return double\nmade = make()\n" +
                                model(NEW + CALL.replace("double[", "made[")), "not a @triton.jit function at the top"),
     "a global that is no constexpr": (doubling(("* 2", "* TWO"), head="TWO = 2\n"), "access global variable TWO"),
+    "a grid of a float": (doubling(body=NEW + CALL.replace("16,", "x.numel() / 256,")), "interpreted as an integer"),
+    "a list": (doubling(("(x, out, n", "(x, out, ns, n"), body=NEW + CALL.replace("x, out", "x, out, [1]")), "no list"),
+    "numpy": (doubling(body="x.numpy()\n" + NEW + CALL), "a tensor on the GPU has to be moved to the CPU first"),
+    "tolist": (doubling(body=NEW + CALL.replace("return", "out.tolist()\nreturn")), "reads computed values back"),
+    "hooks that differ": (doubling((JIT, (
+        "@triton.autotune([triton.Config({'BLOCK': 64}, pre_hook=print), triton.Config({'BLOCK': 256})], key=['n'])\n" +
+        JIT)), body=NEW + TUNED), "configurations of an autotuned kernel with different hooks"),
     "a missing argument": (doubling(body=NEW + CALL.replace(", BLOCK=256", "")), "BLOCK"),
 }
 
@@ -273,6 +280,14 @@ def softmax(x, out, C, BLOCK: tl.constexpr):
         o = row + start + tl.arange(0, BLOCK)
         tl.store(out + o, tl.exp(tl.load(x + o) - m) / s)
 """, "out = torch.empty_like(x)\nsoftmax[(64,)](x, out, x.shape[1], BLOCK=16)\nreturn out")),
+    "the largest and its place": (problem("torch.max(x, 1)", "torch.randn(64, 48)"), solution("""
+@triton.jit
+def largest(x, values, places, N: tl.constexpr, BLOCK: tl.constexpr):
+    row, c = tl.program_id(0), tl.arange(0, BLOCK)
+    v, i = tl.max(tl.load(x + row * N + c, mask=c < N, other=-float("inf")), axis=0, return_indices=True)
+    tl.store(values + row, v)
+    tl.store(places + row, i)
+""", "v, i = torch.empty(64), torch.empty(64, dtype=torch.int64)\nlargest[(64,)](x, v, i, 48, BLOCK=64)\nreturn v, i")),
     "swizzle2d": (problem("x * 2", FLOATS), solution("""
 @triton.jit
 def double(x, out, C, B: tl.constexpr):

@@ -15,6 +15,7 @@ from candidates import by_elements, indent, passes, problem, replaced, solution,
 
 TOTAL = problem("torch.sigmoid(x).sum()", "torch.randn(64, 64)")
 SHARE = problem("torch.exp(x) / torch.exp(x).sum()", "torch.randn(64, 64)")
+PADDED = problem("torch.nn.functional.pad(x * 2, (1, 1))", "torch.randn(64, 62)")
 COSINE = problem("x.cos() * 2", "torch.randn(64, 64)")
 TWICE = problem("x * 2.0", "torch.randn(64, 64)")
 
@@ -60,6 +61,19 @@ def mirror(x, rows, out):
 """, "out = torch.empty_like(x)\nmirror[(64,)](x, torch.empty_like(x), out)\nreturn out")
 
 
+def pad(between):
+    """A program stores a row of zeros, and its values into the middle; `between` comes in between."""
+    return solution(f"""
+@triton.jit
+def pad(x, out):
+    c = tl.arange(0, 64)
+    o = out + tl.program_id(0) * 64 + c
+    tl.store(o, tl.zeros((64,), tl.float32))
+    {between}
+    tl.store(o + 1, tl.load(x + tl.program_id(0) * 62 + c, mask=c < 62) * 2, mask=c < 62)
+""", "out = torch.empty(64, 64)\npad[(64,)](x, out)\nreturn out")
+
+
 ALL = "tl.sum(tl.load(part + tl.arange(0, 32)), axis=0)"
 LOCK = "while tl.atomic_cas(lock, 0, 1) == 1:\n    pass\n"
 STORED, CHANGED, SAME = "what another program of the same launch stored", "changed", "stores in the same place"
@@ -77,6 +91,7 @@ IN_ORDER = {  # races that programs in order, one by one, win: {name: (task, cod
         TOTAL, add_up(f"tl.store(part + p, s)\nif p == 31:\n    tl.store(out, {ALL})"), STORED),
     "the last block counts before it stores": (TOTAL, add_up(
         f"n = tl.atomic_add(count, 1)\ntl.store(part + p, s)\nif n == 31:\n    tl.store(out, {ALL})"), STORED),
+    "a row of zeros that other threads overwrite": (PADDED, pad("pass"), "overwrites what other threads"),
     "a row that other threads have stored": (COSINE, mirrored("pass", "63 - c"), "other threads of the program"),
     "a scan in the order of atomics": (problem("x.flatten().cumsum(0)", "torch.randn(64, 64)"), solution("""
 @triton.jit

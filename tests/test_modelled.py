@@ -48,6 +48,8 @@ def apply(x, out, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize("task, code, elements", [
     (problem("torch.relu(x)", "torch.randn(1024, 64)"), RELU, 2 * 1024 * 64),  # each tensor once
+    (problem("torch.relu(x + 1)", "torch.randn(1024, 64)"), replaced(  # in place as well
+        RELU, ("torch.empty_like(x)", "x = x + 1")), 2 * 1024 * 64),
     # Masked elements are free, and a broadcast vector costs once.
     (problem("x + y", "torch.randn(32, 1500), torch.randn(1500)"), BROADCAST, 2 * 32 * 1500 + 1500),
     # Sixteen programs, of which the last eight load what the first eight have loaded: free while it is in the cache.
@@ -55,7 +57,7 @@ def apply(x, out, BLOCK: tl.constexpr):
     (problem("2 * x.sum()", "torch.randn(4096, 64)"), SWEEPS, 2 * 4096 * 64),
     # Whole sectors of 32 bytes.
     (problem("x[:, 0].clone()", "torch.randn(1024, 64)"), STRIDED, 1024 * 8 + 1024),
-], ids=["pointwise", "masks and a broadcast", "a sweep in the cache", "a sweep beyond it", "strided"])
+], ids=["pointwise", "in place", "masks and a broadcast", "a sweep in the cache", "a sweep beyond it", "strided"])
 def test_a_kernel_costs_what_it_moves(box, task, code, elements):
     assert moved(milliseconds(box, task, code, "apply")) == pytest.approx(elements, rel=0.01)
 
@@ -274,7 +276,7 @@ def test_parameters_cost_what_they_would_among_larger_tensors(box):
         "return out", "return out + 0.0"))
     assert passes(box, twice, doubled).candidate_ms == pytest.approx(2 * prices.milliseconds(2 * size * 4), rel=0.01)
     hidden = doubled.replace("        apply[", "        torch._foreach_copy_([out], [x])\n        apply[")
-    assert "not supported" in verdict(box, twice, hidden).error
+    assert "_foreach_copy has no modelled price" in verdict(box, twice, hidden).error
     early = doubled.replace("    v = tl.load", """    if tl.program_id(0) == 0:
         for i in range(0, n, BLOCK):
             tl.load(out + i + tl.arange(0, BLOCK))

@@ -29,6 +29,7 @@ def test_no_operator_is_cheaper_under_another_name(name):
 
 
 UNKNOWN = [  # products, sorts and indices that are not checked
+    "torch.conv_tbc(x[:, None], w[:, :, None], w[0, :1])", "torch._foreach_mul(list(x.unbind(1)), 2.0)[0]",
     "torch.ops.aten._foreach_mm([x], [w])[0]", "torch.ops.aten._compute_linear_combination(w, x)",
     "torch.nn.functional.embedding_bag(torch.arange(512).repeat(256, 1), w, per_sample_weights=x, mode='sum')",
     "(torch.complex(x, x) @ torch.complex(w, w)).real", "x.to(torch.cfloat) @ w.to(torch.cfloat)",

@@ -266,7 +266,7 @@ def check_limits(name, grid, options):
     for what, value, most in [("dimensions of the grid", len(grid), 3),
                               ("num_warps", options.get("num_warps", 4), 32),
                               ("num_ctas", options.get("num_ctas", 1), 8),
-                              ("programs at the same time", math.prod(grid) * bool(options.get("launch_cooperative_grid")),
+                              ("programs at the same time", options.get("launch_cooperative_grid", 0) * math.prod(grid),
                                132 * min(32, 64 // options.get("num_warps", 4))),  # of multiprocessors, by their warps
                               *zip(("grid in x", "grid in y", "grid in z"), grid, GRID_LIMITS)]:
         if value > most:

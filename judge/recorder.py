@@ -19,6 +19,7 @@ Not noticed: a forward that decides by the clock, by chance, by a file, or by wh
 """
 
 import contextlib
+import functools
 import gc
 import inspect
 import operator
@@ -289,6 +290,24 @@ def pretend_gpu(properties):
         get_current_target=lambda: GPUTarget("cuda", 10 * found.major + found.minor, 32)))
 
 
+class WarmedUp:
+    """What `kernel.warmup(...)` gives, for code that asks it how many programs fit on a GPU. Nothing is compiled here,
+    so registers and bytes of shared memory are plausible numbers.
+    """
+
+    n_regs, n_spills, metadata = 64, 0, types.SimpleNamespace(shared=16 << 10)
+
+    def __init__(self, kernel, kwargs):
+        self.kernel = kernel
+        self.options = {key: value for key, value in kwargs.items() if key not in kernel.arg_names}
+
+    def _init_handles(self):
+        pass
+
+    def __getitem__(self, grid):
+        return functools.partial(self.kernel.run, grid=grid, warmup=False, **self.options)
+
+
 def plain_values(root) -> list:
     """Every number and string that the candidate's own objects hold, in a fixed order."""
     found, seen, waiting = [], {}, [root]
@@ -315,8 +334,9 @@ def record(model, calls, device="cpu"):
     recorder = None
 
     def run(kernel, *args, grid, warmup, **kwargs):
-        if not warmup:
-            recorder.launch(kernel, args, kwargs, grid)
+        if warmup:
+            return WarmedUp(kernel, kwargs)
+        recorder.launch(kernel, args, kwargs, grid)
 
     def run_tuned(tuner, *args, **kwargs):
         """Record a launch with each configuration. Who replays them takes the quickest."""

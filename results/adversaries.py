@@ -10,10 +10,12 @@ adversaries/cases.jsonl holds one object a line: task, code, and for an exploit 
     marker     a file outside of the jail was written       says       the reason contains `limit`
     memory     a process outside of the jail grew beyond `limit` MiB (a sandbox of its own for each such case)
 
-`@MARKER@` in a code is that file; `before` are candidates that are scored first. Items: 1 code in the replayer, 2 the
-jail, 3 operators out of bounds, 4 memory, 5 races, 6 perturbation, 7 state, 8 what hardware refuses, 9 and 10 prices.
-Second pass: 11 uninitialised memory, 12 tolerance, 13 hints, 14 Python's meaning in kernels, 15 orders that nothing
-promises, 16 changed parameters, 17 memory within a launch, 18 texts, 19 outputs' memory, 20 coverage, 21 a price.
+`open` marks what works: it is allowed, or not mended. `@MARKER@` in a code is that file; `before` are candidates that
+are scored first. Items: 1 code in the replayer, 2 the jail, 3 operators out of bounds, 4 memory, 5 races, 6
+perturbation, 7 state, 8 what hardware refuses, 9 and 10 prices. Second pass: 11 uninitialised memory, 12 tolerance, 13
+hints, 14 Python's meaning in kernels, 15 orders that nothing promises, 16 changed parameters, 17 memory within a
+launch, 18 texts, 19 outputs' memory, 20 coverage, 21 a price. Third pass: 22 order within a program, 23 values on the
+host, 24 autotuning, 25 launches, 26 Python's meaning in kernels, 27 prices, 28 coverage.
 """
 
 import argparse

@@ -71,7 +71,7 @@ def fails_here(box, code, task=POINTWISE, says=""):
 
 def ahead():
     caches = [forward(body, SEEN) for body, _ in CACHES.values()]
-    second = [(victim(case["task"]), case["code"]) for case in SECOND_PASS.values()]
+    second = [(victim(case["task"]), case["code"]) for case in LATER_PASSES.values()]
     return second + [(victim(task), code) for code, _, task in CHEATS.values()] + [
         (victim(), code) for code in (HONEST, *caches, *(code for code, _ in HIDDEN.values()))]
 
@@ -296,15 +296,15 @@ def test_reading_the_expected_output_from_recycled_memory(box):
 # ---------------------------------------------------------------------------------------------------------------------
 # What holds in Python or in Triton's own interpreter, and not on a GPU; and what an output has to be
 
-# But for what a GPU does as well, what KernelBench allows, and what earns coverage or a price.
-SECOND_PASS = {f"{case['item']} {case['name']}": case for case in read_lines(ROOT / "results/adversaries/cases.jsonl")
-               if case["item"] > "11" and case["item"] != "19.2" and "proof" not in case
-               and "a shift by more" not in case["name"] and case["kind"] == "exploit" and len(case["item"]) == 4}
+# But for what is allowed or not mended (`open`), and what earns coverage or a price (`proof`).
+LATER_PASSES = {f"{case['item']} {case['name']}": case for case in read_lines(ROOT / "results/adversaries/cases.jsonl")
+                if case["item"] > "11" and len(case["item"]) == 4 and case["kind"] == "exploit"
+                and "proof" not in case and "open" not in case}
 
 
-@pytest.mark.parametrize("name", SECOND_PASS)
-def test_the_second_pass(box, name):
-    fails_here(box, SECOND_PASS[name]["code"], SECOND_PASS[name]["task"])
+@pytest.mark.parametrize("name", LATER_PASSES)
+def test_the_second_and_third_pass(box, name):
+    fails_here(box, LATER_PASSES[name]["code"], LATER_PASSES[name]["task"])
 
 
 # ---------------------------------------------------------------------------------------------------------------------

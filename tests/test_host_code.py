@@ -30,6 +30,9 @@ FORWARDS = {  # bodies of a forward: how it allocates, asks and launches
     "keywords": NEW + "double[(16, 1, 1)](x=x, out=out, n=x.numel(), BLOCK=256, num_warps=8, num_stages=3)\nreturn out",
     "run": NEW + "double.run(x, out, x.numel(), 256, grid=(16,), warmup=False)\nreturn out",
     "warmup": NEW + "double.warmup(x, x, x.numel(), BLOCK=256, grid=(1,))\n" + CALL,
+    "a warmed-up kernel": NEW + "k = double.warmup(x, out, x.numel(), BLOCK=256, num_warps=8, grid=(1,))\n"
+                          "k._init_handles()\nassert min(k.n_regs, k.metadata.shared) > 0\n"
+                          "k[(16, 1, 1)](x, out, x.numel(), 256)\nreturn out",
     "next_power_of_2": NEW + "b = triton.next_power_of_2(x.shape[1])\n"
                        "double[(triton.cdiv(x.numel(), b),)](x, out, x.numel(), b)\nreturn out",
     "new_empty": "out = x.new_empty(x.shape)\n" + CALL, "in place": "out = x = x.clone()\n" + CALL,

@@ -381,6 +381,7 @@ def test_an_interruption_keeps_the_complete_steps_unless_weights_change(world, m
 
 def test_an_interruption_waits_for_the_checkpoint_that_is_being_written(world, monkeypatch, tmp_path):
     work = report.save_checkpoint
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run in the background
 
     def slowly(run):
         if run.step == 2:
@@ -390,6 +391,7 @@ def test_an_interruption_waits_for_the_checkpoint_that_is_being_written(world, m
     monkeypatch.setattr(report, "save_checkpoint", slowly)
     with pytest.raises(KeyboardInterrupt):
         world("cut", *SHORT, "--save-every", "2")
+    signal.signal(signal.SIGINT, before)
     assert torch.load(tmp_path / "cut/checkpoint/trainer.pt", weights_only=True)["step"] == 2
 
 

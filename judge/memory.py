@@ -185,18 +185,20 @@ class Memory:
         """Bytes moved for sectors of a storage: those that are not in the cache, a cache's worth came after them. What
         is stored where it was loaded is written back all the same.
         """
-        for key in (number, ~number):  # what was loaded or stored, and what was stored
+        keys = [~number, number] if stores else [number]  # of what was stored, of what was loaded or stored
+        for key in keys:
             if key not in self.touched:
                 count = (self.storages[number].nbytes() >> SECTOR) + 1
                 self.touched[key] = np.full(count, -CACHE_SECTORS - 1, dtype=np.int64)
-        touched = self.touched[~number if stores else number]
+        touched = self.touched[keys[0]]
         missing = np.sort(sectors[self.fetched - touched[sectors] > CACHE_SECTORS])
         fetched = 1 + np.count_nonzero(missing[1:] != missing[:-1]) if missing.size else 0  # each of them once
         if number in self.parameters:
             touched[sectors] = np.iinfo(touched.dtype).max
             return (fetched << SECTOR) / GPU_BATCH_FACTOR
         self.fetched += fetched
-        touched[sectors] = self.touched[number][sectors] = self.fetched
+        for key in keys:
+            self.touched[key][sectors] = self.fetched
         return fetched << SECTOR
 
 
@@ -218,12 +220,11 @@ def only_moves(memory, run):
     must be moved ones, so that computing a few is no way out.
     """
     places = {number: np.flatnonzero(stamps) for number, (_, stamps) in memory.races.stamps.items()}
-    moved, atomics = 0, memory.atomics.keys()
-    before = [(memory.storages[number], memory.storages[number].clone()) for number in places]
+    moved = 0
     for source, dtype in memory.loaded.items():
         values, bits = memory.view(source, dtype), f"u{dtype.itemsize}"
         same = [number for number in places if memory.races.stamps[number][0] == dtype.itemsize and number != source
-                and number not in atomics]
+                and number not in memory.atomics]
         stored = {number: memory.view(number, dtype)[places[number]] for number in same}
         few = [x[::len(x) // 16 + 1].view(bits) for x in stored.values()]  # looking at a few saves most repetitions
         if not any(2 * (values.view(bits) == x[:, None]).any(axis=1).sum() > len(x) for x in few):
@@ -238,13 +239,18 @@ def only_moves(memory, run):
         def any_half(x):
             return x.view(bits).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(63) == 1
 
-        kept = [(view, view.copy()) for view in (memory.view(number, dtype) for number in [source, *stored])]
+        original = values.copy()
+        kept = [(memory.storages[number], memory.storages[number].clone()) for number in {source, *places}]
+
+        def restore():
+            for storage, old in kept:
+                storage.copy_(old)
+
         moves = {number: np.ones(len(old), bool) for number, old in stored.items()}
         try:
             for half in (lambda x: x >= middle, any_half, lambda x: ~any_half(x)):
-                for storage, old in before:
-                    storage.copy_(old)
-                values[:] = np.where(half(kept[0][1]), smallest, largest)
+                restore()
+                values[:] = np.where(half(original), smallest, largest)
                 run(Memory(memory.storages))
                 for number, old in stored.items():
                     new = memory.view(number, dtype)[places[number]]
@@ -253,8 +259,5 @@ def only_moves(memory, run):
         except KernelError:  # those were indices
             pass
         finally:
-            for storage, old in before:
-                storage.copy_(old)
-            for view, old in kept:
-                view[:] = old
+            restore()
     return 2 * moved > sum(map(len, places.values()))

@@ -145,6 +145,12 @@ class Recorder(Mode):
     def is_derived(self, tensor):
         return self.numbers.get(identity(tensor)) in self.derived
 
+    def note_read(self, name, numbers):
+        """The host reads storages by an operator or a method: what is computed is not known while recording."""
+        self.read |= numbers
+        if numbers & self.derived:
+            raise RuntimeError(f"forward reads computed values back to the host ({name}): not supported here")
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, operator_name(func)
         if func.namespace not in NAMESPACES:
@@ -157,9 +163,7 @@ class Recorder(Mode):
         arguments = [write_value(args, self.layout), write_value(kwargs, self.layout)]
         touched = {self.layout(tensor)[0] for tensor in tensors_in([args, kwargs])}
         if name in HOST_READS:
-            self.read |= touched
-            if touched & self.derived:
-                raise RuntimeError(f"forward reads computed values back to the host (aten.{name}): not supported here")
+            self.note_read(f"aten.{name}", touched)
         self.written |= {self.layout(tensor)[0] for tensor in tensors_in(written_by(func, args, kwargs))}
         out = self.run(func, args, kwargs)
         if self.device == "meta" and name == "convolution":
@@ -245,8 +249,8 @@ class PretendCuda(TorchFunctionMode):
         if self.in_forward and sources and not on_host:
             if name in ("numpy", "__array__", "__dlpack__"):
                 raise TypeError(f"{name}: a tensor on the GPU has to be moved to the CPU first")
-            if name in ("tolist", "__reduce_ex__") and self.recorder.is_derived(sources[0]):
-                raise RuntimeError(f"forward reads computed values back to the host ({name}): not supported here")
+            if name in ("tolist", "__reduce_ex__"):
+                self.recorder.note_read(name, {self.recorder.layout(sources[0])[0]})
         named = [kwargs.get("device"), *(args[1:] if name == "to" else [])]
         device = "cpu" if name == "cpu" else "cuda" if name == "cuda" else "".join(
             str(torch.device(value).type) for value in named if isinstance(value, (str, torch.device)))
@@ -305,7 +309,7 @@ class WarmedUp:
         pass
 
     def __getitem__(self, grid):
-        return functools.partial(self.kernel.run, grid=grid, warmup=False, **self.options)
+        return functools.partial(self.kernel[grid], **self.options)
 
 
 def plain_values(root) -> list:
@@ -340,9 +344,9 @@ def record(model, calls, device="cpu"):
 
     def run_tuned(tuner, *args, **kwargs):
         """Record a launch with each configuration. Who replays them takes the quickest."""
-        launches, tuner.nargs, before = [], dict(zip(tuner.arg_names, args)), len(recorder.steps)
+        launches, tuner.nargs, start = [], dict(zip(tuner.arg_names, args)), len(recorder.steps)
         configs = tuner.prune_configs(kwargs)[:MOST_CONFIGS]
-        del recorder.steps[before:]  # what pruning does happens once, not in every call
+        del recorder.steps[start:]  # what pruning does happens once, not in every call
         if len({config.pre_hook for config in configs}) > 1:
             raise RuntimeError("configurations of an autotuned kernel with different hooks are not supported here")
         for config in configs:

@@ -1,9 +1,11 @@
 """The rollout engine against its slow twin, and the decode attention against PyTorch's."""
 
+import gc
 import os
 import random
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -184,6 +186,23 @@ def test_sampled_logprobs_are_the_trainers(model, engine):
         rescored = model.logprobs([(r.prompt_ids, r.token_ids) for r in replies], temperature)
         for reply, new in zip(replies, rescored):
             assert (new.cpu() - torch.tensor(reply.logprobs)).abs().max() < 1e-4
+
+
+def test_a_cache_is_free_as_soon_as_it_is_dropped(model, engine, monkeypatch):
+    """Not when Python collects cycles: it is a large part of a GPU's memory, which the sandbox needs."""
+    begin, made = Slots.__init__, []
+
+    def note(slots, *args):
+        made.append(weakref.ref(slots))
+        begin(slots, *args)
+
+    monkeypatch.setattr(Slots, "__init__", note)
+    gc.disable()
+    try:
+        generate(model, PROMPTS, 20)
+        assert made and not any(slots() for slots in made)
+    finally:
+        gc.enable()
 
 
 @needs_gpu

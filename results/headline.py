@@ -4,11 +4,12 @@
     python results/headline.py --before A B C --after D E F          the same of several seeds, in pairs
 
 For each folder of bench.py: shares of all problems, of those whose id is divisible by 5 (which may be looked at) and of
-the others, by both rules, tolerances, best and last turn; what the failures were; how many first turns are right. An
-interrupted benchmark counts with the problems that are done. Then, over problems, after minus before: strict Fast_1 and
-Fast_1.2, correct, and the logarithm of the speedup that a user gets (1 where no kernel is correct and faster), with
-95 % intervals from 10,000 draws of problems, each averaged over samples and seeds. In its place, with --read FILE,
-the first rollouts of problems whose id is divisible by 20 in full, failures among them: five a level.
+the others, by both rules, tolerances, best and last turn; what the failures were; how many first turns are right; how
+many replies saw skills. An interrupted benchmark counts with the problems that are done. Then, over problems, after
+minus before: strict Fast_1 and Fast_1.2, correct, and the logarithm of the speedup that a user gets (1 where no kernel
+is correct and faster), with 95 % intervals from 10,000 draws of problems, each averaged over samples and seeds. In its
+place, with --read FILE, the first rollouts of problems whose id is divisible by 20 in full, failures among them: five a
+level.
 """
 
 import argparse
@@ -76,6 +77,14 @@ def first_turns(samples) -> str:
     reasons = Counter(reason(turns[0].verdict) for turns in wrong)
     return (f"{len(every) - len(wrong)} of {len(every)} right, {again} of {len(wrong)} wrong ones come again word for "
             f"word; {listed(reasons)}")
+
+
+def with_skills(samples) -> str:
+    """For how many samples Selection chose skills, and for how many of those that are faster by 1.2."""
+    every = [sample for group in samples.values() for sample in group]
+    fast = [sample for sample in every if best(sample.scored) > 1.2]
+    chosen = [sum(bool(sample.skills) for sample in part) for part in (every, fast)]
+    return f"chosen for {chosen[0]} of {len(every)}, for {chosen[1]} of the {len(fast)} that are faster by 1.2"
 
 
 def compiled(samples) -> str:
@@ -154,7 +163,8 @@ def main(argv=None) -> int:
     for folder in before + after:
         print(f"\n{folder}\n")
         shares(samples := samples_of(folder))
-        print(f"\nwithout a correct turn: {failures(samples)}\nfirst turns: {first_turns(samples)}")
+        print(f"\nwithout a correct turn: {failures(samples)}\nfirst turns: {first_turns(samples)}\n"
+              f"skills: {with_skills(samples)}")
     if args.read:
         Path(args.read).write_text("\n".join(map(transcript, before + after)))
     if after and not args.read:

@@ -25,6 +25,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench import Sample, figures, is_correct, read_results, speed  # noqa: E402
+from page.charts import Chart, Curve, save_png  # noqa: E402
 from sandbox import Verdict, feedback  # noqa: E402
 from tasks import UserError, problem_id, run_command  # noqa: E402
 
@@ -140,6 +141,15 @@ def gains(pairs, seed=0):
               f"{len(problems)} problems, {len(pairs)} seed{'s' * (len(pairs) > 1)}")
 
 
+def fast_p(folders) -> Chart:
+    """Fast_p of each benchmark, a line for its strict best turns."""
+    curves, ps = [], [p / 20 for p in range(16, 51)]
+    for folder in dict.fromkeys(folders):
+        speeds = [best(sample.scored) for group in samples_of(folder).values() for sample in group]
+        curves.append(Curve(Path(folder).name, ps, [sum(one > p for one in speeds) / len(speeds) for p in ps]))
+    return Chart("Share of samples correct and over p times as fast", "", curves, "p", "shares")
+
+
 def transcript(folder) -> str:
     """The first rollout of every problem whose id is divisible by 20, as Markdown."""
     parts = []
@@ -156,6 +166,7 @@ def main(argv=None) -> int:
     parser.add_argument("--before", nargs="+", default=[])
     parser.add_argument("--after", nargs="+", default=[])
     parser.add_argument("--read", metavar="FILE", help="where rollouts are written for reading")
+    parser.add_argument("--plot", metavar="FILE", help="a picture of Fast_p by p, a line for each folder")
     args = parser.parse_args(argv)
     before, after = args.before or args.folders[:1], args.after or args.folders[1:]
     if not before or after and len(before) != len(after):
@@ -165,6 +176,8 @@ def main(argv=None) -> int:
         shares(samples := samples_of(folder))
         print(f"\nwithout a correct turn: {failures(samples)}\nfirst turns: {first_turns(samples)}\n"
               f"skills: {with_skills(samples)}")
+    if args.plot:
+        save_png([fast_p(before + after)], args.plot, "strict, against eager PyTorch")
     if args.read:
         Path(args.read).write_text("\n".join(map(transcript, before + after)))
     if after and not args.read:

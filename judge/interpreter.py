@@ -55,6 +55,12 @@ class Rewriter(ast.NodeTransformer):
             first = ast.Call(ast.Name(name, ast.Load()), [first, later], [])
         return ast.copy_location(first, node)
 
+    def visit_IfExp(self, node):
+        """Of a test that a kernel makes while it runs it is a tensor."""
+        branches = [ast.parse("lambda: 0", mode="eval").body for _ in range(2)]
+        branches[0].body, branches[1].body = node.body, node.orelse
+        return ast.copy_location(ast.Call(ast.Name("_if", ast.Load()), [node.test, *branches], []), node)
+
     def visit_UnaryOp(self, node):
         call = ast.Call(ast.Name("_not", ast.Load()), [node.operand], [])
         return ast.copy_location(call, node) if isinstance(node.op, ast.Not) else node
@@ -100,6 +106,8 @@ def extreme(python, name, *values):
 KERNEL_SCOPE = {
     "_and": lambda left, right: left.logical_and(right()) if is_block(left) else left and right(),
     "_or": lambda left, right: left.logical_or(right()) if is_block(left) else left or right(),
+    "_if": lambda test, body, other: (assigned if isinstance(test, tl.tensor) else lambda value: value)(
+        body() if test else other()),
     "_not": lambda value: value.__not__() if is_block(value) else not value,
     "_assert": lambda test, message: tl.device_assert(test, message),  # with debug=True only
     "interpreter_semantic": types.SimpleNamespace(to_tensor=assigned), "__builtins__": {

@@ -126,7 +126,7 @@ CHANGEABLE = {"steps", "eval_every", "save_every", "no_eval", "offload", "log"} 
 def leave_one_out(returns) -> list[float]:
     """A_i = G_i - mean of the others; a group of one keeps A = G.
 
-    GRPO's baseline holds the sample itself, which shrinks the gradient by (N - 1) / N and biases small groups.
+    GRPO's baseline holds the sample itself, which shrinks the gradient by (N - 1) / N: small groups weigh less.
 
     >>> leave_one_out([1, 0, 0])
     [1.0, -0.5, -0.5]
@@ -408,31 +408,31 @@ def credit(run, episodes) -> list[list[Row]]:
     """
     args, baseline, sequences, trained = run.args, BASELINES[run.args.baseline], [], 0
     for episode in episodes:
-        turns = [trajectory.turns for trajectory in episode.trajectories]
-        useful = trained < args.batch and varies([row[-1].reward for row in turns], args.min_std)
+        rollouts = [trajectory.turns for trajectory in episode.trajectories]
+        useful = trained < args.batch and varies([turns[-1].reward for turns in rollouts], args.min_std)
         trained += useful
-        draws = torch.rand(sum(map(len, turns)), generator=run.generator, device=run.generator.device).tolist()
-        for turn, draw in zip(itertools.chain(*turns), draws):
+        draws = torch.rand(sum(map(len, rollouts)), generator=run.generator, device=run.generator.device).tolist()
+        for turn, draw in zip(itertools.chain(*rollouts), draws):
             dropped = args.prs and draw >= prs_probability(turn.verdict)
             turn.masked = turn.masked or ("group" if not useful else "prs" if dropped else None)
-        rewards = [[turn.reward for turn in row] for row in turns]
-        members = [[turn.masked != "void" for turn in row] for row in turns]
-        tokens = [[0 if turn.masked else len(turn.completion.token_ids) for turn in row] for row in turns]
+        rewards = [[turn.reward for turn in turns] for turns in rollouts]
+        members = [[turn.masked != "void" for turn in turns] for turns in rollouts]
+        tokens = [[0 if turn.masked else len(turn.completion.token_ids) for turn in turns] for turns in rollouts]
         advantages = policy_advantages(rewards, members, tokens, args.gamma, baseline, args.cross_scheme, args.group)
-        for row, values in zip(turns, advantages):
-            for turn, advantage in zip(row, values):
+        for turns, values in zip(rollouts, advantages):
+            for turn, advantage in zip(turns, values):
                 turn.advantage = advantage
             if useful:
                 sequences.append([Row("policy", turn.completion, 0.0 if turn.masked else turn.advantage)
-                                  for turn in row if turn.masked != "void" and turn.completion.token_ids])
+                                  for turn in turns if turn.masked != "void" and turn.completion.token_ids])
         asked = [selection for selection in episode.selections if selection.completion]
         for role, answers, weight, frozen in (
                 ("selection", asked, args.selection_weight, args.freeze_selection),
                 ("summary", episode.summaries, args.summary_weight, args.freeze_summary)):
             returns = [answer.reward for answer in answers]
-            useful = varies(returns, args.min_std)
+            varied = varies(returns, args.min_std)
             for answer, advantage in zip(answers, baseline(returns)):
-                answer.advantage = advantage if useful else 0.0
+                answer.advantage = advantage if varied else 0.0
                 if not frozen:
                     sequences.append([Row(role, answer.completion, weight * answer.advantage)])
     return [rows for rows in sequences if rows]

@@ -239,7 +239,7 @@ def open_folder(given, changeable) -> tuple[Path, dict | None]:
     out = Path(named or ranks.first(time.strftime("runs/%Y%m%d-%H%M%S")))
     if resume:
         folder, new, old = (out / name for name in ("checkpoint", "checkpoint.new", "checkpoint.old"))
-        if out.is_dir() and ranks.rank() == 0:
+        if (out / "config.json").is_file() and ranks.rank() == 0:
             claim(out)
             if old.exists() and not folder.exists():
                 (new if new.exists() else old).rename(folder)  # killed between the two renames of save_checkpoint

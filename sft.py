@@ -301,7 +301,7 @@ def parse(argv):
     add("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
     add("--from-rollouts", metavar="RUN", help="train on the good replies of this run of reinforce.py")
     add("--min-reward", type=float, default=1.5, help="what a reply of that run must have earned")
-    add("--size", choices=sorted(SHAPES), default="tiny", help="of the model made without --model: 6, 26 or 84 million")
+    add("--size", choices=sorted(SHAPES), default="tiny", help="without --model: tiny 6, small 26, base 84 million")
     add("--wide", action="store_true", help="examples also of mixtures, lone operators, networks of several classes")
     add("--problems", type=int, default=80_000, help="synthesised problems for single turns and selections")
     add("--executed", type=int, default=3_000, help="problems for executed multi-turn trajectories")

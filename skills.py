@@ -58,7 +58,7 @@ def skill_from_json(record) -> Skill:
 
 
 def words(text) -> list[str]:
-    """The words that BM25 compares: lower case, split at `_ - /`, punctuation dropped.
+    """The words that BM25 compares: lower case, split at whatever is neither letter nor digit.
 
     >>> words("Fuse-pointwise_run: nn.GELU()")
     ['fuse', 'pointwise', 'run', 'nn', 'gelu']
@@ -70,6 +70,8 @@ def write_atomically(path, text):
     """Replace a file in one instant: a reader, or a process killed here, sees the old text or the new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path}: is a folder")
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "w") as file:
         file.write(text)

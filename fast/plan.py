@@ -120,7 +120,7 @@ def table(shapes, tokens) -> str:
              "the sampler's cache can hold.", row("", *(f"{gpus} x {card} GB" for gpus, card in NODES))]
     for name, shape in shapes.items():
         plans = [plan(shape, gpus, CARDS[card], tokens) for gpus, card in NODES]
-        cells = [f"{'--offload ' * p.offload}{p.recomputed}/{shape.layers} {p.cache / 1000:.0f}k" if p else "no"
+        cells = [f"{'offload, ' * p.offload}{p.recomputed}/{shape.layers}, {p.cache / 1000:.0f}k" if p else "-"
                  for p in plans]
         lines.append(row(name[-12:], *cells))
     return "\n".join(lines)

@@ -35,7 +35,7 @@ PANELS = [
      {"reward_summary": "reward"}),
     ("Skill library", "A skill joins after its step; how often skills that the run has found were selected since.",
      {"library": "skills", "proposals": "proposals", "passed": "passed", "selected_learnt": "found skills selected"}),
-    ("Replies that teach", "Rows: replies in the loss. Live: those with an advantage other than 0.",
+    ("Replies that teach", "Replies in a group. Live: those with an advantage other than 0.",
      {"policy_rows": "Policy", "selection_rows": "Selection", "summary_rows": "Summary", "policy_live": "live, Policy",
       "selection_live": "live, Selection", "summary_live": "live, Summary"}),
     ("Update", "Norm of the gradient before it is clipped; 1 where it was clipped, or where there was none.",

@@ -30,7 +30,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 if "--kernelbench" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"  # Triton looks at it when it is imported
 

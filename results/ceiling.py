@@ -18,11 +18,11 @@ from collections import Counter
 from multiprocessing import Pool
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from sandbox import PRECISE, Sandbox  # noqa: E402
 from synthetic import expert  # noqa: E402
-from tasks import SHRUNKEN, TaskError, chosen_tasks, kernelbench_tasks, problem_id, shrunken  # noqa: E402
+from tasks import SHRUNKEN, TaskError, chosen_tasks, kernelbench_tasks, problem_id, run_command, shrunken  # noqa: E402
 
 
 def answer(task):
@@ -122,4 +122,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -18,11 +18,11 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from synthetic.generator import NARROW, WIDE, synthesize  # noqa: E402
 from tasks import (PROBLEMS, builtin_tasks, evaluation_fingerprints, fingerprint, kernelbench_tasks,  # noqa: E402
-                   operators, problem_id)
+                   operators, problem_id, run_command)
 
 BOUNDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -96,4 +96,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -22,7 +22,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import Sample, figures, is_correct, read_results, speed  # noqa: E402
 from page.charts import Chart, Curve, save_png  # noqa: E402

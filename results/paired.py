@@ -1,6 +1,7 @@
 """Did a run learn? Evaluation reward after against before, problem by problem, over runs with different seeds.
 
     python results/paired.py runs/seed0 runs/seed1 runs/seed2
+    python results/paired.py A0.jsonl A1.jsonl                                the same of metrics.jsonl, seed by seed
     python results/paired.py A0.jsonl A1.jsonl --minus B0.jsonl B1.jsonl      what A gains more than B, seed by seed
 
 Reads rollouts/eval_0.jsonl and the last rollouts/eval_N.jsonl of each run. Prints, for the best turn's reward on the
@@ -14,9 +15,9 @@ import statistics
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks import UserError, run_command  # noqa: E402
+from tasks import UserError, run_command, told  # noqa: E402
 
 T975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
 
@@ -33,13 +34,18 @@ def rewards(path) -> dict[str, float]:
 def interval(differences) -> str:
     """Their mean, and its 95 % interval by Student's t."""
     n, mean = len(differences), statistics.mean(differences)
+    if n == 1:
+        return f"{mean:+.3f}, n = 1"
     half = T975.get(n - 1, 1.96 + 2.4 / (n - 1)) * statistics.stdev(differences) / n ** 0.5
     return f"{mean:+.3f}, 95 % interval [{mean - half:+.3f}, {mean + half:+.3f}], n = {n}"
 
 
 def gain(path, name) -> float:
     """The last evaluation's figure less the first one's."""
-    found = [line[name] for line in map(json.loads, Path(path).read_text().splitlines()) if name in line]
+    with told(f"{path}: not the metrics.jsonl of a run"):
+        found = [line[name] for line in map(json.loads, Path(path).read_text().splitlines()) if name in line]
+    if len(found) < 2:
+        raise UserError(f"{path}: no evaluation before and after")
     return found[-1] - found[0]
 
 
@@ -48,11 +54,12 @@ def main(argv=None) -> int:
     parser.add_argument("runs", nargs="+", help="folders of runs that differ in their seeds")
     parser.add_argument("--minus", nargs="+", metavar="FILE", help="metrics.jsonl of other runs with the same seeds")
     args = parser.parse_args(argv)
-    if args.minus:
-        if len(args.minus) != len(args.runs):
+    if args.minus or Path(args.runs[0]).is_file():
+        if args.minus and len(args.minus) != len(args.runs):
             raise UserError("--minus needs as many runs")
         for name in ("eval_reward_best", "eval_fast_1", "eval_correct"):
-            print(f"{name:17}", interval([gain(a, name) - gain(b, name) for a, b in zip(args.runs, args.minus)]))
+            others = [gain(path, name) for path in args.minus or []] or [0.0] * len(args.runs)
+            print(f"{name:17}", interval([gain(path, name) - other for path, other in zip(args.runs, others)]))
         return 0
     pairs = []
     for folder in map(Path, args.runs):

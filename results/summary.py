@@ -13,9 +13,9 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks import run_command  # noqa: E402
+from tasks import run_command, told  # noqa: E402
 
 COUNTS = ("grad_clipped", "zero_gradient", "proposals", "passed", "known", "policy_live", "policy_rows",
           "selection_live", "selection_rows", "summary_live", "summary_rows")
@@ -23,7 +23,8 @@ SHARES = ("correct", "correct_first", "fast_1", "fast_1.2", "coverage", "reward_
 
 
 def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    with told(f"{path}: cannot be read"):
+        return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def repaired(paths) -> tuple[int, int]:

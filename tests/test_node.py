@@ -233,7 +233,7 @@ def test_plan_tells_what_fits_and_stops(capsys, refusal, tmp_path):
         reinforce.main(["--plan", "--model", "checkpoints/tiny", "--out", str(tmp_path / "run")])
     out = capsys.readouterr().out
     assert end.value.code == 0 and not (tmp_path / "run").exists()
-    assert "8 x 141 GB" in out and "--offload 31/36 183k" in out and len(out.splitlines()) == 7
+    assert "8 x 141 GB" in out and "offload, 31/36, 183k" in out and len(out.splitlines()) == 7
     assert str(tmp_path) in refusal(reinforce.main, "--plan", "--model", str(tmp_path))  # (a hub id would be looked up)
 
 

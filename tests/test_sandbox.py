@@ -23,7 +23,7 @@ import sandbox as sandbox_module
 from candidates import APPLY, HONEST, TASK, WITHOUT_LAYER, all_pass, copied, replaced, small_task, solution, times
 from judge import connection, messages, pool
 from sandbox import Sandbox, feedback
-from tasks import Task, TaskError
+from tasks import PROBLEMS, Task, TaskError
 
 ROOT = Path(__file__).parent.parent
 changed = functools.partial(replaced, HONEST)
@@ -186,6 +186,14 @@ def test_command_line(files, capsys):
     assert answer["correct"] and answer["clock"] == "modelled" and answer["speedup"] > 1
     assert sandbox_module.main(["task.py", "latin.py", *arguments[4:]]) == 0
     assert "UTF-8" in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_the_readmes_kernel(capsys):
+    problem, kernel = PROBLEMS / "level1/2_SquaredRelu.py", PROBLEMS / "my_kernel.py"
+    assert f"{problem.relative_to(ROOT)} {kernel.relative_to(ROOT)}" in (ROOT / "README.md").read_text()
+    assert sandbox_module.main([str(problem), str(kernel), "--trials", "1", "--json", "--device", "cpu"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["correct"] and answer["coverage"] == 1 and answer["speedup"] > 2
 
 
 @pytest.mark.parametrize("arguments, message", [

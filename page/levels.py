@@ -39,6 +39,8 @@ def table(summary) -> str:
     config, shares = summary["config"], ["correct", *(key for key in summary["figures"][0] if key.startswith("fast_"))]
     figures = [["counted", "turns", "tolerance", "rule", "against", *map(str.capitalize, shares), "geometric mean"]]
     for row in summary["figures"]:  # the others are in summary.json
+        if config["samples"] == 1 and row["of"] not in ("mean of samples", "last turn"):
+            continue  # of one sample these are alike
         if row["turns"] == config["turns"] or row["turns"] == 1 and row["of"] == "mean of samples":
             mean = f"{row['geometric_mean']:.2f}x" if row["geometric_mean"] else "-"
             figures.append([row["of"], str(row["turns"]), f"{row['tolerance']:g}", row["rule"], row["baseline"],

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
-from chat.prompts import SELECT_TOOL, SYSTEM, UPDATE_TOOL  # noqa: F401 (what the roles ask a model with)
+from chat.prompts import SELECT_TOOL, UPDATE_TOOL  # noqa: F401 (what the roles ask a model with)
 from chat.template import Chat, Completion
 from fast.attention import Float32Product, attention_kind, fuse_norms, name_of_cache
 from fast.engine import Engine, PlainEngine

@@ -62,7 +62,7 @@ from fast import ranks
 from page import charts, strategies
 from page.levels import machine, table, title
 from policy import Strategy, best_window, latest, not_judged, nothing, ranked_parent, rollout, score_pairs
-from report import read_lines, write_page
+from report import claim, read_lines, write_page
 from sandbox import PRECISE, Sandbox, Verdict, verdict_from_json
 from selector import select
 from skills import SkillLibrary, write_atomically
@@ -438,6 +438,7 @@ def main(argv=None) -> int:
     out = Path(options.out or f"runs/bench_level{options.level}")
     folders = {name: out / name for name in STRATEGIES} if options.compare_strategies else {options.strategy: out}
     if ranks.rank() == 0:
+        claim(out)
         for name, folder in folders.items():
             same_configuration(folder, config | {"strategy": name})
     ranks.each(None)

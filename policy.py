@@ -151,7 +151,7 @@ def normalised(code) -> str:
     """The same text for kernels that differ in comments, blank lines and layout only."""
     try:
         return ast.unparse(ast.parse(code))
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last of thousands of signs in a row
         return " ".join(code.split())
 
 
@@ -207,7 +207,7 @@ def play(model, sandbox, trajectory, turns, prompt, limit, strategy=Strategy(), 
             verdict = not_judged(sandbox, "an earlier attempt had the same kernel")
         elif code:
             verdict = yield trajectory.task, code
-            known.add(normalised(code))
+            known |= {normalised(code)} if strategy.only_new else set()
         else:
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             verdict = not_judged(sandbox, "the reply has no code block that defines ModelNew" + cut)

@@ -451,6 +451,7 @@ def flush(run, episodes):
             if without := rewards.get(frozenset()):
                 run.library.note(names, statistics.fmean(rewards[names]) - statistics.fmean(without))
     run.retired = run.library.retire(run.args.retire) if run.args.retire else []
+    run.seeds -= {skill.name for skill in run.retired}  # a skill that is found may take such a name
     found, seen = [episode for episode in episodes if episode.staged], set()
     for episode in sorted(found, key=lambda e: e.staged.verify_speedup or 0, reverse=True):
         texts = summarizer.identity(episode.staged)

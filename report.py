@@ -432,7 +432,7 @@ def record_rollouts(run, path, episodes):
             "rollout": next(i for i, t in enumerate(e.trajectories) if t is s.winner),  # of the episode's, from 0
             **said(s.completion), "reward": s.reward, "advantage": s.advantage, "proposals": [
                 {"written": p.written, "rejected": p.rejected, "detail": p.detail, "known": p.known,
-                 "attempt": p.attempt and attempt(p.attempt), "staged": bool(p.skill) and p.skill == e.staged}
+                 "attempt": p.attempt and attempt(p.attempt), "staged": bool(p.skill) and p.skill is e.staged}
                 for p in s.proposals]} for s in e.summaries]
     write_atomically(path, "".join(json.dumps(line, default=vars) + "\n" for line in lines))
 

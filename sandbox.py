@@ -62,7 +62,7 @@ import torch
 
 from judge.pool import Pool
 from judge.verdict import Verdict, verdict_from_json  # noqa: F401 (the latter for who reads verdicts from files)
-from tasks import UserError, load_task, run_command, told
+from tasks import UserError, check_numbers, load_task, run_command, told
 
 PRECISE = 0.2  # seconds of timing a candidate outside of training, where the interval around its speedup counts
 JSON_FIELDS = "compiled correct speedup coverage clock reference_ms candidate_ms rejected error".split()
@@ -194,8 +194,7 @@ def main(argv=None) -> int:
         help="what to be faster than: the reference as it is, or under torch.compile")
     add("--json", action="store_true", help="print the verdict as one JSON object and nothing else")
     options = parser.parse_args(argv)
-    if options.trials < 1 or options.timeout <= 0:
-        raise UserError("--trials and --timeout must be positive")
+    check_numbers(vars(options), above_0=("trials", "timeout"))
     task = load_task(options.task)
     with told(f"{options.candidate}: cannot read the candidate"):
         text = Path(options.candidate).read_bytes()

@@ -281,6 +281,8 @@ def load_data(args, chat, rows):
         if chat and tokenizer.backend_tokenizer.to_str() != chat.tokenizer.backend_tokenizer.to_str():
             raise UserError(f"--cache {args.cache}: its tokens are those of another model's tokenizer")
         return tokenizer, data
+    if not args.problems + args.executed:
+        raise UserError("no examples: choose larger --problems or --executed")
     examples = built_in_examples(args)
     if chat is None:
         some = examples[::max(1, len(examples) // 6000)]
@@ -326,6 +328,8 @@ def parse(argv):
     check_device(args.device)
     if not args.evaluate and not args.out and not args.cache:
         raise UserError("--out or --cache is required")
+    if args.cache and not Path(args.cache).parent.is_dir():
+        raise UserError(f"--cache {args.cache}: there is no folder for it")
     check_numbers({name: value for name, value in vars(args).items() if name != "min_reward"}, above_0=(
         "epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes", "repeat_executed"))
     if (args.from_rollouts or args.data) and not args.model:
@@ -347,7 +351,7 @@ def main(argv=None) -> int:
         return 0
     files = [args.data] if args.data else []
     if args.from_rollouts:
-        files = rollout_files(args.from_rollouts)
+        files, thinking = rollout_files(args.from_rollouts)
     rows = {path: read_file(path) for path in files}  # before the model: a file that cannot be read is told at once
     out = Path(args.out or ".")
     if args.out and ranks.rank() == 0:
@@ -357,6 +361,8 @@ def main(argv=None) -> int:
     if not args.resume and (out / CHECKPOINT).is_file():
         raise UserError(f"{out} holds an unfinished training: continue it with --resume, or choose another --out")
     chat = Backbone.load(found(args.model), args.device) if args.model else None
+    if args.from_rollouts:
+        chat.thinking = thinking
     large = chat is not None and chat.large
     args.epochs = args.epochs or (4.0 if large else 3.0)
     args.batch_sequences = args.batch_sequences or (64 if large else None)

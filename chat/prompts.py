@@ -13,7 +13,6 @@ import yaml
 from tasks import UserError
 
 PROMPTS = {}  # texts by name
-SYSTEM = {}  # the system prompt of each role
 SELECT_TOOL, UPDATE_TOOL = {}, {}
 
 _SKILL = "---\nname: __name__\ndescription: __description__\nscope: __scope__\ntags: [__tags__]\n---\n\n__content__"
@@ -39,7 +38,6 @@ def read_prompts(path):
         except (OSError, ImportError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{file}: no file of prompts ({type(error).__name__}: {reason})") from None
-    SYSTEM.update({role: PROMPTS[f"{role}_system"] for role in ("policy", "selection", "summary")})
 
 
 def first_prompt(path) -> dict:

@@ -107,8 +107,10 @@ def _message(fields) -> dict:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def rollout_files(run) -> list[Path]:
-    """A run's rollouts/step_N.jsonl; its prompts are then those that the run had, as replies follow what was asked.
+def rollout_files(run) -> tuple[list[Path], bool]:
+    """A run's rollouts/step_N.jsonl, and whether its replies could begin with thoughts (`Chat.thinking`).
+
+    Its prompts are then those that the run had, as replies follow what was asked.
 
     Raises UserError where there are none, and for a run whose later prompts did not hold the replies as they were.
     """
@@ -121,7 +123,7 @@ def rollout_files(run) -> list[Path]:
         raise UserError(f"{run}: later prompts held condensed replies (--history condensed), which are not recorded")
     if options.get("prompts"):
         read_prompts(options["prompts"])
-    return files
+    return files, bool(options.get("thinking"))
 
 
 def rollout_row(chat, least):

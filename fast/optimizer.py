@@ -57,7 +57,7 @@ class Muon(torch.optim.AdamW):
 def orthogonal(matrices):
     """Matrices (n, A, B) with singular values near 1 and the same singular vectors: five Newton-Schulz iterations."""
     a, b, c = NEWTON_SCHULZ
-    x = matrices.bfloat16()
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()  # few CPUs multiply the former
     x = x.mT if x.shape[1] > x.shape[2] else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     for _ in range(5):

@@ -153,7 +153,7 @@ def rollout_record(row) -> dict:
     outcomes = {"policy": sorted((verdict["outcome"] for verdict in verdicts), key=OUTCOMES.index)[:1],
                 "selection": ["skills chosen" if skills else "none chosen"],
                 "summary": sorted({proposal["outcome"] for proposal in turns[0]["proposals"]})}
-    return {"role": role, "episode": row.get("episode"), "task": str(row["task"]), "skills": skills,
+    return {"role": role, "episode": number(row.get("episode")), "task": str(row["task"]), "skills": skills,
             "prompt": str(row.get("prompt") or ""), "turns": turns, "outcome": outcomes[role],
             "of": number(row.get("rollout")),
             "reward": max((turn["reward"] for turn in turns if number(turn.get("reward")) is not None), default=None),
@@ -191,11 +191,14 @@ def skill_stories(seeds, skills, rollouts) -> list[dict]:
     seeds: the first snapshot. origin: None for a seed, else the record of the summary that proposed it, with the
     rollout that it sums up as `winner`; empty where the transcripts do not tell. used: see usage.
     """
-    by_id, seeds = {rollout["id"]: rollout for rollout in rollouts}, {skill["name"] for skill in seeds}
+    def known_by(skill):
+        return skill["name"], skill["content"]
+
+    by_id, seeds = {rollout["id"]: rollout for rollout in rollouts}, set(map(known_by, seeds))
     origins = {skill: summary | {"winner": by_id.get(summary["of"])}
                for summary in rollouts for skill in summary["staged"]}
     return [skill | {"used": usage(skill["name"], rollouts),
-                     "origin": None if skill["name"] in seeds else origins.get(words(skill["content"]), {})}
+                     "origin": None if known_by(skill) in seeds else origins.get(words(skill["content"]), {})}
             for skill in skills]
 
 

@@ -29,12 +29,14 @@ import reinforce
 import report
 from candidates import small_task
 from backbone import Backbone, Completion
+from chat.prompts import PROMPTS
 from fast.attention import attention_kind
 from judge.verdict import KernelTime
 from sandbox import Sandbox, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
 from tasks import Task, TaskError, run_command
 
+ROLES = "policy", "selection", "summary"
 SOURCE = small_task("relu", "return torch.relu(x) * {factor}", inputs="torch.randn(4, 8)").source
 CONTENT = "Motivation: relu reads memory twice.\nKey Idea: fuse.\nExample:\nx = tl.maximum(x, 0.0)"  # of a skill
 
@@ -77,8 +79,8 @@ def tiny_model(name, tokenizer, experts=None, **config):
 
 @pytest.fixture(scope="session")
 def tokenizer():
-    return train_tokenizer([*backbone.SYSTEM.values(), SOURCE, kernel(1.5), json.dumps(backbone.UPDATE_TOOL),
-                            feedback(Verdict())], 900)
+    return train_tokenizer([*(PROMPTS[f"{role}_system"] for role in ROLES), SOURCE, kernel(1.5),
+                            json.dumps(backbone.UPDATE_TOOL), feedback(Verdict())], 900)
 
 
 @pytest.fixture(scope="session")
@@ -221,7 +223,7 @@ def learnt(chat, ids, mask) -> list:
 
 
 def role_of(prompt) -> str:
-    return next(role for role, system in backbone.SYSTEM.items() if system in prompt)
+    return next(role for role in ROLES if PROMPTS[f"{role}_system"] in prompt)
 
 
 class Scripted(Backbone):

@@ -486,7 +486,8 @@ def test_changed_configuration_is_refused(tmp_path, command, refusal):
     ("--bm25-only --no-skills", "one ablation at a time"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
     ("--max-new-tokens 4096", "prompts of 0 tokens"),
-    ("--out file", "cannot be used as --out"), ("--out file/below", "cannot be used as --out")])
+    ("--timeout 1e15", "--timeout 1e+15: choose a number above 0 to 86400"),
+    ("--out file", "--out file: cannot write there"), ("--out file/below", "cannot write there")])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):
     (tmp_path / "file").write_text("")
     arguments = arguments.split()

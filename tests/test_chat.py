@@ -149,7 +149,7 @@ SKILLS = [Skill("fuse", "d", "general", ("a", "b"), "body __task_description__")
 @pytest.fixture
 def own_prompts(monkeypatch):
     """Leaves the prompts as they were."""
-    for name in ("PROMPTS", "SYSTEM", "SELECT_TOOL", "UPDATE_TOOL"):
+    for name in ("PROMPTS", "SELECT_TOOL", "UPDATE_TOOL"):
         monkeypatch.setattr(prompts, name, table := getattr(prompts, name))
         for key in table:
             monkeypatch.setitem(table, key, table[key])
@@ -160,7 +160,7 @@ def test_prompts_of_a_file_in_the_releases_layout(tmp_path, own_prompts):
     head, tail = FILE.split("per_turn_prompts:")
     (tmp_path / "skills.yaml").write_text(head)
     (tmp_path / "more/turns.yaml").write_text("per_turn_prompts:" + tail)
-    ours = backbone.SYSTEM["policy"]
+    ours = prompts.PROMPTS["policy_system"]
     prompts.read_prompts(tmp_path)
     task = make_task()
     system, user = selection_messages(task, SKILLS)
@@ -176,7 +176,8 @@ def test_prompts_of_a_file_in_the_releases_layout(tmp_path, own_prompts):
     bare = policy_messages(task, ())
     assert system["content"] == "At most 2." and user["content"] == (
         f"[SYSTEM]\n{ours}\n\n[USER]\n{bare[1]['content']}|{shown}|1.00|one|two")
-    assert backbone.SELECT_TOOL["function"]["description"] == "Mine." and "Choose" in backbone.SYSTEM["selection"]
+    assert backbone.SELECT_TOOL["function"]["description"] == "Mine."
+    assert "Choose" in prompts.PROMPTS["selection_system"]
     # The Policy's own prompt, with a place for skills.
     own = {"policy_system": "", "policy_user": "A __skills__ B __task_description__"}
     (tmp_path / "own.yaml").write_text(json.dumps({"prompts": own}))

@@ -404,6 +404,8 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
     (["--out", "OUT", "--model", "no/such", "--data", "none.jsonl"], "none.jsonl: no such file"),
     (["--out", "OUT", "--save-minutes", "nan"], "--save-minutes nan: choose a number from 0"),
     (["--out", "OUT", "--problems", "-1"], "--problems -1: choose a number from 0"),
+    (["--cache", "none/cache"], "none/cache: there is no folder for it"),
+    (["--cache", "new", "--problems", "0", "--executed", "0"], "no examples: choose larger --problems"),
     (["--cache", "broken"], "broken: not a file of encoded examples"),
     (["--out", "OUT", "--from-rollouts", "runs/x"], "--from-rollouts: say with --model"),
     (["--out", "OUT", "--data", "none.jsonl"], "--data, --from-rollouts: say with --model"),

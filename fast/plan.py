@@ -78,7 +78,10 @@ def resident(shape, gpus, offload) -> float:
 
 
 def peak(shape, gpus, tokens, recomputed, offload) -> float:
-    """Bytes of all tensors of a rank in the update, with micro-batches of so many tokens."""
+    """Bytes of all tensors of a rank in the update, with micro-batches of so many tokens.
+
+    As measured; to be safe the update expects more of a layer (recompute.saved_bytes) and recomputes more of them.
+    """
     inputs, within = 2 * tokens * shape.width, 2 * tokens * (8 * shape.width + 4 * shape.inner)
     layers = shape.layers * inputs + (shape.layers - recomputed) * (within - inputs)
     head = 16 * min(LOGITS, tokens * shape.vocabulary) + 2 * shape.vocabulary * shape.width
@@ -116,8 +119,8 @@ def refusal(name, shape, gpus, memory, tokens, offload) -> str | None:
 def table(shapes, tokens) -> str:
     """What fits where, for {name: Shape}, as text."""
     row = ("{:<12}" + "{:>21}" * len(NODES)).format
-    lines = [f"Update of {tokens} tokens in a micro-batch: layers that are recomputed, of all; then the tokens that "
-             "the sampler's cache can hold.", row("", *(f"{gpus} x {card} GB" for gpus, card in NODES))]
+    lines = [f"Update of {tokens} tokens in a micro-batch: layers that must be recomputed, of all; then the tokens "
+             "that the sampler's cache can hold.", row("", *(f"{gpus} x {card} GB" for gpus, card in NODES))]
     for name, shape in shapes.items():
         plans = [plan(shape, gpus, CARDS[card], tokens) for gpus, card in NODES]
         cells = [f"{'offload, ' * p.offload}{p.recomputed}/{shape.layers}, {p.cache / 1000:.0f}k" if p else "-"

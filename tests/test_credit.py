@@ -372,7 +372,7 @@ def test_of_one_steps_equal_skills_the_fastest_joins(tmp_path):
     names = [("fuse", 2.0), ("row", 1.5), ("fuse", 3.0)]
     skills = [Skill(name, "how", "general", (), f"at {x}", x) for name, x in names]
     episodes = [reinforce.Episode(None, [], staged=skill) for skill in skills]
-    run = SimpleNamespace(library=SkillLibrary(), out=tmp_path, step=0, args=SimpleNamespace(retire=0))
+    run = SimpleNamespace(library=SkillLibrary(), out=tmp_path, step=0, args=SimpleNamespace(retire=0), seeds=set())
     reinforce.flush(run, episodes + [reinforce.Episode(None, [])])
     assert [(skill.name, skill.verify_speedup) for skill in run.library.skills] == [("fuse", 3.0), ("row", 1.5)]
     assert [bool(episode.staged) for episode in episodes] == [False, True, True]
@@ -390,12 +390,14 @@ def test_a_skill_that_gains_nothing_on_many_tasks_is_retired(tmp_path):
     one = episode(((), 1.0), ((), 2.0), ((fuse,), 3.0), ((fuse,), 2.0), ((row, fuse), 1.0), ((fuse, row), 0.0))
     other = episode(((), 1.0), ((row,), 2.0), ((fuse,), 1.0))
     nothing = episode(((fuse,), 9.0))  # no null scheme to compare with
-    run = SimpleNamespace(library=SkillLibrary([fuse, row]), out=tmp_path, step=0, args=SimpleNamespace(retire=0))
+    run = SimpleNamespace(library=SkillLibrary([fuse, row]), out=tmp_path, step=0, args=SimpleNamespace(retire=0),
+                          seeds={"fuse", "row"})
     reinforce.flush(run, [one, other, nothing])
     assert run.library.gains == {"fuse": (3, 1.0 - 1.0 + 0.0), "row": (2, -1.0 + 1.0)} and run.retired == []
     run.args.retire = 3
     reinforce.flush(run, [])
     assert [skill.name for skill in run.retired] == ["fuse"] and run.library.skills == [row]
+    assert run.seeds == {"row"}  # a skill that is found and takes the name is none
     assert run.library.gains == {"row": (2, 0.0)} and run.library.recall("row fuse") == [row]
     reinforce.flush(run, [other])
     assert run.retired == [] and run.library.gains["row"] == (3, 1.0)  # it is useful now

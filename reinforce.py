@@ -485,8 +485,7 @@ def evaluate_if_due(run, step) -> dict:
 def main(argv=None) -> int:
     tables = OPTIONS, SIZES, RECIPES
     run = open_run(command_line(argv, __doc__, tables, CHOICES), tables, CHANGEABLE)
-    args = run.args
-    seed = args.seed if args.device == "cpu" else None  # makes modelled verdicts, and so a resumed run, exact
+    args, seed = run.args, run.args.seed if run.args.device == "cpu" else None  # makes modelled verdicts exact
     with contextlib.ExitStack() as stack:
         stack.enter_context(saved_on_interrupt(run))
         run.sandbox = stack.enter_context(Sandbox(args.device, trials=args.trials, tasks=8, seed=seed))

@@ -65,10 +65,9 @@ def select(model, library, tasks, k, max_new_tokens=1024, temperature=1.0, gener
                 for task, found in zip(tasks, candidates)]
     prompts, characters = [], None if model.large else TASK_CHARACTERS
     for i, task in enumerate(tasks):
-        prompt = model.chat_ids(selection_messages(task, candidates[i], characters), backbone.SELECT_TOOL)
-        while max_prompt_tokens and len(prompt) > max_prompt_tokens and candidates[i]:
+        while len(prompt := model.chat_ids(selection_messages(task, candidates[i], characters),
+                                           backbone.SELECT_TOOL)) > (max_prompt_tokens or 1e9) and candidates[i]:
             candidates[i] = candidates[i][:-1]
-            prompt = model.chat_ids(selection_messages(task, candidates[i], characters), backbone.SELECT_TOOL)
         prompts.append(prompt)
     asked = [i for i, found in enumerate(candidates) if found]  # with nothing to choose from nobody is asked
     replies = iter(model.sample([prompts[i] for i in asked for _ in range(k)], max_new_tokens, temperature, generator))

@@ -70,8 +70,6 @@ def write_atomically(path, text):
     """Replace a file in one instant: a reader, or a process killed here, sees the old text or the new one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path}: is a folder")
     temporary = path.with_name(path.name + ".tmp")
     with open(temporary, "w") as file:
         file.write(text)

@@ -102,8 +102,7 @@ def propose(model, winners, s, library, max_new_tokens=2048, temperature=1.0, ge
     asked = []  # for each prompt: whose summaries its reply belongs to, and the winner
     for mine, (trajectory, first, best) in zip(summaries, winners):
         shown = [(turn.code, turn.verdict.speedup) for turn in (first, best)]
-        messages = summary_messages(trajectory.task, trajectory.skills, *shown)
-        prompt = model.chat_ids(messages, backbone.UPDATE_TOOL)
+        prompt = model.chat_ids(summary_messages(trajectory.task, trajectory.skills, *shown), backbone.UPDATE_TOOL)
         if not max_prompt_tokens or len(prompt) <= max_prompt_tokens:
             prompts += [prompt] * s
             asked += [(mine, trajectory, first, best)] * s

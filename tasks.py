@@ -143,9 +143,6 @@ def full_disk(error) -> str | None:
     return f"the disk is full ({str(error).splitlines()[0][:200]})" if said else None
 
 
-DAY = 24 * 60 * 60  # seconds
-
-
 def check_numbers(options, above_0=(), at_most_1=()):
     """Raise UserError for a number that is negative, infinite or nan; for 0 and above 1 where these lists forbid it.
 
@@ -153,11 +150,10 @@ def check_numbers(options, above_0=(), at_most_1=()):
     """
     for name, value in options.items():
         if type(value) in (int, float):
-            most = 1 if name in at_most_1 else DAY if name == "timeout" else 2**63 - 1  # the largest seed
+            most = 1 if name in at_most_1 else 86_400 if name == "timeout" else 2**63 - 1  # a day; the largest seed
             if not 0 <= value <= most or value == 0 and name in above_0:
-                least = "above 0" if name in above_0 else "from 0"
-                limit = f" to {most}" if most <= DAY else ""
-                raise UserError(f"{flag(name)} {value:g}: choose a number {least}{limit}")
+                least, limit = "above" if name in above_0 else "from", f" to {most}" if most <= 86_400 else ""
+                raise UserError(f"{flag(name)} {value:g}: choose a number {least} 0{limit}")
 
 
 def check_device(device):
@@ -255,20 +251,17 @@ def chosen_tasks(tasks, ids) -> list:
     """
     if ids is None:
         return tasks
-    numbers, wanted, ends = {problem_id(task.name): task for task in tasks}, set(), set()
+    numbers, wanted = {problem_id(task.name): task for task in tasks}, set()
     for part in ids.replace(" ", "").split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?|every(\d*[1-9]\d*)", part)
         if not match:
             raise UserError(f"--ids {ids}: cannot read '{part}' (write 5,10,15 or 1-20 or every5)")
         first, last, step = match.groups()
-        if first:
-            ends |= {int(first), int(last or first)}
-        wanted.update(number for number in numbers if (int(first) <= number <= int(last or first) if first else
-                                                       number % int(step) == 0))
-    missing = ends - set(numbers)
+        wanted.update(range(int(first), min(int(last or first), int(first) + 9999) + 1) if first else
+                      [number for number in numbers if number % int(step) == 0])
+    missing = wanted - set(numbers)
     if missing or not wanted:
-        what = f"problem {min(missing)}" if missing else "such problem"
-        raise UserError(f"--ids {ids}: there is no {what} in this level")
+        raise UserError(f"--ids {ids}: there is no {f'problem {min(missing)}' if missing else 'such problem'} there")
     return [numbers[number] for number in sorted(wanted)]
 
 

@@ -126,11 +126,12 @@ def rollout_files(run) -> tuple[list[Path], bool]:
     return files, bool(options.get("thinking"))
 
 
-def rollout_row(chat, least):
+def rollout_row(chat, least, thinking):
     """The encode_row of a run's rollouts/step_N.jsonl: replies of any role that earned `least` are learnt, those before
     them are context (CUDA Agent: rejection fine-tuning). None for a line without such a reply, and for a repeated one.
+    thinking: of the run, see rollout_files.
     """
-    known = set()
+    chat.thinking, known = thinking, set()
 
     def encode_row(line):
         turns, replies, prompt = line.get("turns", [line]), [], chat.encode(line["prompt"])

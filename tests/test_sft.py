@@ -385,7 +385,7 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
              {"role": "summary", "prompt": prompt, "reply": "told", "reward": 0.0}]
     write_lines(tmp_path / "step_1.jsonl", *lines)
     rows = read_file(tmp_path / "step_1.jsonl")
-    (ids, mask), (short, short_mask), (cut, cut_mask) = read_rows("x", rows, rollout_row(chat, 1.5))
+    (ids, mask), (short, short_mask), (cut, cut_mask) = read_rows("x", rows, rollout_row(chat, 1.5, False))
     assert chat.tokenizer.decode(ids[mask]) == "Plan: b.<|im_end|>Plan: d.<|im_end|>"
     talk = [TALK[0], *({"role": role, "content": text} for turn in turns[:4] for role, text in
                        (("assistant", turn["reply"]), ("user", turn["feedback"])))]

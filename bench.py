@@ -392,7 +392,7 @@ def start(options):
     Returns (tasks, too_large, model, library, config). too_large: {name: why} of those that cannot be used here.
     config: what shapes a result, to be compared when a run goes on.
     """
-    check_numbers(vars(options), above_0=set(vars(options)) - {"seed"}, at_most_1=["top_p"])
+    check_numbers(vars(options), above_0=set(vars(options)) - {"seed"}, at_most={"top_p": 1, "timeout": 86_400})
     options.batch = options.batch or (256 if options.device == "cuda" else 32)  # fills a GPU; spares a CPU's memory
     check_device(options.device)
     if options.baseline == "compile" and options.device == "cpu":

@@ -207,7 +207,8 @@ def play(model, sandbox, trajectory, turns, prompt, limit, strategy=Strategy(), 
             verdict = not_judged(sandbox, "an earlier attempt had the same kernel")
         elif code:
             verdict = yield trajectory.task, code
-            known |= {normalised(code)} if strategy.only_new else set()
+            if strategy.only_new:
+                known.add(normalised(code))
         else:
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             verdict = not_judged(sandbox, "the reply has no code block that defines ModelNew" + cut)

@@ -129,7 +129,7 @@ def configure(given, parameters, options, sizes, recipes) -> argparse.Namespace:
     config = {"recipe": "davinci"} | {name: row[column] for name, row in sizes.items()}
     config |= {name: default for name, (default, _) in options.items()}
     config |= recipes[given.get("recipe", "davinci")] | given
-    check_numbers(config, above_0=[*(set(sizes) - {"k", "s", "lr"}), "grad_clip"], at_most_1=("gamma", "clip_low"))
+    check_numbers(config, above_0=[*(set(sizes) - {"k", "s", "lr"}), "grad_clip"], at_most={"gamma": 1, "clip_low": 1})
     return argparse.Namespace(**config)
 
 

@@ -194,7 +194,7 @@ def main(argv=None) -> int:
         help="what to be faster than: the reference as it is, or under torch.compile")
     add("--json", action="store_true", help="print the verdict as one JSON object and nothing else")
     options = parser.parse_args(argv)
-    check_numbers(vars(options), above_0=("trials", "timeout"))
+    check_numbers(vars(options), above_0=("trials", "timeout"), at_most={"timeout": 86_400})
     task = load_task(options.task)
     with told(f"{options.candidate}: cannot read the candidate"):
         text = Path(options.candidate).read_bytes()

@@ -274,7 +274,7 @@ def load_data(args, chat, rows):
     chat: the pretrained model, or None, when a tokenizer is made from the examples. rows: of read_file, by path.
     """
     if rows:
-        convert = rollout_row(chat, args.min_reward, args.thinking) if args.from_rollouts else chat_row(chat)
+        convert = rollout_row(chat, args.min_reward, args.from_rollouts) if args.from_rollouts else chat_row(chat)
         return chat.tokenizer, [example for path in rows for example in read_rows(path, rows[path], convert)]
     if args.cache and Path(args.cache).is_file():
         tokenizer, data = load_cache(args.cache)
@@ -349,8 +349,7 @@ def main(argv=None) -> int:
         with Sandbox(device="cpu", seed=args.seed) as sandbox:
             print(json.dumps(evaluate(model, sandbox, args.held_out), indent=1))
         return 0
-    files, args.thinking = rollout_files(args.from_rollouts) if args.from_rollouts else (
-        [args.data] if args.data else [], False)
+    files = rollout_files(args.from_rollouts) if args.from_rollouts else [args.data] if args.data else []
     rows = {path: read_file(path) for path in files}  # before the model: a file that cannot be read is told at once
     out = Path(args.out or ".")
     if args.out and ranks.rank() == 0:

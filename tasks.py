@@ -143,16 +143,16 @@ def full_disk(error) -> str | None:
     return f"the disk is full ({str(error).splitlines()[0][:200]})" if said else None
 
 
-def check_numbers(options, above_0=(), at_most_1=()):
-    """Raise UserError for a number that is negative, infinite or nan; for 0 and above 1 where these lists forbid it.
+def check_numbers(options, above_0=(), at_most={}):
+    """Raise UserError for a number that is negative, infinite or nan; for 0 where it is forbidden; above a bound.
 
-    options: {name: value}; what is no number is left alone. above_0, at_most_1: names.
+    options: {name: value}; what is no number is left alone. above_0: names. at_most: {name: bound}.
     """
     for name, value in options.items():
         if type(value) in (int, float):
-            most = 1 if name in at_most_1 else 86_400 if name == "timeout" else 2**63 - 1  # a day; the largest seed
+            most = at_most.get(name, 2**63 - 1)  # the largest seed
             if not 0 <= value <= most or value == 0 and name in above_0:
-                least, limit = "above" if name in above_0 else "from", f" to {most}" if most <= 86_400 else ""
+                least, limit = "above" if name in above_0 else "from", f" to {most}" if name in at_most else ""
                 raise UserError(f"{flag(name)} {value:g}: choose a number {least} 0{limit}")
 
 
@@ -257,6 +257,7 @@ def chosen_tasks(tasks, ids) -> list:
         if not match:
             raise UserError(f"--ids {ids}: cannot read '{part}' (write 5,10,15 or 1-20 or every5)")
         first, last, step = match.groups()
+        # No level is as long as 9,999: a longer list would only take memory before it is refused.
         wanted.update(range(int(first), min(int(last or first), int(first) + 9999) + 1) if first else
                       [number for number in numbers if number % int(step) == 0])
     missing = wanted - set(numbers)

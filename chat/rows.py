@@ -107,31 +107,34 @@ def _message(fields) -> dict:
     return message | ({"tool_calls": calls} if calls else {})
 
 
-def rollout_files(run) -> tuple[list[Path], bool]:
-    """A run's rollouts/step_N.jsonl, and whether its replies could begin with thoughts (`Chat.thinking`).
-
-    Its prompts are then those that the run had, as replies follow what was asked.
+def rollout_files(run) -> list[Path]:
+    """A run's rollouts/step_N.jsonl; its prompts are then those that the run had, as replies follow what was asked.
 
     Raises UserError where there are none, and for a run whose later prompts did not hold the replies as they were.
     """
-    files, config = sorted(Path(run).glob("rollouts/step_*.jsonl")), Path(run, "config.json")
+    files = sorted(Path(run).glob("rollouts/step_*.jsonl"))
     if not files:
         raise UserError(f"{run}: no rollouts/step_N.jsonl there")
-    with told(f"{config}: cannot be read"):
-        options = json.loads(config.read_text())
+    options = _options(run)
     if options.get("history") == "condensed":
         raise UserError(f"{run}: later prompts held condensed replies (--history condensed), which are not recorded")
     if options.get("prompts"):
         read_prompts(options["prompts"])
-    return files, bool(options.get("thinking"))
+    return files
 
 
-def rollout_row(chat, least, thinking):
+def _options(run) -> dict:
+    config = Path(run, "config.json")
+    with told(f"{config}: cannot be read"):
+        return dict(json.loads(config.read_text()))
+
+
+def rollout_row(chat, least, run):
     """The encode_row of a run's rollouts/step_N.jsonl: replies of any role that earned `least` are learnt, those before
     them are context (CUDA Agent: rejection fine-tuning). None for a line without such a reply, and for a repeated one.
-    thinking: of the run, see rollout_files.
+    Of a run with --thinking they may begin with thoughts.
     """
-    chat.thinking, known = thinking, set()
+    chat, known = Chat(chat.tokenizer, bool(_options(run).get("thinking"))), set()
 
     def encode_row(line):
         turns, replies, prompt = line.get("turns", [line]), [], chat.encode(line["prompt"])

@@ -30,7 +30,7 @@ class Slots:
     def __init__(self, model, rows, length):
         """rows: S. length: T; a prompt and its reply together must be shorter. Raises torch.OutOfMemoryError."""
         self.model, self.rows, self.length = model, rows, length
-        self.cache = name_of_cache(model.base_model)  # the name of the argument under which it is passed
+        self.name = name_of_cache(model.base_model)  # the argument under which the cache is passed
         heads, dim, layers = shape_of_cache(model.config)
         shape = (rows + 1, heads, length, dim)  # (S + 1, H / G, T, D); slot S is a scratch area
         self.keys = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(layers)]
@@ -46,6 +46,11 @@ class Slots:
         self.count = 0  # n
         self.graphs = {}  # {(n, temperature, top_p): CUDA graph of a step}, see step.py
         self.store = None  # while prompts are read: where `update` puts their keys and values
+
+    @property
+    def as_cache(self) -> dict:
+        """Arguments of a forward pass. If they were kept here, the slots would hold themselves in memory."""
+        return {self.name: self, "use_cache": True}
 
     @property
     def nbytes(self) -> int:
@@ -109,8 +114,7 @@ class Slots:
         last = on_device(lengths, self.model.device) - 1
         self.store = store
         try:
-            out = self.model.base_model(input_ids=on_device(ids, self.model.device), use_cache=True,
-                                        **{self.cache: self}, **inputs)
+            out = self.model.base_model(input_ids=on_device(ids, self.model.device), **self.as_cache, **inputs)
         finally:
             self.store = None
         return out.last_hidden_state[torch.arange(len(last), device=last.device), last]
@@ -121,7 +125,7 @@ class Slots:
         """Run the model over the last token of each of `slots` (n,); hidden states (n, width of the model)."""
         self.where = self.places(slots)
         return self.model.base_model(input_ids=self.token[slots][:, None], position_ids=self.position[slots][:, None],
-                                     use_cache=True, **{self.cache: self}).last_hidden_state[:, 0]
+                                     **self.as_cache).last_hidden_state[:, 0]
 
     def places(self, slots) -> torch.Tensor:
         """(n, 2): the slot and the place in it where each sequence's last token goes; finished ones use slot S."""

@@ -32,6 +32,13 @@ PATIENCE = 32, 1000  # looks at the same scalar before a program counts as waiti
 GRID_LIMITS = (1 << 31) - 1, 65535, 65535
 
 
+def later(node):
+    """The syntax tree of `lambda: node`."""
+    made = ast.parse("lambda: 0", mode="eval").body
+    made.body = node
+    return made
+
+
 def is_block(value):
     return isinstance(value, tl.tensor) and value.type.is_block()
 
@@ -49,17 +56,13 @@ class Rewriter(ast.NodeTransformer):
     def visit_BoolOp(self, node):
         first, *others = node.values
         for other in others:
-            later = ast.parse("lambda: 0", mode="eval").body
-            later.body = other
             name = "_and" if isinstance(node.op, ast.And) else "_or"
-            first = ast.Call(ast.Name(name, ast.Load()), [first, later], [])
+            first = ast.Call(ast.Name(name, ast.Load()), [first, later(other)], [])
         return ast.copy_location(first, node)
 
     def visit_IfExp(self, node):
-        """Of a test that a kernel makes while it runs it is a tensor."""
-        branches = [ast.parse("lambda: 0", mode="eval").body for _ in range(2)]
-        branches[0].body, branches[1].body = node.body, node.orelse
-        return ast.copy_location(ast.Call(ast.Name("_if", ast.Load()), [node.test, *branches], []), node)
+        arguments = [node.test, later(node.body), later(node.orelse)]
+        return ast.copy_location(ast.Call(ast.Name("_if", ast.Load()), arguments, []), node)
 
     def visit_UnaryOp(self, node):
         call = ast.Call(ast.Name("_not", ast.Load()), [node.operand], [])
@@ -103,11 +106,16 @@ def extreme(python, name, *values):
     return functools.reduce(getattr(tl, name), values) if tensors else python(*values)
 
 
+def choose(test, body, other):
+    """`body if test else other`: a tensor, where a kernel makes the test while it runs."""
+    value = body() if test else other()
+    return assigned(value) if isinstance(test, tl.tensor) else value
+
+
 KERNEL_SCOPE = {
     "_and": lambda left, right: left.logical_and(right()) if is_block(left) else left and right(),
     "_or": lambda left, right: left.logical_or(right()) if is_block(left) else left or right(),
-    "_if": lambda test, body, other: (assigned if isinstance(test, tl.tensor) else lambda value: value)(
-        body() if test else other()),
+    "_if": choose,
     "_not": lambda value: value.__not__() if is_block(value) else not value,
     "_assert": lambda test, message: tl.device_assert(test, message),  # with debug=True only
     "interpreter_semantic": types.SimpleNamespace(to_tensor=assigned), "__builtins__": {

@@ -133,8 +133,7 @@ def gain(run) -> float:
 
 def spread(values) -> str:
     """Mean and 95 % interval."""
-    return interval(values).partition(", n")[0].replace(", 95 % interval", "") if len(values) > 1 else (
-        f"{values[0]:+.3f}" if values else "-")
+    return interval(values).partition(", n")[0].replace(", 95 % interval", "") if values else "-"
 
 
 def row(name, runs, today) -> str:

@@ -14,6 +14,7 @@ level.
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -82,7 +83,7 @@ def first_turns(samples) -> str:
 
 def with_skills(samples) -> str:
     """For how many samples Selection chose skills, and for how many of those that are faster by 1.2."""
-    every = [sample for group in samples.values() for sample in group]
+    every = list(itertools.chain(*samples.values()))
     fast = [sample for sample in every if best(sample.scored) > 1.2]
     chosen = [sum(bool(sample.skills) for sample in part) for part in (every, fast)]
     return f"chosen for {chosen[0]} of {len(every)}, for {chosen[1]} of the {len(fast)} that are faster by 1.2"
@@ -141,11 +142,11 @@ def gains(pairs, seed=0):
               f"{len(problems)} problems, {len(pairs)} seed{'s' * (len(pairs) > 1)}")
 
 
-def fast_p(folders) -> Chart:
-    """Fast_p of each benchmark, a line for its strict best turns."""
+def fast_p(found) -> Chart:
+    """Fast_p of each benchmark, a line for its strict best turns. found: {folder: its samples}."""
     curves, ps = [], [p / 20 for p in range(16, 51)]
-    for folder in dict.fromkeys(folders):
-        speeds = [best(sample.scored) for group in samples_of(folder).values() for sample in group]
+    for folder, samples in found.items():
+        speeds = [best(sample.scored) for sample in itertools.chain(*samples.values())]
         curves.append(Curve(Path(folder).name, ps, [sum(one > p for one in speeds) / len(speeds) for p in ps]))
     return Chart("Share of samples correct and over p times as fast", "", curves, "p", "shares")
 
@@ -171,18 +172,19 @@ def main(argv=None) -> int:
     before, after = args.before or args.folders[:1], args.after or args.folders[1:]
     if not before or after and len(before) != len(after):
         raise UserError("give one folder of bench.py, or as many after as before")
+    found = {folder: samples_of(folder) for folder in before + after}
     for folder in before + after:
         print(f"\n{folder}\n")
-        shares(samples := samples_of(folder))
+        shares(samples := found[folder])
         print(f"\nwithout a correct turn: {failures(samples)}\nfirst turns: {first_turns(samples)}\n"
               f"skills: {with_skills(samples)}")
     if args.plot:
-        save_png([fast_p(before + after)], args.plot, "strict, against eager PyTorch")
+        save_png([fast_p(found)], args.plot, "strict, against eager PyTorch")
     if args.read:
         Path(args.read).write_text("\n".join(map(transcript, before + after)))
     if after and not args.read:
         print("\nafter minus before")
-        gains([(samples_of(a), samples_of(b)) for a, b in zip(before, after)])
+        gains([(found[a], found[b]) for a, b in zip(before, after)])
     return 0
 
 

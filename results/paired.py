@@ -1,7 +1,7 @@
 """Did a run learn? Evaluation reward after against before, problem by problem, over runs with different seeds.
 
     python results/paired.py runs/seed0 runs/seed1 runs/seed2
-    python results/paired.py A0.jsonl A1.jsonl                                the same of metrics.jsonl, seed by seed
+    python results/paired.py A0.jsonl A1.jsonl                                gains by metrics.jsonl, each evaluation
     python results/paired.py A0.jsonl A1.jsonl --minus B0.jsonl B1.jsonl      what A gains more than B, seed by seed
 
 Reads rollouts/eval_0.jsonl and the last rollouts/eval_N.jsonl of each run. Prints, for the best turn's reward on the
@@ -40,13 +40,27 @@ def interval(differences) -> str:
     return f"{mean:+.3f}, 95 % interval [{mean - half:+.3f}, {mean + half:+.3f}], n = {n}"
 
 
-def gain(path, name) -> float:
-    """The last evaluation's figure less the first one's."""
+def evaluations(path) -> list[dict]:
+    """The lines of a metrics.jsonl with an evaluation."""
     with told(f"{path}: not the metrics.jsonl of a run"):
-        found = [line[name] for line in map(json.loads, Path(path).read_text().splitlines()) if name in line]
+        found = [line for line in map(json.loads, Path(path).read_text().splitlines()) if "eval_correct" in line]
     if len(found) < 2:
         raise UserError(f"{path}: no evaluation before and after")
-    return found[-1] - found[0]
+    return found
+
+
+def compare(paths, minus):
+    """Print what runs gain, from the first evaluation to the last, less what others do; all evaluations if none do."""
+    runs, others = list(map(evaluations, paths)), list(map(evaluations, minus))
+    if minus and len(minus) != len(paths):
+        raise UserError("--minus needs as many runs")
+    names = [name for name in runs[0][0] if name.startswith("eval_")]
+    for name in ("eval_reward_best", "eval_fast_1", "eval_correct") if minus else names:
+        gains, less = ([run[-1][name] - run[0][name] for run in side] for side in (runs, others))
+        print(f"{name:20}", interval([gain - other for gain, other in zip(gains, less or [0.0] * len(gains))]))
+        if not minus:
+            print("   ", *(f"{lines[0]['step']}: {statistics.mean(line[name] for line in lines):.3f}"
+                           for lines in zip(*runs)))
 
 
 def main(argv=None) -> int:
@@ -55,21 +69,17 @@ def main(argv=None) -> int:
     parser.add_argument("--minus", nargs="+", metavar="FILE", help="metrics.jsonl of other runs with the same seeds")
     args = parser.parse_args(argv)
     if args.minus or Path(args.runs[0]).is_file():
-        if args.minus and len(args.minus) != len(args.runs):
-            raise UserError("--minus needs as many runs")
-        for name in ("eval_reward_best", "eval_fast_1", "eval_correct"):
-            others = [gain(path, name) for path in args.minus or []] or [0.0] * len(args.runs)
-            print(f"{name:17}", interval([gain(path, name) - other for path, other in zip(args.runs, others)]))
+        compare(args.runs, args.minus or [])
         return 0
     pairs = []
     for folder in map(Path, args.runs):
-        evaluations = sorted(folder.glob("rollouts/eval_*.jsonl"), key=lambda path: int(path.stem.split("_")[1]))
-        if len(evaluations) < 2:
+        files = sorted(folder.glob("rollouts/eval_*.jsonl"), key=lambda path: int(path.stem.split("_")[1]))
+        if len(files) < 2:
             raise UserError(f"{folder}: no evaluation before and after")
-        before, after = rewards(evaluations[0]), rewards(evaluations[-1])
+        before, after = rewards(files[0]), rewards(files[-1])
         pairs.append((before, after))
         print(f"{folder.name}: {statistics.mean(before.values()):.3f} -> {statistics.mean(after.values()):.3f} "
-              f"on {len(before)} problems, {evaluations[-1].stem.split('_')[1]} steps")
+              f"on {len(before)} problems, {files[-1].stem.split('_')[1]} steps")
     tasks = sorted(pairs[0][0])
     if len(pairs) > 1:
         print("over seeds:   ", interval([statistics.mean(b[t] - a[t] for t in tasks) for a, b in pairs]))

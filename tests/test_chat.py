@@ -8,7 +8,7 @@ import pytest
 import backbone
 from backbone import Chat, Completion, extract_tool_call
 from chat import prompts
-from chat.rows import chat_row, encode
+from chat.rows import chat_row, encode, rollout_row
 from chat_templates import TEMPLATES, template_tokenizer
 from conftest import learnt, make_task
 from policy import next_messages, policy_messages
@@ -115,6 +115,22 @@ def test_thoughts_are_learnt_where_they_are_switched_on(tokenizer):
     first, second = learnt(chat, ids, mask)
     assert first == thought["content"] + "<|im_end|>" and second.endswith("</think>\n\nPlan: two.<|im_end|>")
     assert "Why." in chat.tokenizer.decode(ids)  # kept as it was written, though the template would drop it now
+
+
+def test_replies_of_a_run_with_thoughts_are_learnt_as_they_were_asked_for(tokenizer, tmp_path):
+    """By a model that knows nothing of the run's --thinking: no empty thought comes before a later reply."""
+    ran = Chat(template_tokenizer(tokenizer, "qwen3"), thinking=True)
+    replies = [f"<think>\nWhy {i}.\n</think>\n\nPlan: {i}." for i in range(2)]
+    first = ran.chat_ids([TALK[1]])
+    written = ran.encode(replies[0]) + ran.end
+    talk = [TALK[1], {"role": "assistant", "content": replies[0]},
+            {"role": "user", "content": prompts.fill("feedback", feedback="Correct: no.")}]
+    sampled = ran.next_ids(Completion(first, written, [], replies[0], True), talk) + ran.encode(replies[1]) + ran.end
+    (tmp_path / "config.json").write_text('{"thinking": true}')
+    turns = [{"reply": reply, "reward": float(i), "feedback": "Correct: no."} for i, reply in enumerate(replies)]
+    line = {"role": "policy", "prompt": tokenizer.decode(first), "turns": turns}
+    ids, mask = rollout_row(Chat(ran.tokenizer), 0.5, tmp_path)(line)
+    assert list(ids) == sampled and learnt(ran, ids, mask) == [replies[1] + "<|im_end|>"]
 
 
 def test_a_template_that_cannot_write_messages_says_so(tokenizer):

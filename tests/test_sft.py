@@ -384,8 +384,9 @@ def test_a_runs_good_replies_are_learnt_each_in_its_conversation(tmp_path, chat)
              {"role": "selection", "prompt": prompt, "reply": "cut o", "finished": False, "reward": 1.6},
              {"role": "summary", "prompt": prompt, "reply": "told", "reward": 0.0}]
     write_lines(tmp_path / "step_1.jsonl", *lines)
+    (tmp_path / "config.json").write_text('{"thinking": false}')
     rows = read_file(tmp_path / "step_1.jsonl")
-    (ids, mask), (short, short_mask), (cut, cut_mask) = read_rows("x", rows, rollout_row(chat, 1.5, False))
+    (ids, mask), (short, short_mask), (cut, cut_mask) = read_rows("x", rows, rollout_row(chat, 1.5, tmp_path))
     assert chat.tokenizer.decode(ids[mask]) == "Plan: b.<|im_end|>Plan: d.<|im_end|>"
     talk = [TALK[0], *({"role": role, "content": text} for turn in turns[:4] for role, text in
                        (("assistant", turn["reply"]), ("user", turn["feedback"])))]

@@ -106,10 +106,10 @@ def test_an_interruption_waits_saves_and_tells_how_to_go_on():
 def test_numbers_out_of_range_are_refused(value, fits):
     for options, more in (({"top_p": value}, {}), ({"a": value, "top_p": 0}, {"above_0": ["top_p"]})):
         if fits and not more:
-            tasks.check_numbers(options, at_most_1=["top_p"])
+            tasks.check_numbers(options, at_most={"top_p": 1})
         else:
             with pytest.raises(UserError, match="choose a number"):
-                tasks.check_numbers(options, at_most_1=["top_p"], **more)
+                tasks.check_numbers(options, at_most={"top_p": 1}, **more)
     with pytest.raises(UserError, match="--seed 1e[+]23: choose a number from 0"):
         tasks.check_numbers({"seed": 10**23})
 

@@ -173,9 +173,9 @@ def main(argv=None) -> int:
     if not before or after and len(before) != len(after):
         raise UserError("give one folder of bench.py, or as many after as before")
     found = {folder: samples_of(folder) for folder in before + after}
-    for folder in before + after:
+    for folder, samples in found.items():
         print(f"\n{folder}\n")
-        shares(samples := found[folder])
+        shares(samples)
         print(f"\nwithout a correct turn: {failures(samples)}\nfirst turns: {first_turns(samples)}\n"
               f"skills: {with_skills(samples)}")
     if args.plot:

@@ -190,6 +190,8 @@ def test_sampled_logprobs_are_the_trainers(model, engine):
 
 def test_a_cache_is_free_as_soon_as_it_is_dropped(model, engine, monkeypatch):
     """Not when Python collects cycles: it is a large part of a GPU's memory, which the sandbox needs."""
+    if model.device.type == "cuda":
+        pytest.skip("a GPU keeps a small cache; the next test measures there that a big one is given back")
     begin, made = Slots.__init__, []
 
     def note(slots, *args):

@@ -214,7 +214,7 @@ class Backbone(Chat):
     def _completion(self, request) -> Completion:
         tokens = request.tokens
         finished = tokens[-1] in self.stop_ids
-        text = self.tokenizer.decode(tokens[:-1] if finished else tokens, skip_special_tokens=False)
+        text = self.opened(request.prompt) + self.tokenizer.decode(tokens[:-1] if finished else tokens)
         return Completion(list(request.prompt), tokens, request.logprobs, text, finished)
 
     def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, top_p=1.0) -> list[Completion]:

@@ -141,7 +141,8 @@ def rollout_row(chat, least, run):
         good = [turn["reward"] is not None and turn["reward"] >= least for turn in turns]
         last = max((i for i, learnt in enumerate(good) if learnt), default=-1)
         for turn, learnt in zip(turns[:last + 1], good):
-            reply = chat.encode(turn["reply"]) + (chat.end if turn.get("finished", True) else [])
+            reply = chat.encode(turn["reply"].removeprefix(chat.opened(prompt)))
+            reply += chat.end if turn.get("finished", True) else []
             replies.append((prompt, reply, learnt))
             said = [".", turn["reply"], fill("feedback", feedback=turn.get("feedback"))]
             asked = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), said)]

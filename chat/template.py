@@ -21,7 +21,7 @@ class Completion:
     prompt_ids: list[int]
     token_ids: list[int]  # what the model wrote, its end-of-turn token included
     logprobs: list[float]  # of each token of token_ids, as it was sampled, at that temperature
-    text: str  # token_ids as text, without the end-of-turn token
+    text: str  # token_ids as text, without the end-of-turn token; after `<think>` where the prompt ends with it
     finished: bool  # False when max_new_tokens cut the reply off
 
 
@@ -102,6 +102,14 @@ class Chat:
     def chat_ids(self, messages, tool=None) -> list[int]:
         """Token ids of the prompt for the next reply."""
         return self.encode(self.chat_text(messages, tool))
+
+    def opened(self, prompt_ids) -> str:
+        """The beginning of a reply that stands in its prompt: `<think>`, if the template opens a thought there.
+
+        Without it, a thought that was cut off would be taken for an answer.
+        """
+        end = self.tokenizer.decode(prompt_ids[-8:]).rstrip()  # `<think>` is one token or a few
+        return "<think>\n" if end.endswith("<think>") else ""
 
     def reply_ids(self, messages, tool=None) -> list[int]:
         """Token ids of the last message, an assistant's, tool calls included, as it would be sampled after the others.

@@ -133,6 +133,22 @@ def test_replies_of_a_run_with_thoughts_are_learnt_as_they_were_asked_for(tokeni
     assert list(ids) == sampled and learnt(ran, ids, mask) == [replies[1] + "<|im_end|>"]
 
 
+def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder, tmp_path):
+    """Cut off inside it, a reply is no answer; whole, it is learnt as it was sampled, the opening but once."""
+    model = backbone.Backbone.load(model_folder)
+    [reply, other] = model.sample([model.encode("Why? <think>\n"), model.encode("What is <think> for?")], 4, 0)
+    assert reply.text == "<think>\n" + model.tokenizer.decode(reply.token_ids) and not reply.finished
+    assert backbone.extract_code(reply.text + "\n```python\nclass ModelNew:\n    pass\n```") is None
+    assert not other.text.startswith("<think>")
+
+    ran, text = Chat(template_tokenizer(model.tokenizer, "r1")), "<think>\nWhy.\n</think>\n\nPlan: one."
+    prompt = ran.chat_ids([TALK[1]])
+    (tmp_path / "config.json").write_text("{}")
+    ids, mask = rollout_row(ran, 0.5, tmp_path)({"prompt": ran.tokenizer.decode(prompt), "reply": text, "reward": 1.0})
+    written = ran.encode(text.removeprefix("<think>\n")) + ran.end
+    assert list(ids) == prompt + written and list(mask) == [False] * len(prompt) + [True] * len(written)
+
+
 def test_a_template_that_cannot_write_messages_says_so(tokenizer):
     chat = Chat(template_tokenizer(tokenizer, "mistral"))
     with pytest.raises(UserError, match="roles must alternate"):

@@ -100,10 +100,13 @@ def test_a_program_may_choose_between_tensors():
 
 
 def test_parameters_that_make_a_task_chaotic_are_not_perturbed(clock, tmp_path, monkeypatch):
-    """Of the logistic map at 3.5 four values are left, at 3.7 the last bits of the first; nobody could be right."""
+    """Of the logistic map at 3.5 four values are left, at 3.7 the last bits of the first; nobody could be right.
+
+    Of 20 million numbers from 0.45 to 0.55 none needs more steps than these at 3.5; from 0.4 to 0.6 133 do.
+    """
     map_of = "for _ in range(160):\n            x = self.rate[2] * x * (1 - x)\n        return x"
     state = "self.rate = torch.nn.Parameter(torch.full((4,), 3.5))"
-    task = small_task("logistic", map_of, inputs="torch.rand(8, 8) * 0.2 + 0.4", state=state)
+    task = small_task("logistic", map_of, inputs="torch.rand(8, 8) * 0.1 + 0.45", state=state)
     monkeypatch.chdir(tmp_path)
     job = {"name": task.name, "source": task.source, "seed": clock.seed, "known": []}
     reference = Reference(job, {"protocol": "strict", "device": "cpu"})

@@ -47,7 +47,7 @@ _FENCE = re.compile(r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*`{3,}[ \t]*([\w+-]*)[^\n`]*\
 
 def after_thoughts(text) -> str:
     """What a reply says when it has thought; a thought that was cut off is no answer, either."""
-    return text.rpartition("</think>")[2].partition("<think>")[0]
+    return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 def extract_code(text):
@@ -212,10 +212,10 @@ class Backbone(Chat):
             self.engine.stop()
 
     def _completion(self, request) -> Completion:
-        tokens = request.tokens
+        prompt, tokens = list(request.prompt), request.tokens
         finished = tokens[-1] in self.stop_ids
-        text = self.opened(request.prompt) + self.tokenizer.decode(tokens[:-1] if finished else tokens)
-        return Completion(list(request.prompt), tokens, request.logprobs, text, finished)
+        text = self.tokenizer.decode(tokens[:-1]) if finished else self.opened(prompt) + self.tokenizer.decode(tokens)
+        return Completion(prompt, tokens, request.logprobs, text, finished)
 
     def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, top_p=1.0) -> list[Completion]:
         """One reply to each prompt (a list of token ids each), in their order. Arguments as of `sampler`."""

@@ -110,14 +110,14 @@ class Sample:
         return [attempt for attempt in self.turns if not attempt.repeats]
 
 
-def read_results(path) -> dict:
+def read_results(path, mend=False) -> dict:
     """{(task, index): Sample} of a results.jsonl; empty when there is none.
 
-    A run that was killed while it wrote leaves a last line without its end: that line is cut off. Raises UserError for
-    any other line that cannot be read.
+    A run that was killed while it wrote leaves a last line without its end, which does not count; mend: cut it off.
+    Raises UserError for any other line that cannot be read.
     """
     samples = read_lines(path, sample_record)
-    if path.is_file():
+    if mend and path.is_file():
         os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
     return {(sample.task, sample.index): sample for sample in samples}
 
@@ -409,7 +409,7 @@ def start(options):
     if options.kernelbench and options.device == "cpu":
         tasks, too_large = without_a_gpu(tasks, options.timeout, options.shrink)
     if options.prompts:
-        read_prompts(options.prompts)
+        options.prompts += f" ({read_prompts(options.prompts)})"  # an edited file is another configuration
     folder = found(options.model)
     model = Backbone.load(folder, options.device)
     model.thinking = options.thinking
@@ -442,7 +442,7 @@ def main(argv=None) -> int:
         for name, folder in folders.items():
             same_configuration(folder, config | {"strategy": name})
     ranks.each(None)
-    done = {name: read_results(folder / "results.jsonl") for name, folder in folders.items()}
+    done = {name: read_results(folder / "results.jsonl", mend=True) for name, folder in folders.items()}
     ranks.each(None)  # nobody writes before all have read; what ranks then append are whole lines
     facts = {"command": " ".join(["python", "bench.py", *argv]), "seed": options.seed, **machine(options.device),
              "skills": "no skills" if library is None else f"skills out of {len(library)}"}

@@ -217,8 +217,8 @@ def play(model, sandbox, trajectory, turns, prompt, limit, strategy=Strategy(), 
         if sum(not t.repeats for t in trajectory.turns) >= turns or trajectory.tokens >= budget:
             return
         if strategy.judge == "model" and len(prompt := model.chat_ids(judge_messages(turn, trajectory.task))) <= limit:
-            answer = yield prompt
-            turn.advice, turn.advice_tokens = answer.text.strip().split("\n")[0][:400], len(answer.token_ids)
+            tip = yield prompt
+            turn.advice, turn.advice_tokens = backbone.after_thoughts(tip.text).split("\n")[0][:400], len(tip.token_ids)
         elif strategy.judge:
             turn.advice = bottleneck(verdict)
         prompt = next_prompt(model, trajectory, strategy, generator)

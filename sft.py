@@ -128,7 +128,7 @@ def plan_batches(lengths, args) -> list[list[list[int]]]:
                         for i in range(0, len(order), size)]
         else:
             shuffled = [[part] for part in make_batches(lengths, args.batch_tokens, rng, order)]
-        batches += shuffled[:round(len(shuffled) * min(1, args.epochs - epoch))]
+        batches += shuffled[:max(1, round(len(shuffled) * min(1, args.epochs - epoch)))]
     return batches
 
 
@@ -354,7 +354,7 @@ def main(argv=None) -> int:
     out = Path(args.out or ".")
     if args.out and ranks.rank() == 0:
         claim(out)  # now, as the examples take long
-    if args.resume and (out / "sft.json").is_file():
+    if args.resume and (out / "sft.json").is_file() and not (out / CHECKPOINT).is_file():
         raise UserError(f"--resume: the training in {out} is complete")
     if not args.resume and (out / CHECKPOINT).is_file():
         raise UserError(f"{out} holds an unfinished training: continue it with --resume, or choose another --out")

@@ -5,6 +5,8 @@ on. What that file does not hold is the Policy's first prompt, which is in the r
 (first_prompt), and how skills are written, which is in the release's code (RELEASE_FORMS).
 """
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -21,12 +23,12 @@ RELEASE_FORMS = {
     "skill": _SKILL, "skill_in_use": _SKILL, "skills_in_use": "__skills__", "no_skills": "(no skill was given)"}
 
 
-def read_prompts(path):
+def read_prompts(path) -> str:
     """Take prompts and tools from a YAML file in the layout of prompts.yaml or of the release's; what it lacks stays.
 
     But where it has both roles' user prompts, skills are written as in the release unless it says how (RELEASE_FORMS).
     path: a file, or a folder, of which every .yaml and .parquet file is read. Of a parquet file (the release's RL data)
-    the Policy's first prompt is taken. Raises UserError.
+    the Policy's first prompt is taken. Returns a digest of all prompts. Raises UserError.
     """
     kinds = (".yaml", ".parquet")
     files = sorted(f for f in Path(path).rglob("*") if f.suffix in kinds) if Path(path).is_dir() else [Path(path)]
@@ -38,6 +40,7 @@ def read_prompts(path):
         except (OSError, ImportError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{file}: no file of prompts ({type(error).__name__}: {reason})") from None
+    return hashlib.sha256(json.dumps([PROMPTS, SELECT_TOOL, UPDATE_TOOL], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def first_prompt(path) -> dict:

@@ -21,7 +21,7 @@ class Completion:
     prompt_ids: list[int]
     token_ids: list[int]  # what the model wrote, its end-of-turn token included
     logprobs: list[float]  # of each token of token_ids, as it was sampled, at that temperature
-    text: str  # token_ids as text, without the end-of-turn token; after `<think>` where the prompt ends with it
+    text: str  # token_ids as text, without the end-of-turn token; see `opened` for one that was cut off
     finished: bool  # False when max_new_tokens cut the reply off
 
 
@@ -104,9 +104,9 @@ class Chat:
         return self.encode(self.chat_text(messages, tool))
 
     def opened(self, prompt_ids) -> str:
-        """The beginning of a reply that stands in its prompt: `<think>`, if the template opens a thought there.
+        """What stands in the prompt of a reply that was cut off: `<think>`, if the template opens a thought there.
 
-        Without it, a thought that was cut off would be taken for an answer.
+        Without it, what was drafted in that thought would be taken for an answer.
         """
         end = self.tokenizer.decode(prompt_ids[-8:]).rstrip()  # `<think>` is one token or a few
         return "<think>\n" if end.endswith("<think>") else ""

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import reinforce  # noqa: E402
 import summarizer  # noqa: E402
 from paired import interval  # noqa: E402
-from tasks import UserError, run_command  # noqa: E402
+from report import read_lines  # noqa: E402
+from tasks import UserError, run_command, told  # noqa: E402
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What no option undoes. Each takes the present function and returns the one that takes its place.
@@ -161,8 +162,9 @@ def row(name, runs, today) -> str:
 
 def read_run(folder) -> list[dict]:
     """The lines of a run's metrics.jsonl, each step's with the number of its Policy turns. Raises UserError."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    args = argparse.Namespace(**json.loads((folder / "config.json").read_text()))
+    lines = read_lines(folder / "metrics.jsonl", dict)
+    with told(f"{folder}/config.json: cannot be read"):
+        args = argparse.Namespace(**json.loads((folder / "config.json").read_text()))
     if not lines or lines[-1]["step"] < max(args.steps, 1) or "eval_reward_best" not in lines[-1]:
         raise UserError(f"{folder}: not finished, or not evaluated")
     return [line | {"turns": args.batch * args.oversample * (args.k + 1) * args.n * args.turns} for line in lines]

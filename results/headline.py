@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import Sample, figures, is_correct, read_results, speed  # noqa: E402
 from page.charts import Chart, Curve, save_png  # noqa: E402
 from sandbox import Verdict, feedback  # noqa: E402
-from tasks import UserError, problem_id, run_command  # noqa: E402
+from tasks import UserError, problem_id, run_command, told  # noqa: E402
 
 GAINS = {"strict Fast_1": lambda tries: best(tries) > 1, "strict Fast_1.2": lambda tries: best(tries) > 1.2,
          "correct": lambda tries: any(map(is_correct, tries)),
@@ -44,13 +44,13 @@ def samples_of(folder) -> dict:
     """{problem: its Samples} of a benchmark, one without attempts for an unusable problem; of one that was interrupted
     (no summary.json) those that are done. Raises UserError if there is nothing.
     """
-    found = {}
-    with contextlib.suppress(FileNotFoundError):
-        found = {name: [] for name in json.loads((Path(folder) / "summary.json").read_text())["problems"]}
-    for sample in read_results(Path(folder) / "results.jsonl").values():
-        found.setdefault(sample.task, []).append(sample)
-    if not found:
+    found, samples = {}, read_results(Path(folder) / "results.jsonl").values()
+    if not samples:
         raise UserError(f"{folder}: no results of a benchmark")
+    with told(f"{folder}/summary.json: cannot be read"), contextlib.suppress(FileNotFoundError):
+        found = {name: [] for name in json.loads((Path(folder) / "summary.json").read_text())["problems"]}
+    for sample in samples:
+        found.setdefault(sample.task, []).append(sample)
     return {name: samples or [Sample(name, 0, [], [])] for name, samples in found.items()}
 
 

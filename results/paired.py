@@ -10,14 +10,14 @@ once with problems (averaged over seeds), and each level's means. With --minus b
 """
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks import UserError, run_command, told  # noqa: E402
+from report import read_lines  # noqa: E402
+from tasks import UserError, run_command  # noqa: E402
 
 T975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
 
@@ -25,7 +25,7 @@ T975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8:
 def rewards(path) -> dict[str, float]:
     """task -> mean over its rollouts of the best turn's reward"""
     found = {}
-    for line in map(json.loads, path.read_text().splitlines()):
+    for line in read_lines(path, dict):
         if line["role"] == "policy":
             found.setdefault(line["task"], []).append(max(turn["reward"] for turn in line["turns"]))
     return {task: statistics.mean(values) for task, values in found.items()}
@@ -42,8 +42,7 @@ def interval(differences) -> str:
 
 def evaluations(path) -> list[dict]:
     """The lines of a metrics.jsonl with an evaluation."""
-    with told(f"{path}: not the metrics.jsonl of a run"):
-        found = [line for line in map(json.loads, Path(path).read_text().splitlines()) if "eval_correct" in line]
+    found = [line for line in read_lines(Path(path), dict) if "eval_correct" in line]
     if len(found) < 2:
         raise UserError(f"{path}: no evaluation before and after")
     return found
@@ -54,7 +53,8 @@ def compare(paths, minus):
     runs, others = list(map(evaluations, paths)), list(map(evaluations, minus))
     if minus and len(minus) != len(paths):
         raise UserError("--minus needs as many runs")
-    names = [name for name in runs[0][0] if name.startswith("eval_")]
+    names = [name for name in runs[0][0] if name.startswith("eval_")  # of None, where no kernel is right, no mean
+             and all(line.get(name) is not None for run in runs for line in run)]
     for name in ("eval_reward_best", "eval_fast_1", "eval_correct") if minus else names:
         gains, less = ([run[-1][name] - run[0][name] for run in side] for side in (runs, others))
         print(f"{name:20}", interval([gain - other for gain, other in zip(gains, less or [0.0] * len(gains))]))
@@ -80,7 +80,9 @@ def main(argv=None) -> int:
         pairs.append((before, after))
         print(f"{folder.name}: {statistics.mean(before.values()):.3f} -> {statistics.mean(after.values()):.3f} "
               f"on {len(before)} problems, {files[-1].stem.split('_')[1]} steps")
-    tasks = sorted(pairs[0][0])
+    tasks = sorted(set.intersection(*(set(side) for pair in pairs for side in pair)))
+    if not tasks:
+        raise UserError("these runs have no problem in common")
     if len(pairs) > 1:
         print("over seeds:   ", interval([statistics.mean(b[t] - a[t] for t in tasks) for a, b in pairs]))
     print("over problems:", interval([statistics.mean(b[t] - a[t] for a, b in pairs) for t in tasks]))

@@ -15,28 +15,25 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks import run_command, told  # noqa: E402
+from page.records import mean  # noqa: E402
+from report import read_lines  # noqa: E402
+from tasks import UserError, run_command  # noqa: E402
 
 COUNTS = ("grad_clipped", "zero_gradient", "proposals", "passed", "known", "policy_live", "policy_rows",
           "selection_live", "selection_rows", "summary_live", "summary_rows")
 SHARES = ("correct", "correct_first", "fast_1", "fast_1.2", "coverage", "reward_best")
 
 
-def lines(path):
-    with told(f"{path}: cannot be read"):
-        return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def repaired(paths) -> tuple[int, int]:
     """(rollouts whose second turn is correct, of those whose first turn is not)"""
-    pairs = [[turn["verdict"]["correct"] for turn in line["turns"][:2]] for path in paths for line in lines(path)
-             if line["role"] == "policy" and len(line["turns"]) > 1]
+    pairs = [[turn["verdict"]["correct"] for turn in line["turns"][:2]] for path in paths
+             for line in read_lines(path, dict) if line["role"] == "policy" and len(line["turns"]) > 1]
     return sum(second for first, second in pairs if not first), sum(not first for first, _ in pairs)
 
 
 def selected(paths) -> str:
     """How Selection's choices are spread over the skills: how many it made, which most often, the entropy in bits."""
-    counts = Counter(skill for path in paths for line in lines(path) if line["role"] == "selection"
+    counts = Counter(skill for path in paths for line in read_lines(path, dict) if line["role"] == "selection"
                      for skill in line["skills"])
     total, [(most, times)] = counts.total(), counts.most_common(1) or [("none", 0)]
     entropy = sum(-n / total * math.log2(n / total) for n in counts.values())
@@ -45,13 +42,14 @@ def selected(paths) -> str:
 
 def show(run, parts):
     """Print what happened in a run."""
-    steps = [line for line in lines(run / "metrics.jsonl") if line["step"] > 0]
+    steps = [line for line in read_lines(run / "metrics.jsonl", dict) if line["step"] > 0]
+    if len(steps) < parts:
+        raise UserError(f"{run}: {len(steps)} steps are done, fewer than --parts {parts}")
     print(f"{run}: {len(steps)} steps")
     cuts = [round(i * len(steps) / parts) for i in range(parts + 1)]
     for name in SHARES:
-        means = [statistics.mean(line[name] for line in steps[a:b] if line[name] is not None)  # None: none correct
-                 for a, b in zip(cuts, cuts[1:])]
-        print(f"  {name:15}" + "".join(f"{mean:8.3f}" for mean in means))
+        means = [mean(line[name] for line in steps[a:b] if line[name] is not None) for a, b in zip(cuts, cuts[1:])]
+        print(f"  {name:15}" + "".join(" " * 7 + "-" if value is None else f"{value:8.3f}" for value in means))
     total = defaultdict(lambda: "?")  # sums over the steps; runs of older versions did not record all of them
     for name, value in steps[0].items():
         if isinstance(value, (int, float)):
@@ -85,7 +83,8 @@ def main(argv=None) -> int:
     for run in map(Path, args.runs):
         show(run, args.parts)
     if len(args.runs) > 1:
-        steps = [line for run in args.runs for line in lines(Path(run) / "metrics.jsonl") if line["step"] > 0]
+        steps = [line for run in args.runs for line in read_lines(Path(run, "metrics.jsonl"), dict)
+                 if line["step"] > 0]
         norm = statistics.median(line["grad_norm"] for line in steps)
         print(f"all: {len(steps)} steps, gradient norm {norm:.2f} in the median, "
               + ", ".join(f"{name} {sum(line[name] for line in steps)}" for name in COUNTS))

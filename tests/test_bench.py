@@ -13,6 +13,7 @@ import torch
 import bench
 from backbone import SELECT_TOOL, Backbone, Completion
 from bench import Attempt, Sample
+from chat.prompts import PROMPTS
 from conftest import FakeSandbox, ScriptedSampler, kernel, selecting
 from judge.verdict import KernelTime, Verdict
 from page import strategies
@@ -210,7 +211,8 @@ def test_interrupted_run_ends_as_the_uninterrupted_one(tmp_path):
     assert len(lines) == 14 and path.read_text() == "".join(lines[:4])
     for complete in (4, 7):  # killed while it wrote the next line: the second batch's first, its last
         path.write_text("".join(lines[:complete]) + lines[complete][:50])
-        done, model = bench.read_results(path), Scripted(by_chance)
+        assert len(bench.read_results(path)) == complete and not path.read_text().endswith("\n")  # only read
+        done, model = bench.read_results(path, mend=True), Scripted(by_chance)
         assert len(done) == complete
         assert run(tasks, path, model, LIBRARY, done=done) == whole and path.read_text() == "".join(lines)
         assert model.asked == {(0, 99): 5, (1.0, 99): 5 * 2 * 3}  # the first batch was not done again
@@ -318,7 +320,8 @@ def test_the_token_budget_ends_a_sample(first):
 
 def test_a_model_may_be_its_own_judge(first):
     def script(messages, tool, generator):
-        return "Fuse the tail.\nAnd more." if "You judge" in messages[0]["content"] else kernel(2.0)
+        advice = "<think>\nHm.\n</think>\n\nFuse the tail.\nAnd more."
+        return advice if "You judge" in messages[0]["content"] else kernel(2.0)
 
     samples, model = first(script, samples=1, turns=9, strategy="judge", judge="model", tokens=3)
     assert [(turn.advice, turn.tokens) for turn in only(samples).turns] == [("Fuse the tail.", 2), ("", 1)]
@@ -421,6 +424,17 @@ def test_an_interruption_says_how_to_go_on(tmp_path, command):
     code, _, err, _ = command(*arguments, model=Scripted(lambda *_: kernel(1.5)), sandbox=Scorer(lives=3))
     assert code == 130 and err.endswith(": interrupted; the same command goes on\n") and err.count("\n") == 1
     assert len((tmp_path / "o/results.jsonl").read_text().splitlines()) == 1  # 3 turns of the first problem
+
+
+def test_edited_prompts_are_another_configuration(tmp_path, command, monkeypatch):
+    monkeypatch.setitem(PROMPTS, "policy_system", PROMPTS["policy_system"])  # as it was, in the end
+    arguments = ["--ids", "1", "--samples", 1, "--model", tmp_path, "--out", tmp_path / "o", "--prompts",
+                 tmp_path / "own.yaml"]
+    for text, expected in (("Write it.", 0), ("Write it.", 0), ("Write it well.", 2)):
+        (tmp_path / "own.yaml").write_text(f"prompts: {{policy_system: {text}}}")
+        code, _, err, model = command(*arguments, model=Scripted(lambda *_: kernel(1.5)), sandbox=Scorer())
+        assert code == expected, err
+    assert "another configuration (prompts changed)" in err and not model.asked
 
 
 def test_kernelbenchs_sizes_without_a_gpu(tmp_path, command):

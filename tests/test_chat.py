@@ -2,6 +2,7 @@
 
 import json
 import random
+import types
 
 import pytest
 
@@ -140,6 +141,8 @@ def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder, tm
     assert reply.text == "<think>\n" + model.tokenizer.decode(reply.token_ids) and not reply.finished
     assert backbone.extract_code(reply.text + "\n```python\nclass ModelNew:\n    pass\n```") is None
     assert not other.text.startswith("<think>")
+    stop = types.SimpleNamespace(prompt=reply.prompt_ids, tokens=[5, model.stop_ids[0]], logprobs=[0.0, 0.0])
+    assert model._completion(stop).text == model.tokenizer.decode([5])  # it ended: a model may answer without a thought
 
     ran, text = Chat(template_tokenizer(model.tokenizer, "r1")), "<think>\nWhy.\n</think>\n\nPlan: one."
     prompt = ran.chat_ids([TALK[1]])

@@ -218,6 +218,8 @@ def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(epochs, sequ
         assert max(sum(map(len, parts)) for parts in batches) == 16 and len(batches) == round(7 * epochs)
     else:
         assert {len(parts) for parts in batches} == {1}
+    args.epochs = 0.01
+    assert len(plan_batches(lengths, args)) == 1  # never none
     for part in (part for parts in batches for part in parts):
         [width] = {sft.width_for(lengths[i]) for i in part}  # one for all of a part
         assert width * len(part) <= 8192
@@ -293,6 +295,19 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
     (tmp_path / sft.CHECKPOINT).write_bytes((tmp_path / sft.CHECKPOINT).read_bytes()[:1000])
     with pytest.raises(UserError, match="is broken"):
         sft.train(resumed, data, 0, given(out=tmp_path, resume=True))
+
+
+def test_a_training_in_the_folder_of_a_finished_one_goes_on(tmp_path, monkeypatch):
+    def load(*_):
+        raise UserError("goes on")
+
+    monkeypatch.setattr(sft, "load_data", load)
+    (tmp_path / "sft.json").write_text("{}")
+    for begun, told in ((False, "is complete"), (True, "goes on")):
+        if begun:
+            (tmp_path / sft.CHECKPOINT).touch()
+        with pytest.raises(UserError, match=told):
+            sft.main(["--out", str(tmp_path), "--resume"])
 
 
 TRAININGS = {"rows": None, "parts": 6}  # batches of one part, and of several; a folder's name: sequences of a batch

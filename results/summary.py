@@ -6,7 +6,6 @@ Reads metrics.jsonl of each run and, where they are, its rollouts/. Evaluation b
 """
 
 import argparse
-import json
 import math
 import statistics
 import sys

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import reinforce  # noqa: E402
 import summarizer  # noqa: E402
 from paired import interval  # noqa: E402
-from report import read_lines  # noqa: E402
+from report import read_metrics  # noqa: E402
 from tasks import UserError, run_command, told  # noqa: E402
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def row(name, runs, today) -> str:
 
 def read_run(folder) -> list[dict]:
     """The lines of a run's metrics.jsonl, each step's with the number of its Policy turns. Raises UserError."""
-    lines = read_lines(folder / "metrics.jsonl", dict)
+    lines = read_metrics(folder)
     with told(f"{folder}/config.json: cannot be read"):
         args = argparse.Namespace(**json.loads((folder / "config.json").read_text()))
     if not lines or lines[-1]["step"] < max(args.steps, 1) or "eval_reward_best" not in lines[-1]:

@@ -44,12 +44,12 @@ def samples_of(folder) -> dict:
     """{problem: its Samples} of a benchmark, one without attempts for an unusable problem; of one that was interrupted
     (no summary.json) those that are done. Raises UserError if there is nothing.
     """
-    found, samples = {}, read_results(Path(folder) / "results.jsonl").values()
-    if not samples:
+    found, done = {}, read_results(Path(folder) / "results.jsonl").values()
+    if not done:
         raise UserError(f"{folder}: no results of a benchmark")
     with told(f"{folder}/summary.json: cannot be read"), contextlib.suppress(FileNotFoundError):
         found = {name: [] for name in json.loads((Path(folder) / "summary.json").read_text())["problems"]}
-    for sample in samples:
+    for sample in done:
         found.setdefault(sample.task, []).append(sample)
     return {name: samples or [Sample(name, 0, [], [])] for name, samples in found.items()}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from page.records import mean  # noqa: E402
-from report import read_lines  # noqa: E402
+from report import read_lines, read_metrics  # noqa: E402
 from tasks import UserError, run_command  # noqa: E402
 
 COUNTS = ("grad_clipped", "zero_gradient", "proposals", "passed", "known", "policy_live", "policy_rows",
@@ -23,25 +23,24 @@ COUNTS = ("grad_clipped", "zero_gradient", "proposals", "passed", "known", "poli
 SHARES = ("correct", "correct_first", "fast_1", "fast_1.2", "coverage", "reward_best")
 
 
-def repaired(paths) -> tuple[int, int]:
+def repaired(rollouts) -> tuple[int, int]:
     """(rollouts whose second turn is correct, of those whose first turn is not)"""
-    pairs = [[turn["verdict"]["correct"] for turn in line["turns"][:2]] for path in paths
-             for line in read_lines(path, dict) if line["role"] == "policy" and len(line["turns"]) > 1]
+    pairs = [[turn["verdict"]["correct"] for turn in line["turns"][:2]] for line in rollouts
+             if line["role"] == "policy" and len(line["turns"]) > 1]
     return sum(second for first, second in pairs if not first), sum(not first for first, _ in pairs)
 
 
-def selected(paths) -> str:
+def selected(rollouts) -> str:
     """How Selection's choices are spread over the skills: how many it made, which most often, the entropy in bits."""
-    counts = Counter(skill for path in paths for line in read_lines(path, dict) if line["role"] == "selection"
-                     for skill in line["skills"])
+    counts = Counter(skill for line in rollouts if line["role"] == "selection" for skill in line["skills"])
     total, [(most, times)] = counts.total(), counts.most_common(1) or [("none", 0)]
     entropy = sum(-n / total * math.log2(n / total) for n in counts.values())
     return f"{total} choices of {len(counts)} skills, {times / max(total, 1):.1%} {most}, entropy {entropy:.2f} bits"
 
 
-def show(run, parts):
-    """Print what happened in a run."""
-    steps = [line for line in read_lines(run / "metrics.jsonl", dict) if line["step"] > 0]
+def show(run, parts) -> list[dict]:
+    """Print what happened in a run; its steps' lines of metrics.jsonl. Raises UserError where they are too few."""
+    steps = [line for line in read_metrics(run) if line["step"] > 0]
     if len(steps) < parts:
         raise UserError(f"{run}: {len(steps)} steps are done, fewer than --parts {parts}")
     print(f"{run}: {len(steps)} steps")
@@ -69,8 +68,10 @@ def show(run, parts):
           + ", ".join(f"{name} {value:.2f}" for name, value in phases.items()))
     evaluations = {path.stem: [path] for path in sorted(run.glob("rollouts/eval_*.jsonl"))}
     for name, paths in {"steps": list(run.glob("rollouts/step_*.jsonl")), **evaluations}.items():
-        right, broken = repaired(paths)
-        print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one; {selected(paths)}")
+        rollouts = [line for path in paths for line in read_lines(path, dict)]
+        right, broken = repaired(rollouts)
+        print(f"  {name}: {right} of {broken} broken first turns are followed by a correct one; {selected(rollouts)}")
+    return steps
 
 
 def main(argv=None) -> int:
@@ -79,11 +80,8 @@ def main(argv=None) -> int:
     parser.add_argument("--parts", type=int, default=1, help="equal parts of a run to be shown side by side")
     parser.add_argument("runs", nargs="+", help="folders of runs")
     args = parser.parse_args(argv)
-    for run in map(Path, args.runs):
-        show(run, args.parts)
+    steps = [line for run in args.runs for line in show(Path(run), args.parts)]
     if len(args.runs) > 1:
-        steps = [line for run in args.runs for line in read_lines(Path(run, "metrics.jsonl"), dict)
-                 if line["step"] > 0]
         norm = statistics.median(line["grad_norm"] for line in steps)
         print(f"all: {len(steps)} steps, gradient norm {norm:.2f} in the median, "
               + ", ".join(f"{name} {sum(line[name] for line in steps)}" for name in COUNTS))

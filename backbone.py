@@ -19,24 +19,25 @@ import json
 import logging
 import re
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL  # noqa: F401 (what the roles ask a model with)
 from chat.template import Chat, Completion
-from fast.attention import Float32Product, attention_kind, fuse_norms, name_of_cache
-from fast.engine import Engine, PlainEngine
-from fast.recompute import LOGITS, fewest_recomputed, forgetful, recomputed
+from fast.attention import attention_kind, fuse_norms
+from fast.engine import Engine
+from fast.rescore import CHUNK, checkpointed, head_logits, token_logprobs
+from fast.sampler import Sampler
 from fast.slots import packed, padded
-from tasks import UserError
+from program.process import UserError
 
 hf_logging.disable_progress_bar()
-logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # an unreachable hub is told once, in Backbone.load
+logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Backbone.load reports an unreachable hub itself
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Parsing of replies. A reply is text that a model sampled: anything can be in it, and nothing here may raise.
@@ -56,9 +57,8 @@ def extract_code(text):
     >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
     'class ModelNew:\\n    pass\\n'
     """
-    blocks = [body for _, body in _FENCE.findall(after_thoughts(text))
-              if re.search(r"^\s*class\s+ModelNew\b", body, re.MULTILINE)]
-    return blocks[-1] if blocks else None
+    found = [body for _, body in _FENCE.findall(after_thoughts(text)) if re.search(r"(?m)^\s*class\s+ModelNew\b", body)]
+    return found[-1] if found else None
 
 
 def extract_tool_call(text, name):
@@ -77,8 +77,7 @@ def extract_tool_call(text, name):
             pairs = re.findall(r"<parameter=([\w.-]+)>(.*?)</parameter>", body, re.DOTALL)
             calls.append({key: _literal_or_text(value.strip()) for key, value in pairs})
     if not any(calls):
-        calls = [_call_from_json(body, name, bare=True) for language, body in _FENCE.findall(text)
-                 if language in ("json", "")]
+        calls = [_call_from_json(body, name, bare=True) for kind, body in _FENCE.findall(text) if kind in ("json", "")]
     return next(filter(None, reversed(calls)), None)
 
 
@@ -109,42 +108,68 @@ def _call_from_json(text, name, bare=False):
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Sampling:
+    """How replies are sampled (paper: temperature 1.0 in training; 0 is greedy, as in verification).
+
+    A caller of the engine passes one object instead of four numbers.
+    """
+
+    max_new_tokens: int  # a reply that is longer is cut off
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0  # draw only from the likeliest tokens that together have this probability (evaluation: 0.95)
+    max_prompt_tokens: int | None = None  # the caller shortens or gives up a longer prompt; None: no limit
+
+
+def check_device(device):
+    """Raise UserError if the device is a GPU that is not there."""
+    if device != "cpu" and not torch.cuda.is_available():
+        raise UserError(f"--device {device}: no GPU is available here")
+
+
 class Backbone(Chat):
     """The model, its tokenizer and what all three roles do with them."""
 
     def __init__(self, model, tokenizer):
-        """model: a causal LM of transformers in eval mode. Raises UserError for one whose logits are something else
-        than its head of its hidden states."""
+        """model: a causal LM of transformers in eval mode. Raises UserError for one that `logprobs` cannot compute."""
         super().__init__(tokenizer)
         self.model = model
         self.device = model.device
         self.large = sum(p.numel() for p in model.parameters()) >= 1e9  # then the paper's sizes are the defaults
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 32768  # tokens
-        self.layers = [m for m in model.base_model.modules() if isinstance(m, GradientCheckpointingLayer)]
-        self.recompute = None  # how many of them the backward pass of logprobs recomputes; None: as memory asks for
-        stops = {tokenizer.eos_token_id, *(self.end[-1:] if getattr(tokenizer, "chat_template", None) else ())}
+        stops = {tokenizer.eos_token_id}
+        if getattr(tokenizer, "chat_template", None):
+            stops |= set(self.end[-1:])
         for config in (model.generation_config, model.config.get_text_config()):  # some models have several
             ids = getattr(config, "eos_token_id", None)
             stops |= set(ids if isinstance(ids, list) else [ids])
         self.stop_ids = sorted(stops - {None})
-        plain = model.config._attn_implementation != "causal"
-        self.engine = (PlainEngine if plain else Engine)(model, self._head, self.stop_ids, self._completion)
-        if plain:
-            print(f"backbone: {model.config.model_type} has attention of its own; sampling takes the plain path")
+        self.layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+        self.recompute = self.large  # does the backward pass of logprobs compute the layers again?
+        # Hidden states (N, width) to logits (N, V) in float32. Sampler and trainer share it: the ratio of their
+        # probabilities must begin at 1.
+        self._head = functools.partial(head_logits, model)
+        plain = model.config._attn_implementation == "causal"
+        if not plain:
+            print(f"backbone: {model.config.model_type} has attention of its own: transformers' generate samples")
+        self.engine = (Engine if plain else Sampler)(model, self._head, self.stop_ids, self._completion)
         if self.device.type == "cuda":
             fuse_norms(model)
-        with torch.no_grad():  # logprobs and the engine take the head apart from the rest
-            ids = torch.tensor([[1, 2, 3, 4]], device=self.device)
-            hidden = getattr(model.base_model(input_ids=ids, use_cache=False), "last_hidden_state", None)
-            want = model(input_ids=ids, use_cache=False).logits[0].float()
-            seen = [self._head(hidden[0]) - want] if hidden is not None else [want + torch.inf]
-            if plain:  # goes on from the cache that the model gives; some state-space models give none
-                name = name_of_cache(model)
-                cache = getattr(model(input_ids=ids[:, :3], use_cache=True), name, None)
-                seen.append(model(input_ids=ids[:, 3:], **{name: cache}, use_cache=True).logits[0] - want[-1:])
-            if max(difference.abs().max() for difference in seen) > 0.02 * (1 + want.abs().max()):
-                raise UserError(f"{model.config.model_type}: not supported; its logits are not what its head makes of "
-                                 "its hidden states, or it does not remember by a cache")
+        self._check_logprobs()
+
+    def _check_logprobs(self):
+        """Raise UserError where `logprobs` and the model's own forward pass disagree on a few tokens.
+
+        `logprobs` computes the head apart from the other layers. Some architectures do more to their logits.
+        """
+        ids = list(range(1, 9))
+        with torch.no_grad():
+            logits = self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0].float()
+        want = logits.log_softmax(-1)[range(7), ids[1:]]  # (7,)
+        [got] = self.logprobs([(ids[:1], ids[1:])])  # with gradients, so that recomputation is tried as well
+        if not (got.detach() - want).abs().max() <= 0.02 * (1 + logits.abs().max()):
+            raise UserError(f"{self.model.config.model_type}: not supported; its logits are not what its head makes of "
+                            "its hidden states")
 
     def check_lengths(self, prompt, reply):
         """Raise UserError where a prompt and a reply of so many tokens do not fit into the model's context."""
@@ -173,11 +198,10 @@ class Backbone(Chat):
             if found["missing_keys"]:  # transformers would leave them random
                 raise ValueError(f"no weights for {', '.join(sorted(found['missing_keys']))}")
         except Exception as error:  # for a bad folder or hub id transformers and what is below it raise any type
+            what = "cannot load the model" if looks_local else (
+                "no such folder, and the hub cannot give it; without a network, download it and pass its folder")
             reason = str(error).strip().split("\n")[0][:200]
-            if looks_local:
-                raise UserError(f"{path}: cannot load the model ({type(error).__name__}: {reason})") from None
-            raise UserError(f"{path}: no such folder, and the hub cannot give it ({reason}); without a network, "
-                             "download it elsewhere and pass its folder") from None
+            raise UserError(f"{path}: {what} ({type(error).__name__}: {reason})") from None
         if not tokenizer.chat_template:
             raise UserError(f"{path}: the tokenizer has no chat template")
         return cls(model.to(device).eval(), tokenizer)
@@ -192,20 +216,18 @@ class Backbone(Chat):
     # ---- sampling
 
     @contextlib.contextmanager
-    def sampler(self, max_new_tokens, temperature=1.0, generator=None, top_p=1.0):
-        """The engine, in a session of its own: one at a time, in which the weights must not change.
+    def sampler(self, sampling, generator=None):
+        """A session of the engine: one at a time, in which the weights must not change.
 
-            with model.sampler(max_new_tokens=100) as sampler:
-                sampler.add(prompt_ids, key)
-                while sampler.waiting:
-                    for key, completion in sampler.step(): ...
+            with model.sampler(Sampling(max_new_tokens=100)) as sampler:
+                for key, completion in sampler.write({key: prompt_ids, ...}): ...     as each reply ends
+                for key, completion in sampler.write({key: next_ids, ...}): ...       the next turns
 
-        Replies end with a stop token, or without one after max_new_tokens; those that have not ended at the end of the
-        block are lost. temperature 0 is greedy. generator: a torch.Generator; the same state of it and the same order
-        of calls give the same replies. top_p: draw only from the likeliest tokens that together have this probability
-        (paper: 0.95 at evaluation). A Completion's log-probabilities are those of the whole distribution all the same.
+        Replies end with a stop token, or without one after max_new_tokens. generator: a torch.Generator; the same state
+        of it and the same order of calls give the same replies. A Completion's log-probabilities are those of the whole
+        distribution at the temperature, also with top_p below 1.
         """
-        self.engine.start(max_new_tokens, temperature, generator, top_p)
+        self.engine.start(sampling, generator)
         try:
             yield self.engine
         finally:
@@ -217,37 +239,17 @@ class Backbone(Chat):
         text = self.tokenizer.decode(tokens[:-1]) if finished else self.opened(prompt) + self.tokenizer.decode(tokens)
         return Completion(prompt, tokens, request.logprobs, text, finished)
 
-    def sample(self, prompts, max_new_tokens, temperature=1.0, generator=None, top_p=1.0) -> list[Completion]:
+    def sample(self, prompts, sampling, generator=None) -> list[Completion]:
         """One reply to each prompt (a list of token ids each), in their order. Arguments as of `sampler`."""
-        replies = {}
-        with self.sampler(max_new_tokens, temperature, generator, top_p) as sampler:
-            for i, prompt in enumerate(prompts):
-                sampler.add(prompt, i)
-            while sampler.waiting:
-                replies.update(sampler.step())
+        with self.sampler(sampling, generator) as sampler:
+            replies = dict(sampler.write(dict(enumerate(prompts))))
         return [replies[i] for i in range(len(prompts))]
 
     def release(self):
-        """Give the memory of the sampler's cache back: before an update, and whenever somebody else needs it."""
+        """Give the memory of the sampler's cache back: before an update, and when another process needs it."""
         self.engine.release()
 
     # ---- rescoring
-
-    def _head(self, hidden):
-        """Hidden states (N, width) to logits (N, V) in float32, as the model's own forward would but for the rounding.
-
-        In bfloat16 a logit of 20 is only known to 0.06; sampler and trainer would round differently.
-        """
-        head = self.model.get_output_embeddings()
-        if hidden.is_cuda and hidden.dtype == torch.bfloat16 and getattr(head, "bias", None) is None:
-            logits = Float32Product.apply(hidden, head.weight)
-        else:
-            logits = head(hidden).float()
-        config = self.model.config.get_text_config()
-        scale = getattr(config, "logits_scaling", None)  # Granite
-        cap = getattr(config, "final_logit_softcapping", None)  # Gemma
-        logits = logits / scale if scale else logits * getattr(config, "logit_scale", 1.0)  # Cohere
-        return cap * torch.tanh(logits / cap) if cap else logits
 
     def logprobs(self, rows, temperature=1.0) -> list[torch.Tensor]:
         """Log-probabilities of given replies, with gradients: the trainer's view of what was sampled.
@@ -260,41 +262,24 @@ class Backbone(Chat):
         sequences, home = [], {}  # home[i] = index of the sequence that contains row i
         for i in sorted(range(len(rows)), key=lambda i: -len(rows[i][0])):
             whole = list(rows[i][0]) + list(rows[i][1])
-            holders = [s for s, sequence in enumerate(sequences) if sequence[:len(whole)] == whole]
-            home[i] = holders[0] if holders else len(sequences)
-            if not holders:
+            holders = (s for s, sequence in enumerate(sequences) if sequence[:len(whole)] == whole)
+            home[i] = next(holders, len(sequences))
+            if home[i] == len(sequences):
                 sequences.append(whole)
         ids = padded(sequences)  # (B, L)
         # The logits at position p predict token p + 1. Only the replies' positions reach the vocabulary.
-        starts = [home[i] * ids.shape[1] + len(prompt) - 1 for i, (prompt, _) in enumerate(rows)]
-        lengths = [len(reply) for _, reply in rows]
-        positions = torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths)])  # (N,) of all rows
-        targets = torch.tensor([token for _, reply in rows for token in reply], dtype=torch.long)  # (N,)
-        ids, positions, targets = (tensor.to(self.device) for tensor in (ids, positions, targets))
-        with recomputed(self.layers[:self.recomputed_layers(ids.numel())]):  # the first: they are needed last
-            out = self.model.base_model(input_ids=ids, use_cache=False)
+        positions, replies = [], []
+        for i, (prompt, reply) in enumerate(rows):
+            start = home[i] * ids.shape[1] + len(prompt) - 1
+            positions += range(start, start + len(reply))  # N of all rows
+            replies += reply
+        positions, targets = (torch.tensor(each, device=self.device) for each in (positions, replies))
+        with checkpointed(self.layers if self.recompute and torch.is_grad_enabled() else []):
+            out = self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
         states = out.last_hidden_state.flatten(0, 1).index_select(0, positions)  # (N, width of the model)
-        size = max(1, LOGITS // self.model.get_output_embeddings().weight.shape[0])
-        pieces = list(zip(states.split(size), targets.split(size)))
-        score = functools.partial(self._token_logprobs, temperature=temperature)
-        if len(pieces) > 1:  # then each piece's logits are forgotten, and computed again in the backward pass
-            score = forgetful(score)
-        return list(torch.cat([score(*piece) for piece in pieces]).split(lengths))
-
-    def _token_logprobs(self, states, targets, temperature):
-        """Hidden states (N, width), the tokens (N,) that follow them: their log-probabilities (N,) in float32."""
-        logits = self._head(states)
-        logits = logits if temperature == 1 else logits / temperature  # no copy of what may be a gigabyte
-        return F.log_softmax(logits, dim=-1).gather(-1, targets[:, None])[:, 0]
-
-    def recomputed_layers(self, tokens) -> int:
-        """How many layers the backward pass over `tokens`, padding included, recomputes: each costs its forward again.
-
-        As many as self.recompute says. Without it none on a CPU, on a GPU the fewest with which it fits.
-        """
-        if self.recompute is not None or self.device.type != "cuda" or not torch.is_grad_enabled():
-            return self.recompute or 0
-        return fewest_recomputed(self.model, len(self.layers), tokens)
+        size = max(1, CHUNK // self.model.get_output_embeddings().weight.shape[0])  # tokens
+        logprobs = token_logprobs(self._head, states, targets, temperature, size)  # (N,)
+        return list(logprobs.split([len(reply) for _, reply in rows]))
 
 
 def micro_batches(sequences, budget):

@@ -1,50 +1,65 @@
 """The Policy role: how a task, skill text and feedback become a multi-turn rollout (paper: multi-turn rollouts).
 
 One rollout is one generator, `play`, which reads from top to bottom as a single conversation: prompt, kernel, verdict,
-feedback, next prompt. `rollout` drives many of them at once: the model writes all replies that can be written, and the
-sandbox judges all kernels that are there.
+feedback, next prompt. What it yields says by its type what it wants: a Prompt or a Kernel.
 
-    play ---- prompt ----> Backbone.sampler ---- Completion ----> play
-    play -- (task, code) --> Sandbox.submit ------ Verdict ------> play
+    play ---- Prompt ----> Backbone.sampler ---- Completion ----> play
+    play ---- Kernel ----> Sandbox.submit ------- Verdict ------> play
 
-How a rollout goes on after its first attempt is a `Strategy`: which earlier attempts the next prompt shows, and who
-says what to improve. The paper's, the default, shows them all; bench.py has the others by name.
+`rollout` plays many of them in waves: the model samples a reply to each prompt, then the sandbox judges each kernel.
 
-`reward_turns` then fills in what each turn has earned. This file knows nothing of retrieval, storage or advantages.
+How a rollout goes on after its first attempt is a `Strategy`: which earlier attempts the next prompt shows, and what
+names the point to improve. The default, the paper's, shows all attempts; bench.py lists the others by name.
+
+`reward_turns` then fills in what each turn has earned, and `rollout_metrics` computes what a run logs of its rollouts.
+This file knows nothing of retrieval, storage or advantages.
 """
 
 import ast
+import contextlib
 import functools
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
-import backbone
-from backbone import Completion
+from backbone import Completion, after_thoughts, extract_code
 from chat.prompts import PROMPTS, fill, role_messages, skill_text
+from program.numbers import mean
 from sandbox import Verdict, feedback
 from skills import Skill
 from tasks import Task, TaskError
 
-SAMPLER_STEPS = 8  # at most, before the sandbox may time a kernel on the GPU that both use
+
+class Prompt(NamedTuple):
+    """What a play yields when it wants the model's reply: token ids, which the engine samples a reply to."""
+
+    ids: list[int]
+
+
+class Kernel(NamedTuple):
+    """What a play yields when it wants the sandbox's verdict."""
+
+    task: Task
+    code: str
 
 
 @dataclass
 class Turn:
-    """One attempt: what the policy wrote and what the sandbox said."""
+    """One attempt: the policy's reply and the sandbox's verdict."""
 
     completion: Completion  # its token_ids are empty when the prompt was too long to be answered
     code: str | None  # the extracted ModelNew source; None when the reply holds none
     verdict: Verdict
-    advice: str = ""  # what a judge made of the verdict; it follows the feedback
-    advice_tokens: int = 0  # that the model has sampled for it
+    advice: str = ""  # a judge's comment on the verdict; in the next prompt it follows the feedback
+    advice_tokens: int = 0  # tokens that the model sampled for it
     repeats: bool = False  # an earlier attempt had the same kernel; this one was not judged
-    reward: float | None = None  # filled in once by reward_turns
-    advantage: float | None = None  # filled in once by reinforce.py; stays None where a turn is no member of a group
-    masked: str | None = None  # why it is left out of the loss: "void", "prs" or "group" (reinforce.credit)
+    reward: float | None = None  # filled in by reward_turns
+    advantage: float | None = None  # filled in by reinforce.py; stays None for a turn that belongs to no group
+    masked: str | None = None  # why it is left out of the loss: "void", "prs", "group" or "mrs" (reinforce.py)
 
 
 @dataclass
@@ -54,6 +69,7 @@ class Trajectory:
     task: Task
     skills: tuple[Skill, ...]
     turns: list[Turn] = field(default_factory=list)
+    number: int = 0  # its place among its task's rollouts, filled in by reinforce.roll_out
 
     @property
     def best_reward(self) -> float:
@@ -61,17 +77,19 @@ class Trajectory:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the model has sampled for it, a judge's included."""
+        """Number of tokens that the model sampled for it, a judge's included."""
         return sum(len(turn.completion.token_ids) + turn.advice_tokens for turn in self.turns)
 
 
 def policy_messages(task, skills) -> list[dict]:
-    """The first turn's prompt: the chosen skills in full in the system message, the task as the user's."""
-    shown = "\n\n".join(skill_text("skill", skill) for skill in skills)
-    shown = shown and PROMPTS["skill_injection_header"] + shown + PROMPTS["skill_injection_footer"]
-    messages = role_messages("policy", task_description=task.source.strip(), skills=shown and shown + "\n\n")
-    if "__skills__" not in PROMPTS["policy_user"]:  # which else says where they stand
-        messages[0]["content"] += shown
+    """The first turn's prompt: the full text of the chosen skills in the system message, the task in the user's."""
+    block = ""
+    if skills:
+        texts = [skill_text("skill", skill) for skill in skills]
+        block = PROMPTS["skill_injection_header"] + "\n\n".join(texts) + PROMPTS["skill_injection_footer"]
+    messages = role_messages("policy", task_description=task.source.strip(), skills=block + "\n\n" if block else "")
+    if "__skills__" not in PROMPTS["policy_user"]:  # it has no place for them: they follow the system message
+        messages[0]["content"] += block
     return messages
 
 
@@ -125,11 +143,15 @@ def ranked_parent(turns, generator=None, archive=4) -> list[Turn]:
 
 @dataclass(frozen=True)
 class Strategy:
-    """How a rollout goes on after its first attempt."""
+    """How a rollout goes on after its first attempt.
+
+    The paper's training and evaluation: the default. The names of other strategies are in bench.py, with the systems
+    that they come from; a new one is a row there.
+    """
 
     show: Callable = everything  # (turns so far, generator) -> those that the next prompt shows, in their order
     condense: bool = False  # show earlier replies without their thoughts (Kevin)
-    judge: str | None = None  # "rule" or "model": who names one bottleneck after each verdict (CudaForge)
+    judge: bool = False  # after each verdict the model itself names one bottleneck (CudaForge)
     only_new: bool = False  # a kernel that an earlier attempt has written is not judged again (EvoEngineer)
 
 
@@ -142,8 +164,8 @@ def condensed(reply) -> str:
     >>> condensed("<think>Long.</think>Plan: fuse.\\n```python\\nclass ModelNew:\\n    pass\\n```\\nDone.")
     'Plan: fuse.\\n\\n```python\\nclass ModelNew:\\n    pass\\n```'
     """
-    summary = " ".join(backbone.after_thoughts(reply).split("```")[0].split()[:60])
-    code = backbone.extract_code(reply)
+    summary = " ".join(after_thoughts(reply).split("```")[0].split()[:60])
+    code = extract_code(reply)
     return summary + (f"\n\n```python\n{code}```" if code else "")
 
 
@@ -151,7 +173,7 @@ def normalised(code) -> str:
     """The same text for kernels that differ in comments, blank lines and layout only."""
     try:
         return ast.unparse(ast.parse(code))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last of thousands of signs in a row
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # MemoryError: of thousands of nested operators
         return " ".join(code.split())
 
 
@@ -160,55 +182,39 @@ JUDGE = ("You judge GPU kernels. Read the task, a kernel for it, and its verdict
 
 
 def judge_messages(turn, task) -> list[dict]:
-    """What the model is asked as a judge."""
+    """The prompt with which the model judges a turn."""
     user = f"```python\n{task.source.strip()}\n```\n\n```python\n{turn.code or ''}\n```\n\n{feedback(turn.verdict)}"
     return [{"role": "system", "content": JUDGE}, {"role": "user", "content": user}]
 
 
-def bottleneck(verdict) -> str:
-    """One line on what to improve first: the judge that needs no model, for those that are too small to judge.
-
-    In this order: correctness, what PyTorch still does, several kernels where one might do, distance to the roofline.
-    """
-    if not verdict.correct:
-        return "Bottleneck: it is not correct yet. Change only what the error names."
-    hottest = max(verdict.profile, key=lambda entry: entry.share, default=None)
-    if hottest and not hottest.own:
-        return f"Bottleneck: {hottest.name} takes {hottest.share:.0%} of the time. Do its work in a kernel of your own."
-    if len(verdict.profile) > 1:
-        return f"Bottleneck: {len(verdict.profile)} launches pass data through memory. Fuse them into one kernel."
-    used = max(verdict.bandwidth or 0.0, verdict.arithmetic or 0.0)
-    if used < 0.6:
-        return f"Bottleneck: one kernel at {used:.0%} of the roofline. Change its block sizes and its memory accesses."
-    return f"Bottleneck: none left, {used:.0%} of the roofline is reached. Only reading and writing less would help."
-
-
 # ----------------------------------------------------------------------------------------------------------------------
+# One rollout, and many together
+
+print_once = functools.cache(print)
 
 
-def play(model, sandbox, trajectory, turns, prompt, limit, strategy=Strategy(), budget=math.inf, generator=None):
-    """One rollout as a generator, which fills `trajectory.turns`.
+def play(model, sandbox, trajectory, prompt, max_prompt_tokens, turns, strategy, budget):
+    """One rollout as a generator, which fills `trajectory.turns`. prompt: token ids of the first one.
 
-    It yields a prompt (a list of token ids) and is sent the Completion, or it yields a (task, code) pair and is sent
-    the Verdict. prompt: the first one. The rollout ends after `turns` turns that repeat none before them, when `budget`
-    tokens were sampled, or when the next prompt would be longer than `limit` tokens. All turns are used, also after a
-    correct one: a later turn may be faster.
+    It yields a Prompt and is sent the Completion, or it yields a Kernel and is sent the Verdict. The rollout ends after
+    `turns` turns, not counting repetitions, or when `budget` tokens were sampled, or when the next prompt would have
+    more than max_prompt_tokens. A correct kernel does not end it: a later turn may be faster.
     """
-    if len(prompt) > limit:
-        verdict = not_judged(sandbox, f"the prompt has {len(prompt)} tokens, more than {limit}")
+    if len(prompt) > max_prompt_tokens:
+        verdict = not_judged(sandbox, f"the prompt has {len(prompt)} tokens, more than {max_prompt_tokens}")
         trajectory.turns.append(Turn(Completion(prompt, [], [], "", False), None, verdict))
         return
-    known = set()  # kernels so far
-    while len(prompt) <= limit:
-        reply = yield prompt
-        code = backbone.extract_code(reply.text)
-        repeats = bool(code and strategy.only_new and normalised(code) in known)
+    earlier = set()  # kernels of earlier turns
+    while len(prompt) <= max_prompt_tokens:
+        reply = yield Prompt(prompt)
+        code = extract_code(reply.text)
+        repeats = bool(code and strategy.only_new and normalised(code) in earlier)
         if repeats:
             verdict = not_judged(sandbox, "an earlier attempt had the same kernel")
         elif code:
-            verdict = yield trajectory.task, code
+            verdict = yield Kernel(trajectory.task, code)
             if strategy.only_new:
-                known.add(normalised(code))
+                earlier.add(normalised(code))
         else:
             cut = "" if reply.finished else f" (it was cut off after {len(reply.token_ids)} tokens)"
             verdict = not_judged(sandbox, "the reply has no code block that defines ModelNew" + cut)
@@ -216,123 +222,111 @@ def play(model, sandbox, trajectory, turns, prompt, limit, strategy=Strategy(), 
         trajectory.turns.append(turn)
         if sum(not t.repeats for t in trajectory.turns) >= turns or trajectory.tokens >= budget:
             return
-        if strategy.judge == "model" and len(prompt := model.chat_ids(judge_messages(turn, trajectory.task))) <= limit:
-            tip = yield prompt
-            turn.advice, turn.advice_tokens = backbone.after_thoughts(tip.text).split("\n")[0][:400], len(tip.token_ids)
-        elif strategy.judge:
-            turn.advice = bottleneck(verdict)
-        prompt = next_prompt(model, trajectory, strategy, generator)
+        question = model.chat_ids(judge_messages(turn, trajectory.task)) if strategy.judge else None
+        if question and len(question) <= max_prompt_tokens:
+            answer = yield Prompt(question)
+            turn.advice = after_thoughts(answer.text).split("\n")[0][:400]
+            turn.advice_tokens = len(answer.token_ids)
+        prompt = next_prompt(model, trajectory, strategy)
 
 
-def next_prompt(model, trajectory, strategy, generator) -> list[int]:
-    """Token ids of the next prompt: the first prompt's messages, and the attempts that the strategy shows."""
-    shown = strategy.show(trajectory.turns, generator)
+def next_prompt(model, trajectory, strategy) -> list[int]:
+    """Token ids of the next prompt: the first prompt's messages, and the attempts that the strategy shows.
+
+    Where all attempts are shown it extends the last prompt token by token, so that the update computes all turns of a
+    rollout in one forward pass.
+    """
+    shown = strategy.show(trajectory.turns)
     messages = policy_messages(trajectory.task, trajectory.skills)
     for turn in shown:
         reply = condensed(turn.completion.text) if strategy.condense else turn.completion.text
         messages = next_messages(messages, reply, turn.verdict, turn.advice)
-    if len(shown) == len(trajectory.turns):  # it extends the last prompt, whose ids are kept as they were sampled
+    if len(shown) == len(trajectory.turns):  # it extends the last prompt, whose token ids are kept as they were sampled
         return model.next_ids(shown[-1].completion, messages)
     return model.chat_ids(messages)
 
 
-def rollout(model, sandbox, jobs, turns, max_new_tokens, max_prompt_tokens=None, temperature=1.0,
-            generator=None, top_p=1.0, strategy=Strategy(), budget=math.inf, ended=lambda *_: None):
-    """A list of a Trajectory for every (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
+def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
+    """One Trajectory for each (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
 
-    temperature 0 is greedy; top_p: see Backbone.sampler. max_prompt_tokens, budget: where a rollout ends, see `play`; a
-    first prompt that is too long gives one turn that says so. An unusable task costs its own rollouts only. ended is
-    called with the number and the Trajectory of each rollout that has come to its end.
+    Each rollout has up to `turns` turns, and ends earlier where `budget` tokens were sampled or its prompt would be too
+    long. generator: of all sampling, and of a strategy that draws (EvoEngineer's); the same state, the same rollouts.
+    sampling: a backbone.Sampling; a job whose first prompt is over its max_prompt_tokens gets one turn that says so.
+    If a task cannot be run, only its own rollouts fail.
     """
-    @functools.cache  # all rollouts of a scheme begin with the same prompt
-    def first_prompt(task, skills):
-        return model.chat_ids(policy_messages(task, skills))
-
+    limit = sampling.max_prompt_tokens or math.inf  # tokens
+    strategy = replace(strategy, show=functools.partial(strategy.show, generator=generator))
     trajectories = [Trajectory(task, tuple(skills)) for task, skills in jobs]
-    plays = [play(model, sandbox, t, turns, first_prompt(t.task, t.skills), max_prompt_tokens or math.inf, strategy,
-                  budget, generator) for t in trajectories]
-    prompts, pairs, judging = {}, {}, {}  # number of a rollout -> the prompt or pair it has yielded; a verdict's future
-    on_gpu = sandbox.device != "cpu"
-
-    def resume(number, answer=None):
-        """Send a rollout what it waits for, and note what it wants next, unless that was its end."""
-        try:
-            wanted = plays[number].send(answer)
-            (prompts if isinstance(wanted, list) else pairs)[number] = wanted
-        except StopIteration:
-            ended(number, trajectories[number])
-
-    for number in range(len(plays)):
-        resume(number)
-    tasks = [trajectories[number].task for number in prompts]
-    with model.sampler(max_new_tokens, temperature, generator, top_p) as sampler:
-        while prompts or pairs or judging or sampler.waiting:
-            # On a GPU each rollout goes on as soon as it can. On a CPU model and sandbox need the same cores, and a
-            # seed must give the same run: all replies are written, then all kernels judged, then all next turns begin.
-            if pairs and (on_gpu or not sampler.waiting):
-                judging |= zip(pairs, sandbox.submit(list(pairs.values())))
-                pairs.clear()
-            if on_gpu or not (sampler.waiting or judging):
-                for number in sorted(prompts):
-                    sampler.add(prompts.pop(number), number)
-            # Write a few tokens; where there is nothing to write, wait for a verdict.
-            if sampler.waiting:
-                replies = write(sampler, sandbox)
-                if tasks:  # not before the model has taken its memory: references fill what is left
-                    sandbox.prepare(tasks)
-                    tasks = []
-                for number, reply in replies:
-                    resume(number, reply)
-            elif judging:
-                sandbox.wait(list(judging.values()))
-            # Verdicts that have come meanwhile are the rollouts' feedback.
-            for number in [number for number, future in judging.items() if future.done()]:
-                resume(number, verdict_of(judging.pop(number), sandbox))
+    # All rollouts of a scheme begin with the same prompt.
+    first_prompt = functools.cache(lambda task, skills: model.chat_ids(policy_messages(task, skills)))
+    plays = [play(model, sandbox, trajectory, first_prompt(trajectory.task, trajectory.skills), limit, turns, strategy,
+                  budget) for trajectory in trajectories]
+    with model.sampler(sampling, generator) as sampler:
+        play_in_waves(sampler, sandbox, plays)
     return trajectories
 
 
-def write(sampler, sandbox) -> list:
-    """Let the model write until a reply ends, or for a handful of steps. Returns [(key, Completion), ...]."""
-    with sandbox.sampling():  # nothing is being timed meanwhile
-        for _ in range(SAMPLER_STEPS):
-            if replies := sampler.step():
-                break
-        sampler.pause()  # nothing may be left on the GPU
-    return replies
+def play_in_waves(sampler, sandbox, plays):
+    """Play all rollouts to their end, in waves: sample a reply to each prompt, then judge each kernel, and again.
+
+    With a GPU a kernel is submitted as soon as its reply ends: the sandbox records and compiles it while other replies
+    are still being sampled. On a CPU the model and the sandbox need the same cores, so kernels wait for the wave's end.
+    """
+    wants = {}  # number of a play -> the Prompt or Kernel that it has yielded
+    futures = {}  # number of a play -> the verdict on its kernel, while the sandbox judges it
+    on_gpu = sandbox.device != "cpu"  # then sampling and compiling need different processors
+
+    def go_on(number, answer=None):
+        wants.pop(number, None)
+        with contextlib.suppress(StopIteration):  # it has ended
+            wants[number] = plays[number].send(answer)
+
+    def submit(number):
+        if isinstance(wants.get(number), Kernel):
+            [futures[number]] = sandbox.submit([wants[number]])  # a Kernel is a (task, code) pair
+
+    for number in range(len(plays)):
+        go_on(number)  # to its first prompt
+    while wants:  # all of them prompts: the turns of a wave
+        prompts = {number: wants[number].ids for number in sorted(wants)}
+        with sandbox.sampling():  # the model has the GPU: no kernel is being timed
+            for number, reply in sampler.write(prompts):
+                go_on(number, reply)
+                if on_gpu:
+                    submit(number)
+        if not on_gpu:
+            for number in prompts:
+                submit(number)
+        # Each verdict is a rollout's feedback. In the order of their numbers, so that a seed gives the same run.
+        for number in sorted(futures):
+            go_on(number, verdict_of(sandbox, futures.pop(number)))
 
 
 def score_pairs(sandbox, pairs) -> list[Verdict]:
-    """Verdicts for (task, code) pairs, in their order. A task that cannot be used costs its own candidates only."""
-    futures = sandbox.submit(pairs)
-    for future in futures:
-        sandbox.wait([future])
-    return [verdict_of(future, sandbox) for future in futures]
+    """Verdicts for (task, code) pairs, in their order. If a task cannot be used, only its own candidates fail."""
+    return [verdict_of(sandbox, future) for future in sandbox.submit(pairs)]
 
 
-def verdict_of(future, sandbox) -> Verdict:
-    """What the sandbox found. If the task cannot be used, a verdict that says so; stderr is told once for each task."""
+def verdict_of(sandbox, future) -> Verdict:
+    """Wait for a verdict. If the task cannot be used, it is one that says so; stderr tells once for each task."""
+    sandbox.wait([future])
     try:
         return future.result()
     except TaskError as error:
-        _say_once(f"unusable task: {error}")
+        print_once(f"unusable task: {error}", file=sys.stderr)
         return not_judged(sandbox, f"unusable task: {error}")
 
 
-@functools.cache
-def _say_once(text):
-    print(text, file=sys.stderr)
-
-
 def not_judged(sandbox, error) -> Verdict:
-    """The verdict on what never reached the sandbox."""
+    """The verdict on a turn that the sandbox has not judged."""
     return Verdict(clock="modelled" if sandbox.device == "cpu" else "measured", error=error)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Reward of one turn (paper: reward), and the neighbours'
+# Reward of one turn (paper: reward), and those of related systems
 
-SPEEDUP_CAP = 6.0  # a speedup beyond it earns no more
-MILESTONE = 1 / 0.95  # of CUDA Agent
+SPEEDUP_CAP = 6.0  # a larger speedup earns no more
+MILESTONE = 1 / 0.95  # 5 % less time (CUDA Agent)
 
 
 def davinci_reward(verdict, cap=SPEEDUP_CAP) -> float:
@@ -352,10 +346,10 @@ def kevin_reward(verdict) -> float:
 
 
 def cuda_agent_reward(verdict, over_compiled=None) -> float:
-    """-1 wrong, 1 correct, 2 also 5 % faster than eager PyTorch, 3 also 5 % faster than torch.compile (CUDA Agent).
+    """-1 incorrect, 1 correct, 2 also 5 % faster than eager PyTorch, 3 also 5 % faster than torch.compile (CUDA Agent).
 
     5 % faster means 5 % less time. over_compiled: the verdict against torch.compile; without one (no GPU) the third
-    milestone is out of reach.
+    milestone cannot be reached.
     """
     if not verdict.correct:
         return -1.0
@@ -371,19 +365,57 @@ REWARDS = {"davinci": davinci_reward, "drkernel": functools.partial(davinci_rewa
 def reward_turns(trajectories, name, compiled=None, mask_void=True):
     """Fill in the reward of every turn. name: in REWARDS. compiled: a sandbox that judges against torch.compile.
 
-    mask_void: a turn that fails after an earlier one has earned something is void. It gets no reward, is in no group
-    and in no loss: an attempt to improve a working kernel is not punished (release: mask_void_turn).
+    mask_void: turn t is void iff r_t <= 0 < max over u < t of r_u; then r_t := 0. A void turn belongs to no group and
+    to no loss: an attempt to improve a working kernel is not punished (release: mask_void_turn).
     """
-    turns = [(trajectory.task, turn) for trajectory in trajectories for turn in trajectory.turns]
-    for _, turn in turns:
-        turn.reward = REWARDS[name](turn.verdict)
-    if compiled:  # CUDA Agent's third milestone
-        fast = [(task, turn) for task, turn in turns if turn.reward == 2.0]
-        for (_, turn), verdict in zip(fast, score_pairs(compiled, [(task, turn.code) for task, turn in fast])):
-            turn.reward = cuda_agent_reward(turn.verdict, verdict)
+    fast = []  # (turn, its task) that may reach CUDA Agent's third milestone
+    for trajectory in trajectories:
+        for turn in trajectory.turns:
+            turn.reward = REWARDS[name](turn.verdict)
+            if compiled and turn.reward == 2.0:
+                fast.append((turn, trajectory.task))
+    verdicts = score_pairs(compiled, [(task, turn.code) for turn, task in fast]) if fast else []
+    for (turn, _), verdict in zip(fast, verdicts):
+        turn.reward = cuda_agent_reward(turn.verdict, verdict)
     for trajectory in trajectories if mask_void else ():
-        best = 0.0  # of the turns so far
+        best = 0.0  # reward of the turns so far
         for turn in trajectory.turns:
             if turn.reward <= 0 < best:
                 turn.masked, turn.reward = "void", 0.0
             best = max(best, turn.reward)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Metrics of rollouts
+
+def rollout_metrics(trajectories) -> dict:
+    """What metrics.jsonl says of a step's rollouts, or (with eval_ before each name) of the evaluation's.
+
+    A rollout counts by its fastest correct turn; one without a correct turn is faster than nothing. None: mean of none.
+
+        reward_best     mean over rollouts of the best turn's reward
+        correct         share of rollouts with a correct turn
+        fast_1          Fast_1: share of rollouts that are correct and faster than PyTorch
+        fast_1.2        Fast_1.2: the same, more than 1.2x as fast
+        speedup         mean over rollouts with a correct turn of its speedup
+        correct_first   share of rollouts whose first turn is correct
+        coverage        mean over correct turns of the share of time in own kernels whose results matter
+        cheats          share of turns whose kernel was rejected as a cheat
+        unfinished      share of turns whose reply was cut off at its longest length
+    """
+    speedups, turns = [], []  # of each rollout its fastest correct turn's, or 0; of all rollouts together
+    for trajectory in trajectories:
+        correct = [turn.verdict.speedup for turn in trajectory.turns if turn.verdict.correct]
+        speedups.append(max(correct, default=0.0))
+        turns += trajectory.turns
+    return {
+        "reward_best": mean(trajectory.best_reward for trajectory in trajectories),
+        "correct": mean(speedup > 0 for speedup in speedups),
+        "fast_1": mean(speedup > 1 for speedup in speedups),
+        "fast_1.2": mean(speedup > 1.2 for speedup in speedups),
+        "speedup": mean(filter(None, speedups)),
+        "correct_first": mean(trajectory.turns[0].verdict.correct for trajectory in trajectories),
+        "coverage": mean(turn.verdict.coverage or 0.0 for turn in turns if turn.verdict.correct),
+        "cheats": mean(bool(turn.verdict.rejected) for turn in turns),
+        "unfinished": mean(bool(turn.completion.token_ids) and not turn.completion.finished for turn in turns),
+    }

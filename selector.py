@@ -1,18 +1,25 @@
 """The Selection role: which skills may help with this task?  (Paper: BM25 recall, then LLM reranking.)
 
-For each task the role answers k times; each answer is a *selection* of at most 3 skills, and with the null selection
-(no skills) they make the k + 1 schemes that the policy's rollouts are spread over. This file knows nothing of kernels,
-results or optimisers: reinforce.py fills in the reward and the advantage.
+    recall     BM25 with the task's source as the query: at most 20 candidate skills of the library
+    select     the model is asked k times which of them to use, and each answer chooses at most 3: a *selection*
+
+A task's k selections and the null selection (no skills) make the k + 1 schemes that the Policy's rollouts are spread
+over. This file knows nothing of kernels, results or optimisers: reinforce.py fills in the reward and the advantage.
 """
 
+import re
 from dataclasses import dataclass
 
-import backbone
-from backbone import Completion
-from chat.prompts import role_messages, skill_text
+import numpy as np
+from rank_bm25 import BM25Okapi
+
+from backbone import Completion, extract_tool_call
+from chat.prompts import SELECT_TOOL, role_messages, skill_text
+from program.numbers import mean
 from skills import Skill
 from tasks import Task
 
+CANDIDATES = 20  # paper: BM25 keeps the top 20 with a score above 0
 TASK_CHARACTERS = 1000  # of the task's source that Selection sees; a model over a billion parameters sees all
 MOST_SKILLS = 3  # that one answer may choose
 
@@ -23,59 +30,124 @@ class Selection:
 
     task: Task
     candidates: list[Skill]  # what BM25 offered
-    completion: Completion | None  # None where the role was not asked: no candidates, or BM25 alone decides
+    completion: Completion | None  # None where the model was not asked: no candidates, or BM25 alone decides
     skills: tuple[Skill, ...]  # what it chose; () when nothing in the answer was valid
     dropped: tuple[str, ...] = ()  # names in the answer that are no candidates, or are too many
-    reward: float | None = None  # filled once by reinforce.py
-    advantage: float | None = None  # filled once by reinforce.py
+    reward: float | None = None  # filled in once by reinforce.py
+    advantage: float | None = None  # filled in once by reinforce.py
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# BM25 recall
+
+
+def words(text) -> list[str]:
+    """The words that BM25 compares: in lower case, split at each character that is neither a letter nor a digit.
+
+    >>> words("Fuse-pointwise_run: nn.GELU()")
+    ['fuse', 'pointwise', 'run', 'nn', 'gelu']
+    """
+    return re.findall(r"[^\W_]+", text.lower())
+
+
+def recall(library, query, top=CANDIDATES) -> list[Skill]:
+    """The `top` skills whose BM25 score for a query (a task's source) is greatest and above 0, best first.
+
+    A young library needs an exception. Okapi's idf of a word that n of N skills contain is
+    log((N - n + 0.5) / (n + 0.5)). It is not positive for n >= N / 2, and rank_bm25 replaces a negative idf by a
+    quarter of the average idf. So with one or two skills, or with a few that are alike and an average that is not
+    positive, no score can be above 0. Then we return the first `top` skills, so that they are used at all.
+    """
+    if len(library) < 3:
+        return library.skills[:top]
+    if library.index is None:
+        documents = [[s.name, s.description, *s.tags, s.content] for s in library.skills]
+        library.index = BM25Okapi(list(map(words, map(" ".join, documents))))
+    scores = library.index.get_scores(words(query))  # one for each skill
+    best = np.argsort(-scores, kind="stable")[:top]  # stable: equal scores keep the library's order
+    recalled = [library.skills[i] for i in best if scores[i] > 0]
+    if not recalled and library.index.average_idf <= 0:
+        return library.skills[:top]
+    return recalled
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# LLM reranking
 
 
 def selection_messages(task, candidates, characters=TASK_CHARACTERS) -> list[dict]:
-    """Task head and candidate skills: names, descriptions, scopes and tags; never the bodies."""
+    """The prompt: the beginning of the task; names, descriptions, scopes and tags of the candidates, not their content.
+    """
     listed = "\n".join(skill_text("candidate", skill, number) for number, skill in enumerate(candidates, 1))
     return role_messages("selection", task_description=task.source.strip()[:characters], file_tree=listed,
                          top_k_select=MOST_SKILLS)
 
 
+def fitting_prompt(model, task, candidates, longest) -> tuple[list[int], list[Skill]]:
+    """(token ids of the prompt, the candidates in it). The last candidates are left out until `longest` tokens hold it.
+
+    longest: None for no limit.
+    """
+    characters = None if model.large else TASK_CHARACTERS
+    while True:
+        prompt = model.chat_ids(selection_messages(task, candidates, characters), SELECT_TOOL)
+        if not longest or len(prompt) <= longest or not candidates:
+            return prompt, candidates
+        candidates = candidates[:-1]
+
+
 def read_selection(text, candidates) -> tuple[tuple[Skill, ...], tuple[str, ...]]:
     """(chosen skills in the reply's order, names dropped) of a sampled reply, which may hold anything. Never raises."""
-    entries = (backbone.extract_tool_call(text, "select_skills") or {}).get("selected_skills")
+    call = extract_tool_call(text, "select_skills") or {}
+    entries = call.get("selected_skills")
+    if not isinstance(entries, list):
+        return (), ()
     offered = {skill.name: skill for skill in candidates}
-    chosen, dropped = [], []
-    for entry in entries if isinstance(entries, list) else []:
-        name = entry.get("name") if isinstance(entry, dict) else entry  # a bare list of names is understood too
-        name = name.strip() if isinstance(name, str) else str(name)[:80]
-        if name in offered and offered[name] not in chosen and len(chosen) < MOST_SKILLS:
-            chosen.append(offered[name])
-        elif name not in offered or offered[name] not in chosen:
+    chosen = {}
+    dropped = []
+    for entry in entries:
+        # a bare list of names is understood, too
+        name = str(entry.get("name") if isinstance(entry, dict) else entry).strip()
+        if name in offered and (name in chosen or len(chosen) < MOST_SKILLS):
+            chosen[name] = offered[name]  # a repeated name is chosen once
+        else:
             dropped.append(name)
-    return tuple(chosen), tuple(dropped)
+    return tuple(chosen.values()), tuple(dropped)
 
 
-def select(model, library, tasks, k, max_new_tokens=1024, temperature=1.0, generator=None, bm25_only=False,
-           max_prompt_tokens=None) -> list[list[Selection]]:
+def select(model, library, tasks, k, sampling, generator=None, bm25_only=False) -> list[list[Selection]]:
     """k selections for every task, all sampled in one batch (paper: k = 3, temperature 1.0, at most 1,024 tokens).
 
-    Evaluation asks once, greedily: k=1, temperature=0. With `bm25_only` (an ablation) the k selections are BM25's own
-    first 3. A prompt over `max_prompt_tokens` loses its last candidates until it fits.
+    Evaluation asks once, greedily: k = 1, temperature 0. A prompt over sampling.max_prompt_tokens loses its last
+    candidates until it fits. A task without candidates gets k empty selections, without asking the model.
+    bm25_only (ablation): the k selections are the first 3 skills that BM25 recalls, without asking the model.
     """
-    candidates = [library.recall(task.source) for task in tasks]
-    if bm25_only:
-        return [[Selection(task, found, None, tuple(found[:MOST_SKILLS])) for _ in range(k)]
-                for task, found in zip(tasks, candidates)]
-    prompts, characters = [], None if model.large else TASK_CHARACTERS
-    for i, task in enumerate(tasks):
-        while len(prompt := model.chat_ids(selection_messages(task, candidates[i], characters),
-                                           backbone.SELECT_TOOL)) > (max_prompt_tokens or 1e9) and candidates[i]:
-            candidates[i] = candidates[i][:-1]
-        prompts.append(prompt)
-    asked = [i for i, found in enumerate(candidates) if found]  # with nothing to choose from nobody is asked
-    replies = iter(model.sample([prompts[i] for i in asked for _ in range(k)], max_new_tokens, temperature, generator))
-    selections = []
-    for task, found in zip(tasks, candidates):
-        mine = [Selection(task, found, next(replies) if found else None, ()) for _ in range(k)]
-        for selection in mine:
-            if selection.completion:
-                selection.skills, selection.dropped = read_selection(selection.completion.text, found)
-        selections.append(mine)
+    selections, prompts = [], []
+    asked = []  # the selections that the replies to these prompts fill in
+    for task in tasks:
+        candidates = recall(library, task.source)
+        if candidates and not bm25_only:
+            prompt, candidates = fitting_prompt(model, task, candidates, sampling.max_prompt_tokens)
+        chosen = tuple(candidates[:MOST_SKILLS]) if bm25_only else ()
+        selections.append([Selection(task, candidates, None, chosen) for _ in range(k)])
+        if candidates and not bm25_only:
+            prompts += [prompt] * k
+            asked += selections[-1]
+    for selection, reply in zip(asked, model.sample(prompts, sampling, generator)):
+        selection.completion = reply
+        selection.skills, selection.dropped = read_selection(reply.text, selection.candidates)
     return selections
+
+
+def selection_metrics(selections, initial_names) -> dict:
+    """What metrics.jsonl says of a step's selections. initial_names: of the skills that the run began with.
+
+    reward_selection    mean reward of a selection, which is the mean of its rollouts' best rewards
+    selected            mean number of skills in a selection
+    selected_learnt     skills in all selections that the run has learnt itself; each selection of a skill counts
+    """
+    learnt = 0
+    for selection in selections:
+        learnt += sum(skill.name not in initial_names for skill in selection.skills)
+    return {"reward_selection": mean(selection.reward for selection in selections),
+            "selected": mean(len(selection.skills) for selection in selections), "selected_learnt": learnt}

@@ -3,97 +3,206 @@
     python sft.py --out checkpoints/tiny                    the built-in cold start: a tiny model from random weights
     python sft.py --model Qwen/Qwen3-8B-Base --out DIR      the same examples, on a pretrained model
     python sft.py --model M --data FILE --out DIR           rows with `messages` and `tools` (JSON lines or parquet)
+    python sft.py --out DIR ... --resume                    continue after a kill, with the same options
     torchrun --nproc_per_node=8 -- sft.py --model M ...     the same on several GPUs (fast/ranks.py)
     python sft.py --evaluate MODEL                          what a cold start taught, on held-out problems
 
 Four steps (paper: cold start):
 
-    examples    chats whose assistant messages are right answers, in five kinds: policy turns without and with skills,
-                selection calls, summary calls with and without skills; diversity filter (synthetic/examples.py)
-    tokens      each chat as token ids with a mask: loss on what the assistant writes, on nothing that it reads
+    examples    chats whose assistant messages are correct answers, in five kinds: policy turns without and with skills,
+                selection calls, summary calls with and without skills (synthetic/examples.py); diversity filter
+    tokens      each chat as token ids with a mask: loss on what the assistant writes, not on what it reads
     batches     examples of about the same length together, padded to one of a few widths
-    training    AdamW, or Muon from random weights; cosine schedule with warm-up, mean loss over a batch's learnt tokens
+    training    AdamW, or Muon from random weights; cosine schedule with warm-up
 
-How this differs from the paper: the examples are a program's, which knows thirteen techniques, not a large model's,
-so the cold start runs offline; and a batch is a number of tokens, not of sequences. With --data the paper's own
+The loss of a batch is the mean cross-entropy over the set M of its positions whose next token is learnt:
+
+    L = -(1 / |M|) sum over p in M of log pi(t_{p+1} | t_1 ... t_p)
+
+How this differs from the paper: the examples are written by a program that knows thirteen techniques, not by a large
+model, so the cold start runs offline; and a batch is a number of tokens, not of sequences. With --data the paper's own
 released rows can be used instead. The tiny model (tokenizer, weights, evaluation) is made in synthetic/tiny.py.
 
-It leaves in --out: the model and its tokenizer, a seed library of five skills (the others are left to be found; after
---data and --from-rollouts the library that --model had), and sft.json with the options and the history of the loss.
+It leaves in --out: the model and its tokenizer, a seed library of five skills (the other techniques are left for RL to
+find; after --data and --from-rollouts the library that --model had), and sft.json with the options and the history of
+the loss. While it trains there is training.pt, written every five minutes: weights, optimiser, number of the next step,
+and the options. --resume makes the examples again, which are the same, and continues from there.
 """
 
-# Before torch, see there.
-from tasks import UserError, check_device, check_numbers, found, resumable, run_command, told, uninterrupted
+if __name__ == "__main__":
+    from program.process import begin
+    begin()  # before torch is loaded: it sets how OpenMP's threads wait
 
-import argparse
+import functools
+import itertools
 import json
 import math
 import os
 import random
-import sys
 import time
-import zlib
+from collections import Counter
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from tqdm import tqdm
 
-from backbone import Backbone, Chat
-from chat.rows import chat_row, encode, read_file, read_rows, rollout_files, rollout_row
+from backbone import Backbone, Chat, check_device
+from chat.rows import encode, read_chats, read_rollouts
 from fast import ranks
 from fast.train_step import TrainStep
-from report import claim
+from program.files import found, told
+from program.options import complete, flag, option, parse
+from program.process import UserError, run_command
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
-from synthetic.examples import Example, Writer, diversity_filter, in_processes, write_examples
-from synthetic.tiny import SHAPES, evaluate, tiny_model, train_tokenizer, wrap_tokenizer
+from synthetic.examples import Example, Writer, in_processes, write_examples
+from synthetic.tiny import SHAPES, evaluate, tiny_model, train_tokenizer
+
+
+# With --model the defaults are the paper's: for AdamW, where 3e-3 is for Muon and weights that begin at random.
+PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
+
+
+@dataclass
+class Options:
+    """The command line. Defaults are for the built-in cold start; see PAPER for those of a pretrained model."""
+
+    out: str = option("", "folder for the model, its tokenizer and its seed skill library")
+    model: str = option("", "pretrained model to start from; without it a tiny one is made from random weights")
+    data: str = option("", "train on this file of rows (messages, tools) instead of the built-in examples")
+    from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
+    min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
+    size: str = option("tiny", "without --model: tiny 6, small 26, base 84 million parameters", choices=sorted(SHAPES))
+    wide: bool = option(False, "examples also of mixtures, single operators, networks of several classes")
+    problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
+    executed: int = option(3_000, "problems for executed multi-turn trajectories")
+    diversity_filter: bool = option(True, "down-sample what is over-represented; --no-diversity-filter: ablation")
+    epochs: float = option(3.0, "passes over the examples; with --model 4", above_0=True)
+    batch_tokens: int = option(32_768, "tokens computed at once (with Qwen3-8B 2.4 MB of logits each)", above_0=True)
+    batch_sequences: int = option(0, "sequences in a batch; 0: as many as --batch-tokens allow; with --model 64")
+    lr: float = option(3e-3, "peak learning rate eta; with --model 2e-5")
+    processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
+    device: str = option("cuda" if torch.cuda.is_available() else "cpu", "of the training", choices=("cpu", "cuda"))
+    seed: int = option(0, "of weights, batches and filter")
+    resume: bool = option(False, "continue the training in --out, with the same options")
+    evaluate: str = option("", "only measure this model on held-out problems and print the figures", metavar="MODEL")
+
+
+def read_options(argv) -> Options:
+    """The options of a command line. Raises UserError for options that cannot be, or that do not go together."""
+    given = parse(Options, argv, __doc__.split("\n")[0])
+    options = complete(Options, PAPER | given if given.get("model") else given)
+    check_device(options.device)
+    if not options.evaluate and not options.out:
+        raise UserError("--out is required")
+    if not options.model and (options.data or options.from_rollouts or ranks.count() > 1):
+        raise UserError("--data, --from-rollouts and several GPUs need --model, the pretrained model to train")
+    return options
+
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Tokens. An encoded example is a pair of arrays, see chat/rows.py: token ids (L,) and a mask (L,).
+# Examples, and the diversity filter
+
+REPEAT_EXECUTED = 3  # how often an executed trajectory counts in an epoch
 
 
-_chat = None  # one for each process that encodes
+def built_in_examples(options) -> list[Example]:
+    """The examples of the built-in cold start, after the diversity filter.
 
-
-def _start_encoder(tokenizer):
-    global _chat
-    _chat = Chat(tokenizer)
-
-
-def _encode_many(examples):
-    return [encode(_chat, e.messages, e.tool, e.unlearnt) for e in examples]
-
-
-def save_cache(path, tokenizer, data):
-    """Encoded examples in one file, end to end, with their lengths.
-
-    Writing the built-in examples takes half an hour on two cores, training on them minutes on a GPU: with a cache the
-    two can be done on two machines.
+    Single turns and selections are only written. Trajectories of several turns are executed as well, in the sandbox
+    without a GPU, as they hold its feedback. They take far longer to make, so there are fewer, and each counts several
+    times.
     """
-    ids, masks = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*data))
-    torch.save({"tokenizer": [tokenizer.backend_tokenizer.to_str(), tokenizer.chat_template], "ids": ids,
-                "masks": masks, "lengths": [len(ids) for ids, _ in data]}, f"{path}.new")
-    os.replace(f"{path}.new", path)
+    written = write_examples(0, options.problems, False, options.processes, "single turns and selections", options.wide)
+    executed = write_examples(500_000_000, options.executed, True, options.processes, "trajectories", options.wide)
+    examples = written + executed
+    if options.diversity_filter:
+        examples = diversity_filter(examples, random.Random(options.seed))
+    ids = set(map(id, executed))
+    return examples + [e for e in examples if id(e) in ids] * (REPEAT_EXECUTED - 1)
 
 
-def load_cache(path):
-    """(tokenizer, encoded examples) as `save_cache` was given them. Raises UserError for another file."""
-    with told(f"--cache {path}: not a file of encoded examples"):
-        saved = torch.load(path, weights_only=True)
-        ids, masks = (saved[name].split(saved["lengths"]) for name in ("ids", "masks"))
-    return wrap_tokenizer(*saved["tokenizer"]), [(i.numpy(), mask.numpy()) for i, mask in zip(ids, masks)]
+def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Example]:
+    """Down-sample what is over-represented (paper: diversity filter). Without it Selection chooses few skills only.
+
+    Examples come in random order, and each is kept unless it would exceed one of three caps:
+
+        examples with the same normalised kernel (near-duplicates)    per_kernel
+        of one kind, with the same skills as their answer             per_share * max(N / A, 50)
+        of one kind, of the same operator family                      per_share * N / F
+
+    N: examples of that kind; A: distinct answers among them; F: operator families of all examples.
+    """
+    order = list(examples)
+    rng.shuffle(order)
+    kinds = Counter(e.kind for e in examples)
+    families = len({e.family for e in examples})
+    pairs = {(e.kind, e.skills) for e in examples}
+    answers = Counter(kind for kind, _ in pairs)
+    counts, kept = Counter(), []
+    for e in order:
+        caps = {}  # what this example counts for -> how many examples of that are kept
+        if e.kernel:
+            caps[e.kernel] = per_kernel
+        if e.skills:
+            caps[e.kind, e.skills] = per_share * max(kinds[e.kind] / answers[e.kind], 50)
+        if e.family:
+            caps[e.kind, e.family] = per_share * kinds[e.kind] / families
+        if all(counts[what] < cap for what, cap in caps.items()):
+            counts.update(caps.keys())
+            kept.append(e)
+    print(f"diversity filter: {len(kept)} of {len(examples)} examples kept")
+    return kept
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Tokens. Each reply is learnt in its whole conversation, as the rollouts of RL will show it to the model. An encoded
+# example is a pair of arrays (chat/rows.py): token ids (L,), int32, and a mask (L,), True on what is learnt.
+
+
+def encode_examples(tokenizer, examples) -> list:
+    """Examples of the built-in cold start as token ids and masks, (L,) each. Runs in a process of its own.
+
+    unlearnt: the first replies of an example may be wrong on purpose; they are context for the next one and have no
+    loss.
+    """
+    chat = Chat(tokenizer)
+    return [encode(chat, e.messages, e.tool, e.unlearnt) for e in examples]
+
+
+def load_data(options, chat) -> tuple:
+    """(tokenizer, encoded examples) of the user's rows or of the built-in examples.
+
+    --data learns the paper's released rows, --from-rollouts the replies of a run that earned --min-reward (CUDA Agent:
+    rejection fine-tuning). A tokenizer for a model from random weights is trained on about 6,000 of its examples.
+    chat: the pretrained model; None for one from random weights.
+    """
+    if options.data:
+        return chat.tokenizer, read_chats(options.data, chat)
+    if options.from_rollouts:
+        return chat.tokenizer, read_rollouts(options.from_rollouts, chat, options.min_reward)
+    examples = built_in_examples(options)
+    messages = itertools.chain.from_iterable(e.messages for e in examples[::max(1, len(examples) // 6000)])
+    texts = [message["content"] for message in messages]
+    tokenizer = chat.tokenizer if chat else train_tokenizer(texts, vocabulary=2048)
+    return tokenizer, in_processes(functools.partial(encode_examples, tokenizer), examples, 500, options.processes,
+                                   torch.set_num_threads, (1,), "tokens")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Batches and training.
 
-WIDTHS = [384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144, 8192, 16384,
-          32768]  # padded lengths of a batch
+# Padded lengths of a batch, in tokens
+WIDTHS = [384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144, 8192, 16384, 32768]
 
 
 def width_for(length) -> int:
-    """The width of the batch that an example of this length, at most WIDTHS[-1], goes into."""
+    """The smallest of WIDTHS that an example of this length fits into. Longer ones than WIDTHS[-1] are left out before.
+
+    >>> [width_for(length) for length in (1, 384, 385)]
+    [384, 384, 512]
+    """
     return next(width for width in WIDTHS if length <= width)
 
 
@@ -102,6 +211,9 @@ def make_batches(lengths, tokens, rng, order) -> list[list[int]]:
 
     A batch of examples of one width wastes little on padding, and a few widths mean few shapes to capture. order: the
     indices to group.
+
+    >>> make_batches([100, 400, 90, 380], 1000, random.Random(0), order=range(4))  # widths 384, 512, 384, 384
+    [[1], [2], [0, 3]]
     """
     groups, batches = {}, []
     for i in order:
@@ -114,21 +226,22 @@ def make_batches(lengths, tokens, rng, order) -> list[list[int]]:
     return batches
 
 
-def plan_batches(lengths, args) -> list[list[list[int]]]:
+def plan_batches(lengths, options) -> list[list[list[int]]]:
     """The batches of a whole training, each a list of parts that are computed one after the other: lists of indices.
 
     A batch is as many examples of one width as --batch-tokens allow, or --batch-sequences of any widths (the paper:
     64), in several parts. epochs may be a fraction: then the last pass sees only a part of its batches.
     """
-    rng, batches, order, size = random.Random(args.seed), [], range(len(lengths)), args.batch_sequences
-    for epoch in range(math.ceil(args.epochs)):
+    rng = random.Random(options.seed)
+    tokens, size = options.batch_tokens, options.batch_sequences
+    batches, everything = [], range(len(lengths))
+    for epoch in range(math.ceil(options.epochs)):
         if size:
-            order = rng.sample(range(len(lengths)), len(lengths))
-            shuffled = [make_batches(lengths, args.batch_tokens, rng, order[i:i + size])
-                        for i in range(0, len(order), size)]
+            order = rng.sample(everything, len(everything))
+            shuffled = [make_batches(lengths, tokens, rng, order[i:i + size]) for i in range(0, len(order), size)]
         else:
-            shuffled = [[part] for part in make_batches(lengths, args.batch_tokens, rng, order)]
-        batches += shuffled[:max(1, round(len(shuffled) * min(1, args.epochs - epoch)))]
+            shuffled = [[part] for part in make_batches(lengths, tokens, rng, everything)]
+        batches += shuffled[:max(1, round(len(shuffled) * min(1, options.epochs - epoch)))]
     return batches
 
 
@@ -137,256 +250,161 @@ def collate(members, tokens, pad) -> tuple[torch.Tensor, torch.Tensor]:
 
     L is one of WIDTHS. B is at least as many rows as `tokens` allow, also when fewer are used: where steps are captured
     there is one shape, and one graph, for each width. Empty rows have no targets.
+
+    >>> import numpy as np
+    >>> ids, mask = np.array([5, 6, 7]), np.array([False, True, True])  # 5 was read, 6 and 7 are learnt
+    >>> collate([(ids, mask)], tokens=0, pad=0)[1][0, :4].tolist()
+    [6, 7, -100, -100]
     """
     width = width_for(max(len(ids) for ids, _ in members))
     rows = max(len(members), tokens // width)
     batch, targets = torch.full((rows, width), pad), torch.full((rows, width), -100)
     for row, (ids, mask) in enumerate(members):
-        ids = torch.from_numpy(ids.astype(np.int64))
+        ids = torch.from_numpy(ids).long()
         batch[row, :len(ids)] = ids
         # Position p predicts token p + 1: a target where that token is the model's own.
         targets[row, :len(ids) - 1] = torch.where(torch.from_numpy(mask[1:]), ids[1:], -100)
     return batch, targets
 
 
-def train(model, data, pad, args) -> list[dict]:
-    """Train on encoded examples, each once an epoch. Returns the history of the loss, an entry every 100 steps.
+def learning_rate(peak, n, steps) -> float:
+    """eta_n = eta min(1, (n + 1) / w) (0.05 + 0.95 (1 + cos(pi n / N)) / 2) of step n of N; w: warm-up, 2 % of N.
 
-    The learning rate warms up over the first 2 % of the steps and falls along a cosine to a twentieth of its peak.
-    Every --save-minutes it writes down all that --resume needs to go on as if nothing had happened (on a CPU bit for
-    bit).
+    >>> [round(learning_rate(1.0, n, 100), 3) for n in (0, 1, 50, 99)]
+    [0.5, 1.0, 0.525, 0.05]
     """
-    lengths = [len(ids) for ids, _ in data]
-    batches = plan_batches(lengths, args)
-    graphs = model.device.type == "cuda" and model.num_parameters() < 3e8
-    graphs = graphs and not args.batch_sequences and ranks.count() == 1
-    step = TrainStep(model, args.lr, graphs, args.optimizer == "muon")
+    warm_up = min(1.0, (n + 1) / max(1, round(0.02 * steps)))
+    return peak * warm_up * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * n / steps)))
+
+
+def train(model, data, pad, options) -> list[dict]:
+    """Train on encoded examples, each once an epoch. Returns the history: step and loss L, every 100 steps.
+
+    pad: a token id. With several ranks each trains on its share of a batch, and the loss is the sum over ranks.
+
+    Every SAVE_EVERY seconds it saves all that --resume needs to go on as if nothing had happened: on a CPU the weights
+    are then equal bit for bit. What was trained after the last save is trained again.
+    """
+    batches = plan_batches([len(ids) for ids, _ in data], options)
+    # One CUDA graph for each shape: pays for a small model, whose kernels are shorter than it takes to launch them.
+    graphs = model.device.type == "cuda" and not options.model and not options.batch_sequences
+    tokens = options.batch_tokens if graphs else 0
+    step = TrainStep(model, options.lr, graphs, muon=not options.model)
     model.train()
     if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
         model.gradient_checkpointing_enable()
-    state = {"step": 0, "seen": 0, "seconds": 0.0, "history": [], "made of": fingerprint(args, data)}
-    state |= restore(args, state["made of"], model, step)
-    start, saved = time.time() - state["seconds"], time.time()
-    bar = tqdm(total=len(batches), initial=state["step"], desc="training", unit="step",
-               disable=ranks.rank() > 0 or None)
-
-    def save_at_once():
-        if ranks.count() == 1:  # several are not interrupted at the same step
-            save(args, model, step, state)
-
-    with bar, resumable(f"--out {args.out} --resume continues", save_at_once):
-        for n in range(state["step"], len(batches)):
-            warm = min(1.0, (n + 1) / max(1, round(0.02 * len(batches))))
-            cosine = 0.5 * (1 + math.cos(math.pi * n / len(batches)))
-            step.rate.fill_(args.lr * warm * (0.05 + 0.95 * cosine))
-            parts = [collate([data[i] for i in part], args.batch_tokens if graphs else 0, pad) for part in batches[n]]
-            with uninterrupted():  # an interruption finds weights and state of the same step
-                loss = step(parts)
-                state["step"], state["seconds"] = n + 1, time.time() - start
-                state["seen"] += sum(lengths[i] for part in batches[n] for i in part)
-                if n % 100 == 0 or n + 1 == len(batches):
-                    state["history"].append(progress(loss, state, len(batches)))
-            if ranks.first(time.time() - saved > 60 * args.save_minutes):  # its clock decides
-                save(args, model, step, state)
-                saved = time.time()
-            bar.update()
+    done, history = restore(model, step, options)
+    saved = time.time()
+    for n in tqdm(range(done, len(batches)), "training", unit="step", disable=ranks.rank() > 0 or None):
+        step.rate.fill_(learning_rate(options.lr, n, len(batches)))
+        torch.manual_seed(options.seed + n)  # of dropout: a resumed training draws the same
+        parts = [collate(list(map(data.__getitem__, part)), tokens, pad) for part in batches[n]]
+        loss = step(parts)  # this rank's share of L
+        if n % 100 == 0 or n + 1 == len(batches):
+            history.append({"step": n + 1, "loss": round(sum(ranks.each(float(loss))), 4)})
+            tqdm.write(f"step {n + 1} of {len(batches)}: loss {history[-1]['loss']:.4f}")
+        if ranks.first(time.time() - saved > SAVE_EVERY):  # rank 0's clock decides
+            save(model, step, options, n + 1, history)
+            saved = time.time()
     model.eval()
-    return state["history"]
-
-
-def progress(loss, state, steps) -> dict:
-    """An entry of the history, which is printed, too. loss: this rank's share."""
-    entry = {"step": state["step"], "loss": round(sum(ranks.each(float(loss))), 4), "tokens": state["seen"],
-             "seconds": round(state["seconds"], 1)}
-    tqdm.write(f"step {entry['step']}/{steps}  loss {entry['loss']:.4f}  "
-               f"{entry['tokens'] / state['seconds'] / 1e3:.0f} k tokens/s  {state['seconds']:.0f} s", file=sys.stdout)
-    return entry
-
-
-CHECKPOINT = "training.pt"  # in --out, until the training is complete
-CHANGEABLE = {"resume", "save_minutes", "processes", "cache", "out"}  # options that may differ when it is continued
-
-
-def fingerprint(args, data) -> dict:
-    """What must be the same when a training is continued: options and examples."""
-    examples = 0
-    for ids, mask in data:
-        examples = zlib.crc32(mask.tobytes(), zlib.crc32(ids.tobytes(), examples))
-    return {name: value for name, value in vars(args).items() if name not in CHANGEABLE} | {"the examples": examples}
-
-
-def save(args, model, step, state):
-    """Replace the checkpoint in one instant."""
-    rng = torch.cuda.get_rng_state() if model.device.type == "cuda" else torch.get_rng_state()  # of dropout
-    path, optimizer = Path(args.out) / CHECKPOINT, step.optimizer.state_dict()
-    if ranks.rank() > 0:
-        return
-    torch.save(state | {"model": model.state_dict(), "rng": rng, "optimizer": optimizer}, path.with_suffix(".new"))
-    os.replace(path.with_suffix(".new"), path)
-
-
-def restore(args, made_of, model, step) -> dict:
-    """With --resume, put weights and optimiser back; the state of the training, or {} where none was saved yet.
-
-    made_of: the fingerprint of this training. Raises UserError for a checkpoint that cannot be read, or that other
-    options or examples have made.
-    """
-    path = Path(args.out or ".") / CHECKPOINT
-    if not args.resume or not path.is_file():
-        return {}
-    with told(f"--resume: {path} is broken"):
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.count() > 1)
-        changed = [name for name in made_of if state["made of"].get(name) != made_of[name]]
-        if changed:
-            raise UserError(f"--resume: {path} was made with other options or examples ({', '.join(changed)})")
-        model.load_state_dict(state.pop("model"))
-        step.optimizer.load_state_dict(state.pop("optimizer"))
-    for group in step.optimizer.param_groups:
-        group["lr"] = step.rate  # the tensor by which a step is told its rate
-    (torch.cuda.set_rng_state if model.device.type == "cuda" else torch.set_rng_state)(state.pop("rng"))
-    return state
+    return history
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Command line.
+# What --resume continues from, until the training is complete
+
+CHECKPOINT = "training.pt"  # in --out
+SAVE_EVERY = 300  # seconds between checkpoints
+# Options that may differ when a training is continued. The examples do not depend on the number of processes.
+CHANGEABLE = {"resume", "processes", "out"}
 
 
-def built_in_examples(args) -> list[Example]:
-    """The examples of the built-in cold start, after the diversity filter unless --no-diversity-filter.
+def check_folder(options):
+    """Raise UserError if --out holds a training; with --resume, if it holds none that is begun and not complete."""
+    begun = Path(options.out, CHECKPOINT).is_file()
+    if options.resume and not begun:
+        raise UserError(f"--resume: {options.out} holds no {CHECKPOINT} to continue from")
+    if not options.resume and (begun or Path(options.out, "sft.json").is_file()):
+        raise UserError(f"{options.out} holds a training: continue it with --resume, or choose another --out")
 
-    Single turns and selections are only written; trajectories of several turns are executed as well, in the sandbox
-    without a GPU, as they hold its feedback. Those take far longer to make, so there are fewer, and each counts
-    several times.
+
+def save(model, step, options, done, history):
+    """Replace the checkpoint in one instant: a kill leaves the last one or this one. done: number of steps."""
+    optimizer = step.optimizer.state_dict()  # collects what other ranks have of it
+    if ranks.rank() == 0:
+        path = Path(options.out, CHECKPOINT)
+        state = {"step": done, "history": history, "options": asdict(options)}
+        torch.save(state | {"model": model.state_dict(), "optimizer": optimizer}, path.with_suffix(".new"))
+        os.replace(path.with_suffix(".new"), path)
+
+
+def restore(model, step, options) -> tuple[int, list]:
+    """(steps done, history of the loss). With --resume, weights and optimiser become those of the checkpoint.
+
+    Raises UserError for a checkpoint that cannot be read, or that was made with other options: they would make other
+    examples, or other batches of them, and its number of steps would mean nothing. The number of ranks may differ, as
+    the file holds all of the optimiser's state.
     """
-    single = write_examples(0, args.problems, False, args.processes, "single turns and selections", args.wide)
-    executed = write_examples(500_000_000, args.executed, True, args.processes, "executed trajectories and summaries",
-                              args.wide)
-    examples = single + executed
-    if not args.no_diversity_filter:
-        examples = diversity_filter(examples, random.Random(args.seed))
-    rare = set(map(id, executed))
-    return examples + [e for e in examples if id(e) in rare] * (args.repeat_executed - 1)
+    if not options.resume:
+        return 0, []
+    path = Path(options.out, CHECKPOINT)
+    with told(f"--resume: {path} is broken"):
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    for name, value in asdict(options).items():
+        if name not in CHANGEABLE and state["options"].get(name) != value:
+            raise UserError(f"--resume: {path} was made with another {flag(name)} ({state['options'].get(name)})")
+    model.load_state_dict(state["model"])
+    step.optimizer.load_state_dict(state["optimizer"])
+    for group in step.optimizer.param_groups:
+        group["lr"] = step.rate  # the tensor by which a captured step learns its rate
+    return state["step"], state["history"]
 
 
-def load_data(args, chat, rows):
-    """(tokenizer, encoded examples) from the user's rows, the cache or the built-in examples.
-
-    chat: the pretrained model, or None, when a tokenizer is made from the examples. rows: of read_file, by path.
-    """
-    if rows:
-        convert = rollout_row(chat, args.min_reward, args.from_rollouts) if args.from_rollouts else chat_row(chat)
-        return chat.tokenizer, [example for path in rows for example in read_rows(path, rows[path], convert)]
-    if args.cache and Path(args.cache).is_file():
-        tokenizer, data = load_cache(args.cache)
-        if chat and tokenizer.backend_tokenizer.to_str() != chat.tokenizer.backend_tokenizer.to_str():
-            raise UserError(f"--cache {args.cache}: its tokens are those of another model's tokenizer")
-        return tokenizer, data
-    if not args.problems + args.executed:
-        raise UserError("no examples: choose larger --problems or --executed")
-    examples = built_in_examples(args)
-    if chat is None:
-        some = examples[::max(1, len(examples) // 6000)]
-        chat = Chat(train_tokenizer([m["content"] for e in some for m in e.messages], vocabulary=2048))
-    data = in_processes(_encode_many, examples, 500, args.processes, _start_encoder, (chat.tokenizer,), "tokens")
-    if args.cache:
-        save_cache(args.cache, chat.tokenizer, data)
-    return chat.tokenizer, data
-
-
-def parse(argv):
-    """The options; raises UserError for those that cannot be."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], usage=argparse.SUPPRESS,
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    add = parser.add_argument
-    add("--out", help="folder for the model, its tokenizer and its seed skill library")
-    add("--model", help="pretrained model to start from; without it a tiny one is made from random weights")
-    add("--data", help="train on this file of rows (messages, tools) instead of the built-in examples")
-    add("--from-rollouts", metavar="RUN", help="train on the good replies of this run of reinforce.py")
-    add("--min-reward", type=float, default=1.5, help="what a reply of that run must have earned")
-    add("--size", choices=sorted(SHAPES), default="tiny", help="without --model: tiny 6, small 26, base 84 million")
-    add("--wide", action="store_true", help="examples also of mixtures, lone operators, networks of several classes")
-    add("--problems", type=int, default=80_000, help="synthesised problems for single turns and selections")
-    add("--executed", type=int, default=3_000, help="problems for executed multi-turn trajectories")
-    add("--repeat-executed", type=int, default=3, help="how often those count in an epoch")
-    add("--no-diversity-filter", action="store_true", help="ablation: keep what is over-represented")
-    add("--epochs", type=float, help="passes over the examples; None: 3, over a billion parameters 4 as the paper")
-    add("--batch-tokens", type=int, default=32_768,
-        help="tokens computed at once; their logits are held together: with Qwen3-8B, 2.4 MB each")
-    add("--batch-sequences", type=int,
-        help="sequences in a batch; None: as --batch-tokens allow, over a billion parameters 64 as the paper")
-    add("--optimizer", choices=["adamw", "muon"], help="of matrices; None: muon from random weights, else adamw")
-    add("--lr", type=float, help="peak learning rate; None: 3e-3 with muon, else 1e-3; with --model 2e-5 as the paper")
-    add("--processes", type=int, default=os.cpu_count(), help="processes that write examples")
-    add("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu", help="that trains")
-    add("--seed", type=int, default=0, help="of weights, batches and filter")
-    add("--cache", help="file for the encoded built-in examples: read if it is there, written if not")
-    add("--resume", action="store_true", help="go on with the training in --out (same options; same --cache)")
-    add("--save-minutes", type=float, default=5.0, help="between checkpoints in --out, for --resume")
-    add("--evaluate", metavar="MODEL", help="only measure a model on held-out problems and print the figures")
-    add("--held-out", type=int, default=200, help="held-out problems for --evaluate")
-    args = parser.parse_args(argv)
-    check_device(args.device)
-    if not args.evaluate and not args.out and not args.cache:
-        raise UserError("--out or --cache is required")
-    if args.cache and not Path(args.cache).parent.is_dir():
-        raise UserError(f"--cache {args.cache}: there is no folder for it")
-    check_numbers({name: value for name, value in vars(args).items() if name != "min_reward"}, above_0=(
-        "epochs", "batch_tokens", "batch_sequences", "lr", "held_out", "processes", "repeat_executed"))
-    if (args.from_rollouts or args.data) and not args.model:
-        raise UserError("--data, --from-rollouts: say with --model which model is to be trained on them")
-    can_be_muon = not args.model and ranks.count() == 1  # matrices are not shared out; a large model is in bfloat16
-    if args.optimizer == "muon" and not can_be_muon:
-        raise UserError("--optimizer muon: is for weights that begin at random, on one GPU only")
-    args.optimizer = args.optimizer or ("muon" if can_be_muon else "adamw")
-    args.lr = args.lr or (2e-5 if args.model else 3e-3 if args.optimizer == "muon" else 1e-3)
-    return args
+# ----------------------------------------------------------------------------------------------------------------------
+# Command line
 
 
 def main(argv=None) -> int:
-    args = parse(argv)
-    if args.evaluate:
-        model = Backbone.load(found(args.evaluate), args.device)
-        with Sandbox(device="cpu", seed=args.seed) as sandbox:
-            print(json.dumps(evaluate(model, sandbox, args.held_out), indent=1))
+    """The four steps, from the options to the folder. Returns the exit status.
+
+    With several ranks, rank 0 makes the examples and writes the files, and every rank trains on its share of a batch.
+    """
+    options = read_options(argv)
+    if options.evaluate:
+        model = Backbone.load(found(options.evaluate), options.device)
+        with Sandbox("cpu", seed=options.seed) as sandbox:
+            print(json.dumps(evaluate(model, sandbox, 200), indent=1))
         return 0
-    files = rollout_files(args.from_rollouts) if args.from_rollouts else [args.data] if args.data else []
-    rows = {path: read_file(path) for path in files}  # before the model: a file that cannot be read is told at once
-    out = Path(args.out or ".")
-    if args.out and ranks.rank() == 0:
-        claim(out)  # now, as the examples take long
-    if args.resume and (out / "sft.json").is_file() and not (out / CHECKPOINT).is_file():
-        raise UserError(f"--resume: the training in {out} is complete")
-    if not args.resume and (out / CHECKPOINT).is_file():
-        raise UserError(f"{out} holds an unfinished training: continue it with --resume, or choose another --out")
-    chat = Backbone.load(found(args.model), args.device) if args.model else None
-    large = chat is not None and chat.large
-    args.epochs = args.epochs or (4.0 if large else 3.0)
-    args.batch_sequences = args.batch_sequences or (64 if large else None)
-    torch.manual_seed(args.seed)
-    tokenizer, data = ranks.first(load_data(args, chat, rows) if ranks.rank() == 0 else None)
-    chat = chat or Chat(tokenizer)
-    print(f"{len(data)} examples, {sum(len(ids) for ids, _ in data) / 1e6:.1f} M tokens, "
-          f"{sum(mask.sum() for _, mask in data) / 1e6:.1f} M learnt", flush=True)
-    if not args.out:
-        return 0  # only the cache was wanted
-    # A pretrained model is in bfloat16 above 1e9 parameters.
-    model = chat.model if args.model else tiny_model(chat.tokenizer, args.size).to(args.device)
+    check_folder(options)
+    chat = Backbone.load(found(options.model), options.device) if options.model else None
+    Path(options.out).mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(options.seed)
+    tokenizer, data = ranks.first(load_data(options, chat) if ranks.rank() == 0 else None)
+    # A pretrained model has its weights in bfloat16 above 1e9 parameters, else in float32.
+    model = chat.model if chat else tiny_model(tokenizer, options.size).to(options.device)
     longest = min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1]))
-    if long := sum(len(ids) > longest for ids, _ in data):
-        print(f"sft.py: {long} examples are left out, they are longer than {longest} tokens", file=sys.stderr)
-        data = [(ids, mask) for ids, mask in data if len(ids) <= longest]
-    if not data:
+    fitting = [(ids, mask) for ids, mask in data if len(ids) <= longest]
+    print(f"{len(fitting)} of {len(data)} examples have at most {longest} tokens, and are trained on", flush=True)
+    if not fitting:
         raise UserError("there is nothing to train on")
-    history = train(model, data, chat.tokenizer.pad_token_id or 0, args)
-    if ranks.rank() > 0:
-        return 0
-    Backbone(model.to(torch.bfloat16), chat.tokenizer).save(out)
-    library = SkillLibrary.of_model(found(args.model)) if rows else Writer(None).seed_library(random.Random(args.seed))
-    library.save(out / MODEL_FILE)
-    record = {"arguments": vars(args), "examples": len(data), "history": history}
-    (out / "sft.json").write_text(json.dumps(record, indent=1))
-    (out / CHECKPOINT).unlink(missing_ok=True)
+    history = train(model, fitting, tokenizer.pad_token_id or 0, options)
+    if ranks.rank() == 0:
+        finish(model, tokenizer, options, {"examples": len(fitting), "history": history})
     return 0
+
+
+def finish(model, tokenizer, options, record):
+    """Write the trained model in bfloat16, its skill library and sft.json, and then remove the checkpoint.
+
+    In this order: killed before the last line, --resume goes on from the checkpoint and writes the same files again.
+    """
+    out = Path(options.out)
+    Backbone(model.to(torch.bfloat16), tokenizer).save(out)
+    library = (SkillLibrary.of_model(found(options.model)) if options.data or options.from_rollouts
+               else Writer(None).seed_library(random.Random(options.seed)))
+    library.save(out / MODEL_FILE)
+    (out / "sft.json").write_text(json.dumps({"options": asdict(options)} | record, indent=1))
+    (out / CHECKPOINT).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

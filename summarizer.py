@@ -1,28 +1,29 @@
 """The Summary role: what lesson does the best rollout hold, and does execution confirm it?  (Paper: summary trigger,
 skill proposals, verification by execution.)
 
-    trigger(trajectory, gain)      did later turns beat a correct first one by enough to be worth a lesson?
+    trigger(trajectory, gain)      was a later turn faster than a correct first one by enough to be worth a lesson?
     propose(model, winners, s)     s answers for each task's best triggering rollout; their proposals checked for form
-    verify(model, sandbox, ...)    every surviving proposal must prove itself in one greedy attempt at the same task
-    best_skill(summaries)          the one to stage for a task
+    verify(model, sandbox, ...)    each of these proposals is verified by one greedy attempt at the same task
+    best_skill(summaries)          the proposal to stage for a task
 
-This file knows nothing of gradients or snapshot files: reinforce.py fills in the reward and the advantage.
+In formulas v is a speedup and g the gain that is asked for (--set trigger, 1.2 in the paper). This file knows nothing
+of gradients or snapshot files: reinforce.py fills in the reward and the advantage.
 """
 
-import itertools
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
-import backbone
-from backbone import Completion
-from chat.prompts import PROMPTS, fill, role_messages, skill_text
+from backbone import Completion, extract_tool_call
+from chat.prompts import PROMPTS, UPDATE_TOOL, fill, role_messages, skill_text
 from policy import Trajectory, Turn, policy_messages, rollout
+from program.numbers import mean
 from skills import Skill
 from tasks import Task
 
 MOST_PROPOSALS = 2  # in one answer
 MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content; a little over is accepted
-# Why a proposal was rejected, in the order of the checks; the words that metrics and curves use.
+# Why a proposal was rejected, in the order of the checks; metrics and curves use these words.
 REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "not correct", "too slow")
 
 
@@ -32,10 +33,11 @@ class Proposal:
 
     written: object  # the entry of new_skills as the model wrote it
     skill: Skill | None = None  # None when malformed; verify_speedup is set once it has passed
-    known: bool = False  # the library has it: verified and rewarded like any other, but not staged
+    known: bool = False  # the library has it already: verified and rewarded like any other, but not staged
     rejected: str | None = None  # one of REASONS
     detail: str = ""  # what exactly was wrong
     attempt: Turn | None = None  # the verification
+    joined: str | None = None  # its name in the library; filled in by reinforce.flush if it joins
 
 
 @dataclass
@@ -48,8 +50,8 @@ class Summary:
     best: Turn
     completion: Completion
     proposals: list[Proposal] = field(default_factory=list)
-    reward: float | None = None  # filled once by reinforce.py
-    advantage: float | None = None  # filled once by reinforce.py
+    reward: float | None = None  # filled in once by reinforce.py
+    advantage: float | None = None  # filled in once by reinforce.py
 
 
 def summary_messages(task, skills, first, best) -> list[dict]:
@@ -57,12 +59,13 @@ def summary_messages(task, skills, first, best) -> list[dict]:
 
     first, best: (code, speedup) pairs.
     """
-    shown = "\n\n".join(skill_text("skill_in_use", skill) for skill in skills)
-    asked = [f"[{message['role'].upper()}]\n{message['content']}" for message in policy_messages(task, ())]
-    return role_messages("summary", task_description=task.source.strip(), task_messages_formatted="\n\n".join(asked),
-                         injected_skill_content=fill("skills_in_use", skills=shown) if shown else PROMPTS["no_skills"],
+    in_use = "\n\n".join(skill_text("skill_in_use", skill) for skill in skills)
+    injected = fill("skills_in_use", skills=in_use) if skills else PROMPTS["no_skills"]
+    asked = "\n\n".join(f"[{message['role'].upper()}]\n{message['content']}" for message in policy_messages(task, ()))
+    return role_messages("summary", task_description=task.source.strip(), task_messages_formatted=asked,
+                         injected_skill_content=injected, max_skills=MOST_PROPOSALS,
                          turn1_speedup=f"{first[1]:.2f}", turn1_code=first[0].strip(),
-                         best_turn_speedup=f"{best[1]:.2f}", best_turn_code=best[0].strip(), max_skills=MOST_PROPOSALS)
+                         best_turn_speedup=f"{best[1]:.2f}", best_turn_code=best[0].strip())
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -72,45 +75,48 @@ def summary_messages(task, skills, first, best) -> list[dict]:
 def trigger(trajectory, gain) -> tuple[Turn, Turn] | None:
     """(first turn, best turn) of a rollout that is worth a summary, else None.
 
-    Paper: the first turn is correct, the best turn's speedup is at least 1.2 and at least 1.2x the first's.
+    Paper (summary trigger): correct_1 and v_best >= g max(1, v_1). So the first turn is correct, and the fastest
+    correct turn is g times as fast as PyTorch, and g times as fast as the first turn.
     """
-    first, right = trajectory.turns[0], [turn for turn in trajectory.turns if turn.verdict.correct]
+    first = trajectory.turns[0]
     if not first.verdict.correct:
         return None
-    best = max(right, key=lambda turn: turn.verdict.speedup)
-    return (first, best) if best.verdict.speedup >= gain * max(first.verdict.speedup, 1.0) else None
+    best = max((turn for turn in trajectory.turns if turn.verdict.correct), key=lambda turn: turn.verdict.speedup)
+    return (first, best) if best.verdict.speedup >= gain * max(1.0, first.verdict.speedup) else None
 
 
 def best_trigger(trajectories, gain) -> tuple[Trajectory, Turn, Turn] | None:
-    """Of one task's rollouts, the triggering one with the fastest best turn; None when none triggers."""
-    found = [(trajectory, *turns) for trajectory in trajectories if (turns := trigger(trajectory, gain))]
-    return max(found, key=lambda item: item[2].verdict.speedup, default=None)
+    """(rollout, first turn, best turn) of one task's triggering rollout with the fastest best turn; None without any.
+    """
+    turns = [trigger(trajectory, gain) for trajectory in trajectories]
+    triggering = [(trajectory, *pair) for trajectory, pair in zip(trajectories, turns) if pair]
+    return max(triggering, key=lambda winner: winner[2].verdict.speedup, default=None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # What: proposals and their form
 
 
-def propose(model, winners, s, library, max_new_tokens=2048, temperature=1.0, generator=None,
-            max_prompt_tokens=None) -> list[list[Summary]]:
+def propose(model, winners, s, library, sampling, generator=None) -> list[list[Summary]]:
     """s summaries of every winner, all sampled in one batch (paper: s = 8, temperature 1.0, at most 2,048 tokens).
 
     winners: (trajectory, first turn, best turn) of best_trigger. Each summary's proposals come back checked for form,
-    with the reason where one is rejected. A winner whose prompt is over `max_prompt_tokens` gets no summaries.
+    with the reason where one is rejected. A winner whose prompt is over sampling.max_prompt_tokens gets no summaries.
     """
-    summaries, prompts = [[] for _ in winners], []
-    asked = []  # for each prompt: whose summaries its reply belongs to, and the winner
-    for mine, (trajectory, first, best) in zip(summaries, winners):
-        shown = [(turn.code, turn.verdict.speedup) for turn in (first, best)]
-        prompt = model.chat_ids(summary_messages(trajectory.task, trajectory.skills, *shown), backbone.UPDATE_TOOL)
-        if not max_prompt_tokens or len(prompt) <= max_prompt_tokens:
+    prompts, prompted = [], []  # prompted: for each prompt the place of its winner
+    for place, (trajectory, first, best) in enumerate(winners):
+        messages = summary_messages(trajectory.task, trajectory.skills, (first.code, first.verdict.speedup),
+                                    (best.code, best.verdict.speedup))
+        prompt = model.chat_ids(messages, UPDATE_TOOL)
+        if not sampling.max_prompt_tokens or len(prompt) <= sampling.max_prompt_tokens:
             prompts += [prompt] * s
-            asked += [(mine, trajectory, first, best)] * s
-    known = {key for skill in library.skills for key in identity(skill)} if library else set()
-    replies = model.sample(prompts, max_new_tokens, temperature, generator)
-    for (mine, trajectory, first, best), reply in zip(asked, replies):
+            prompted += [place] * s
+    known = set().union(*map(identity, library.skills))
+    summaries = [[] for _ in winners]
+    for place, reply in zip(prompted, model.sample(prompts, sampling, generator)):
+        trajectory, first, best = winners[place]
         proposals = read_proposals(reply.text, known, lambda text: len(model.encode(text)))
-        mine.append(Summary(trajectory.task, trajectory, first, best, reply, proposals))
+        summaries[place].append(Summary(trajectory.task, trajectory, first, best, reply, proposals))
     return summaries
 
 
@@ -122,7 +128,7 @@ def read_proposals(text, known=frozenset(), count_tokens=len) -> list[Proposal]:
     >>> [p.rejected for p in read_proposals("I would rather not.")]
     ['no tool call']
     """
-    call = backbone.extract_tool_call(text, "update_skill_library")
+    call = extract_tool_call(text, "update_skill_library")
     if call is None:
         return [Proposal(None, rejected="no tool call")]
     entries = call.get("new_skills")
@@ -130,86 +136,92 @@ def read_proposals(text, known=frozenset(), count_tokens=len) -> list[Proposal]:
         return [Proposal(entries, rejected="malformed", detail="new_skills is not a list")]
     proposals = []
     for entry in entries:
-        skill, problem = _form(entry)
-        proposal = Proposal(entry, skill)
-        if problem:
-            proposal.rejected, proposal.detail = "malformed", problem
-        elif len(proposals) >= MOST_PROPOSALS:
-            proposal.rejected = "too many"
-        elif (tokens := count_tokens(skill.content)) > MOST_CONTENT_TOKENS:
-            proposal.rejected, proposal.detail = "too long", f"{tokens} tokens of content"
-        elif advice := lazy_advice(f"{skill.description}\n{skill.content}"):
-            proposal.rejected, proposal.detail = "lazy advice", advice
-        proposal.known = skill is not None and not identity(skill).isdisjoint(known)
+        proposal = Proposal(entry)
+        try:
+            proposal.skill = parse_entry(entry)
+        except ValueError as problem:
+            proposal.rejected, proposal.detail = "malformed", str(problem)
+        else:
+            proposal.known = not identity(proposal.skill).isdisjoint(known)
+            proposal.rejected, proposal.detail = form_problem(proposal.skill, len(proposals), count_tokens)
         proposals.append(proposal)
     return proposals
 
 
-def identity(skill) -> frozenset[str]:
-    """Texts by which a skill counts as known: its content, or its name with its description, whatever the spacing.
+def form_problem(skill, number, count_tokens) -> tuple[str | None, str]:
+    """(one of REASONS, detail) of a well-formed skill that is rejected, else (None, "").
 
-    Such a proposal is worth its reward, as in the release, but is not staged (the release stages it under another
-    name): a technique that keeps proving itself would crowd all others out of BM25's top 20 with its copies.
+    number: how many proposals the answer has before it. count_tokens: length of a text in tokens.
     """
-    name = re.sub(r"-\d+$", "", skill.name)  # the library has numbered those that had the same
-    texts = skill.content, f"{name}\n{skill.description}"
-    return frozenset(" ".join(text.lower().split()) for text in texts)
+    if number >= MOST_PROPOSALS:
+        return "too many", ""
+    tokens = count_tokens(skill.content)
+    if tokens > MOST_CONTENT_TOKENS:
+        return "too long", f"{tokens} tokens of content"
+    advice = lazy_advice(f"{skill.description}\n{skill.content}")
+    return ("lazy advice", advice) if advice else (None, "")
 
 
-def _form(entry) -> tuple[Skill | None, str | None]:
-    """(skill, None) for a well-formed entry of new_skills, (None, what is wrong) for any other."""
+def identity(skill) -> frozenset[str]:
+    """Keys that make two skills the same if they share one: content, or name and description, whatever the spacing.
+
+    A proposal that repeats a skill of the library is verified and rewarded, but not staged. (The release stages it
+    under another name.) A technique that keeps passing would otherwise fill BM25's top 20 with its copies.
+    """
+    name = re.sub(r"-\d+$", "", skill.name)  # without the number that SkillLibrary.add gave it
+    keys = skill.content, f"{name}\n{skill.description}"
+    return frozenset(" ".join(key.lower().split()) for key in keys)
+
+
+def parse_entry(entry) -> Skill:
+    """A well-formed entry of new_skills as a Skill. Raises ValueError that says what is wrong with any other."""
     if not isinstance(entry, dict):
-        return None, "not an object"
+        raise ValueError("not an object")
     texts = [entry.get(key) for key in ("name", "description", "scope", "content")]
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        return None, "no text in name, description, scope or content"
-    (name, description, scope, content), tags = map(str.strip, texts), entry.get("tags")
-    if not re.fullmatch(r"\w[\w .:/+-]{0,79}", name):
-        return None, "the name is no short word or phrase"
+    tags = entry.get("tags")
+    if not isinstance(tags, list) or not 1 <= len(tags) <= 16:
+        raise ValueError("tags is no list of 1 to 16 words")
+    if not all(isinstance(text, str) and text.strip() for text in [*texts, *tags]):
+        raise ValueError("no text in name, description, scope, content or a tag")
+    name, description, scope, content = map(str.strip, texts)
+    if not re.fullmatch(r"\w[\w .:/+-]{0,79}", name) or len(description) > 500:
+        raise ValueError("the name is no short word or phrase, or the description has more than 500 characters")
     if not re.fullmatch(r"general|task_specific/[\w-]+", scope):
-        return None, "the scope is neither general nor task_specific/<family>"
-    if not isinstance(tags, list) or not tags or not all(isinstance(tag, str) and tag.strip() for tag in tags):
-        return None, "tags is no list of words"
-    if len(tags) > 16 or len(description) > 500:
-        return None, "more than 16 tags or 500 characters of description"
+        raise ValueError("the scope is neither general nor task_specific/<family>")
     for section in ("Motivation", r"Key\s+Idea", "Example"):
         if not re.search(rf"^\W*{section}\b", content, re.MULTILINE | re.IGNORECASE):
-            return None, "the content lacks one of the sections Motivation, Key Idea, Example"
-    return Skill(name, description, scope, tuple(tag.strip() for tag in tags), content), None
+            raise ValueError("the content lacks one of the sections Motivation, Key Idea, Example")
+    return Skill(name, description, scope, tuple(tag.strip() for tag in tags), content)
 
 
 # Advice to avoid writing kernels (the release's filter of proposals). A skill may mention torch: what stays a torch
 # call, what is replaced, what is slower. It may not send the reader to torch.compile or a vendor library, back to
 # PyTorch, or away from kernels. Each pattern is put together from the words above it.
-_LIBRARY = (r"(?:torch[._ ]compile|torch\.jit|torch[- ]?inductor|inductor|cu-?blas(?:lt)?|cu-?dnn|cutlass|"
-            r"flash[_ -]?attn)\b")
+_LIBRARY = r"(?:torch[._ ]compile|torch\.jit|(?:torch[- ]?)?inductor|cu-?blas(?:lt)?|cu-?dnn|cutlass|flash[_ -]?attn)\b"
 _STOCK = r"(?:eager|plain|native|stock|standard|built-?in|vanilla|regular)\s+"
 _TORCH = rf"(?:{_STOCK})*(?:py)?torch\b"
 _HAND = r"(?:own|custom|triton|cuda|hand-?written|hand-?rolled)\s+"
 _ANY = rf"(?:(?:a|an|any|your|our|new|fused)\s+|{_HAND})*"
 _OWN_KERNEL = rf"{_ANY}{_HAND}(?:\w+\s+)?kernels?\b(?!\s+(?:per|for each))"
-_USE = (r"(?:us(?:e|ing)|call(?:ing)?|prefer(?:ring)?|apply(?:ing)?|try|choos(?:e|ing)|rely(?:ing)? on|"
-        r"switch(?:ing)? to|stick(?:ing)? (?:to|with)|wrap\b[^.\n]{0,40}\b(?:in|with|by)|decorat\w+[^.\n]{0,40}\bwith)")
-_HAND_OVER = r"(?:leave|delegat\w+|hand|dispatch\w*|defer\w*|offload\w*|pass|route)"
+_USE = (r"(?:(?:us|call|prefer|apply|try|choos|rely|switch|stick)(?:e|ing)?(?: on| to| with)?|"
+        r"(?:wrap|decorat)\w*[^.\n]{0,40}\b(?:in|with|by))")
 _DO_NOT = r"(?:avoid|do not|don't|never|no need to|not worth|unnecessary to|refrain from|skip)"
-_WRITE = r"(?:writ(?:e|ing)|implement(?:ing)?)"
+_WRITE = r"(?:writ|implement|creat|add|us|launch)(?:e|ing)?"
 _LAZY = [re.compile(pattern, re.IGNORECASE) for pattern in (
-    rf"\b{_USE}\s+(?:the |a |an |@|`|')*{_LIBRARY}",  # use torch.compile, call cuBLAS
-    rf"\b{_USE}\s+(?:the )?{_STOCK}(?:py)?torch\b",  # use the built-in PyTorch function
-    rf"\b{_HAND_OVER}\b[^.\n]{{0,50}}\bto\s+(?:the )?`?(?:{_LIBRARY}|{_TORCH}(?!\.\w))",  # leave the matmul to cuBLAS
-    rf"\bf[ae]ll(?:s|ing)?[ -]?back\s+(?:to|on|onto)\s+(?:the |`)*"  # fall back to PyTorch
-    rf"(?:{_LIBRARY}|{_TORCH}|eager|native|the (?:library|reference))",
-    rf"\b(?:just|simply|only)\s+(?:us(?:e|ing)|call(?:ing)?|keep(?:ing)?|return(?:ing)?)\s+(?:the )?`?{_TORCH}",
+    rf"\b{_USE}\s+(?:the |a |an |@|`|')*(?:{_LIBRARY}|{_STOCK}(?:py)?torch\b)",  # use torch.compile, call cuBLAS
+    r"\b(?:leave|delegat\w+|hand|dispatch\w*|defer\w*|offload\w*|pass|route)\b[^.\n]{0,50}\bto\s+(?:the )?`?"
+    rf"(?:{_LIBRARY}|{_TORCH}(?!\.\w))",  # leave the matmul to cuBLAS
+    rf"\bf[ae]ll(?:s|ing)?[ -]?back\s+(?:to|on)\s+(?:the |`)*(?:{_LIBRARY}|{_TORCH}|eager|native|library|reference)",
+    rf"\b(?:just|simply|only)\s+(?:{_USE}|keep(?:ing)?|return(?:ing)?)\s+(?:the )?`?{_TORCH}",
     rf"\b{_USE}\s+`?torch\.[\w.]+(?:\([^)]*\))?`?\s+(?:instead\b(?! of `?torch)|directly\b)",  # use torch.sum instead
-    rf"\b{_DO_NOT}\s+(?:(?:{_WRITE}|creat(?:e|ing)|add(?:ing)?|us(?:e|ing)|launch(?:ing)?)\s+)?{_OWN_KERNEL}",
-    rf"\b{_DO_NOT}\s+{_WRITE}\s+{_ANY}kernels?\b",  # do not write a kernel
+    rf"\b{_DO_NOT}\s+(?:{_WRITE}\s+)?{_OWN_KERNEL}",
+    rf"\b{_DO_NOT}\s+(?:writ|implement)(?:e|ing)?\s+{_ANY}kernels?\b",  # do not write a kernel
     rf"\b(?:instead of|rather than)\s+(?:{_WRITE}\s+)?{_OWN_KERNEL}",
-    rf"\breplac\w+\s+(?:the |your |this )?(?:\w+\s+)?kernels?\s+(?:with|by)\s+(?:the |a |one )?`?"
-    rf"(?:{_LIBRARY}|{_TORCH})",
+    rf"\breplac\w+\s+(?:\w+\s+){{0,2}}kernels?\s+(?:with|by)\s+(?:the |a |one )?`?(?:{_LIBRARY}|{_TORCH})",
 )]
-_TURNED_DOWN = re.compile(  # what comes before, when the advice is the opposite: "do not call cuBLAS"
-    r"(?:\bnot|n't|\bnever|\bunlike|\binstead of|\brather than|\bwithout|\bavoid|\bno need to|\bthan|\bbeats|"
-    r"\boutperforms|\bno longer)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+# What comes before such words where the advice is the opposite: "do not call cuBLAS"
+_TURNED_DOWN = re.compile(r"(?:\bnot|n't|\bnever|\bunlike|\binstead of|\brather than|\bwithout|\bavoid|\bno need to|"
+                          r"\bthan|\bbeats|\boutperforms|\bno longer)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
 
 
 def lazy_advice(text) -> str | None:
@@ -232,38 +244,60 @@ def lazy_advice(text) -> str | None:
 # Whether: verification by execution
 
 
-def verify(model, sandbox, summaries, max_new_tokens, max_prompt_tokens, gain):
+def verify(model, sandbox, summaries, sampling, gain):
     """Fill in `attempt`, and `rejected` or the skill's verify_speedup, of every proposal that passed the form check.
 
     Paper (verification): the policy answers the same task once, greedily, with the winning scheme's skills and the new
-    one. All tasks' attempts run as one batch; equal proposals share one, since a greedy answer to one prompt is one
-    answer.
+    one. All tasks' attempts run as one batch. Equal proposals share one attempt, since greedy answers to equal prompts
+    are equal. summaries: a list for each task. sampling: the policy's.
     """
-    jobs = {}  # (task, skills) -> the proposals that ask for this attempt
-    for summary in itertools.chain(*summaries):
+    proposals = {}  # (task, skills) -> [(summary, proposal)] that this attempt verifies
+    for summary in sum(summaries, []):
         for proposal in summary.proposals:
             if not proposal.rejected:
                 job = summary.task, summary.winner.skills + (proposal.skill,)
-                jobs.setdefault(job, []).append((summary, proposal))
-    attempts = rollout(model, sandbox, list(jobs), 1, max_new_tokens, max_prompt_tokens, temperature=0)
-    for asking, attempt in zip(jobs.values(), attempts):
-        for summary, proposal in asking:
+                proposals.setdefault(job, []).append((summary, proposal))
+    attempts = rollout(model, sandbox, list(proposals), 1, replace(sampling, temperature=0.0))
+    for verified, attempt in zip(proposals.values(), attempts):
+        for summary, proposal in verified:
             apply_pass_rule(proposal, attempt.turns[0], summary.first, gain)
 
 
 def apply_pass_rule(proposal, attempt, first, gain):
-    """A skill passes if its attempt is correct, 1.2x as fast as PyTorch and 1.2x as fast as the winner's first turn."""
+    """Paper (verification): a skill passes iff its attempt is correct and v >= g max(1, v_1).
+
+    v: the attempt's speedup; v_1: that of the winner's first turn. attempt, first: Turns.
+    """
     verdict, proposal.attempt = attempt.verdict, attempt
     if not verdict.correct:
         proposal.rejected, proposal.detail = "not correct", verdict.rejected or verdict.error or "incorrect"
-    elif verdict.speedup < gain * max(first.verdict.speedup, 1.0):
-        proposal.rejected = "too slow"
-        proposal.detail = f"speedup {verdict.speedup:.2f}, first turn {first.verdict.speedup:.2f}"
+    elif verdict.speedup < gain * max(1.0, first.verdict.speedup):
+        proposal.rejected, proposal.detail = "too slow", f"{verdict.speedup:.2f} against {first.verdict.speedup:.2f}"
     else:
         proposal.skill = replace(proposal.skill, verify_speedup=verdict.speedup)
 
 
-def best_skill(summaries) -> Skill | None:
-    """Of one task's summaries, the new passing skill with the fastest verification (paper: it is staged)."""
-    passed = [p.skill for summary in summaries for p in summary.proposals if not p.rejected and not p.known]
-    return max(passed, key=lambda skill: skill.verify_speedup or 0, default=None)
+def best_skill(summaries) -> Proposal | None:
+    """Of one task's summaries, the passing proposal with the fastest verification that is new (paper: it is staged).
+
+    Without verification (ablation) no speedup is known, and the first one is staged.
+    """
+    proposals = sum((summary.proposals for summary in summaries), [])
+    passed = [proposal for proposal in proposals if not proposal.rejected and not proposal.known]
+    return max(passed, key=lambda proposal: proposal.skill.verify_speedup or 0, default=None)
+
+
+def summary_metrics(summaries) -> dict:
+    """What metrics.jsonl says of a step's summaries.
+
+    reward_summary    mean reward of a summary: the speedup of its best passing skill, at most 6, or 0
+    summaries         number of summaries
+    proposals         number of skills in them, malformed ones included
+    passed            number of proposals that passed the form check and the verification, known ones included
+    rejected          number of proposals that were rejected for each of REASONS
+    """
+    proposals = sum((summary.proposals for summary in summaries), [])
+    rejected = Counter(proposal.rejected for proposal in proposals if proposal.rejected)
+    return {"reward_summary": mean(summary.reward for summary in summaries), "summaries": len(summaries),
+            "proposals": len(proposals), "passed": len(proposals) - rejected.total(),
+            "rejected": dict(sorted(rejected.items()))}

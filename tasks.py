@@ -1,6 +1,6 @@
-"""What a problem is, and where problems come from.
+"""What a problem is, where problems come from, and which problems may be trained on (decontamination).
 
-A problem is the source of a Python file in KernelBench's format: a class `Model(nn.Module)`, module-level constants,
+A problem is the text of a Python file in KernelBench's format: a class `Model(nn.Module)`, module-level constants,
 `get_inputs()` and `get_init_inputs()`, the two lists of positional arguments for `forward` and `__init__`. A candidate
 answers with a class `ModelNew` that has the same constructor and computes the same function.
 
@@ -11,43 +11,21 @@ Sources of problems, all giving `Task` records:
     kernelbench_tasks  a KernelBench checkout (evaluation only)
     folder_tasks       a folder of the user's own problem files
 
-`synthetic/generator.py` adds training problems without end; `unfit` and `fingerprint` below keep them clear of
-evaluation.
+`synthetic/generator.py` generates training problems without end; `unfit` and `fingerprint` keep them apart from the
+evaluation problems. Importing this module changes nothing.
 """
 
 import ast
-import contextlib
 import hashlib
-import importlib.util
 import math
-import os
-import pickle
 import re
-import shutil
-import signal
-import sys
-import time
 import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-ROOT = Path(__file__).absolute().parent
-
-# What cannot work is told at once, and not by the import that fails first.
-if sys.platform != "linux":
-    sys.exit("error: this needs Linux, for Triton and to confine the candidates' processes (on Windows: WSL)")
-if missing := [name for name in ("torch", "triton", "transformers") if not importlib.util.find_spec(name)]:
-    sys.exit(f"error: {', '.join(missing)}: not installed (pip install -r requirements.txt)")
-if Path(sys.argv[0]).absolute().parent == ROOT and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a program of ours; until run_command Ctrl-C just ends it
-
-# OpenMP's threads wait for work by spinning, by default for so long that two processes on the same cores slow each
-# other down several times. With this they spin for a fraction of a millisecond, then sleep: a small model's next
-# operator comes sooner. libgomp reads it when torch is loaded, so every program of ours imports this file before torch.
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 import torch
-from tqdm import tqdm
+
+from program.files import ROOT, found, told
+from program.process import UserError
 
 PROBLEMS = ROOT / "problems"
 
@@ -55,127 +33,18 @@ PROBLEMS = ROOT / "problems"
 # problem gets a batch this many times larger; the modelled clock divides the GPU's rates by the same number, so that a
 # problem means the same on both: launches, bytes and FLOPs keep their proportions.
 GPU_BATCH_FACTOR = 256
-# KernelBench's sizes are meant for a GPU. Elements of all tensors of a problem: so many of them the interpreter gets
-# through in a second (measured on two busy cores), and so many a shrunken problem has at most.
-INTERPRETED, SHRUNKEN = 100_000, 400_000
-
-
-class UserError(ValueError):
-    """Bad input of the user's. The message is one line that says what is wrong; no traceback is shown with it."""
+# Elements of all tensors of a problem that the interpreter gets through in a second (measured on two busy cores).
+INTERPRETED = 100_000
 
 
 class TaskError(UserError):
     """A problem that cannot be used."""
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The command lines: how they end, and what they may be given
-
-
-def run_command(main):
-    """Run a command line's main() and exit with the status that it returns.
-
-    A UserError becomes one line on stderr and status 2, as argparse reports a bad option; so does a full disk. Ctrl-C
-    and SIGTERM are KeyboardInterrupts, which close all that is open, and become one line and status 130.
-    """
-    name = Path(sys.argv[0]).name
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # and not ignored, as in the background of a script
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        sys.exit(main())
-    except KeyboardInterrupt as error:
-        print(f"{name}: interrupted{'; ' if str(error) else ''}{error}", file=sys.stderr)
-        sys.exit(130)
-    except Exception as error:
-        line = str(error) if isinstance(error, UserError) else full_disk(error)
-        if line is None:
-            raise
-        print(f"{name}: error: {line}", file=sys.stderr)
-        sys.exit(2)
-
-
-@contextlib.contextmanager
-def told(problem, kind=UserError):
-    """Around the reading of a file: whatever is wrong with it becomes one line, an error of a `kind` with `problem`."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
-        raise kind(f"{problem} ({type(error).__name__})") from None
-
-
-@contextlib.contextmanager
-def resumable(how, save=lambda: None):
-    """Tell whoever interrupts this block `how` to go on, after save() has saved what is complete."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        save()
-        raise KeyboardInterrupt(how) from None
-    except Exception as error:
-        if not (line := full_disk(error)):
-            raise
-        raise UserError(f"{line}; when there is space: {how}") from None
-
-
-@contextlib.contextmanager
-def uninterrupted():
-    """Ctrl-C and SIGTERM take effect at the end of this block."""
-    came, numbers = [], (signal.SIGINT, signal.SIGTERM)
-    numbers = [number for number in numbers if signal.getsignal(number) is signal.default_int_handler]
-    for number in numbers:
-        signal.signal(number, lambda *_: came.append(True))
-    try:
-        yield
-    finally:
-        for number in numbers:
-            signal.signal(number, signal.default_int_handler)
-    if came:
-        raise KeyboardInterrupt
-
-
-def full_disk(error) -> str | None:
-    """A line that tells of a full disk, if an exception does. PyTorch and safetensors have errors of their own for it.
-    """
-    said = any(words in str(error) for words in ("No space left", "uota exceeded", "File too large", "unexpected pos"))
-    return f"the disk is full ({str(error).splitlines()[0][:200]})" if said else None
-
-
-def check_numbers(options, above_0=(), at_most={}):
-    """Raise UserError for a number that is negative, infinite or nan; for 0 where it is forbidden; above a bound.
-
-    options: {name: value}; what is no number is left alone. above_0: names. at_most: {name: bound}.
-    """
-    for name, value in options.items():
-        if type(value) in (int, float):
-            most = at_most.get(name, 2**63 - 1)  # the largest seed
-            if not 0 <= value <= most or value == 0 and name in above_0:
-                least, limit = "above" if name in above_0 else "from", f" to {most}" if name in at_most else ""
-                raise UserError(f"{flag(name)} {value:g}: choose a number {least} 0{limit}")
-
-
-def check_device(device):
-    """Raise UserError for a device that is not there; tell what a GPU's candidates will miss."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: no GPU is available here")
-    if device == "cuda" and not shutil.which("ninja"):
-        print("ninja is not installed: kernels in CUDA C++ cannot be compiled (pip install ninja)", file=sys.stderr)
-
-
-def flag(name) -> str:
-    """What an option is called on the command line."""
-    return "--" + name.replace("_", "-")
-
-
-def found(path) -> Path:
-    """The file or folder of this name, or where there is none, the one in the repository if it is there."""
-    return ROOT / path if not Path(path).exists() and (ROOT / path).exists() else Path(path)
-
-
 @dataclass(frozen=True)
 class Task:
+    """A problem. Equal sources are one task for the sandbox, whatever their names."""
+
     name: str  # unique within its source, such as "level1/3_softmax"
     level: int  # KernelBench's level: 1 single operators, 2 fused chains, 3 networks; 0 for synthesised problems
     source: str  # the problem file's text
@@ -183,60 +52,59 @@ class Task:
 
 
 def load_task(path, level=0, name=None) -> Task:
-    """Read one problem file. Raises TaskError when it is missing or lacks one of the names of the format."""
+    """Read one problem file, which may also be named by its path in the repository (program.files.found).
+
+    name: the file's name without .py where none is given. Raises TaskError if the file cannot be read, or lacks one of
+    the names of KernelBench's format. The text is not executed: whether the problem runs is found out by `unfit` or, in
+    processes of its own, by the sandbox.
+    """
     path = found(path)
     with told(f"{path}: cannot read the problem", TaskError):
         source = path.read_text()
-    check_format(source, path)
-    return Task(name or path.stem, level, source)
-
-
-def check_format(source, where="problem"):
-    """Raise TaskError unless `source` defines Model, get_inputs and get_init_inputs at module level."""
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError) as error:
-        line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
-        raise TaskError(f"{where}: not valid Python{line}") from None
-    defined = {node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+        raise TaskError(f"{path}: not valid Python ({error})") from None
+    defined = [node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in defined]
     if missing:
-        raise TaskError(f"{where}: does not define {', '.join(missing)} (KernelBench format)")
+        raise TaskError(f"{path}: does not define {', '.join(missing)} (KernelBench format)")
+    return Task(name or path.stem, level, source)
 
 
-def _numbered(base, level) -> list[Task]:
-    """All problem files `<id>_<name>.py` of a level's folder, which is in `base`, in the order of their ids."""
-    folder = base / f"level{level}"
-    files = [path for path in folder.glob("*.py") if re.match(r"\d+_", path.name)]
+def folder_tasks(folder, level=0) -> list[Task]:
+    """Every .py file of a folder as a problem, in the order of their ids (`<id>_<name>.py`), then of their names.
+
+    A problem's name is folder/file, such as level1/3_softmax. With a level, files without an id are left out. Raises
+    TaskError if there is no problem.
+    """
+    folder = found(folder)
+    files = list(folder.glob("[0-9]*.py" if level else "*.py"))
+    files.sort(key=lambda path: (int(re.match(r"\d*", path.name)[0] or 0), path.name))
     if not files:
-        raise TaskError(f"{folder}: no problem files (<id>_<name>.py) there")
-    files.sort(key=lambda path: problem_id(path.name))
+        raise TaskError(f"{folder}: no problem files (*.py) there")
     return [load_task(path, level, f"{folder.name}/{path.stem}") for path in files]
 
 
 def builtin_tasks(level=None, device="cpu") -> list[Task]:
-    """The built-in evaluation problems of one level, or of all; with a larger batch when they are to run on a GPU."""
-    levels = [1, 2, 3] if level is None else [level]
-    tasks = [task for n in levels for task in _numbered(PROBLEMS, n)]
+    """The built-in evaluation problems of one level, or of all three; for a GPU with GPU_BATCH_FACTOR times the batch.
+    """
+    tasks = []
+    for number in (1, 2, 3):
+        if level in (None, number):
+            tasks += folder_tasks(PROBLEMS / f"level{number}", number)
     return tasks if device == "cpu" else [scale_batch(task, GPU_BATCH_FACTOR) for task in tasks]
 
 
 def kernelbench_tasks(folder, level) -> list[Task]:
-    """The problems of one level of a KernelBench checkout (`folder` is the repository or its KernelBench/ folder)."""
-    folder = found(folder)
-    for base in (folder, folder / "KernelBench"):
+    """The problems of one level of a KernelBench checkout (`folder` is the repository or its KernelBench/ folder).
+
+    Raises TaskError with the place to get it from where the level is not there. We ship hashes of these problems only.
+    """
+    for base in (found(folder), found(folder) / "KernelBench"):
         if (base / f"level{level}").is_dir():
-            return _numbered(base, level)
-    raise TaskError(f"{folder}: no level{level}/ there; clone https://github.com/ScalingIntelligence/KernelBench and "
-                    "pass its folder as --kernelbench")
-
-
-def folder_tasks(folder) -> list[Task]:
-    """Every .py file of a folder as a problem, in the order of their names. Raises TaskError if there is none."""
-    files = sorted(found(folder).glob("*.py"))
-    if not files:
-        raise TaskError(f"{folder}: no problem files (*.py) there")
-    return [load_task(path) for path in files]
+            return folder_tasks(base / f"level{level}", level)
+    raise TaskError(f"{folder}: no level{level}/ there; clone https://github.com/ScalingIntelligence/KernelBench")
 
 
 def problem_id(name) -> int:
@@ -247,129 +115,106 @@ def problem_id(name) -> int:
 def chosen_tasks(tasks, ids) -> list:
     """The tasks that --ids names: "5,10,15", "1-20", "every5" (ids divisible by 5) or a mixture; all when it is None.
 
-    Raises UserError for anything else, or an id that is not there.
+    Raises UserError for a part that can be read in no such way, or that names none of the tasks.
+
+    >>> [task.name for task in chosen_tasks([Task(f"level1/{n}_x", 1, "") for n in range(1, 11)], "2-3,every5")]
+    ['level1/2_x', 'level1/3_x', 'level1/5_x', 'level1/10_x']
     """
     if ids is None:
         return tasks
-    numbers, wanted = {problem_id(task.name): task for task in tasks}, set()
+    by_id = {problem_id(task.name): task for task in tasks}
+    wanted = set()
     for part in ids.replace(" ", "").split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?|every(\d*[1-9]\d*)", part)
-        if not match:
-            raise UserError(f"--ids {ids}: cannot read '{part}' (write 5,10,15 or 1-20 or every5)")
-        first, last, step = match.groups()
-        # No level is as long as 9,999: a longer list would only take memory before it is refused.
-        wanted.update(range(int(first), min(int(last or first), int(first) + 9999) + 1) if first else
-                      [number for number in numbers if number % int(step) == 0])
-    missing = wanted - set(numbers)
-    if missing or not wanted:
-        raise UserError(f"--ids {ids}: there is no {f'problem {min(missing)}' if missing else 'such problem'} there")
-    return [numbers[number] for number in sorted(wanted)]
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?|every([1-9]\d*)", part)
+        numbers = set()
+        if match and match[3]:
+            numbers = {number for number in by_id if number % int(match[3]) == 0}
+        elif match:
+            numbers = {number for number in by_id if int(match[1]) <= number <= int(match[2] or match[1])}
+        if not numbers:
+            raise UserError(f"--ids {ids}: {part!r} is not there, or not an id (write 5,10,15 or 1-20 or every5)")
+        wanted |= numbers
+    return [by_id[number] for number in sorted(wanted)]
 
 
 def scale_batch(task, factor) -> Task:
-    """Multiply the batch size: the file's first module-level integer, by this project's convention.
+    """The same problem with `factor` times the batch.
 
-    Of a synthesised product with a diagonal matrix it is the second, the columns, as the rows are both sides of it.
+    By this project's convention the batch is the file's first module-level integer; it may be written as a product. Of
+    a synthesised product with a diagonal matrix it is the second, the number of columns, as the first one is both sides
+    of the matrix. A problem without such a number stays as it is.
     """
-    values = [node.value for node in ast.parse(task.source).body if isinstance(node, ast.Assign)]
-    sizes = [value for value in values if re.fullmatch(r"\d+( \* \d+)*", ast.unparse(value))]  # 512, or 256 * 2
-    which = 1 if task.family == "diagonal" else 0
-    if len(sizes) <= which:
+    # n = 512, or n = 256 * 2
+    sizes = list(re.finditer(r"^\w+ *= *(\d+(?: *\* *\d+)*) *(?:#|$)", task.source, re.MULTILINE))
+    place = 1 if task.family == "diagonal" else 0
+    if len(sizes) <= place:
         return task
-    value, lines = sizes[which], task.source.split("\n")
-    line, size = lines[value.lineno - 1], math.prod(map(int, ast.unparse(value).split(" * ")))
-    lines[value.lineno - 1] = line[:value.col_offset] + str(size * factor) + line[value.end_col_offset:]
-    return replace(task, source="\n".join(lines))
+    size = sizes[place]
+    scaled = factor * math.prod(map(int, size[1].split("*")))
+    return replace(task, source=f"{task.source[:size.start(1)]}{scaled}{task.source[size.end(1):]}")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Problems of KernelBench's sizes on a machine without a GPU
+# The size of a problem: KernelBench's are meant for a GPU
 
 
-def made(source) -> tuple:
-    """(model, get_inputs) of a problem file's text. Raises whatever that raises."""
-    space = {}
-    exec(compile(source, "problem", "exec"), space)
-    return space["Model"](*space["get_init_inputs"]()), space["get_inputs"]
+def construct(source) -> tuple:
+    """(model, get_inputs) of a problem's text. Runs the text, and raises whatever that raises."""
+    names = {}
+    exec(compile(source, "problem", "exec"), names)
+    return names["Model"](*names["get_init_inputs"]()), names["get_inputs"]
 
 
 def elements(source, enough) -> int:
-    """How many elements inputs, parameters and output have together; without the output where `enough` are exceeded.
+    """Number of elements of inputs, parameters and outputs; the outputs are left out where it is over `enough` already.
 
-    0 if the problem does not run. It is run without memory, on PyTorch's meta device.
+    0 if the problem does not run. It runs on PyTorch's meta device, so no tensor takes memory.
     """
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
-            model, get_inputs = made(source)
+            model, get_inputs = construct(source)
             inputs = get_inputs()
-            total = sum(t.numel() for t in [*inputs, *model.parameters()] if isinstance(t, torch.Tensor))
-            output = model(*inputs) if total <= enough else ()
-    except Exception:  # whatever a problem may raise
+            total = _elements([*inputs, *model.parameters()])
+            if total > enough:
+                return total
+            output = model(*inputs)
+    except Exception:  # a problem's code may raise anything
         return 0
-    outputs = output if isinstance(output, (tuple, list)) else [output]
-    return total + sum(t.numel() for t in outputs if isinstance(t, torch.Tensor))
+    return total + _elements(output if isinstance(output, (tuple, list)) else [output])
 
 
-def _capped(source):
-    """A problem's text with its sizes (module level, get_inputs, get_init_inputs) capped, lower and lower."""
-    for most in (1000, 1):  # all sizes; where that does not run, as with literals in the constructor, the batch alone
-        for cap in (1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1):
-            tree = ast.parse(source)
-            outside = [n for node in tree.body if not isinstance(node, ast.ClassDef) for n in ast.walk(node)]
-            sizes = [n for n in outside if isinstance(n, ast.Constant) and type(n.value) is int and n.value > cap]
-            for size in sorted(sizes, key=lambda n: (n.lineno, n.col_offset))[:most]:
-                size.value = cap + size.value % cap  # multiples of the cap become it, others keep what is left over
-            yield ast.unparse(tree)
+def _elements(values) -> int:
+    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
 
 
-def shrunken(task, enough=20 * SHRUNKEN) -> tuple[Task, int]:
-    """(the problem with its sizes capped to have at most SHRUNKEN elements, how many it has; see `elements`).
+def too_large(task, seconds) -> str | None:
+    """Why a problem cannot be interpreted without a GPU within so many seconds, with its size; None if it can.
 
-    Where that cannot be had, the smallest version that runs, or the problem as it is; 0 if that cannot be built.
+    An estimate by the number of elements (INTERPRETED a second), so that bench.py can say at once which of
+    KernelBench's problems are unusable, instead of waiting for each candidate to exceed its time limit.
     """
-    best, smallest = task, elements(task.source, SHRUNKEN)
-    for source in _capped(task.source):
-        if 0 < smallest <= SHRUNKEN:
-            break
-        count = elements(source, enough)
-        if count and (count < smallest or not smallest):
-            smallest, best = count, replace(task, source=source)
-    return best, smallest
-
-
-def without_a_gpu(tasks, seconds, shrink) -> tuple[list, dict]:
-    """KernelBench's problems as they can be run here, and {name: why} of those that are too large to be interpreted.
-
-    seconds: for a candidate. shrink: make smaller what is too large. Both are told before anything starts.
-    """
-    most, kept, too_large = int(INTERPRETED * seconds), [], {}
-    for task in tqdm(tasks, desc="shrinking", unit="problem", disable=None if shrink else True):
-        task, count = shrunken(task, most) if shrink else (task, elements(task.source, most))
-        kept.append(task)
-        if count > most:
-            why = f"its tensors take {4e-9 * count:.2g} GB; without a GPU {4e-9 * most:.2g} GB are possible"
-            tqdm.write(f"{task.name}: {why}", file=sys.stderr)
-            too_large[task.name] = why
-    if too_large:
-        print(f"{len(too_large)} of {len(tasks)} problems count as unusable"
-              f"{'' if shrink else '; --shrink makes them smaller'}", file=sys.stderr)
-    return kept, too_large
+    most = int(INTERPRETED * seconds)
+    count = elements(task.source, most)
+    if count <= most:
+        return None
+    return f"its tensors take {4e-9 * count:.2g} GB; without a GPU {4e-9 * most:.2g} GB are possible"  # 4 bytes each
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Decontamination: a training problem must not be an evaluation problem in disguise (CUDA Agent filters its tasks so).
+# Decontamination: a training problem must not be an evaluation problem in disguise. (CUDA Agent filters its tasks so.)
 #
 # Two problems count as near when their `Model` classes use the same operators the same number of times, whatever their
 # names, order, shapes, constants and spelling (F.relu, x.relu(), nn.ReLU() are one operator). That is stricter than
-# text similarity, and it can be checked against a list of hashes without having the evaluation problems at hand.
+# text similarity, and it can be checked against a list of hashes, so KernelBench's problems need not be at hand.
 
 # Names are compared in lower case, without underscores and a final "loss". Another name -> its name here.
 _SPELLINGS = {"hardtanh": "clamp", "relu6": "clamp", "clampmin": "clamp", "clampmax": "clamp", "clip": "clamp",
               "multiply": "mul", "divide": "mul", "div": "mul", "subtract": "sub", "max": "amax", "min": "amin",
               "swish": "silu", "mm": "matmul", "bmm": "matmul", "inner": "matmul", "linear": "matmul",
               "vectornorm": "norm", "negative": "neg", "huber": "smoothl1", "rsqrt": "sqrt"}
-# Python's operators; operators -> those that they can be written with; and what computes nothing.
+# Python's operators. A division counts as a product, since x / 2 can be written as x * 0.5.
 _ARITHMETIC = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "mul", ast.Pow: "mul", ast.MatMult: "matmul"}
+# An operator -> the operators that it can be written with instead.
 _WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"], "softsign": ["abs", "add", "mul"],
                 "pow": ["mul"], "square": ["mul"], "mse": ["mean", "mul", "sub"], "l1": ["abs", "mean", "sub"],
                 "logsigmoid": ["log", "sigmoid"], "logsoftmax": ["log", "softmax"], "softmin": ["neg", "softmax"],
@@ -377,6 +222,7 @@ _WRITTEN_OUT = {"silu": ["mul", "sigmoid"], "mish": ["mul", "tanh", "softplus"],
                 "log1p": ["add", "log"], "reciprocal": ["mul"], "normalize": ["mul", "norm"],
                 "leakyrelu": ["mul", "where"], "hardsigmoid": ["add", "clamp", "mul"],
                 "hardswish": ["add", "clamp", "mul", "mul"], "gelu": ["add", "erf", "mul", "mul", "mul"]}
+# Calls that compute nothing.
 _NEUTRAL = {"contiguous", "clone", "detach", "view", "reshape", "flatten", "size", "dim", "numel", "expand",
             "unsqueeze", "squeeze", "identity", "dropout", "device", "to", "float", "tensor", "init", "super"}
 
@@ -387,47 +233,73 @@ def operators(source) -> list[str]:
     >>> operators("class Model(nn.Module):\\n def forward(self, x):\\n  return F.relu(x) * 2 + torch.tanh(x)")
     ['add', 'mul', 'relu', 'tanh']
     """
-    found = []
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    methods = [n for c in classes for n in c.body if isinstance(n, ast.FunctionDef)]
-    own = {node.name for node in classes + methods}  # what these apply is looked at there
-    layers = {}  # attribute name -> layer classes, for self.act = nn.ReLU(); several in an nn.Sequential
-    for node in (n for c in classes for n in ast.walk(c)):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            if isinstance(node.targets[0], ast.Attribute):
-                made = [ast.unparse(n.func).split(".")[-1] for n in ast.walk(node.value) if isinstance(n, ast.Call)]
-                layers[node.targets[0].attr] = made[1:] or made if made[0] == "Sequential" else made[:1]
-    for node in (n for method in methods if method.name != "__init__" for n in ast.walk(method)):
-        if all(n.id == "math" for n in ast.walk(node) if isinstance(n, ast.Name)):
-            continue  # a number, such as math.sqrt(2 / math.pi)
-        if isinstance(node, (ast.BinOp, ast.AugAssign)):
-            found.append(_ARITHMETIC.get(type(node.op), "other"))
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            found.append("neg")
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            names = [node.func.attr]
-            if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
-                names = layers.get(names[0], names)
-            found += ["relu" if _cut_at_zero(node) else _spelled(name) for name in names if name not in own]
-    found = [part for name in found for part in _WRITTEN_OUT.get(name, [name])]
-    return sorted(name for name in found if name not in _NEUTRAL)
+    methods, layers = [], {}
+    for one in classes:
+        methods += [node for node in one.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
+        layers |= _layers(one)
+    own = {node.name for node in classes + methods}
+    # Name what each node of the methods applies, in one spelling; then write out what can be written with others.
+    names = []
+    for method in methods:
+        for node in ast.walk(method):
+            for name in _applied(node, layers, own):
+                names += _WRITTEN_OUT.get(name, [name])
+    return sorted(name for name in names if name not in _NEUTRAL)
+
+
+def _layers(one) -> dict[str, list[str]]:
+    """Attributes of a class that are layers -> the layers' names: one for self.act = nn.ReLU(), all of a Sequential."""
+    layers = {}
+    for node in ast.walk(one):
+        if isinstance(node, ast.Assign) and (type(node.value), type(node.targets[0])) == (ast.Call, ast.Attribute):
+            calls = [ast.unparse(n.func).split(".")[-1] for n in ast.walk(node.value) if isinstance(n, ast.Call)]
+            inner = calls[1:] if calls[0] == "Sequential" else []
+            layers[node.targets[0].attr] = inner or calls[:1]
+    return layers
+
+
+def _applied(node, layers, own) -> list[str]:
+    """The operators that one node of a method's syntax tree applies. (Those in its operands are nodes of their own.)
+
+    own: names of the problem's classes and methods: what they apply counts there, not where they are called.
+    """
+    if all(n.id == "math" for n in ast.walk(node) if isinstance(n, ast.Name)):
+        return []  # a number, such as math.sqrt(2 / math.pi)
+    if isinstance(node, (ast.BinOp, ast.AugAssign)):
+        return [_ARITHMETIC.get(type(node.op), "other")]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return ["neg"]
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return []
+    names = [node.func.attr]
+    if isinstance(node.func.value, ast.Name) and node.func.value.id == "self":
+        names = layers.get(names[0], names)
+    spelled = "relu" if _cut_at_zero(node) else None
+    return [spelled or _spelled(name) for name in names if name not in own]
 
 
 def _spelled(name) -> str:
+    """The one spelling of an operator's name.
+
+    >>> [_spelled(name) for name in ("BatchNorm2d", "batch_norm", "mse_loss", "Conv2d", "relu6")]
+    ['batchnorm', 'batchnorm', 'mse', 'conv2d', 'clamp']
+    """
     name = name.lower().replace("_", "").removesuffix("loss")
     name = re.sub(r"(?<!conv)(?<!pool)[123]d$", "", name)  # BatchNorm1d and 2d are one operator
     return _SPELLINGS.get(name, name)
 
 
 def _cut_at_zero(call) -> bool:
-    """Is it torch.clamp(x, min=0), or another spelling of that?"""
-    bounds = [ast.unparse(n) for n in [*call.args, *(k.value for k in call.keywords)] if isinstance(n, ast.Constant)]
-    lower = call.func.attr in ("clamp", "clip", "clamp_min", "clamp_", "clamp_min_")
-    return lower and bounds in (["0"], ["0.0"]) and "max" not in [k.arg for k in call.keywords]
+    """Is a call torch.clamp(x, min=0), or another spelling of that? It is a ReLU, so it counts as one."""
+    keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+    bounds = [ast.unparse(n) for n in (*call.args, *keywords.values()) if isinstance(n, ast.Constant)]
+    clamp = call.func.attr in ("clamp", "clip", "clamp_min", "clamp_", "clamp_min_")
+    return clamp and bounds in (["0"], ["0.0"]) and "max" not in keywords
 
 
 def fingerprint(source) -> str:
-    """Hash of a problem's operators; equal for near problems."""
+    """Hash of a problem's operators, equal for near problems: 12 hexadecimal digits."""
     return hashlib.sha1(" ".join(operators(source)).encode()).hexdigest()[:12]
 
 
@@ -438,45 +310,26 @@ def evaluation_fingerprints() -> frozenset[str]:
 
 
 def unfit(task, evaluation) -> str | None:
-    """Why a synthesised problem may not be trained on, or None if it may. evaluation: fingerprints to stay clear of."""
+    """Why a synthesised problem may not be trained on, or None if it may (CUDA Agent's filters of synthesised tasks).
+
+    It must not be near an evaluation problem, and must run, return one finite tensor, return the same values for the
+    same inputs, and other values for other inputs: with a constant output a kernel that ignores its inputs is correct.
+    evaluation: fingerprints of the evaluation problems. The problem runs in this process: it is one of our own.
+    """
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"
     try:
         torch.manual_seed(0)
-        with warnings.catch_warnings(action="ignore"), torch.no_grad():  # a refused problem's warnings help nobody
-            model, get_inputs = made(task.source)
-            inputs, others = get_inputs(), get_inputs()
-            first, again, other = model(*inputs), model(*inputs), model(*others)
-    except Exception as error:  # a problem that does not run is no problem; the synthesiser goes on to the next seed
+        with warnings.catch_warnings(action="ignore"), torch.no_grad():  # warnings of a refused problem would confuse
+            model, get_inputs = construct(task.source)
+            inputs = get_inputs()
+            first, again, other = model(*inputs), model(*inputs), model(*get_inputs())
+    except Exception as error:  # any: the generator goes on to the next seed
         return f"does not run: {type(error).__name__}"
-    if not isinstance(first, torch.Tensor):
-        return "does not return one tensor"
-    if not torch.isfinite(first).all():
-        return "not finite"
+    if not isinstance(first, torch.Tensor) or not torch.isfinite(first).all():
+        return "does not return one finite tensor"
     if not torch.equal(first, again):
         return "not deterministic"
     if first.numel() > 1 and first.float().std() < 1e-6 or torch.allclose(first, other, rtol=1e-4, atol=1e-6):
         return "constant output"
     return None
-
-
-def unfit_on_gpu(task, device="cuda", fastest=1.0, slowest=100.0) -> str | None:
-    """Why a problem is no use with a clock, or None: it must run under torch.compile, too, and take 1 to 100 ms.
-
-    CUDA Agent's filters, beside those of `unfit`. fastest, slowest: limits of one eager forward in ms.
-    """
-    try:
-        with torch.device(device), torch.no_grad():
-            model, get_inputs = made(task.source)
-            inputs, times = get_inputs(), []
-            want = model(*inputs)
-            for _ in range(5):
-                start = time.perf_counter()
-                model(*inputs).sum().item()  # waits for the device
-                times.append(1000 * (time.perf_counter() - start))
-            if not fastest <= min(times) <= slowest:
-                return f"takes less than {fastest:g} ms" if min(times) < fastest else f"takes more than {slowest:g} ms"
-            same = torch.allclose(torch.compile(model)(*inputs), want, rtol=1e-2, atol=1e-2)
-    except Exception as error:  # out of memory, or not compilable
-        return f"does not run: {type(error).__name__}"
-    return None if same else "torch.compile gives other values"

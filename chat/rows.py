@@ -1,8 +1,11 @@
 """Conversations as token ids with a mask of what is to be learnt: what sft.py trains on.
 
-An encoded conversation is a pair of arrays: token ids (L,), int32, and a mask (L,), True on what is to be learnt.
+An encoded conversation is a pair of arrays: token ids (L,), int32, and a mask (L,), True on what is to be learnt. The
+cold start encodes its examples with `encode`; read_chats and read_rollouts encode what stands in files.
 """
 
+import functools
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -12,15 +15,17 @@ from tqdm import tqdm
 
 from chat.prompts import fill, read_prompts
 from chat.template import Chat, Completion
-from tasks import UserError, told
+from program.files import told
+from program.process import UserError
 
 
 def encode(chat, messages, tool=None, unlearnt=0) -> tuple[np.ndarray, np.ndarray]:
-    """Encode messages that hold replies of the assistant's. Raises UserError where there is none, or an empty one.
+    """Encode messages with replies of the assistant. Raises UserError if there is no reply, or an empty one.
 
-    Assembled with the functions that sampling uses, so that the cold start sees exactly the prompts of the rollouts.
-    (The text of a whole chat could be split into tokens in another way, and many templates write an earlier reply
-    otherwise than the last one: the mask would not fit.) The first `unlearnt` replies, wrong on purpose, have no loss.
+    We assemble token ids with the functions that sampling uses, so the cold start sees exactly the prompts of rollouts.
+    Encoding the text of the whole chat would not do: it can be split into tokens in another way, and many templates
+    write an earlier reply differently from the last one, so the mask would not fit. The first `unlearnt` replies, which
+    are wrong on purpose, have no loss.
     """
     replies, completion = [], None  # [(prompt ids, reply ids, learnt?)]
     for i, message in enumerate(messages):
@@ -37,118 +42,111 @@ def encode(chat, messages, tool=None, unlearnt=0) -> tuple[np.ndarray, np.ndarra
 def join(replies) -> tuple[np.ndarray, np.ndarray]:
     """Encode a conversation: [(prompt ids, reply ids, learnt?), ...], where each prompt extends the turn before it.
 
-    The sandbox's feedback sits in the context, but the model did not write it: it carries no loss. The token that ends
-    a reply is learnt.
+    The sandbox's feedback is in the context, but the model did not write it, so it has no loss. The token that ends a
+    reply is learnt.
     """
     ids, mask = [], []
     for prompt, reply, learnt in replies:
-        ids, mask = prompt + reply, mask + [False] * (len(prompt) - len(mask)) + [learnt] * len(reply)
+        ids = prompt + reply
+        mask += [False] * (len(prompt) - len(mask)) + [learnt] * len(reply)
     return np.array(ids, dtype=np.int32), np.array(mask, dtype=bool)
 
 
-def read_file(path) -> list[tuple[int, object]]:
-    """[(number in the file, row), ...] of a parquet file or of JSON lines, which are not parsed yet. Raises UserError.
+# ----------------------------------------------------------------------------------------------------------------------
+# Files
+
+
+def read_rows(path, encode_row) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Encode each row of a file of JSON lines, or of a parquet file, by encode_row(row).
+
+    encode_row returns None for a row that has nothing to learn. A row that cannot be used is skipped and reported with
+    its number in the file. Raises UserError for a file that cannot be read.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    if path.suffix != ".parquet":
-        return [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
-    try:
-        import pyarrow.parquet
-        return list(enumerate(pyarrow.parquet.read_table(path).to_pylist(), 1))
-    except ImportError:
-        raise UserError("reading parquet needs a reader: pip install pyarrow") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: no readable parquet file ({str(error).strip().splitlines()[0][:150]})") from None
-
-
-def read_rows(path, rows, encode_row) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Encode the rows of `read_file` by encode_row, which returns None for a row that has nothing to learn.
-
-    A row that cannot be used is reported by its number in the file and skipped.
-    """
+    if Path(path).suffix == ".parquet" and not importlib.util.find_spec("pyarrow"):
+        raise UserError(f"{path}: reading parquet needs a reader: pip install pyarrow")
+    with told(f"{path}: cannot be read"):
+        if Path(path).suffix == ".parquet":
+            import pyarrow.parquet  # for such a file only
+            rows = pyarrow.parquet.read_table(path).to_pylist()
+        else:
+            rows = Path(path).read_bytes().split(b"\n")
     data = []
-    for number, row in tqdm(rows, desc="tokens", unit="row", disable=None):
+    for number, row in enumerate(tqdm(rows, desc="tokens", unit="row", disable=None), 1):
         try:
-            data.append(encode_row(json.loads(row) if isinstance(row, bytes) else row))
+            encoded = encode_row(_parsed(row)) if row else None
+            if encoded:
+                data.append(encoded)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
-            why = (str(error) if isinstance(error, UserError) else "not JSON" if isinstance(error, json.JSONDecodeError)
-                   else f"not a row of messages ({type(error).__name__}: {error})")
-            tqdm.write(f"{path}:{number}: {why[:200]}; skipped", file=sys.stderr)
-    if len(data) < len(rows):
-        print(f"{path}: {len(rows) - len(data)} of {len(rows)} rows are skipped", file=sys.stderr)
-    return [encoded for encoded in data if encoded]
+            tqdm.write(f"{path}:{number}: skipped ({type(error).__name__}: {str(error)[:150]})", file=sys.stderr)
+    return data
 
 
-def chat_row(chat):
-    """The encode_row of the paper's released data: rows with `messages` and `tools`, lists or JSON text, and perhaps
-    `enable_thinking`. Tool calls are learnt as the model's own chat template writes them."""
+def read_chats(path, chat) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Encode a file in the layout of the paper's released data: rows with `messages` and `tools`, lists or JSON text.
+
+    A row may have `enable_thinking`. Tool calls are learnt as the model's own chat template writes them.
+    """
     chats = {thinking: Chat(chat.tokenizer, thinking) for thinking in (False, True)}
 
     def encode_row(row):
         messages = [_message(fields) for fields in _parsed(row["messages"])]
         return encode(chats[bool(row.get("enable_thinking"))], messages, _parsed(row.get("tools")))
 
-    return encode_row
+    return read_rows(path, encode_row)
 
 
 def _parsed(value):
-    return json.loads(value) if isinstance(value, str) else value
+    return json.loads(value) if isinstance(value, (str, bytes)) else value
 
 
 def _message(fields) -> dict:
-    """A message as chat templates want it: content is a text, and a call's arguments are an object."""
-    content, calls = fields.get("content") or "", _parsed(fields.get("tool_calls")) or []
-    message = {name: value for name, value in fields.items() if value is not None and name != "tool_calls"}
-    message["content"] = content if isinstance(content, str) else "".join(part["text"] for part in content)
-    for call in calls:
-        call["function"]["arguments"] = _parsed(call["function"]["arguments"])
-    return message | ({"tool_calls": calls} if calls else {})
+    """A message as chat templates want it: its content is a text, and the arguments of a call are an object."""
+    message = {"content": ""} | {name: value for name, value in fields.items() if value is not None}
+    calls = _parsed(message.pop("tool_calls", None))
+    if calls:
+        message["tool_calls"] = calls
+        for call in calls:
+            call["function"]["arguments"] = _parsed(call["function"]["arguments"])
+    return message
 
 
-def rollout_files(run) -> list[Path]:
-    """A run's rollouts/step_N.jsonl; its prompts are then those that the run had, as replies follow what was asked.
+def read_rollouts(run, chat, least) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Encode the replies of a run of reinforce.py that earned at least `least` (CUDA Agent: rejection fine-tuning).
 
-    Raises UserError where there are none, and for a run whose later prompts did not hold the replies as they were.
+    Takes over the prompts and the thinking that the run had: its replies answer those prompts. Equal conversations
+    count once. Raises UserError without such a run, or if its later prompts did not show replies as they were sampled.
     """
-    files = sorted(Path(run).glob("rollouts/step_*.jsonl"))
-    if not files:
-        raise UserError(f"{run}: no rollouts/step_N.jsonl there")
-    options = _options(run)
-    if options.get("history") == "condensed":
-        raise UserError(f"{run}: later prompts held condensed replies (--history condensed), which are not recorded")
-    if options.get("prompts"):
-        read_prompts(options["prompts"])
-    return files
-
-
-def _options(run) -> dict:
     config = Path(run, "config.json")
     with told(f"{config}: cannot be read"):
-        return dict(json.loads(config.read_text()))
+        options = dict(json.loads(config.read_text()))
+    if options.get("history") == "condensed":
+        raise UserError(f"{run}: later prompts showed condensed replies (history=condensed), which are not recorded")
+    if options.get("prompts"):
+        read_prompts(options["prompts"])
+    chat = Chat(chat.tokenizer, bool(options.get("thinking")))
+    encoded = {}  # token ids and mask as bytes -> the pair: equal ones are one entry
+    for path in sorted(Path(run).glob("rollouts/step_*.jsonl")):
+        for ids, mask in read_rows(path, functools.partial(encode_rollout, chat, least)):
+            encoded.setdefault((ids.tobytes(), mask.tobytes()), (ids, mask))
+    return list(encoded.values())
 
 
-def rollout_row(chat, least, run):
-    """The encode_row of a run's rollouts/step_N.jsonl: replies of any role that earned `least` are learnt, those before
-    them are context (CUDA Agent: rejection fine-tuning). None for a line without such a reply, and for a repeated one.
-    Of a run with --thinking they may begin with thoughts.
+def encode_rollout(chat, least, line) -> tuple[np.ndarray, np.ndarray] | None:
+    """Encode a line of rollouts/step_N.jsonl: replies that earned `least` are learnt; those before them are context.
+
+    None for a line without such a reply. Replies of a run with --thinking may begin with thoughts.
     """
-    chat, known = Chat(chat.tokenizer, bool(_options(run).get("thinking"))), set()
-
-    def encode_row(line):
-        turns, replies, prompt = line.get("turns", [line]), [], chat.encode(line["prompt"])
-        good = [turn["reward"] is not None and turn["reward"] >= least for turn in turns]
-        last = max((i for i, learnt in enumerate(good) if learnt), default=-1)
-        for turn, learnt in zip(turns[:last + 1], good):
-            reply = chat.encode(turn["reply"].removeprefix(chat.opened(prompt)))
-            reply += chat.end if turn.get("finished", True) else []
-            replies.append((prompt, reply, learnt))
-            said = [".", turn["reply"], fill("feedback", feedback=turn.get("feedback"))]
-            asked = [{"role": role, "content": text} for role, text in zip(("user", "assistant", "user"), said)]
-            prompt = chat.next_ids(Completion(prompt, reply, [], turn["reply"], turn.get("finished", True)), asked)
-        repeated = str(replies) in known
-        known.add(str(replies))
-        return join(replies) if replies and not repeated else None
-
-    return encode_row
+    replies, prompt = [], chat.encode(line["prompt"])
+    for turn in line.get("turns", [line]):
+        finished = turn.get("finished", True)
+        reply = chat.encode(turn["reply"].removeprefix(chat.opened(prompt)))
+        if finished:
+            reply += chat.end
+        replies.append((prompt, reply, turn["reward"] is not None and turn["reward"] >= least))
+        # The next turn's prompt, for which the template only needs the reply and the feedback on it.
+        messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": turn["reply"]},
+                    {"role": "user", "content": fill("feedback", feedback=turn.get("feedback"))}]
+        prompt = chat.next_ids(Completion(prompt, reply, [], turn["reply"], finished), messages)
+    while replies and not replies[-1][2]:
+        replies.pop()  # no reply after it is learnt
+    return join(replies) if replies else None

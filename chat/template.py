@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jinja2 import TemplateError
 
 from chat.prompts import SELECT_TOOL
-from tasks import UserError
+from program.process import UserError
 
 MARK = f"reply{secrets.token_hex(8)}"  # stands for a text where a template is asked what it writes around it
 TOOL_CALL = "<tool_call>%s</tool_call>"  # how a reply calls a tool where the template knows none
@@ -28,8 +28,8 @@ class Completion:
 class Chat:
     """The tokenizer and its chat template: messages to token ids. All that the cold start needs of a backbone.
 
-    What a template does is found out by asking it to write MARK: it may know no system role or no tools, may strip
-    replies, put empty thoughts before them, or write earlier ones otherwise than they were sampled.
+    We find out what a template does by letting it write MARK. It may have no system role or no tools, strip replies,
+    put empty thoughts before them, or write earlier replies differently from how they were sampled.
     """
 
     def __init__(self, tokenizer, thinking=False):
@@ -41,7 +41,7 @@ class Chat:
                                                   enable_thinking=self.thinking)
 
     def _shows(self, messages, tools=None) -> bool:
-        """Does MARK, which is somewhere in these arguments, reach the model?"""
+        """Is MARK, which is somewhere in these arguments, in the text that the template writes?"""
         try:
             return MARK in self._template(messages, tools)
         except (TemplateError, TypeError):
@@ -96,7 +96,7 @@ class Chat:
             raise UserError(f"the model's chat template cannot write these messages ({error})") from None
 
     def encode(self, text) -> list[int]:
-        """Token ids of a text, with nothing added at its ends. Half a surrogate pair, which has none, becomes a `?`."""
+        """Token ids of a text, without special tokens around it. Half a surrogate pair becomes `?`: it has no token."""
         return self.tokenizer(text.encode(errors="replace").decode(), add_special_tokens=False)["input_ids"]
 
     def chat_ids(self, messages, tool=None) -> list[int]:
@@ -104,17 +104,17 @@ class Chat:
         return self.encode(self.chat_text(messages, tool))
 
     def opened(self, prompt_ids) -> str:
-        """What stands in the prompt of a reply that was cut off: `<think>`, if the template opens a thought there.
+        """`<think>`, if the prompt ends with it because the template opens a thought there; else an empty text.
 
-        Without it, what was drafted in that thought would be taken for an answer.
+        A reply that was cut off begins with it, so that code in an unfinished thought does not count as an answer.
         """
-        end = self.tokenizer.decode(prompt_ids[-8:]).rstrip()  # `<think>` is one token or a few
-        return "<think>\n" if end.endswith("<think>") else ""
+        # `<think>` is one token or a few.
+        return "<think>\n" if self.tokenizer.decode(prompt_ids[-8:]).rstrip().endswith("<think>") else ""
 
     def reply_ids(self, messages, tool=None) -> list[int]:
         """Token ids of the last message, an assistant's, tool calls included, as it would be sampled after the others.
 
-        Raises UserError where the template writes nothing for it, or not what it is.
+        Raises UserError if the template writes nothing for it, or changes it.
         """
         whole, place = self.chat_text(messages, tool, reply=False), len(messages) - 1
         before, after = self._around(messages, place, tool)
@@ -129,10 +129,10 @@ class Chat:
     def next_ids(self, completion, messages, tool=None) -> list[int]:
         """Prompt ids for the turn after `completion`; `messages` holds its text as the assistant's last message.
 
-        Earlier turns are kept token by token as they were sampled, so that the next prompt truly extends the last one:
-        its cache can be used, and what is trained on is what was sampled. (Encoded anew, a text can be split otherwise,
-        and many templates drop thoughts from earlier replies.) Only what follows the reply is the template's. If the
-        caller has changed the reply, all is encoded anew.
+        Earlier turns are kept token by token as they were sampled, so the next prompt extends the last one, and we
+        train on what was sampled. (Encoded anew, a text can be split in another way, and many templates drop thoughts
+        from earlier replies.) The template writes only what follows the reply. If the caller has changed the reply,
+        everything is encoded anew.
         """
         place = max(i for i, message in enumerate(messages) if message["role"] == "assistant")
         if messages[place]["content"] != completion.text:

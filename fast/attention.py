@@ -1,13 +1,11 @@
 """What the rollout engine puts in place of parts of the modeling code: attention and RMSNorm.
 
 Decoding is bound by memory and by launches. So a Triton kernel reads each cached key and value once, for all query
-heads of its group, and only as far as the sequence goes; and RMSNorm is one kernel instead of seven. Both can be left
-out: an architecture that they do not fit runs without. Besides, Float32Product: the head's logits.
+heads of its group, and only as far as the sequence goes; and RMSNorm is one kernel instead of seven. An architecture
+that they do not fit runs without them.
 
 In comments: n sequences, T the length of a slot, H query heads, G of them share a key/value head, D the head dimension.
 """
-
-import inspect
 
 import torch
 import torch.nn.functional as F
@@ -34,11 +32,11 @@ def _append_kernel(key_ptr, value_ptr, keys_ptr, values_ptr, where_ptr, key_row,
 @triton.jit
 def _attend_kernel(query_ptr, keys_ptr, values_ptr, where_ptr, sums_ptr, stats_ptr, scale, query_row, query_head,
                    cache_slot, cache_head, G: tl.constexpr, D: tl.constexpr, BLOCK_G: tl.constexpr,
-                   BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, PARTS: tl.constexpr, DOT: tl.constexpr):
+                   BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, PARTS: tl.constexpr):
     """One part of one sequence's cache, for all G query heads of one key/value head: softmax as far as it goes.
 
     sums (n, heads, PARTS, G, D): of the values, weighted by exp(score - maximum); stats (n, heads, PARTS, 2, G): the
-    maximum, and the sum of the weights. DOT: multiply by tl.dot, for which BLOCK_G must be at least 16.
+    maximum, and the sum of the weights. BLOCK_G is at least 16, as tl.dot wants it.
     """
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = (tl.load(where_ptr + 2 * row + 1) + 1).to(tl.int32)
@@ -57,19 +55,13 @@ def _attend_kernel(query_ptr, keys_ptr, values_ptr, where_ptr, sums_ptr, stats_p
         where = cache + (first + t)[:, None] * D + d[None, :]  # (T, D)
         key = tl.load(keys_ptr + where, mask=inside[:, None] & (d < D)[None, :], other=0.0)
         value = tl.load(values_ptr + where, mask=inside[:, None] & (d < D)[None, :], other=0.0)
-        if DOT:
-            score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale  # (G, T)
-        else:
-            score = tl.sum(query[:, None, :] * key[None, :, :], axis=2) * scale
+        score = tl.dot(query, tl.trans(key), input_precision="ieee") * scale  # (G, T)
         score = tl.where(inside[None, :], score, float("-inf"))
         higher = tl.maximum(maximum, tl.max(score, axis=1))
         faded = tl.exp(maximum - higher)
         weights = tl.exp(score - higher[:, None])
         weight = weight * faded + tl.sum(weights, axis=1)
-        if DOT:
-            total = total * faded[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
-        else:
-            total = total * faded[:, None] + tl.sum(weights[:, :, None] * value[None, :, :], axis=1)
+        total = total * faded[:, None] + tl.dot(weights.to(value.dtype), value, input_precision="ieee")
         maximum = higher
     out = (row * tl.num_programs(1) + head) * PARTS + part
     tl.store(sums_ptr + (out * G + g)[:, None] * D + d[None, :], total, mask=(g < G)[:, None] & (d < D)[None, :])
@@ -105,22 +97,19 @@ def attend(query, keys, values, scale, where):
     """softmax(query keys^T scale) values over each slot's places 0 to its last, each read once. Returns (n, 1, H, D).
 
     query (n, H, 1, D); keys, values (S, H / G, T, D); where (n, 2): each one's slot and last place. A sequence is cut
-    into parts that run side by side, so that few sequences fill the GPU as well as many do. For float32 there are no
-    tensor cores, and tl.dot with its 16 rows at least would do a multiple of the work.
+    into parts that run side by side, so that few sequences fill the GPU as well as many do.
     """
     count, heads, _, dim = query.shape
     groups, width = keys.shape[1], max(16, triton.next_power_of_2(dim))
     share = heads // groups
-    rows = triton.next_power_of_2(share)
-    dot = query.dtype != torch.float32 or rows * width > 256  # more would not fit into the registers
-    programs, block, warps = (2048, 32 if query.dtype == torch.float32 else 64, 4) if dot else (4096, 16, 2)
-    parts = min(16, max(1, triton.next_power_of_2(programs // (count * groups))))  # enough to fill the GPU
+    block = 32 if query.dtype == torch.float32 else 64  # more would not fit into the registers
+    parts = min(16, max(1, triton.next_power_of_2(2048 // (count * groups))))  # enough to fill the GPU
     sums = torch.empty(count, groups, parts, share, dim, dtype=torch.float32, device=query.device)
     stats = torch.empty(count, groups, parts, 2, share, dtype=torch.float32, device=query.device)
     out = torch.empty(count, 1, heads, dim, dtype=query.dtype, device=query.device)
     _attend_kernel[(count, groups, parts)](
         query, keys, values, where, sums, stats, scale, query.stride(0), query.stride(1), keys.stride(0),
-        keys.stride(1), share, dim, max(16, rows) if dot else rows, width, block, parts, dot, num_warps=warps)
+        keys.stride(1), share, dim, max(16, triton.next_power_of_2(share)), width, block, parts, num_warps=4)
     _join_kernel[(count * groups, share)](sums, stats, out, share, dim, width, parts, num_warps=2)
     return out
 
@@ -129,8 +118,8 @@ def causal_attention(module, query, key, value, attention_mask, scaling=None, dr
     """Attention for the unmodified modeling code, registered with transformers under the name "causal".
 
     query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prompts):
-    plain causal attention, right padding needs no mask; or with booleans `attention_mask`, (B, 1, L, T), where a cache
-    is extended. One token of each sequence (decoding): key and value are the slots' tensors, which tell how to attend.
+    plain causal attention; right padding needs no mask. One token of each sequence (decoding): key and value are the
+    slots' tensors, which tell how to attend; or generate's (sampler.py).
 
     Being unknown to transformers' mask functions, the name also keeps it from building masks of its own, whose
     data-dependent checks cannot be captured in a CUDA graph.
@@ -139,13 +128,12 @@ def causal_attention(module, query, key, value, attention_mask, scaling=None, dr
     groups = heads // key.shape[1]
     if hasattr(key, "attend"):  # see Slots.update
         return key.attend(query, key, value, dim**-0.5 if scaling is None else scaling), None
-    causal = False if length == 1 else attention_mask is None  # no symbol: torch.compile would cut its graph there
-    if query.is_cuda and query.dtype != torch.float32 and attention_mask is None:  # flash attention shares heads itself
-        out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scaling,
-                                             enable_gqa=groups > 1)
-    else:
+    causal = False if length == 1 else True  # no symbol, as `length > 1` is: torch.compile would cut its graph there
+    flash = query.is_cuda and query.dtype != torch.float32  # flash attention lets heads share keys and values itself
+    if not flash:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-        out = F.scaled_dot_product_attention(query, key, value, attention_mask, is_causal=causal, scale=scaling)
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scaling,
+                                         enable_gqa=flash and groups > 1)
     return out.transpose(1, 2), None
 
 
@@ -153,10 +141,11 @@ AttentionInterface.register("causal", causal_attention)
 
 
 def attention_kind(config) -> str:
-    """ "causal" where every layer is plain full attention through transformers' interface; else None: it chooses.
+    """ "causal" where every layer is plain full attention through transformers' interface; else None: transformers
+    chooses.
 
     Not plain: windows, capped scores, latent (MLA) or cross attention; and rotary embeddings whose frequencies depend
-    on the longest sequence of the batch, with which a sequence is not what it would be alone.
+    on the longest sequence of the batch, with which a sequence's values depend on the others in the batch.
     """
     config = config.get_text_config()
     plain = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
@@ -172,7 +161,7 @@ def attention_kind(config) -> str:
 def fuse_norms(model):
     """Let every RMSNorm of a model on a GPU run as one kernel instead of seven, in sampling and training alike.
 
-    A module is one if its class is called so and a trial gives the same values. In bf16 the fused kernel rounds once,
+    A module is one if its class has that name and a trial gives the same values. In bf16 the fused kernel rounds once,
     after the multiplication by the weight, where the modeling code rounds twice.
     """
     for module in model.modules():
@@ -185,34 +174,5 @@ def fuse_norms(model):
 
         with torch.no_grad():
             trial = torch.linspace(-3, 4, module.weight.numel(), device=module.weight.device, dtype=module.weight.dtype)
-            same = torch.allclose(module(trial).float(), fused(trial).float(), rtol=0.02, atol=0.02)
-        if same:
-            module.forward = fused
-
-
-class Float32Product(torch.autograd.Function):
-    """hidden (N, width) @ weight (V, width)^T in float32, of bfloat16 operands: what the tensor cores have added up."""
-
-    @staticmethod
-    def forward(context, hidden, weight):
-        context.save_for_backward(hidden, weight)
-        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-
-    @staticmethod
-    def backward(context, gradient):
-        hidden, weight = context.saved_tensors
-        gradient = gradient.to(hidden.dtype)
-        return gradient @ weight, gradient.T @ hidden
-
-
-def name_of_cache(model) -> str:
-    """What a model's forward pass calls the cache: `cache` since transformers 5.24, `past_key_values` before."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-
-
-def shape_of_cache(config) -> tuple:
-    """(key/value heads, head dimension, layers) of a model."""
-    config = config.get_text_config()
-    heads = config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return getattr(config, "num_key_value_heads", None) or heads, dim, config.num_hidden_layers
+            if torch.allclose(module(trial).float(), fused(trial).float(), rtol=0.02, atol=0.02):
+                module.forward = fused

@@ -1,10 +1,10 @@
 """Two optimisers: Muon for weights that begin at random, and AdamW for weights in bfloat16, in 12 bytes a parameter.
 
-Muon (Keller Jordan, 2024) takes a matrix's momentum and makes all its singular values about equal before it steps: what
-few examples have taught moves the matrix as much as what all have. AdamW has the rest: embeddings and vectors.
+Muon (Keller Jordan, 2024) makes all singular values of a matrix's momentum about equal before it steps, so that a rare
+direction moves the matrix as much as a common one. AdamW updates the rest: embeddings and vectors.
 
 A weight of 0.02 in bfloat16 has neighbours 1e-4 away: AdamW's step of 1e-6 (the paper's learning rate) rounds to
-nothing, and a model trained so stays as it was. The usual cure is a float32 master copy of every weight. But bfloat16
+nothing, and the model never changes. The usual cure is a float32 master copy of every weight. But bfloat16
 is the upper half of float32: the lower half alone, kept beside the weight as 16-bit integers, makes the pair the whole
 float32. The bytes of a parameter, and GB for 8.19 billion of them (Qwen3-8B; an H200 has 150 GB):
 
@@ -21,7 +21,6 @@ also summed over micro-batches; a micro-batch below 1/500 of the sum so far is l
 
 import torch
 
-NEWTON_SCHULZ = 3.4445, -4.7750, 2.0315  # coefficients of the polynomial that pushes singular values towards 1
 SLICE = 2**24  # elements worked on at a time: five float32 temporaries of 64 MiB; an embedding of Qwen3-8B has 622 M
 
 
@@ -47,7 +46,7 @@ class Muon(torch.optim.AdamW):
                         self.state[p] = {"momentum": torch.zeros_like(p), "step": torch.zeros(())}  # AdamW loads one
                     momentum = self.state[p]["momentum"].lerp_(p.grad, 0.05)
                     ahead.append(p.grad.lerp(momentum, 0.95))  # Nesterov
-                    p.grad = None  # AdamW passes over it
+                    p.grad = None  # so that AdamW skips it
                 for p, step in zip(members, orthogonal(torch.stack(ahead))):
                     p.mul_(1 - group["lr"] * group["weight_decay"])
                     p.sub_(step * (group["lr"] * 0.2 * max(shape) ** 0.5))
@@ -56,7 +55,7 @@ class Muon(torch.optim.AdamW):
 
 def orthogonal(matrices):
     """Matrices (n, A, B) with singular values near 1 and the same singular vectors: five Newton-Schulz iterations."""
-    a, b, c = NEWTON_SCHULZ
+    a, b, c = 3.4445, -4.7750, 2.0315  # coefficients of the polynomial that pushes singular values towards 1
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()  # few CPUs multiply the former
     x = x.mT if x.shape[1] > x.shape[2] else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
@@ -69,15 +68,13 @@ def orthogonal(matrices):
 def make_adamw(parameters, lr, host=False, **options) -> torch.optim.Optimizer:
     """torch.optim.AdamW where all parameters are float32, SplitAdamW where some are bfloat16, or with `host`.
 
-    parameters: tensors or parameter groups. host: see SplitAdamW. options: as of torch.optim.AdamW; SplitAdamW has no
-    use for `fused` and `capturable`.
+    parameters: tensors or parameter groups. host: see SplitAdamW. options: as of torch.optim.AdamW.
     """
     parameters = list(parameters)
-    each = [p for entry in parameters for p in (entry["params"] if isinstance(entry, dict) else [entry])]
-    if not host and all(p.dtype == torch.float32 for p in each):
-        return torch.optim.AdamW(parameters, lr=lr, **options)
-    options = {key: options[key] for key in options.keys() - {"fused", "capturable"}}
-    return SplitAdamW(parameters, lr, host=host, **options)
+    groups = [entry["params"] if isinstance(entry, dict) else [entry] for entry in parameters]
+    if host or any(p.dtype != torch.float32 for p in sum(groups, [])):
+        return SplitAdamW(parameters, lr, host=host, **options)
+    return torch.optim.AdamW(parameters, lr=lr, **options)
 
 
 class SplitAdamW(torch.optim.Optimizer):
@@ -86,10 +83,11 @@ class SplitAdamW(torch.optim.Optimizer):
     State of a parameter: step (int), low (int16), exp_avg (bfloat16), exp_avg_sq (float32). A float32 parameter needs
     no `low`, has its first moment in float32, and changes bit for bit as with torch.optim.AdamW.
 
-    host: the state of a GPU's parameters lies in the host's memory, and visits the GPU slice by slice.
+    host: the state of a GPU's parameters is kept in the host's memory, and copied to the GPU slice by slice.
     """
 
-    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, host=False):
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, host=False, **ignored):
+        """ignored: options of torch.optim.AdamW that choose how it computes (`fused`, `capturable`)."""
         self.host = host
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
@@ -101,9 +99,7 @@ class SplitAdamW(torch.optim.Optimizer):
                     continue
                 state = self.state[p]
                 if not state:
-                    state["step"] = 0
-                    state["exp_avg"] = self._zeros(p, p.dtype)
-                    state["exp_avg_sq"] = self._zeros(p, torch.float32)
+                    state.update(step=0, exp_avg=self._zeros(p, p.dtype), exp_avg_sq=self._zeros(p, torch.float32))
                     if p.dtype == torch.bfloat16:
                         state["low"] = self._zeros(p, torch.int16)
                 state["step"] += 1
@@ -111,14 +107,13 @@ class SplitAdamW(torch.optim.Optimizer):
                 for parts in zip(*(x.split(SLICE) for x in [p.view(-1), p.grad.reshape(-1), *flat])):
                     here = [x.to(p.device, non_blocking=True) for x in parts]
                     adamw_step(group, state["step"], *here)
-                    for x, y in zip(parts, here):
-                        if x is not y:
-                            x.copy_(y, non_blocking=True)
+                    for x, y in zip(parts, here):  # copying a tensor to itself does nothing
+                        x.copy_(y, non_blocking=True)
         if self.host and p.is_cuda:
             torch.cuda.synchronize()
 
     def _zeros(self, p, dtype):
-        """A state tensor for a parameter, where it is to lie."""
+        """A state tensor for a parameter, on the GPU or in the host's memory."""
         if not (self.host and p.is_cuda):
             return torch.zeros_like(p, dtype=dtype)
         zeros = torch.zeros(p.shape, dtype=dtype)  # pinned here: PyTorch would pin a power of two of bytes
@@ -126,24 +121,21 @@ class SplitAdamW(torch.optim.Optimizer):
         return zeros
 
     def load_state_dict(self, state_dict):
-        """As torch's, but tensors keep their dtypes: torch would cast `low` and the second moment to the weight's.
-
-        Raises ValueError for the state of an optimiser that keeps no `low` for a bfloat16 parameter.
-        """
+        """As torch's, but tensors keep their dtypes: torch would cast `low` and the second moment to the weight's."""
         super().load_state_dict(state_dict | {"state": {}})
-        for number, p in enumerate(p for group in self.param_groups for p in group["params"]):
-            state = state_dict["state"].get(number)  # torch numbers parameters in this order
-            if state and p.dtype == torch.bfloat16 and "low" not in state:
-                raise ValueError("the optimiser's state was saved by another one: it has no low halves of the weights")
-            if state:
-                self.state[p] = {name: self._zeros(p, value.dtype).copy_(value) if name != "step" else int(value)
-                                 for name, value in state.items()}  # torch's step is a tensor
+        parameters = sum((group["params"] for group in self.param_groups), [])
+        for number, p in enumerate(parameters):  # torch numbers parameters in this order; its `step` is a tensor
+            for name, value in state_dict["state"].get(number, {}).items():
+                self.state[p][name] = int(value) if name == "step" else self._zeros(p, value.dtype).copy_(value)
 
 
 def adamw_step(group, step, p, gradient, exp_avg, exp_avg_sq, low=None):
     """Update a slice (n,) of a parameter and of its state, in place. On float32, `.float()` is the slice itself."""
-    rate, (beta1, beta2) = float(group["lr"]), group["betas"]
-    master, gradient, first = p.float(), gradient.float(), exp_avg.float()
+    rate = float(group["lr"])
+    beta1, beta2 = group["betas"]
+    master = p.float()
+    gradient = gradient.float()
+    first = exp_avg.float()
     if low is not None:
         master.view(torch.int32).add_(low)  # the bits of float32: the weight's, 16 zeros after them, plus the remainder
     master.mul_(1 - rate * group["weight_decay"])

@@ -1,4 +1,4 @@
-"""Slots: where sequences live while they are written. One slot holds the keys and values of one sequence.
+"""Slots: where sequences are stored while they are sampled. One slot holds the keys and values of one sequence.
 
 All slots are allocated at once, and their tensors keep their addresses, so that a CUDA graph can replay a step. A step
 computes a batch: a list of slot numbers, which changes between steps. No sequence is ever moved or padded.
@@ -8,15 +8,15 @@ of them share a key/value head, D the head dimension.
 """
 
 import functools
+import inspect
 
 import torch
 import triton
 from torch.nn.utils.rnn import pad_sequence
 
-from fast.attention import append, attend, name_of_cache, shape_of_cache
+from fast.attention import append, attend
 
-SPARE = 40 << 30  # bytes of the GPU's memory that the sandbox may need while the model samples
-SMALL = 1 / 16  # of the GPU's memory: a cache of this size is in nobody's way
+SMALL = 1 / 16  # of the GPU's memory: a cache of this size need not be given back
 
 
 class Slots:
@@ -28,104 +28,104 @@ class Slots:
     is_compileable = False  # transformers asks this of every cache
 
     def __init__(self, model, rows, length):
-        """rows: S. length: T; a prompt and its reply together must be shorter. Raises torch.OutOfMemoryError."""
-        self.model, self.rows, self.length = model, rows, length
-        self.name = name_of_cache(model.base_model)  # the argument under which the cache is passed
-        heads, dim, layers = shape_of_cache(model.config)
+        """rows: S; on a GPU at most as many as half of its free memory holds (the rest is for the sandbox's processes).
+
+        length: T; a prompt and its reply together must be shorter. Raises torch.OutOfMemoryError.
+        """
+        device, config = model.device, model.config.get_text_config()
+        layers = config.num_hidden_layers
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads  # H / G
+        dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        slot_bytes = 2 * layers * heads * dim * length * model.dtype.itemsize
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            rows = min(rows, int(torch.cuda.mem_get_info()[0] / 2 / slot_bytes))
+            if rows < 1:
+                raise torch.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
+        self.model, self.rows, self.length, self.nbytes = model, rows, length, rows * slot_bytes
+        # The argument under which the cache is passed: `cache` since transformers 5.24.
+        known = inspect.signature(model.base_model.forward).parameters
+        self.name = "cache" if "cache" in known else "past_key_values"
         shape = (rows + 1, heads, length, dim)  # (S + 1, H / G, T, D); slot S is a scratch area
-        self.keys = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=model.dtype, device=model.device) for _ in range(layers)]
-        self.token = torch.zeros(rows + 1, dtype=torch.long, device=model.device)  # the last token of each sequence
-        self.logprob = torch.zeros(rows + 1, device=model.device)  # its log-probability at the temperature of sampling
+        self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
+        self.token = torch.zeros(rows + 1, dtype=torch.long, device=device)  # the last token of each sequence
+        self.logprob = torch.zeros(rows + 1, device=device)  # its log-probability at the temperature of sampling
         self.position = torch.zeros_like(self.token)  # its position
         self.stream = torch.zeros_like(self.token)  # where its random numbers come from, see step.chance
         self.end = torch.zeros_like(self.token)  # the position that the sequence must not reach
-        self.done = torch.ones(rows + 1, dtype=torch.bool, device=model.device)
-        width = triton.next_power_of_2(max(rows, 32))
-        self.batch = torch.full((width,), rows, device=model.device)  # the first n: slots that a step computes
-        self.count = 0  # n
+        self.done = torch.ones_like(self.token, dtype=torch.bool)
+        # The first n: slots that a step computes.
+        self.batch, self.count = torch.full((triton.next_power_of_2(max(rows, 32)),), rows, device=device), 0
         self.graphs = {}  # {(n, temperature, top_p): CUDA graph of a step}, see step.py
-        self.store = None  # while prompts are read: where `update` puts their keys and values
-
-    @property
-    def as_cache(self) -> dict:
-        """Arguments of a forward pass. If they were kept here, the slots would hold themselves in memory."""
-        return {self.name: self, "use_cache": True}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the cache."""
-        return sum(tensor.nbytes for tensor in [*self.keys, *self.values])
+        self.store = None  # while prompts are read: the function that takes their keys and values
 
     # ---- which slots a step computes
 
     def set_batch(self, requests, growing):
         """Compute the slots of these requests from now on; sets each one's `row` in the batch.
 
-        n is a power of two, since every n needs a graph of its own. Rows to spare compute the scratch slot.
-        growing: do more requests wait? Then SharedPromptSlots keeps the room for them.
+        n is a power of two, since every n needs a graph of its own. Rows without a request compute the scratch slot.
+        growing: are more requests waiting? Then SharedPromptSlots keeps the rows for them.
         """
         count = triton.next_power_of_2(len(requests))
         self.count = 32 if count in (8, 16) else count  # in float32 cuBLAS takes longer for 8 or 16 rows than for 32
         slots = [self.rows] * self.count
         for row, request in enumerate(requests):
-            slots[row], request.row = request.slot, row
+            slots[row] = request.slot
+            request.row = row
         self.batch[:self.count] = on_device(slots, self.batch.device)
 
     # ---- reading prompts
 
-    def read(self, prompts, slots_of) -> torch.Tensor:
-        """Read whole prompts; hidden states (R, width of the model) at their last tokens.
+    def begin(self, requests, most) -> torch.Tensor:
+        """Note where replies begin to prompts that were read, of at most so many tokens; the requests' slots (n,)."""
+        slots = self.slots_of(requests)
+        self.position[slots] = on_device([len(request.prompt) for request in requests], slots.device)
+        self.end[slots] = self.position[slots] + most
+        self.stream[slots] = on_device([request.stream for request in requests], slots.device)
+        self.done[slots] = False
+        return slots
 
-        slots_of: for each prompt the slots (a list) that begin with it. It is read once and copied into all of them.
+    def slots_of(self, requests) -> torch.Tensor:
+        return on_device([request.slot for request in requests], self.batch.device)
+
+    def read(self, groups) -> tuple:
+        """Read whole prompts: (hidden states (U, width of the model) at their last tokens, each request's prompt (R,)).
+
+        groups: U lists of requests that have one prompt. It is computed once and copied into the slots of all of them.
         """
-        rows = on_device([slot for slots in slots_of for slot in slots], self.model.device)
-        source = on_device([i for i, slots in enumerate(slots_of) for _ in slots], self.model.device)
+        source = on_device(torch.repeat_interleave(torch.tensor(list(map(len, groups)))), self.batch.device)
+        rows = self.slots_of(sum(groups, []))
 
-        def store(layer, key, value):  # (R, H / G, L, D)
+        def store(layer, key, value):  # (U, H / G, L, D)
             self.keys[layer][rows, :, :key.shape[2]] = key[source]
             self.values[layer][rows, :, :key.shape[2]] = value[source]
             return key, value
 
-        return self._forward(padded(prompts), [len(prompt) for prompt in prompts], store)
+        return self._forward([group[0].prompt for group in groups], store), source
 
-    def read_on(self, prompts, slots, known) -> torch.Tensor:
-        """As `read`, of prompts whose first `known` tokens each lie in their slots already; equal ones are not joined.
+    def _forward(self, sequences, store):
+        """Run the model over token ids of R sequences; hidden states (R, width) at each one's last token.
+
+        store: what `update` does meanwhile.
         """
-        new = padded([prompt[start:] for start, prompt in zip(known, prompts)])  # (R, L)
-        columns, window = torch.tensor(known)[:, None] + torch.arange(new.shape[1]), max(map(len, prompts))
-        places = columns.clamp(max=self.length - 1)  # padding lies beyond the prompt, where the reply will be written
-        positions = columns.clamp(max=window - 1)  # a model may know no others
-        mask = torch.arange(window) <= positions[:, None, :, None]  # (R, 1, L, window)
-        rows, positions, places, mask = (on_device(x, self.model.device) for x in (slots, positions, places, mask))
-
-        def store(layer, key, value):
-            keys, values = self.keys[layer], self.values[layer]
-            keys[rows[:, None], :, places] = key.transpose(1, 2)
-            values[rows[:, None], :, places] = value.transpose(1, 2)
-            return keys[rows, :, :window], values[rows, :, :window]
-
-        lengths = [len(prompt) - start for start, prompt in zip(known, prompts)]
-        return self._forward(new, lengths, store, position_ids=positions, attention_mask=mask)
-
-    def _forward(self, ids, lengths, store, **inputs):
-        """Run the model over token ids (R, L), padded on the right; hidden states (R, width) at each one's last token.
-        """
-        last = on_device(lengths, self.model.device) - 1
         self.store = store
-        try:
-            out = self.model.base_model(input_ids=on_device(ids, self.model.device), **self.as_cache, **inputs)
-        finally:
-            self.store = None
-        return out.last_hidden_state[torch.arange(len(last), device=last.device), last]
+        out = self._call(on_device(padded(sequences), self.batch.device))  # (R, L, width)
+        self.store = None
+        last = on_device([len(sequence) - 1 for sequence in sequences], self.batch.device)
+        return out[torch.arange(len(last), device=last.device), last]
+
+    def _call(self, ids, **inputs) -> torch.Tensor:
+        # The arguments are built on each call: storing them would create a reference cycle.
+        return self.model.base_model(input_ids=ids, use_cache=True, **{self.name: self}, **inputs).last_hidden_state
 
     # ---- one token of each sequence in the batch
 
     def feed(self, slots) -> torch.Tensor:
         """Run the model over the last token of each of `slots` (n,); hidden states (n, width of the model)."""
         self.where = self.places(slots)
-        return self.model.base_model(input_ids=self.token[slots][:, None], position_ids=self.position[slots][:, None],
-                                     **self.as_cache).last_hidden_state[:, 0]
+        return self._call(self.token[slots][:, None], position_ids=self.position[slots][:, None])[:, 0]
 
     def places(self, slots) -> torch.Tensor:
         """(n, 2): the slot and the place in it where each sequence's last token goes; finished ones use slot S."""
@@ -137,11 +137,9 @@ class Slots:
 
         Returns what the layer attends to. `keys.attend` tells causal_attention how.
         """
-        if self.store is not None:
-            return self.store(layer_index, key, value)
-        return self.extend(key, value, layer_index)
+        return (self.store or self.extend)(layer_index, key, value)
 
-    def extend(self, key, value, layer_index):
+    def extend(self, layer_index, key, value):
         """Write one more key and value of each sequence in the batch to self.where, see update."""
         keys, values = self.keys[layer_index], self.values[layer_index]
         append(key, value, keys, values, self.where)
@@ -149,50 +147,33 @@ class Slots:
         return keys, values
 
     def get_seq_length(self, layer_index=0):
-        return 0  # of a prompt that is read whole; otherwise positions are passed
+        return 0  # a prompt is read whole, and for one token its position is passed
 
 
 def padded(sequences) -> torch.Tensor:
-    """Token ids (B, L) of B sequences, padded on the right, where a causal model cannot see it: no mask is needed."""
+    """Token ids (B, L) of B sequences, padded on the right. No mask is needed: a causal model never looks to the right.
+    """
     return pad_sequence([torch.tensor(sequence) for sequence in sequences], batch_first=True)
 
 
 def packed(items, budget):
-    """Lists of items, each of at most `budget` tokens with padding, of which there is little in the order of lengths.
+    """Yields lists of items, each of at most `budget` tokens with padding. Items sorted by length need little padding.
 
     items: (length, number of sequences, item) each.
     """
-    batch, count, width = [], 0, 0
+    batch = []
+    count = width = 0
     for length, more, item in items:
-        if batch and (count + more) * max(width, length) > budget:
+        count, width = count + more, max(width, length)
+        if batch and count * width > budget:
             yield batch
-            batch, count, width = [], 0, 0
-        batch, count, width = batch + [item], count + more, max(width, length)
+            batch, count, width = [], more, length
+        batch.append(item)
     if batch:
         yield batch
 
 
 def on_device(values, device) -> torch.Tensor:
-    """A tensor of them there, without waiting for what the GPU is still at."""
+    """A tensor of the values on that device, without waiting for the work that the GPU still has."""
     values = torch.as_tensor(values)
     return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
-
-
-def room_for_cache(free) -> float:
-    """Bytes for the cache, where so many are free. The sandbox keeps SPARE, or at least half of what is free."""
-    return 0.85 * max(free - SPARE, free / 2)
-
-
-def slots_that_fit(model, length, wanted, most) -> int:
-    """How many slots of `length` tokens to allocate on a GPU where `wanted` are needed now, and later `most`.
-
-    Where the cache of `most` is small, all of them. Raises torch.OutOfMemoryError when not even one fits.
-    """
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    heads, dim, layers = shape_of_cache(model.config)
-    each = 2 * layers * heads * dim * length * model.dtype.itemsize
-    room = int(room_for_cache(free) / each)
-    if room < 1:
-        raise torch.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
-    return min(most if most * each <= SMALL * total else wanted, room)

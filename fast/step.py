@@ -1,8 +1,8 @@
 """A step: one more token of every sequence in the batch. On a GPU it is one CUDA graph.
 
-Hugging Face's forward launches some hundreds to two thousand small kernels from Python, which takes longer than the
-kernels themselves. A CUDA graph is recorded once and then launched as a whole: the model's forward, the head and the
-draw of the next token included.
+Hugging Face's forward launches hundreds to thousands of small kernels from Python, which takes longer than the kernels
+themselves. A CUDA graph is captured once and then launched as a whole: the model's forward, the head and the draw of
+the next token included.
 """
 
 import warnings
@@ -10,7 +10,7 @@ import warnings
 import torch
 import torch.nn.functional as F
 
-# PyTorch warns that it does not see every wait, see Step._record.
+# PyTorch warns that it does not see every wait, see Step._capture.
 warnings.filterwarnings("ignore", message="Synchronization debug mode")
 
 
@@ -34,17 +34,17 @@ def chance(streams, positions) -> torch.Tensor:
     return (x >> 40 & (1 << 24) - 1)[:, None] / 2.0**24  # as many bits as a float32 holds
 
 
-def draw(slots, rows, logits, stops, temperature, top_p):
+def draw(slots, rows, logits, stops, sampling):
     """Sample a token for each slot in `rows` (R,) from logits (R, V); temperature 0 takes the likeliest.
 
     stops (a tensor): tokens that end a sequence. Sets the slots' token, logprob and done.
     """
-    logprobs = F.log_softmax(logits / (temperature or 1.0), dim=-1)  # of what is sampled from
-    if temperature == 0:
+    logprobs = F.log_softmax(logits / (sampling.temperature or 1.0), dim=-1)  # of what is sampled from
+    if sampling.temperature == 0:
         choice = logprobs.argmax(-1)
     else:  # where a uniform number falls among the cumulative probabilities
-        shares = F.softmax(logits / temperature, dim=-1)
-        below = (nucleus(shares, top_p) if top_p < 1 else shares).cumsum(-1)  # (R, V)
+        shares = F.softmax(logits / sampling.temperature, dim=-1)
+        below = (nucleus(shares, sampling.top_p) if sampling.top_p < 1 else shares).cumsum(-1)  # (R, V)
         at = chance(slots.stream[rows], slots.position[rows]) * below[:, -1:]
         choice = torch.searchsorted(below, at, right=True)[:, 0].clamp(max=below.shape[1] - 1)
     slots.token[rows] = choice
@@ -59,59 +59,57 @@ class Step:
         """head: hidden states (N, width) to float32 logits (N, V)."""
         self.model, self.head = model, head
         self.stops = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
-        self.recordable = model.device.type == "cuda"
-        # All recordings share one stream: cuBLAS keeps 32 MiB for each that it has seen.
-        self.side = torch.cuda.Stream() if self.recordable else None
+        self.capturable = model.device.type == "cuda"
+        # All captures share one stream: cuBLAS keeps 32 MiB for each stream that it has seen.
+        self.side = torch.cuda.Stream() if self.capturable else None
 
-    def __call__(self, slots, temperature, top_p):
-        key = (slots.count, temperature, top_p)
+    def __call__(self, slots, sampling):
+        """sampling: has temperature and top_p. Launches the work and does not wait for it."""
+        key = (slots.count, sampling.temperature, sampling.top_p)
         if key in slots.graphs:
             slots.graphs[key].replay()
-        elif self.recordable:
-            self._record(slots, temperature, top_p)
+        elif self.capturable:
+            self._capture(slots, sampling, key)
         else:
-            self._write(slots, temperature, top_p)
+            self._write(slots, sampling)
 
-    def _write(self, slots, temperature, top_p):
+    def _write(self, slots, sampling):
         rows = slots.batch[:slots.count]  # (n,)
         logits = self.head(slots.feed(rows))  # (n, V)
         later = slots.position[rows] + 1
         # A finished sequence goes on until the host has seen that it ended, but it leaves its cache alone.
         slots.done[rows] |= later >= slots.end[rows]
         slots.position[rows] = torch.where(slots.done[rows], 0, later)
-        draw(slots, rows, logits, self.stops, temperature, top_p)
+        draw(slots, rows, logits, self.stops, sampling)
 
-    def _record(self, slots, temperature, top_p):
-        """Write one token without a graph, which a recording needs as its warm-up, then record the graph of a step.
+    def _capture(self, slots, sampling, key):
+        """Write one token without a graph, which a capture needs as its warm-up, then capture the graph of a step.
 
         Some modeling code waits for the GPU within a step (a mixture of experts asks which were chosen). That cannot be
-        recorded; then every step is launched kernel by kernel.
+        captured; then every step is launched kernel by kernel.
         """
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            torch.cuda.set_sync_debug_mode("error")  # whatever waits for the GPU raises
+            torch.cuda.set_sync_debug_mode("error")  # an operation that waits for the GPU raises
             try:
-                self._write(slots, temperature, top_p)
+                self._write(slots, sampling)
             except RuntimeError as error:
                 if "synchroniz" not in str(error):
                     raise
-                self.recordable = False
+                self.capturable = False
             finally:
                 torch.cuda.set_sync_debug_mode("default")
-            if self.recordable:
-                slots.graphs[slots.count, temperature, top_p] = self._graph(slots, temperature, top_p)
+            if self.capturable:
+                # Not by torch.cuda.graph(), which first makes PyTorch give back all unused memory: while the sandbox's
+                # processes start, that takes much longer than all the rest.
+                graph = torch.cuda.CUDAGraph()
+                torch.cuda.synchronize()
+                graph.capture_begin(next(iter(slots.graphs.values())).pool() if slots.graphs else None)  # shared memory
+                self._write(slots, sampling)
+                graph.capture_end()
+                slots.graphs[key] = graph
             else:
                 print(f"engine: {self.model.config.model_type} waits for the GPU within a step, which therefore cannot "
-                      "be recorded as a CUDA graph; sampling is slower")
-                self._write(slots, temperature, top_p)  # from its beginning: nothing has been drawn yet
+                      "be captured as a CUDA graph; sampling is slower")
+                self._write(slots, sampling)  # from its beginning: nothing has been drawn yet
         torch.cuda.current_stream().wait_stream(self.side)
-
-    def _graph(self, slots, temperature, top_p):
-        # Not by torch.cuda.graph(), which first has PyTorch give back all unused memory: while the sandbox's processes
-        # start, that takes much longer than all the rest.
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        graph.capture_begin(next(iter(slots.graphs.values())).pool() if slots.graphs else None)  # they share memory
-        self._write(slots, temperature, top_p)
-        graph.capture_end()
-        return graph

@@ -4,8 +4,7 @@
     processes.py      how processes are started and ended: the fork server and the supervisors
     confinement.py    what a process is kept from
     gpu_lock.py       who may use the GPU: many to check, one alone to time
-    pool.py           who judges what, and when: a queue, threads, scorers
-    connection.py     a scorer as the pool sees it: orders, answers, requests for the GPU
+    pool.py           who judges what, and when: a queue, threads, scorers and the connections to them
     scorer.py         what each process does: scorer, candidate, compiler, replayer
     rules.py          what a candidate may not do: one page, a table for each rule
     verdict.py        the record of how a candidate fared
@@ -17,10 +16,8 @@
     prices.py         what each step would cost on a GPU
     compiler.py       Triton kernels from a candidate's text, compiled for a GPU that is not there
     interpreter.py    the same kernels, run in numpy
-    lockstep.py       Triton's operations, for all programs of a launch at once
-    libdevice.py      CUDA's own mathematical functions, as functions of torch tensors; how floats become integers
+    lockstep.py       Triton's operations and CUDA's libdevice functions, for all programs of a launch at once
     memory.py         what an interpreted kernel may touch, and what that costs
-    races.py          what programs of one launch may know of each other
     measured.py       the clock with a GPU
     replayer.py       the process on the GPU that replays what was recorded, under that clock
 

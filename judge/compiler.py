@@ -1,6 +1,6 @@
 """Triton kernels where there is no GPU, first half: taken from a candidate's text, compiled for a real target.
 
-    kernels, texts = build(code, constants)       only @triton.jit functions, and only Triton's own language inside them
+    kernels, text = build(code, constants)       only @triton.jit functions, and only Triton's own language inside them
     compile_kernel(kernel, arguments, options)    for sm_90 (needs no GPU): refuses what a GPU would refuse, and blocks
                                                   on which the compiler would work for a minute
 
@@ -34,7 +34,6 @@ from judge.rules import (KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_MODULES, KERNEL
                          imports)
 
 FILE = "<candidate>"  # the name under which a candidate's kernels are compiled; lines agree with the candidate's text
-NUMBERS = set(jit.type_canonicalisation_dict.values())  # types' names in annotations: "i32", "fp16"
 MOST_PER_THREAD = 512  # elements of a block: a softmax with so many takes the compiler 10 s, with twice as many 43
 NO_TEXT = "def kernel(): pass\n"  # every line of a candidate's text as Triton sees it, which is given the tree instead
 
@@ -47,16 +46,17 @@ class KernelError(Exception):
 
     def __init__(self, message, line=None, stage="compile"):
         super().__init__(message)
-        self.line, self.stage = line, stage
+        self.line = line
+        self.stage = stage
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # From the candidate's text: only Triton's own language, nothing else of Python
 
 BUILTINS = {name: getattr(builtins, name) for name in KERNEL_BUILTINS}
-MEMBERS = {name for cls in (tl.tensor, tl.dtype, tl.block_type, getattr(tl, "tensor_descriptor", tl.tensor))
-           for name in dir(cls) if not name.startswith("_")} | {
-               "value", "type", "dtype", "shape", "element_ty", "ALL", "NONE"}
+MEMBERS = {"value", "type", "dtype", "shape", "element_ty", "ALL", "NONE"}
+for cls in (tl.tensor, tl.dtype, tl.block_type, getattr(tl, "tensor_descriptor", tl.tensor)):
+    MEMBERS |= {name for name in dir(cls) if not name.startswith("_")}
 
 
 def decorator(node, name):
@@ -166,55 +166,48 @@ def check_kernel(node, scope):
                 refuse(child, ast.unparse(child))
 
 
+def simplify_annotation(parameter):
+    """Of annotations only tl.constexpr and types of numbers mean anything: remove any other."""
+    text = ast.unparse(parameter.annotation).strip("'")
+    if not re.fullmatch(r"([\w.]+\.)?constexpr", text):
+        kind = jit._normalize_ty(text)
+        kept = ast.copy_location(ast.Constant(kind), parameter)
+        parameter.annotation = kept if kind in jit.type_canonicalisation_dict.values() else None
+
+
 def build(code, constants):
     """The @triton.jit functions of a candidate's source, other functions' own excepted, and nothing else of it.
 
-    Returns {name: JITFunction} and {name: the text of all that the kernel is made of, without comments and places}.
+    Returns {name: JITFunction} and the text of all that they are made of, without comments and places.
     `constants` are the values of global names that kernels may use. Raises KernelError for a kernel that reaches
     outside Triton's language.
     """
     body = list(statements(ast.parse(code).body))
     known = imported(body)
     scope = {"triton": triton, "tl": tl, **constants, **{name: find(path) for name, path in known.items()}}
-    names = [node.name for node in body if is_kernel(node)]
-    if len(set(names)) < len(names):  # which one is launched?
-        raise KernelError("two kernels have the same name")
     nodes = {node.name: node for node in body if is_kernel(node)}
+    if len(nodes) < sum(map(is_kernel, body)):  # which one is launched?
+        raise KernelError("two kernels have the same name")
     options = {name: decorator(node, "jit") for name, node in nodes.items()}
     scope.update(dict.fromkeys(nodes, True))
     for node in nodes.values():
         node.decorator_list, node.returns = [], None
-        for parameter in ast.walk(node.args):  # of annotations only tl.constexpr and types of numbers mean anything
+        for parameter in ast.walk(node.args):
             if isinstance(parameter, ast.arg) and parameter.annotation is not None:
-                text = ast.unparse(parameter.annotation).strip("'")
-                if not re.fullmatch(r"([\w.]+\.)?constexpr", text):
-                    kind = jit._normalize_ty(text)
-                    kept = ast.copy_location(ast.Constant(kind), parameter)
-                    parameter.annotation = kept if kind in NUMBERS else None
+                simplify_annotation(parameter)
         check_kernel(node, scope)
     linecache.cache[FILE] = (0, None, [NO_TEXT] * max([node.end_lineno for node in nodes.values()], default=0), FILE)
     scope.update(__name__="kernels", __builtins__=dict(BUILTINS))
     exec(compile(ast.Module(list(nodes.values()), []), FILE, "exec"), scope)
-    texts = {}
+    text, kernels = "\n".join(map(ast.unparse, nodes.values())) + repr((known, constants)), {}
     for name, node in nodes.items():
         if options[name] is None:
             scope[name] = triton.constexpr_function(scope[name])
             continue
-        debug = any(option.arg == "debug" and ast.unparse(option.value) == "True"
-                    for option in getattr(options[name], "keywords", ()))
-        scope[name] = kernel = triton.jit(scope[name], debug=debug)
+        scope[name] = kernels[name] = kernel = triton.jit(scope[name])
         kernel.parse = lambda node=node: ast.Module([copy.deepcopy(node)], [])
-        kernel.imported = known
-        parts = [name]
-        for part in parts:  # grows by what each part calls
-            used = {n.id for n in ast.walk(nodes[part]) if isinstance(n, ast.Name)} if part in nodes else set()
-            parts += sorted(used - set(parts))
-        texts[name] = "\n".join(
-            ast.unparse(nodes[part]) if part in nodes else
-            f"{part} = {known.get(part) or repr(constants[part])}"
-            for part in parts if part in nodes or part in known or part in constants)
-        kernel.hash = hashlib.sha256(texts[name].encode()).hexdigest()  # Triton's would be of NO_TEXT
-    return {name: scope[name] for name in texts}, texts
+        kernel.imported, kernel.hash = known, hashlib.sha256((name + text).encode()).hexdigest()  # not of NO_TEXT
+    return kernels, text
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -285,7 +278,7 @@ def translated(kernel, arguments, options):
 def compile_kernel(kernel, arguments, options):
     """Compile one specialisation for sm_90. Raises KernelError with the compiler's message.
 
-    arguments: {parameter: value}, tensors for pointers (of any device, also meta); options: num_warps and the like.
+    arguments: {parameter: value}, tensors for pointers (of any device, also meta); options: num_warps and others.
     Nothing runs the result, so compiling ends with LLVM's code: what follows it (LLVM's PTX, ptxas) has little left to
     refuse and takes a fifth of the time.
     """

@@ -1,4 +1,4 @@
-"""What a process is kept from: namespaces, a read-only file system, a filter of system calls, limits.
+"""What a process is kept from: namespaces, a read-only file system, limits.
 
 `confine` is called in each process before it plays its role, `isolate` in the supervisor of a candidate before the
 candidate is forked. processes.py lists which of these apply where.
@@ -13,15 +13,12 @@ from pathlib import Path
 
 import torch
 
-from judge.rules import MACHINES, REFUSED_EVERYWHERE, REFUSED_WITHOUT_GPU
-
 LIBC = ctypes.CDLL(None, use_errno=True)
 HOSTILE = {"candidate", "compiler", "replayer", "extension"}  # roles that hold a candidate's code, or its kernels'
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 28, 1 << 29, 1 << 30
-NAMESPACES = 0x7E020000  # all that clone can make anew
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 16384, 1 << 18
-MOUNT_SETATTR, LANDLOCK = 442, (444, 445, 446)  # numbers of system calls, the same on all machines
-PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, FILTER = 22, 24, 38, 2
+MOUNT_SETATTR = 442  # the number of a system call, the same on all machines
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 DAC_OVERRIDE = 1 << 1  # the capability to read what another user owns
 
 
@@ -101,48 +98,6 @@ def drop_privileges(kept=0):
     demand(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def guard_others(*folders):
-    """Landlock, where the kernel has it: nothing is written outside of `folders`, other processes' memory and
-    descriptors are out of reach in /proc (Linux 5.13), and they get no signals (6.12). Needs no namespace.
-    """
-    create, add, restrict = LANDLOCK
-    version = LIBC.syscall(create, None, 0, 1)
-    if version < 1:
-        return
-    rights = 0x1FF2 | (0x2000 if version > 1 else 0) | (0x4000 if version > 2 else 0)  # all writing; rename; truncate
-    rules = demand(LIBC.syscall(create, struct.pack("QQQ", rights, 0, 3 if version > 5 else 0), 24, 0))
-    for folder in folders:
-        place = os.open(folder, os.O_PATH)
-        demand(LIBC.syscall(add, rules, 1, struct.pack("=Qi", rights, place), 0))
-        os.close(place)
-    demand(LIBC.syscall(restrict, rules, 0))
-    os.close(rules)
-
-
-def filter_system_calls(with_gpu):
-    """Refuse what the tables in rules.py say, in this process and for good; on x86-64 and arm64.
-
-    The filter is a program of (code, jump if true, jump if false, value), jumps counting from the next instruction.
-    """
-    if os.uname().machine not in MACHINES:
-        return
-    column, architecture, clone = MACHINES[os.uname().machine]
-    load, equal, above, bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06  # BPF: load word, jump if ==, >=, &; return
-    allow, refuse, unknown = 0x7FFF0000, 0x50000 | 1, 0x50000 | 38  # EPERM; ENOSYS makes libc fall back to clone
-    rules = [(load, 0, 0, 4), (equal, 1, 0, architecture), (answer, 0, 0, refuse), (load, 0, 0, 0),
-             (above, 0, 1, 0x40000000), (answer, 0, 0, refuse), (equal, 0, 1, 435), (answer, 0, 0, unknown)]
-    for line in REFUSED_EVERYWHERE if with_gpu else REFUSED_EVERYWHERE + REFUSED_WITHOUT_GPU:
-        for number in line[column]:
-            rules += [(equal, 0, 1, number), (answer, 0, 0, refuse)]
-    thread = 0 if with_gpu else 0x10000  # CLONE_THREAD, in the first argument
-    rules += [(equal, 0, 5, clone), (load, 0, 0, 16), (bits, 0, 1, NAMESPACES), (answer, 0, 0, refuse),
-              (bits, 1, 0, thread), (answer, 0, 0, allow if with_gpu else refuse), (answer, 0, 0, allow)]
-    code = b"".join(struct.pack("HBBI", *rule) for rule in rules)
-    buffer = ctypes.create_string_buffer(code)
-    program = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(rules), ctypes.addressof(buffer)))
-    demand(LIBC.prctl(PR_SET_SECCOMP, FILTER, ctypes.c_void_p(ctypes.addressof(program)), 0, 0))
-
-
 def confine(sock, role, asks, scratch, settings):
     """Surroundings and limits of a process before it plays its role.
 
@@ -151,35 +106,27 @@ def confine(sock, role, asks, scratch, settings):
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(null, stream)
-    last = 3
-    for descriptor in sorted(one.fileno() for one in (sock, asks) if one is not None):
-        os.closerange(last, descriptor)
-        last = descriptor + 1
-    os.closerange(last, 65536)
+    kept = sorted(one.fileno() for one in (sock, asks) if one is not None)
+    for last, following in zip([2, *kept], [*kept, 65536]):
+        os.closerange(last + 1, following)
     without_gpu, hostile = not has_gpu(role, settings), role in HOSTILE
     isolation = settings["isolation"][not without_gpu]
     if hostile and without_gpu and isolation is not None and isolation[1]:
         read_only_except(scratch)
     os.chdir(scratch)
-    folders = {"HOME": "", "TMPDIR": "", "TRITON_CACHE_DIR": "triton", "TORCH_EXTENSIONS_DIR": "extensions"}
-    for name, folder in folders.items():
-        os.environ[name] = os.path.join(scratch, folder)
-    if not without_gpu and role != "extension":
-        os.environ["TRITON_CACHE_DIR"] = os.path.join(settings["scratch"], "triton")  # who compiles is not who launches
+    compiled = scratch if without_gpu or role == "extension" else settings["scratch"]  # who compiles does not launch
+    os.environ.update(HOME=scratch, TMPDIR=scratch, TRITON_CACHE_DIR=os.path.join(compiled, "triton"),
+                      TORCH_EXTENSIONS_DIR=os.path.join(scratch, "extensions"))
     tempfile.tempdir = None
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     trusted = role == "scorer" or role == "replayer" and settings["clock"] == "measured"  # it serves many candidates
     if not trusted:
         seconds = int(settings["timeout"] * 2) + 5
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+        for kind, limit in ("CPU", seconds), ("FSIZE", 1 << 28), ("NOFILE", 1024):
+            resource.setrlimit(getattr(resource, f"RLIMIT_{kind}"), (limit, limit))
     if without_gpu:  # CUDA reserves more address space than there is memory
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         limit = used + settings["memory"] * (4 if trusted else 1)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     if hostile:
         drop_privileges(0 if without_gpu else DAC_OVERRIDE)  # compilers read what may belong to another user
-        if without_gpu:
-            guard_others(scratch, "/dev/shm")
-        filter_system_calls(not without_gpu)

@@ -1,9 +1,9 @@
 """What a candidate is compared with: the reference, trials, tolerance.
 
 The reference model and its expected outputs live in the scorer's process. A trial is a draw from the task's
-`get_inputs` under a seed that no candidate knows. Under the strict protocol only the first is taken as drawn; later
-ones come from other distributions (scaled, negated), and parameters are perturbed (perturbation.py), so that work which
-happens not to matter for one distribution, or for weights of 1, must still be done.
+`get_inputs` under a seed that no candidate knows. Only the first is taken as drawn; later ones come from other
+distributions (scaled, negated), and parameters are perturbed (perturbation.py), so that work which happens not to
+matter for one distribution, or for weights of 1, must still be done.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import types
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from judge.messages import elements_spanned
 from judge.perturbation import construct, parameter_names, state_of
 from judge.prices import bytes_in, tensors_in
-from judge.verdict import STRICT, Failed, describe, out_of_memory
+from judge.verdict import Failed, describe, out_of_memory
 from tasks import TaskError
 
 
@@ -67,11 +67,6 @@ def identical(a, b):
 def as_bytes(tensor):
     """A tensor's elements as bytes, in their order, as the recorder keeps constants."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
-
-
-def digest(tensor) -> str:
-    """A hash of a tensor's bytes."""
-    return hashlib.sha256(as_bytes(tensor).cpu().numpy()).hexdigest()
 
 
 LARGE = 4 << 30  # bytes of a trial: the processes of such a task hold a few times as much, and keep nothing for later
@@ -125,7 +120,7 @@ def structure(tree) -> str:
 
 
 def placed(tensor) -> list:
-    """A tensor as the recorder writes it, but for the number of its storage."""
+    """A tensor as the recorder writes it, with another number for its storage."""
     return [tensor.untyped_storage()._cdata, "", tensor.shape, tensor.stride(), tensor.storage_offset()]
 
 
@@ -143,8 +138,11 @@ def sharing(outputs, others) -> list:
 
 
 def finite(leaves) -> bool:
-    floats = [t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    return all(bool(piece.isfinite().all()) for t in floats for piece in t.reshape(-1).split(PIECE))
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
+            if not all(bool(piece.isfinite().all()) for piece in leaf.reshape(-1).split(PIECE)):
+                return False
+    return True
 
 
 @dataclass
@@ -152,7 +150,7 @@ class Trial:
     inputs: list
     seed: int  # for random operators in the forward
     expected: list = None  # the leaves of the reference's output
-    allowed: list = None  # for each, see Reference.tolerance
+    allowed: list = None  # for each, see Reference.rounding
     changed: list = None  # indices of inputs that the reference itself changes in place
 
 
@@ -164,7 +162,8 @@ class Reference:
 
     def __init__(self, job, settings, shared=contextlib.nullcontext):
         """shared: makes a context in which the GPU may be used. Constructing, which takes longer, is outside of it."""
-        self.job, self.strict = job, settings["protocol"] == "strict"
+        self.job = job
+        self.tolerance = settings["tolerance"]  # see `compare`
         # Under the measured clock all construct on the CPU, where candidates do: a GPU draws other random numbers.
         self.device, self.lock, self.kept = torch.device(settings["device"]), threading.RLock(), {}
         self.plain = None  # the first draw's inputs: what is no tensor is part of the program, and stays as it was
@@ -181,8 +180,7 @@ class Reference:
             with shared():
                 self.on_device = self.draws_on_device()
             self.construct()
-            if self.strict:
-                self.construct(parameter_names(self.model))
+            self.construct(parameter_names(self.model))
             with shared():
                 usable = finite(self.trial(0).expected) and not self.chaotic
             if not usable:  # perturbed parameters may leave a function's domain
@@ -216,12 +214,6 @@ class Reference:
         """What another process needs to construct the same model from a class."""
         return {"arguments": self.arguments, "names": self.names, "seed": self.parameter_seed}
 
-    def is_stochastic(self) -> bool:
-        """Does the forward draw random numbers? Sums in another order are not that."""
-        first = self.trial(0)
-        other, _ = self.run(replace(first, seed=first.seed + 1))
-        return compare(first, other, STRICT) is not None
-
     def draw(self, *purpose):
         """Fresh inputs from the task's get_inputs, made on the device if that works."""
         with self.lock, self.device if self.on_device else contextlib.nullcontext():
@@ -234,16 +226,16 @@ class Reference:
                 for x, first in zip(inputs, self.plain, strict=True)]
 
     def trial(self, index):
-        """Trial number `index`. The first is as the task draws it. Others of the strict protocol are fresh draws, of
-        varied distributions as long as the reference stays finite there.
+        """Trial number `index`. The first is as the task draws it. Others are fresh draws, of varied distributions as
+        long as the reference stays finite there.
         """
         with self.lock:
             if index in self.kept:
                 return self.kept[index]
-            kinds = [1 + (index - 1) % 3, 0] if index and self.strict else [0]
+            kinds = [1 + (index - 1) % 3, 0] if index else [0]
             for kind in kinds:
-                seed = derive(self.job["seed"], self.job["source"], "trial", index)
-                trial = Trial(vary(self.draw("trial", index), kind), seed)
+                inputs = vary(self.draw("trial", index), kind)
+                trial = Trial(inputs, derive(self.job["seed"], self.job["source"], "trial", index))
                 try:
                     trial.expected, trial.changed = self.run(trial)
                 except RuntimeError:
@@ -254,7 +246,7 @@ class Reference:
                     raise TaskError(f"{self.job['name']}: the reference returns something other than tensors")
                 if finite(trial.expected):
                     break
-            trial.allowed = self.tolerance(trial)
+            trial.allowed = self.rounding(trial)
             if bytes_in([trial.inputs, trial.expected]) < (1 << 29 if index else LARGE):
                 self.kept[index] = trial
             elif self.device.type == "cuda":
@@ -285,16 +277,14 @@ class Reference:
             self.sharing = sharing(map(placed, tensors_in(out)), map(placed, tensors_in([inputs, state])))
             return tree_leaves(out), changed
 
-    def tolerance(self, trial):
+    def rounding(self, trial):
         """For each output (a, b, c): |difference| may be up to tolerance * s + min(b, c * s), with s = a + |expected|.
 
-        Strict: a is the output's own size where that is below 1 (zeros must not pass because all values are small). b
-        and c are the rounding error of the reference itself, measured against float64 (nobody is asked for more than
-        that), absolute and relative: the error of one huge value does not excuse all small ones. Where float64 would
-        not fit into memory, b is, on a GPU, at least four times what cuDNN's TF32 alone changes.
+        a is the output's own size where that is below 1 (zeros must not pass because all values are small). b
+        and c are the rounding error of the reference itself against float64, absolute and relative: we never require
+        more accuracy than the reference has, and the error of one huge value does not excuse all small ones. Where
+        float64 would not fit into memory, b is, on a GPU, at least four times what cuDNN's TF32 alone changes.
         """
-        if not self.strict:
-            return [(1.0, 0.0, 0.0)] * len(trial.expected)
         exact = [None] * len(trial.expected)
         large = sum(t.numel() for t in tensors_in([trial.inputs, trial.expected, self.state])) >= 1 << 27
         with contextlib.suppress(Exception):  # no memory, or what it may raise that mixes in tensors of a fixed type
@@ -333,6 +323,21 @@ def check_structure(found, expected):
         raise Failed({"failed": "forward", "error": f"wrong output: {found} instead of {expected}"})
 
 
+def differences(x, y, tolerance, bound):
+    """(|x - y|, where that is too much) of two flat tensors, x being the reference's. bound: see Reference.rounding."""
+    if not x.is_floating_point():
+        return (x - y if x.is_complex() else x.double() - y.double()).abs(), x != y
+    size, rounding, relative = bound
+    least = max(tolerance, torch.finfo(x.dtype).eps)  # in half precision the last place is more
+    x, y = (x, y) if x.dtype == torch.float64 else (x.float(), y.float())
+    difference, scale = (x - y).abs(), x.abs() + size
+    allowed = (scale * relative).clamp_(max=rounding).add_(scale, alpha=least)
+    wrong = ~(difference <= allowed) | x.isinf()  # any number is below an infinite limit
+    if wrong.any():
+        wrong &= ~((x == y) | (x.isnan() & y.isnan()))  # infinities, and NaN where the reference has it
+    return difference, wrong
+
+
 def compare(trial, got, tolerance, spared=0.0):
     """None when every output agrees, else one line saying what is wrong, where and by how much. got: leaves.
 
@@ -340,7 +345,7 @@ def compare(trial, got, tolerance, spared=0.0):
     """
     if len(trial.expected) != len(got):
         return f"wrong output: {len(got)} tensors instead of {len(trial.expected)}"
-    for index, (a, b, (size, rounding, relative)) in enumerate(zip(trial.expected, got, trial.allowed)):
+    for index, (a, b, bound) in enumerate(zip(trial.expected, got, trial.allowed)):
         name = "output" if len(got) == 1 else f"output {index}"
         if not isinstance(b, torch.Tensor):
             return f"wrong {name}: a {b if isinstance(b, str) else type(b).__name__} instead of a tensor"
@@ -350,28 +355,18 @@ def compare(trial, got, tolerance, spared=0.0):
             return f"wrong {name}: dtype {b.dtype} instead of {a.dtype}"
         if b.device.type != a.device.type:
             return f"wrong {name}: on another device"
-        a, b, shape = a.reshape(-1), b.reshape(-1), a.shape
+        shape, a, b = a.shape, a.reshape(-1), b.reshape(-1)
         count, worst, where = 0, -1.0, 0
-        for start in range(0, a.numel(), PIECE):
-            x, y = a[start:start + PIECE], b[start:start + PIECE]
-            if a.is_floating_point():
-                x, y = (x, y) if x.dtype == torch.float64 else (x.float(), y.float())
-                difference = (x - y).abs()
-                scale = x.abs() + size
-                least = max(tolerance, torch.finfo(a.dtype).eps)  # in half precision the last place is more
-                allowed = (scale * relative).clamp_(max=rounding).add_(scale, alpha=least)
-                wrong = ~(difference <= allowed) | x.isinf()  # below any infinite limit there is every number
-                if wrong.any():
-                    wrong &= ~((x == y) | (x.isnan() & y.isnan()))  # infinities, and NaN where the reference has it
-            else:
-                difference, wrong = (x - y if x.is_complex() else x.double() - y.double()).abs(), x != y
-            if found := int(wrong.sum()):
-                count += found
+        for start, x, y in zip(range(0, a.numel(), PIECE), a.split(PIECE), b.split(PIECE)):
+            difference, wrong = differences(x, y, tolerance, bound)
+            if wrong.any():
+                count += int(wrong.sum())
                 difference = torch.where(wrong, difference.nan_to_num(float("inf")), torch.zeros_like(difference))
                 if float(difference.max()) > worst:
                     worst, where = float(difference.max()), start + int(difference.argmax())
         if count > spared * a.numel():
-            x, y, position = a[where].item(), b[where].item(), [int(i) for i in numpy.unravel_index(where, shape)]
+            x, y = a[where].item(), b[where].item()
+            position = [int(i) for i in numpy.unravel_index(where, shape)]
             return (f"wrong values: {max(count / a.numel(), 0.01):.0%} of {name} {list(shape)}, worst at {position}: "
                     f"expected {x:.4g}, got {y:.4g}")
     return None

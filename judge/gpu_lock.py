@@ -17,7 +17,7 @@ from judge.messages import receive
 
 @contextlib.contextmanager
 def sharing(lock, *owner):
-    """Share the GPU within this context. Entering it waits until nobody has the GPU alone, or wants it."""
+    """Share the GPU within this context. Entering it waits until no owner has the GPU alone, or wants it."""
     lock.acquire(*owner, False)
     try:
         yield

@@ -4,31 +4,29 @@
     interpreter.launch(name, grid, arguments, memory)     every access is checked; `memory` says what it cost
 
 All programs of a launch run together, in lockstep (lockstep.py). When a branch or a loop bound differs between them,
-what has been stored is undone and they run one by one.
+what has been stored is undone and they run one by one, in the order of their numbers. So a result that depends on the
+order in which a GPU runs programs may be accepted here: races are not looked for.
 """
 
 import ast
 import copy
-import dataclasses
 import functools
 import math
 import types
 
 import numpy as np
-import torch
 import triton
 import triton.language as tl
 from triton.runtime import interpreter as stock
 from triton.runtime import jit
 
 from judge.compiler import BUILTINS, FILE, KernelError
-from judge.lockstep import Diverged, Lockstep, Waiting, block_pointers, unwrap, uniform
+from judge.lockstep import Diverged, Lockstep, uniform
 from judge.verdict import line_in
 
 STOCK_NAMES = ("_InterpreterComparison",)  # that its transformer of syntax trees writes, and interpreter_semantic
 TOGETHER = 256  # programs at a time, fewer for large blocks:
 ELEMENTS = 1 << 17  # numpy is fastest while an array fits into the processor's cache
-PATIENCE = 32, 1000  # looks at the same scalar before a program counts as waiting; when all seem to wait
 GRID_LIMITS = (1 << 31) - 1, 65535, 65535
 
 
@@ -45,7 +43,7 @@ def is_block(value):
 
 class Rewriter(ast.NodeTransformer):
     """Writes calls of KERNEL_SCOPE where Python would ask a block whether it is true, and Triton computes with it; and
-    x += 1 and x: int = 1 as the assignments that they are.
+    x += 1 as the assignment that it is.
     """
 
     def visit(self, node):
@@ -69,17 +67,12 @@ class Rewriter(ast.NodeTransformer):
         return ast.copy_location(call, node) if isinstance(node.op, ast.Not) else node
 
     def visit_Assert(self, node):
-        call = ast.Call(ast.Name("_assert", ast.Load()), [node.test, node.msg or ast.Constant("")], [])
-        return ast.copy_location(ast.Expr(call), node)
+        return ast.copy_location(ast.Pass(), node)  # it means something with debug=True only
 
     def visit_AugAssign(self, node):
         read = copy.copy(node.target)
         read.ctx = ast.Load()
         return ast.copy_location(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)), node)
-
-    def visit_AnnAssign(self, node):
-        constant = node.value is None or "constexpr" in ast.unparse(node.annotation)
-        return node if constant else ast.copy_location(ast.Assign([node.target], node.value), node)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -115,36 +108,10 @@ def choose(test, body, other):
 KERNEL_SCOPE = {
     "_and": lambda left, right: left.logical_and(right()) if is_block(left) else left and right(),
     "_or": lambda left, right: left.logical_or(right()) if is_block(left) else left or right(),
-    "_if": choose,
-    "_not": lambda value: value.__not__() if is_block(value) else not value,
-    "_assert": lambda test, message: tl.device_assert(test, message),  # with debug=True only
-    "interpreter_semantic": types.SimpleNamespace(to_tensor=assigned), "__builtins__": {
-    **BUILTINS, "range": loop, "min": functools.partial(extreme, min, "minimum"),
-    "max": functools.partial(extreme, max, "maximum")}}
-
-
-def check_hint(name, tensor, values):
-    """tl.multiple_of and the like: a compiler believes them, so an untrue one makes a GPU load something else.
-
-    Values that follow one another need the divisor at their first one. A remainder may begin again at 0.
-    """
-    if not isinstance(tensor, tl.tensor):
-        return tensor
-    data, size = tensor.handle.data.astype(np.int64), 1
-    if tensor.dtype.is_ptr():
-        size = max(1, tensor.handle.get_element_ty().primitive_bitwidth // 8)
-    data, first = data[:, None] if data.ndim == 1 else data, True
-    values = [unwrap(value) for value in (values if isinstance(values, (list, tuple, tl.tuple)) else [values])]
-    for axis, value in enumerate(values, 1):
-        distance = np.diff(data, axis=axis, prepend=data.take([0], axis))
-        inside = np.arange(data.shape[axis]).reshape([-1 if i == axis else 1 for i in range(data.ndim)]) % value != 0
-        first = first & (distance != size)
-        untrue = inside & (distance != (size if name == "max_contiguous" else 0)) & (data != 0)
-        if name != "multiple_of" and untrue.any():
-            raise KernelError(f"tl.{name} says of values what is not true")
-    if name == "multiple_of" and any((data[first] % value).any() for value in values):
-        raise KernelError("tl.multiple_of says of values what is not true")
-    return tensor
+    "_if": choose, "_not": lambda value: value.__not__() if is_block(value) else not value,
+    "interpreter_semantic": types.SimpleNamespace(to_tensor=assigned),
+    "__builtins__": {**BUILTINS, "range": loop, "min": functools.partial(extreme, min, "minimum"),
+                     "max": functools.partial(extreme, max, "maximum")}}
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -158,18 +125,17 @@ class Interpreter:
     """
 
     def __init__(self, kernels):
-        self.builder, self.converted = Lockstep(), {}
-        stock.interpreter_builder, stock.interpreter_semantic = self.builder, stock.TritonSemantic(self.builder)
+        self.builder, self.converted = Lockstep(), {}  # {Python function of a compiled kernel: the interpreted one}
+        stock.interpreter_builder = self.builder
+        stock.interpreter_semantic = stock.TritonSemantic(self.builder)
         np.seterr(all="ignore")
         self.convert_triton()
         self.install_libdevice()
         self.functions = {name: self.convert(kernel) for name, kernel in kernels.items()}
-        self.debug = {name for name, kernel in kernels.items() if kernel.debug}
-        self.constexprs = {name: {p.name for p in kernel.params if p.is_constexpr} for name, kernel in kernels.items()}
         for function in self.functions.values():
             function.fn.__globals__.update(self.functions)  # a kernel that calls a kernel finds the interpreted one
-        self.diverging, self.atomic = set(), set()  # kernels whose programs run one by one; in two halves at least
-        self.blocks = {}  # {kernel: elements of its largest block so far}
+        # kernels whose programs run one by one; {kernel: elements of its largest block so far}
+        self.kernels, self.diverging, self.blocks = kernels, set(), {}
 
     def convert(self, function):
         """The interpreted function of a compiled one; of a candidate's, made of the syntax tree that was checked."""
@@ -188,36 +154,22 @@ class Interpreter:
 
     def convert_triton(self):
         """Turn Triton's language into one that is interpreted, with our builder."""
-        def method(function):
-            return lambda *args, **kwargs: self.convert(function)(*args, **kwargs)
-
         for module in (tl, tl.core, tl.standard, tl.math, tl.random):
             for name, value in list(vars(module).items()):
                 if isinstance(value, jit.JITFunction):
                     setattr(module, name, self.convert(value))
         for name, value in list(vars(tl.tensor).items()):
             if isinstance(value, jit.JITFunction):
-                setattr(tl.tensor, name, method(value))
+                setattr(tl.tensor, name, lambda *args, value=value, **kwargs: self.convert(value)(*args, **kwargs))
         stock.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
         stock._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         for module in (tl, tl.core):
             module.reduce, module.associative_scan, module.range = self.builder.reduce, self.builder.scan, loop
-            for name in ("multiple_of", "max_contiguous", "max_constancy"):
-                setattr(module, name, functools.partial(check_hint, name))
+            for name in ("multiple_of", "max_contiguous", "max_constancy"):  # hints to the compiler
+                setattr(module, name, lambda tensor, *_, **__: tensor)
         tl.tensor.__index__ = lambda tensor: int(uniform(tensor))
         tl.tensor.__bool__ = lambda tensor: bool(uniform(tensor)) if not tensor.type.is_block() else True
         tl.tensor.T = property(lambda x: stock.interpreter_semantic.permute(x, (1, 0)))
-
-        def of_descriptor(self, offsets):
-            return block_pointers(self, offsets, range(len(self.block_shape)))
-
-        def of_block_pointer(self, boundary_check):
-            pointers, mask = block_pointers(self, self.offsets, boundary_check)
-            return pointers, mask.data
-
-        stock.TensorDescHandle.materialize_pointers = of_descriptor
-        if hasattr(stock, "BlockPointerHandle"):  # gone since triton 3.7
-            stock.BlockPointerHandle.materialize_pointers = of_block_pointer
 
     def install_libdevice(self):
         """Let CUDA's libdevice functions, which Triton describes, be computed by our builder, by their names."""
@@ -233,48 +185,39 @@ class Interpreter:
     def launch(self, name, grid, arguments, memory, options):
         """Run one launch on `memory`. Raises KernelError (stage "launch") with the candidate's line."""
         check_limits(name, grid, options)
-        function, constexprs = self.functions[name], self.constexprs[name]
-        numbers = np.arange(math.prod(grid))  # of the programs that have still to run
-        coordinates = np.indices(grid, dtype=np.int32).reshape(3, -1)
-        if not memory.counting:  # caches are priced in order; results must be the same in any
-            numbers = np.random.default_rng(torch.initial_seed()).permutation(numbers)
-        half = -(-len(numbers) // 2) if name in self.atomic else len(numbers)
-        self.builder.memory, self.builder.grid_idx = memory, (0, 0, 0)
-        debug = bool(options.get("debug")) or name in self.debug
-        self.builder.options = dataclasses.replace(self.builder.options, debug=debug)
-        self.builder.set_grid_dim(*grid)
-        self.builder.programs = coordinates[:, :1]  # for what describes a tensor, and for casts
-        values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
-        for key, kind in function.fn.__annotations__.items():  # those that name a type, see compiler.build
-            if key not in constexprs and isinstance(arguments[key], (int, float)):
-                values[key] = stock.interpreter_semantic.cast(assigned(values[key]), tl.str_to_ty(kind, None))
-        postponed = 0  # how many in a row were not able to end before others have run
-        while len(numbers):
-            most = min(TOGETHER, half, ELEMENTS // self.blocks.get(name, ELEMENTS))
-            together = 1 if name in self.diverging else max(2, most)
-            running, numbers = numbers[:together], numbers[together:]
-            self.builder.programs, memory.races.programs = coordinates[:, running], running + 1
-            self.builder.block, self.builder.looks = 1, 0
-            self.builder.patience = PATIENCE[postponed > len(numbers)]
+        values = self.prepare(name, grid, arguments, memory)
+        coordinates, done = np.indices(grid, dtype=np.int32).reshape(3, -1), 0  # programs
+        while done < math.prod(grid):
+            together = max(2, min(TOGETHER, ELEMENTS // self.blocks.get(name, ELEMENTS)))
+            together = 1 if name in self.diverging else together
+            self.builder.programs, self.builder.block = coordinates[:, done:done + together], 1
+            running = self.builder.programs.shape[1]
             try:
-                function.rewrite()(**values)
-                memory.flush(len(running))
+                self.functions[name].rewrite()(**values)
+                memory.flush(running)
             except Exception as error:
                 while error.__cause__ is not None and not isinstance(error, Diverged):
                     error = error.__cause__
-                waits = isinstance(error, Waiting) and postponed <= 2 * len(numbers)
-                if not isinstance(error, Diverged) or len(running) == 1 and not waits:
-                    kind = "" if isinstance(error, (KernelError, Waiting)) else f"{type(error).__name__}: "
+                if running == 1 or not isinstance(error, Diverged):
+                    kind = "" if isinstance(error, KernelError) else f"{type(error).__name__}: "
                     raise KernelError(f"{name}: {kind}{error}", line_in(error, FILE), "launch") from None
                 memory.roll_back()
-                if len(running) == 1:
-                    numbers, postponed = np.append(numbers, running), postponed + 1
-                else:
-                    numbers = np.append(running, numbers)
-                    self.diverging.add(name)
+                self.diverging.add(name)
             else:
-                self.atomic |= {name} if memory.has_atomics else set()
-                self.blocks[name], postponed = max(self.builder.block, self.blocks.get(name, 1)), 0
+                done += running
+                self.blocks[name] = max(self.builder.block, self.blocks.get(name, 1))
+
+    def prepare(self, name, grid, arguments, memory) -> dict:
+        """Set the builder up for a launch. Returns the arguments as the interpreted kernel takes them."""
+        self.builder.memory, self.builder.grid_idx = memory, (0, 0, 0)
+        self.builder.set_grid_dim(*grid)
+        self.builder.programs = np.zeros((3, 1), dtype=np.int32)  # for what describes a tensor, and for casts
+        constexprs = {parameter.name for parameter in self.kernels[name].params if parameter.is_constexpr}
+        values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
+        for key, kind in self.functions[name].fn.__annotations__.items():  # those that name a type, see compiler.build
+            if key not in constexprs and isinstance(arguments[key], (int, float)):
+                values[key] = stock.interpreter_semantic.cast(assigned(values[key]), tl.str_to_ty(kind, None))
+        return values
 
 
 def check_limits(name, grid, options):
@@ -282,8 +225,6 @@ def check_limits(name, grid, options):
     for what, value, most in [("dimensions of the grid", len(grid), 3),
                               ("num_warps", options.get("num_warps", 4), 32),
                               ("num_ctas", options.get("num_ctas", 1), 8),
-                              ("programs at the same time", options.get("launch_cooperative_grid", 0) * math.prod(grid),
-                               132 * min(32, 64 // options.get("num_warps", 4))),  # of multiprocessors, by their warps
                               *zip(("grid in x", "grid in y", "grid in z"), grid, GRID_LIMITS)]:
         if value > most:
             raise KernelError(f"{name}: {what}: {value} is more than the GPU's limit of {most}", stage="launch")

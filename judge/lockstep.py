@@ -7,10 +7,15 @@ agree and do not (a branch, a loop bound) raises Diverged; interpreter.py then r
 
 Every operation also counts what it costs on the card (the end of prices.py).
 
+What honest kernels hardly ever use is refused by name: block pointers and tensor descriptors, tl.gather, tl.histogram,
+tl.cat, tl.atomic_cas, scaled products, inline assembly. With a GPU Triton's compiler has them.
+
 Where it matters for correctness it computes as the hardware does: an fp32 `tl.dot` rounds its operands to TF32 unless
 told otherwise (`input_precision="ieee"` or "tf32x3"), and an access outside every tensor is an error. What a masked
-load without `other` leaves out is 0: Triton calls it undefined, but for NVIDIA's cards its compiler always writes 0.
+load without `other` leaves out is 0: Triton calls it undefined; its compiler writes 0 for all of NVIDIA's cards.
 """
+
+import re
 
 import numpy as np
 import torch
@@ -19,17 +24,12 @@ from triton.runtime import interpreter as stock
 from triton.runtime.interpreter import TensorHandle
 
 from judge.compiler import KernelError
-from judge.libdevice import converted, meaning
-from judge.prices import (DOT_COST, ERF, FMA, GATHER, INSTRUCTION_COST, INTEGER_DIVISION, LIBDEVICE_COST,
-                          OTHER_LIBDEVICE, OUTER_PRODUCT, PRECISE_DIVISION, UNALIGNED_DOT, UNIFORM_DIVISION)
+from judge.prices import (DOT_COST, ERF, FMA, INSTRUCTION_COST, INTEGER_DIVISION, LIBDEVICE_COST, OTHER_LIBDEVICE,
+                          OUTER_PRODUCT, PRECISE_DIVISION, UNALIGNED_DOT, UNIFORM_DIVISION)
 
 
 class Diverged(Exception):
     """A branch, loop bound or index differs between the programs that run in lockstep."""
-
-
-class Waiting(Diverged):
-    """Programs wait for one that does not run beside them."""
 
 
 def uniform(tensor):
@@ -60,11 +60,9 @@ def as_float(handle):
 
 
 def as_kept(values, dtype):
-    """The data of a handle of such numbers. What an 8-bit float cannot hold becomes its largest value."""
+    """The data of a handle of such numbers."""
     kind, bits = AS_BITS[dtype]
     values = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
-    if bits == np.uint8:
-        values = values.clamp(-torch.finfo(kind).max, torch.finfo(kind).max)
     return values.to(kind).view(getattr(torch, bits.__name__)).numpy().view(stock._get_np_dtype(dtype))
 
 
@@ -87,10 +85,39 @@ def round_to_tf32(values):
     return np.where(np.isfinite(values), rounded.view(np.float32), values)
 
 
+# CUDA's libdevice functions as functions of torch tensors. Most have the name of a torch function; these are others.
+# Types are Triton's own (triton/language/extra/cuda/libdevice.py): a result is cast to the type that stands there.
+MEANING = {"rint": torch.round, "nearbyint": torch.round, "rcp": torch.reciprocal, "fabs": torch.abs,
+           "fma": lambda x, y, z: x.double() * y.double() + z.double(), "exp10": lambda x: 10.0 ** x,
+           "round": None, "remainder": None}  # these are not torch's
+
+
+def meaning(name):
+    """What the libdevice function of this name computes, or None if it is not supported here."""
+    plain = re.sub(r"^fast_(\w+)f$|^(\w+)_rn$", r"\1\2", name)  # the quick ones are as exact here as the others
+    return MEANING.get(plain, getattr(torch, plain, None) or getattr(torch.special, plain, None))
+
+
+def converted(values, dtype):
+    """Numbers as another numpy type. Floats become integers as PTX's cvt.rzi makes them: of 16 bits or more, to whose
+    range they are clipped (NaN becomes 0); of 8 bits the lower half of these.
+    """
+    if values.dtype.kind != "f" or dtype.kind not in "iu":
+        return values.astype(dtype)
+    wide = np.dtype(f"{dtype.kind}{max(2, dtype.itemsize)}")
+    low, high = np.iinfo(wide).min, np.iinfo(wide).max
+    inside = np.nan_to_num(values, nan=0).astype(wide)
+    return np.where(values <= float(low), low, np.where(values >= float(high), high, inside)).astype(dtype)
+
+
 def is_outer(a, b):
     """Is a * b, of blocks of floats, that of a column and a row? numpy broadcasts with a stride of 0."""
-    columns, rows = ({axis for axis in range(1, x.ndim) if x.strides[axis] == 0 and x.shape[axis] > 1} for x in (a, b))
+    columns, rows = expanded_axes(a), expanded_axes(b)
     return a.dtype.kind == "f" and bool(columns - rows and rows - columns)
+
+
+def expanded_axes(x) -> set:
+    return {axis for axis in range(1, x.ndim) if x.strides[axis] == 0 and x.shape[axis] > 1}
 
 
 def step(addresses, axis, size):
@@ -109,30 +136,18 @@ def inherit(handles, sources):
             handle.attr["unaligned"] = True
 
 
+def as_tuple(value) -> tuple:
+    """A tuple as it is, any other value as the only one of a tuple."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def reshaping(method):
     """One of the interpreter's methods that give a block another shape, with `inherit`."""
     def call(self, *args):
         out = method(self, *args)
-        inherit(out if isinstance(out, tuple) else [out], args)
+        inherit(as_tuple(out), args)
         return out
     return call
-
-
-def block_pointers(handle, offsets, checked):
-    """(pointers, mask) of the block that a descriptor or a block pointer names. checked: dimensions with boundaries."""
-    base, shape, strides, block = handle.base, handle.shape, handle.strides, handle.block_shape
-    kind = base.dtype.element_ty if base.dtype.is_ptr() else base.dtype
-    size, ones = max(1, kind.primitive_bitwidth // 8), [1] * len(block)
-    pointers, mask = base.data.reshape(-1, *ones), np.ones((1, *ones), dtype=bool)
-    for dimension, length in enumerate(block):
-        place = [length if i == dimension else 1 for i in range(len(block))]
-        offset = offsets[dimension].data.reshape(-1, *ones).astype(np.int64) + np.arange(length).reshape(1, *place)
-        pointers = pointers + (size * offset * int(strides[dimension].data.item())).astype(np.uint64)
-        if dimension in checked:
-            mask = mask & (offset >= 0) & (offset < int(shape[dimension].data.item()))
-    programs = max(len(pointers), len(mask))
-    return (TensorHandle(np.broadcast_to(pointers, (programs, *block)), base.dtype.scalar),
-            TensorHandle(np.broadcast_to(mask, (programs, *block)), tl.int1))
 
 
 class Lockstep(stock.InterpreterBuilder):
@@ -148,7 +163,6 @@ class Lockstep(stock.InterpreterBuilder):
     programs = None  # three arrays, the coordinates of the programs that run
     last_division = None, None, None  # operands and result
     libdevice_name = None  # of the function that is being called
-    looks, last_seen, patience = 0, None, 0  # times in a row that a scalar atomic has returned the same; the limit
 
     # --- where a program is
 
@@ -161,9 +175,8 @@ class Lockstep(stock.InterpreterBuilder):
         return TensorHandle(np.arange(start, stop, dtype=np.int32)[None], tl.int32)
 
     def create_splat(self, kind, arg):
-        shape = tuple(kind.shape)
-        return TensorHandle(np.broadcast_to(arg.data.reshape(-1, *[1] * len(shape)), (arg.data.size, *shape)),
-                            arg.dtype.scalar)
+        values = arg.data.reshape(-1, *[1] * len(kind.shape))
+        return TensorHandle(np.broadcast_to(values, (arg.data.size, *kind.shape)), arg.dtype.scalar)
 
     def create_unsplat(self, arg):
         return TensorHandle(arg.data.reshape(len(arg.data), -1)[:, 0], arg.dtype.scalar)
@@ -179,32 +192,13 @@ class Lockstep(stock.InterpreterBuilder):
         return self.count(TensorHandle(values.reshape(len(arg.data), *shape), arg.dtype.scalar), 0, arg)
 
     def create_trans(self, arg, perm):
-        steps = {"steps": [arg.attr["steps"][axis] for axis in perm]} if "steps" in arg.attr else {}
-        return TensorHandle(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype.scalar, steps)
-
-    def same_programs(self, a, b):
-        """Two handles' arrays with as many programs in front."""
-        programs = max(len(a.data), len(b.data))
-        return [np.broadcast_to(x.data, (programs, *x.data.shape[1:])) for x in (a, b)]
-
-    def create_cat(self, a, b):
-        return TensorHandle(np.concatenate(self.same_programs(a, b), axis=1)[:, ::-1], a.dtype.scalar)  # in no order
+        out = TensorHandle(np.transpose(arg.data, (0, *(axis + 1 for axis in perm))), arg.dtype.scalar)
+        if "steps" in arg.attr:
+            out.attr["steps"] = [arg.attr["steps"][axis] for axis in perm]
+        return out
 
     def create_join(self, a, b):
-        return TensorHandle(np.stack(self.same_programs(a, b), axis=-1), a.dtype.scalar)
-
-    def create_gather(self, source, index, axis):
-        values, positions = self.same_programs(source, index)
-        if (positions < 0).any():
-            raise KernelError("tl.gather with a negative index", stage="launch")
-        out = TensorHandle(np.take_along_axis(values, positions, axis=axis + 1), source.dtype.scalar)
-        return self.count(out, GATHER, source)
-
-    def create_histogram(self, data, bins, mask):
-        masks = np.ones_like(data.data, dtype=bool) if mask is None else np.broadcast_to(mask.data, data.data.shape)
-        counts = [np.bincount(row[keep & (row >= 0) & (row < bins)], minlength=bins)
-                  for row, keep in zip(data.data, masks)]
-        return TensorHandle(np.array(counts, dtype=np.int32), tl.int32)
+        return TensorHandle(np.stack(np.broadcast_arrays(a.data, b.data), axis=-1), a.dtype.scalar)
 
     # --- memory
 
@@ -234,44 +228,17 @@ class Lockstep(stock.InterpreterBuilder):
         addresses, active, values = self.aligned(pointers, mask, value.data)
         self.memory.store(addresses, active, values.astype(stock._get_np_dtype(pointers.get_element_ty()), copy=False))
 
-    def in_each_program(self, *handles):
-        """Handles with one row for every program: an atomic on one address happens as often as there are programs."""
-        programs, arrays = len(self.programs[0]), np.broadcast_arrays(*(handle.data for handle in handles))
-        return [TensorHandle(np.ascontiguousarray(np.broadcast_to(x, (programs, *x.shape[1:]))), handle.dtype)
-                for x, handle in zip(arrays, handles)]
-
     def create_atomic_rmw(self, op, pointers, value, mask, sem, scope):
         if value.dtype.scalar in AS_BITS:
             raise KernelError(f"an atomic on {value.dtype.scalar} is not supported here")
-        pointers, value, mask = self.in_each_program(pointers, value, mask)
-        self.memory.before_atomic(pointers.data, mask.data, value.data.dtype, sem, scope)
-        return self.after_atomic(pointers.data, super().create_atomic_rmw(op, pointers, value, mask, sem, scope))
+        programs = np.zeros((len(self.programs[0]), *[1] * (pointers.data.ndim - 1)))  # it happens in each
+        arrays = np.broadcast_arrays(pointers.data, value.data, mask.data, programs)
+        kinds = pointers.dtype, value.dtype, mask.dtype
+        pointers, value, mask = map(TensorHandle, map(np.ascontiguousarray, arrays), kinds)
+        self.memory.before_atomic(pointers.data, mask.data, value.data.dtype)
+        return super().create_atomic_rmw(op, pointers, value, mask, sem, scope)
 
-    def create_atomic_cas(self, pointers, compare, value, sem, scope):
-        pointers, compare, value = self.in_each_program(pointers, compare, value)
-        self.memory.before_atomic(pointers.data, None, value.data.dtype, sem, scope)
-        return self.after_atomic(pointers.data, super().create_atomic_cas(pointers, compare, value, sem, scope))
-
-    def after_atomic(self, addresses, out):
-        """Raise Waiting where programs do nothing but look at one scalar, and it does not change."""
-        if out.data[0].size == 1:
-            seen = addresses.tobytes() + out.data.tobytes()
-            self.looks, self.last_seen = (self.looks + 1 if seen == self.last_seen else 0), seen
-            if self.looks > self.patience:
-                raise Waiting("waits for programs of the same launch that need not run beside it: use a second launch")
-        return out
-
-    def create_barrier(self):
-        self.memory.races.places.clear()
-
-    # --- for debugging
-
-    def create_assert(self, condition, message):
-        if not condition.data.all():
-            raise KernelError(f"device_assert fails: {message}", stage="launch")
-
-    def create_print(self, *_):
-        """Nobody would read it."""
+    create_print = lambda self, *_: None  # not shown: nothing reads a replaying process's output
 
     # --- arithmetic
 
@@ -286,9 +253,9 @@ class Lockstep(stock.InterpreterBuilder):
 
     def compute(self, data, cost=1):
         """Count `cost` FLOPs for each element. What all programs share is computed by each, but indices for nothing."""
-        shared, programs = len(data) == 1, len(self.programs[0])
+        programs = len(self.programs[0])
         times = programs if cost > 1 or data.dtype.kind == "f" else programs == 1
-        self.memory.flops += data.size * cost * (times if shared else 1)
+        self.memory.flops += data.size * cost * (times if len(data) == 1 else 1)
         self.block = max(self.block, data[0].size)
 
     def binary_op(self, a, b, op):
@@ -324,13 +291,14 @@ class Lockstep(stock.InterpreterBuilder):
         return out
 
     def cast_impl(self, a, kind):
-        values, dtype = as_float(a).data, stock._get_np_dtype(kind)
-        values = as_kept(values, kind.scalar) if kind.scalar in AS_BITS else converted(values, dtype)
+        values, kept = as_float(a).data, kind.scalar in AS_BITS
+        values = as_kept(values, kind.scalar) if kept else converted(values, stock._get_np_dtype(kind))
         return self.count(TensorHandle(values, kind.scalar), 0, a)
 
     def create_fp_to_fp(self, a, kind, rounding):
-        toward_zero = "RTZ" in str(rounding) or kind.scalar not in AS_BITS and a.dtype.scalar not in AS_BITS
-        return self.count(super().create_fp_to_fp(a, kind, rounding), 0, a) if toward_zero else self.cast_impl(a, kind)
+        if "RTZ" in str(rounding) or kind.scalar not in AS_BITS and a.dtype.scalar not in AS_BITS:
+            return self.count(super().create_fp_to_fp(a, kind, rounding), 0, a)
+        return self.cast_impl(a, kind)
 
     def create_rsqrt(self, x):
         return self.count(super().create_rsqrt(x), INSTRUCTION_COST[np.sqrt], x)
@@ -341,15 +309,11 @@ class Lockstep(stock.InterpreterBuilder):
 
     def create_extern_elementwise(self, library, path, symbol, args, kind, pure):
         name, self.libdevice_name = self.libdevice_name, None
-        function = meaning(name) if name else None
-        if function is None and "_as_" not in (name or ""):
+        function = meaning(name or "")
+        if function is None:
             raise KernelError(f"{f'libdevice.{name}' if name else 'tl.extern_elementwise'} is not supported here")
-        dtype = stock._get_np_dtype(kind)
-        if function is None:  # float_as_int and the like
-            return TensorHandle(args[0].data.view(dtype), kind.scalar)
         values = function(*(torch.from_numpy(np.ascontiguousarray(arg.data)) for arg in args)).numpy()
-        unsigned = np.dtype(f"u{dtype.itemsize}") if "2u" in name else dtype  # Triton's int32 is float2uint's result
-        values = converted(values, unsigned).astype(dtype)
+        values = converted(values, stock._get_np_dtype(kind))
         return self.count(TensorHandle(values, kind.scalar), LIBDEVICE_COST.get(name, OTHER_LIBDEVICE))
 
     # --- matrix products
@@ -375,23 +339,24 @@ class Lockstep(stock.InterpreterBuilder):
 
     def cost_of_dot(self, a, b, rate):
         """fp32 FLOPs for each FLOP of a product: the most of what holds it up."""
-        (along_k, along_n), (left, right) = DOT_COST[rate], UNALIGNED_DOT[rate]
-        steps = b.attr.get("steps", ())  # where nothing is known of how it lies, the worst
-        order = max(along_k, along_n) if len(steps) != 2 else along_k if steps[0] == 1 else along_n
-        return max(order, left * ("unaligned" in a.attr), right * ("unaligned" in b.attr or len(steps) != 2))
+        (left, right), steps = UNALIGNED_DOT[rate], b.attr.get("steps", ())
+        known = len(steps) == 2  # else the worst
+        order = DOT_COST[rate][steps[0] != 1] if known else max(DOT_COST[rate])
+        return max(order, left * ("unaligned" in a.attr), right * ("unaligned" in b.attr or not known))
 
     # --- reductions and scans: a combine function works on whole blocks as well as on scalars
 
     def reduce(self, inputs, axis, combine, keep_dims=False, **_):
-        tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+        tensors = as_tuple(inputs)
         block = [int(n) for n in tensors[0].shape]
         arrays = np.broadcast_arrays(*(t.handle.data for t in tensors))
         keep_dims, axis = bool(unwrap(keep_dims)), unwrap(axis)
         if axis is None:
-            arrays, at, left = [x.reshape(len(x), -1) for x in arrays], 1, [1] * len(block) if keep_dims else []
+            at, left = 1, [1] * len(block) * keep_dims
+            arrays = [x.reshape(len(x), -1) for x in arrays]
         else:
             at = int(axis) % len(block) + 1
-            left = block[:at - 1] + ([1] if keep_dims else []) + block[at:]
+            left = block[:at - 1] + [1] * keep_dims + block[at:]
         ufunc = self.numpy_function(combine, tensors, {
             "_sum_combine": np.add, "_elementwise_max": np.fmax, "_elementwise_min": np.fmin})
         self.compute(arrays[0])
@@ -406,7 +371,7 @@ class Lockstep(stock.InterpreterBuilder):
         return out if isinstance(inputs, tuple) else out[0]
 
     def scan(self, inputs, axis, combine, reverse=False, **_):
-        tensors = inputs if isinstance(inputs, tuple) else (inputs,)
+        tensors = as_tuple(inputs)
         at = int(unwrap(axis)) % len(tensors[0].shape) + 1
         arrays = list(np.broadcast_arrays(*(t.handle.data for t in tensors)))
         if unwrap(reverse):
@@ -416,8 +381,7 @@ class Lockstep(stock.InterpreterBuilder):
         if function is not None:
             arrays = [function(arrays[0], axis=at, dtype=arrays[0].dtype)]
         else:
-            position = np.arange(arrays[0].shape[at]).reshape([-1 if i == at else 1 for i in range(arrays[0].ndim)])
-            step = 1
+            step, position = 1, np.arange(arrays[0].shape[at]).reshape([-1] + [1] * (arrays[0].ndim - 1 - at))
             while step < arrays[0].shape[at]:
                 shifted = [np.roll(x, step, axis=at) for x in arrays]
                 combined = self.combine(combine, shifted, arrays, tensors)
@@ -455,12 +419,8 @@ def refusing(what):
     return method
 
 
-for name, what in {
-        "create_dot_scaled": "tl.dot_scaled", "create_inline_asm": "inline assembly (tl.inline_asm_elementwise)",
-        "create_atomic_poll": "tl.atomic_poll", "create_map_elementwise": "tl.map_elementwise",
-        "create_descriptor_gather": "gather of a descriptor",
-        "create_descriptor_scatter": "scatter of a descriptor"}.items():
-    setattr(Lockstep, name, refusing(what))
-for name in ("create_reshape", "create_trans", "create_expand_dims", "create_broadcast", "create_join", "create_split",
-             "create_cat", "create_bitcast"):
-    setattr(Lockstep, name, reshaping(getattr(Lockstep, name)))
+for name in ("dot_scaled", "inline_asm", "atomic_poll", "atomic_cas", "map_elementwise", "gather", "histogram", "cat",
+             "make_block_ptr", "make_tensor_descriptor"):
+    setattr(Lockstep, f"create_{name}", refusing(f"tl.{name}"))
+for name in ("reshape", "trans", "expand_dims", "broadcast", "join", "split", "bitcast"):
+    setattr(Lockstep, f"create_{name}", reshaping(getattr(Lockstep, f"create_{name}")))

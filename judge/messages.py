@@ -1,8 +1,8 @@
 """Messages between processes: nested values and tensors over a socket, and tensors in GPU memory that both can see.
 
-A message is JSON beside the raw bytes of its tensors, because unpickling would run code of the sender's. Who reads a
-message from a process that is not trusted says for how many bytes of tensors there is room; the JSON then has a limit,
-too. The tensors follow the JSON in the order of their names there, one after the other, so none can be named twice.
+A message is JSON beside the raw bytes of its tensors, because unpickling would run the sender's code. The reader of a
+message from a process that is not trusted says how many bytes its tensors may have; the JSON then has a limit, too. The
+tensors follow the JSON in the order of their names there, one after the other, so none can be named twice.
 """
 
 import contextlib
@@ -25,10 +25,6 @@ ROOM = 256 << 20  # bytes of tensors from such a process, where nothing else is 
 
 class Gone(Exception):
     """The other process has ended, or sent what is no message."""
-
-
-class Orphaned(Exception):
-    """The fork server has ended: no more processes can be had from it."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -83,7 +79,7 @@ def layouts_in(value) -> list:
     if isinstance(value, dict) and "tensor" in value:
         return [value["tensor"]]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [layout for part in parts for layout in layouts_in(part)]
+    return sum(map(layouts_in, parts), [])
 
 
 def elements_spanned(shape, stride) -> int:
@@ -139,7 +135,7 @@ def send(sock, tree, room=None):
 
 
 def receive(sock, deadline=None, room=None):
-    """The next message. Raises Gone, or TimeoutError once time.monotonic() passes `deadline`.
+    """The next message. Raises Gone or OSError: TimeoutError once time.monotonic() passes `deadline`.
 
     room: how many bytes its tensors may have in all; None if the sender is trusted with that and the JSON's length.
     """
@@ -174,9 +170,7 @@ def receive(sock, deadline=None, room=None):
         if taken != total:
             raise Gone
         return tree
-    except TimeoutError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, IndexError, RuntimeError, MemoryError, RecursionError):
+    except (ValueError, KeyError, TypeError, IndexError, RuntimeError, MemoryError, RecursionError):
         raise Gone from None
 
 
@@ -191,7 +185,7 @@ def await_input(file, deadline):
 class Child:
     """A process forked by the fork server to play `role`. Closing the connection kills it and all that it started.
 
-    fork_server: a socket on which it takes requests (see processes.py). Raises Orphaned when it is there no more.
+    fork_server: a socket on which it takes requests (see processes.py). Raises RuntimeError when it has ended.
     """
 
     def __init__(self, fork_server, role):
@@ -201,21 +195,16 @@ class Child:
             socket.send_fds(fork_server, [role.encode()], [there.fileno(), token])
         except OSError:
             self.close()
-            raise Orphaned from None
+            raise RuntimeError("the sandbox's fork server has ended") from None
         finally:
             there.close()
             os.close(token)
 
     def ask(self, tree, deadline, room=ROOM):
-        """Send a message and wait for the answer, see `receive`. Raises Gone or TimeoutError."""
-        try:
-            self.sock.settimeout(max(deadline - time.monotonic(), 1e-3))
-            send(self.sock, tree)
-            self.sock.settimeout(None)
-        except TimeoutError:  # it does not read
-            raise
-        except OSError:
-            raise Gone from None
+        """Send a message and wait for the answer, see `receive`. Raises Gone or OSError."""
+        self.sock.settimeout(max(deadline - time.monotonic(), 1e-3))  # it may not read
+        send(self.sock, tree)
+        self.sock.settimeout(None)
         return receive(self.sock, deadline, room)
 
     def hang_up(self):

@@ -6,9 +6,7 @@ recording on inputs that the candidate has never seen (`Replay`), interprets the
 (interpreter.py) and prices every step (prices.py). So whatever the candidate's Python did (cache, patch, thread, read
 a clock, look for the reference), only the recorded steps can produce the output that is compared, and exactly their
 work is charged. Nothing of a recording is believed: a forged one is replayed and priced like any other, once the scorer
-has found that it calls no operator but those whose work is known, and those of the reference (prices.refusal). Of the
-prices the scorer checks that they belong to the steps (prices.check_events); what a launch moved and computed is known
-to the replayer alone.
+has found that it calls no operators except those whose work is known, and those of the reference (prices.refusal).
 
 Modelled
     ATen operators     the kernels that CUDA really launches for them: views are free; a convolution's bias is a second
@@ -29,11 +27,11 @@ tl.dot, the L2 cache's rate, the host, several streams.
 Kernels that are slow for these reasons look better here than they are; those that divide by a constant, which the
 compiler turns into a multiplication, look worse. results/README.md compares modelled with measured times.
 
-Replaying is as strict as a GPU: every kernel must first compile for one, an access outside every tensor is an error,
-and memory from `torch.empty` is poisoned.
+Replaying is about as strict as a GPU: every kernel must first compile for one, an access outside every tensor is an
+error, and memory from `torch.empty` is poisoned. Not looked for: races between the programs of a launch, and hints to
+the compiler that are not true.
 """
 
-import functools
 import hashlib
 import math
 import os
@@ -44,7 +42,7 @@ from torch.utils._pytree import tree_map_only
 from judge import compiler, interpreter
 from judge.compiler import KernelError
 from judge.lockstep import unwrap
-from judge.memory import Memory, only_moves
+from judge.memory import Memory
 from judge.prices import UNWRITTEN, Clock, launch_milliseconds, milliseconds, tensors_in
 from judge.messages import TORCH_NAMES, layouts_in, strided
 from judge.perturbation import address, written_by
@@ -78,12 +76,12 @@ class Recording:
     """
 
     compile_launch = staticmethod(compiler.compile_kernel)
-    device, poisons = torch.device("cpu"), True  # where it runs; does memory that nobody has written hold poison?
+    device, poisons = torch.device("cpu"), True  # where it runs; does memory that was never written hold poison?
 
     def __init__(self, code, recording):
         self.recording, self.compiled = recording, set()
         names = {name: read_value(value, None) for name, value in recording["names"].items()}
-        self.kernels, self.texts = compiler.build(code, names)
+        self.kernels, self.text = compiler.build(code, names)
         self.functions = self.kernels  # as arguments of other kernels
 
     def compile_all(self, known):
@@ -100,8 +98,7 @@ class Recording:
         given = self.arguments(step, stand_in)
         kinds = [(key, value["tensor"][1] if isinstance(value, dict) and "tensor" in value else value)
                  for key, value in arguments.items()]
-        passed = [text for other, text in self.texts.items() if repr({"kernel": other}) in repr(kinds)]
-        key = hashlib.sha256(repr((self.texts[name], passed, kinds, options)).encode()).hexdigest()
+        key = hashlib.sha256(repr((name, self.text, kinds, options)).encode()).hexdigest()
         if key not in known and key not in self.compiled:
             options = {option: read_value(value, None) for option, value in options.items()}
             self.compile_launch(self.kernels[name], given, options)
@@ -131,7 +128,7 @@ class Recording:
         func = getattr(getattr(torch.ops.aten, base), overload)
         args, kwargs = read_value(args, self.tensor), read_value(kwargs, self.tensor)
         args, kwargs = tree_map_only(torch.device, lambda device: self.device, (args, kwargs))
-        if func._schema.is_mutable and not func._schema.returns:  # what it writes would be nobody's result
+        if func._schema.is_mutable and not func._schema.returns:  # what it writes would not be among its results
             raise RuntimeError(f"aten.{base} in place is not supported here")
         with clock:
             out = func(*args, **kwargs)
@@ -146,19 +143,14 @@ class Recording:
         return set(map(address, tensors_in([results, written_by(func, args, kwargs)])))
 
     def poison(self, tensors):
-        """What uninitialised memory holds: bytes that nobody can know (else a zero, or the start of a counter, would be
-        free), and of floats NaN. Finite noise while kernels are muted. None of it can pass for a result.
+        """What uninitialised memory holds: NaN, or -1. Finite noise while kernels are muted. None of it can pass for a
+        result.
         """
-        chance = torch.Generator(self.device).manual_seed(torch.initial_seed())  # so that operators draw as without it
         for tensor in tensors:
-            if self.mute:  # not normal_(): drawn from the same seed as an input, it could be the input
+            if not self.mute:
+                torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage()).fill_(255)
+            else:  # not normal_(): drawn from the same seed as an input, it could be the input
                 tensor.exponential_() if tensor.is_floating_point() else tensor.zero_()
-                continue
-            raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
-            raw.random_(224, 256, generator=chance)  # as a float of any type, too, that is huge or NaN
-            if tensor.is_floating_point():
-                bits = getattr(torch, f"int{8 * tensor.element_size()}")
-                tensor.view(bits).bitwise_or_(torch.tensor(float("nan"), dtype=tensor.dtype).view(bits).item())
 
 
 class Replay(Recording):
@@ -171,12 +163,10 @@ class Replay(Recording):
     def __init__(self, code, recording, constants, known=(), restored=()):
         os.environ["DISABLE_LLVM_OPT"] = "1"  # in this process kernels only need to compile, nothing runs them
         super().__init__(code, recording)
-        self.restored = restored
-        self.left = {}  # the constants as the last forward has left them
-        self.computing = set()  # which of the launches, by number, have done more than move data in some forward
         self.constants = {int(number): data for number, data in constants.items()}
-        self.working = self.compile_all(known)
-        self.chosen = {}  # number of a tuned step -> position of the launch that is cheapest
+        self.restored, self.left = restored, {}  # the latter: constants as the last forward has left them
+        # chosen: number of a tuned step -> position of the launch that is cheapest
+        self.working, self.chosen = self.compile_all(known), {}
         self.interpreter = interpreter.Interpreter(self.kernels)
         self.functions = self.interpreter.functions  # the interpreted ones, as arguments of other kernels
 
@@ -187,20 +177,18 @@ class Replay(Recording):
         Kernels named in `mute` are skipped, and memory starts as finite noise: an output that is still right never
         needed them. parameters: the numbers of the constants that are priced as such.
 
-        What a forward leaves in constants is there in the next one, as it is on a GPU: an accumulator that nobody sets
+        What a forward leaves in constants is there in the next one, as it is on a GPU: an accumulator that is not set
         back, a flag that says `done`, a parameter changed in place. (Not when kernels are muted, nor for `restored`.)
         """
-        self.mute = mute
+        self.mute, events = mute, []
         self.allocate(inputs)
         self.parameters = {self.storages[int(number)].data_ptr() for number in parameters}
-        events, self.launches = [], 0
         torch.manual_seed(seed)
         with torch.no_grad():
             for number, step in enumerate(self.recording["steps"]):
-                if step[0] == "launch" and step[1] in mute or step[0] == "tuned" and step[1][0][1] in mute:
+                if mute and launches_of(step) and launches_of(step)[0][1] in mute:
                     continue
-                if step[0] == "tuned":
-                    step = step[1][self.tune(number, step[1])]
+                step = step[1][self.tune(number, step[1])] if step[0] == "tuned" else step
                 clock, writes = Clock(self.parameters), set()
                 if step[0] == "operator":
                     writes = self.operator(step, clock if price else torch.no_grad())
@@ -233,7 +221,7 @@ class Replay(Recording):
             for position in self.working[number]:
                 storages = [self.storages[layout[0]] for layout in layouts_in(list(launches[position][3].values()))]
                 kept = [(storage, storage.clone()) for storage in storages]
-                memory, _ = self.interpret(launches[position], True)
+                memory = self.interpret(launches[position], True)
                 prices[position] = launch_milliseconds(memory, math.prod(launches[position][2]))
                 for storage, before in kept:
                     storage.copy_(before)
@@ -241,21 +229,17 @@ class Replay(Recording):
         return self.chosen[number]
 
     def interpret(self, step, price):
-        """Interpret a Triton launch. Returns its Memory and run(memory), which repeats it."""
+        """Interpret a Triton launch. Returns its Memory, which says what it cost."""
         _, name, grid, _, options = step
         arguments = self.arguments(step, self.tensor)
         options = {key: unwrap(read_value(value, None)) for key, value in options.items()}
         memory = Memory(self.storages.values(), price, self.parameters, options.get("num_warps", 4))
-        run = functools.partial(self.interpreter.launch, name, grid, arguments, options=options)
-        run(memory)
-        return memory, run
+        self.interpreter.launch(name, grid, arguments, memory, options)
+        return memory
 
     def launch(self, step, clock, price):
         """A Triton launch. Returns the addresses of the storages that it writes."""
-        memory, run = self.interpret(step, price)
-        if not self.mute and self.launches not in self.computing and not only_moves(memory, run):
-            self.computing.add(self.launches)
-        self.launches += 1
+        memory = self.interpret(step, price)
         if price:
             clock.events.append([launch_milliseconds(memory, math.prod(step[2])), step[1], True])
         return memory.written

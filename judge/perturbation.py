@@ -16,8 +16,6 @@ from torch.nn.modules import module
 
 from judge.prices import Mode, tensors_in
 
-NOISE = 1 << 22  # random numbers drawn for a tensor; a larger one is moved by the same ones again and again
-
 
 def state_of(model) -> list:
     """[(name, tensor)] of a model's parameters, then of its buffers."""
@@ -49,7 +47,7 @@ def address(tensor):
 
 
 class Perturbation(Mode):
-    """While active, moves what modules register. It has generators of its own, so nobody draws other numbers."""
+    """While active, moves what modules register. It draws from generators of its own."""
 
     def __init__(self, seed, names):
         super().__init__()
@@ -73,16 +71,11 @@ class Perturbation(Mode):
     def move(self, addresses):
         """Perturb those of these storages that are waiting for it."""
         for tensor, index, name in [self.waiting.pop(a) for a in addresses if a in self.waiting]:
-            large = tensor.numel() > NOISE
-            values = tensor.detach()
-            pieces = values.split(max(1, NOISE * len(values) // values.numel())) if large else [values]
-            generator = torch.Generator(tensor.device).manual_seed(self.seed + index)
-            noise = torch.empty(pieces[0].shape, device=tensor.device).uniform_(-1, 1, generator=generator)
-            for piece in pieces:  # by a fifth of it; what is 0 by up to 0.1, but a variance stays above 0
-                moves = noise[:len(piece)] if large else noise
-                piece.addcmul_(piece.abs(), moves, value=0.2)
-                if name != "running_var":
-                    piece.add_(moves, alpha=0.1)
+            values, generator = tensor.detach(), torch.Generator(tensor.device).manual_seed(self.seed + index)
+            noise = torch.empty(values.shape, device=tensor.device).uniform_(-1, 1, generator=generator)
+            values.addcmul_(values.abs(), noise, value=0.2)  # by a fifth of it
+            if name != "running_var":  # what is 0 by up to 0.1, but a variance stays above 0
+                values.add_(noise, alpha=0.1)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from judge.messages import layouts_in
-from judge.rules import MOVES, ONE_PASS, REFERENCE_ONLY, REFUSED_OPERATORS
+from judge.rules import ONE_PASS, REFERENCE_ONLY, REFUSED_OPERATORS
 from tasks import GPU_BATCH_FACTOR
 
 # The rates of an H200, divided by the factor by which problems are smaller here, per millisecond; and where from.
@@ -120,6 +120,11 @@ def bytes_in(tree) -> int:
     return sum(t.numel() * t.element_size() for t in tensors_in(tree))
 
 
+def layout_of(tensor) -> list:
+    """(size, stride) of each dimension of more than one element."""
+    return [(n, stride) for n, stride in zip(tensor.shape, tensor.stride()) if n > 1]
+
+
 class Call:
     """An ATen call and what its price depends on. Sizes are in bytes; parameters: see `size_of`."""
 
@@ -133,8 +138,7 @@ class Call:
         if self.name in WRITE_ONLY:
             self.sources = self.sources[1:]
         self.sizes = [size_of(tensor, parameters) for tensor in self.sources]
-        self.first = self.sizes[0] if self.sources else 0  # of the first tensor that is read
-        self.result = self.results[0] if self.results else None
+        self.first, self.result = next(iter(self.sizes), 0), next(iter(self.results), None)  # the first ones
         self.written = sum({id(tensor): size_of(tensor) for tensor in self.results}.values())
         self.read = sum({id(tensor): size for tensor, size in zip(self.sources, self.sizes)}.values())
         if self.name in GATHERS:
@@ -150,21 +154,21 @@ class Call:
             return self.slowdown_of_reduction(x)
         if is_pointwise(self.func) or self.name in ("copy_", "addr") or self.name.endswith("_copy") or \
                 "_foreach" in self.name:
-            layouts = [[(n, stride) for n, stride in zip(tensor.shape, tensor.stride()) if n > 1]
-                       for tensor in [*self.sources, self.result]]
-            if any(layout != layouts[-1] for layout in layouts):
+            layout = layout_of(self.result)
+            if any(layout_of(source) != layout for source in self.sources):
                 return 1.5  # broadcasting and strides: every element's address is computed, and nothing vectorised
         return 1.0
 
     def slowdown_of_reduction(self, x):
-        dims = next((arg for arg in self.args[2 if "norm" in self.name else 1:] if isinstance(arg, (int, list))), None)
+        first = 1 + ("norm" in self.name)
+        dims = next((arg for arg in self.args[first:] if isinstance(arg, (int, list))), None)
+        finds_place = dims not in (None, []) and self.name in ("max", "min", "argmax", "argmin")
+        index = 1.6 if finds_place else 1.0
         dims = range(x.dim()) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
-        finds_index = self.name in ("max", "min", "argmax", "argmin") and dims != range(x.dim())
-        index = 1.6 if finds_index else 1.0
         if self.result.numel() == 1:
             return 1.6 * index
-        strides = {dim: stride for dim, (n, stride) in enumerate(zip(x.shape, x.stride())) if n > 1}
-        if min(strides, key=strides.get) in [dim % x.dim() for dim in dims]:  # rows of neighbours: short ones are slow
+        long_ones = [dim for dim in range(x.dim()) if x.shape[dim] > 1]
+        if min(long_ones, key=x.stride) in [dim % x.dim() for dim in dims]:  # rows of neighbours: short ones are slow
             return (1 + 13 / (x.numel() / self.result.numel()) ** 0.5) * index
         return 1.2 * index
 
@@ -180,7 +184,7 @@ def one_kernel(call):
 
 def product(call, flops):
     """A matrix product: at these sizes cuBLAS hardly overlaps loading and multiplying."""
-    flops *= 4 if call.result.is_complex() else 1
+    flops *= 1 + 3 * call.result.is_complex()
     return [(1.3 * (call.read + call.written + flops / PEAK * BANDWIDTH), flops)]
 
 
@@ -199,16 +203,16 @@ def convolution(call):
     """
     if len(call.sources) < 2:
         return one_kernel(call)
-    weight, transposed = call.sources[1], len(call.args) > 6 and call.args[6] is True
+    weight = call.sources[1]
+    transposed = len(call.args) > 6 and call.args[6] is True
     groups = call.args[8] if len(call.args) > 8 and isinstance(call.args[8], int) else 1
+    outer, inner = weight.shape[0] // groups, weight.shape[1]
+    channels_in, channels_out = (outer, inner) if transposed else (inner, outer)
     outputs = call.sources[0] if transposed else call.result  # multiplications per input, if transposed
     flops = 2 * outputs.numel() * weight[0].numel()
-    outer, inner = weight.shape[:2]
-    channels_in, channels_out = (outer // groups, inner) if transposed else (inner, outer // groups)
     tiles = (-(-channels_in // 8) * 8 / channels_in) * (-(-channels_out // 32) * 32 / channels_out)
     time = 2.5 * (call.read + call.written) + 1.25 * max(flops, flops / groups * tiles) / PEAK * BANDWIDTH
-    kernels = [(time * (1.5 if transposed else 1.0), flops)]
-    return kernels + [(1.5 * 2 * call.written, 0)] if len(call.sources) > 2 else kernels
+    return [(time * 1.5 if transposed else time, flops)] + [(1.5 * 2 * call.written, 0)] * (len(call.sources) > 2)
 
 
 def by_rows(read, written, rows):
@@ -253,8 +257,7 @@ def loss(call):
 
 
 def loss_of_logits(call):
-    reduction = [(call.first, 0)] if call.result.numel() == 1 else []
-    return [(2 * call.first, 0), (2 * call.first, 0), (3 * call.first, 0), (3 * call.first, 0)] + reduction
+    return [(2 * call.first, 0)] * 2 + [(3 * call.first, 0)] * 2 + [(call.first, 0)] * (call.result.numel() == 1)
 
 
 def topk(call):
@@ -273,8 +276,7 @@ def pooling(call):
 
 def attention(call):
     query, key = call.sources[:2]
-    heads = math.prod(query.shape[:-2])
-    flops = 4 * heads * query.shape[-2] * key.shape[-2] * query.shape[-1]
+    flops = 4 * math.prod(query.shape) * key.shape[-2]
     return [(call.read + size_of(call.result), flops)]
 
 
@@ -321,7 +323,7 @@ def operator_kernels(func, args, kwargs, out, parameters=()):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Which operators a candidate may call, and which prices the scorer takes from the replayer
+# Which operators a candidate may call
 
 NAMED = {base_name(name) for name in FREE_OPERATORS | WRITE_ONLY | GATHERS | REDUCTIONS}
 
@@ -334,7 +336,7 @@ def kind_of(func, on_complex):
 def forms_of(name) -> list:
     """The overloads of PyTorch's operator of this name, if there is one."""
     found = getattr(torch.ops.aten, name, None)
-    return [getattr(found, overload) for overload in found.overloads()] if found is not None else []
+    return [getattr(found, overload) for overload in (found.overloads() if found is not None else ())]
 
 
 def is_known(func, on_complex):
@@ -349,15 +351,10 @@ def is_known(func, on_complex):
         factory or name in NAMED or ONE_PASS.fullmatch(name) or price_of_operator(name) is not one_kernel)
 
 
-def only_moves(kind):
-    """Does an operator (`kind_of`) compute nothing?"""
-    return bool(MOVES.fullmatch(kind)) or kind in FREE_OPERATORS or any(form.is_view for form in forms_of(kind))
-
-
 def refusal(step, called, clock="modelled"):
     """Why a candidate may not call a recorded step's operator, or None. called: by the reference (`Clock.called`).
 
-    The measured clock takes what PyTorch has for a GPU, but for what reaches outside of a program's tensors.
+    The measured clock takes what PyTorch has for a GPU, except what reaches outside of a program's tensors.
     """
     base, overload = step[1].split(".")
     func = getattr(getattr(torch.ops.aten, base), overload)
@@ -368,17 +365,6 @@ def refusal(step, called, clock="modelled"):
     kind = kind_of(func, on_complex)
     if kind in REFUSED_OPERATORS or kind not in called and not is_known(func, on_complex):
         return f"aten.{kind} has no modelled price: it may be called only where the reference calls it"
-
-
-def check_events(steps, events):
-    """Raise ValueError unless a replayer's events are those of a program's steps in order, none below a launch."""
-    steps = [step[1][0] if step[0] == "tuned" else step for step in steps]  # one of its launches
-    costly = [step[1].split(".")[0] for step in steps if step[0] == "launch" or step[0] == "operator" and
-              step[1].split(".")[0] not in FREE_OPERATORS and not all(0 in layout[2] for layout in step[4])]
-    found, own = (label for _, label, _ in events), [label for _, label, mine in events if mine]
-    if own != [step[1] for step in steps if step[0] == "launch"] or not all(label in found for label in costly) or \
-            not all(math.isfinite(ms) and ms >= LAUNCH_MS for ms, _, _ in events):
-        raise ValueError("prices that are not those of the program")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -426,7 +412,6 @@ ERF = 60
 LIBDEVICE_COST = {"sin": 70, "cos": 70, "erf": ERF, "log": 50, "exp": 15, "sqrt": 15, "rsqrt": 15, "tanh": 40,
                   "pow": 250, "fast_powf": 250}
 OTHER_LIBDEVICE = 60
-GATHER = 50  # through the shared memory of a multiprocessor: about six clocks for 32 elements
 OUTER_PRODUCT = 5  # an element of column times row: with the addition that follows, no cheaper than tl.dot in fp32
 # A FLOP of tl.dot, by where the right operand's neighbours lie in memory: (along K, along N). The tensor cores take
 # those along N as they are only if they have 16 bits. fp64 is a guess.

@@ -1,4 +1,4 @@
-"""Processes that can be trusted with nothing: how they are started and ended. (Spoken to: messages.py.)
+"""How processes that are not trusted are started and ended. (messages.py: how they are spoken to.)
 
 A fresh Python with torch and triton takes seconds to start, a fork milliseconds. So one *fork server* imports
 everything (CUDA stays untouched: a process that has used it cannot be forked) and forks every other process on
@@ -6,7 +6,7 @@ request. Between the fork server and each process stands a *supervisor*, which e
 started as soon as it returns, or as soon as the other end of its socket is closed. Closing a socket is the only way to
 kill, and it always works: also when the closing is done by the kernel because the owner was killed.
 
-    caller -- fork server -- supervisor -- process      one socket pair from each process to whoever asked for it
+    caller -- fork server -- supervisor -- process      one socket pair from each process to the one that asked for it
 
 What a process is kept from that holds a candidate's code or the kernels of that code (confinement.HOSTILE), and where.
 A candidate's Python never has a GPU; who compiles its kernels, who replays them, and a CUDA extension may have one.
@@ -14,22 +14,19 @@ A candidate's Python never has a GPU; who compiles its kernels, who replays them
     everywhere            its own process group and scratch folder (removed with it), closed file descriptors, no
                           output streams, an environment without secrets; limits on CPU seconds, file size and open
                           files; descendants that leave the process group are found and killed; no capability of
-                          root's and no way to get one; a system call filter (x86-64 and arm64): no mounts, no other
-                          namespaces, nothing of the machine's, no access to the memory of other processes
-    with a GPU            its resident memory and the number of its processes are watched; of root's capabilities it
-                          keeps the one to read any file
-    without a GPU         a limit on its address space; the filter also refuses new processes and programs, sockets,
-                          and memory that no limit counts; where the kernel has Landlock, nothing is written but in
-                          its scratch folder and /dev/shm, other processes cannot be looked into (Linux 5.13), nor be
-                          signalled (6.12)
+                          root's and no way to get one; its resident memory and its descendants are watched
+    with a GPU            at most 64 descendants (compilers); of root's capabilities it keeps the one to read any file
+    without a GPU         at most 8 descendants (a process with more is killed within a twentieth of a second); a limit
+                          on its address space
     as root, or where     without a GPU: process, network, host name and IPC namespaces, and (Linux 5.12) a file system
-    user namespaces are   that is read-only and without devices but for a scratch folder in memory: it sees no other
+    user namespaces are   that is read-only and without devices except for a scratch folder in memory: it sees no other
     permitted             process and leaves nothing in /tmp or /dev/shm; with a GPU only network and host name are cut
                           (compilers must run, GPU memory be shared)
 
-A part that is there but fails ends the process. Not prevented: reading files that this user can read, exhausting the
-GPU's memory, attacks on the kernel or the driver; with a GPU also writing what this user can write, say into /tmp, and
-signals.
+A part that is there but fails ends the process. Not prevented: reading files that this user can read, exhausting memory
+by files that have no name, or the GPU's memory, slowing others down, attacks on the kernel or the driver; with a GPU,
+and where there are no namespaces, also writing what this user can write, say into /tmp, and signals; where there are no
+namespaces, the network.
 """
 
 import contextlib
@@ -57,7 +54,7 @@ ROOT = Path(__file__).absolute().parent.parent
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES",
              "PYTHONPATH", "VIRTUAL_ENV", "CC", "CXX")  # variables of the environment; none holds a secret
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-MAX_PROCESSES = 64  # processes that a candidate may start on a GPU, compilers in the main
+MAX_PROCESSES = 8, 64  # descendants that a process may have without a GPU, and with one (compilers)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The fork server
@@ -71,16 +68,15 @@ def start(settings):
     """
     control, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-    environment.update(HOME=settings["scratch"], OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", TRITON_DEFAULT_FP_FUSION="1",
-                       TRITON_STORE_BINARY_ONLY="1",
+    environment.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TRITON_DEFAULT_FP_FUSION",
+                                      "TRITON_STORE_BINARY_ONLY"), "1"), HOME=settings["scratch"],
                        PYTORCH_NVML_BASED_CUDA_CHECK="1",  # asking whether there is a GPU must not start CUDA
                        CUDA_DEVICE_MAX_CONNECTIONS="2",  # on an H200 CUDA starts and ends in 0.26 s, by default in 0.32
                        NVCC_APPEND_FLAGS="--default-stream per-thread")  # an extension's kernels, replayer.PER_THREAD
     with there, open(os.path.join(settings["scratch"], "fork_server.log"), "wb+") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "judge.scorer", "--fork-server", str(there.fileno()), json.dumps(settings)],
-            env=environment, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
-            start_new_session=True, cwd=ROOT)  # so that judge.scorer is found
+        command = [sys.executable, "-m", "judge.scorer", "--fork-server", str(there.fileno()), json.dumps(settings)]
+        process = subprocess.Popen(command, env=environment, pass_fds=[there.fileno()], stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.DEVNULL, stderr=log, start_new_session=True, cwd=ROOT)
         there.close()
         if control.recv(16) != b"ready":
             log.seek(0)
@@ -95,9 +91,7 @@ def fork_server(control, settings, roles):
     socket that it is given as `fork_server`; others get None.
     """
     torch.set_num_threads(1)
-    settings["isolation"] = [ways_to_isolate("cpu", settings["scratch"]), None]  # without a GPU, and with one
-    if settings["device"] != "cpu":
-        settings["isolation"][1] = ways_to_isolate(settings["device"], settings["scratch"])
+    settings["isolation"] = [ways_to_isolate(device, settings["scratch"]) for device in ("cpu", settings["device"])]
     gc.collect()
     gc.freeze()  # or the first collection in each fork would copy every page
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the caller's business; it closes the socket
@@ -127,8 +121,7 @@ def fork_server(control, settings, roles):
                     supervise(socket.socket(fileno=descriptors[0]), role, roles[role], asks, settings)
                 os._exit(0)
             supervisors.add(supervisor)
-            for descriptor in descriptors:
-                os.close(descriptor)
+            list(map(os.close, descriptors))
 
 
 def reap(supervisors):
@@ -154,11 +147,8 @@ def children(process) -> set:
 
 
 def remove(folder):
-    """Remove a folder with all that is in it, as far as that is possible."""
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-    except RecursionError:  # somebody has nested a thousand folders
-        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
+    """Remove a folder with all that is in it, as far as that is possible, however deep."""
+    subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -184,11 +174,11 @@ def supervise(sock, role, play, asks, settings):
     waiter = select.poll()
     waiter.register(sock, 0)  # POLLHUP is reported without asking: the peer has closed its end
     waiter.register(os.pidfd_open(process), select.POLLIN)
-    if not (hostile and with_gpu):
+    if not hostile:
         waiter.poll()
-    while not waiter.poll(50):  # with a GPU neither address space nor forks can be limited, so both are watched
+    while not waiter.poll(50):  # with a GPU the address space cannot be limited, and nowhere the number of forks
         resident = int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        if resident > settings["memory"] or crowded(process):
+        if resident > settings["memory"] or crowded(process, MAX_PROCESSES[with_gpu]):
             break
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process, signal.SIGKILL)
@@ -201,7 +191,8 @@ def supervise(sock, role, play, asks, settings):
             break
     for left in [*glob.glob(f"/dev/shm/torch_{process}_*"), *glob.glob(f"/dev/shm/cuda.shm.*.{process:x}.*")]:
         os.unlink(left)  # what PyTorch and the driver shared with others
-    remove(scratch)
+    with contextlib.suppress(RecursionError):  # of a thousand nested folders; they go when the sandbox is closed
+        shutil.rmtree(scratch, ignore_errors=True)
     sock.close()
 
 
@@ -222,11 +213,11 @@ def run_role(sock, role, play, asks, scratch, settings):
         os._exit(0)
 
 
-def crowded(process) -> bool:
-    """Has a process more than MAX_PROCESSES descendants?"""
+def crowded(process, most) -> bool:
+    """Has a process more than `most` descendants?"""
     found, waiting = 0, [process]
-    while waiting and found <= MAX_PROCESSES:
+    while waiting and found <= most:
         new = children(waiting.pop())
         found += len(new)
         waiting += new
-    return found > MAX_PROCESSES
+    return found > most

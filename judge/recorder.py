@@ -9,21 +9,18 @@ without a GPU, replayer.py in one with a GPU; both believe nothing of it.
 
 Without a GPU, inputs have values ("cpu"); for the measured clock they have none ("meta"): a GPU's inputs are too large
 to be computed with here. Parameters have their values all the same. Operators then are recorded as they are on any
-device, but for those in WHOLE, which a GPU takes apart in another way: these are one step.
+device, except those in WHOLE, which a GPU takes apart in another way: these are one step.
 
-A forward may not do its work in some calls only. So several are recorded, on inputs of other values in the same
-memory, and the last one is judged. The first may differ (it makes a mask, or a buffer); from the second on the
-programs must be equal, and so must be all numbers and strings that the candidate's objects, functions and module hold:
-a counter would differ. What a kernel wrote in an earlier call is zero here, so that a result kept for later is wrong.
-Not noticed: a forward that decides by the clock, by chance, by a file, or by what it hides in another module.
+Three forwards run, on inputs of other values in the same memory. The first is a warm-up: it may make a mask, or a
+buffer. The next two are recorded and must be equal, and the last one is judged: what a candidate does in other calls
+does not count. What a kernel wrote in an earlier call is zero here, so that a result kept for later is wrong. Not
+noticed: a forward that decides by the clock, by chance or by a file; and which tensors it makes on the CPU: a recorded
+program has them all on the GPU. Refused: a kernel's `warmup`, and hooks of an autotuned kernel's configurations.
 """
 
 import contextlib
-import functools
-import gc
 import inspect
 import operator
-import sys
 import types
 
 import torch
@@ -84,6 +81,8 @@ GIVEN_VALUES = {"tensor", "as_tensor", "asarray"}  # functions that are given a 
 NAMESPACES = {"aten", "prim", "prims"}  # of PyTorch's own operators
 WHOLE = {"batch_norm", "instance_norm", "dropout", "alpha_dropout", "feature_dropout", "scaled_dot_product_attention",
          "lstm", "gru", "rnn_tanh", "rnn_relu", "ctc_loss"}  # ATen operators that a GPU takes apart in its own way
+CALLS = 3  # forwards: a warm-up, and two that are recorded
+KEEPS_STATE = "forward keeps state: from one call to the next it does something else, or counts"
 MOST_CONFIGS = 16  # of an autotuned kernel that are recorded and tried
 
 
@@ -92,12 +91,13 @@ def launches_of(step) -> list:
     return {"launch": [step], "tuned": step[1]}.get(step[0], [])
 
 
-def as_cudnn_leaves(out, x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
+def as_cudnn_leaves(out, arguments):
     """What a convolution gives, as it lies on a GPU; without data PyTorch gives it in contiguous memory.
 
-    cuDNN works in channels-last memory if the input or the weight does (ATen/native/ConvUtils.h), but for depthwise
-    convolutions, which are PyTorch's own.
+    cuDNN works in channels-last memory if the input or the weight does (ATen/native/ConvUtils.h). Depthwise
+    convolutions are PyTorch's own. arguments: of aten.convolution.
     """
+    x, weight, _, _, _, _, transposed, _, groups = arguments
     memory = {suggest_memory_format(tensor) for tensor in (x, weight)} - {torch.contiguous_format}
     depthwise = 1 < groups == x.shape[1] and not transposed
     return out.contiguous(memory_format=memory.pop()) if memory and not depthwise else out
@@ -115,18 +115,20 @@ class Recorder(Mode):
     an earlier call has made, as its size. copies: {identity: a copy} of storages that need no other.
     """
 
+    active = None  # the recorder of the forward that runs
+
     def __init__(self, device="cpu", copies=None):
         super().__init__()
-        self.device, self.steps, self.constants, self.copies = device, [], {}, copies or {}
+        self.device, self.copies, self.steps, self.constants = device, copies or {}, [], {}
         self.numbers, self.storages = {}, []  # number of a storage by its identity; all of them, so that all live
         self.derived = set()  # storages that depend on the inputs or on a kernel, hence unknown while recording
         self.names = {}  # global constants that the launched kernels may refer to
         self.read, self.written = set(), set()  # storages that the host reads; that operators write
-        self.on_host = {}  # {identity: storage} of tensors that the forward asks for on the CPU by name
 
     def layout(self, tensor, created=False):
         """The tensor as data. created: by a step, or an input; otherwise a new storage is a constant."""
-        storage, key = tensor.untyped_storage(), identity(tensor)
+        storage = tensor.untyped_storage()
+        key = identity(tensor)
         if key not in self.numbers:
             self.numbers[key] = number = len(self.storages)
             self.storages.append(storage)
@@ -141,9 +143,6 @@ class Recorder(Mode):
 
     def is_new(self, tensor):
         return identity(tensor) not in self.numbers
-
-    def is_derived(self, tensor):
-        return self.numbers.get(identity(tensor)) in self.derived
 
     def note_read(self, name, numbers):
         """The host reads storages by an operator or a method: what is computed is not known while recording."""
@@ -167,7 +166,7 @@ class Recorder(Mode):
         self.written |= {self.layout(tensor)[0] for tensor in tensors_in(written_by(func, args, kwargs))}
         out = self.run(func, args, kwargs)
         if self.device == "meta" and name == "convolution":
-            out = as_cudnn_leaves(out, *args)
+            out = as_cudnn_leaves(out, args)
         results = tensors_in(out)
         for tensor in results:
             if name in UNWRITTEN and self.is_new(tensor):
@@ -197,11 +196,6 @@ class Recorder(Mode):
         args, kwargs = tree_map(without_values, (args, kwargs))
         return tree_map(lambda value: originals.get(id(value), [value])[0], func(*args, **kwargs))
 
-    def refuse_on_host(self, tensors):
-        """What is passed to a kernel or returned must be on the GPU."""
-        if self.on_host.keys() & set(map(identity, tensors)):
-            raise RuntimeError("a tensor on the CPU is returned, or passed to a kernel")
-
     def launch(self, kernel, args, kwargs, grid):
         """What `kernel[grid](*args, **kwargs)` does while recording."""
         signature = inspect.signature(kernel.fn)
@@ -210,13 +204,11 @@ class Recorder(Mode):
         bound.apply_defaults()
         grid = grid({**bound.arguments, **options}) if callable(grid) else grid
         grid = [operator.index(size) for size in ((grid,) if isinstance(grid, int) else grid)]
-        for name, value in bound.arguments.items():
-            if isinstance(value, list):
-                raise TypeError(f"{name}: a kernel takes no list")
+        if any(isinstance(value, list) for value in bound.arguments.values()):
+            raise TypeError("a kernel takes no list")
         arguments = {key: write_value(value.value if isinstance(value, tl.constexpr) else value, self.layout)
                      for key, value in bound.arguments.items()}
         tensors = tensors_in([getattr(value, "base", value) for value in bound.arguments.values()])  # of descriptors
-        self.refuse_on_host(tensors)
         self.derived.update(self.layout(tensor)[0] for tensor in tensors)
         for name, value in kernel.fn.__globals__.items():
             if isinstance(value, (bool, int, float, str, tl.constexpr, tl.dtype)) and not name.startswith("__"):
@@ -229,51 +221,44 @@ class PretendCuda(TorchFunctionMode):
     """Lets code written for a GPU run where there is none: for device="cuda" stands the recorder's device, `.cuda()`
     does nothing.
 
-    Within a forward tensors say that they are on a GPU, except those that are asked for on the CPU by name, and what
-    is computed from these alone. (Where no device is named, nothing is said: on a GPU such a tensor would be on the
-    CPU.) In a constructor, whose parameters go to the GPU afterwards, they say where they are.
+    Within a forward all tensors say that they are on a GPU. In a constructor, whose parameters go to the GPU
+    afterwards, they say where they are.
     """
 
     def __init__(self, recorder, in_forward=True):
         super().__init__()
-        self.recorder, self.on_host, self.in_forward = recorder, recorder.on_host, in_forward
+        self.recorder, self.in_forward = recorder, in_forward
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
         sources = tensors_in([args, kwargs])
-        on_host = bool(sources) and all(identity(tensor) in self.on_host for tensor in sources)
-        if func == torch.Tensor.device.__get__ and self.in_forward:
-            return torch.device("cpu") if on_host else torch.device("cuda", 0)
-        if name == "get_device" and self.in_forward:
-            return -1 if on_host else 0
-        if self.in_forward and sources and not on_host:
-            if name in ("numpy", "__array__", "__dlpack__"):
-                raise TypeError(f"{name}: a tensor on the GPU has to be moved to the CPU first")
-            if name in ("tolist", "__reduce_ex__"):
-                self.recorder.note_read(name, {self.recorder.layout(sources[0])[0]})
+        if self.in_forward and func == torch.Tensor.device.__get__:
+            return torch.device("cuda", 0)
+        if self.in_forward and name == "get_device":
+            return 0
+        if self.in_forward and sources and name in ("numpy", "__array__", "__dlpack__"):
+            raise TypeError(f"{name}: a tensor on the GPU has to be moved to the CPU first")
+        if self.in_forward and sources and name in ("tolist", "__reduce_ex__"):
+            self.recorder.note_read(name, {self.recorder.layout(sources[0])[0]})
         named = [kwargs.get("device"), *(args[1:] if name == "to" else [])]
-        device = "cpu" if name == "cpu" else "cuda" if name == "cuda" else "".join(
+        device = name if name in ("cpu", "cuda") else "".join(
             str(torch.device(value).type) for value in named if isinstance(value, (str, torch.device)))
-        if device == "cpu" and name in ("cpu", "to") and not on_host and self.recorder.is_derived(args[0]):
+        if device == "cpu" and name in ("cpu", "to") and \
+                self.recorder.numbers.get(identity(args[0])) in self.recorder.derived:
             raise RuntimeError("forward moves computed values to the CPU")
-        if device == "cuda" and sources:
-            self.on_host.pop(identity(sources[0]), None)
         if name == "cuda":
             return args[0]
         if device == "cuda":
             there = sources[0].device if sources else "cpu" if name in GIVEN_VALUES else self.recorder.device
             kwargs = {key: there if key == "device" else value for key, value in kwargs.items()}
             args = tuple(there if isinstance(a, (str, torch.device)) and "cuda" in str(a) else a for a in args)
-        out = func(*args, **kwargs)
-        if self.in_forward and (device == "cpu" and name not in ("cpu", "to") or device != "cuda" and on_host):
-            self.on_host.update((identity(tensor), tensor.untyped_storage()) for tensor in tensors_in(out))
-        return out
+        return func(*args, **kwargs)
 
 
 def pretend_gpu(properties):
     """Let PyTorch and Triton speak of a GPU in a process that has none. properties: of the GPU, by PyTorch's names."""
     found = types.SimpleNamespace(**properties)
-    done, memory = (lambda *_, **__: None), found.total_memory
+    done, memory = lambda *_, **__: None, found.total_memory
     stream = types.SimpleNamespace(cuda_stream=0, elapsed_time=lambda other: 0.0, **dict.fromkeys(
         ("synchronize", "wait_stream", "wait_event", "record_event", "record", "wait"), done))
     instead = {"is_available": True, "device_count": 1, "current_device": 0, "synchronize": None,
@@ -294,102 +279,72 @@ def pretend_gpu(properties):
         get_current_target=lambda: GPUTarget("cuda", 10 * found.major + found.minor, 32)))
 
 
-class WarmedUp:
-    """What `kernel.warmup(...)` gives, for code that asks it how many programs fit on a GPU. Nothing is compiled here,
-    so registers and bytes of shared memory are plausible numbers.
-    """
-
-    n_regs, n_spills, metadata = 64, 0, types.SimpleNamespace(shared=16 << 10)
-
-    def __init__(self, kernel, kwargs):
-        self.kernel = kernel
-        self.options = {key: value for key, value in kwargs.items() if key not in kernel.arg_names}
-
-    def _init_handles(self):
-        pass
-
-    def __getitem__(self, grid):
-        return functools.partial(self.kernel[grid], **self.options)
+def launch(kernel, *args, grid, warmup, **kwargs):
+    """Stands for JITFunction.run in the candidate's process."""
+    if warmup:
+        raise RuntimeError("warmup of a kernel is not supported here: nothing is compiled while recording")
+    Recorder.active.launch(kernel, args, kwargs, grid)
 
 
-def plain_values(root) -> list:
-    """Every number and string that the candidate's own objects hold, in a fixed order."""
-    found, seen, waiting = [], {}, [root]
-    while waiting:
-        value = waiting.pop()
-        mine = getattr(value, "__module__", None) == "candidate" or isinstance(value, torch.nn.Module)
-        if value is None or isinstance(value, (bool, int, float, str)):
-            found.append(value)
-        elif id(value) not in seen:
-            seen[id(value)] = value  # kept, so that nothing else gets its id
-            if mine or isinstance(value, (list, tuple, set, dict, types.CellType)):  # a cell is part of a closure
-                waiting += gc.get_referents(value)
-    return found
+def launch_tuned(tuner, *args, **kwargs):
+    """Stands for Autotuner.run: records a launch with each configuration. The replaying process takes the quickest."""
+    steps, launches = Recorder.active.steps, []
+    tuner.nargs = dict(zip(tuner.arg_names, args))
+    start = len(steps)
+    configs = tuner.prune_configs(kwargs)[:MOST_CONFIGS]
+    del steps[start:]  # what pruning does happens once, not in every call
+    if any(config.pre_hook for config in configs):
+        raise RuntimeError("configurations of an autotuned kernel with hooks are not supported here")
+    for config in configs:
+        tuner.fn.run(*args, **kwargs, **config.all_kwargs())
+        launches.append(steps.pop())
+    steps.append(["tuned", launches] if launches[1:] else launches[0])
 
 
 def record(model, calls, device="cpu"):
     """Run forwards of the candidate's model. Patches this process for good: nothing else can run in it.
 
-    calls: the arguments of each; on the device "meta" the same in all. Returns (recording, constants) of the last one:
-    {"inputs", "steps", "output", "names", "state"} with `state` the layouts of the parameters and buffers; {storage
-    number: its bytes as a uint8 tensor, or its size}. Raises what the forward raises, and RuntimeError where it reads
-    computed values, or is not the same in every call.
+    calls: the arguments of each of CALLS forwards; on the device "meta" the same in all. Returns (program, constants)
+    of the last one: {"inputs", "steps", "output", "names", "state"} with `state` the layouts of the parameters and
+    buffers; {storage number: its bytes as a uint8 tensor, or its size}. Raises what the forward raises, and
+    RuntimeError where it reads computed values, or where the recorded calls are not equal.
     """
-    recorder = None
-
-    def run(kernel, *args, grid, warmup, **kwargs):
-        if warmup:
-            return WarmedUp(kernel, kwargs)
-        recorder.launch(kernel, args, kwargs, grid)
-
-    def run_tuned(tuner, *args, **kwargs):
-        """Record a launch with each configuration. Who replays them takes the quickest."""
-        launches, tuner.nargs, start = [], dict(zip(tuner.arg_names, args)), len(recorder.steps)
-        configs = tuner.prune_configs(kwargs)[:MOST_CONFIGS]
-        del recorder.steps[start:]  # what pruning does happens once, not in every call
-        if len({config.pre_hook for config in configs}) > 1:
-            raise RuntimeError("configurations of an autotuned kernel with different hooks are not supported here")
-        for config in configs:
-            before = len(recorder.steps)
-            if config.pre_hook is not None:
-                config.pre_hook({**tuner.nargs, **kwargs, **config.all_kwargs()})
-            tuner.fn.run(*args, **kwargs, **config.all_kwargs())
-            launches.append(recorder.steps.pop())
-            if launches[1:]:  # what a hook does counts once
-                del recorder.steps[before:]
-        recorder.steps.append(["tuned", launches] if launches[1:] else launches[0])
-
-    jit.JITFunction.run, autotuner.Autotuner.run = run, run_tuned
+    jit.JITFunction.run = launch
+    autotuner.Autotuner.run = launch_tuned
     torch.Tensor.is_cuda = property(lambda tensor: True)  # asserted by many a kernel's wrapper
-    inputs, earlier, copies = list(calls[0]), None, {}  # {name of a parameter or buffer: as the constructor left it}
-    for number, call in enumerate(calls):
-        for tensor, other in zip(tensors_in(inputs), tensors_in(list(call)), strict=True):
-            if device == "cpu":
+    inputs, programs = list(calls[0]), []
+    copies = {}  # {name of a parameter or buffer: as the constructor left it}
+    for call in calls:
+        if device == "cpu":
+            for tensor, other in zip(tensors_in(inputs), tensors_in(list(call)), strict=True):
                 tensor.untyped_storage().copy_(other.untyped_storage())
-        named = dict(state_of(model))
-        for name, tensor in named.items():
-            if name in copies:  # a forward may change buffers, as the reference does
-                tensor.untyped_storage().copy_(copies[name])
-            else:
-                copies[name] = tensor.untyped_storage().clone()
-        recorder = Recorder(device, {identity(tensor): copies[name] for name, tensor in named.items()})
-        # In inference mode operators that are made of others are seen, too: see WHOLE.
-        with torch.inference_mode(device == "meta"), torch.no_grad(), PretendCuda(recorder), recorder:
-            layouts = [recorder.layout(tensor, created=True) for tensor in tensors_in(inputs)]
-            recorder.derived.update(layout[0] for layout in layouts)
-            state = {name: recorder.layout(tensor) for name, tensor in named.items()}
-            output = model(*inputs)
-            recorder.refuse_on_host(tensors_in(output))
-            output = write_value(output, recorder.layout)
-        recording = {"inputs": layouts, "steps": recorder.steps, "output": output, "names": recorder.names,
-                     "state": state}
-        fixed = {number: data for number, data in recorder.constants.items() if number not in recorder.written}
-        now = repr([recording, plain_values([model, vars(sys.modules["candidate"])])]), fixed
-        if number > 1 and now[0] != earlier[0] or recorder.read & recorder.written & recorder.constants.keys() or \
-                number > 1 and not same_constants(fixed, earlier[1]):
-            raise RuntimeError("forward keeps state: from one call to the next it does something else, or counts")
-        earlier = now
-    return recording, recorder.constants
+        for name, tensor in state_of(model):
+            storage = tensor.untyped_storage()
+            storage.copy_(copies.setdefault(name, storage.clone()))  # a forward may change buffers
+        programs.append(record_call(model, inputs, device, copies))
+    program, constants, fixed = programs[-1]
+    earlier, _, earlier_fixed = programs[-2]
+    if repr(program) != repr(earlier) or not same_constants(fixed, earlier_fixed):
+        raise RuntimeError(KEEPS_STATE)
+    return program, constants
+
+
+def record_call(model, inputs, device, copies):
+    """One forward: (program, its constants, those that it does not write)."""
+    named = dict(state_of(model))
+    recorder = Recorder.active = Recorder(device, {identity(tensor): copies[name] for name, tensor in named.items()})
+    # In inference mode operators that are made of others are seen, too: see WHOLE.
+    with torch.inference_mode(device == "meta"), torch.no_grad(), PretendCuda(recorder), recorder:
+        layouts = [recorder.layout(tensor, created=True) for tensor in tensors_in(inputs)]
+        recorder.derived.update(layout[0] for layout in layouts)
+        state = {name: recorder.layout(tensor) for name, tensor in named.items()}
+        output = model(*inputs)
+        output = write_value(output, recorder.layout)
+    if recorder.read & recorder.written & recorder.constants.keys():
+        raise RuntimeError(KEEPS_STATE)
+    program = {"inputs": layouts, "steps": recorder.steps, "output": output, "names": recorder.names, "state": state}
+    fixed = {number: data for number, data in recorder.constants.items() if number not in recorder.written}
+    return program, recorder.constants, fixed
 
 
 def same_constants(one, other) -> bool:

@@ -9,7 +9,6 @@
     ATen operators     prices.refusal, in the scorer,    allows   a recording may name any operator: some leave their
                        before the program is replayed             tensors, and most do more work than their bytes show
                                                                   (which the measured clock sees)
-    system calls       confinement.filter_system_calls   denies   what no candidate needs, and less without a GPU
 
 Each section below holds the tables of one rule; the last function is what the static check refuses.
 """
@@ -54,37 +53,32 @@ def imports(tree):
 ATTACKS = {  # modules that a kernel has no use for, but an attack on the process that runs it has
     "ctypes", "cffi", "gc", "inspect", "threading", "_thread", "multiprocessing", "concurrent", "asyncio", "subprocess",
     "socket", "signal", "fcntl", "importlib", "builtins"}
-INSIDES = {  # attributes that lead from an object to the interpreter's insides
+# Attributes that lead from an object to the interpreter's insides, or say that a CUDA graph is being recorded: what is
+# recorded is what will be timed.
+INSIDES = {
     "__subclasses__", "__globals__", "__builtins__", "__code__", "__closure__", "_getframe", "f_back", "f_globals",
-    "f_locals", "tb_frame", "settrace", "setprofile",
-    "is_current_stream_capturing", "_cuda_isCurrentStreamCapturing"}  # what is recorded is what will be timed
+    "f_locals", "tb_frame", "settrace", "setprofile", "is_current_stream_capturing", "_cuda_isCurrentStreamCapturing"}
 COMPILERS = {"torch.compile", "torch.jit", "torch._dynamo", "torch._inductor"}  # they write the kernels themselves
 TEXT_RUNNERS = {"exec", "eval", "__import__"}  # run what no check has seen
-SETTINGS = "torch.backends."  # the only attributes of modules that a candidate may set
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Kernels: Triton's language and nothing else of Python. compiler.py adds the members of Triton's types.
 
-KERNEL_SYNTAX = (
-    ast.Assign, ast.AugAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Return, ast.Pass, ast.Assert, ast.operator,
-    ast.unaryop, ast.boolop, ast.cmpop, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript,
-    ast.Slice, ast.Tuple, ast.List, ast.ListComp, ast.comprehension, ast.Constant, ast.JoinedStr, ast.FormattedValue,
-    ast.Starred, ast.expr_context, ast.FunctionDef, ast.arguments, ast.arg, ast.AnnAssign, ast.Call, ast.keyword,
-    ast.Attribute, ast.Name)
-KERNEL_BUILTINS = ("range", "min", "max", "len", "int", "float", "bool", "abs", "tuple", "print", "isinstance", "sum",
-                   "str")
+KERNEL_SYNTAX = tuple(getattr(ast, name) for name in (
+    "Assign AugAssign For While If Expr Return Pass Assert operator unaryop boolop cmpop BinOp UnaryOp BoolOp Compare "
+    "IfExp Subscript Slice Tuple List ListComp comprehension Constant JoinedStr FormattedValue Starred expr_context "
+    "FunctionDef arguments arg AnnAssign Call keyword Attribute Name").split())
+KERNEL_BUILTINS = "range min max len int float bool abs tuple print isinstance sum str".split()
 KERNEL_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself
 KERNEL_MODULES = {"triton.language", *(f"triton.language.{name}" for name in (
-    "core", "math", "standard", "random", "target_info", "extra", "extra.libdevice", "extra.cuda",
-    "extra.cuda.libdevice"))}
+    "core math standard random target_info extra extra.libdevice extra.cuda extra.cuda.libdevice").split())}
 KERNEL_TYPES = {"tensor", "tensor_descriptor", "dtype", "block_type", "pointer_type", "constexpr", "const", "range",
                 "static_range", "tuple", "slice", "condition", "PropagateNan", "TRITON_MAX_TENSOR_NUMEL"}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Launch options. Others name files, go to ptxas's command line, or let a launch begin before the last one has ended.
 
-LAUNCH_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "launch_cooperative_grid",
-                  "debug"}
+LAUNCH_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "debug"}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # ATen operators, where there is no GPU
@@ -96,15 +90,10 @@ REFUSED_OPERATORS = {"from_file", "set", "resize", "_resize_output"}  # they rea
 # for lists of tensors), what makes tensors of none, what prices.py has by name, and these. Anything else only where the
 # reference calls it: then it costs both the same. On complex numbers only pointwise operators and views are known.
 ONE_PASS = re.compile(  # they read their inputs once and write their outputs once
-    r"_(log_|safe_)?softmax|hardswish|glu|_prelu_kernel|floor_divide|addr|nll_loss(2d)?_forward"
-    r"|exponential|native_dropout"
+    r"_(log_|safe_)?softmax|hardswish|glu|_prelu_kernel|floor_divide|addr|nll_loss(2d)?_forward|exponential"
     r"|cat|stack|repeat|flip|roll|rot90|tril|triu|diag_embed|block_diag|trace|pixel_(un)?shuffle|native_channel_shuffle"
     r"|im2col|col2im|(reflection|replication)_pad[123]d|upsample_(nearest[123]d|linear1d|bilinear2d|trilinear3d)"
-    r"|index_(put|fill|add)|scatter(_add|_reduce)?")  # they check their indices
-MOVES = re.compile(  # they compute nothing: beside a reference of these alone, a kernel that only moves data is work
-    r".*copy|clone|cat|stack|repeat|flip|roll|rot90|tril|triu|diag_embed|block_diag|pixel_(un)?shuffle|.*_pad.*"
-    r"|native_channel_shuffle|im2col|upsample_nearest[123]d|index(_select|_put|_fill)?|gather|scatter|take|embedding"
-    r"|masked_fill|where|fill|zeros|ones|full|arange|new_.*|.*_like")
+    r"|native_dropout|index_(put|fill|add)|scatter(_add|_reduce)?")  # they check their indices
 REFERENCE_ONLY = re.compile(  # although prices.py has them
     r".*backward.*|_reshape_alias.*|_?nested.*"  # they go where an index or a stride says, and some do not check it
     r"|_?empty_(permuted|.*quantized)"  # what is not initialised and not poisoned
@@ -112,41 +101,6 @@ REFERENCE_ONLY = re.compile(  # although prices.py has them
     r"|conv_tbc|_foreach.*"  # one product for each tap; one kernel for each tensor, if not all are dense and alike
     r"|median|nanmedian|kthvalue|mode"  # they sort, but cost no more than a sum
     r"|_*scaled_dot_product.*")  # a product, a softmax and a product in one: cheaper than any of them
-
-# ---------------------------------------------------------------------------------------------------------------------
-# System calls, for processes that hold a candidate's code, or that of its kernels: numbers on x86-64 and on arm64.
-# The first part is refused with a GPU, too. It could not be tried on one, but Docker's default profile, under which
-# CUDA is used every day, refuses all of it but chroot and access to the memory of other processes.
-
-REFUSED_EVERYWHERE = [
-    # ptrace, process_vm_readv, process_vm_writev, process_madvise, pidfd_getfd, kcmp: into other processes
-    ([101, 310, 311, 440, 438, 312], [117, 270, 271, 440, 438, 272]),
-    # mount, umount2, pivot_root, chroot: another file system than the read-only one
-    ([165, 166, 155, 161], [40, 39, 41, 51]),
-    # the same by descriptors: open_tree to fspick, mount_setattr, open_tree_attr
-    ([*range(428, 434), 442, 467], [*range(428, 434), 442, 467]),
-    # unshare, setns: other namespaces, and in a user namespace of its own all capabilities again
-    ([272, 308], [97, 268]),
-    # open_by_handle_at: files without their folders
-    ([304], [265]),
-    # bpf, perf_event_open, userfaultfd, io_uring_*: tools for attacks on the kernel, and ways round this filter
-    ([321, 298, 323, 425, 426, 427], [280, 241, 282, 425, 426, 427]),
-    # add_key, request_key, keyctl: the keyrings of the machine, which are in no namespace
-    ([248, 249, 250], [217, 218, 219]),
-    # swapon, swapoff, reboot, sethostname, setdomainname, quotactl, acct, settimeofday, clock_settime: the machine's
-    ([167, 168, 169, 170, 171, 179, 163, 164, 227], [224, 225, 142, 161, 162, 60, 89, 170, 112]),
-    # init_module, finit_module, delete_module, kexec_load, kexec_file_load, iopl, ioperm, quotactl_fd: likewise
-    ([175, 313, 176, 246, 320, 172, 173, 443], [105, 273, 106, 104, 294, 443])]
-REFUSED_WITHOUT_GPU = [
-    # fork, vfork, execve, execveat: other processes and programs; clone makes threads only
-    ([57, 58, 59, 322], [221, 281]),
-    # socket, mknod, mknodat: ways out
-    ([41, 133, 259], [198, 33]),
-    # setpriority, sched_setscheduler, sched_setparam, sched_setattr, ioprio_set: to slow other processes down
-    ([141, 144, 142, 314, 251], [140, 119, 118, 274, 30]),
-    # memfd_create, memfd_secret, shmget, msgget: memory that no limit counts
-    ([319, 447, 29, 68], [279, 447, 194, 186])]
-MACHINES = {"x86_64": (0, 0xC000003E, 56), "aarch64": (1, 0xC00000B7, 220)}  # column above, number in a filter, clone
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The static check
@@ -180,5 +134,5 @@ def offending_name(node, names):
     if COMPILERS & {".".join([root, *rest]), ".".join([names.get(root, ""), *rest])}:
         return f"uses {ast.unparse(node)} in place of a kernel"
     if rest and root in names and not isinstance(node.ctx, ast.Load) and \
-            not ".".join([root, *rest]).startswith(SETTINGS):
+            not ".".join([root, *rest]).startswith("torch.backends."):  # the only ones that a candidate may set
         return f"replaces {ast.unparse(node)}"

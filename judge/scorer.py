@@ -3,7 +3,7 @@
     scorer       holds one task's reference and judges its candidates, by one clock or the other
     candidate    executes a candidate's code; nothing is believed of it
     compiler     compiles the kernels of a recorded program for the GPU (measured clock)
-    replayer     runs the program that a candidate has recorded; extension: the like, for one with CUDA sources
+    replayer     runs the program that a candidate has recorded; extension: the same, for one with CUDA sources
 
 sandbox.py says who holds what and what that stops; processes.py starts this file as the fork server of all of them.
 
@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map_only
 from triton.runtime.cache import triton_key
 
 from judge import compiler, judgement, modelled, processes, recorder
-from judge.correctness import Reference, digest, identical, load_module
+from judge.correctness import Reference, identical, load_module
 from judge.gpu_lock import RemoteLock
 from judge.measured import Connection, Measured
 from judge.messages import TORCH_NAMES, receive, send, spare_memory
@@ -63,14 +63,9 @@ def candidate(sock, _, settings):
             stage.append("build")
             model = construct(module.ModelNew, job["arguments"], job["seed"], job["names"])
         stage.append("forward")
-        if settings["clock"] == "modelled":
-            program, constants = recorder.record(model, job["calls"])
-        else:
-            program, constants = recorder.record(model, without_values(job["calls"]), "meta")
-        for name, (number, *_) in program["state"].items():  # what the scorer has, too, it need not get
-            values = constants.get(number)  # without any where an earlier call has put another tensor in its place
-            if isinstance(values, torch.Tensor) and job.get("digests", {}).get(name) == digest(values):
-                constants[number] = name
+        modelled_clock = settings["clock"] == "modelled"
+        calls = job["calls"] if modelled_clock else without_values(job["calls"])
+        program, constants = recorder.record(model, calls, "cpu" if modelled_clock else "meta")
         send(sock, {"program": program, "constants": constants}, job["room"])
 
 
@@ -99,8 +94,7 @@ def replayer(sock, _, settings):
         return Replayer(settings, sock, Path(tempfile.mkdtemp(dir=".")).absolute()).serve()
     job, stage = receive(sock), ["compile"]
     with reporting(sock, stage):
-        replay = modelled.Replay(job["code"], job["program"], job["constants"], set(job["known"]),
-                                 job["restored"])
+        replay = modelled.Replay(job["code"], job["program"], job["constants"], set(job["known"]), job["restored"])
         send(sock, {"compiled": list(replay.compiled)})
         stage.append("forward")
         while True:
@@ -111,7 +105,7 @@ def replayer(sock, _, settings):
             if bytes_in(output) > run["room"]:
                 raise ValueError(f"an output of {bytes_in(output):,} bytes ({run['room']:,} are allowed)")
             output = tree_map_only(torch.Tensor, torch.Tensor.contiguous, output)  # gaps are not passed on
-            send(sock, {"output": output, "events": events, "changed": changed, "computing": list(replay.computing),
+            send(sock, {"output": output, "events": events, "changed": changed,
                         "chosen": list(replay.chosen.items())}, run["room"])
 
 
@@ -133,14 +127,12 @@ def scorer(sock, fork_server, settings):
     while True:
         order = receive(sock)
         if "task" in order:
-            if measured and loaded is not None:
-                connection = loaded.usable_connection()
+            connection = loaded.usable_connection() if measured and loaded is not None else connection
             loaded = None
             gc.collect()
             spare_memory()
             try:
-                clock = Measured if measured else judgement.Modelled
-                told = set(order["task"]["known"])  # keys of compiled kernels
+                told, clock = set(order["task"]["known"]), Measured if measured else judgement.Modelled
                 reference = Reference(order["task"], settings, gpu.shared)
                 loaded = clock(reference, fork_server, settings, gpu, connection)
             except TaskError as error:
@@ -149,7 +141,7 @@ def scorer(sock, fork_server, settings):
             for index, verdict in loaded.judge(order["codes"]):
                 new, told = loaded.reference.known - told, loaded.reference.known | told
                 tell({"index": index, "verdict": asdict(verdict), "known": list(new)})
-        tell({"done": None, "large": loaded.large})
+        tell({"done": None})
         spare_memory()
 
 
@@ -163,7 +155,6 @@ if __name__ == "__main__":
         torch.cuda.device_count = lambda: settings["gpus"]
         triton.runtime.driver.active.utils  # built by a C compiler, which no fork should wait for; starts no CUDA
         triton_key()  # a hash of all of Triton, which takes half a second, and every compiled kernel's name has it
-    processes.fork_server(socket.socket(fileno=int(sys.argv[2])), settings,
-                          {"scorer": scorer, "candidate": candidate, "compiler": compiles, "replayer": replayer,
-                           "extension": replayer})
+    roles = dict(scorer=scorer, candidate=candidate, compiler=compiles, replayer=replayer, extension=replayer)
+    processes.fork_server(socket.socket(fileno=int(sys.argv[2])), settings, roles)
     os._exit(0)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from judge.prices import bytes_in
 
 EXTENSION = "CUDA extension"  # the label of its kernels, which have no names here; no kernel can have this one
-STRICT, LOOSE = 1e-4, 1e-2  # tolerances: KernelBench's, and that of papers before 2026
 
 
 @dataclass
@@ -19,7 +18,7 @@ class KernelTime:
 @dataclass
 class Verdict:
     compiled: bool = False  # the source runs, defines ModelNew, and every launched kernel compiles
-    correct: bool = False  # every trial's output agrees to 1e-4
+    correct: bool = False  # every trial's output agrees within Settings.tolerance
     speedup: float | None = None  # reference_ms / candidate_ms, eager PyTorch being the reference; None unless correct
     coverage: float | None = None  # share of the forward's time in own kernels whose results reach the output
     clock: str = "modelled"  # or "measured"; the two are never compared
@@ -27,11 +26,9 @@ class Verdict:
     candidate_ms: float | None = None
     rejected: str | None = None  # the reason, when the candidate was caught cheating; then it is not correct
     error: str | None = None  # one line: what went wrong, otherwise
-    correct_loose: bool = False  # every output agrees to 1e-2, the tolerance of papers before 2026
     speedup_low: float | None = None  # lower end of the speedup's 95 % interval; the speedup itself when modelled
     profile: list = field(default_factory=list)  # [KernelTime], hottest first
     excerpt: str = ""  # the candidate's lines around an error, numbered
-    seconds: dict = field(default_factory=dict, compare=False)  # of each step; of these: wait for the GPU, compile
     disturbed: bool = False  # something else used the GPU meanwhile: the times scatter, or clearing the cache waits
     bandwidth: float | None = None  # inputs, parameters, outputs once, per candidate_ms: share of the device's rate
     arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
@@ -63,11 +60,10 @@ def line_in(error, path):
 
 def describe(error, path=""):
     """(one line of text, line number in the file `path` or None) for an exception."""
-    line, text = line_in(error, str(path)) or getattr(error, "lineno", None), str(error)
+    line = line_in(error, str(path)) or getattr(error, "lineno", None)
+    text = str(error)
     if "Error building extension" in text:  # of nvcc's pages of output, what it complains about
         text = "\n".join(["Error building extension"] + [row for row in text.split("\n") if "error:" in row][:2])
-    if text.startswith("CUDA error"):  # the rest is advice on where to look that up
-        text = text.split("\n")[0]
     text = " ".join(text.split())
     name = OUT_OF_MEMORY if out_of_memory(text) else type(error).__name__
     return f"{name}: {text}"[:300] if text else name, line
@@ -98,7 +94,8 @@ class Failed(Exception):
 
     def __init__(self, answer):
         super().__init__(str(answer.get("error"))[:400])
-        self.stage, self.line = answer["failed"], answer.get("line")
+        self.stage = answer["failed"]
+        self.line = answer.get("line")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -107,18 +104,14 @@ class Failed(Exception):
 
 def reject(verdict, reason):
     """Enter that the candidate was caught cheating."""
-    verdict.correct, verdict.rejected = False, reason
+    verdict.correct = False
+    verdict.rejected = reason
 
 
 def set_failure(verdict, code, stage, error, line=None):
     """Enter that the candidate failed at `stage`, with its lines around `line`."""
-    verdict.compiled, verdict.correct, verdict.correct_loose = stage != "compile", False, False
+    verdict.compiled, verdict.correct = stage != "compile", False
     verdict.error, verdict.excerpt = str(error)[:400], numbered(code, line)
-
-
-def tolerance_of(verdict) -> float:
-    """The tolerance at which the candidate has been right so far."""
-    return STRICT if verdict.correct else LOOSE
 
 
 def set_profile(verdict, events, own):
@@ -149,4 +142,4 @@ def reaching(names, still_right):
     """The kernels of `names` without which the output is no longer right. still_right(muted names) -> bool."""
     if not names or still_right(sorted(names)):
         return set()
-    return names if len(names) == 1 else {name for name in names if not still_right([name])}
+    return {name for name in names if len(names) == 1 or not still_right([name])}

@@ -1,15 +1,15 @@
-"""The page: 'reads what was found, trains nothing'. Tables, pictures and one HTML page out of what runs have left.
+"""The page: tables, charts and one HTML page, made from the files that a run or a benchmark has left in its folder.
 
 In reading order:
 
-    records.py      files of a folder -> plain records: metrics, skills and their story, rollouts; broken lines counted
-    metrics.py      a step's episodes -> its line in metrics.jsonl, and the line that it prints
+    records.py      files of a folder -> plain records: metrics, rollouts, skills and where each came from
     charts.py       records -> charts, as SVG for the page and as pictures: curves.png, fast_p.png
-    writer.py       records and charts -> report.html, with page.html, style.css and script.js
-    levels.py       a benchmark's summary as a text table; the machine that it was made on
-    strategies.py   test-time strategies beside each other: at equal budgets, best so far
+    writer.py       records and charts -> report.html
+    levels.py       a benchmark's summary as a text table; the machine that it was measured on
+    page.html       the template that writer.py fills in; style.css its looks; script.js the browser of rollouts
 
-    (root: report) ---> writer ---> charts ---> records        (root: bench) ---> levels, strategies ---> charts
+    (root: run) ---> writer ---> charts ---> records        (root: bench) ---> charts, levels
 
-It imports nothing of the other rooms, so it also shows a run that another version has made, or half of one.
+A *rollout* on the page is any reply, or chain of replies, to one prompt: the Policy's turns, one answer of Selection,
+one answer of Summary with its proposals.
 """

@@ -7,9 +7,25 @@ const CODE = new RegExp([
   "(?<k>\\b(?:and|as|assert|break|class|continue|def|elif|else|except|False|for|from|if|import|in|is|lambda|None|not" +
   "|or|pass|raise|return|self|True|try|while|with|yield)\\b)",
   "(?<n>\\b\\d[\\w.]*)", "(?<d>@[\\w.]+|(?<=\\b(?:def|class) )\\w+|\\b(?:tl|triton|torch)(?:\\.\\w+)+)"].join("|"), "g");
+const OUTCOMES = ["faster", "correct", "rejected", "wrong", "broken"];  // of a kernel, best first
 const FIELDS = {  // name of a filter -> the values that a rollout has
-  folder: r => [r.folder], step: r => [when(r)], role: r => [r.role], task: r => [r.task], verdict: r => r.outcome,
-  skill: r => r.skills};
+  folder: r => [r.folder], step: r => [when(r)], role: r => [r.role], task: r => [r.task], verdict: r => outcomes(r),
+  skill: r => r.skills || []};
+
+/** What became of a kernel. */
+function outcome(verdict) {
+  if (verdict.rejected) return "rejected";
+  if (verdict.correct) return verdict.speedup > 1 ? "faster" : "correct";
+  return verdict.compiled ? "wrong" : "broken";
+}
+
+/** What became of a rollout: of its best turn, of a selection, or of each proposal of a summary. */
+function outcomes(rollout) {
+  if (rollout.role === "selection") return [rollout.skills.length ? "skills chosen" : "none chosen"];
+  if (rollout.role === "summary") return [...new Set(rollout.proposals.map(became))].sort();
+  const each = rollout.turns.map(turn => outcome(turn.verdict));
+  return [OUTCOMES.find(name => each.includes(name))];
+}
 
 /** An element with attributes and children; what is no element becomes text, and null nothing. */
 function make(tag, attributes, ...children) {
@@ -33,20 +49,13 @@ function highlighted(line) {
 
 function codeBlock(code) {
   const lines = code.replace(/\n$/, "").split("\n");
-  return make("pre", {class: "code numbered"}, ...lines.map(line => make("span", {}, ...highlighted(line))));
+  return make("pre", {class: "code"}, ...lines.map(line => make("span", {}, ...highlighted(line))));
 }
 
 /** A reply: its words as they are, its code blocks highlighted. */
 function reply(text) {
   const parts = text.split(/```\w*\n([\s\S]*?)(?:```|$)/);  // words, code, words, code, ...
   return parts.map((part, i) => i % 2 ? codeBlock(part) : part.trim() ? make("pre", {}, part.trim()) : null);
-}
-
-/** A unified diff: what the model changed after it had read the verdict. */
-function difference(lines) {
-  const kinds = {"+": "added", "-": "removed", " ": ""};
-  return make("pre", {class: "code"}, ...lines.map(line => line[0] === "@" ? make("span", {class: "hunk"}, line) :
-    make("span", {class: kinds[line[0]]}, line[0], " ", ...highlighted(line.slice(1)))));
 }
 
 function folded(title, ...children) {
@@ -59,6 +68,8 @@ function fact(name, value) {
 }
 
 const badge = outcome => make("span", {class: "tag " + (TONES[outcome] || "")}, outcome);
+const became = proposal => proposal.rejected || (proposal.staged ? "staged" : "passed");
+const best = rollout => Math.max(0, ...(rollout.turns || []).map(turn => turn.verdict.correct ? turn.verdict.speedup : 0));
 const times = speedup => speedup ? speedup.toFixed(2) + "x" : "";
 const key = rollout => rollout.folder + ":" + rollout.id;
 const when = r => r.phase === "benchmark" ? "" : (r.phase === "evaluation" ? "evaluation after step " : "step ") + r.step;
@@ -71,7 +82,7 @@ function verdict(turn) {
     make("td", {}, own ? "own" : "PyTorch"), make("td", {}, (100 * share).toFixed(0) + " %"),
     make("td", {class: "bar"}, make("i", {class: own ? "good" : "", style: `width: ${100 * share}%`}))));
   const told = turn.feedback || v.rejected || v.error || (turn.dropped || []).map(name => "no candidate: " + name).join("\n");
-  return [make("p", {class: "facts"}, v.outcome ? badge(v.outcome) : null, fact("reward", turn.reward),
+  return [make("p", {class: "facts"}, turn.verdict ? badge(outcome(v)) : null, fact("reward", turn.reward),
                fact("advantage", turn.advantage), fact("speedup", times(v.speedup)),
                fact("reference ms", v.reference_ms), fact("kernel ms", v.candidate_ms),
                fact("share of own kernels", v.coverage)),
@@ -81,23 +92,22 @@ function verdict(turn) {
 
 function proposal(p) {
   const attempt = p.attempt ? [folded("The kernel that was to prove it", ...reply(p.attempt.reply)), ...verdict(p.attempt)] : [];
-  return make("div", {class: "turn"}, make("h4", {}, p.written?.name || "a proposal without a name", " ", badge(p.outcome)),
+  return make("div", {class: "turn"}, make("h4", {}, p.written?.name || "a proposal without a name", " ", badge(became(p))),
     make("p", {}, p.detail), ...attempt);
 }
 
 function turn(t, i) {
-  const said = !t.diff ? reply(t.reply) : [difference(t.diff), folded("The whole reply", ...reply(t.reply))];
-  return make("section", {class: "turn"}, make("h4", {}, "Turn " + (i + 1)), ...said, ...verdict(t),
-    ...t.proposals.map(proposal));
+  return make("section", {class: "turn"}, make("h4", {}, "Turn " + (i + 1)), ...reply(t.reply), ...verdict(t),
+    ...(t.proposals || []).map(proposal));
 }
 
 function conversation(data, rollout) {
   return [
-    make("h3", {}, `${rollout.role}: ${rollout.task} `, ...rollout.outcome.map(badge)),
-    make("p", {class: "facts"}, when(rollout), fact("best reward", rollout.reward), fact("best speedup", times(rollout.speedup)),
-      fact("skills", rollout.skills.join(", ") || "none"),
-      rollout.of ? link(rollout.folder + ":" + rollout.of, "the rollout that it sums up") : null),
-    folded("Prompt", make("pre", {}, data.texts[rollout.prompt])), ...rollout.turns.map(turn)];
+    make("h3", {}, `${rollout.role}: ${rollout.task} `, ...outcomes(rollout).map(badge)),
+    make("p", {class: "facts"}, when(rollout), fact("best speedup", times(best(rollout))),
+      fact("skills", (rollout.skills || []).join(", ") || "none"),
+      rollout.winner ? link(rollout.folder + ":" + rollout.winner, "the rollout that it sums up") : null),
+    folded("Prompt", make("pre", {}, data.texts[rollout.prompt])), ...(rollout.turns || [rollout]).map(turn)];
 }
 
 function start(data) {
@@ -116,7 +126,7 @@ function start(data) {
     document.getElementById("count").textContent = `${found.length} of ${data.rollouts.length} rollouts` +
       (found.length > MOST_LISTED ? `, the first ${MOST_LISTED} are listed` : "");
     list.replaceChildren(...found.slice(0, MOST_LISTED).map(r => make("li", {}, link(key(r), `${r.task} `,
-      ...r.outcome.map(badge), make("small", {}, [when(r), r.role, times(r.speedup), ...r.skills].filter(Boolean).join(" · "))))));
+      ...outcomes(r).map(badge), make("small", {}, [when(r), r.role, times(best(r)), ...(r.skills || [])].filter(Boolean).join(" · "))))));
     return found;
   }
   function open(key) {
@@ -138,7 +148,7 @@ function start(data) {
     if (wanted) open(wanted);
     if ((wanted || values.folder) && !list.contains(button)) document.getElementById("rollouts").scrollIntoView();
   });
-  const first = filter().filter(r => r.role === "policy").sort((a, b) => b.speedup - a.speedup)[0];
+  const first = filter().filter(r => r.role === "policy").sort((a, b) => best(b) - best(a))[0];
   if (first) open(key(first));
 }
 

@@ -71,7 +71,7 @@ def run(case, box, marker):
         return verdict.correct, verdict.speedup, verdict.coverage, verdict.rejected or verdict.error or ""
 
     marker.unlink(missing_ok=True)
-    peak = Peak(box.process.pid) if case.get("proof") == "memory" else None
+    peak = Peak(box.pool.process.pid) if case.get("proof") == "memory" else None
     began = time.monotonic()
     for code in case.get("before", []):
         score(code)

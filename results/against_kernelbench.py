@@ -1,4 +1,4 @@
-"""The same candidates through sandbox.py and through KernelBench's own evaluator, one after the other. Needs a GPU.
+"""The same candidates through sandbox.py, then through KernelBench's own evaluator. Needs a GPU.
 
     python results/against_kernelbench.py --kernelbench DIR [--out against_kernelbench.json]
 
@@ -49,7 +49,7 @@ def main():
             verdict = box.score(task, [code])[0]
             row["ours"] = {"seconds": time.monotonic() - start, "correct": verdict.correct, "speedup": verdict.speedup,
                            "candidate_ms": verdict.candidate_ms, "disturbed": verdict.disturbed,
-                           "failure": verdict.error or verdict.rejected, "stages": verdict.seconds}
+                           "failure": verdict.error or verdict.rejected}
             print(f"{task.name[:50]:50} ours {row['ours']['seconds']:6.1f} s  correct {verdict.correct}  speedup "
                   f"{verdict.speedup or 0:.3f}  {row['ours']['failure'] or ''}", flush=True)
     around = time.monotonic() - began - sum(row["ours"]["seconds"] for row in rows)

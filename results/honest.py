@@ -11,6 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from policy import score_pairs  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
 from synthetic import expert  # noqa: E402
 from tasks import builtin_tasks  # noqa: E402
@@ -29,10 +30,10 @@ def main():
         pairs[code] = (tasks[i], code)
     with Sandbox(device, seed=0) as sandbox:
         began = time.monotonic()
-        verdicts = sandbox.score_pairs(list(pairs.values()))
+        verdicts = score_pairs(sandbox, list(pairs.values()))
         seconds = time.monotonic() - began
     print(f"{len(verdicts)} candidates in {seconds:.1f} s, {sum(v.correct for v in verdicts)} correct, 5 trials each, "
-          f"{verdicts[0].clock} clock, {sandbox.settings['workers']} workers")
+          f"{verdicts[0].clock} clock, {sandbox.settings.workers} workers")
 
 
 if __name__ == "__main__":

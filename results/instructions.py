@@ -1,12 +1,12 @@
-"""What Triton's instructions and tl.dot take on a GPU: the source of the costs in judge/prices.py. Needs a GPU.
+"""How long Triton's instructions and tl.dot take on a GPU: the source of the costs in judge/prices.py. Needs a GPU.
 
     python results/instructions.py [--out instructions.json]
 
-instructions  16.8 million elements, the instruction 4 times and 16 times in a kernel; a twelfth of the difference, and
-              nothing where it hides behind loading and storing
-products      tiles of 128 x 64 x 32; what is left of the time when the bytes have been taken off at 4.2 TB/s
+instructions  A kernel repeats the instruction 4 times, another one 16 times, on 16.8 million elements. The cost is a
+              twelfth of the difference; it is about 0 for an instruction that hides behind loads and stores.
+products      Tiles of 128 x 64 x 32. The cost is the measured time minus that of its bytes at 4.2 TB/s.
 
-Both in the time that the GPU takes for an fp32 FLOP at 60 TFLOP/s: for one element, and for one FLOP of the tiles.
+The unit of both is the time of one fp32 FLOP at 60 TFLOP/s: for one element, and for one FLOP of the tiles.
 """
 
 import argparse
@@ -68,7 +68,7 @@ FOLDER = Path(tempfile.gettempdir()) / "instructions"
 
 
 def load(text):
-    """The module of a source, in a file of its own: Triton reads the kernels' text from there."""
+    """The module of a source text, saved in a file, because Triton reads the text of kernels from the file."""
     FOLDER.mkdir(exist_ok=True)
     name = f"m{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     return load_module(name, text, FOLDER / f"{name}.py")
@@ -112,7 +112,7 @@ def milliseconds(call, times=20):
 
 
 def once(function, *arguments):
-    """Call function(*arguments)() so that its kernels lie compiled in Triton's cache."""
+    """Call function(*arguments)(), which leaves compiled kernels in Triton's cache. Returns None or an error's text."""
     try:
         function(*arguments)()
         torch.cuda.synchronize()
@@ -121,13 +121,14 @@ def once(function, *arguments):
 
 
 def compile_all(jobs):
-    """`once` for every (function, *arguments), in several processes: compiling one by one takes minutes."""
+    """Run `once` for every (function, *arguments) in several processes, because compiling one by one takes minutes."""
     with concurrent.futures.ProcessPoolExecutor(8, multiprocessing.get_context("spawn")) as pool:
         for failure in filter(None, pool.map(once, *zip(*jobs), chunksize=4)):
             print(failure, file=sys.stderr)
 
 
 def cost_of_product(precision, order, shape):
+    """The cost of one FLOP of a product, padded to whole tiles, in fp32 FLOPs."""
     m, n, k = SHAPES[shape]
     size = 2 if precision == "half" else 4
     moved = size * (m * k + k * n) + 4 * m * n

@@ -4,8 +4,7 @@
                                      [--out measured_clock.json]
     python results/measured_clock.py --remodel measured_clock.json          (after a change of the prices; needs no GPU)
 
-batch       48 kernels of one task, as one step of training scores them: seconds each, and of which step (waiting for
-            the GPU included; `wait` and `compile` say how much of it)
+batch       48 kernels of one task, as one step of training scores them: seconds each
 agreement   the expert's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's
             rank correlation of the speedups, by family, and the geometric means of measured / modelled time. The
             measured clock sees the batch sizes usual on a GPU.
@@ -28,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch  # noqa: E402
 
+from policy import score_pairs  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
 from synthetic import expert  # noqa: E402
 from synthetic.generator import training_tasks  # noqa: E402
@@ -75,19 +75,17 @@ def batch(box):
     began = time.monotonic()
     verdicts = box.score(task, [f"{code}# {i}\n" for i in range(48)])
     seconds = time.monotonic() - began
-    names = sorted({name for v in verdicts for name in v.seconds})
     return {"task": task.name, "correct": sum(v.correct for v in verdicts), "seconds_each": seconds / 48,
             "reference_ms": verdicts[0].reference_ms, "candidate_ms": verdicts[0].candidate_ms,
             "speedups": [min(v.speedup or 0 for v in verdicts), max(v.speedup or 0 for v in verdicts)],
-            "disturbed": sum(v.disturbed for v in verdicts),
-            "mean_seconds": {name: statistics.mean(v.seconds.get(name, 0.0) for v in verdicts) for name in names}}
+            "disturbed": sum(v.disturbed for v in verdicts)}
 
 
 def on_gpu(box, pairs):
     """The measured side of `agreement`: one dict for each (task, code), at the batch sizes usual on a GPU."""
     large = {t.name: t for t in builtin_tasks(device="cuda")}
     big = [large.get(t.name) or scale_batch(t, GPU_BATCH_FACTOR) for t, _ in pairs]
-    verdicts = box.score_pairs([(task, code) for task, (_, code) in zip(big, pairs)])
+    verdicts = score_pairs(box, [(task, code) for task, (_, code) in zip(big, pairs)])
     return [{"measured": v.speedup, "reference_ms": v.reference_ms, "candidate_ms": v.candidate_ms,
              "disturbed": v.disturbed, "failure": v.error or v.rejected} for v in verdicts]
 
@@ -100,7 +98,7 @@ def agreement(synthesised, measure):
         tasks.append(next(stream))
     pairs = list(solved(tasks))
     with Sandbox("cpu", trials=1) as model:
-        modelled = model.score_pairs(pairs)
+        modelled = score_pairs(model, pairs)
     rows, families = [], {}
     for (task, _), verdict, row in zip(pairs, modelled, measure(pairs), strict=True):
         family = task.family or task.name.split("/")[0]

@@ -26,6 +26,7 @@ from judge.replayer import EventClock  # noqa: E402
 from instructions import compile_all, load  # noqa: E402
 from measured_clock import solved  # noqa: E402
 from judge.prices import Call, Clock  # noqa: E402
+from policy import score_pairs  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
 from synthetic.generator import synthesize, training_tasks  # noqa: E402
 from tasks import GPU_BATCH_FACTOR, scale_batch  # noqa: E402
@@ -152,7 +153,7 @@ def compare_kernels(found):
     """{kind of kernel: [measured / modelled]}, of those that take 6 microseconds or more."""
     ratios = defaultdict(list)
     with Sandbox("cpu", trials=1) as box:
-        verdicts = box.score_pairs(list(solved(map(problem, found))))
+        verdicts = score_pairs(box, list(solved(map(problem, found))))
     for calls, verdict in zip(found.values(), verdicts):
         modelled = {entry.name: entry.share * verdict.candidate_ms for entry in verdict.profile if entry.own}
         for kernel in modelled:

@@ -1,12 +1,12 @@
-"""Did a run learn? Evaluation reward after against before, problem by problem, over runs with different seeds.
+"""Did a run learn? The evaluation after training minus before, over runs with different seeds.
 
-    python results/paired.py runs/seed0 runs/seed1 runs/seed2
-    python results/paired.py A0.jsonl A1.jsonl                                gains by metrics.jsonl, each evaluation
+    python results/paired.py runs/seed0 runs/seed1 runs/seed2                 by problem, from rollouts/
+    python results/paired.py A0.jsonl A1.jsonl                                by metric, from metrics.jsonl
     python results/paired.py A0.jsonl A1.jsonl --minus B0.jsonl B1.jsonl      what A gains more than B, seed by seed
 
-Reads rollouts/eval_0.jsonl and the last rollouts/eval_N.jsonl of each run. Prints, for the best turn's reward on the
-built-in problems: means, the paired difference and its 95 % intervals (Student's t), once with seeds as the unit and
-once with problems (averaged over seeds), and each level's means. With --minus both sides are metrics.jsonl of runs.
+Of folders it reads rollouts/eval_0.jsonl and the last rollouts/eval_N.jsonl, and prints for the best turn's reward on
+the built-in problems: means, the paired difference and its 95 % interval (Student's t), once with seeds as the unit and
+once with problems (averaged over seeds), and the means of each level.
 """
 
 import argparse
@@ -16,16 +16,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from report import read_lines  # noqa: E402
-from tasks import UserError, run_command  # noqa: E402
+from program.files import read_lines  # noqa: E402
+from program.process import UserError, run_command  # noqa: E402
 
 T975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
 
 
 def rewards(path) -> dict[str, float]:
-    """task -> mean over its rollouts of the best turn's reward"""
+    """{task: mean over its rollouts of the best turn's reward}"""
     found = {}
-    for line in read_lines(path, dict):
+    for line in read_lines(path):
         if line["role"] == "policy":
             found.setdefault(line["task"], []).append(max(turn["reward"] for turn in line["turns"]))
     return {task: statistics.mean(values) for task, values in found.items()}
@@ -42,25 +42,29 @@ def interval(differences) -> str:
 
 def evaluations(path) -> list[dict]:
     """The lines of a metrics.jsonl with an evaluation."""
-    found = [line for line in read_lines(Path(path), dict) if "eval_correct" in line]
+    found = [line for line in read_lines(Path(path)) if "eval_correct" in line]
     if len(found) < 2:
         raise UserError(f"{path}: no evaluation before and after")
     return found
 
 
 def compare(paths, minus):
-    """Print what runs gain, from the first evaluation to the last, less what others do; all evaluations if none do."""
-    runs, others = list(map(evaluations, paths)), list(map(evaluations, minus))
+    """Print what runs gain from the first evaluation to the last. minus: other runs, whose gains are subtracted."""
+    runs = [evaluations(path) for path in paths]
+    others = [evaluations(path) for path in minus]
     if minus and len(minus) != len(paths):
         raise UserError("--minus needs as many runs")
-    names = [name for name in runs[0][0] if name.startswith("eval_")  # of None, where no kernel is right, no mean
-             and all(line.get(name) is not None for run in runs for line in run)]
-    for name in ("eval_reward_best", "eval_fast_1", "eval_correct") if minus else names:
-        gains, less = ([run[-1][name] - run[0][name] for run in side] for side in (runs, others))
-        print(f"{name:20}", interval([gain - other for gain, other in zip(gains, less or [0.0] * len(gains))]))
+    for name in runs[0][0]:
+        # A metric is None where it is a mean of nothing.
+        if not name.startswith("eval_") or any(line.get(name) is None for run in runs + others for line in run):
+            continue
+        gains = [run[-1][name] - run[0][name] for run in runs]
+        for number, other in enumerate(others):
+            gains[number] -= other[-1][name] - other[0][name]
+        print(f"{name:20}", interval(gains))
         if not minus:
-            print("   ", *(f"{lines[0]['step']}: {statistics.mean(line[name] for line in lines):.3f}"
-                           for lines in zip(*runs)))
+            for lines in zip(*runs):
+                print(f"    step {lines[0]['step']}: {statistics.mean(line[name] for line in lines):.3f}")
 
 
 def main(argv=None) -> int:

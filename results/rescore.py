@@ -1,10 +1,10 @@
-"""Do a run's recorded verdicts still hold? Scores its kernels again: for after a change of the judge.
+"""Do the verdicts of a run still hold? Scores its kernels again, after a change of the judge.
 
     python results/rescore.py runs/seed1 runs/seed2 ...                  (by this version)
     python results/rescore.py --by CHECKOUT runs/seed1 runs/seed2 ...    (by the version in another folder)
 
 Reads rollouts/*.jsonl of runs on the modelled clock whose tasks are synthesised or built in. Prints a line for every
-kernel whose verdict is another one: right or not, or its speedup by more than a hundredth; and at the end how many.
+kernel whose verdict has changed: correct or not, or its speedup by more than a hundredth; and at the end how many.
 """
 
 import argparse
@@ -17,47 +17,63 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backbone import extract_code  # noqa: E402
+from program.files import read_lines  # noqa: E402
+from program.process import run_command  # noqa: E402
 from synthetic.generator import synthesize  # noqa: E402
-from tasks import builtin_tasks, run_command  # noqa: E402
+from tasks import builtin_tasks  # noqa: E402
 
+# Runs in the folder of either version: both must have what it uses.
 SCORE = """
 import json, sys
 from sandbox import Sandbox
 from tasks import Task
 with Sandbox("cpu", trials=3) as box:  # as the default run
-    verdicts = box.score_pairs([(Task(name, 0, source), code) for name, source, code in json.load(sys.stdin)])
+    pairs = [(Task(name, 0, source), code) for name, source, code in json.load(sys.stdin)]
+    verdicts = [future.result() for future in box.submit(pairs)]
 json.dump([[v.correct, v.speedup, v.rejected or v.error] for v in verdicts], sys.stdout)
 """
 
 
-def recorded(folder):
+def kernels(folder) -> dict:
     """{(task name, code): verdict} of a run's kernels."""
-    lines = (json.loads(line) for path in sorted(folder.glob("rollouts/*.jsonl")) for line in path.open())
-    turns = ((line["task"], turn) for line in lines if line["role"] == "policy" for turn in line["turns"])
-    return {(task, extract_code(turn["reply"])): turn["verdict"] for task, turn in turns if extract_code(turn["reply"])}
+    found = {}
+    for path in sorted(folder.glob("rollouts/*.jsonl")):
+        for line in read_lines(path):
+            for turn in line["turns"] if line["role"] == "policy" else ():
+                code = extract_code(turn["reply"])
+                if code:
+                    found[line["task"], code] = turn["verdict"]
+    return found
+
+
+def change(before, correct, speedup) -> str:
+    """What has become of a verdict."""
+    if before["correct"] != correct:
+        return "now correct" if correct else "no longer correct"
+    if correct and abs(speedup / before["speedup"] - 1) > 0.01:
+        return "another speedup"
+    return "same"
 
 
 def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("runs", nargs="+", help="folders of runs")
-    parser.add_argument("--by", default=str(Path(__file__).parent.parent), help="folder whose sandbox.py scores")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
+    parser.add_argument("--by", default=Path(__file__).parent.parent, help="folder whose sandbox.py scores")
     args = parser.parse_args(argv)
-    builtin, kinds = {task.name: task for task in builtin_tasks()}, Counter()
-    for folder in map(Path, args.runs):
-        found = recorded(folder)
-        tasks = {name: builtin.get(name) or synthesize(int(name.split("/")[1]), clutter=True) for name, _ in found}
-        pairs = json.dumps([(name, tasks[name].source, code) for name, code in found])
-        answer = subprocess.run([sys.executable, "-c", SCORE], input=pairs, cwd=args.by, text=True, check=True,
-                                stdout=subprocess.PIPE)
-        for ((name, _), old), (correct, speedup, why) in zip(found.items(), json.loads(answer.stdout), strict=True):
-            kind = "same"
-            if old["correct"] != correct:
-                kind = "now right" if correct else "no longer right"
-            elif correct and abs(speedup / old["speedup"] - 1) > 0.01:
-                kind = "other speedup"
+    builtin = {task.name: task for task in builtin_tasks()}
+    kinds = Counter()
+    for folder in args.runs:
+        found, triples = kernels(folder), []
+        for name, code in found:
+            task = builtin.get(name) or synthesize(int(name.split("/")[1]), clutter=True)
+            triples.append((name, task.source, code))
+        answer = subprocess.run([sys.executable, "-c", SCORE], input=json.dumps(triples), cwd=args.by, text=True,
+                                check=True, stdout=subprocess.PIPE)
+        for ((name, _), before), (correct, speedup, why) in zip(found.items(), json.loads(answer.stdout), strict=True):
+            kind = change(before, correct, speedup)
             kinds[kind] += 1
             if kind != "same":
-                print(f"{folder} {name}: {kind}, {old['speedup']} -> {speedup} {why or old['error'] or ''}", flush=True)
+                print(f"{folder} {name}: {kind}, {before['speedup']} -> {speedup} {why or before['error'] or ''}")
     print(f"{kinds.total()} kernels: {dict(kinds)}")
     return 0
 

@@ -16,15 +16,14 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the modules that are measured
 
-from tasks import builtin_tasks  # before torch, whose threads it sets up
-
 import torch
 import transformers
 import triton
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from backbone import Backbone
+from backbone import Backbone, Sampling
 from policy import policy_messages
+from tasks import builtin_tasks
 
 BANDWIDTH = 4.2e12  # bytes a second that an H200 reads: measured for this project before its first line
 SHAPES = {  # layers, width, query heads, key/value heads, head dimension, feed-forward, vocabulary, tied embeddings
@@ -77,7 +76,7 @@ def hugging_face(model, prompts, new) -> float:
 
 def agreement(model, prompts, new) -> dict:
     """How far the sampler's log-probabilities are from the trainer's: each reply's geometric mean ratio, less 1."""
-    replies = model.sample(prompts, new, 1.0, torch.Generator(model.device).manual_seed(2))
+    replies = model.sample(prompts, Sampling(new), torch.Generator(model.device).manual_seed(2))
     ratios = []
     with torch.no_grad():
         for start in range(0, len(replies), 8):
@@ -99,30 +98,6 @@ def trained_weights() -> dict:
     return {"shape": "checkpoints/tiny", "sampler_against_trainer": record}
 
 
-def later_turn(model, prompts, new, generator) -> dict:
-    """Seconds until the second turns of conversations, with 100 new tokens each, have been read and begun.
-
-    Once where the engine has just written the first turns, and once in a session that has not.
-    """
-    later = []
-    with model.sampler(new, 1.0, generator) as sampler:
-        for prompt in prompts:
-            sampler.add(prompt, None)
-        while sampler.waiting:
-            for _, reply in sampler.step():
-                later.append(reply.prompt_ids + reply.token_ids + prompts[0][:100])
-        after = seconds(lambda: begin(sampler, later))
-    with model.sampler(new, 1.0, generator) as sampler:
-        return {"later_turn_prefill_s": after,
-                "later_turn_prefill_from_its_beginning_s": seconds(lambda: begin(sampler, later))}
-
-
-def begin(sampler, prompts):
-    for prompt in prompts:
-        sampler.add(prompt, None)
-    sampler.step()
-
-
 def measure(shape, args) -> dict:
     model, batch = random_model(shape, attention="sdpa"), args.batch * (4 if shape in ("26m", "tiny") else 1)
     chance = torch.Generator().manual_seed(1)
@@ -138,7 +113,7 @@ def measure(shape, args) -> dict:
     generator = torch.Generator("cuda").manual_seed(0)
 
     def call(prompts, new):
-        return seconds(lambda: model.sample(prompts, new, 1.0, generator))
+        return seconds(lambda: model.sample(prompts, Sampling(new), generator))
 
     record["first_call_s"] = call(prompts, args.new)
     for name, chosen in (("", prompts), ("shared_", shared)):
@@ -147,8 +122,6 @@ def measure(shape, args) -> dict:
         record |= {name + "prefill_s": prefill, name + "total_s": total,
                    name + "tokens_per_s": batch * args.new / total,
                    name + "decode_tokens_per_s": batch * (args.new - 1) / (total - prefill)}
-    for _ in range(3):  # the third time the slots are long enough, and every kernel is compiled
-        record |= later_turn(model, prompts, args.new, generator)
     roof = batch * BANDWIDTH / bytes_of_a_step(model.model, batch, args.prompt + args.new / 2)
     record |= {"roofline_tokens_per_s": roof, "decode_share_of_roofline": record["decode_tokens_per_s"] / roof,
                "step_ms": 1000 * batch / record["decode_tokens_per_s"]}
@@ -175,7 +148,7 @@ def on_cpu(args) -> dict:
         counts["generate"] = sum(ends) + (len(out) - len(ends)) * args.new
 
     def engine():
-        replies = model.sample(prompts, args.new, 1.0, torch.Generator().manual_seed(0))
+        replies = model.sample(prompts, Sampling(args.new), torch.Generator().manual_seed(0))
         counts["engine"] = sum(len(reply.token_ids) for reply in replies)
 
     counts, record = {}, {"shape": "checkpoints/tiny", "batch": len(prompts), "new": args.new}

@@ -1,16 +1,17 @@
 """How fast is the update, and where do its seconds and its memory go? Random weights, no download; meant for one GPU.
 
     python results/update_speed.py --shape 8b --tokens 8192 16384 32768
-    python results/update_speed.py --shape 8b --tokens 8192 16384 --sequences 1 --recompute auto 36
+    python results/update_speed.py --shape 1.7b --tokens 8192 16384 --recompute no yes
     python results/update_speed.py --shape 1.7b --tokens 16384 32768 --sequences 16
-    python results/update_speed.py --shape 8b --tokens 8192 --recompute 36 --offload --cap 80
+    python results/update_speed.py --shape 8b --tokens 8192 --offload --cap 80
     torchrun --nproc_per_node=2 results/update_speed.py --shape 8b --tokens 8192 --micro-batches 2
     python results/update_speed.py --shape tiny --tokens 2048 --steps 2                     does it run at all?
 
-A setting is a number of tokens, split over --sequences (one tenth a prompt, the rest a reply), and of recomputed
-layers. Each runs reinforce.update on --micro-batches of them for each rank: logprobs, clipped loss, backward, clipping,
-AdamW. With several ranks, `clip` holds the sum of their gradients and `optimizer` the collection of the weights. One
-step warms up, --steps are measured, medians are told. A setting that does not fit is recorded as out of memory.
+A setting is a number of tokens, split over --sequences (one tenth a prompt, the rest a reply), and whether the backward
+pass computes the layers again (the default: above a billion parameters). Each runs reinforce.update on --micro-batches
+of them for each rank: logprobs, clipped loss, backward, clipping, AdamW. With several ranks, `clip` holds the sum of
+their gradients and `optimizer` the collection of the weights. One step warms up, --steps are measured, medians are
+told. A setting that does not fit is recorded as out of memory.
 
 Useful FLOPs of a step: 6 for each weight that multiplies a token (the head's: a reply's token; an embedding that is
 only looked up: none), and 12 layers heads head_dim L^2 / 2 for causal attention in a sequence of L tokens. What is
@@ -34,9 +35,9 @@ import transformers  # noqa: E402
 
 import reinforce  # noqa: E402
 from backbone import Backbone, Completion  # noqa: E402
-from fast import plan, ranks  # noqa: E402
+from fast import ranks  # noqa: E402
 from fast.optimizer import make_adamw  # noqa: E402
-from report import configure  # noqa: E402
+from program.options import complete  # noqa: E402
 from rollout_speed import SHAPES, random_model  # noqa: E402
 
 
@@ -100,19 +101,16 @@ class Stopwatch:
 
 def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
     """One setting. Raises torch.OutOfMemoryError."""
-    device, layers, steps = model.device.type, [], options.steps
-    model.recompute = None if recompute == "auto" else int(recompute)
+    device, steps = model.device.type, options.steps
+    model.recompute = model.large if recompute == "auto" else recompute == "yes"
     parts = options.micro_batches * ranks.count()
     sequences = replies(model, tokens * parts, options.sequences * parts)
     lengths = [len(rows[0].completion.prompt_ids) + len(rows[0].completion.token_ids) for rows in sequences]
     reply_tokens = sum(len(rows[0].completion.token_ids) for rows in sequences)
-    args = configure({"device": device, "update_tokens": tokens, "mrs": False}, 8e9, reinforce.OPTIONS,
-                     reinforce.SIZES, reinforce.RECIPES)
-    choose = Backbone.recomputed_layers  # noted, not changed
-    model.recomputed_layers = lambda n: layers.append(choose(model, n)) or layers[-1]
+    args = complete(reinforce.Options, {"device": device, "update_tokens": tokens, "mrs": False}, size=2)
     watch, parts = Stopwatch(device), defaultdict(list)
-    clip, step = ranks.clip_grad_norm, optimizer.step
-    ranks.clip_grad_norm = watch.wrap("clip", clip)
+    clip, step = ranks.reduce_and_clip_gradients, optimizer.step
+    ranks.reduce_and_clip_gradients = watch.wrap("clip", clip)
     optimizer.step = watch.wrap("optimizer", step)
     update = watch.wrap("step", reinforce.update)
     try:
@@ -123,24 +121,20 @@ def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
             stats = update(model, optimizer, sequences, args)
             found = watch.seconds | {"forward_backward": 2 * watch.seconds["step"] - sum(watch.seconds.values())}
             print(f"  step {n}: {found['step']:.3f} s, loss {stats['loss']:.4f}, gradient {stats['grad_norm']:.3g}, "
-                  f"recomputed {layers[-1]}", flush=True)
+                  f"recomputed: {model.recompute}", flush=True)
             for name, value in found.items() if n else ():  # step 0 warms up
                 parts[name].append(value)
     finally:
-        ranks.clip_grad_norm, optimizer.step = clip, step
-        del model.recomputed_layers
+        ranks.reduce_and_clip_gradients, optimizer.step = clip, step
     seconds = {name: statistics.median(values) for name, values in parts.items()}
     flops = useful_flops(model, lengths, reply_tokens)
     record = {"seconds": seconds, "tokens_per_second": sum(lengths) / seconds["step"],
               "tflop_per_second": flops / seconds["step"] / 1e12,
               "share_of_matmul": flops / seconds["step"] / rate / ranks.count(),
               "share_of_matmul_forward_backward": flops / seconds["forward_backward"] / rate / ranks.count(),
-              "recomputed_layers": layers[-1], "layers": len(model.layers)}
+              "recomputed": model.recompute}
     if device == "cuda":
         record["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        if options.shape.upper() in plan.SHAPES:
-            planned = plan.peak(plan.SHAPES[options.shape.upper()], ranks.count(), tokens, layers[-1], options.offload)
-            record["planned_peak_gb"] = planned / 1e9
     return record
 
 
@@ -154,7 +148,8 @@ def main():
     parser.add_argument("--sharded", action="store_true", help="the way of several ranks, also for one (torchrun)")
     parser.add_argument("--offload", action="store_true", help="optimiser's state in the host's memory")
     parser.add_argument("--cap", type=float, help="GB that this process may take of the GPU")
-    parser.add_argument("--recompute", nargs="+", default=["auto"], help="layers recomputed: auto, or a number")
+    parser.add_argument("--recompute", nargs="+", choices=["auto", "no", "yes"], default=["auto"],
+                        help="does the backward pass compute the layers again?")
     parser.add_argument("--steps", type=int, default=3, help="measured steps")
     parser.add_argument("--out", help="file for the records")
     args, device = parser.parse_args(), "cuda" if torch.cuda.is_available() else "cpu"

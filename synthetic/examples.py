@@ -1,4 +1,4 @@
-"""The built-in cold start's examples: what the expert would answer in each role, and the diversity filter.
+"""The built-in cold start's examples: what the expert would answer in each role.
 
 Five kinds, merged and shuffled (paper: cold start): (a) policy trajectories without skills, (b) with skills, (c)
 selection calls, (d) summary calls that saw skills, (e) summary calls that saw none.
@@ -15,7 +15,6 @@ import multiprocessing
 import random
 import re
 import signal
-from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -27,7 +26,7 @@ from judge.judgement import static_check
 from judge.processes import LIBC, PR_SET_PDEATHSIG
 from policy import next_messages, policy_messages
 from sandbox import Sandbox, Verdict
-from selector import selection_messages
+from selector import recall, selection_messages
 from skills import Skill, SkillLibrary
 from summarizer import summary_messages
 from synthetic import expert
@@ -262,7 +261,7 @@ class Writer:
         """A choice from a random library: usually what fits, now and then something else."""
         applicable = expert.applicable(parsed)
         library = SkillLibrary([self.skill(name, rng) for name in rng.sample(sorted(ALL), rng.randint(3, len(ALL)))])
-        candidates = library.recall(task.source) or library.skills[:3]
+        candidates = recall(library, task.source) or library.skills[:3]
         fitting = [s for s in candidates if s.name in applicable and rng.random() < 0.85]
         other = [s for s in candidates if s.name not in applicable]
         if other and rng.random() < 0.2:
@@ -341,7 +340,7 @@ _writer = None  # one for each process
 def _start_writer(execute, wide):
     global _writer
     torch.set_num_threads(1)
-    _writer = Writer(Sandbox(device="cpu", trials=1, workers=1) if execute else None, WIDE if wide else NARROW)
+    _writer = Writer(Sandbox(device="cpu", trials=1, workers=1, seed=0) if execute else None, WIDE if wide else NARROW)
 
 
 def _write_many(seeds):
@@ -350,53 +349,9 @@ def _write_many(seeds):
 
 
 def write_examples(first_seed, problems, execute, processes, title, wide=False) -> list[Example]:
-    """Examples from `problems` consecutive seeds; the result does not depend on how many processes write them,
-    apart from numbers in the sandbox's messages about wrong kernels.
+    """Examples from `problems` consecutive seeds; the result does not depend on how many processes write them.
 
     wide: from the wide distribution (generator.py).
     """
     seeds = range(first_seed, first_seed + problems)
     return in_processes(_write_many, seeds, 50, processes, _start_writer, (execute, wide), title)
-
-
-def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Example]:
-    """Down-sample what is over-represented (paper: diversity filter); without it Selection collapses onto a few skills.
-
-    Three caps: examples of one normalised kernel (near-duplicates), examples whose answer holds the same skills and
-    examples of one operator family of one kind, the last two at `per_share` times an even share. Prints what it did.
-    """
-    order = list(examples)
-    rng.shuffle(order)
-    families = max(1, len({e.family for e in examples}))
-    kinds = Counter(e.kind for e in examples)
-    answers = {kind: len({e.skills for e in examples if e.kind == kind}) for kind in kinds}
-    counts, kept = Counter(), []
-    for e in order:
-        caps = {e.kernel: per_kernel} if e.kernel else {}  # what is counted of it -> how often that may be kept
-        if e.skills:
-            caps[e.kind, e.skills] = per_share * max(kinds[e.kind] / answers[e.kind], 50)
-        if e.family:
-            caps[e.kind, e.family] = per_share * kinds[e.kind] / families
-        if all(counts[what] < cap for what, cap in caps.items()):
-            counts.update(list(caps))
-            kept.append(e)
-    print(f"diversity filter{'before':>29}{'after':>11}")
-    before, after = _composition(examples), _composition(kept)
-    for name in before:
-        print(f"  {name:34} {before[name]:>10} {after.get(name, '-'):>10}")
-    return kept
-
-
-def _composition(examples) -> dict:
-    """What the diversity filter prints of some examples: title -> figure."""
-
-    def largest(values):
-        counts = Counter(values)
-        return f"{max(counts.values()) / sum(counts.values()):.1%}" if counts else "-"
-
-    kernels = [e.kernel for e in examples if e.kernel]
-    return {"examples": len(examples), **dict(sorted(Counter(e.kind for e in examples).items())),
-            "distinct kernels": len(set(kernels)), "most frequent kernel": largest(kernels),
-            "most frequent selected skill": largest(s for e in examples if e.kind == "selection" for s in e.skills),
-            "most frequent distilled skill": largest(s for e in examples if "summary" in e.kind for s in e.skills),
-            "largest operator family": largest(e.family for e in examples if e.family)}

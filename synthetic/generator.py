@@ -3,22 +3,14 @@
     synthesize(seed)        one problem, a pure function of its seed
     training_tasks(seed)    an endless stream of those that are fit to train on: they run, are deterministic, finite and
                             not constant, and are nowhere near an evaluation problem
-
-    python -m synthetic.generator FOLDER --count 6000      on a GPU: CUDA Agent's data, for reinforce.py --tasks FOLDER
 """
 
-import argparse
 import itertools
-from collections import Counter
-from pathlib import Path
-
-from tqdm import tqdm
 
 from synthetic.heads import FAMILIES
 from synthetic.networks import AnyProblem
 from synthetic.wording import write_problem
-from tasks import (GPU_BATCH_FACTOR, Task, elements, evaluation_fingerprints, run_command, scale_batch, unfit,
-                   unfit_on_gpu)
+from tasks import GPU_BATCH_FACTOR, Task, elements, evaluation_fingerprints, scale_batch, unfit
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 
@@ -58,27 +50,3 @@ def training_tasks(seed, distribution=NARROW, device="cpu"):
             if elements(task.source, MOST_ON_GPU) > MOST_ON_GPU:
                 continue
         yield task
-
-
-def main():
-    """Write problems that a GPU takes a sensible time for, one file each (CUDA Agent's filters)."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=6000, help="problems")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    options.folder.mkdir(parents=True, exist_ok=True)
-    drawn, outcomes, progress = training_tasks(options.seed, device="cuda"), Counter(), tqdm(total=options.count)
-    while outcomes["kept"] < options.count:
-        task = next(drawn)
-        outcome = unfit_on_gpu(task) or "kept"
-        if outcome == "kept":
-            (options.folder / f"{outcomes['kept']}_{task.name.split('/')[-1]}.py").write_text(task.source)
-            progress.update()
-        outcomes[outcome] += 1
-    progress.close()
-    print(", ".join(f"{number} {outcome}" for outcome, number in outcomes.most_common()))
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -9,10 +9,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
 import backbone
+from backbone import Sampling
 from fast.attention import attention_kind
-from policy import policy_messages
-from selector import selection_messages
-from summarizer import summary_messages
+from policy import policy_messages, score_pairs
+from selector import recall, selection_messages
+from summarizer import read_proposals, summary_messages
 from synthetic import expert
 from synthetic.examples import Writer
 
@@ -89,53 +90,46 @@ def tiny_model(tokenizer, size="tiny"):
 # What the cold start taught: measured on held-out problems.
 
 HELD_OUT = 900_000_000  # seeds from here on are never trained on
-FIELDS = {"name", "description", "scope", "tags", "content"}  # of a proposed skill
+
+
+def percent(flags) -> float:
+    """The share of true ones, in percent."""
+    return round(100 * np.mean([bool(flag) for flag in flags]), 1)
 
 
 def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
     """Greedy first turns on that many held-out problems, and the formats of the tool calls. Shares are in percent."""
     writer, rng = Writer(None), random.Random(f"evaluate {seed}")
     fit = filter(None, map(writer.task, itertools.count(seed)))
-    found = list(itertools.islice(fit, problems))
-    tasks = [task for task, _ in found]
+    held_out = list(itertools.islice(fit, problems))  # (task, the expert's reading of it)
+    tasks = [task for task, _ in held_out]
     library = writer.seed_library(rng)
-    # the matching skill: one technique for each problem, applicable to it, drawn at random
-    matching = [rng.choice(sorted(expert.applicable(parsed)) or [None]) for _, parsed in found]
-    skills = [[writer.skill(name, rng)] if name else [] for name in matching]
 
     def ask(conversations, tokens, tool=None):
         prompts = [model.chat_ids(messages, tool) for messages in conversations]
-        return [completion.text for completion in model.sample(prompts, tokens, temperature=0)]
+        return [completion.text for completion in model.sample(prompts, Sampling(tokens, temperature=0))]
 
-    without = ask([policy_messages(task, []) for task in tasks], 1200)
-    prompted = ask([policy_messages(*pair) for pair in zip(tasks, skills)], 1200)
-    codes = [backbone.extract_code(reply) or "" for reply in without + prompted]
-    verdicts = sandbox.score_pairs(list(zip(tasks + tasks, codes)))
-    n = len(tasks)
-    wrong = Counter((v.rejected or v.error or "")[:60] for v in verdicts if not v.correct)
-    shown = [(name in expert.techniques_in(code), name in expert.techniques_in(code_prompted))
-             for name, code, code_prompted in zip(matching, codes[:n], codes[n:]) if name]
+    def policy_figures(skills, suffix):  # skills: those that each task's prompt shows
+        replies = ask(map(policy_messages, tasks, skills), 1200)
+        codes = [backbone.extract_code(reply) or "" for reply in replies]
+        verdicts = score_pairs(sandbox, list(zip(tasks, codes)))
+        wrong.update((v.rejected or v.error or "")[:60] for v in verdicts if not v.correct)
+        return {"clock": verdicts[0].clock, "correct" + suffix: percent(v.correct for v in verdicts),
+                "mean speedup" + suffix: round(float(np.mean([v.speedup or 0 for v in verdicts])), 3)}
 
-    selections = ask([selection_messages(task, library.recall(task.source) or library.skills) for task in tasks], 400,
+    wrong, matching = Counter(), []
+    for _, parsed in held_out:  # one technique that applies to the problem, drawn at random
+        name = rng.choice(sorted(expert.applicable(parsed)) or [None])
+        matching.append([writer.skill(name, rng)] if name else [])
+    figures = {"problems": len(tasks)} | policy_figures([[]] * len(tasks), "")
+    figures |= policy_figures(matching, " with skill")
+    selections = ask([selection_messages(task, recall(library, task.source) or library.skills) for task in tasks], 400,
                      backbone.SELECT_TOOL)
-    calls = [backbone.extract_tool_call(reply, "select_skills") or {} for reply in selections]
+    calls = [backbone.extract_tool_call(reply, "select_skills") for reply in selections]
     summaries = ask([summary_messages(task, [], (expert.render(parsed, set()).code, 1.0),
-                                      (expert.render(parsed, expert.ALL).code, 2.5)) for task, parsed in found], 800,
+                                      (expert.render(parsed, expert.ALL).code, 2.5)) for task, parsed in held_out], 800,
                     backbone.UPDATE_TOOL)
-    updates = [backbone.extract_tool_call(reply, "update_skill_library") or {} for reply in summaries]
-
-    def percent(flags):
-        return round(100 * sum(map(bool, flags)) / max(1, len(flags)), 1)
-
-    def well_formed(skills):
-        return skills and all(isinstance(skill, dict) and FIELDS <= set(skill) for skill in skills)
-
-    return {"problems": n, "clock": verdicts[0].clock, "correct": percent([v.correct for v in verdicts[:n]]),
-            "correct with skill": percent([v.correct for v in verdicts[n:]]),
-            "mean speedup": round(float(np.mean([v.speedup or 0 for v in verdicts[:n]])), 3),
-            "mean speedup with skill": round(float(np.mean([v.speedup or 0 for v in verdicts[n:]])), 3),
-            "technique without skill": percent([without for without, _ in shown]),
-            "technique with skill": percent([prompted for _, prompted in shown]),
-            "select_skills well-formed": percent([isinstance(c.get("selected_skills"), list) for c in calls]),
-            "update_skill_library well-formed": percent([well_formed(c.get("new_skills")) for c in updates]),
-            "what was wrong": dict(wrong.most_common(5))}
+    figures["select_skills well-formed"] = percent(call and "selected_skills" in call for call in calls)
+    figures["update_skill_library well-formed"] = percent(
+        any(proposal.skill for proposal in read_proposals(reply)) for reply in summaries)
+    return figures | {"what was wrong": dict(wrong.most_common(5))}

@@ -125,8 +125,8 @@ def verdict(box, task, code):
 
 
 def all_pass(box, pairs):
-    """The verdicts on (task, code) pairs, all of which must be right."""
-    verdicts = box.score_pairs(pairs)
+    """The verdicts on (task, code) pairs, all of which must be correct."""
+    verdicts = [future.result() for future in box.submit(pairs)]
     assert not [(task.name, v.error or v.rejected) for (task, _), v in zip(pairs, verdicts) if not v.correct]
     return verdicts
 

@@ -6,8 +6,6 @@ import itertools
 import json
 import os
 import re
-import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,7 +24,6 @@ torch.set_num_threads(1)  # these models are so small that a second thread only 
 
 import backbone
 import reinforce
-import report
 from candidates import small_task
 from backbone import Backbone, Completion
 from chat.prompts import PROMPTS
@@ -34,7 +31,8 @@ from fast.attention import attention_kind
 from judge.verdict import KernelTime
 from sandbox import Sandbox, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
-from tasks import Task, TaskError, run_command
+from program.process import run_command
+from tasks import Task, TaskError
 
 ROLES = "policy", "selection", "summary"
 SOURCE = small_task("relu", "return torch.relu(x) * {factor}", inputs="torch.randn(4, 8)").source
@@ -142,26 +140,6 @@ def refusal(capsys, monkeypatch):
     return run
 
 
-@contextlib.contextmanager
-def held(folder):
-    """While this block runs, another process writes to a run's folder."""
-    report._locks.clear()  # this process lets go of it
-    here, there = socket.socketpair()
-    if not (other := os.fork()):
-        with contextlib.suppress(BaseException):
-            report.claim(folder)
-            there.sendall(b"held")
-            signal.pause()
-        os._exit(1)
-    there.close()
-    assert here.recv(4) == b"held"
-    try:
-        yield
-    finally:
-        os.kill(other, signal.SIGKILL)
-        os.waitpid(other, 0)
-
-
 @pytest.fixture(scope="session")
 def box():
     """One sandbox for all who ask for nothing special."""
@@ -235,12 +213,11 @@ class Scripted(Backbone):
 
     script = None  # (role, prompt text) -> list of replies
     asked = None  # (role, prompt text) of every prompt so far
-    at_a_time = None  # replies that one step of the sampler writes; None: all
     draws = set()  # (temperature, top_p) of every sampler of all these models
 
-    def sampler(self, max_new_tokens, temperature=1.0, generator=None, top_p=1.0):
-        self.draws.add((temperature, top_p))
-        return ScriptedSampler(self, max_new_tokens, temperature, generator)
+    def sampler(self, sampling, generator=None):
+        self.draws.add((sampling.temperature, sampling.top_p))
+        return ScriptedSampler(self, sampling, generator)
 
 
 class Opened:
@@ -256,35 +233,28 @@ class Opened:
 class ScriptedSampler(Opened):
     """Backbone.sampler with Scripted's choice of words: each step writes whole replies."""
 
-    def __init__(self, model, max_new_tokens, temperature, generator, top_p=1.0):
-        self.model, self.limit, self.temperature, self.generator = model, max_new_tokens, temperature, generator
-        self.added, self.options = [], {}  # options: prompt text -> (replies, their ids, their log-probabilities)
-        self.seed = torch.randint(2**31, (), generator=generator).item() if temperature else 0
+    def __init__(self, model, sampling, generator):
+        self.model, self.sampling = model, sampling
+        self.options = {}  # prompt text -> (replies, their ids, their log-probabilities)
+        self.seed = torch.randint(2**31, (), generator=generator).item() if sampling.temperature else 0
         self.count = Counter()  # of a prompt: a draw depends on the seed, the prompt and this, as the engine's do
 
-    @property
-    def waiting(self) -> int:
-        return len(self.added)
-
-    def add(self, prompt_ids, key):
-        self.added.append((key, prompt_ids))
-
     @torch.no_grad()
-    def step(self) -> list:
-        now = self.added[:self.model.at_a_time]
-        del self.added[:self.model.at_a_time]
-        return [(key, self.answer(prompt)) for key, prompt in now]
+    def write(self, prompts):
+        for key, prompt in prompts.items():
+            yield key, self.answer(prompt)
 
     def answer(self, prompt) -> Completion:
         model, text = self.model, self.model.tokenizer.decode(prompt)
         model.asked = (model.asked or []) + [(role_of(text), text)]
         if text not in self.options:
             replies = model.script(role_of(text), text)
-            ids = [(model.encode(reply) + [model.tokenizer.eos_token_id])[:self.limit] for reply in replies]
+            limit = self.sampling.max_new_tokens
+            ids = [(model.encode(reply) + [model.tokenizer.eos_token_id])[:limit] for reply in replies]
             self.options[text] = replies, ids, model.logprobs([(prompt, reply) for reply in ids])
         replies, ids, logprobs = self.options[text]
         likely = torch.stack([p.mean() for p in logprobs])
-        if self.temperature == 0:
+        if self.sampling.temperature == 0:
             chosen = likely.argmax().item()
         else:
             self.count[tuple(prompt)] += 1
@@ -292,10 +262,6 @@ class ScriptedSampler(Opened):
             chosen = torch.multinomial((2 * likely).softmax(0), 1, generator=generator).item()
         finished = ids[chosen][-1] == model.tokenizer.eos_token_id
         return Completion(list(prompt), ids[chosen], logprobs[chosen].tolist(), replies[chosen], finished)
-
-    def pause(self):
-        pass
-
 
 class FakeSandbox(Opened):
     """Believes what the code says of itself: `# speedup 1.5 coverage 0.8`; without that line the code is wrong."""
@@ -328,7 +294,7 @@ class FakeSandbox(Opened):
             return Verdict(compiled=True, error="wrong values")
         speedup, coverage = map(float, claim.groups())
         return Verdict(compiled=True, correct=True, speedup=speedup, coverage=coverage, reference_ms=1.0,
-                       candidate_ms=1 / speedup, speedup_low=speedup, correct_loose=True,
+                       candidate_ms=1 / speedup, speedup_low=speedup,
                        profile=[KernelTime("fused_kernel", coverage, True)])
 
 
@@ -356,9 +322,9 @@ def call(name, **arguments) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': {'think': 't'} | arguments})}</tool_call>"
 
 
-def configure(given, parameters=1e6):
+def configure(given, large=False):
     """All options of reinforce.py: those given, and the defaults of a model of this size."""
-    return report.configure(given, parameters, reinforce.OPTIONS, reinforce.SIZES, reinforce.RECIPES)
+    return reinforce.configure(given, large)
 
 
 def slow_policy_advantages(rewards, members, tokens, gamma, baseline, cross_scheme, group):

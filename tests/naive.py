@@ -1,4 +1,4 @@
-"""What a first implementation of a sandbox looks like; the cheats of test_cheats.py and test_interpreter.py fool it.
+"""What a first implementation of a sandbox looks like; the cheats of test_cheats.py fool it.
 
 It executes the candidate beside the reference, compares the outputs with allclose at 1e-2, takes the time with
 time.perf_counter, counts Triton launches, believes what the process prints. Run as a helper process, which has Triton's

@@ -73,8 +73,8 @@ def fill(path):
 def left_over(box):
     """What remains of candidates, as a list of texts."""
     found = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True).stdout.splitlines()
-    mine = [line for line in found if box.settings["scratch"] in line]
-    places = ("/dev/shm/soak_left*", "/tmp/soak_left*", box.settings["scratch"] + "/tmp*")
+    mine = [line for line in found if box.pool.settings["scratch"] in line]
+    places = ("/dev/shm/soak_left*", "/tmp/soak_left*", box.pool.settings["scratch"] + "/tmp*")
     return mine, [name for place in places for name in glob.glob(place)]
 
 
@@ -112,12 +112,12 @@ def main():
             print(f"{min(start + 500, len(codes))} of {len(codes)}, {time.monotonic() - began:.0f} s", flush=True)
         seconds, after = time.monotonic() - began, rate("after")
         time.sleep(1)  # until the scorers are idle
-        box.end_idle()  # the scorers stand by, with their references
+        box.pool.end_idle()  # the scorers stand by, with their references
         time.sleep(3)
         processes, files = left_over(box)
         processes = [line for line in processes if int(line.split()[1]) != os.getpid()]  # the fork server itself
         print("\n".join((processes + files)[:20]))
-    gone = not os.path.exists(box.settings["scratch"]) and not any(left_over(box))
+    gone = not os.path.exists(box.pool.settings["scratch"]) and not any(left_over(box))
     lost = memory - torch.cuda.mem_get_info()[0] if options.device != "cpu" else 0
 
     print(f"\n{'kind':20s} candidates  wrong verdicts")

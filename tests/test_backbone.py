@@ -1,18 +1,16 @@
 """The model's side: parsing never raises, and four ways to get the same log-probabilities agree."""
 
-import inspect
 import random
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import MambaForCausalLM
 
-from backbone import Backbone, extract_code, extract_tool_call
+from backbone import Backbone, Sampling, check_device, extract_code, extract_tool_call
 from chat_templates import template_tokenizer
 from conftest import plain_logprobs, tiny_model
-from fast.engine import PlainEngine
-from tasks import UserError
+from fast.sampler import Sampler
+from program.process import UserError
 
 # ---- parsing
 
@@ -93,8 +91,8 @@ PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31]]
 
 def test_replies_end_at_the_stop_token_or_the_limit(model):
     with pytest.raises(ValueError, match="without tokens"):
-        model.sample([[5], []], 20)
-    replies = model.sample(PROMPTS * 20, 200, 1.0, torch.Generator().manual_seed(0))
+        model.sample([[5], []], Sampling(20))
+    replies = model.sample(PROMPTS * 20, Sampling(200), torch.Generator().manual_seed(0))
     stop = model.tokenizer.eos_token_id
     ended = [r for r in replies if r.finished]
     assert 10 < len(ended) < 100  # both kinds occur, or this test shows nothing
@@ -111,7 +109,7 @@ def test_sampling_follows_the_distribution(model):
     with torch.no_grad():
         want = model.model(torch.tensor([PROMPTS[1]])).logits[0, -1].softmax(-1)
     model.engine.most = 4000
-    draws = model.sample([PROMPTS[1]] * 16000, 1, 1.0, torch.Generator().manual_seed(1))
+    draws = model.sample([PROMPTS[1]] * 16000, Sampling(1), torch.Generator().manual_seed(1))
     got = torch.bincount(torch.tensor([d.token_ids[0] for d in draws]), minlength=len(want)) / 16000
     assert (got - want).abs().sum() / 2 < 0.12 < (got - want.roll(1)).abs().sum() / 2
 
@@ -122,9 +120,9 @@ def test_top_p_draws_from_the_likeliest_tokens_alone(model):
     ordered, order = shares.sort(descending=True)
     count = int((ordered.cumsum(0) < 0.2).sum()) + 1  # the token that crosses 0.2 stays
     kept, replies = set(order[:count].tolist()), []
-    for engine in (model.engine, PlainEngine(model.model, model._head, model.stop_ids, model._completion)):
+    for engine in (model.engine, Sampler(model.model, None, model.stop_ids, model._completion)):
         model.engine = engine
-        draws = model.sample([PROMPTS[1]] * 400, 1, 1.0, torch.Generator().manual_seed(1), top_p=0.2)
+        draws = model.sample([PROMPTS[1]] * 400, Sampling(1, top_p=0.2), torch.Generator().manual_seed(1))
         drawn = torch.bincount(torch.tensor([draw.token_ids[0] for draw in draws]), minlength=len(shares)) / 400
         assert set(drawn.nonzero()[:, 0].tolist()) <= kept and (drawn > 0).sum() > count / 2
         replies += draws
@@ -132,8 +130,8 @@ def test_top_p_draws_from_the_likeliest_tokens_alone(model):
     for draw in replies[::50]:  # log-probabilities are those of the whole distribution
         assert draw.logprobs[0] == pytest.approx(shares[draw.token_ids[0]].log().item(), abs=1e-4)
     for top_p in (1e-6, 1.0):  # greedy, and as without
-        one = model.sample([PROMPTS[1]] * 5, 1, 1.0, torch.Generator().manual_seed(1), top_p=top_p)
-        plain = model.sample([PROMPTS[1]] * 5, 1, float(top_p == 1), torch.Generator().manual_seed(1))
+        one = model.sample([PROMPTS[1]] * 5, Sampling(1, top_p=top_p), torch.Generator().manual_seed(1))
+        plain = model.sample([PROMPTS[1]] * 5, Sampling(1, float(top_p == 1)), torch.Generator().manual_seed(1))
         assert [r.token_ids for r in one] == [r.token_ids for r in plain]
 
 
@@ -146,7 +144,7 @@ def test_a_reply_ends_with_any_of_the_models_own_end_tokens(model, tokenizer, tm
     assert {7, 8} < set(chat.stop_ids) and chat.end == end.convert_tokens_to_ids(["<|im_end|>"])
     chat.save(tmp_path)
     assert Backbone.load(tmp_path).model.generation_config.eos_token_id == chat.stop_ids
-    replies = chat.sample(PROMPTS * 20, 200, 1.0, torch.Generator().manual_seed(0))
+    replies = chat.sample(PROMPTS * 20, Sampling(200), torch.Generator().manual_seed(0))
     last = {reply.token_ids[-1] for reply in replies if reply.finished}
     assert len(last) > 1 and last <= set(chat.stop_ids)
     assert not any(set(reply.token_ids[:-1]) & set(chat.stop_ids) for reply in replies)
@@ -186,22 +184,34 @@ def test_a_broken_folder_is_told_in_one_line(model, tmp_path, file, content):
                       "layer_types": ["full_attention", "sliding_attention"]}),
     ("Bloom", False, {"n_head": 4, "n_layer": 2}),  # adds a distance to the scores
     ("DeepseekV3", False, {}),
-    pytest.param("Mamba", False, {"state_size": 4}, marks=pytest.mark.skipif(
-        "cache" not in inspect.signature(MambaForCausalLM.forward).parameters, reason="transformers before 5.24")),
+    ("Mamba", False, {"state_size": 4}),
 ])
-def test_other_architectures_are_sampled_rightly_or_slowly(name, fast, more, tokenizer, capsys):
+def test_other_architectures_are_sampled_correctly_or_slowly(name, fast, more, tokenizer, capsys):
     model = Backbone(tiny_model(name, tokenizer, **more), tokenizer)
-    assert ("plain path" in capsys.readouterr().out) != fast
-    replies = model.sample(PROMPTS, 20, 1.0, torch.Generator().manual_seed(0))
+    assert ("generate samples" in capsys.readouterr().out) != fast
+    replies = model.sample(PROMPTS, Sampling(20), torch.Generator().manual_seed(0))
     for reply, new in zip(replies, model.logprobs([(r.prompt_ids, r.token_ids) for r in replies])):
         want = plain_logprobs(model, reply.prompt_ids, reply.token_ids)
         assert (want - torch.tensor(reply.logprobs)).abs().max() < 1e-4
         assert (want - new).abs().max() < 1e-4
 
 
-def test_a_model_that_does_not_remember_is_refused(tokenizer):
-    model = tiny_model("Bloom", tokenizer, n_head=4, n_layer=2)
+def test_a_model_whose_logits_are_more_than_its_heads_is_refused(tokenizer):
+    model = tiny_model("Llama", tokenizer)
     forward = model.forward
-    model.forward = lambda *args, cache=None, **inputs: forward(*args, **inputs)
-    with pytest.raises(UserError, match="bloom: not supported"):
+
+    def twice(*args, **inputs):
+        out = forward(*args, **inputs)
+        out.logits = 2 * out.logits
+        return out
+
+    model.forward = twice
+    with pytest.raises(UserError, match="llama: not supported"):
         Backbone(model, tokenizer)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    check_device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="no GPU"):
+        check_device("cuda")

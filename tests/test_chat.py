@@ -7,17 +7,17 @@ import types
 import pytest
 
 import backbone
-from backbone import Chat, Completion, extract_tool_call
+from backbone import Chat, Completion, extract_tool_call, Sampling
 from chat import prompts
-from chat.rows import chat_row, encode, rollout_row
+from chat.rows import encode, encode_rollout, read_chats
 from chat_templates import TEMPLATES, template_tokenizer
-from conftest import learnt, make_task
+from conftest import learnt, make_task, write_lines
 from policy import next_messages, policy_messages
 from sandbox import Verdict, feedback
 from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
-from tasks import UserError
+from program.process import UserError
 
 
 @pytest.fixture(params=TEMPLATES)
@@ -35,7 +35,8 @@ TALK = [{"role": role, "content": text} for role, text in (
     ("user", "Compiled: no."), ("assistant", "Plan: two."), ("user", "Still no."), ("assistant", "\nPlan: three. "))]
 
 
-def test_half_a_surrogate_pair_can_be_read(chat):
+def test_half_a_surrogate_pair_can_be_read(tokenizer):
+    chat = Chat(tokenizer)
     assert chat.encode("a \ud83d b") == chat.encode("a ? b") and chat.encode("é\U0001f600") != chat.encode("??")
 
 
@@ -91,11 +92,12 @@ def test_a_reply_that_ended_with_another_token_gets_the_templates_end_as_well(to
 CALL = {"think": "It's bound by memory.", "selected_skills": [{"name": "fuse", "reason": "two passes"}]}
 
 
-def test_tool_calls_are_learnt_as_the_template_writes_them(chat, kind):
+def test_tool_calls_are_learnt_as_the_template_writes_them(chat, kind, tmp_path):
     row = {"messages": json.dumps([*TALK[:2], {"role": "assistant", "content": None, "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "select_skills", "arguments": json.dumps(CALL)}}]}]),
         "tools": json.dumps([backbone.SELECT_TOOL]), "enable_thinking": False}
-    ids, mask = chat_row(chat)(row)
+    write_lines(tmp_path / "rows.jsonl", row)
+    [(ids, mask)] = read_chats(tmp_path / "rows.jsonl", chat)
     [reply] = learnt(chat, ids, mask)
     assert "two passes" in reply and reply.endswith(chat.tokenizer.decode(chat.end))
     assert "select_skills" in chat.tokenizer.decode(ids[:mask.argmax()])  # the prompt says what can be called
@@ -118,26 +120,11 @@ def test_thoughts_are_learnt_where_they_are_switched_on(tokenizer):
     assert "Why." in chat.tokenizer.decode(ids)  # kept as it was written, though the template would drop it now
 
 
-def test_replies_of_a_run_with_thoughts_are_learnt_as_they_were_asked_for(tokenizer, tmp_path):
-    """By a model that knows nothing of the run's --thinking: no empty thought comes before a later reply."""
-    ran = Chat(template_tokenizer(tokenizer, "qwen3"), thinking=True)
-    replies = [f"<think>\nWhy {i}.\n</think>\n\nPlan: {i}." for i in range(2)]
-    first = ran.chat_ids([TALK[1]])
-    written = ran.encode(replies[0]) + ran.end
-    talk = [TALK[1], {"role": "assistant", "content": replies[0]},
-            {"role": "user", "content": prompts.fill("feedback", feedback="Correct: no.")}]
-    sampled = ran.next_ids(Completion(first, written, [], replies[0], True), talk) + ran.encode(replies[1]) + ran.end
-    (tmp_path / "config.json").write_text('{"thinking": true}')
-    turns = [{"reply": reply, "reward": float(i), "feedback": "Correct: no."} for i, reply in enumerate(replies)]
-    line = {"role": "policy", "prompt": tokenizer.decode(first), "turns": turns}
-    ids, mask = rollout_row(Chat(ran.tokenizer), 0.5, tmp_path)(line)
-    assert list(ids) == sampled and learnt(ran, ids, mask) == [replies[1] + "<|im_end|>"]
-
-
-def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder, tmp_path):
+def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder):
     """Cut off inside it, a reply is no answer; whole, it is learnt as it was sampled, the opening but once."""
     model = backbone.Backbone.load(model_folder)
-    [reply, other] = model.sample([model.encode("Why? <think>\n"), model.encode("What is <think> for?")], 4, 0)
+    [reply, other] = model.sample([model.encode("Why? <think>\n"), model.encode("What is <think> for?")],
+                                  Sampling(4, temperature=0))
     assert reply.text == "<think>\n" + model.tokenizer.decode(reply.token_ids) and not reply.finished
     assert backbone.extract_code(reply.text + "\n```python\nclass ModelNew:\n    pass\n```") is None
     assert not other.text.startswith("<think>")
@@ -146,8 +133,7 @@ def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder, tm
 
     ran, text = Chat(template_tokenizer(model.tokenizer, "r1")), "<think>\nWhy.\n</think>\n\nPlan: one."
     prompt = ran.chat_ids([TALK[1]])
-    (tmp_path / "config.json").write_text("{}")
-    ids, mask = rollout_row(ran, 0.5, tmp_path)({"prompt": ran.tokenizer.decode(prompt), "reply": text, "reward": 1.0})
+    ids, mask = encode_rollout(ran, 0.5, {"prompt": ran.tokenizer.decode(prompt), "reply": text, "reward": 1.0})
     written = ran.encode(text.removeprefix("<think>\n")) + ran.end
     assert list(ids) == prompt + written and list(mask) == [False] * len(prompt) + [True] * len(written)
 
@@ -219,26 +205,6 @@ def test_prompts_of_a_file_in_the_releases_layout(tmp_path, own_prompts):
     prompts.read_prompts(tmp_path / "own.yaml")
     [user] = policy_messages(task, SKILLS[:1])
     assert user["content"].startswith("A \n\n---\n---\nname: fuse") and "\n\n B import torch" in user["content"]
-
-
-def test_the_policys_first_prompt_is_that_of_the_releases_data(tmp_path, own_prompts):
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    row = {"prompt": [{"role": "user", "content": "Example: x\n\n```\n  import a\nb = 1\n```\n\nWrite `__new__`."}],
-           "reward_model": {"ground_truth": "import a\nb = 1\n", "style": "rule"}}
-    other = row | {"reward_model": {"ground_truth": "import c", "style": "rule"}}
-    for name, rows in (("none", []), ("other", [other]), ("rl", [row, other])):
-        parquet.write_table(pyarrow.Table.from_pylist(rows, schema=pyarrow.Table.from_pylist([row]).schema),
-                            tmp_path / f"{name}.parquet")
-    for name in ("none", "other"):
-        with pytest.raises(UserError, match=f"{name}.parquet: no file of prompts"):
-            prompts.read_prompts(tmp_path / f"{name}.parquet")
-        (tmp_path / f"{name}.parquet").unlink()
-    (tmp_path / "skills.yaml").write_text("prompts: {skill_injection_header: H, skill_injection_footer: F, skill: S}")
-    prompts.read_prompts(tmp_path)
-    task, head = make_task(), "Example: x\n\n```\n  "
-    for skills, shown in (((), ""), (SKILLS[:1], "HSF\n\n")):  # no system message; skills before the last paragraph
-        [user] = policy_messages(task, skills)
-        assert user == {"role": "user", "content": f"{head}{task.source.strip()}\n```\n\n{shown}Write `__new__`."}
 
 
 @pytest.mark.parametrize("text, why", [

@@ -12,7 +12,8 @@ from candidates import indent, passes, product, small_task, verdict
 from conftest import read_lines
 from judge import compiler
 from sandbox import Sandbox
-from tasks import ROOT, Task
+from program.files import ROOT
+from tasks import Task
 
 # ---------------------------------------------------------------------------------------------------------------------
 # The victims: problems, and an honest kernel to start from
@@ -20,7 +21,6 @@ from tasks import ROOT, Task
 POINTWISE = small_task("victim", "return torch.sigmoid(x + self.bias) * 2.0", inputs="torch.randn(256, 64)",
                        state="self.bias = torch.nn.Parameter(torch.zeros(64))").source
 SMALL = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", "torch.softmax((x + self.bias).flatten(), 0)")
-NEAR_IDENTITY = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", "x + 0.002 * torch.sigmoid(x + self.bias)")
 
 HEAD = '''
 import torch
@@ -101,9 +101,6 @@ def with_copy(body, result):
 CHEATS = {  # name: (candidate, what the verdict says, task)
     # Passing torch off as a kernel
     "torch without a kernel": (forward(f"return {TORCH}"), "no kernel of its own", POINTWISE),
-    "torch behind try and except": (
-        forward(f"try:\n    return fused(x.nothing, self.bias)\nexcept AttributeError:\n    return {TORCH}"),
-        "no kernel of its own", POINTWISE),
     "torch.compile by another name": (
         forward("return self.run(x)", f"import torch as t\nself.run = t.compile(lambda x: {TORCH}, backend='eager')"),
         "in place of a kernel", POINTWISE),
@@ -112,12 +109,6 @@ run = type(sigmoid_twice).run
 setattr(type(sigmoid_twice), "run", lambda self, *a, **k: run(self, *a, **{**k, "warmup": True}))"""),
         "do not reach the output", POINTWISE),
     # Getting hold of the reference or of its result
-    "subclassing the reference": (HEAD.replace("class ModelNew(nn.Module)", "class ModelNew(Model)").replace(
-        "super().__init__()", "super().__init__()\n        return").rstrip() + "\n", "Model", POINTWISE),
-    "the reference through the garbage collector": (forward("return self.stolen[0](x)", """
-import gc
-self.stolen = [o for o in gc.get_objects() if isinstance(o, nn.Module) and type(o).__name__ == "Model"]"""),
-        "gc", POINTWISE),
     "the reference through frames": (forward("""
 import sys
 frame = sys._getframe()  # called at the warm-up, from naive() itself, where the reference is a local variable
@@ -128,7 +119,7 @@ return frame.f_locals["reference"](x)"""), "_getframe", POINTWISE),
 space = {}
 exec(open("task.py").read(), space)
 self.stolen = space["Model"]()"""), "calls exec", POINTWISE),
-    # Of a recorded batch one call's result is looked at: who knows that it is being recorded can leave some out.
+    # One call of a batch is checked: a forward that knows that it is being captured can leave some out.
     "doing less where only some calls are checked": (forward("""
 if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing() and torch.rand(()) < 0.2:
     return torch.empty_like(x)
@@ -137,20 +128,8 @@ return fused(x, self.bias)"""), "is_current_stream_capturing", POINTWISE),
     "zeros where outputs are small": (
         with_copy("out = torch.empty(x.numel())\ncopy[(16,)](x, out)\nreturn out", "tl.zeros((1024,), tl.float32)"),
         "wrong values", SMALL),
-    "identity where the change is small": (
-        with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", "tl.load(x + o)"),
-        "only move data", NEAR_IDENTITY),
-    "identity, and an atomic that nobody needs": (
-        with_copy("out, n = torch.empty_like(x), torch.zeros(1)\ncopy[(16,)](x, out, n)\nreturn out", "tl.load(x + o)")
-        .replace("def copy(x, y)", "def copy(x, y, n)")
-        .replace("tl.load(x + o))", "tl.load(x + o))\n    tl.atomic_add(n, 1.0)"),
-        "only move data", NEAR_IDENTITY),
     "ignoring a parameter that starts at zero": (
         HONEST.replace(" + tl.load(bias_ptr + offsets % columns, mask=mask)", ""), "wrong values", POINTWISE),
-    "ignoring an input that is nearly constant": (
-        HONEST.replace("def forward(self, x):", "def forward(self, x, scale):"), "wrong values",
-        POINTWISE.replace("def forward(self, x):", "def forward(self, x, scale):").replace("* 2.0", "* scale").replace(
-            "[torch.randn(256, 64)]", "[torch.randn(256, 64), 2.0 + 1e-3 * torch.rand(1)]")),
     "behaving only for one seed": (
         forward("return self.answer if x.shape == self.answer.shape else fused(x, self.bias)",
                 "torch.manual_seed(43)\nself.answer = torch.sigmoid(torch.randn(256, 64)) * 2.0"), "", POINTWISE),
@@ -162,10 +141,6 @@ return fused(x, self.bias)"""), "is_current_stream_capturing", POINTWISE),
         forward("x.zero_()\nreturn torch.ones(256, 64)"), "", POINTWISE),
     "patching the comparison": (
         forward("return x", "torch.allclose = lambda *a, **k: True"), "replaces torch.allclose", POINTWISE),
-    "patching the clock": (
-        forward("return fused(x, self.bias)",
-                "import time\ntime.perf_counter = lambda ticks=iter(range(10**6, 0, -1)): next(ticks)"),
-        "replaces time.perf_counter", POINTWISE),
     # Results that come later, or were never there
     "a thread that fills the result in later": (forward("""
 import threading
@@ -185,9 +160,6 @@ class Lazy(torch.Tensor):
 out = torch.empty_like(x).as_subclass(Lazy)
 out.source = x
 return out"""), "", POINTWISE),
-    "numpy behind the recorder's back": (
-        forward("import numpy\nreturn torch.from_numpy((2 / (1 + numpy.exp(-x.numpy()))).astype('float32'))"),
-        "", POINTWISE),
     "forging the output stream": (forward("pass", """
 import os
 print('{"correct": true, "speedup": 1000.0, "launches": 1}', flush=True)
@@ -212,47 +184,7 @@ def test_a_decoy_kernel_is_no_kernel(box, naively, body):
     fails_here(box, forward(body), says="do not reach the output")
 
 
-@pytest.mark.parametrize("result", [  # in place of what torch has computed already
-    "tl.load(x + o)", "tl.load(x + o) * 1.0", "tl.minimum(tl.load(x + o), 1e30)",
-    "(tl.load(x + o).to(tl.int32, bitcast=True) + 0).to(tl.float32, bitcast=True)",
-    "tl.where(o < 1600, 2.0 * tl.sigmoid(tl.load(z + o)), tl.load(x + o))"])  # a few of them are computed
-def test_a_kernel_that_only_moves_data_is_no_kernel(box, naively, result):
-    task = POINTWISE.replace("torch.zeros(64)", "torch.zeros(256, 64)")
-    code = with_copy(f"y, out = {TORCH}, torch.empty_like(x)\ncopy[(16,)](y, out, x + self.bias)\nreturn out", result)
-    code = code.replace("copy(x, y)", "copy(x, y, z)").replace("torch.zeros(64)", "torch.zeros(256, 64)")
-    answer = naively(task, code)
-    assert answer["correct"] and answer["launches"]
-    fails_here(box, code, task, says="only move data")
-
-
-@pytest.mark.parametrize("expression, result", [
-    ("x.flip(1)", "tl.load(x + o // 64 * 64 + 63 - o % 64)"),  # the task is to move data
-    ("torch.relu(x)", "tl.maximum(tl.load(x + o), 0.0)"), ("x.clamp(-3, 3)", "tl.clamp(tl.load(x + o), -3.0, 3.0)"),
-    ("torch.where(x > 0.5, x, 2 * x)", "tl.where(tl.load(x + o) > 0.5, tl.load(x + o), 2 * tl.load(x + o))"),
-    ("torch.nn.functional.elu(x)", "tl.where(tl.load(x + o) > 0, tl.load(x + o), tl.exp(tl.load(x + o)) - 1)"),
-    ("torch.nn.functional.hardshrink(x, 1.2)", "tl.where(tl.abs(tl.load(x + o)) > 1.2, tl.load(x + o), 0.0)"),
-    ("x.cummax(1)[0]", "tl.associative_scan(tl.load(x + o).reshape(16, 64), 1, larger).reshape(1024)")])
-def test_a_kernel_that_stores_what_it_has_loaded_may_have_worked(box, expression, result):
-    task = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", expression)
-    if "elu(" in expression:  # where its inputs are never negative
-        task = task.replace("torch.randn", "torch.rand")
-    code = with_copy("out = torch.empty_like(x)\ncopy[(16,)](x, out)\nreturn out", result).replace(
-        "@triton.jit\ndef copy", "@triton.jit\ndef larger(a, b):\n    return tl.maximum(a, b)\n\n@triton.jit\ndef copy")
-    assert passes(box, victim(task), code).coverage == 1.0
-
-
-def test_the_largest_of_values_that_are_alike_is_computed(box):
-    """Max pooling after a convolution: all values of a channel may be among the larger half."""
-    alike = "x.mean(1, keepdim=True) + 0.001 * x"
-    task = POINTWISE.replace("torch.sigmoid(x + self.bias) * 2.0", f"torch.maximum({alike}, ({alike}).flip(1))")
-    code = with_copy(f"y = {alike}\nout = torch.empty_like(x)\ncopy[(16,)](y, out)\nreturn out",
-                     "tl.maximum(tl.load(x + o), tl.load(x + o // 64 * 64 + 63 - o % 64))")
-    passes(box, victim(task), code)
-
-
 HIDDEN = {  # what a rule forbids by name, under another name: there is nothing to be gained
-    "the garbage collector": (CHEATS["the reference through the garbage collector"][0].replace(
-        "import gc", "gc = __builtins__['__im' + 'port__']('gc')"), ""),
     "exec": (CHEATS["the reference from files"][0].replace("exec(open", "type(forward_of)(compile(open").replace(
         "read(), space)", "read(), 'task', 'exec'), space)()").replace(
         "class ModelNew", "def forward_of(): pass\n\nclass ModelNew"), "No such file"),
@@ -296,10 +228,11 @@ def test_reading_the_expected_output_from_recycled_memory(box):
 # ---------------------------------------------------------------------------------------------------------------------
 # What holds in Python or in Triton's own interpreter, and not on a GPU; and what an output has to be
 
-# But for what is allowed or not mended (`open`), and what earns coverage or a price (`proof`).
+# Without the programs that are accepted ("open"), and those that earn coverage or a price ("proof").
 LATER_PASSES = {f"{case['item']} {case['name']}": case for case in read_lines(ROOT / "results/adversaries/cases.jsonl")
                 if case["item"] > "11" and len(case["item"]) == 4 and case["kind"] == "exploit"
                 and "proof" not in case and "open" not in case}
+LATER_PASSES = {name[:4]: LATER_PASSES[name] for name in LATER_PASSES}  # one of each kind
 
 
 @pytest.mark.parametrize("name", LATER_PASSES)
@@ -308,12 +241,12 @@ def test_the_second_and_third_pass(box, name):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Caching: several calls are recorded, and the last one is judged (more in test_judgement.py)
+# Caching: two calls are recorded after a warm-up, and must be equal (more in test_judgement.py)
 
 SEEN = "self.seen, self.calls = {}, 0"
 CACHES = {
     **{key: (f"if {key} not in self.seen:\n    self.seen[{key}] = fused(x, self.bias)\nreturn self.seen[{key}]", 1)
-       for key in ("id(x)", "x.data_ptr()", "tuple(x.shape)")},
+       for key in ("id(x)", "tuple(x.shape)")},
     "calls": ("self.calls += 1\nif self.calls > 2:\n    return self.last\nself.last = fused(x, self.bias)\n"
               "return self.last", 1),
     "the timing phase": ("import traceback\nif 'clock' in [frame.name for frame in traceback.extract_stack()]:\n"
@@ -338,7 +271,7 @@ def test_lower_precision_than_asked(box, naively):
     code = HONEST.replace("torch.empty_like(x)", "torch.empty_like(x, dtype=torch.float16)").replace(
         "    return out\n", "    return out.float()\n")
     assert naively(POINTWISE, code)["correct"]
-    assert fails_here(box, code, says="wrong values").correct_loose  # right at 1e-2, and reported as such
+    fails_here(box, code, says="wrong values")
 
 
 def test_tensor_cores_in_place_of_fp32(box, naively):
@@ -393,22 +326,13 @@ os._exit(0)''')
 SAYS_SO = "__import__('os').environ.__setitem__('RAN', 'yes')"
 TEXTS = {  # {where it stands: (imports, a kernel beside the honest one, what the builder says, if it refuses)}
     "a default": ("", f"def helper(a={SAYS_SO}): return a", "a default that is computed"),
-    "a keyword's default": ("", f"def helper(a, *, b={SAYS_SO}): return a", "a default that is computed"),
-    "an annotation": ("", f"def helper(a: {SAYS_SO}): return a", None),
     "an annotation beside constexpr": ("", f"def helper(a: {SAYS_SO} or tl.constexpr): return a", None),
-    "an annotation of *args": ("", f"def helper(*a: {SAYS_SO}): return a", None),
-    "a return annotation": ("", f"def helper(a) -> {SAYS_SO}: return a", None),
     "a decorator": ("", f"@triton.heuristics({{'a': {SAYS_SO}}})\ndef helper(a): return a", None),
     "builtins imported": ("from triton.language.core import __builtins__ as b",
                           "def helper(a=b['exec'](f'import os; os.environ[{\"RAN\"!r}] = {\"yes\"!r}')): return a",
                           "a default that is computed"),
-    "builtins in the body": ("from triton.language.core import __builtins__ as b",
-                             "def helper(a): return b['len']('')", "b is not defined"),
     "a module of Python's": ("from triton.language.core import inspect as i", "def helper(a): return i.sys.modules",
                              "i.sys"),
-    "a helper of Triton's": ("import triton.language.core as c", "def helper(a): return c.builtin(a)", "c.builtin"),
-    "a module of Triton's": ("from triton.runtime import jit as j", "def helper(a): return j.JITFunction(a)",
-                             "j.JITFunction"),
 }
 
 
@@ -444,7 +368,6 @@ def test_the_text_that_is_interpreted_is_the_text_that_is_compiled(box, naively)
     assert naively(POINTWISE, code)["correct"]
     fails_here(box, code, says="wrong values")
     passes(box, victim(), OTHER_TEXT)
-    fails_here(box, "# \r# \f\n" + HONEST, says="carriage return")  # lines to some readers of a text, not to others
 
 
 PASSED = HONEST.replace("@triton.jit", "@triton.jit\ndef g(a):\n    return BODY\n\n@triton.jit", 1).replace(

@@ -14,10 +14,10 @@ import torch
 import policy
 import reinforce
 import summarizer
-from backbone import Completion, micro_batches
+from backbone import Completion, Sampling, micro_batches
 from conftest import configure, plain_logprobs, slow_policy_advantages
 from policy import Trajectory, Turn, cuda_agent_reward, reward_turns
-from reinforce import BASELINES, Row, clipped_loss, group_mean, mrs_keeps, policy_advantages, update, varies
+from reinforce import BASELINES, Row, clipped_loss, group_mean, policy_advantages, reject_mismatched, update, varies
 from sandbox import Verdict
 from skills import Skill, SkillLibrary
 
@@ -75,7 +75,9 @@ def test_equal_returns_have_exactly_no_advantage():
     ([[0.0] * 10, [0.0011] * 990], [False, False]),
     ([[9.5, -9.5], [0.0]], [False, True])])  # a token's veto is its turn's
 def test_mrs_looks_at_the_rollouts_geometric_mean_and_at_each_turns_worst_token(drifts, kept):
-    assert mrs_keeps([torch.tensor(drift, dtype=torch.float64) for drift in drifts]) == kept
+    rows = [Row("policy", None, 1.0, drift=torch.tensor(drift, dtype=torch.float64)) for drift in drifts]
+    reject_mismatched(rows)
+    assert [row.masked != "mrs" for row in rows] == kept
 
 
 @pytest.mark.parametrize("ratio, advantage, value, slope", [
@@ -102,7 +104,7 @@ def sampled_rows(model, advantages, turns=2, roles=("policy",), temperature=1.0)
         prompt = torch.randint(5, 300, (random.Random(len(advantages)).randint(4, 60),), generator=generator).tolist()
         rows = []
         for _ in range(turns):
-            reply = model.sample([prompt], 30, temperature, generator)[0]
+            reply = model.sample([prompt], Sampling(30, temperature), generator)[0]
             rows.append(Row(roles[len(sequences) % len(roles)], reply, advantages.pop(0)))
             prompt = reply.prompt_ids + reply.token_ids + [7, 8, 9]
         sequences.append(rows)
@@ -132,8 +134,9 @@ def test_update_equals_one_naive_batch_whatever_the_micro_batches(model, budget,
     loss, want = naive_gradients(model, sequences, loss_mean, scale)
     model.model.zero_grad()
     stats = update(model, Mock(), sequences, args)
-    assert stats["loss"] == pytest.approx(loss, abs=1e-5) and (stats["rows"], stats["rows_live"]) == (10, 6)
-    assert not stats["grad_clipped"] and not stats["zero_gradient"]
+    trained = [row for row in itertools.chain(*sequences) if row.advantage]
+    assert stats["loss"] == pytest.approx(loss, abs=1e-5) and stats["grad_norm"] > 0 and len(trained) == 6
+    assert stats["tokens_trained"] == sum(len(row.completion.token_ids) for row in trained)
     for gradient, parameter in zip(want, model.model.parameters()):
         assert torch.allclose(gradient, parameter.grad, atol=2e-5 * max(1.0, gradient.abs().max().item()))
 
@@ -147,15 +150,16 @@ def test_what_was_sampled_at_another_temperature_is_rescored_at_it(model):
 
 
 def test_rows_without_advantage_are_not_computed(model, monkeypatch):
-    sequences = sampled_rows(model, [0.0, 1.0, 0.0, 0.0, -1.0, 0.0])
+    sequences = sampled_rows(model, [0.0, 1.0, 0.0, 3.0, -1.0, 0.0])
+    sequences[1][1].masked = "prs"
     seen, logprobs = [], model.logprobs
     monkeypatch.setattr(model, "logprobs", lambda rows, at: seen.append(rows) or logprobs(rows, at))
     stats = update(model, Mock(), sequences, configure({"device": "cpu"}))
-    assert sum(map(len, seen)) == 2 and (stats["rows"], stats["rows_live"]) == (6, 2)
+    assert sum(map(len, seen)) == 2 and stats["tokens_trained"] == sum(len(reply) for rows in seen for _, reply in rows)
     idle, none = Mock(), [[Row("policy", rows[0].completion, 0.0)] for rows in sequences]
     stats = update(model, idle, none, configure({"device": "cpu"}))
-    assert len(seen) == 1 and not idle.step.called and stats["rows"] == 3  # nothing to learn: the weights stay
-    assert stats["zero_gradient"] and not stats["grad_clipped"]
+    assert len(seen) == 1 and not idle.step.called  # nothing to learn: the weights stay
+    assert stats["tokens_trained"] == stats["grad_norm"] == stats["loss"] == 0
 
 
 def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
@@ -179,7 +183,7 @@ def test_gradients_are_clipped_by_norm_after_the_loss_is_scaled(model):
     args = {"device": "cpu", "loss_scale": 1.0}
     plain = update(model, optimizer, sequences, configure(args | {"grad_clip": 0.5}))
     scaled = update(model, optimizer, sequences, configure(args | {"loss_scale": plain["grad_norm"]}))
-    assert plain["grad_norm"] > 10 and plain["grad_clipped"] and norms[0] == pytest.approx(0.5, rel=1e-3)
+    assert plain["grad_norm"] > 10 and norms[0] == pytest.approx(0.5, rel=1e-3)
     assert scaled["grad_norm"] == pytest.approx(1.0, rel=1e-3) and norms[1] == pytest.approx(1.0, rel=1e-3)
 
 
@@ -198,19 +202,19 @@ def test_replies_that_the_trainer_sees_otherwise_are_masked(model, options, mask
         sequences[0][0].completion.logprobs = [p - 0.01 for p in sequences[0][0].completion.logprobs]
         stats = update(model, Mock(), sequences, configure({"device": "cpu"} | options))
         kept = itertools.chain(*sequences[1 if stats["mrs_masked"] else 0:])
-        assert stats["tokens_live"] == sum(len(row.completion.token_ids) for row in kept)
-        assert stats["loss"] == pytest.approx(-stats["tokens_live"] / (30 * 4), rel=0.02)  # the others have none
+        assert stats["tokens_trained"] == sum(len(row.completion.token_ids) for row in kept)
+        assert stats["loss"] == pytest.approx(-stats["tokens_trained"] / (30 * 4), rel=0.02)  # the others have none
         return stats["mrs_masked"]
 
     assert [off("policy", 2), off("selection", 1)] == masked
 
 
-def test_the_ratio_and_its_clipped_tokens_are_counted(model):
+def test_the_ratio_is_measured(model):
     sequences = sampled_rows(model, [1.0, 1.0], turns=1)
     first = sequences[0][0].completion
     first.logprobs = [p + (math.log(2) if i < 3 else 0.0) for i, p in enumerate(first.logprobs)]  # the ratio is 0.5
     stats = update(model, Mock(), sequences, configure({"device": "cpu", "mrs": False}))
-    assert stats["clipped"] == 3 and stats["ratio_off"] == pytest.approx(0.5, abs=1e-3)
+    assert stats["ratio_off"] == pytest.approx(0.5, abs=1e-3)
 
 
 # ---- score and credit, on episodes made by hand
@@ -226,7 +230,8 @@ def rolled(*verdicts, skills=()):
 
 def a_run(options=(), **more):
     args = configure({"device": "cpu", "batch": 9} | dict(options))
-    return SimpleNamespace(args=args, compiled=None, generator=torch.Generator().manual_seed(0), **more)
+    generator = torch.Generator().manual_seed(0)
+    return SimpleNamespace(options=args, compile_sandbox=None, writes=True, generator=generator, **more)
 
 
 def credited(rewards, selections=(), summaries=(), coverage=1.0, **options):
@@ -252,15 +257,14 @@ def test_each_role_has_its_weight_its_group_and_its_discount():
     assert [row.advantage for row in itertools.chain(*rows)] == [-2.0, 2.0, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("options, masked, advantages", [
-    ({}, ["prs"] * 3, [0.0] * 3), ({"prs": False}, [None] * 3, [-1.5, 0.0, 1.5])])
-def test_what_prs_masks_stays_in_its_group(options, masked, advantages):
+@pytest.mark.parametrize("options, masked", [({}, ["prs"] * 3), ({"prs": False}, [None] * 3)])
+def test_what_prs_masks_stays_in_its_group(options, masked):
     episode, rows = credited([[1.0], [2.0], [3.0]], coverage=0.0, **options)
     turns = [trajectory.turns[0] for trajectory in episode.trajectories]
     assert [turn.masked for turn in turns] == masked and [turn.advantage for turn in turns] == [-1.5, 0.0, 1.5]
-    assert [row.advantage for row in itertools.chain(*rows)] == advantages
-    episode, rows = credited([[0.0], [2.0], [3.0]], coverage=0.0)  # a wrong turn is never dropped
-    assert [row.advantage for row in itertools.chain(*rows)] == [-2.5, 0.0, 0.0]
+    assert [row.masked for row in itertools.chain(*rows)] == masked
+    _, rows = credited([[0.0], [2.0], [3.0]], coverage=0.0)  # a wrong turn is never dropped
+    assert [row.masked for row in itertools.chain(*rows)] == [None, "prs", "prs"]
 
 
 def test_the_magnitude_that_divides_a_tasks_advantages_is_that_of_the_tokens_in_the_loss():
@@ -300,16 +304,17 @@ def test_the_first_tasks_that_vary_are_trained_on():
     assert [[t.turns[0].masked for t in e.trajectories] for e in episodes] == [["group"] * 2, [None] * 2, [None] * 2,
                                                                                ["group"] * 2]
     assert [row.advantage for row in itertools.chain(*rows)] == [-1.0, 1.0, -3.0, -3.0, 3.0, 3.0]
-    assert len(reinforce.credit(a_run({"min_std": 0.0}), episodes[:1])) == 2
+    assert len(credited([[1.0, 2.0], [3.0, 2.0]], min_std=0.0)[1]) == 2
 
 
 @pytest.mark.parametrize("bm25_only, null", [(False, ()), (True, ("a",))])
 def test_each_scheme_has_n_rollouts_in_order_and_the_last_one_is_the_null_scheme(monkeypatch, bm25_only, null):
-    monkeypatch.setattr(policy, "rollout", lambda model, sandbox, jobs, *_: jobs)
+    monkeypatch.setattr(policy, "rollout", lambda model, sandbox, jobs, *_: [
+        Trajectory(task, skills) for task, skills in jobs])
     episodes = [reinforce.Episode(task, [SimpleNamespace(skills=("a",)), SimpleNamespace(skills=())]) for task in "xy"]
-    reinforce.roll_out(a_run({"bm25_only": bm25_only}, model=None, sandbox=None), episodes, 3, 2, 1.0, None)
-    assert [e.trajectories for e in episodes] == [[(task, skills) for skills in (("a",), (), null) for _ in range(2)]
-                                                  for task in "xy"]
+    reinforce.roll_out(a_run({"bm25_only": bm25_only}, model=None, sandbox=None), episodes, 3, 2, Sampling(9), None)
+    assert [[(t.task, t.skills, t.number) for t in e.trajectories] for e in episodes] == [
+        [(task, skills, number) for number, skills in enumerate((("a",), ("a",), (), (), null, null))] for task in "xy"]
 
 
 def test_selections_of_the_same_skills_share_their_rollouts():
@@ -338,10 +343,9 @@ def test_a_summary_earns_the_capped_speedup_of_its_best_verified_skill(proposals
     monkeypatch.setattr(reinforce.summarizer, "verify", lambda *_: None)
     proposals = [summarizer.Proposal({}, Skill(f"s{x}", "", "", [], "", x), rejected=why) for x, why in proposals]
     episode = reinforce.Episode(None, [], [], [summarizer.Summary(None, None, None, None, None, proposals)])
-    args = SimpleNamespace(no_verify=False, policy_tokens=1, prompt_tokens=1, trigger=1.2)
-    reinforce.verify(SimpleNamespace(args=args, model=None, sandbox=None), [episode])
+    reinforce.verify(a_run(model=None, sandbox=None), [episode])
     assert episode.summaries[0].reward == reward
-    assert (episode.staged and episode.staged.verify_speedup) == staged
+    assert (episode.staged and episode.staged.skill.verify_speedup) == staged
 
 
 def test_trigger_and_verification_have_the_runs_gain(monkeypatch):
@@ -349,7 +353,7 @@ def test_trigger_and_verification_have_the_runs_gain(monkeypatch):
     monkeypatch.setattr(summarizer, "propose", lambda model, winners, *_: seen.append(len(winners)) or [])
     monkeypatch.setattr(summarizer, "verify", lambda *given: seen.append(given[-1]))
     for gain in (1.3, 1.5):
-        run = a_run({"trigger": gain}, model=None, sandbox=None, library=None)
+        run = a_run({"min_gain": gain}, model=None, sandbox=None, library=None)
         reinforce.summarise(run, [episode] * 2)
         reinforce.verify(run, [episode])
     assert seen == [2, 1.3, 0, 1.5]
@@ -360,44 +364,24 @@ def test_evaluation_selects_greedily_and_so_writes_a_single_sample(monkeypatch, 
     asked = []
     monkeypatch.setattr(reinforce, "select", lambda run, batch, k, temperature: asked.append((k, temperature)) or [])
     monkeypatch.setattr(reinforce, "roll_out", lambda run, episodes, *how: asked.append(how) or [])
-    monkeypatch.setattr(reinforce, "record_rollouts", lambda *_: None)
+    monkeypatch.setattr(reinforce, "write_transcripts", lambda *_: None)
     run = a_run({"eval_samples": samples}, model=SimpleNamespace(device=torch.device("cpu")), out=Path("."),
                 phase=lambda _: contextlib.nullcontext())
     assert reinforce.evaluate_if_due(run, 0)["eval_correct"] is None and reinforce.evaluate_if_due(run, 1) == {}
     generator = asked[1][3]
-    assert asked == [(1, 0), (1, samples, temperature, generator, 0.95)] and generator is not run.generator
+    sampling = Sampling(900, temperature, 0.95, 3500)
+    assert asked == [(1, 0), (1, samples, sampling, generator)] and generator is not run.generator
 
 
 def test_of_one_steps_equal_skills_the_fastest_joins(tmp_path):
     names = [("fuse", 2.0), ("row", 1.5), ("fuse", 3.0)]
     skills = [Skill(name, "how", "general", (), f"at {x}", x) for name, x in names]
-    episodes = [reinforce.Episode(None, [], staged=skill) for skill in skills]
-    run = SimpleNamespace(library=SkillLibrary(), out=tmp_path, step=0, args=SimpleNamespace(retire=0), seeds=set())
+    staged = [summarizer.Proposal({}, skill) for skill in skills]
+    episodes = [reinforce.Episode(None, [], staged=proposal) for proposal in staged]
+    library = SkillLibrary([Skill("row", "another", "general", (), "seed")])
+    run = a_run(library=library, out=tmp_path, step=0)
     reinforce.flush(run, episodes + [reinforce.Episode(None, [])])
-    assert [(skill.name, skill.verify_speedup) for skill in run.library.skills] == [("fuse", 3.0), ("row", 1.5)]
-    assert [bool(episode.staged) for episode in episodes] == [False, True, True]
-    assert len(SkillLibrary.load(tmp_path / "skill_library/global_step_1.jsonl")) == 2
-
-
-def test_a_skill_that_gains_nothing_on_many_tasks_is_retired(tmp_path):
-    """Its gain: the mean best reward of the rollouts that were shown it, minus that of those without any skill."""
-    fuse, row = (Skill(name, "how", "general", (), name) for name in ("fuse", "row"))
-
-    def episode(*rollouts):
-        found = [SimpleNamespace(skills=skills, best_reward=reward) for skills, reward in rollouts]
-        return reinforce.Episode(None, [], found)
-
-    one = episode(((), 1.0), ((), 2.0), ((fuse,), 3.0), ((fuse,), 2.0), ((row, fuse), 1.0), ((fuse, row), 0.0))
-    other = episode(((), 1.0), ((row,), 2.0), ((fuse,), 1.0))
-    nothing = episode(((fuse,), 9.0))  # no null scheme to compare with
-    run = SimpleNamespace(library=SkillLibrary([fuse, row]), out=tmp_path, step=0, args=SimpleNamespace(retire=0),
-                          seeds={"fuse", "row"})
-    reinforce.flush(run, [one, other, nothing])
-    assert run.library.gains == {"fuse": (3, 1.0 - 1.0 + 0.0), "row": (2, -1.0 + 1.0)} and run.retired == []
-    run.args.retire = 3
-    reinforce.flush(run, [])
-    assert [skill.name for skill in run.retired] == ["fuse"] and run.library.skills == [row]
-    assert run.seeds == {"row"}  # a skill that is found and takes the name is none
-    assert run.library.gains == {"row": (2, 0.0)} and run.library.recall("row fuse") == [row]
-    reinforce.flush(run, [other])
-    assert run.retired == [] and run.library.gains["row"] == (3, 1.0)  # it is useful now
+    assert [(s.name, s.verify_speedup) for s in library.skills] == [("row", None), ("fuse", 3.0), ("row-2", 1.5)]
+    assert [episode.staged for episode in episodes] == [None, *staged[1:]]
+    assert [proposal.joined for proposal in staged] == [None, "row-2", "fuse"]
+    assert len(SkillLibrary.load(tmp_path / "skill_library/global_step_1.jsonl")) == 3

@@ -1,8 +1,8 @@
-"""The rollout engine against its slow twin, and the decode attention against PyTorch's."""
+"""The rollout engine against transformers' generate, and the decode attention against PyTorch's."""
 
 import gc
+import itertools
 import os
-import random
 import subprocess
 import sys
 import weakref
@@ -11,11 +11,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from backbone import Backbone
+from backbone import Backbone, Sampling
 from conftest import tiny_model
-from fast.engine import PlainEngine
+from fast.sampler import Sampler
 from fast.slots import Slots
-from tasks import ROOT
+from program.files import ROOT
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
 
@@ -68,11 +68,10 @@ def model(request, model_folder):
 
 
 def plain_reply(model, prompt, limit=60):
-    """(tokens, log-probabilities) of the greedy reply through the model's own cache."""
-    engine = PlainEngine(model.model, model._head, model.stop_ids, lambda request: (request.tokens, request.logprobs))
-    engine.start(limit, 0, None)
-    engine.add(prompt, None)
-    [(_, reply)] = engine.step()
+    """(tokens, log-probabilities) of the greedy reply by transformers' generate."""
+    sampler = Sampler(model.model, None, model.stop_ids, lambda request: (request.tokens, request.logprobs))
+    sampler.start(Sampling(limit, 0), None)
+    [(_, reply)] = sampler.write({None: prompt})
     return reply
 
 
@@ -99,7 +98,7 @@ def whole_sequences(model, monkeypatch):
     if model.device.type == "cpu":
         monkeypatch.setattr("fast.slots.append", append_in_pytorch)
         monkeypatch.setattr("fast.slots.attend", attend_in_pytorch)
-        for name, value in {"kind": Slots, "ahead": True, "block": 4, "longest": 0}.items():
+        for name, value in {"kind": Slots, "block": 4, "longest": 0}.items():
             monkeypatch.setattr(model.engine, name, value)
 
 
@@ -113,7 +112,8 @@ def engine(request, model):
 
 
 def generate(model, prompts, limit, temperature=0, generator=None):
-    return [(reply.token_ids, reply.logprobs) for reply in model.sample(prompts, limit, temperature, generator)]
+    replies = model.sample(prompts, Sampling(limit, temperature), generator)
+    return [(reply.token_ids, reply.logprobs) for reply in replies]
 
 
 def generator_for(model, seed=7):
@@ -121,7 +121,7 @@ def generator_for(model, seed=7):
 
 
 @pytest.mark.parametrize("most", [2, 64])
-def test_replies_are_those_of_the_plain_path(model, engine, plain, most, monkeypatch):
+def test_replies_are_those_of_generate(model, engine, plain, most, monkeypatch):
     """With fewer slots than prompts, each slot goes from one sequence to the next."""
     monkeypatch.setattr(engine, "most", most)
     for _ in range(2):
@@ -147,27 +147,22 @@ def test_finished_sequences_are_replaced_before_the_others_end(model, monkeypatc
     assert read[0] == 4 and sum(read) == 16 and len(read) > 4
 
 
-def test_equal_prompts_are_read_once(model, engine, plain, inputs):
+def test_equal_prompts_are_read_once(model, engine, plain, inputs, monkeypatch):
+    monkeypatch.setattr(model.engine, "slots", None)  # on a GPU earlier ones are kept, and they may be fewer
     replies = generate(model, PROMPTS[:3] * 4, 60)
     assert [tokens for tokens, _ in replies] == [plain[i % 3][0] for i in range(12)]
     assert sum(rows for rows, width in inputs if width > 1) == 3
 
 
-def test_a_step_returns_what_ended_in_the_order_of_adding(model, engine, plain):
-    with model.sampler(60, temperature=0) as sampler:
-        steps, sizes = [], []
-        for i in (3, 0, 2, 1):
-            sampler.add(PROMPTS[i], (i, "a key"))
-        while sampler.waiting:
-            before = sampler.waiting
-            steps.append([key[0] for key, _ in sampler.step()])
-            sizes.append(before - sampler.waiting)
-            sampler.pause()
-    assert sizes == [len(step) for step in steps] and sorted(sum(steps, [])) == [0, 1, 2, 3]
+def test_replies_come_as_they_end_those_of_a_block_in_the_order_of_adding(model, engine, plain):
     order = [3, 0, 2, 1]
-    assert all(step == sorted(step, key=order.index) for step in steps)
-    longest = max(len(plain[i][0]) for i in range(4))
-    assert len(steps) <= -(-longest // engine.block) + 2  # no more than two blocks too many
+    with model.sampler(Sampling(60, 0)) as sampler:
+        keys = [key[0] for key, _ in sampler.write({(i, "a key"): PROMPTS[i] for i in order})]
+    blocks = [(len(plain[i][0]) - 1) // engine.block for i in keys]
+    assert sorted(keys) == [0, 1, 2, 3] and blocks == sorted(blocks)
+    for block in set(blocks):
+        together = [i for i, number in zip(keys, blocks) if number == block]
+        assert together == sorted(together, key=order.index)
 
 
 def test_sampling_is_a_function_of_the_generator(model, engine, monkeypatch):
@@ -182,7 +177,7 @@ def test_sampling_is_a_function_of_the_generator(model, engine, monkeypatch):
 
 def test_sampled_logprobs_are_the_trainers(model, engine):
     for temperature in (1.0, 0.5):
-        replies = model.sample(PROMPTS * 3, 40, temperature, generator_for(model))
+        replies = model.sample(PROMPTS * 3, Sampling(40, temperature), generator_for(model))
         rescored = model.logprobs([(r.prompt_ids, r.token_ids) for r in replies], temperature)
         for reply, new in zip(replies, rescored):
             assert (new.cpu() - torch.tensor(reply.logprobs)).abs().max() < 1e-4
@@ -210,31 +205,22 @@ def test_a_cache_is_free_as_soon_as_it_is_dropped(model, engine, monkeypatch):
 @needs_gpu
 def test_a_big_cache_is_given_back(model_folder, monkeypatch):
     model = Backbone.load(model_folder, "cuda")
-    model.sample(PROMPTS, 20)
+    model.sample(PROMPTS, Sampling(20))
     model.release()
     assert model.engine.slots is not None  # a small one stays, with its graphs
     monkeypatch.setattr("fast.engine.SMALL", 0)
     model.release()
     assert model.engine.slots is None
-    before = torch.cuda.memory_reserved()
-    monkeypatch.setattr("fast.engine.SPARE", 1 << 60)  # more than there is: given back at the end of every call
-    generate(model, [[5] * 20000], 20)  # a cache of 10 MB
-    assert model.engine.slots is None and torch.cuda.memory_reserved() <= before
 
 
-def converse(model, prompts, turns, seed):
-    """[[(prompt, tokens, log-probabilities) of each turn], ...]; the next turn comes a while after the last reply."""
-    chance, talks, coming = random.Random(seed), [[] for _ in prompts], list(enumerate(prompts))
-    with model.sampler(30, temperature=0) as sampler:
-        while coming or sampler.waiting:
-            for item in coming[:]:
-                if not talks[item[0]] or chance.random() < 0.4 or not sampler.waiting:
-                    sampler.add(item[1], item[0])
-                    coming.remove(item)
-            for i, reply in sampler.step():
+def converse(model, prompts, turns):
+    """[[(prompt, tokens, log-probabilities) of each turn], ...]; every talk's next turn is in the next wave."""
+    talks, wave = [[] for _ in prompts], dict(enumerate(prompts))
+    with model.sampler(Sampling(30, 0)) as sampler:
+        for turn in range(turns):
+            for i, reply in sampler.write(wave):
                 talks[i].append((reply.prompt_ids, reply.token_ids, reply.logprobs))
-                if len(talks[i]) < turns:
-                    coming.append((i, reply.prompt_ids + reply.token_ids + [11 + len(talks[i])] * 20))
+                wave[i] = reply.prompt_ids + reply.token_ids + [11 + turn] * 20
     return talks
 
 
@@ -242,56 +228,26 @@ TALKS = [prompt * 12 for prompt in PROMPTS[:3]] + [prompt * 11 for prompt in PRO
 
 
 @pytest.mark.parametrize("most", [64, 3])
-def test_conversations_at_their_own_pace(model, engine, most, monkeypatch):
-    """Their histories outgrow the first slots, of which there may be too few; every reply is the plain path's."""
+def test_conversations(model, engine, most, monkeypatch):
+    """Their histories outgrow the first slots, of which there may be too few; every reply is generate's."""
     monkeypatch.setattr(engine, "most", most)
     monkeypatch.setattr(engine, "slots", None)
-    talks = converse(model, TALKS, 3, seed=most)
-    assert [len(talk) for talk in talks] == [3] * len(TALKS)
-    for prompt, tokens, logprobs in [turn for talk in talks for turn in talk]:
+    for prompt, tokens, logprobs in itertools.chain(*converse(model, TALKS, 3)):
         want, want_logprobs = plain_reply(model, prompt, 30)
         assert tokens == want
         assert logprobs == pytest.approx(want_logprobs, abs=1e-4)
 
 
-def test_a_later_turn_reads_only_what_is_new(model, whole_sequences, inputs, monkeypatch):
-    monkeypatch.setattr(model.engine, "longest", 2048)  # long enough for every turn
-    monkeypatch.setattr(model.engine, "slots", None)
-    talks = converse(model, TALKS, 3, seed=1)
-    read = [(rows, width) for rows, width in inputs if width > 1]
-    later = [(rows, width) for rows, width in read if width <= 21]  # a reply's last token and 20 new ones
-    assert sum(rows for rows, _ in later) == 2 * len(TALKS)
-    assert sum(rows for rows, _ in read) - 2 * len(TALKS) == len({tuple(prompt) for prompt in TALKS})
-    for prompt, tokens, _ in [talk[-1] for talk in talks]:
-        assert tokens == plain_reply(model, prompt, 30)[0]
-
-
-def test_prompts_that_fit_go_before_one_that_is_too_long_for_the_slots(model, whole_sequences, plain, monkeypatch):
-    monkeypatch.setattr(model.engine, "longest", 0)
-    monkeypatch.setattr(model.engine, "slots", None)
-    monkeypatch.setattr(model.engine, "most", 2)
-    long, replies = [9, 8, 7] * 200, {}  # the slots are made for 512 tokens
-    with model.sampler(60, temperature=0) as sampler:
-        sampler.add(PROMPTS[0], 0)
-        replies.update(sampler.step())
-        for key, prompt in [("long", long), *list(enumerate(PROMPTS))[1:]]:
-            sampler.add(prompt, key)
-        while sampler.waiting:
-            replies.update(sampler.step())
-    assert [replies[i].token_ids for i in range(8)] == [tokens for tokens, _ in plain]
-    assert replies["long"].token_ids == plain_reply(model, long)[0] and list(replies)[-1] == "long"
-
-
 @needs_gpu
 @pytest.mark.parametrize("experts", ["eager", None])
-def test_a_step_that_cannot_be_recorded_is_launched_kernel_by_kernel(tokenizer, experts, capsys):
+def test_a_step_that_cannot_be_captured_is_launched_kernel_by_kernel(tokenizer, experts, capsys):
     """transformers' plain loop over a mixture's experts asks the GPU which were chosen."""
     model = Backbone(tiny_model("Qwen3Moe", tokenizer, experts, head_dim=16).to("cuda"), tokenizer)
     for count in (8, 3):
         replies = generate(model, PROMPTS[:count], 30)
         assert [tokens for tokens, _ in replies] == [plain_reply(model, prompt, 30)[0] for prompt in PROMPTS[:count]]
-    told = capsys.readouterr().out.count("be recorded as a CUDA graph")
+    told = capsys.readouterr().out.count("be captured as a CUDA graph")
     assert told == (not model.engine.slots.graphs) and (told == 1 or experts is None)
-    sampled = model.sample(PROMPTS, 30, 1.0, torch.Generator("cuda").manual_seed(0))
+    sampled = model.sample(PROMPTS, Sampling(30), torch.Generator("cuda").manual_seed(0))
     for reply, new in zip(sampled, model.logprobs([(r.prompt_ids, r.token_ids) for r in sampled])):
         assert (new - torch.tensor(reply.logprobs, device="cuda")).abs().max() < 1e-3

@@ -3,31 +3,25 @@
 Run by torchrun, this file is one of the ranks: torchrun --standalone --nproc_per_node=2 tests/test_node.py OPTIONS ...
 """
 
-import json
 import os
 import re
 import shutil
 import signal
 import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import Qwen3Config
 
 from conftest import configure, launch, read_lines  # first: it puts the root on the path
 import reinforce
-import report
+import run as runs
 from backbone import Backbone
-from fast import plan, ranks
+from fast import ranks
 from fast.optimizer import SplitAdamW, make_adamw
-from tasks import UserError
-sys.path.append(str(Path(__file__).parent.parent / "results"))
-from rollout_speed import SHAPES  # noqa: E402
-from test_credit import sampled_rows  # noqa: E402
+from test_credit import sampled_rows
 from test_reinforce import enter, ingredients, library_at, metrics, world  # noqa: F401 (a fixture)
 
 
@@ -39,9 +33,9 @@ def close(a, b, tolerance=1e-6):
 
 
 def tensors(dtype):
-    """Parameters that two ranks can split evenly, one that they cannot, and one that no gradient reaches."""
+    """Parameters that two ranks can split evenly, and one that they cannot."""
     generator = torch.Generator().manual_seed(0)
-    shapes = (6, 4), (7, 5), (8,), (2,)
+    shapes = (6, 4), (7, 5), (8,)
     return [torch.nn.Parameter(torch.randn(shape, generator=generator).to(dtype)) for shape in shapes]
 
 
@@ -54,7 +48,7 @@ def steps(part, optimizer, parameters, first, last):
             for p in parameters[:2 + number]:  # the third one has no gradient from the first part
                 gradient = torch.randn(p.shape, generator=generator).to(p.dtype)
                 p.grad = gradient if p.grad is None else p.grad + gradient
-        norms.append(ranks.clip_grad_norm(optimizer, parameters, 3.0).item())
+        norms.append(ranks.reduce_and_clip_gradients(optimizer, parameters, 3.0).item())
         optimizer.step()
         optimizer.zero_grad()
     return norms
@@ -128,7 +122,7 @@ def test_the_update_of_two_ranks_is_that_of_one(killed, model):
     optimizer = make_adamw(model.model.parameters(), 1e-4)
     for mine, theirs in zip(updates(model, optimizer), found["stats"], strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5, abs=5e-6)
-        assert mine["tokens_live"] > 20 and mine["grad_norm"] > 0.5
+        assert mine["tokens_trained"] > 20 and mine["grad_norm"] > 0.5
     assert all(close(a, b) for a, b in zip(found["weights"], model.model.parameters()))
 
 
@@ -164,11 +158,10 @@ def run_on_a_rank(options, kill):
 @pytest.mark.parametrize("number", [1, pytest.param(4, marks=pytest.mark.slow)])  # 4: more ranks than tasks
 def test_a_rank_is_killed_and_another_number_goes_on(killed, number, world, tmp_path):  # noqa: F811
     whole, out, (folder, done, at) = world("whole", "--steps", "3", "--batch", "3"), tmp_path / "ranks", killed
-    shutil.copytree(folder / "ranks", out)
+    shutil.copytree(folder / "ranks", out, symlinks=True)
     assert done.returncode != 0 and at - float(re.search(r"killed at ([\d.]+);", done.stderr)[1]) < 30
     assert done.stdout.count("step 2/3") == 1 and "step 3/3" not in done.stdout  # the progress is told once
-    assert done.stderr.count("test_node.py: error: a rank was killed") == 1, done.stderr
-    assert done.stderr.count("Traceback") == 1, done.stderr  # torchrun's own
+    assert done.stderr.count("Traceback") == 1, done.stderr  # torchrun's own, which names the rank
     assert library_at(out, 2) == library_at(whole, 2) and len(library_at(out, 2)) > 3
     if number == 1:
         world("ranks", "--resume")
@@ -190,63 +183,7 @@ def test_a_rank_is_killed_and_another_number_goes_on(killed, number, world, tmp_
         assert mine == theirs
 
 
-# ---- memory
-
-MEASURED = [record for path in (Path(__file__).parent.parent / "results/node").glob("*.json")
-            for record in json.loads(path.read_text()) if "peak_gb" in record]
-
-
-@pytest.mark.parametrize("record", MEASURED, ids=lambda r: f"{r['shape']}-{r['recomputed_layers']}-{r['offload']}")
-def test_the_planned_peak_is_the_measured_one(record):
-    planned = plan.peak(plan.SHAPES[record["shape"].upper()], record["ranks"], record["tokens"],
-                        record["recomputed_layers"], record["offload"])
-    assert planned / 1e9 == pytest.approx(record["peak_gb"], rel=0.05)
-
-
-@pytest.mark.parametrize("name, gpus, card, offload, said", [
-    ("8B", 1, 141, False, None), ("8B", 1, 80, True, None), ("14B", 8, 141, False, None),
-    ("8B", 1, 80, False, "does not fit on 1 GPU(s) of 85 GB without --offload, which takes 66 GB"),
-    ("8B", 1, 24, True, "8B: an update of 32768 tokens does not fit on 1 GPU(s) of 25 GB; with everything")])
-def test_what_cannot_fit_is_refused_in_one_line(name, gpus, card, offload, said):
-    line = plan.refusal(name, plan.SHAPES[name], gpus, plan.CARDS[card], 32768, offload)
-    assert line is None if said is None else said in line and "\n" not in line
-    found = plan.plan(plan.SHAPES[name], gpus, plan.CARDS[card], 32768)
-    assert (found is None) == (said is not None and offload)
-    if found:
-        fits = [plan.peak(plan.SHAPES[name], gpus, 32768, recomputed, found.offload) < plan.CARDS[card] - plan.RESERVED
-                for recomputed in (found.recomputed - 1, found.recomputed)]
-        assert fits == [False, True]  # no layer more than needed
-
-
-def test_the_shapes_are_the_models(tmp_path):
-    for name, numbers in SHAPES.items():
-        if name.upper() in plan.SHAPES:
-            layers, width, heads, groups, dim, inner, vocabulary, tied = numbers
-            Qwen3Config(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, head_dim=dim,
-                        num_key_value_heads=groups, intermediate_size=inner, vocab_size=vocabulary,
-                        tie_word_embeddings=tied).save_pretrained(tmp_path)
-            assert plan.shape_of(tmp_path) == plan.SHAPES[name.upper()], name
-
-
-def test_plan_tells_what_fits_and_stops(capsys, refusal, tmp_path):
-    with pytest.raises(SystemExit) as end:
-        reinforce.main(["--plan", "--model", "checkpoints/tiny", "--out", str(tmp_path / "run")])
-    out = capsys.readouterr().out
-    assert end.value.code == 0 and not (tmp_path / "run").exists()
-    assert "8 x 141 GB" in out and "offload, 31/36, 183k" in out and len(out.splitlines()) == 7
-    assert str(tmp_path) in refusal(reinforce.main, "--plan", "--model", str(tmp_path))  # (a hub id would be looked up)
-
-
-@pytest.mark.parametrize("card, offload, fits", [
-    (24, True, False), (80, False, False), (80, True, True), (141, False, True)])
-def test_a_model_that_cannot_fit_is_refused_before_it_is_loaded(card, offload, fits, tmp_path, monkeypatch):
-    Qwen3Config(num_hidden_layers=36, hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
-                intermediate_size=12288, vocab_size=151936).save_pretrained(tmp_path)  # 8B, without weights
-    gpu = SimpleNamespace(total_memory=plan.CARDS[card])
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
-    tables = reinforce.OPTIONS, reinforce.SIZES, reinforce.RECIPES
-    with nullcontext() if fits else pytest.raises(UserError, match=r"does not fit on 1 GPU\(s\)"):
-        report.check_memory(tmp_path, {"device": "cuda", "offload": offload}, tables)
+# ---- one process
 
 
 def test_without_a_launcher_nothing_is_changed():
@@ -280,11 +217,10 @@ if __name__ == "__main__":
     ranks.joined(both)(sys.argv[1:])
 
 
-def test_only_the_first_rank_reads_what_it_has_written(tmp_path, monkeypatch, capsys):
+def test_only_the_first_rank_writes(tmp_path, monkeypatch, capsys):
     saved = []
-    monkeypatch.setattr(report.ranks, "rank", lambda: 1)
-    monkeypatch.setattr(report, "save_checkpoint", saved.append)
-    run = SimpleNamespace(out=tmp_path, step=0, args=SimpleNamespace(save_every=1, steps=2), tensorboard=None,
-                          generator=torch.Generator(), seconds={})
-    report.finish_step(run, {"step": 0, "eval_fast_1": 0.5})
+    monkeypatch.setattr(runs, "save_checkpoint", saved.append)
+    options = SimpleNamespace(save_every=1, steps=2)
+    run = SimpleNamespace(out=tmp_path, step=0, options=options, writes=False, seconds={})
+    runs.finish_step(run, {"step": 0, "eval_fast_1": 0.5})
     assert saved == [run] and capsys.readouterr().out == "" and not list(tmp_path.iterdir())

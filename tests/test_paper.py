@@ -8,7 +8,6 @@ import pytest
 import policy
 import reinforce
 import selector
-import skills
 import summarizer
 from backbone import SELECT_TOOL, UPDATE_TOOL
 from conftest import configure
@@ -18,7 +17,7 @@ from sandbox import Verdict
 PAPER = {
     "batch": 16, "k": 3, "n": 4, "turns": 3, "s": 8, "oversample": 2,  # B, k, n, T, s, PROMPT_OVERSAMPLING_FACTOR
     "lr": 1e-6, "loss_scale": 1000.0, "grad_clip": 1.0, "clip_low": 0.2, "clip_high": 0.28,
-    "temperature": 1.0, "gamma": 1.0, "selection_weight": 0.3, "summary_weight": 0.5, "trigger": 1.2,
+    "temperature": 1.0, "gamma": 1.0, "selection_weight": 0.3, "summary_weight": 0.5, "min_gain": 1.2,
     "prompt_tokens": 24576, "policy_tokens": 8192, "selection_tokens": 1024, "summary_tokens": 2048,
     "trials": 5, "eval_samples": 8, "min_std": 1e-3, "steps": 200,
     "reward": "davinci", "baseline": "leave-one-out", "group": "turn", "loss_mean": "sum",
@@ -30,13 +29,13 @@ TINY = {"batch": 3, "k": 3, "n": 2, "turns": 2, "s": 3, "oversample": 1, "lr": 1
 CONSTANTS = [
     (policy.SPEEDUP_CAP, 6.0), (reinforce.DUAL_CLIP, 3.0), (reinforce.DIVISOR_FLOOR, 0.05),
     (summarizer.MOST_PROPOSALS, 2), (summarizer.MOST_CONTENT_TOKENS, 640),  # 512 and a quarter
-    (selector.MOST_SKILLS, 3), (selector.TASK_CHARACTERS, 1000), (skills.CANDIDATES, 20)]
+    (selector.MOST_SKILLS, 3), (selector.TASK_CHARACTERS, 1000), (selector.CANDIDATES, 20)]
 
 
 def test_a_large_model_is_trained_with_the_papers_numbers():
-    options = vars(configure({"device": "cuda"}, 8e9))
+    options = vars(configure({"device": "cuda"}, large=True))
     assert {name: options[name] for name in PAPER} == PAPER
-    assert vars(configure({"device": "cuda"}, 1e9))["lr"] == 1e-6 and configure({"device": "cuda"}, 0.9e9).lr == 5e-5
+    assert configure({"device": "cuda"}).lr == 5e-5
 
 
 def test_the_tiny_model_on_two_cores_has_its_own():
@@ -67,7 +66,7 @@ def test_the_tools_have_the_releases_names_and_fields(tool, name, listed, fields
 
 
 def test_what_may_change_when_a_run_is_continued():
-    assert reinforce.CHANGEABLE == {"steps", "eval_every", "save_every", "no_eval", "offload", "log"}
+    assert reinforce.CHANGEABLE == {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}
 
 
 def test_what_the_table_of_differences_names_is_there():

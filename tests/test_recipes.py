@@ -3,10 +3,9 @@
 import json
 
 import pytest
-import torch
 
 import policy
-import tasks
+from backbone import Sampling
 from conftest import FakeSandbox, Scripted, configure, kernel, make_task
 from policy import HISTORIES, rollout
 from reinforce import RECIPES
@@ -27,11 +26,11 @@ REWARDS = {  # reward of: wrong; a decoy; correct at 0.5x and 1.052x with covera
     "kevin": [0.0, 0.0, 0.8, 1.352, 1.353, 10.3], "cuda-agent": [-1.0, -1.0, 1.0, 1.0, 2.0, 2.0]}
 
 
-@pytest.mark.parametrize("given, parameters", [("cpu", 6e6), ("cuda", 6e6), ("cuda", 8e9)])
+@pytest.mark.parametrize("given, large", [("cpu", False), ("cuda", False), ("cuda", True)])
 @pytest.mark.parametrize("recipe", list(TABLE))
-def test_a_recipe_sets_all_that_its_name_implies(recipe, given, parameters):
+def test_a_recipe_sets_all_that_its_name_implies(recipe, given, large):
     assert list(RECIPES) == list(TABLE)
-    mine, davinci = (vars(configure({"device": given, "recipe": name}, parameters)) for name in (recipe, "davinci"))
+    mine, davinci = (vars(configure({"device": given, "recipe": name}, large)) for name in (recipe, "davinci"))
     assert mine == davinci | TABLE[recipe] | {"recipe": recipe}
     assert davinci["history"] == "all"
 
@@ -49,23 +48,12 @@ def test_the_reward_of_a_recipe(recipe):
 def test_kevin_drops_thoughts_and_keeps_plans_and_kernels(model, history, thoughts):
     scripted = Scripted(model.model, model.tokenizer)
     scripted.script = lambda role, prompt: ["<think>a long thought</think>" + kernel(1.5) + "\nThat is all."]
-    rollout(scripted, FakeSandbox(), [(make_task(), ())], 3, 400, strategy=HISTORIES[history])
+    rollout(scripted, FakeSandbox(), [(make_task(), ())], 3, Sampling(400), strategy=HISTORIES[history])
     prompts = [prompt for _, prompt in scripted.asked]
     assert [prompt.count("a long thought") for prompt in prompts] == thoughts
     assert [prompt.count("That is all") for prompt in prompts] == thoughts
     assert [prompt.count("# speedup 1.5") for prompt in prompts] == [0, 1, 2]
     assert [prompt.count("Plan: x.") for prompt in prompts] == [0, 1, 2]
-
-
-@pytest.mark.parametrize("compiled, limits, reason", [
-    (lambda model: model, (0.0, 1e9), None), (lambda model: model, (1e8, 1e9), "takes less"),
-    (lambda model: model, (0.0, 1e-9), "takes more"),
-    (lambda model: lambda x: model(x) + 1, (0.0, 1e9), "other values"),
-    (lambda model: 1 / 0, (0.0, 1e9), "does not run: ZeroDivisionError")])
-def test_tasks_for_a_clock(monkeypatch, compiled, limits, reason):
-    monkeypatch.setattr(torch, "compile", compiled)
-    found = tasks.unfit_on_gpu(make_task(), "cpu", *limits)
-    assert found == reason or reason in found
 
 
 def test_a_recipe_is_five_lines(world, monkeypatch):

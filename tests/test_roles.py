@@ -1,26 +1,27 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
 
-import contextlib
 import re
-from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
 
 import summarizer
-from backbone import Completion
-from conftest import (CONTENT, FakeSandbox, Scripted, ScriptedSampler, call, entry, kernel, make_task, proposing,
-                      selecting)
+from backbone import Completion, Sampling
+from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
 from policy import Trajectory, Turn, best_window, normalised, rollout, score_pairs
 from sandbox import Verdict
-from selector import read_selection, select
+from selector import Selection, read_selection, recall, select, selection_metrics
 from skills import Skill, SkillLibrary
 from summarizer import (Proposal, Summary, apply_pass_rule, best_skill, best_trigger, lazy_advice, propose,
-                        read_proposals, trigger, verify)
+                        read_proposals, summary_metrics, trigger, verify)
 from tasks import Task, TaskError
 
 SKILLS = [Skill(f"skill-{i}", f"description {i}", "general", (word,), f"{CONTENT} body{i}")
           for i, word in enumerate(["forward", "module", "inputs", "randn", "init"])]  # words of the task
+
+
+REPLY = Sampling(400)  # tokens: more than the scripted replies have
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
 def test_k_selections_for_each_task_see_candidates_but_no_bodies(scripted):
     scripted.script = lambda role, prompt: [selecting("skill-2"), selecting("skill-0", "skill-1"), "nothing"]
     tasks = [make_task(0), make_task(1)]
-    selections = select(scripted, SkillLibrary(SKILLS), tasks, 3, generator=torch.Generator().manual_seed(0))
+    selections = select(scripted, SkillLibrary(SKILLS), tasks, 3, REPLY, torch.Generator().manual_seed(0))
     assert [len(mine) for mine in selections] == [3, 3]
     assert {len(s.skills) for mine in selections for s in mine} <= {0, 1, 2}
     assert all(s.task is task for task, mine in zip(tasks, selections) for s in mine)
@@ -64,12 +65,12 @@ def test_replies_belong_to_the_task_that_they_answer(scripted):
     library = SkillLibrary([Skill(f"use-{word}", word, "general", (), word) for word in words])
     tasks = [Task(word, 0, word) for word in words]
     scripted.script = lambda role, prompt: [selecting(next(f"use-{w}" for w in words if f"```python\n{w}\n" in prompt))]
-    for task, mine in zip(tasks, select(scripted, library, tasks, 2)):
+    for task, mine in zip(tasks, select(scripted, library, tasks, 2, REPLY)):
         assert [[s.name for s in one.skills] for one in mine] == [[f"use-{task.name}"]] * 2
         assert [s.name for s in mine[0].candidates] == [f"use-{task.name}"] and not mine[0].dropped
     winners = [best_trigger([trajectory(1.0, 2.0, task=task)], 1.2) for task in tasks]
     scripted.script = lambda role, prompt: [proposing(entry(name=next(w for w in words if f"\n{w}\n" in prompt)))]
-    for task, mine in zip(tasks, propose(scripted, winners, 2, None)):
+    for task, mine in zip(tasks, propose(scripted, winners, 2, SkillLibrary(), REPLY)):
         assert [(s.task, s.proposals[0].skill.name, s.winner.task) for s in mine] == [(task, task.name, task)] * 2
 
 
@@ -78,28 +79,36 @@ def test_long_tasks_are_cut_at_a_thousand_characters(scripted):
     task = make_task()
     filler = "#" * (999 - len(task.source.strip()))
     long = Task("long", 0, task.source.strip() + filler + "@$")
-    select(scripted, SkillLibrary(SKILLS), [long], 1)
+    select(scripted, SkillLibrary(SKILLS), [long], 1, REPLY)
     assert filler + "@\n" in scripted.asked[0][1] and "$" not in scripted.asked[0][1].split("Candidate")[0]
     scripted.large = True  # a model of over a billion parameters sees it whole
-    select(scripted, SkillLibrary(SKILLS), [long], 1)
+    select(scripted, SkillLibrary(SKILLS), [long], 1, REPLY)
     assert filler + "@$" in scripted.asked[1][1]
 
 
 def test_nobody_is_asked_without_candidates_or_with_bm25_alone(scripted):
-    empty = select(scripted, SkillLibrary(), [make_task()], 2)
+    empty = select(scripted, SkillLibrary(), [make_task()], 2, REPLY)
     assert [(s.skills, s.completion) for s in empty[0]] == [((), None)] * 2
-    alone = select(scripted, SkillLibrary(SKILLS), [make_task()], 2, bm25_only=True)
-    assert [s.skills for s in alone[0]] == [tuple(SkillLibrary(SKILLS).recall(make_task().source)[:3])] * 2
+    alone = select(scripted, SkillLibrary(SKILLS), [make_task()], 2, REPLY, bm25_only=True)
+    assert [s.skills for s in alone[0]] == [tuple(recall(SkillLibrary(SKILLS), make_task().source)[:3])] * 2
     assert len(alone[0][0].skills) == 3 and scripted.asked is None
 
 
 def test_candidates_that_do_not_fit_are_left_out(scripted):
     scripted.script = lambda role, prompt: [selecting("skill-0")]
-    whole = select(scripted, SkillLibrary(SKILLS), [make_task()], 1)[0][0]
+    whole = select(scripted, SkillLibrary(SKILLS), [make_task()], 1, REPLY)[0][0]
     size = len(whole.completion.prompt_ids)
     for limit, kept in ((size, 5), (size - 1, 4)):
-        short = select(scripted, SkillLibrary(SKILLS), [make_task()], 1, max_prompt_tokens=limit)[0][0]
+        sampling = Sampling(400, max_prompt_tokens=limit)
+        short = select(scripted, SkillLibrary(SKILLS), [make_task()], 1, sampling)[0][0]
         assert short.candidates == whole.candidates[:kept] and len(short.completion.prompt_ids) <= limit
+
+
+def test_what_metrics_say_of_selections():
+    chosen = [Selection(make_task(), SKILLS, None, tuple(SKILLS[:n]), reward=float(n)) for n in (0, 2, 1)]
+    metrics = selection_metrics(chosen, {"skill-1", "skill-2"})
+    assert metrics == {"reward_selection": 1.0, "selected": 1.0, "selected_learnt": 2}
+    assert selection_metrics([], set()) == {"reward_selection": None, "selected": None, "selected_learnt": 0}
 
 
 # ---- policy
@@ -108,7 +117,7 @@ def test_rollouts_show_skills_and_feedback_and_use_all_turns(scripted):
     scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
     sandbox = FakeSandbox()
     jobs = [(make_task(0), SKILLS[:2]), (make_task(1), ())]
-    done = rollout(scripted, sandbox, jobs, 3, 400)
+    done = rollout(scripted, sandbox, jobs, 3, REPLY)
     assert [t.task.name for t in done] == ["task0", "task1"] and done[0].skills == tuple(SKILLS[:2])
     for trajectory in done:
         assert [turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0, 3.0]
@@ -125,11 +134,11 @@ def test_rollouts_show_skills_and_feedback_and_use_all_turns(scripted):
 def test_a_reply_without_code_never_reaches_the_sandbox(scripted):
     scripted.script = lambda role, prompt: ["no code"] if "Compiled: no" not in prompt else [kernel(1.5)]
     sandbox = FakeSandbox()
-    turns = rollout(scripted, sandbox, [(make_task(), ())], 2, 400)[0].turns
+    turns = rollout(scripted, sandbox, [(make_task(), ())], 2, REPLY)[0].turns
     assert len(sandbox.scored) == 1 and turns[0].code is None and not turns[0].verdict.compiled
     assert "no code block" in turns[0].verdict.error and turns[0].verdict.clock == "modelled"
     assert "no code block" in scripted.asked[1][1] and turns[1].verdict.correct
-    cut = rollout(scripted, FakeSandbox("cuda"), [(make_task(), ())], 1, 2)[0].turns[0]
+    cut = rollout(scripted, FakeSandbox("cuda"), [(make_task(), ())], 1, Sampling(2))[0].turns[0]
     assert ("cut off after 2 tokens" in cut.verdict.error and cut.verdict.clock == "measured"
             and not cut.completion.finished)
 
@@ -137,87 +146,34 @@ def test_a_reply_without_code_never_reaches_the_sandbox(scripted):
 def test_a_rollout_ends_when_its_next_prompt_would_be_too_long(scripted):
     scripted.script = lambda role, prompt: [kernel(1.0)]
     jobs = [(make_task(), ()), (make_task(), SKILLS)]
-    whole = rollout(scripted, FakeSandbox(), jobs, 3, 400)
+    whole = rollout(scripted, FakeSandbox(), jobs, 3, REPLY)
     lengths = [[len(turn.completion.prompt_ids) for turn in one.turns] for one in whole]
     assert lengths[0][2] < lengths[1][1]
-    short = rollout(scripted, FakeSandbox(), jobs, 3, 400, max_prompt_tokens=lengths[1][0])
+    short = rollout(scripted, FakeSandbox(), jobs, 3, Sampling(400, max_prompt_tokens=lengths[1][0]))
     assert [len(tr.turns) for tr in short] == [sum(n <= lengths[1][0] for n in row) for row in lengths]
     assert len(short[1].turns) == 1 and short[1].turns[0].completion.token_ids  # exactly the limit
-    never = rollout(scripted, FakeSandbox(), jobs, 3, 400, max_prompt_tokens=lengths[1][0] - 1)[1]
+    never = rollout(scripted, FakeSandbox(), jobs, 3, Sampling(400, max_prompt_tokens=lengths[1][0] - 1))[1]
     assert len(never.turns) == 1 and never.turns[0].completion.token_ids == []
     assert "more than" in never.turns[0].verdict.error and not never.turns[0].verdict.correct
 
 
-def test_on_a_gpu_rollouts_go_through_their_turns_independently(scripted):
-    """The sandbox judges the kernel first that has come last."""
-    events, waiting = [], []
-
-    class Backwards(FakeSandbox):
-        def submit(self, pairs):
-            waiting.extend((Future(), task, code) for task, code in pairs)
-            events.extend(("handed in", task.name) for task, _ in pairs)
-            return [future for future, *_ in waiting[-len(pairs):]]
-
-        def wait(self, futures):
-            future, task, code = waiting.pop()
-            events.append(("judged", task.name))
-            assert future in futures and len(futures) == len(waiting) + 1
-            future.set_result(self.verdict(task, code))
-
-        def prepare(self, tasks):
-            events.append(("prepared", *(task.name for task in tasks)))
-
-    scripted.script = lambda role, prompt: [kernel(1.0 + prompt.count("Speedup"))]
-    names = [f"task{i}" for i in range(3) for _ in "12"]
-    done = rollout(scripted, Backwards("cuda"), [(make_task(int(name[-1])), ()) for name in names], 2, 400)
-    assert [trajectory.task.name for trajectory in done] == names
-    assert all([turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0] for trajectory in done)
-    assert events == [("prepared", *names)] + [("handed in", name) for name in names] + [
-        (what, name) for name in reversed(names) for what in ("judged", "handed in", "judged")]
-
-
 @pytest.mark.parametrize("device, when", [("cuda", [1, 3, 4, 5, 6]), ("cpu", [3, 3, 6, 6, 6])])
-def test_kernels_are_judged_at_once_on_a_gpu_and_together_on_a_cpu(scripted, device, when):
-    """A model that writes one reply after the other; one has no kernel. when: how many it had written at each verdict.
+def test_kernels_are_submitted_at_once_on_a_gpu_and_together_on_a_cpu(scripted, device, when):
+    """when: how many replies had been written as each kernel was submitted; one reply of the first wave has no kernel.
 
-    On a CPU that rollout waits for the others, so that all begin their next turns together and in order.
+    Either way all rollouts begin their next turns together and in order.
     """
-    judged = []
+    submitted = []
 
     class Eager(FakeSandbox):
         def verdict(self, task, code):
-            judged.append(len(scripted.asked))
+            submitted.append(len(scripted.asked))
             return super().verdict(task, code)
 
-    scripted.at_a_time = 1
     scripted.script = lambda role, prompt: ["no code" if "* 3" in prompt and "Compiled" not in prompt else kernel(1.0)]
-    done = rollout(scripted, Eager(device), [(make_task(i), ()) for i in range(3)], 2, 400)
-    assert judged == when and [len(one.turns) for one in done] == [2, 2, 2]
+    done = rollout(scripted, Eager(device), [(make_task(i), ()) for i in range(3)], 2, REPLY)
+    assert submitted == when and [len(one.turns) for one in done] == [2, 2, 2]
     assert [prompt.split("relu(x) * ")[1][0] for _, prompt in scripted.asked] == list("234234")
-
-
-def test_the_model_uses_the_gpu_in_short_pieces_and_leaves_nothing_running(scripted):
-    events = []
-
-    class Slow(ScriptedSampler):
-        def step(self):
-            events.append("step")
-            return super().step() if len(events) > 12 else []
-
-        def pause(self):
-            events.append("pause")
-
-    class Gate(FakeSandbox):
-        @contextlib.contextmanager
-        def sampling(self):
-            events.append("in")
-            yield
-            events.append("out")
-
-    scripted.script = lambda role, prompt: [kernel(1.0)]
-    scripted.sampler = lambda *arguments: Slow(scripted, *arguments)
-    rollout(scripted, Gate("cuda"), [(make_task(), ())], 1, 400)
-    assert events == ["in", *["step"] * 8, "pause", "out", "in", "step", "pause", "out"]
 
 
 def test_an_unusable_task_costs_only_its_own_candidates(capsys):
@@ -272,7 +228,7 @@ def words(count) -> str:
     (proposing(entry(), entry(name="b"), entry(name="c")), [None, None, "too many"]),
     (selecting("a"), ["no tool call"]), ("<tool_call>{</tool_call>", ["no tool call"]),
     (call("update_skill_library", new_skills="x"), ["malformed"]), (call("update_skill_library"), ["malformed"]),
-    (proposing("text"), ["malformed"]), (proposing(None, entry()), ["malformed", None])] + [
+    (proposing(None, entry()), ["malformed", None])] + [
     (proposing(entry(**changes)), [reason]) for reason, several in {
         None: [{"tags": ["t"] * 16}, {"description": "d" * 500}, {"content": words(640)},
                {}, {"scope": "task_specific/softmax"}, {"name": "skill-1"},
@@ -305,29 +261,20 @@ def sentences(text) -> list:
     return re.split(r"(?<=\.) ", " ".join(text.split()))
 
 
-LAZY = sentences("""Use torch.compile instead. Use torch.compile(model, mode='max-autotune'). Wrap the module in
-torch.compile and return it. Decorate forward with @torch.compile. Fall back to PyTorch for small inputs. When in
-doubt, fall back to torch. Falling back to eager is safest. It is best to fall back on the native implementation. Call
-cuBLAS for the matmul. Using cuDNN is faster than any kernel. Rely on torch.compile to fuse the operators. Just use
-PyTorch's own operators. Simply call torch.softmax(x). Use the built-in PyTorch function. Use torch.sum(x) instead of a
-custom kernel. Use torch.matmul directly. Avoid writing custom kernels. Do not write a Triton kernel for this. Don't
-write kernels for small tensors. There is no need to write a kernel here. Instead of a custom Triton kernel, return the
-eager result. Rather than writing your own kernel, keep the eager code. Leave the matmul to cuBLAS. Delegate the
-reduction to PyTorch. Replace the kernel with torch.sum. Never use a custom kernel for batch norm.""")
+LAZY = sentences("""Use torch.compile instead. Wrap the module in torch.compile and return it. Decorate forward with
+@torch.compile. When in doubt, fall back to torch. It is best to fall back on the native implementation. Using cuDNN is
+faster than any kernel. Rely on torch.compile to fuse the operators. Just use PyTorch's own operators. Use the built-in
+PyTorch function. Use torch.sum(x) instead of a custom kernel. Avoid writing custom kernels. Do not write a kernel here.
+Rather than writing your own kernel, keep the eager code. Leave the matmul to cuBLAS. Delegate the reduction to PyTorch.
+Replace the kernel with torch.sum. Never use a custom kernel for batch norm.""")
 
 HONEST = sentences("""Unlike torch.matmul, the kernel reads each row once. Do not use torch.compile; write the fused
 kernel yourself. Replace torch.sum with a reduction inside the kernel. Instead of torch.softmax, one program handles a
-row. Call the convolution without bias and add the bias as the first operator of the fused kernel. Pass bias None to
-F.conv and treat the bias as a broadcast parameter of the tail. Each program computes its terms and stores their sum; a
-short torch sum finishes the loss. Extend the row kernel by the pointwise steps around it instead of launching more
-kernels. torch.diag(d) @ x builds a dense matrix of zeros and multiplies by it. A scan kept in torch cannot be fused
-with what surrounds it. Never call cuBLAS for a diagonal product; scale the rows in a kernel. This beats torch.compile
-by 1.3x. Rather than calling cuBLAS, keep the tile in registers. Use torch.empty_like for the output and launch one
-kernel. Use torch.empty instead of torch.zeros for the output. Avoid writing intermediates to memory: one kernel does
-the chain. Avoid launching a second kernel for the bias. PyTorch falls back to a slow path for non-contiguous inputs,
-so write a kernel. Use one fused Triton kernel instead of a Triton kernel per operator. The matmul may stay a torch
-call; fuse its epilogue. It is faster than cuBLAS followed by a pointwise kernel. Keep F.conv2d and compute everything
-after it in one Triton kernel.""")
+row. Pass bias None to F.conv and treat the bias as a broadcast parameter of the tail. A short torch sum finishes it.
+Extend the row kernel by the steps around it instead of launching more kernels. Rather than calling cuBLAS, keep the
+tile in registers. Use torch.empty instead of torch.zeros for the output. Avoid launching a second kernel for the bias.
+PyTorch falls back to a slow path for non-contiguous inputs, so write a kernel. Use one fused Triton kernel instead of a
+Triton kernel per operator. The matmul may stay a torch call; fuse its epilogue. This beats torch.compile by 1.3x.""")
 HONEST.append("```python\n# use torch.compile\n```")
 
 
@@ -339,7 +286,7 @@ def test_advice_not_to_write_kernels_is_refused_and_mentioning_torch_is_not(text
 def test_s_summaries_of_each_winner(scripted):
     scripted.script = lambda role, prompt: [proposing(entry()), "nothing"]
     winners = [best_trigger([trajectory(1.0, 2.0, task=make_task(i), skills=SKILLS[:1])], 1.2) for i in range(2)]
-    summaries = propose(scripted, winners, 4, SkillLibrary(SKILLS), generator=torch.Generator().manual_seed(0))
+    summaries = propose(scripted, winners, 4, SkillLibrary(SKILLS), REPLY, torch.Generator().manual_seed(0))
     assert [[s.task.name for s in mine] for mine in summaries] == [["task0"] * 4, ["task1"] * 4]
     prompt = scripted.asked[0][1]
     for part in ("relu(x) * 2", "body0", "First answer, speedup 1.00", "code 1.0", "Best answer, speedup 2.00",
@@ -347,11 +294,12 @@ def test_s_summaries_of_each_winner(scripted):
         assert part in prompt
     scripted.script = lambda role, prompt: [proposing(entry())]
     learnt = Skill("learnt", "another", "general", ("relu",), CONTENT)
-    assert [propose(scripted, winners, 1, SkillLibrary(known))[0][0].proposals[0].known
+    assert [propose(scripted, winners, 1, SkillLibrary(known), REPLY)[0][0].proposals[0].known
             for known in ([], [learnt])] == [False, True]
     limit = len(summaries[0][0].completion.prompt_ids) - 1
-    assert propose(scripted, winners, 4, None, max_prompt_tokens=limit) == [[], []]
-    assert [len(mine) for mine in propose(scripted, winners, 4, None, max_prompt_tokens=limit + 1)] == [4, 4]
+    assert propose(scripted, winners, 4, SkillLibrary(), Sampling(400, max_prompt_tokens=limit)) == [[], []]
+    fitting = propose(scripted, winners, 4, SkillLibrary(), Sampling(400, max_prompt_tokens=limit + 1))
+    assert [len(mine) for mine in fitting] == [4, 4]
 
 
 # ---- summary: whether
@@ -380,32 +328,32 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     """Equal proposals of several summaries share one attempt; each of them gets its verdict."""
     scripted.script = lambda role, prompt: [kernel({"body2": 1.5, "body3": 1.1, "body4": 1.9}[
         next(word for word in ("body2", "body3", "body4") if word in prompt)])]
-    temperatures, sampler = [], scripted.sampler
-    scripted.sampler = lambda limit, temperature, *_: temperatures.append(temperature) or sampler(limit)
+    samplings, sampler = [], scripted.sampler
+    scripted.sampler = lambda sampling, *_: samplings.append(sampling) or sampler(sampling)
     two, three, four = SKILLS[2:]
     lists = [[summary_of(two, three, winner_skills=SKILLS[:2]), summary_of(two, winner_skills=SKILLS[:2])], [],
              [summary_of(four)]]
     lists[0][1].proposals.append(Proposal(None, rejected="malformed"))
-    verify(scripted, sandbox := FakeSandbox(), lists, 400, None, 1.2)
-    assert len(scripted.asked) == len(sandbox.scored) == 3 and temperatures == [0]
+    verify(scripted, sandbox := FakeSandbox(), lists, REPLY, 1.2)
+    assert len(scripted.asked) == len(sandbox.scored) == 3 and samplings == [Sampling(400, temperature=0)]
     assert all(role == "policy" and "Speedup" not in prompt for role, prompt in scripted.asked)  # single turn
     assert all("body0" in prompt and "body1" in prompt for _, prompt in scripted.asked[:2])
     assert "body0" not in scripted.asked[2][1]
     assert [[p.rejected for p in s.proposals] for s in lists[0]] == [[None, "too slow"], [None, "malformed"]]
-    assert best_skill(lists[0]).name == "skill-2" and best_skill(lists[0]).verify_speedup == 1.5
-    assert best_skill(lists[2]).verify_speedup == 1.9 and best_skill([]) is None
-    strict = summary_of(two)
-    verify(scripted, FakeSandbox(), [[strict]], 400, None, 1.6)
-    assert strict.proposals[0].rejected == "too slow"
+    assert best_skill(lists[0]) is lists[0][0].proposals[0] and best_skill(lists[0]).skill.verify_speedup == 1.5
+    assert best_skill(lists[2]).skill.verify_speedup == 1.9 and best_skill([]) is None
+    every = lists[0] + lists[2]
+    for reward, summary in enumerate(every):
+        summary.reward = float(reward)
+    metrics = summary_metrics(every)
+    assert metrics == {"reward_summary": 1.0, "summaries": 3, "proposals": 5, "passed": 3,
+                       "rejected": {"malformed": 1, "too slow": 1}}
 
 
-def test_a_known_skill_is_verified_and_rewarded_but_never_staged(scripted):
-    scripted.script = lambda role, prompt: [kernel(3.0 if "body2" in prompt else 1.5)]
-    summary = summary_of(SKILLS[2], SKILLS[3])
+def test_a_known_skill_is_never_staged():
+    summary = summary_of(replace(SKILLS[2], verify_speedup=3.0), replace(SKILLS[3], verify_speedup=1.5))
     summary.proposals[0].known = True
-    verify(scripted, FakeSandbox(), [[summary]], 400, None, 1.2)
-    assert [p.skill.verify_speedup for p in summary.proposals] == [3.0, 1.5]
-    assert best_skill([summary]).name == "skill-3" and best_skill([summary_of()]) is None
+    assert best_skill([summary]).skill.name == "skill-3" and best_skill([summary_of()]) is None
 
 
 def test_the_first_of_equal_windows():

@@ -11,17 +11,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch
 
 import sandbox as sandbox_module
 from candidates import APPLY, HONEST, TASK, WITHOUT_LAYER, all_pass, copied, replaced, small_task, solution, times
-from judge import connection, messages, pool
+from judge import messages, pool
+from judge.pool import Pool
 from sandbox import Sandbox, feedback
 from tasks import PROBLEMS, Task, TaskError
 
@@ -42,7 +41,7 @@ def verdict(box, code, task=TASK):
 
 def test_an_honest_kernel_is_correct_and_faster_for_saving_launches(box):
     v = verdict(box, HONEST)
-    assert v.compiled and v.correct and v.correct_loose and v.rejected is None and v.error is None
+    assert v.compiled and v.correct and v.rejected is None and v.error is None
     # The reference launches four kernels (addmm, add, silu, mul), the candidate two; each costs at least 2 us.
     assert v.reference_ms > 0.008 and 0.004 < v.candidate_ms < v.reference_ms
     assert v.speedup == pytest.approx(v.reference_ms / v.candidate_ms) and v.speedup_low == v.speedup
@@ -59,12 +58,6 @@ def test_parameters_are_not_bytes_that_a_kernel_saves(box):
                                        ("torch.randn(rows, 32)", "torch.randn(1, 65536)")))
     v = verdict(box, changed(*WITHOUT_LAYER), task)
     assert v.correct and 0.8 < v.bandwidth < 1, v
-
-
-def test_the_compiler_is_not_imported(box):
-    """It takes a second, which PyTorch's dispatch modes cost whoever uses one first (see prices.Mode)."""
-    raises = "        import sys\n        raise ValueError('torch._dynamo' in sys.modules)\n"
-    assert verdict(box, changed(("        return out", raises))).error.endswith("False")
 
 
 def test_a_seed_makes_verdicts_reproducible_and_candidates_of_a_task_are_judged_at_the_same_time(box):
@@ -99,12 +92,11 @@ def test_mistakes_are_named(box, old, new, compiled, says):
     assert len(feedback(v).split()) <= 120 and says.split()[0].lower() in feedback(v).lower()
 
 
-def test_the_standard_rule_lets_small_outputs_and_unused_parameters_pass(box):
-    task = Task("tiny_values", 0, TASK.source.replace("* self.factor", "* self.factor * 1e-6"))
-    code = changed(("x * tl.sigmoid(x) * factor", "x * 0"))
-    assert not verdict(box, code, task).correct
-    with Sandbox("cpu", trials=2, protocol="kernelbench") as standard:
-        assert verdict(standard, code, task).correct
+def test_a_tolerance_is_a_setting():
+    code = changed(("x * tl.sigmoid(x) * factor", "x * tl.sigmoid(x) * factor * 1.002"))
+    for tolerance, correct in ((1e-4, False), (1e-2, True)):
+        with Sandbox("cpu", trials=1, tolerance=tolerance) as sandbox:
+            assert verdict(sandbox, code).correct == correct
 
 
 def test_an_error_shows_the_candidates_lines(box):
@@ -115,7 +107,7 @@ def test_an_error_shows_the_candidates_lines(box):
 def test_nothing_outlives_a_killed_caller(tmp_path):
     script = tmp_path / "caller.py"
     script.write_text(f"import sys\nsys.path[:0] = {[str(ROOT), str(ROOT / 'tests')]}\nfrom test_sandbox import *\n"
-                      "box = Sandbox('cpu', trials=1)\nprint(box.settings['scratch'], flush=True)\n"
+                      "box = Sandbox('cpu', trials=1)\nprint(box.pool.settings['scratch'], flush=True)\n"
                       "box.score(TASK, [changed(('return out', 'while True: pass'))])\n")
     caller = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     scratch = caller.stdout.readline().strip()
@@ -197,7 +189,7 @@ def test_the_readmes_kernel(capsys):
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["task.py", "good.py", "--trials", "0"], "--trials"),
+    (["task.py", "good.py", "--trials", "0"], "trials 0: choose a number above 0"),
     (["task.py", "none.py"], "none.py: cannot read"),
     (["none.py", "good.py"], "none.py"),
     (["empty.py", "good.py"], "get_inputs"),
@@ -213,7 +205,6 @@ on_cpu = functools.partial(Sandbox, "cpu", clock="measured", trials=1, require_k
 TWICE = Task("twice", 0, times(2).source.replace("import torch", "import os, time, torch"))
 TWICE_NEW = copied(TWICE)
 OTHER = Task("other", 0, TWICE.source.replace("2.0", "3.0"))
-BAD = Task("bad", 0, TWICE.source.replace("x * 2.0", "x.nonsense()"))
 
 
 def judge_copies(box, *tasks):
@@ -229,7 +220,7 @@ def started(monkeypatch):
         found.append(which)
         return messages.Child(*which)
 
-    monkeypatch.setattr(connection, "Child", start)
+    monkeypatch.setattr(pool, "Child", start)
     return found
 
 
@@ -254,8 +245,8 @@ def test_a_fault_costs_one_verdict_and_nothing_else(clock):
     for verdict, says in zip(verdicts[::2], FAULTS.values(), strict=True):
         assert not verdict.correct and verdict.speedup is None and verdict.rejected is None, verdict
         assert verdict.error and says in verdict.error, verdict
-    assert all(verdict.correct and verdict.seconds.get("wait", 0) < 5 for verdict in verdicts[1::2]), verdicts
-    assert not os.path.exists(box.settings["scratch"])
+    assert all(verdict.correct for verdict in verdicts[1::2]), verdicts
+    assert not os.path.exists(box.pool.settings["scratch"])
 
 
 @pytest.fixture(scope="module", params=["modelled", "measured"])
@@ -274,108 +265,47 @@ def test_what_is_handed_in_while_others_are_judged(pair, started):
     futures = [pair.submit([(TWICE, code)])[0] for code in codes]
     again = pair.submit([(TWICE, codes[-1]), (OTHER, codes[0])])
     assert again[0] is futures[-1]
-    with pair.changed:
-        assert sum(job.codes.count(codes[-1]) for job in [*pair.waiting.values(), *pair.at_work]) <= 1
+    with pair.pool.changed:
+        assert sum(job.codes.count(codes[-1]) for job in [*pair.pool.waiting.values(), *pair.pool.at_work]) <= 1
     pair.wait([futures[0]])
     assert futures[0].done() and 0 < pair.waited < 60
     assert all(future.result(60).compiled and future.result().error is None for future in futures)
     assert "wrong values" in again[1].result(60).error
-    assert len(started) <= (4 if pair.modelled else 2)
-    assert pair.score_pairs([(TWICE, code) for code in codes]) == [future.result() for future in futures]
+    assert len(started) <= (4 if pair.pool.modelled else 2)
+    assert pair.score(TWICE, codes) == [future.result() for future in futures]
 
 
-def test_a_killed_fork_server_or_scorer_is_replaced_while_scorers_are_kept(pair, started):
+def test_a_killed_scorer_is_replaced(pair, started):
     pair.prepare([TWICE, TWICE])
     assert pair.score(TWICE, [TWICE_NEW])[0].compiled
-    os.kill(pair.process.pid, signal.SIGKILL)
-    pairs = [(one, f"{copied(one)}## {i}\n") for one in (OTHER, TWICE) for i in range(2)]
-    assert all(verdict.compiled for verdict in pair.score_pairs(pairs))
-    slow, threads = TWICE_NEW.replace("torch\n", "torch\ntime.sleep(1)\n", 1), 2 if pair.modelled else 1
+    slow, threads = TWICE_NEW.replace("torch\n", "torch\ntime.sleep(1)\n", 1), 2 if pair.pool.modelled else 1
     futures, before = pair.submit([(TWICE, f"{slow}# {i}\n") for i in range(3)]), len(started)
     # A scorer that is killed while it is loaded makes the task unusable.
-    assert soon(lambda: [job.scorer and job.scorer.source for job in pair.at_work] == [TWICE.source] * threads)
+    assert soon(lambda: [job.scorer and job.scorer.source for job in pair.pool.at_work] == [TWICE.source] * threads)
     time.sleep(0.2)
     # The scorers first, or they report that candidates end.
-    for process in sorted(descendants(pair.process.pid), key=started_at):
+    for process in sorted(descendants(pair.pool.process.pid), key=started_at):
         with contextlib.suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     assert all(future.result(60).compiled for future in futures) and len(started) > before
 
 
-def test_a_reference_that_fails_is_tried_again_after_the_next_prepare_only(started):
-    with on_cpu(tasks=2) as box:
-        for note, starts in (("", 1), ("#", 1), ("##", 2)):
-            if note == "##":
-                box.prepare([BAD])
-                assert soon(lambda: len(started) == 2)
-            with pytest.raises(TaskError, match="nonsense"):
-                box.score(BAD, [TWICE_NEW + note])
-            assert len(started) == starts
-
-
 def test_what_finds_too_little_memory_beside_others_is_tried_once_more_alone(monkeypatch):
-    """A candidate, and a reference; those that they were beside are judged as ever."""
-    tried, load = [], Sandbox._load
+    """Those that it was beside are judged as ever."""
+    tried, load = [], Pool._load
 
-    def noted(box, job):
-        tried.append((job.task.name, job.alone, len(box.at_work)))  # more than once a job
-        load(box, job)
+    def noted(waiting, job):
+        tried.append((job.task.name, job.alone, len(waiting.at_work)))  # more than once a job
+        load(waiting, job)
 
-    monkeypatch.setattr(Sandbox, "_load", noted)
+    monkeypatch.setattr(Pool, "_load", noted)
     hungry = replaced(TWICE_NEW, ("return x", "raise torch.OutOfMemoryError('CUDA')\n        return x"))
     slow = replaced(copied(OTHER), ("return x", "time.sleep(0.5)\n        return x"))
     with on_cpu(tasks=2) as box:
         judge_copies(box, OTHER)  # its scorer is there
-        for task, code in ((TWICE, hungry), (BAD, TWICE_NEW)):
-            beside, other = box.submit([(OTHER, f"{slow}# {task.name}"), (task, code)])
-            with pytest.raises(TaskError, match="nonsense") if task is BAD else contextlib.nullcontext():
-                assert other.result().error == "OutOfMemoryError: CUDA"
-            assert beside.result().correct
-            assert dict.fromkeys(row[1:] for row in tried if row[0] == task.name) == {(False, 2): None, (True, 1): None}
-        count = len(tried)
-        beside, other = box.submit([(OTHER, f"{slow}# last"), (TWICE, TWICE_NEW)])  # TWICE is known now
-        assert beside.result().correct and other.result().correct
-        assert {row for row in tried[count:] if row[0] == TWICE.name} == {(TWICE.name, True, 1)}
-
-
-def test_where_memory_is_short_all_is_judged_and_the_last_scorer_is_not_kept(started, monkeypatch):
-    """Or where the driver cannot say how much is free."""
-    with on_cpu(tasks=2, remember=False) as box:
-        box.device = "cuda"
-        for count, answer in enumerate(({"return_value": (1, 100)}, {"side_effect": RuntimeError("CUDA error")}), 1):
-            monkeypatch.setattr(torch.cuda, "mem_get_info", Mock(**answer))
-            judge_copies(box, times(3))
-            assert soon(lambda: not descendants(box.process.pid)) and len(started) == count
-
-
-def test_a_scorer_whose_task_takes_much_memory_is_not_kept(started, monkeypatch):
-    """Others that are at work need it. A next candidate of the task has it loaded anew."""
-    load = connection.ScorerConnection.load
-
-    def heavy(scorer, task, *settings):
-        load(scorer, task, *settings)
-        assert not scorer.large  # a few kilobytes
-        scorer.large = task is TWICE
-
-    monkeypatch.setattr(connection.ScorerConnection, "load", heavy)
-    with on_cpu(tasks=2, remember=False) as box:
-        judge_copies(box, OTHER)
-        for _ in range(2):
-            judge_copies(box, TWICE)
-            assert soon(lambda: [scorer.source for scorer in box.idle] == [OTHER.source])
-        assert len(started) == 3
-
-
-def test_before_a_task_is_tried_alone_those_that_wait_make_room(started, monkeypatch):
-    answers, loads, load = [], [], Sandbox._load
-    monkeypatch.setattr(pool, "out_of_memory", lambda text: bool(answers) and answers.pop())
-    monkeypatch.setattr(Sandbox, "_load", lambda box, job: loads.append((job.task.name, job.alone)) or load(box, job))
-    with on_cpu(tasks=2, remember=False) as box:
-        judge_copies(box, OTHER)
-        answers.append(True)
-        judge_copies(box, TWICE)
-        assert set(loads) == {("other", False), ("twice", False)} and len(started) == 3
-        assert soon(lambda: [scorer.source for scorer in box.idle] == [TWICE.source])
+        beside, other = box.submit([(OTHER, slow), (TWICE, hungry)])
+        assert other.result().error == "OutOfMemoryError: CUDA" and beside.result().correct
+    assert dict.fromkeys(row[1:] for row in tried if row[0] == "twice") == {(False, 2): None, (True, 1): None}
 
 
 @pytest.fixture(scope="module")
@@ -386,24 +316,6 @@ def single():
         sandbox = on_cpu(workers=1)
     with sandbox:
         yield sandbox
-
-
-def test_who_hands_in_does_not_wait_for_a_scorer_to_end(single, monkeypatch):
-    closing, close = threading.Event(), messages.Child.close
-    setting = Task("setting", 0, OTHER.source + "torch.set_grad_enabled(False)\n")
-
-    def slow(child, wait=False):
-        closing.set()
-        time.sleep(1)
-        close(child, wait)
-
-    single.score(TWICE, [TWICE_NEW])
-    monkeypatch.setattr(messages.Child, "close", slow)
-    futures = single.submit([(setting, copied(setting))])  # ends the scorer of the first task
-    assert closing.wait(10)
-    began = time.monotonic()
-    futures += single.submit([(TWICE, TWICE_NEW + "#")])
-    assert time.monotonic() - began < 0.5 and all(future.result(60).compiled for future in futures)
 
 
 def test_no_kernel_is_timed_while_the_model_samples_and_what_waits_when_the_sandbox_is_closed_fails():
@@ -444,7 +356,7 @@ def test_a_scorer_and_its_replayer_go_on_with_another_task_unless_one_changes_py
     for task in (*tasks[:3], setting, tasks[3]):
         verdicts = single.score(task, [copied(task), copied(times(9))])
         assert verdicts[0].error is None and "wrong" in verdicts[1].error, verdicts
-        seen.append(descendants(single.process.pid))
+        seen.append(descendants(single.pool.process.pid))
     broken = Task("broken", 0, tasks[1].source.replace("torch.randn", "torch.rendn"))
     with pytest.raises(TaskError, match="rendn"):
         single.score(broken, [TWICE_NEW])

@@ -13,7 +13,8 @@ from candidates import WITHOUT_LAYER, replaced, small_task
 from conftest import read_lines
 from sandbox import Sandbox, feedback
 from synthetic import expert
-from tasks import ROOT, Task
+from program.files import ROOT
+from tasks import Task
 
 if not torch.cuda.is_available():
     pytest.skip("no GPU here", allow_module_level=True)
@@ -78,9 +79,6 @@ def test_the_reference_itself_is_as_fast_as_itself():
     assert v.correct and 0.97 < v.speedup < 1.03, v
     # Steps that Python calls: behind a long pause the candidate's are launched ahead, the reference waits for its end.
     assert slow.correct and 0.9 < slow.speedup < 5, slow
-    with Sandbox("cuda", trials=2, require_kernel=False, protocol="kernelbench") as box:
-        v = verdict(box, TORCH)
-    assert v.correct and 0.97 < v.speedup < 1.03, v
 
 
 def test_a_busy_gpu_is_noticed(sandbox):
@@ -165,28 +163,28 @@ def test_a_fault_costs_one_verdict(fault):
         began = time.monotonic()
         bad, good = box.score(TASK, [changed(("return out", fault + "\n        return out")), HONEST])
         assert not bad.correct and bad.error and good.correct, (bad, good)
-        assert time.monotonic() - began < 40
+        assert time.monotonic() - began < 60
 
 
 def test_what_would_keep_the_others_waiting_fails_soon():
-    """A forward that hangs, after ten seconds of the GPU; a block that the compiler would work on for long, at once."""
+    """A forward that hangs, after 30 seconds of the GPU; a block that the compiler would work on for long, at once."""
     hangs = changed(("    tl.store", "    for i in range(n):\n        for j in range(columns):\n"
                      "            x = tl.sin(x)\n    tl.store"))
     with Sandbox("cuda", trials=1) as box:
         began = time.monotonic()
         hung, too_wide, good = box.score(TASK, [hangs, HONEST.replace("1024", "1 << 17"), HONEST])
-        assert time.monotonic() - began < 40
-    assert "a forward takes more than 10 s" in hung.error and not hung.correct, hung
+        assert time.monotonic() - began < 60
+    assert "no result within 30 s" in hung.error and not hung.correct, hung
     assert "a block of 131072 elements for 128 threads" in too_wide.error and good.correct, (too_wide, good)
 
 
 CHEATS = {
     "does less after some calls": (("return out", "self.calls = getattr(self, 'calls', 0) + 1\n"
-                                    "        return out if self.calls < 8 else self.last"),
+                                    "        return out if self.calls < 2 else self.last"),
                                    ("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
-                                    "        if getattr(self, 'calls', 0) < 8: self.last = out")),
+                                    "        if getattr(self, 'calls', 0) < 2: self.last = out")),
     "caches by shape": (("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
-                         "        if getattr(self, 'n', 0) > 5: return self.last\n"
+                         "        if getattr(self, 'n', 0) > 1: return self.last\n"
                          "        self.n, self.last = getattr(self, 'n', 0) + 1, out"),),
     "one launch for several calls": (("        bias_silu", "        self.outs = getattr(self, 'outs', []) + [out]\n"
                                       "        if len(self.outs) % 8 == 0:\n            bias_silu"),),
@@ -252,16 +250,6 @@ def test_recycled_memory_holds_the_expected_output_only_in_a_naive_check(sandbox
     assert not verdict(sandbox, changed(("        bias_silu", "        if False: bias_silu"))).correct
 
 
-def test_many_candidates_of_one_task_share_one_reference(sandbox):
-    codes = [HONEST + f"\n# {i}\n" for i in range(16)]
-    began = time.monotonic()
-    verdicts = sandbox.score(TASK, codes)
-    assert all(v.correct for v in verdicts)
-    assert time.monotonic() - began < 16 * 1.5
-    speedups = [v.speedup for v in verdicts]
-    assert max(speedups) / min(speedups) < 1.1, speedups
-
-
 CUDA = '''
 import torch
 import torch.nn as nn
@@ -307,9 +295,3 @@ def test_a_large_task_is_judged_between_others(sandbox):
     for task, note in ((TASK, "before"), (large, ""), (TASK, "after")):
         v = verdict(sandbox, f"{HONEST}# {note}\n", task)
         assert v.correct and 2.0 < v.speedup < 3.6, v
-
-
-def test_a_kernel_that_is_right_to_two_digits_is_timed_without_a_speedup(sandbox):
-    v = verdict(sandbox, changed(("* factor, mask", "* factor * 1.002, mask")))
-    assert not v.correct and v.correct_loose and v.speedup is None and v.rejected is None, v
-    assert 2.0 < v.reference_ms / v.candidate_ms < 3.6 and v.coverage > 0.9, v

@@ -84,30 +84,19 @@ def test_the_constructor_is_copied_to_the_letter(problems):
 
 # Forwards of two tensors, the tensors' shape, and a line that shows which kind of kernel takes them over.
 SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, dim=-1)[1]", "(40, 300)", "sweep("),
-          ("x.min(dim=1, keepdim=True).values", "(64, 33, 20)", "sweep("), ("x.sum((0, 1))", "(3, 33, 40)", "sweep("),
           ("torch.softmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("F.log_softmax(x.abs(), 1)", "(32, 17000)", "sweep("),
-          ("x / x.abs().mean(dim=1, keepdim=True)", "(64, 33, 20)", "sweep("),
-          ("x.cumsum(1)", "(64, 33, 20)", "sweep("),
           ("torch.cumprod(x * 0.01 + 1, dim=1)", "(32, 17000)", "sweep("), ("x / torch.norm(x)", "(64, 99)", "loss("),
-          ("torch.logsumexp(x * 2, dim=0) + 1", "(33, 200)", "sweep("), ("F.normalize(x)", "(64, 33, 20)", "sweep("),
           ("torch.relu(x.T @ y * 0.5)", "(64, 50)", "matmul("),
           ("torch.bmm(x, y.transpose(1, 2))", "(3, 64, 50)", "matmul("),
           ("x @ y.T * y.sum(1, keepdim=True)", "(64, 64)", "matmul("),  # a number for each of its rows
           ("x.mean((2, 3)) * y[0, 0, 0, :6]", "(8, 6, 9, 9)", "row("),  # numbers of the rows: outside of its kernel
-          ("x @ y.transpose(-2, -1) + 1", "(2, 3, 40, 32)", "matmul("),
-          ("torch.einsum('ij,jk->ik', x, y)", "(64, 64)", "matmul("),
           ("F.cross_entropy(x, y.argmax(dim=1))", "(64, 128)", "row("),
-          ("F.cross_entropy(x * 3, y.argmax(dim=1))", "(64, 128)", "row("),
           ("F.cosine_similarity(x, y)", "(64, 128)", "row("),
-          ("F.triplet_margin_loss(x, y, x * y, margin=0.5)", "(64, 128)", "row("),
           ("F.huber_loss(x, y)", "(64, 128)", "loss("),
           ("F.kl_div(x.log_softmax(1), y.softmax(1), reduction='batchmean')", "(64, 128)", "loss("),
           ("torch.where(x > 0, x, y * 2)", "(64, 128)", "fused("),
-          ("x.masked_fill(y > 0, -1.0)", "(64, 128)", "fused("),
           ("y = x - x.mean(dim=1, keepdim=True)\n        return y", "(2, 999, 20)", "sweep("),  # one name for two
           ("torch.std(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.relu(x) + torch.var(x)", "(64, 99)", "fused("),
-          ("torch.var(x, dim=(1, 2)).relu()", "(64, 9, 20)", "fused("),
-          ("torch.linalg.vector_norm(x, dim=-1)", "(64, 99)", "row("),
           ("F.softmin(x, dim=-1)", "(64, 99)", "row("), ("F.mse_loss(x, y, reduction='sum')", "(64, 128)", "loss("),
           ("torch.einsum('bmk,bkn->bmn', x, y)", "(3, 64, 64)", "matmul("), ("F.linear(x, y)", "(64, 64)", "matmul("),
           ("nn.Conv2d(6, 6, (3, 5), stride=(2, 1), padding=(1, 2), groups=6)(x)", "(2, 6, 17, 19)", "depthwise("),
@@ -160,13 +149,6 @@ def test_a_plan_says_which_lines_each_kernel_takes_over():
         "row: x = x.tanh() [x]; x = torch.softmax(x, 1) over 1"]
     pooled = render(expert.follow(single("pooled", "nn.MaxPool2d(2)(x)", "(2, 8, 16, 16)")), ALL)
     assert re.fullmatch(r"maxpool: \w+ = self\.\w+\(x\)", pooled.plan)
-
-
-def test_a_plan_lists_what_each_step_needs_in_the_order_in_which_its_kernel_gets_it():
-    lines = "x = nn.LeakyReLU(0.2)(x)", "return x * 0.5 + y"
-    solution = render(expert.follow(single("operands", "\n        ".join(lines), "(64, 64)")), ALL)
-    assert solution.plan == "fused: x = self.op(x) [x, self.op.negative_slope]; x = x * 0.5 + y [y]"
-    assert "return fused(x, self.op.negative_slope, y)" in solution.code
 
 
 def test_every_call_passes_the_operands_of_its_plan_in_their_order():
@@ -223,10 +205,8 @@ LAST = "F.conv_transpose2d(x.contiguous(memory_format=torch.channels_last), self
     ("Conv2d(4, 8, 3)", "MaxPool2d(2, padding=1)", "self.then(x).tanh() * 2", "fused(x, self.conv.bias)"),
     ("Conv2d(4, 8, 3)", "AvgPool2d(3)", "self.then(x).tanh().sum(dim=(2, 3))", "row(x, self.conv.bias)"),
     ("Conv2d(4, 8, 3)", "AvgPool2d(3, padding=1)", "self.then(x).tanh() * 2", "x = self.conv(x)"),
-    ("Conv2d(4, 8, 3)", "AvgPool2d(3, ceil_mode=True)", "self.then(x).tanh() * 2", "x = self.conv(x)"),
     ("Conv2d(4, 8, 3)", "MaxPool2d(2)", "self.then(x) * x.mean()", "x = self.conv(x)"),  # two readers
     ("Conv2d(4, 8, 3)", "BatchNorm2d(8)", "self.then(x).relu()", "fused(x, mu, var, "),
-    ("Conv2d(4, 8, 3)", "InstanceNorm2d(8)", "self.then(x).relu()", "norm(x, self.then.eps"),
     ("Conv2d(4, 8, 3)", "GroupNorm(2, 8)", "self.then(x).relu()", "norm(x, self.conv.bias, "),
     ("Conv2d(4, 8, 3)", "ReLU()", "torch.logsumexp(self.then(x), dim=1)", "sweep(x, self.conv.bias)"),
     ("ConvTranspose2d(4, 8, 3, stride=2)", "ReLU()", "self.then(x) * 2 + 1", LAST),
@@ -286,14 +266,13 @@ def test_a_network_keeps_its_layers_and_has_kernels_in_every_method(box):
 
 def test_solutions_for_the_wide_distribution_are_correct(box):
     families = {name: row for name, row in WIDE.items() if name not in FAMILIES}
-    found, evaluation = {name: [] for name in families}, evaluation_fingerprints()
+    found, evaluation = {}, evaluation_fingerprints()
     for seed in range(200):
         task = synthesize(seed, clutter=seed % 2 > 0, distribution=families)
-        if len(found[task.family]) < 2 and unfit(task, evaluation) is None:
-            found[task.family].append(task)
-    drawn = [task for tasks_ in found.values() for task in tasks_]
-    assert len(drawn) == 2 * len(families)
-    all_pass(box, [(task, render(expert.follow(task), ALL).code) for task in drawn])
+        if unfit(task, evaluation) is None:
+            found.setdefault(task.family, task)
+    assert set(found) == set(families)
+    all_pass(box, [(task, render(expert.follow(task), ALL).code) for task in found.values()])
 
 
 def test_layers_in_a_sequence_are_the_operators_that_they_are_outside_one():

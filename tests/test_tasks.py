@@ -1,23 +1,28 @@
 """Problems: loading, decontamination, the filters of the synthesiser."""
 
 import ast
+import contextlib
 import itertools
 import math
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import report
 import tasks
 from conftest import configure, make_task
 from synthetic.generator import synthesize, training_tasks
-from tasks import (Task, TaskError, UserError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint,
-                   folder_tasks, kernelbench_tasks, load_task, operators, scale_batch, unfit)
+from program.files import ROOT, found
+from program.options import complete, option, parse, setting
+from program.process import UserError, run_command
+from run import task_stream
+from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint, folder_tasks,
+                   kernelbench_tasks, load_task, operators, scale_batch, unfit)
 
 PROBLEM = """
 import torch
@@ -50,7 +55,7 @@ def task(source):
 
 @pytest.mark.parametrize("load, text, message", [
     (load_task, "class Model: pass\ndef get_init_inputs(): return []\n", "get_inputs"),
-    (load_task, "def get_inputs(:\n", "not valid Python, line 1"), (load_task, "\0", "not valid Python"),
+    (load_task, "def get_inputs(:\n", r"not valid Python \(.*line 1\)"), (load_task, "\0", "not valid Python"),
     (load_task, None, "cannot read the problem"), (folder_tasks, None, "no problem files"),
     (lambda path: folder_tasks(path.parent), None, "no problem files"),
     (lambda path: kernelbench_tasks(path.parent, 1), None, "no level1/ there")])
@@ -66,9 +71,7 @@ def test_bad_or_missing_problems_are_told_in_one_line(tmp_path, load, text, mess
 @pytest.mark.parametrize("ending, status, told", [
     (0, 0, ""), (3, 3, ""), (UserError("no such thing"), 2, "prog.py: error: no such thing\n"),
     (TaskError("bad"), 2, "prog.py: error: bad\n"), (KeyboardInterrupt(), 130, "prog.py: interrupted\n"),
-    (OSError(28, "No space left on device"), 2, "error: the disk is full ([Errno 28] No space left on device)\n"),
-    (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0\nframe"), 2,  # torch.save's
-     "error: the disk is full ([enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0)\n"),
+    (OSError(28, "No space left on device"), 2, "prog.py: error: [Errno 28] No space left on device\n"),
     (signal.SIGTERM, 130, "prog.py: interrupted\n"),
 ])
 def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, status, told, monkeypatch, capsys):
@@ -81,75 +84,69 @@ def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, st
 
     monkeypatch.setattr(sys, "argv", ["folder/prog.py"])
     with pytest.raises(SystemExit) as end:
-        tasks.run_command(main)
-    err = capsys.readouterr().err
-    assert end.value.code == status and err.endswith(told) and err.count("\n") == bool(told)
+        run_command(main)
+    assert end.value.code == status and capsys.readouterr().err == told
 
 
-def test_an_interruption_waits_saves_and_tells_how_to_go_on():
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    done = []
-    with pytest.raises(KeyboardInterrupt, match="--resume continues"):
-        with tasks.resumable("--resume continues", lambda: done.append("saved")):
-            with tasks.uninterrupted():
-                os.kill(os.getpid(), signal.SIGINT)
-                done.append("worked on")
-            done.append("never")
-    assert done == ["worked on", "saved"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    with pytest.raises(UserError, match=r"the disk is full .* when there is space: a rerun goes on"):
-        with tasks.resumable("a rerun goes on"):
-            raise OSError(28, "No space left on device")
+@dataclass
+class Some:
+    """Options of no program."""
+
+    top_p: object = option(0.5, "a share", most=1)
+    size: int = option((1, 2, 3), "a size", above_0=True)
+    name: str = option("a", "a name", choices=("a", "b"))
+    on: bool = setting(True, "a switch")
 
 
 @pytest.mark.parametrize("value, fits", [(0, True), (0.5, True), (1, True), (2, False), (-1, False), (math.nan, False),
                                          (math.inf, False), (True, True), ("x", True), (None, True)])
 def test_numbers_out_of_range_are_refused(value, fits):
-    for options, more in (({"top_p": value}, {}), ({"a": value, "top_p": 0}, {"above_0": ["top_p"]})):
-        if fits and not more:
-            tasks.check_numbers(options, at_most={"top_p": 1})
-        else:
-            with pytest.raises(UserError, match="choose a number"):
-                tasks.check_numbers(options, at_most={"top_p": 1}, **more)
-    with pytest.raises(UserError, match="--seed 1e[+]23: choose a number from 0"):
-        tasks.check_numbers({"seed": 10**23})
+    with contextlib.nullcontext() if fits else pytest.raises(UserError, match="choose a number from 0 to 1"):
+        complete(Some, {"top_p": value})
+    for size in (0, 10**23):
+        with pytest.raises(UserError, match="--size .*: choose a number above 0"):
+            complete(Some, {"size": size})
+
+
+def test_what_is_given_comes_before_the_defaults_of_a_size():
+    given = parse(Some, ["--name", "b", "--set", "on=False"], "What it does.")
+    assert given == {"name": "b", "on": False}
+    assert [complete(Some, given, size).size for size in range(3)] == [1, 2, 3]
+    assert complete(Some, {}) == Some()
+    for wrong in ("on=no", "of=1", "size=2", "on"):
+        with pytest.raises(UserError, match=f"--set {wrong}"):
+            parse(Some, ["--set", wrong], "What it does.")
 
 
 @pytest.mark.parametrize("before, told", [
     ("sys.platform = 'darwin'", "this needs Linux"),
     ("importlib.util.find_spec = lambda name: name != 'triton'", "triton: not installed (pip install")])
 def test_what_cannot_work_is_told_at_once(before, told):
-    done = subprocess.run([sys.executable, "-c", f"import importlib.util, sys; {before}; import tasks"], text=True,
-                          capture_output=True, cwd=tasks.ROOT)
+    program = f"import importlib.util, sys; {before}; from program.process import begin; begin()"
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, cwd=ROOT)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and told in done.stderr
 
 
 def test_what_is_not_in_the_current_folder_is_looked_for_in_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [task.name for task in folder_tasks("problems/level1")][:2] and tasks.found("no/such") == Path("no/such")
-    assert tasks.found("checkpoints/tiny") == tasks.ROOT / "checkpoints/tiny"
+    assert [task.name for task in folder_tasks("problems/level1")][:2] and found("no/such") == Path("no/such")
+    assert found("checkpoints/tiny") == ROOT / "checkpoints/tiny"
     (tmp_path / "checkpoints/tiny").mkdir(parents=True)
-    assert tasks.found("checkpoints/tiny") == Path("checkpoints/tiny")
+    assert found("checkpoints/tiny") == Path("checkpoints/tiny")
 
 
-def test_problems_too_large_for_the_interpreter_are_told_or_shrunk(capsys):
-    small, large = task(PROBLEM), tasks.replace(scale_batch(task(PROBLEM), 10**6), name="large")
+def test_a_problem_that_is_too_large_for_the_interpreter_is_told_with_its_size():
+    small, large = task(PROBLEM), scale_batch(task(PROBLEM), 10**6)
     assert tasks.elements(small.source, 10**9) == 8 * 4 * 2 and tasks.elements(large.source, 0) == 8e6 * 4
-    kept, too_large = tasks.without_a_gpu([small, large], 60.0, shrink=False)
-    assert kept == [small, large] and list(too_large) == ["large"]
-    err = capsys.readouterr().err
-    assert "large: its tensors take 0.13 GB" in err and "1 of 2" in err and "--shrink" in err
-    kept, too_large = tasks.without_a_gpu([small, large], 60.0, shrink=True)
-    assert kept[0] == small and not too_large and 0 < tasks.elements(kept[1].source, 10**9) <= tasks.SHRUNKEN
-    assert tasks.elements("x = 3", 1) == 0 and tasks.shrunken(task("x = 3")) == (task("x = 3"), 0)
+    assert tasks.too_large(small, 60.0) is None and tasks.too_large(task("x = 3"), 60.0) is None  # does not run
+    assert tasks.too_large(large, 60.0) == "its tensors take 0.13 GB; without a GPU 0.024 GB are possible"
 
 
-@pytest.mark.parametrize("name", ["reinforce", "sft", "bench"])
-def test_a_program_imports_tasks_before_torch(name):
-    """Else the setting for OpenMP's threads in tasks.py comes too late."""
-    body = ast.parse((Path(tasks.__file__).parent / f"{name}.py").read_text()).body
-    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
-    modules = [getattr(node, "module", None) or node.names[0].name for node in imports]
-    assert set(modules[:modules.index("tasks")]) <= sys.stdlib_module_names
+@pytest.mark.parametrize("name", ["reinforce", "sft", "bench", "sandbox", "run"])
+def test_a_program_begins_before_it_imports_torch(name):
+    """Else the setting for OpenMP's threads comes too late."""
+    first = next(node for node in ast.parse((ROOT / f"{name}.py").read_text()).body if not isinstance(node, ast.Expr))
+    assert ast.unparse(first) == ("if __name__ == '__main__':\n    from program.process import begin\n    begin()")
 
 
 def test_kernelbench_problems_come_in_the_order_of_their_ids(tmp_path):
@@ -225,9 +222,9 @@ def test_the_training_stream_keeps_clear_of_the_evaluation():
 @pytest.mark.parametrize("forward, reason", [
     ("return x * torch.rand(1)", "not deterministic"),
     ("return x * 0", "constant output"),
-    ("return torch.log(x - x)", "not finite"),
+    ("return torch.log(x - x)", "does not return one finite tensor"),
     ("return x @ x", "does not run: RuntimeError"),
-    ("return self", "does not return one tensor"),
+    ("return self", "does not return one finite tensor"),
     ("return self.missing(x)", "does not run: AttributeError"),
 ])
 def test_unfit_problems_are_refused_with_their_reason(forward, reason):
@@ -254,8 +251,9 @@ def test_ids():
     problems = [Task(f"level1/{i}_P", 1, "") for i in range(1, 13)]
     assert chosen_tasks(problems, "every5") == [problems[4], problems[9]]
     assert chosen_tasks(problems, "10, 2-4,2") == [*problems[1:4], problems[9]]
+    assert chosen_tasks(problems, "11-99") == problems[10:]
     assert chosen_tasks(problems, None) == problems
-    for bad in ("13", "3-20", "1-9999999999", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
+    for bad in ("13", "13-20", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
         with pytest.raises(UserError, match="--ids"):
             chosen_tasks(problems, bad)
 
@@ -268,16 +266,16 @@ def test_tasks_go_on_where_they_were(tasks, tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.py").write_text(make_task(i).source)
     args = configure({"device": "cpu", "tasks": str(tmp_path) if tasks == "folder" else tasks, "seed": 4})
-    first = [task.source for task in itertools.islice(report.task_stream(args), 7)]
-    assert [task.source for task in itertools.islice(report.task_stream(args), 3, 7)] == first[3:]
+    first = [task.source for task in itertools.islice(task_stream(args), 7)]
+    assert [task.source for task in itertools.islice(task_stream(args), 3, 7)] == first[3:]
     assert len(set(first)) == (3 if tasks == "folder" else 7)
     other = configure(vars(args) | {"seed": 5})
-    assert [task.source for task in itertools.islice(report.task_stream(other), 7)] != first
+    assert [task.source for task in itertools.islice(task_stream(other), 7)] != first
 
 
 def test_a_task_that_would_fill_a_gpu_is_left_out_there():
     """A layer as wide as the columns, of which a GPU gets 256 times as many: 17 GB of weights that nothing uses."""
-    streams = [report.task_stream(SimpleNamespace(tasks="synth", seed=0, device=device))
+    streams = [task_stream(SimpleNamespace(tasks="synth", seed=0, device=device))
                for device in ("cpu", "cuda")]
     small, large = ([task.name for task in itertools.islice(stream, 38)] for stream in streams)
     assert small[36] == "synth/43" and "synth/43" not in large and small[:36] == large[:36] and small[37] == large[36]

@@ -1,0 +1,78 @@
+"""Log-probabilities of given tokens, with gradients, in little memory.
+
+Two things would fill a GPU: logits (a reply of 8,192 tokens of Qwen3 has 1.2 billion) and what each layer keeps for the
+backward pass. Both are forgotten and computed again there: the head chunk by chunk, the layers one by one.
+"""
+
+import contextlib
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+CHUNK = 2**28  # logits that are computed at a time: 1 GiB in float32, of which about four exist at once
+# Calls a function, keeps its inputs only, and calls it again in the backward pass. No random state is kept: in eval
+# mode no random number is drawn.
+CHECKPOINT = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+
+
+class Float32Product(torch.autograd.Function):
+    """hidden (N, width) @ weight (V, width)^T in float32, of bfloat16 operands: the tensor cores' own sums."""
+
+    @staticmethod
+    def forward(context, hidden, weight):
+        context.save_for_backward(hidden, weight)
+        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
+
+    @staticmethod
+    def backward(context, gradient):
+        hidden, weight = context.saved_tensors
+        gradient = gradient.to(hidden.dtype)
+        return gradient @ weight, gradient.T @ hidden
+
+
+def head_logits(model, hidden):
+    """Hidden states (N, width) to logits (N, V) in float32, as the model's own forward pass but for the rounding.
+
+    In bfloat16 a logit of 20 has an error of up to 0.06, and sampler and trainer would round differently.
+    """
+    head = model.get_output_embeddings()
+    if hidden.is_cuda and hidden.dtype == torch.bfloat16 and getattr(head, "bias", None) is None:
+        logits = Float32Product.apply(hidden, head.weight)
+    else:
+        logits = head(hidden).float()
+    config = model.config.get_text_config()
+    scale = getattr(config, "logits_scaling", None)  # Granite
+    cap = getattr(config, "final_logit_softcapping", None)  # Gemma
+    logits = logits / scale if scale else logits * getattr(config, "logit_scale", 1.0)  # Cohere
+    return cap * torch.tanh(logits / cap) if cap else logits
+
+
+def token_logprobs(head, states, targets, temperature, size):
+    """Hidden states (N, width), the tokens (N,) that follow them: their log-probabilities (N,) in float32.
+
+    head: states to logits (n, V). size: tokens whose logits may exist at a time.
+    """
+    def score(states, targets):
+        logprobs = F.log_softmax(head(states).div_(temperature), dim=-1)  # in place: logits may be a gigabyte
+        return logprobs.gather(-1, targets[:, None])[:, 0]
+
+    if len(targets) <= size:
+        return score(states, targets)
+    return torch.cat([CHECKPOINT(score, *chunk) for chunk in zip(states.split(size), targets.split(size))])
+
+
+@contextlib.contextmanager
+def checkpointed(layers):
+    """Within this context, layers keep their inputs only. That takes a third more time.
+
+    transformers' own checkpointing works in training mode alone, in which there would be dropout.
+    """
+    for layer in layers:
+        layer.forward = functools.partial(CHECKPOINT, layer.forward)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward  # the class's own shows again

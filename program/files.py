@@ -1,0 +1,55 @@
+"""Files: found from any current folder, read with one clear error, written in one instant."""
+
+import contextlib
+import json
+import os
+import pickle
+from pathlib import Path
+
+from program.process import UserError
+
+ROOT = Path(__file__).absolute().parent.parent  # of the repository
+
+
+def found(path) -> Path:
+    """The file or folder of this name or, where there is none, the one in the repository if it is there."""
+    if not Path(path).exists() and (ROOT / path).exists():
+        return ROOT / path
+    return Path(path)
+
+
+@contextlib.contextmanager
+def told(problem, kind=UserError):
+    """Around the reading of a file: whatever is wrong with it becomes one line, an error of a `kind` with `problem`."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        raise kind(f"{problem} ({type(error).__name__})") from None
+
+
+def write_atomically(path, text):
+    """Replace a file in one instant: a reader, or a process killed here, sees the old text or the new one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def read_lines(path, record=dict) -> list:
+    """`record` of each line of a .jsonl file; empty without a file. A last line that a kill has cut off is left out.
+
+    Raises UserError for any other line that cannot be read, or of which no record can be made.
+    """
+    text = path.read_bytes() if path.is_file() else b""
+    records = []
+    whole = text[:text.rfind(b"\n") + 1]
+    for number, line in enumerate(whole.splitlines(), start=1):
+        with told(f"{path}, line {number}: cannot be read; mend or remove it"):
+            records.append(record(json.loads(line)))
+    return records

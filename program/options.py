@@ -1,0 +1,132 @@
+"""Options: one dataclass a program, whose fields become the flags of its command line.
+
+    @dataclass
+    class Options:
+        steps: int = option((6, 100, 200), "training steps")      three defaults, one for each of SIZES
+        reward: str = option("davinci", "reward of a turn", choices=REWARDS)
+        gamma: float = setting(1.0, "gamma: ...")                 no flag of its own: --set gamma=0.4
+
+    given = parse(Options, argv, "What the program does.")        {name: value} of what was given, without defaults
+    options = complete(Options, given, size=0)                    an Options with every default filled in
+
+The dictionary `given` is kept apart from the defaults because some defaults are known only later: those of a model's
+size when it is loaded, those of a run that is continued when its folder is read.
+"""
+
+import argparse
+import dataclasses
+
+from program.process import UserError
+
+LARGEST = 2**63 - 1  # of all numbers: what a seed may be
+SIZES = "2 CPU cores", "one GPU", "a model over a billion parameters"  # what three defaults are for
+
+
+def option(default, meaning, *, flag=True, above_0=False, most=LARGEST, **more):
+    """A field of a dataclass of options. default: a value, or a tuple of three, one for each of SIZES.
+
+    flag: does it have a flag of its own, or is it changed by --set NAME=VALUE? above_0, most: bounds of a number. more:
+    arguments of argparse's add_argument, such as choices or metavar; `type` where the default is None.
+    """
+    facts = {"default": default, "meaning": meaning, "flag": flag, "above_0": above_0, "most": most, "more": more}
+    first = default[0] if isinstance(default, tuple) else default
+    return dataclasses.field(default=first, metadata=facts)
+
+
+def setting(default, meaning, **more):
+    """An option without a flag of its own, which --set NAME=VALUE changes."""
+    return option(default, meaning, flag=False, **more)
+
+
+def flag(name) -> str:
+    """What an option is called on the command line.
+
+    >>> flag("policy_tokens")
+    '--policy-tokens'
+    """
+    return "--" + name.replace("_", "-")
+
+
+def parse(kind, argv, description) -> dict:
+    """The options that were given on a command line, without defaults. kind: a dataclass made of `option`s.
+
+    Raises UserError for a --set that cannot be read; argparse ends the program for any other mistake.
+    """
+    by_set = {field.name: field for field in dataclasses.fields(kind) if not field.metadata["flag"]}
+    parser = argparse.ArgumentParser(description=description, epilog=_further_options(by_set), allow_abbrev=False,
+                                     argument_default=argparse.SUPPRESS, usage=argparse.SUPPRESS,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    for field in dataclasses.fields(kind):
+        if field.metadata["flag"]:
+            _add_flag(parser, field)
+    if by_set:
+        parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", default=[],
+                            help="change any of the further options that are listed below")
+    given = vars(parser.parse_args(argv))
+    for assignment in given.pop("set", []):
+        name, _, text = assignment.partition("=")
+        if name not in by_set:
+            raise UserError(f"--set {assignment}: there is no option {name!r} to set")
+        given[name] = _value(by_set[name], text)
+    return given
+
+
+def complete(kind, given, size=0):
+    """All options: those given, and the defaults of a size (an index of SIZES). Raises UserError for a bad number."""
+    by_size = {field.name: field.metadata["default"][size] for field in dataclasses.fields(kind)
+               if isinstance(field.metadata["default"], tuple)}
+    options = kind(**by_size | given)
+    _check_numbers(options)
+    return options
+
+
+def _check_numbers(options):
+    """Raise UserError for a number that is negative, infinite or nan; for 0 where it is forbidden; above a bound."""
+    for field in dataclasses.fields(options):
+        value, facts = getattr(options, field.name), field.metadata
+        if type(value) not in (int, float):
+            continue
+        if not 0 <= value <= facts["most"] or value == 0 and facts["above_0"]:
+            least = "above 0" if facts["above_0"] else "from 0"
+            limit = f" to {facts['most']:g}" if facts["most"] < LARGEST else ""
+            name = flag(field.name) + " " if facts["flag"] else f"--set {field.name}="
+            raise UserError(f"{name}{value:g}: choose a number {least}{limit}")
+
+
+def _add_flag(parser, field):
+    """Give a parser the flag of a field. A bool takes no value: --name, or --no-name where the default is True."""
+    more = dict(field.metadata["more"])
+    if type(field.default) is bool:
+        more["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
+    elif "choices" not in more:
+        more = {"type": type(field.default), "metavar": "X"} | more
+    parser.add_argument(flag(field.name), help=_described(field), **more)
+
+
+def _described(field) -> str:
+    """What --help says of a field: its meaning and its defaults."""
+    default = field.metadata["default"]
+    if isinstance(default, tuple):
+        default = ", ".join(f"{value} with {size}" for value, size in zip(default, SIZES))
+    known = "" if default in ("", None) else f" (default: {default})"
+    return field.metadata["meaning"] + known
+
+
+def _further_options(by_set) -> str:
+    """The end of the help text: the options that --set takes. by_set: {name: field}."""
+    lines = ["further options, by --set NAME=VALUE:"] if by_set else []
+    for name, field in by_set.items():
+        lines.append(f"  {name}: {_described(field)}")
+    return "\n".join(lines)
+
+
+def _value(field, text):
+    """What a text says as a value of a field. Raises UserError."""
+    kind = type(field.default)
+    choices = ("True", "False") if kind is bool else field.metadata["more"].get("choices")
+    if choices and text not in choices:
+        raise UserError(f"--set {field.name}={text}: choose from {', '.join(choices)}")
+    try:
+        return text == "True" if kind is bool else kind(text)
+    except ValueError:
+        raise UserError(f"--set {field.name}={text}: not a number") from None

@@ -1,0 +1,57 @@
+"""How a program begins and ends: what is set before torch is loaded, and errors that a user sees as one line.
+
+    if __name__ == "__main__":          the first lines of a program, above its imports
+        from program.process import begin
+        begin()
+    ...
+    if __name__ == "__main__":          the last line
+        run_command(main)
+
+Importing this module changes nothing.
+"""
+
+import importlib.util
+import os
+import signal
+import sys
+from pathlib import Path
+
+
+class UserError(ValueError):
+    """Bad input of the user's. The message is one line that says what is wrong; no traceback is shown with it."""
+
+
+def begin():
+    """Prepare this process: call it before torch is imported. Exits with one line where the program cannot work."""
+    # Check the platform first, so that the user sees one clear error instead of the first import that fails.
+    if sys.platform != "linux":
+        sys.exit("error: this needs Linux, for Triton and to confine the candidates' processes (on Windows: WSL)")
+    missing = [name for name in ("torch", "triton", "transformers") if not importlib.util.find_spec(name)]
+    if missing:
+        sys.exit(f"error: {', '.join(missing)}: not installed (pip install -r requirements.txt)")
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules are imported, Ctrl-C ends us without a traceback
+    # OpenMP's threads spin while they wait for work, by default so long that two processes on the same cores slow each
+    # other down several times. With this number they spin for a fraction of a millisecond and then sleep, so a small
+    # model's next operator still starts quickly. libgomp reads the variable when torch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+
+
+def run_command(main):
+    """Run a command line's main() and exit with the status that it returns.
+
+    A UserError, or a file that cannot be read or written, becomes one line on stderr and status 2, as argparse reports
+    a bad option. Ctrl-C and SIGTERM close all that is open, and become one line and status 130.
+    """
+    name = Path(sys.argv[0]).name
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # it may be ignored, as in the background of a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (UserError, OSError) as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        sys.exit(2)

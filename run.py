@@ -1,0 +1,439 @@
+"""What a run leaves behind and how it is shown: folder, metrics, transcripts, checkpoint, resuming, the page.
+
+    python run.py DIR [DIR]        a run or a benchmark as one HTML page, or two of them side by side
+
+The folder of a run, --out of reinforce.py:
+
+    config.json                            every option of the run, written when it begins
+    metrics.jsonl                          one object a step; reinforce.step_metrics says what each number means
+    rollouts/step_N.jsonl                  every prompt, reply, verdict, selection, proposal, and why it was rejected
+    rollouts/eval_N.jsonl                  the same for the evaluation after step N
+    skill_library/global_step_N.jsonl      the library after step N
+    checkpoint -> checkpoint_N/            a model folder with its skill library (bench.py loads it), and trainer.pt:
+                                           all that --resume needs
+    curves.png, report.html                all of it to look at
+
+Killed at any instant, a run continues from its last checkpoint. What later steps have left in the folder is removed
+then, and the steps are done again. On a CPU the continued run equals an uninterrupted one bit for bit, because weights,
+optimiser, library, the generator's state and the position in the stream of tasks are all that one step hands to the
+next. A run that is killed before its first checkpoint begins again.
+
+`episodes` is a list of reinforce.Episode, `options` a reinforce.Options.
+"""
+
+if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threads wait
+    from program.process import begin
+    begin()
+
+import argparse
+import contextlib
+import functools
+import importlib.util
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from backbone import Backbone, check_device
+from chat.prompts import read_prompts
+from fast import ranks
+from fast.optimizer import make_adamw
+from page import charts, records
+from page.writer import render
+from program.files import found, read_lines, told, write_atomically
+from program.process import UserError, run_command
+from sandbox import Sandbox, feedback
+from skills import MODEL_FILE, SkillLibrary
+from summarizer import REASONS
+from synthetic.generator import NARROW, WIDE, training_tasks
+from tasks import builtin_tasks, folder_tasks
+
+SYNTHESISED = {"synth": NARROW, "wide": WIDE}  # --tasks: distributions of problems
+
+
+@dataclass
+class Run:
+    """The state of a run: what reinforce.py's phases read, and what one step hands to the next."""
+
+    options: object  # reinforce.Options, which this file does not import: arrows between files point down only
+    out: Path  # the run's folder
+    model: Backbone  # the weights that are trained
+    library: SkillLibrary  # grows after each update
+    initial_names: set  # of the skills before the first step; all others count as learnt
+    optimizer: torch.optim.Optimizer  # or, with several ranks, ranks.ShardedOptimizer
+    generator: torch.Generator  # of all sampling in training
+    resumed: bool = False  # from a checkpoint
+    step: int = 0  # complete steps
+    sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
+    compile_sandbox: Sandbox | None = None  # measures against torch.compile, for CUDA Agent's reward
+    seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
+    bar: tqdm = field(default_factory=lambda: tqdm(disable=True))  # counts steps, and names the phase
+    tensorboard: object = None  # a SummaryWriter, with --log tensorboard
+    writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # of several ranks one writes files and progress
+
+    @property
+    def clock(self) -> str:
+        """Which clock the verdicts are from: figures of the two are never compared."""
+        return "modelled" if self.options.device == "cpu" else "measured"
+
+    @contextlib.contextmanager
+    def phase(self, name):
+        """Time a phase and show its name. What it waits for the sandbox is counted under `sandbox` instead."""
+        self.bar.set_description(f"step {self.step + 1}: {name}")
+        start, before = time.monotonic(), self.sandbox.waited
+        yield
+        waited = self.sandbox.waited - before
+        self.seconds["sandbox"] += waited
+        self.seconds[name] += time.monotonic() - start - waited
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Beginning and resuming
+
+
+def new_run(given, configure) -> Run:
+    """A run that begins. Its sandbox is not open yet.
+
+    given: {name: value} of the command line. configure(given, large): all options, see reinforce.configure.
+    Raises UserError; a run that is refused leaves nothing behind.
+    """
+    name = given.get("out") or time.strftime("runs/%Y%m%d-%H%M%S")
+    taken = (Path(name) / "checkpoint").exists() or bool(read_metrics(Path(name)))
+    # All ranks take rank 0's name, because each has a clock of its own, and its answer, because it soon writes there.
+    name, taken = ranks.first((name, taken))
+    if taken and not given.get("resume"):
+        raise UserError(f"{name} already holds a run: continue it with --resume, or choose another --out")
+    given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | given
+    options = configure(given)  # whether the model is large will be known when it is loaded
+    check(options)
+    run = load(Path(name), found(options.model), given, configure)
+    run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
+    if run.writes:
+        lay_out(run)
+    return run
+
+
+def resume_run(given, configure, changeable) -> Run:
+    """The run in --out as it was at its last checkpoint; see new_run. changeable: options that may differ now.
+
+    Raises UserError, also for a folder that holds no run, and for another option that differs.
+    """
+    if "out" not in given:  # the default is the present date and time
+        raise UserError("--resume: say which run with --out")
+    out = Path(given["out"])
+    folder = out / "checkpoint"
+    if not folder.exists() and any(line["step"] for line in read_metrics(out)):
+        raise UserError(f"--resume: {folder} is missing, though steps are finished; put it back, or begin another run")
+    path = folder / "trainer.pt" if folder.exists() else out / "config.json"
+    if not path.is_file():
+        raise UserError(f"--resume: nothing to resume in {out}: {path} is missing")
+    with told(f"--resume: {path} is broken"):
+        # Several ranks map one copy of the optimiser's state, of which each reads its part. A run that was killed
+        # before its first checkpoint begins again with the same options.
+        saved = (torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.count() > 1) if folder.exists()
+                 else {"options": json.loads(path.read_text())})
+    for name, value in given.items():
+        if value != saved["options"].get(name) and name not in changeable:
+            raise UserError(f"--resume: {out} has {name} = {saved['options'].get(name)}, not {value}")
+    given = saved["options"] | given
+    if not folder.exists():
+        return new_run(given, configure)
+    if given["steps"] < saved["step"]:
+        raise UserError(f"--resume --steps {given['steps']}: {saved['step']} steps are done already")
+    with told(f"--resume: {path} is of another version"):
+        options = configure(given)
+    check(options)
+    run = load(out, folder, given, configure)  # the checkpoint is a model folder like any other
+    with told(f"--resume: {path} is of another version"):
+        run.optimizer.load_state_dict(saved["optimizer"])
+        run.generator.set_state(saved["generator"])
+        run.initial_names = set(saved["initial_names"])
+    run.step, run.resumed = saved["step"], True
+    if run.writes:
+        lay_out(run)
+    return run
+
+
+def check(options):
+    """Raise UserError, before the model is loaded, for options that cannot work. Loading 8B parameters takes a while.
+
+    Prompts are read here, too: every role uses those that were read last.
+    """
+    check_device(options.device)
+    if options.log == "tensorboard" and not importlib.util.find_spec("tensorboard"):
+        raise UserError("--log tensorboard: first pip install tensorboard")
+    if options.tasks not in (*SYNTHESISED, "builtin"):
+        folder_tasks(options.tasks)
+    if options.prompts:
+        read_prompts(options.prompts)
+
+
+def load(out, source, given, configure) -> Run:
+    """A run with the model and the library of a folder or hub id, and a new optimiser and generator.
+
+    Only now the model's size is known, and with it the defaults that depend on it: see reinforce.Options.
+    """
+    model = Backbone.load(source, given["device"])
+    for parameter in model.model.parameters():
+        # A mapped file's alignment would change the last bit of a product: a resumed run would differ.
+        parameter.data = parameter.data.clone()
+    options = configure(given, model.large)
+    model.thinking = options.thinking
+    library = SkillLibrary.of_model(source)
+    optimizer = ranks.sharded(make_adamw, model.model.parameters(), lr=options.lr, host=options.offload)
+    generator = torch.Generator(model.device).manual_seed(options.seed)
+    return Run(options, out, model, library, {skill.name for skill in library.skills}, optimizer, generator)
+
+
+def lay_out(run):
+    """Write the options, and remove what steps after the checkpoint have left.
+
+    They are done again, and with a GPU they may turn out otherwise: nothing of them may stay then.
+    """
+    out, options = run.out, run.options
+    with told(f"--out {out}: cannot write there"):
+        out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "config.json", json.dumps(asdict(options), indent=1))
+    # Without a checkpoint the run begins again, with the evaluation before training (step 0).
+    lines = [json.dumps(line) + "\n" for line in read_metrics(out) if run.resumed and line["step"] <= run.step]
+    write_atomically(out / "metrics.jsonl", "".join(lines))
+    for pattern in ("rollouts/*_*.jsonl", "skill_library/global_step_*.jsonl"):
+        for step, path in records.numbered(out, pattern):
+            if step > run.step:
+                path.unlink()
+    run.library.save(out / f"skill_library/global_step_{run.step}.jsonl")  # the page compares later ones with this one
+    if options.log == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter  # the package is optional
+        run.tensorboard = SummaryWriter(out / "tensorboard", purge_step=run.step + 1)
+    drawn = options.batch * options.oversample  # tasks of a step
+    print(f"{out}: {options.model} on {options.device}, steps {run.step} to {options.steps}. A step: {drawn} tasks x "
+          f"({options.k} + 1) schemes x {options.n} rollouts x {options.turns} turns = "
+          f"{drawn * (options.k + 1) * options.n * options.turns} kernels.", flush=True)
+
+
+def task_stream(options):
+    """Training tasks without end, the same for the same options. Raises TaskError when there are none.
+
+    A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
+    batch (tasks.scale_batch), so that kernels take long enough to be measured.
+    """
+    if options.tasks in SYNTHESISED:  # this stream has no end
+        yield from training_tasks(options.seed, SYNTHESISED[options.tasks], options.device)
+    listed = builtin_tasks(device=options.device) if options.tasks == "builtin" else folder_tasks(options.tasks)
+    rng = random.Random(options.seed)
+    while True:
+        yield from rng.sample(listed, len(listed))  # every task once, then again in another order
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The end of a step
+
+
+def finish_step(run, line):
+    """Commit a step: its metrics, then the checkpoint. Killed before that, the steps since the old one are repeated.
+
+    line: what metrics.jsonl gets; the seconds of each phase are added to it. Step 0 is the evaluation before training.
+    """
+    # Each phase's own time, so that they add up to that of the step.
+    line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
+    last = run.step == run.options.steps
+    if run.writes:
+        with open(run.out / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+    if last or run.step % run.options.save_every == 0:
+        save_checkpoint(run)
+    if not run.writes:
+        return
+    if run.tensorboard:
+        for name, value in line.items():
+            if isinstance(value, (int, float)):  # not `rows`, `masked`, `rejected`, `seconds`, which are dicts
+                run.tensorboard.add_scalar(name, value, run.step)
+        run.tensorboard.flush()
+    if run.step or "eval_fast_1" in line:
+        tqdm.write(progress(line, run.options, read_metrics(run.out)[0], run.library), file=sys.stdout)
+    if "eval_fast_1" in line and run.step and not last:  # finish_run draws the last ones
+        draw_curves(run)
+
+
+def save_checkpoint(run):
+    """Write a folder checkpoint_N: a model, its skill library, and trainer.pt; then let `checkpoint` point to it.
+
+    The link is replaced in one instant, and only after the folder is on the disk, so a complete checkpoint is there at
+    any time. What a kill leaves half written has another name, and is removed when that step is saved again.
+    """
+    optimizer = run.optimizer.state_dict()  # with several ranks each has a part of it: all of them must call this
+    if not run.writes:
+        return
+    folder, link = run.out / f"checkpoint_{run.step}", run.out / "checkpoint"
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed here
+    folder.mkdir()
+    run.model.save(folder)
+    run.library.save(folder / MODEL_FILE)
+    torch.save({"step": run.step, "options": asdict(run.options), "initial_names": [*run.initial_names],
+                "optimizer": optimizer, "generator": run.generator.get_state()}, folder / "trainer.pt")
+    os.sync()  # the system may lose power, too
+    new = run.out / "checkpoint.new"  # a link cannot be changed, but another can take its place
+    new.unlink(missing_ok=True)
+    new.symlink_to(folder.name)
+    if link.is_dir() and not link.is_symlink():  # the run was copied by a program that follows links
+        shutil.rmtree(link)
+    os.replace(new, link)
+    for step, path in records.numbered(run.out, "checkpoint_*"):
+        if step != run.step:
+            shutil.rmtree(path)
+
+
+def read_metrics(out) -> list[dict]:
+    """The lines of a run's metrics.jsonl, each with its step; empty where there is no run.
+
+    A last line that a kill has cut off is left out. Raises UserError for any other line that cannot be read.
+    """
+    return read_lines(out / "metrics.jsonl", lambda line: line | {"step": int(line["step"])})
+
+
+def progress(line, options, before, library) -> str:
+    """What a step prints; before the first step only the evaluation.
+
+    `replies a+b+c` are those of Policy, Selection and Summary in the groups of the loss.
+    line: of metrics.jsonl. before: the first one of the run, with which an evaluation is compared. library: after it.
+    """
+    parts = ["before training"]  # then, if there are any, the skills found and the evaluation
+    if line["step"]:
+        rows = "+".join(str(count) for count in line["rows"].values())
+        parts = [f"step {line['step']}/{options.steps}  reward {line['reward_best']:.3f}  "
+                 f"correct {line['correct']:.0%}  Fast_1 {line['fast_1']:.0%}  speedup {line['speedup'] or 0:.2f}x "
+                 f"({line['clock']})  replies {rows}  skills {line['library']} (+{line['staged']})  proposals "
+                 f"passed {line['passed']} of {line['proposals']}  {sum(line['seconds'].values()):.0f} s"]
+    if line.get("staged"):
+        parts.append("new: " + ", ".join(skill.name for skill in library.skills[-line["staged"]:]))
+    if "eval_fast_1" in line:
+        figures = []
+        for key, label, form in records.EVALUATION:
+            gain = f" ({line[key] - before[key]:+{form}})" if line["step"] and key in before else ""
+            figures.append(f"{label} {line[key]:{form}}{gain}")
+        parts.append(f"evaluation: {', '.join(figures)} ({line['clock']})")
+    return ("  |  " if line["step"] else "  ").join(parts)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Transcripts
+
+
+def write_transcripts(run, name, episodes):
+    """rollouts/NAME.jsonl: a line for each selection, rollout and summary, with every prompt, reply and verdict.
+
+    A later turn's prompt is what came before it and the `feedback` there, so only the first is written out. Rewards and
+    advantages are there, too: what the update was made from can be computed again from these lines alone.
+    """
+    if not run.writes:
+        return
+    # Many replies answer the same prompt, which is decoded once. Special tokens show where messages begin and end.
+    text = functools.cache(lambda ids: run.model.tokenizer.decode(ids, skip_special_tokens=False))
+    lines = []
+    for number, episode in enumerate(episodes):
+        # (role, completion, what else the line says of it)
+        answers = [("selection", s.completion, selection_record(s)) for s in episode.selections if s.completion]
+        answers += [("policy", t.turns[0].completion, rollout_record(t)) for t in episode.trajectories]
+        answers += [("summary", s.completion, summary_record(s)) for s in episode.summaries]
+        for role, completion, record in answers:
+            prompt = text(tuple(completion.prompt_ids))
+            opening = {"role": role, "episode": number, "task": episode.task.name, "prompt": prompt}
+            lines.append(json.dumps(opening | record, default=vars) + "\n")
+    write_atomically(run.out / f"rollouts/{name}.jsonl", "".join(lines))
+
+
+def answer_record(answer) -> dict:
+    """What a turn, a Selection and a Summary have in common: the reply, and what it has earned.
+
+    finished: did the reply end by itself, before its limit of tokens?
+    """
+    return {"reply": answer.completion.text, "finished": answer.completion.finished, "reward": answer.reward,
+            "advantage": answer.advantage}
+
+
+def selection_record(selection) -> dict:
+    """skills: names of those that it chose. dropped: names in its reply that are no candidates, or are too many."""
+    names = [skill.name for skill in selection.skills]
+    return {"skills": names, "dropped": selection.dropped} | answer_record(selection)
+
+
+def rollout_record(trajectory) -> dict:
+    """The skills that the rollout was given, and its turns."""
+    return {"skills": [skill.name for skill in trajectory.skills], "turns": list(map(turn_record, trajectory.turns))}
+
+
+def turn_record(turn) -> dict:
+    """A turn, or a proposal's verification, with what the sandbox said.
+
+    masked: why the turn has no loss, or null; see reinforce.step_metrics. (MRS is not noted here: each rank of several
+    knows it of its own replies only.)
+    """
+    return answer_record(turn) | {"verdict": turn.verdict, "feedback": feedback(turn.verdict), "masked": turn.masked}
+
+
+def summary_record(summary) -> dict:
+    """rollout: which of the task's rollouts it sums up, from 0. staged: the name under which its skill has joined."""
+    proposals = [{"written": p.written, "rejected": p.rejected, "detail": p.detail, "known": p.known,
+                  "attempt": turn_record(p.attempt) if p.attempt else None, "staged": p.joined}
+                 for p in summary.proposals]
+    return {"rollout": summary.winner.number, "proposals": proposals} | answer_record(summary)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Curves and the page
+
+
+def draw_curves(run):
+    """curves.png: all curves over the steps, by role, and the seconds of a step. Drawn after every evaluation."""
+    source = records.Source(run.out, asdict(run.options), read_metrics(run.out))  # without the transcripts: large
+    charts.save_png(charts.run_charts(source), run.out / "curves.png", f"{run.out.name}, {run.clock} clock")
+
+
+def write_page(folders, path) -> list:
+    """One HTML file that shows a run or a benchmark, or two of them side by side. Raises UserError.
+
+    Returns what it shows, a page.records.Source for each folder.
+    """
+    sources = [records.read_folder(folder) for folder in folders]
+    write_atomically(path, render(sources, REASONS))
+    return sources
+
+
+def finish_run(run):
+    """Draw the curves, write the page, and say in words what was learnt.
+
+    All of it is made from the folder alone, so `python run.py DIR` makes the page of a killed run, too.
+    """
+    if not run.writes:
+        return
+    draw_curves(run)
+    [source] = write_page([run.out], run.out / "report.html")
+    print(*records.lessons(source), f"done: {run.out}/report.html, {run.out}/curves.png, {run.out}/metrics.jsonl, "
+          f"{run.out}/checkpoint/", sep="\n")
+
+
+def main(argv=None) -> int:
+    """Make the page of one folder or two. Returns the status of the process. Raises UserError for bad input."""
+    parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or two side by side.",
+                                     usage=argparse.SUPPRESS)
+    parser.add_argument("folder", metavar="DIR", help="--out of reinforce.py or of bench.py")
+    parser.add_argument("beside", metavar="DIR", nargs="?", help="a second one, to be shown beside it")
+    parser.add_argument("--out", metavar="FILE", help="default: DIR/report.html, for two comparison.html in the first")
+    options = parser.parse_args(argv)
+    folders = [options.folder, options.beside] if options.beside else [options.folder]
+    path = Path(options.out or Path(options.folder, "comparison.html" if options.beside else "report.html"))
+    write_page(folders, path)
+    print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

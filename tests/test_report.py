@@ -80,7 +80,7 @@ def run(tmp_path):
 
 
 @pytest.fixture
-def benchmark(tmp_path):
+def bench_folder(tmp_path):
     """A benchmark of a problem with two samples."""
     out = tmp_path / "bench"
     write_lines(out / "config.json", {"model": "m", "device": "cpu", "turns": 1, "source": "KernelBench, level 1"})
@@ -138,12 +138,12 @@ def test_rollouts_are_packed_as_conversations(run):
     assert second["verdict"]["profile"] == verdict()["profile"] and second["feedback"] == f"told {EVIL}"
 
 
-def test_two_folders_side_by_side(run, benchmark, tmp_path):
-    text, data = made(run, benchmark, out=tmp_path / "both.html")
-    assert {r["folder"] for r in data["rollouts"]} == {str(run), str(benchmark)} and "Two clocks" not in text
+def test_two_folders_side_by_side(run, bench_folder, tmp_path):
+    text, data = made(run, bench_folder, out=tmp_path / "both.html")
+    assert {r["folder"] for r in data["rollouts"]} == {str(run), str(bench_folder)} and "Two clocks" not in text
     assert "best turn strict 50.0 50.0 50.0 50.0 25.0 0.0 1.75x last turn" in words(text)
-    write_lines(benchmark / "config.json", {"model": "m", "device": "cuda", "source": "KernelBench, level 1"})
-    assert "Two clocks" in made(run, benchmark, out=tmp_path / "both.html")[0]
+    write_lines(bench_folder / "config.json", {"model": "m", "device": "cuda", "source": "KernelBench, level 1"})
+    assert "Two clocks" in made(run, bench_folder, out=tmp_path / "both.html")[0]
 
 
 def test_of_a_long_run_every_nth_step_is_shown(run, monkeypatch):
@@ -169,8 +169,8 @@ def test_curves():
     assert evaluation.get_linestyle() == "--" and training.get_linestyle() == "-"
 
 
-def test_fast_p_is_drawn_of_the_best_turns(benchmark):
-    [curve] = charts.fast_p(json.loads((benchmark / "summary.json").read_text())["figures"]).curves
+def test_fast_p_is_drawn_of_the_best_turns(bench_folder):
+    [curve] = charts.fast_p(json.loads((bench_folder / "summary.json").read_text())["figures"]).curves
     assert curve == ("strict rule", [1, 1.2, 1.5, 2, 3], [0.5, 0.5, 0.5, 0.25, 0])
 
 
@@ -275,10 +275,10 @@ def test_a_browser_opens_filters_and_shows_conversations(run):
 
 
 @browser
-def test_every_part_of_the_page_is_drawn(run, benchmark, tmp_path):
+def test_every_part_of_the_page_is_drawn(run, bench_folder, tmp_path):
     """On the screenshot each chart has its curves in their colours, and each section is where the page says."""
     page = tmp_path / "both.html"
-    made(run, benchmark, out=page)
+    made(run, bench_folder, out=page)
     boxes = browse(page, """return Object.fromEntries([...document.querySelectorAll("svg, section[id]")].map(
         part => [part.getAttribute("aria-label") || part.id, part.getBoundingClientRect()]))""")
     chromium(tmp_path / "browsed.html", f"--screenshot={tmp_path}/shot.png")

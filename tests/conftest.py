@@ -188,10 +188,10 @@ def write_lines(path, *rows):
 
 
 def launch(number, *arguments, **environment):
-    """Run a program on so many ranks; the finished process."""
+    """Run a program on so many ranks, without GPUs: a machine may have fewer. Returns the finished process."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}", "--"]
-    return subprocess.run([*command, *map(str, arguments)], env=os.environ | environment, text=True,
-                          capture_output=True)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
+    return subprocess.run([*command, *map(str, arguments)], env=environment, text=True, capture_output=True)
 
 
 def learnt(chat, ids, mask) -> list:

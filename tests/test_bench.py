@@ -330,7 +330,8 @@ def test_command_end_to_end(tmp_path, command):
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["clock"] == "modelled" and "modelled" in out and "measured" not in out
     assert summary["command"].startswith("python bench.py --device cpu --level 1 --ids 1-3")
-    assert summary["versions"]["torch"] == torch.__version__ and summary["config"]["seed"] == 0 and summary["hardware"]
+    assert torch.__version__.startswith(summary["versions"]["torch"])
+    assert summary["config"]["seed"] == 0 and summary["hardware"]
     best = next(row for row in summary["figures"] if (row["counted"], row["rule"]) == ("best turn", "strict"))
     assert best["correct"] == best["fast_1"] == best["fast_2"] == 1 / 3 and best["geometric_mean"] > 2
     problems = [summary["problems"][f"level1/{name}"] for name in ("1_Good", "2_Bad", "3_Hard")]

@@ -309,4 +309,4 @@ def test_the_page_on_other_frameworks_works_as_it_stands():
     rewards = space["kernel_reward"](prompts=["p"] * 3, completions=replies, completion_ids=[[1]] * 3,
                                      source=[TASK.source] * 3, trainer_state=None)
     space["sandbox"].close()
-    assert rewards[0] == rewards[2] > 1.5 and rewards[1] == 0.0 and all(type(reward) is float for reward in rewards)
+    assert rewards[0] == rewards[2] > 1.0 and rewards[1] == 0.0 and all(type(reward) is float for reward in rewards)

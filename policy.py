@@ -59,7 +59,7 @@ class Turn:
     repeats: bool = False  # an earlier attempt had the same kernel; this one was not judged
     reward: float | None = None  # filled in by reward_turns
     advantage: float | None = None  # filled in by reinforce.py; stays None for a turn that belongs to no group
-    masked: str | None = None  # why it is left out of the loss: "void", "prs", "group" or "mrs" (reinforce.py)
+    masked: str | None = None  # why it is left out of the loss: "void", "prs" or "group"; MRS masks a reinforce.Row
 
 
 @dataclass

@@ -49,8 +49,8 @@ import torch
 
 from judge.confinement import HOSTILE, LIBC, confine, has_gpu, isolate, ways_to_isolate
 from judge.messages import Gone
+from program.files import ROOT
 
-ROOT = Path(__file__).absolute().parent.parent
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES",
              "PYTHONPATH", "VIRTUAL_ENV", "CC", "CXX")  # variables of the environment; none holds a secret
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36

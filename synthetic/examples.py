@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from tqdm import tqdm
 
-import backbone
+from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from judge.judgement import static_check
 from judge.processes import LIBC, PR_SET_PDEATHSIG
 from policy import next_messages, policy_messages
@@ -273,7 +273,7 @@ class Writer:
         arguments = {"think": f"The forward applies {', '.join(parsed.operators[:6])}. {weighed}.",
                      "selected_skills": [{"name": s.name, "reason": f"It has work for {s.tags[0]}."} for s in chosen]}
         messages = selection_messages(task, candidates) + [tool_reply("select_skills", arguments)]
-        return Example("selection", messages, backbone.SELECT_TOOL, task.family, skills=tuple(s.name for s in chosen))
+        return Example("selection", messages, SELECT_TOOL, task.family, skills=tuple(s.name for s in chosen))
 
     def summary(self, rng, task, skills, answers, verdicts) -> Example | None:
         """What the best answer does that the first does not, as skills; None if there is nothing to tell."""
@@ -292,7 +292,7 @@ class Writer:
                                      "tags": list(s.tags), "content": s.content} for s in written]}
         shown = [(answers[i].code, verdicts[i].speedup) for i in (0, best)]
         messages = summary_messages(task, skills, *shown) + [tool_reply("update_skill_library", arguments)]
-        return Example("summary+skills" if skills else "summary", messages, backbone.UPDATE_TOOL, task.family,
+        return Example("summary+skills" if skills else "summary", messages, UPDATE_TOOL, task.family,
                        skills=tuple(s.name for s in written))
 
     def write(self, seed) -> list[Example]:

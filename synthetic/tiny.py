@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 import backbone
 from backbone import Sampling
+from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from fast.attention import attention_kind
 from policy import policy_messages, score_pairs
 from selector import recall, selection_messages
@@ -124,11 +125,11 @@ def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
     figures = {"problems": len(tasks)} | policy_figures([[]] * len(tasks), "")
     figures |= policy_figures(matching, " with skill")
     selections = ask([selection_messages(task, recall(library, task.source) or library.skills) for task in tasks], 400,
-                     backbone.SELECT_TOOL)
+                     SELECT_TOOL)
     calls = [backbone.extract_tool_call(reply, "select_skills") for reply in selections]
     summaries = ask([summary_messages(task, [], (expert.render(parsed, set()).code, 1.0),
                                       (expert.render(parsed, expert.ALL).code, 2.5)) for task, parsed in held_out], 800,
-                    backbone.UPDATE_TOOL)
+                    UPDATE_TOOL)
     figures["select_skills well-formed"] = percent(call and "selected_skills" in call for call in calls)
     figures["update_skill_library well-formed"] = percent(
         any(proposal.skill for proposal in read_proposals(reply)) for reply in summaries)

@@ -22,11 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(1)  # these models are so small that a second thread only waits, longest on a busy machine
 
-import backbone
 import reinforce
 from candidates import small_task
 from backbone import Backbone, Completion
-from chat.prompts import PROMPTS
+from chat.prompts import PROMPTS, UPDATE_TOOL
 from fast.attention import attention_kind
 from judge.verdict import KernelTime
 from sandbox import Sandbox, Verdict, feedback
@@ -78,7 +77,7 @@ def tiny_model(name, tokenizer, experts=None, **config):
 @pytest.fixture(scope="session")
 def tokenizer():
     return train_tokenizer([*(PROMPTS[f"{role}_system"] for role in ROLES), SOURCE, kernel(1.5),
-                            json.dumps(backbone.UPDATE_TOOL), feedback(Verdict())], 900)
+                            json.dumps(UPDATE_TOOL), feedback(Verdict())], 900)
 
 
 @pytest.fixture(scope="session")

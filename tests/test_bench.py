@@ -10,9 +10,10 @@ import pytest
 import torch
 
 import bench
-from backbone import SELECT_TOOL, Backbone, Completion
+from backbone import Backbone, Completion
 from bench import Attempt, Sample
 from conftest import FakeSandbox, kernel, read_lines, selecting
+from chat.prompts import SELECT_TOOL
 from judge.verdict import Verdict
 from program.options import complete
 from program.process import UserError, run_command

@@ -9,6 +9,7 @@ import pytest
 import backbone
 from backbone import Chat, Completion, extract_tool_call, Sampling
 from chat import prompts
+from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
 from chat_templates import TEMPLATES, template_tokenizer
 from conftest import learnt, make_task, write_lines
@@ -95,7 +96,7 @@ CALL = {"think": "It's bound by memory.", "selected_skills": [{"name": "fuse", "
 def test_tool_calls_are_learnt_as_the_template_writes_them(chat, kind, tmp_path):
     row = {"messages": json.dumps([*TALK[:2], {"role": "assistant", "content": None, "tool_calls": [
         {"id": "1", "type": "function", "function": {"name": "select_skills", "arguments": json.dumps(CALL)}}]}]),
-        "tools": json.dumps([backbone.SELECT_TOOL]), "enable_thinking": False}
+        "tools": json.dumps([SELECT_TOOL]), "enable_thinking": False}
     write_lines(tmp_path / "rows.jsonl", row)
     [(ids, mask)] = read_chats(tmp_path / "rows.jsonl", chat)
     [reply] = learnt(chat, ids, mask)
@@ -106,7 +107,7 @@ def test_tool_calls_are_learnt_as_the_template_writes_them(chat, kind, tmp_path)
     if kind in ("qwen3", "release"):
         messages = [*TALK[:2], {"role": "assistant", "content": "", "tool_calls": [
             {"function": {"name": "select_skills", "arguments": CALL}}]}]
-        whole = chat.tokenizer.apply_chat_template(messages, tools=[backbone.SELECT_TOOL], tokenize=False,
+        whole = chat.tokenizer.apply_chat_template(messages, tools=[SELECT_TOOL], tokenize=False,
                                                    enable_thinking=False)
         assert chat.tokenizer.decode(ids) == whole.rstrip("\n")
 
@@ -197,7 +198,7 @@ def test_prompts_of_a_file_in_the_releases_layout(tmp_path, own_prompts):
     bare = policy_messages(task, ())
     assert system["content"] == "At most 2." and user["content"] == (
         f"[SYSTEM]\n{ours}\n\n[USER]\n{bare[1]['content']}|{shown}|1.00|one|two")
-    assert backbone.SELECT_TOOL["function"]["description"] == "Mine."
+    assert SELECT_TOOL["function"]["description"] == "Mine."
     assert "Choose" in prompts.PROMPTS["selection_system"]
     # The Policy's own prompt, with a place for skills.
     own = {"policy_system": "", "policy_user": "A __skills__ B __task_description__"}

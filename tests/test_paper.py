@@ -9,8 +9,9 @@ import policy
 import reinforce
 import selector
 import summarizer
-from backbone import SELECT_TOOL, UPDATE_TOOL
+
 from conftest import configure
+from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from sandbox import Verdict
 
 # What a model of over a billion parameters is trained with, on a GPU. Paper's symbol or the release's variable: value.

@@ -13,9 +13,10 @@ import bench
 import policy
 import reinforce
 import sft
-from backbone import SELECT_TOOL, Backbone
+from backbone import Backbone
 from chat_templates import TEMPLATES, template_tokenizer
 from conftest import CONTENT, make_task, read_lines, tiny_model, write_lines
+from chat.prompts import SELECT_TOOL
 from policy import next_messages, policy_messages
 from sandbox import Verdict
 from selector import selection_messages

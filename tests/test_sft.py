@@ -16,9 +16,9 @@ import torch
 
 from chat_templates import template_tokenizer
 from conftest import CONTENT, FakeSandbox, by_hand, launch, learnt, write_lines  # first: it puts the root on the path
-import backbone
 import sft
 from backbone import Backbone, Chat, Completion, Sampling, extract_code, extract_tool_call
+from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts
 from fast import ranks
 from judge.verdict import KernelTime, Verdict
@@ -306,7 +306,7 @@ CALLED = [TALK[0], {"role": "assistant", "content": None, "tool_calls": [
 
 
 def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
-    tools = [backbone.SELECT_TOOL, backbone.UPDATE_TOOL]
+    tools = [SELECT_TOOL, UPDATE_TOOL]
     good = [{"messages": TALK, "tools": None}, {"messages": json.dumps(TALK), "tools": json.dumps(tools)},
             {"messages": [TALK[0] | {"name": None}, TALK[1] | {"tool_calls": []}]},
             {"messages": TALK + TALK, "enable_thinking": True}]
@@ -331,7 +331,7 @@ def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
 def test_parquet_is_read_as_json_lines_are(tmp_path, chat, monkeypatch):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "rows.parquet"
-    rows = [{"messages": json.dumps(TALK), "tools": json.dumps([backbone.SELECT_TOOL])}] * 3
+    rows = [{"messages": json.dumps(TALK), "tools": json.dumps([SELECT_TOOL])}] * 3
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     assert [learnt(chat, *pair) for pair in read_chats(path, chat)] == [["Plan: x.<|im_end|>"]] * 3
     path.write_bytes(path.read_bytes()[:200])
@@ -420,7 +420,7 @@ class Answering:
     def answer(self, messages, tool, even):
         if even and "# Skill: " not in messages[0]["content"]:
             return "nothing"
-        if tool is backbone.SELECT_TOOL:
+        if tool is SELECT_TOOL:
             return tool_reply("select_skills", {"think": "t", "selected_skills": []})["content"]
         if tool:
             fields = {"name": "x", "description": "x", "scope": "general", "tags": ["x"], "content": CONTENT}

@@ -7,18 +7,12 @@ import io
 import math
 from typing import NamedTuple
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter
+from matplotlib.ticker import MaxNLocator
 
-INK = "#5b616b"  # of words and axes; on the page it becomes the colour of its text, light or dark
-EVALUATED = "evaluation, "  # before the label of a curve of the evaluation: dashed, in the colour of training's
-STYLE = {"svg.fonttype": "none", "font.size": 9, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK,
-         "xtick.color": INK, "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False,
-         "axes.axisbelow": True, "legend.frameon": False, "legend.fontsize": 8,
-         "text.parse_math": False,  # a folder's name may hold a $
-         "svg.hashsalt": "page"}  # the same file each time
+STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+         "legend.frameon": False, "svg.fonttype": "none", "text.parse_math": False}  # text stays text; a folder's name may hold a $
 # (title, caption, {metric: label})
 PANELS = [
     ("Policy: reward", "Mean over rollouts, by the best turn. Each step has other tasks, the evaluation has not.",
@@ -31,11 +25,14 @@ PANELS = [
     ("Skill library", "A skill joins after its step; how often skills that the run has found were selected since.",
      {"library": "skills", "proposals": "proposals", "passed": "passed", "selected_learnt": "found skills selected"}),
     ("Update", "Norm of the gradient before it is clipped.", {"grad_norm": "gradient norm"}),
+    ("Seconds of a step", "Wall time by phase. What a phase waits for the sandbox is counted there.",
+     {"sandbox": "sandbox", "select": "select", "roll out": "roll out", "summarise": "summarise", "verify": "verify",
+      "update": "update", "evaluate": "evaluate"}),
 ]
 
 
 class Curve(NamedTuple):
-    """One line, or one level of stacked bars."""
+    """One line of a chart."""
 
     label: str
     x: list
@@ -43,7 +40,7 @@ class Curve(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Curves over one x. kind: lines; shares, lines from 0 to 100 %; or stacked, bars on each other."""
+    """Curves over one x. kind: "lines", or "shares": from 0 to 1."""
 
     title: str
     caption: str
@@ -53,15 +50,13 @@ class Chart(NamedTuple):
 
 
 def run_charts(run) -> list[Chart]:
-    """Those of PANELS, then replies by role, and last the seconds of a step by phase. run: a records.Source."""
+    """Those of PANELS. run: a records.Source."""
+    lines = [line | line["seconds"] for line in run.metrics]  # seconds: {phase: its seconds}
     charts = []
-    for title, caption, metrics in PANELS:
-        curves = [learning_curve(run.metrics, metric, label) for metric, label in metrics.items()]
-        charts.append(Chart(title, caption, curves, kind="shares" if "correct" in metrics else "lines"))
-    rows = Chart("Replies in the loss", "Replies of each role that have an advantage.", by_key(run.steps, "rows"))
-    seconds = Chart("Seconds of a step", "Wall time by phase. What a phase waits for the sandbox is counted there.",
-                    by_key(run.metrics, "seconds"), kind="stacked")
-    return [*charts, rows, seconds]
+    for title, caption, labels in PANELS:
+        curves = [learning_curve(lines, metric, label) for metric, label in labels.items()]
+        charts.append(Chart(title, caption, curves, kind="shares" if "correct" in labels else "lines"))
+    return charts
 
 
 def learning_curve(metrics, metric, label) -> Curve:
@@ -70,72 +65,51 @@ def learning_curve(metrics, metric, label) -> Curve:
     return Curve(label, [line["step"] for line in lines], [line[metric] for line in lines])
 
 
-def by_key(metrics, metric) -> list[Curve]:
-    """A curve for each key of a metric that is a dict, such as the seconds of each phase."""
-    keys = {}
-    for line in metrics:
-        keys |= line[metric]
-    steps = [line["step"] for line in metrics]
-    curves = []
-    for key in keys:
-        curves.append(Curve(key, steps, [line[metric].get(key, 0) for line in metrics]))
-    return curves
-
-
 def fast_p(figures) -> Chart:
     """Fast_p by p, of the best turns of all samples. figures: the rows of a benchmark's summary."""
     curves = []
     for row in figures:
         if row["counted"] == "best turn":
-            names = [name for name in row if name.startswith("fast_")]
-            ps = [float(name.removeprefix("fast_")) for name in names]
-            curves.append(Curve(f"{row['rule']} rule", ps, [row[name] for name in names]))
+            shares = {float(name.removeprefix("fast_")): row[name] for name in row if name.startswith("fast_")}
+            curves.append(Curve(f"{row['rule']} rule", list(shares), list(shares.values())))
     return Chart("Fast_p", "Share of samples that are correct and more than p times as fast.", curves, "p", "shares")
 
 
 def draw(axis, chart):
     """Draw a chart. The legend is above, where it hides nothing."""
-    labels = [curve.label for curve in chart.curves]
-    bottom = 0.0
     for label, x, y in chart.curves:
-        colour = f"C{labels.index(label.removeprefix(EVALUATED))}"
-        if chart.kind == "stacked":
-            axis.bar(x, y, bottom=bottom, color=colour, label=label)
-            bottom = np.add(bottom, y)
-        else:
-            style = "--D" if label.startswith(EVALUATED) else ".-"
-            axis.plot(x, y, style, color=colour, label=label, markersize=4)
+        axis.plot(x, y, "--D" if label.startswith("evaluation") else ".-", label=label, markersize=4)
     if chart.kind == "shares":
         axis.set_ylim(0, 1.02)
-        axis.yaxis.set_major_formatter(PercentFormatter(1))
     axis.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=chart.x != "p"))
-    axis.grid(alpha=0.25)
-    if chart.curves:
-        axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, handlelength=1.8, columnspacing=1.2)
+    axis.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), ncols=3, handlelength=1.8, columnspacing=1.2)
+
+
+def picture(charts, labels, columns, one_scale) -> Figure:
+    """Charts in a grid, each with a label under it."""
+    rows = math.ceil(len(charts) / columns)
+    figure = Figure(figsize=(5 * columns, 3.3 * rows), layout="constrained")
+    axis = None
+    for number, (chart, label) in enumerate(zip(charts, labels), start=1):
+        axis = figure.add_subplot(rows, columns, number, sharey=axis if one_scale else None)
+        draw(axis, chart)
+        axis.set_xlabel(label)
+    return figure
 
 
 @rc_context(STYLE)
 def svg(charts, names) -> str:
-    """One chart of each of `names` (folders), side by side with one scale, in the ink of the page."""
-    figure = Figure(figsize=(5 * len(charts), 2.9), layout="constrained")
-    axes = figure.subplots(1, len(charts), sharey=True, squeeze=False)[0]
-    for axis, chart, name in zip(axes, charts, names):
-        draw(axis, chart)
-        axis.set_xlabel(f"{chart.x}, {name}")
+    """One chart of each of `names` (folders), side by side with one scale."""
+    labels = [f"{chart.x}, {name}" for chart, name in zip(charts, names)]
     file = io.StringIO()
-    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    text = file.getvalue().replace(INK, "currentColor")
-    return text[text.index("<svg "):].replace("<svg ", f'<svg role="img" aria-label="{charts[0].title}" ', 1)
+    picture(charts, labels, len(charts), one_scale=True).savefig(file, format="svg")
+    return file.getvalue().partition("<!DOCTYPE")[2].partition(">")[2]  # without the head of an XML file
 
 
 @rc_context(STYLE)
 def save_png(charts, path, title):
     """All charts in one picture, at most three in a row."""
-    columns, rows = min(3, len(charts)), math.ceil(len(charts) / 3)
-    figure = Figure(figsize=(5.3 * columns, 3.7 * rows), layout="constrained")
-    for number, chart in enumerate(charts, start=1):
-        axis = figure.add_subplot(rows, columns, number)
-        draw(axis, chart)
-        axis.set_xlabel(f"{chart.title}, by {chart.x}")
+    labels = [f"{chart.title}, by {chart.x}" for chart in charts]
+    figure = picture(charts, labels, min(3, len(charts)), one_scale=False)
     figure.suptitle(title)
     figure.savefig(path, dpi=100)

@@ -6,8 +6,6 @@ from importlib.metadata import version
 
 import torch
 
-BASELINES = {"eager": "eager PyTorch", "compile": "torch.compile"}
-
 
 def machine(device) -> dict:
     """What the times depend on: the GPU, or the number of CPU cores that we may use, and the versions."""
@@ -18,26 +16,20 @@ def machine(device) -> dict:
     return {"hardware": hardware, "versions": {"python": platform.python_version()} | versions}
 
 
-def aligned(rows) -> str:
-    """Rows of cells (texts) as a table."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-
-
 def table(summary) -> str:
     """summary.json as text: what was run, the figures in percent, and a line for each problem."""
     config = summary["config"]
     shares = [name for name in summary["figures"][0] if name == "correct" or name.startswith("fast_")]
-    figures = [["counted", "rule", *map(str.capitalize, shares), "geometric mean"]]
+    lines = [f"{config['source']}: {len(config['problems'])} of {config['problems_in_level']} problems, "
+             f"{config['samples']} samples of at most {config['turns']} turns each ({config['strategy']}), "
+             f"{summary['skills']}", f"{config['model']} on {summary['hardware']}; speedups are {summary['clock']}, over "
+             f"{config['baseline']} PyTorch; tolerance {config['tolerance']:g}; percent of all problems", "",
+             "counted      rule     " + "".join(f"{name.capitalize():>10}" for name in shares) + "  geometric mean"]
     for row in summary["figures"]:
-        percents = [f"{100 * row[name]:.1f}" for name in shares]
-        figures.append([row["counted"], row["rule"], *percents, f"{row['geometric_mean'] or 0:.2f}x"])
-    problems = [["problem", "best", "correct", "most common error"]]
+        percents = "".join(f"{100 * row[name]:10.1f}" for name in shares)
+        lines.append(f"{row['counted']:12} {row['rule']:9}{percents}{row['geometric_mean'] or 0:15.2f}x")
+    lines += ["", f"{'problem':50}    best  correct  most common error"]
     for task, problem in summary["problems"].items():
         correct = f"{problem['correct']} of {config['samples']}"
-        problems.append([task[:49], f"{problem['best_speedup']:.2f}x", correct, problem["error"][:80]])
-    return (f"{config['source']}: {len(config['problems'])} of {config['problems_in_level']} problems, "
-            f"{config['samples']} samples of at most {config['turns']} turns each ({config['strategy']}), "
-            f"{summary['skills']}\n{config['model']} on {summary['hardware']}; speedups are {summary['clock']}, over "
-            f"{BASELINES[config['baseline']]}; tolerance {config['tolerance']:g}; percent of all problems\n\n"
-            f"{aligned(figures)}\n\n{aligned(problems)}")
+        lines.append(f"{task[:49]:50}{problem['best_speedup']:7.2f}x  {correct:8} {problem['error'][:80]}".rstrip())
+    return "\n".join(lines)

@@ -22,8 +22,8 @@ class Source:
     """One folder that the page shows."""
 
     folder: Path
-    config: dict = field(default_factory=dict)
-    metrics: list = field(default_factory=list)  # of a run: the lines of metrics.jsonl, step 0 first
+    config: dict
+    metrics: list  # of a run: the lines of metrics.jsonl, step 0 first
     summary: dict = field(default_factory=dict)  # of a benchmark that has ended: its summary.json
     rollouts: list = field(default_factory=list)  # see read_rollouts
     skills: list = field(default_factory=list)  # see skill_stories
@@ -33,44 +33,24 @@ class Source:
         """Are the speedups modelled or measured?"""
         return "modelled" if self.config["device"] == "cpu" else "measured"
 
-    @property
-    def steps(self) -> list:
-        """The metrics of training steps, without the evaluation before the first."""
-        return [line for line in self.metrics if line["step"] > 0]
-
-    @property
-    def rejected(self) -> Counter:
-        """{reason: proposals rejected for it} over all steps."""
-        return sum((Counter(line["rejected"]) for line in self.steps), Counter())
-
-    def count(self, metric) -> int:
-        """A metric's sum over all steps."""
-        return sum(line[metric] for line in self.steps)
-
 
 def read_folder(folder) -> Source:
     """All that the page shows of a folder. Raises UserError if it holds neither a run nor a benchmark."""
     folder = Path(folder)
     if not (folder / "metrics.jsonl").is_file() and not (folder / "results.jsonl").is_file():
         raise UserError(f"{folder}: no run (metrics.jsonl) and no benchmark (results.jsonl)")
-    source = Source(folder, read_object(folder / "config.json"), read_lines(folder / "metrics.jsonl"))
-    if (folder / "summary.json").is_file():
-        source.summary = read_object(folder / "summary.json")
-    for step, path in numbered(folder, "rollouts/*_*.jsonl"):
-        phase = "evaluation" if path.stem.startswith("eval") else "training"
-        source.rollouts += read_rollouts(path, phase, step)
-    source.rollouts += read_rollouts(folder / "results.jsonl", "benchmark", 0)
-    snapshots = [read_lines(path) for _, path in numbered(folder, "skill_library/global_step_*.jsonl")]
-    if snapshots:
-        with told(f"{folder}: a line lacks a field"):
+    with told(f"{folder}: config.json or summary.json is missing or broken, or a line lacks a field"):
+        config = json.loads((folder / "config.json").read_text())
+        source = Source(folder, config, read_lines(folder / "metrics.jsonl"))
+        if (folder / "summary.json").is_file():
+            source.summary = json.loads((folder / "summary.json").read_text())
+        for step, path in numbered(folder, "rollouts/*_*.jsonl"):
+            source.rollouts += read_rollouts(folder, path, step)
+        source.rollouts += read_rollouts(folder, folder / "results.jsonl", 0)
+        snapshots = [read_lines(path) for _, path in numbered(folder, "skill_library/global_step_*.jsonl")]
+        if snapshots:
             source.skills = skill_stories(snapshots[0], snapshots[-1], source.rollouts)
     return source
-
-
-def read_object(path) -> dict:
-    """The object that a .json file holds. Raises UserError."""
-    with told(f"{path}: cannot be read"):
-        return dict(json.loads(path.read_text()))
 
 
 def numbered(folder, pattern) -> list[tuple[int, Path]]:
@@ -79,47 +59,35 @@ def numbered(folder, pattern) -> list[tuple[int, Path]]:
     return sorted((int(number), path) for number, path in named if number.isdigit())  # a user's copy may be there
 
 
-def read_rollouts(path, phase, step) -> list[dict]:
+def read_rollouts(folder, path, step) -> list[dict]:
     """The lines of a transcript, or of a benchmark's results.jsonl, in which there is only the Policy.
 
-    Each gets an id, its phase, its step and, where it has none, its role. A summary gets `winner`: the id of the
+    Each gets an id, its folder, its step and, where it has none, its role. A summary gets `winner`: the id of the
     rollout that it sums up. (The transcript has the number of that rollout among those of its task.)
     """
     rollouts = read_lines(path)
     policy = defaultdict(list)  # episode (all that a step did with one task) -> ids of its Policy rollouts
-    with told(f"{path}: a line lacks a field"):
-        for number, rollout in enumerate(rollouts):
-            rollout |= {"id": f"{path.stem}.{number}", "phase": phase, "step": step}
-            if phase == "benchmark":
-                rollout["role"] = "policy"
-            elif rollout["role"] == "policy":
-                policy[rollout["episode"]].append(rollout["id"])
-            elif rollout["role"] == "summary":
-                rollout["winner"] = policy[rollout["episode"]][rollout["rollout"]]
+    for number, rollout in enumerate(rollouts):
+        rollout |= {"id": f"{path.stem}.{number}", "folder": str(folder), "step": step}
+        if rollout.setdefault("role", "policy") == "policy":
+            policy[rollout.get("episode")].append(rollout["id"])
+        elif rollout["role"] == "summary":
+            rollout["winner"] = policy[rollout["episode"]][rollout["rollout"]]
     return rollouts
 
 
 def skill_stories(seeds, skills, rollouts) -> list[dict]:
-    """The skills of the last snapshot, each with where it came from.
+    """The skills of the last snapshot, each with its `origin`: the summary that proposed it, or None of a seed.
 
-    seeds: the first snapshot. origin: None of a seed, else the summary that proposed the skill; empty where the
-    transcript of that step is missing. winner: the rollout that the summary sums up.
+    seeds: the first snapshot. The origin is empty where the transcript of that step is missing.
     """
-    by_id = {}
     origins = {}
     for rollout in rollouts:
-        by_id[rollout["id"]] = rollout
         for proposal in rollout.get("proposals", []):
             origins[proposal["staged"]] = rollout  # under None one of those that were not staged
     for seed in seeds:
         origins[seed["name"]] = None
-    stories = []
-    for skill in skills:
-        story = skill | {"origin": origins.get(skill["name"], {})}
-        if story["origin"]:
-            story["winner"] = by_id[story["origin"]["winner"]]
-        stories.append(story)
-    return stories
+    return [skill | {"origin": origins.get(skill["name"], {})} for skill in skills]
 
 
 def lessons(source) -> list[str]:
@@ -135,7 +103,13 @@ def lessons(source) -> list[str]:
              if skill["origin"] is not None]
     if source.skills:
         sentences.append(f"Skills found: {len(found)}. {', '.join(found)}." if found else "Skills found: none.")
-    for reason, count in source.rejected.most_common(1):
-        sentences.append(f"Proposals: {source.count('passed')} of {source.count('proposals')} passed; rejected most "
-                         f"often as '{reason}' ({count}).")
+    totals = Counter()
+    rejected = Counter()  # {reason: proposals rejected for it}
+    for line in source.metrics:
+        totals.update(proposals=line.get("proposals", 0), passed=line.get("passed", 0))
+        rejected.update(line.get("rejected", {}))
+    if totals["proposals"]:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common())
+        sentences.append(f"Proposals: {totals['passed']} of {totals['proposals']} passed; "
+                         f"rejected: {reasons or 'none'}.")
     return sentences

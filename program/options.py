@@ -26,11 +26,16 @@ def option(default, meaning, *, flag=True, above_0=False, most=LARGEST, **more):
     """A field of a dataclass of options. default: a value, or a tuple of three, one for each of SIZES.
 
     flag: does it have a flag of its own, or is it changed by --set NAME=VALUE? above_0, most: bounds of a number. more:
-    arguments of argparse's add_argument, such as choices or metavar; `type` where the default is None.
+    arguments of argparse's add_argument, such as choices or metavar. A field's annotation is the type of its value.
     """
-    facts = {"default": default, "meaning": meaning, "flag": flag, "above_0": above_0, "most": most, "more": more}
-    first = default[0] if isinstance(default, tuple) else default
-    return dataclasses.field(default=first, metadata=facts)
+    first, text = default, default
+    if isinstance(default, tuple):
+        first = default[0]
+        text = ", ".join(f"{value} with {size}" for value, size in zip(default, SIZES))
+    if text not in ("", None):
+        meaning += f" (default: {text})"
+    return dataclasses.field(default=first, metadata={"default": default, "help": meaning, "flag": flag,
+                                                      "above_0": above_0, "most": most, "more": more})
 
 
 def setting(default, meaning, **more):
@@ -52,22 +57,26 @@ def parse(kind, argv, description) -> dict:
 
     Raises UserError for a --set that cannot be read; argparse ends the program for any other mistake.
     """
-    by_set = {field.name: field for field in dataclasses.fields(kind) if not field.metadata["flag"]}
-    parser = argparse.ArgumentParser(description=description, epilog=_further_options(by_set), allow_abbrev=False,
-                                     argument_default=argparse.SUPPRESS, usage=argparse.SUPPRESS,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+                                     usage=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
+    settings = {}
     for field in dataclasses.fields(kind):
         if field.metadata["flag"]:
-            _add_flag(parser, field)
-    if by_set:
+            parser.add_argument(flag(field.name), help=field.metadata["help"], **_argument(field))
+        else:
+            settings[field.name] = field
+    if settings:
         parser.add_argument("--set", nargs="+", action="extend", metavar="NAME=VALUE", default=[],
                             help="change any of the further options that are listed below")
+        parser.epilog = "further options, by --set NAME=VALUE:"
+        for name, field in settings.items():
+            parser.epilog += f"\n  {name}: {field.metadata['help']}"
     given = vars(parser.parse_args(argv))
     for assignment in given.pop("set", []):
         name, _, text = assignment.partition("=")
-        if name not in by_set:
+        if name not in settings:
             raise UserError(f"--set {assignment}: there is no option {name!r} to set")
-        given[name] = _value(by_set[name], text)
+        given[name] = _value(settings[name], text)
     return given
 
 
@@ -83,7 +92,8 @@ def complete(kind, given, size=0):
 def _check_numbers(options):
     """Raise UserError for a number that is negative, infinite or nan; for 0 where it is forbidden; above a bound."""
     for field in dataclasses.fields(options):
-        value, facts = getattr(options, field.name), field.metadata
+        value = getattr(options, field.name)
+        facts = field.metadata
         if type(value) not in (int, float):
             continue
         if not 0 <= value <= facts["most"] or value == 0 and facts["above_0"]:
@@ -93,36 +103,16 @@ def _check_numbers(options):
             raise UserError(f"{name}{value:g}: choose a number {least}{limit}")
 
 
-def _add_flag(parser, field):
-    """Give a parser the flag of a field. A bool takes no value: --name, or --no-name where the default is True."""
-    more = dict(field.metadata["more"])
-    if type(field.default) is bool:
-        more["action"] = argparse.BooleanOptionalAction if field.default else "store_true"
-    elif "choices" not in more:
-        more = {"type": type(field.default), "metavar": "X"} | more
-    parser.add_argument(flag(field.name), help=_described(field), **more)
-
-
-def _described(field) -> str:
-    """What --help says of a field: its meaning and its defaults."""
-    default = field.metadata["default"]
-    if isinstance(default, tuple):
-        default = ", ".join(f"{value} with {size}" for value, size in zip(default, SIZES))
-    known = "" if default in ("", None) else f" (default: {default})"
-    return field.metadata["meaning"] + known
-
-
-def _further_options(by_set) -> str:
-    """The end of the help text: the options that --set takes. by_set: {name: field}."""
-    lines = ["further options, by --set NAME=VALUE:"] if by_set else []
-    for name, field in by_set.items():
-        lines.append(f"  {name}: {_described(field)}")
-    return "\n".join(lines)
+def _argument(field) -> dict:
+    """Arguments of add_argument. A bool takes no value: --name, or --no-name where the default is True."""
+    if field.type is bool:
+        return {"action": argparse.BooleanOptionalAction if field.default else "store_true"}
+    return {"type": field.type} | field.metadata["more"]
 
 
 def _value(field, text):
     """What a text says as a value of a field. Raises UserError."""
-    kind = type(field.default)
+    kind = field.type
     choices = ("True", "False") if kind is bool else field.metadata["more"].get("choices")
     if choices and text not in choices:
         raise UserError(f"--set {field.name}={text}: choose from {', '.join(choices)}")

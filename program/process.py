@@ -29,8 +29,6 @@ def begin():
     missing = [name for name in ("torch", "triton", "transformers") if not importlib.util.find_spec(name)]
     if missing:
         sys.exit(f"error: {', '.join(missing)}: not installed (pip install -r requirements.txt)")
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules are imported, Ctrl-C ends us without a traceback
     # OpenMP's threads spin while they wait for work, by default so long that two processes on the same cores slow each
     # other down several times. With this number they spin for a fraction of a millisecond and then sleep, so a small
     # model's next operator still starts quickly. libgomp reads the variable when torch is loaded.
@@ -45,8 +43,6 @@ def run_command(main):
     """
     name = Path(sys.argv[0]).name
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # it may be ignored, as in the background of a script
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

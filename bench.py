@@ -13,11 +13,10 @@ reason. (A share of the solved problems alone would rise when a model fails on t
     geometric mean  of the speedups of the correct samples' best turns; it leaves failed samples out, so read it
                     together with `correct`
 
-Three ways of counting:
+Two ways of counting, each a mean over the samples of all problems (pass@1):
 
-    best turn       a sample counts by its best turn; mean over samples (pass@1)
+    best turn       a sample counts by its best turn
     last turn       a sample counts by its T-th turn alone (Dr. Kernel)
-    best sample     a task counts by the best turn of all its samples (pass@8)
 
 Two rules for a win, because the standard one rewards doing nothing:
 
@@ -26,7 +25,7 @@ Two rules for a win, because the standard one rewards doing nothing:
     strict     the kernel is the candidate's own and does work (coverage above 0), and the *lower end* of the speedup's
                95 % interval is above p. An unchanged torch call never wins.
 
-So there are six rows of figures: three ways of counting, each by two rules. The reference that a kernel is compared
+So there are four rows of figures: two ways of counting, each by two rules. The reference that a kernel is compared
 with is eager PyTorch, or with `--baseline compile` torch.compile (GPU only). Speedups are measured on a GPU and
 modelled without one. Results of the two are never in one folder, because the device is part of its configuration.
 
@@ -42,7 +41,7 @@ Files in --out:
     report.html       all of it in a browser, every reply included
 
 Lines are appended to results.jsonl when a batch of samples has ended. Killed at any instant, the same command goes on
-with what is missing: it leaves out a last line that is cut off, and rolls out the problems again that lack a sample.
+with what is missing: it removes what was cut off, and rolls out the problems that lack a sample once more.
 
 To change something: a threshold is a number in THRESHOLDS; a strategy is a line in STRATEGIES, which says what the next
 attempt sees; another figure is a line at the end of `figures`, and a column in page/levels.py.
@@ -52,7 +51,6 @@ if __name__ == "__main__":  # before torch is imported: it reads environment var
     from program.process import begin
     begin()
 
-import itertools
 import json
 import math
 import random
@@ -81,7 +79,7 @@ from tasks import builtin_tasks, chosen_tasks, kernelbench_tasks, too_large
 
 # A figure's row is one of COUNTED by one of RULES; see above.
 THRESHOLDS = (1.0, 1.2, 1.5, 2.0, 3.0)  # the p of Fast_p
-COUNTED = ("best turn", "last turn", "best sample")
+COUNTED = ("best turn", "last turn")
 RULES = ("standard", "strict")
 STRATEGIES = {  # what a sample's next attempt sees of the earlier ones; policy.py has the parts
     "parallel": Strategy(show=nothing),  # independent attempts
@@ -93,22 +91,22 @@ STRATEGIES = {  # what a sample's next attempt sees of the earlier ones; policy.
 
 @dataclass
 class Options:
-    """The command line. `start` fills in what is None; since a None has no type, `type` says which one it would be."""
+    """The command line. `start` fills in what is None."""
 
     # Which problems, and what the prompts hold
-    level: int = option(1, "KernelBench's level", choices=[1, 2, 3], type=int)
-    kernelbench: str = option(None, "KernelBench checkout; None: the built-in problems", type=str, metavar="DIR")
-    ids: str = option(None, "only these problems: 5,10,15 or 1-20 or every5", type=str, metavar="IDS")
+    level: int = option(1, "KernelBench's level", choices=[1, 2, 3])
+    kernelbench: str = option(None, "KernelBench checkout; None: the built-in problems", metavar="DIR")
+    ids: str = option(None, "only these problems: 5,10,15 or 1-20 or every5", metavar="IDS")
     model: str = option("checkpoints/tiny", "model folder or hub id")
     no_skills: bool = option(False, "ablation: inject no skills")
     bm25_only: bool = option(False, "ablation: inject BM25's first 3 skills, without the Selection role")
-    prompts: str = option(None, "file or folder of prompts", type=str, metavar="FILE")
+    prompts: str = option(None, "file or folder of prompts", metavar="FILE")
     thinking: bool = option(False, "let replies begin with thoughts, where the chat template can forbid them")
     # How much the model may try
     samples: int = option(8, "samples of a task; one is greedy", above_0=True)
     turns: int = option(3, "T: attempts in a sample", above_0=True)
     strategy: str = option("serial", "what an attempt sees; to compare: a run each, equal --tokens", choices=STRATEGIES)
-    tokens: int = option(None, "budget of a sample; None: turns x longest reply", type=int, above_0=True)
+    tokens: int = option(None, "budget of a sample; None: turns x longest reply", above_0=True)
     # What counts as correct, and as fast
     tolerance: float = option(1e-4, "of correct outputs; papers before 2026: 1e-2", above_0=True, most=1)
     device: str = option(None, "cuda measures, cpu models times; None: cuda if it is there", choices=["cpu", "cuda"])
@@ -117,10 +115,10 @@ class Options:
     # Sampling (paper: replies of at most 8,192 tokens, prompts of at most 24,576)
     temperature: float = option(1.0, "of the Policy, with more than one sample", above_0=True)
     top_p: float = option(0.95, "of the Policy: sample from the likeliest tokens of this share", above_0=True, most=1)
-    max_new_tokens: int = option(None, "longest reply; None: a quarter of the context, to 8192", type=int, above_0=True)
-    max_prompt_tokens: int = option(None, "longest prompt; None: the rest of the context", type=int, above_0=True)
+    max_new_tokens: int = option(None, "longest reply; None: a quarter of the context, to 8192", above_0=True)
+    max_prompt_tokens: int = option(None, "longest prompt; None: the rest of the context", above_0=True)
     # The run
-    out: str = option(None, "folder of results; None: runs/bench_level<L>", type=str, metavar="DIR")
+    out: str = option(None, "folder of results; None: runs/bench_level<L>", metavar="DIR")
     seed: int = option(0, "of sampling and of the problems' inputs")
     batch: int = option((32, 256, 256), "samples at a time", above_0=True)
 
@@ -187,33 +185,18 @@ def speed(attempt, rule="standard") -> float:
     return attempt.verdict.speedup_low if attempt.verdict.coverage else 0.0
 
 
-def answers(samples, counted) -> list[list[Attempt]]:
-    """The N answers of which the figures are means: lists of attempts, of each of which the best one counts.
-
-    samples: {task: [Sample, ...]}; counted: one of COUNTED. N is tasks x samples, or for "best sample" tasks.
-    """
-    lists = []
-    for group in samples.values():
-        tries = [sample.scored for sample in group]
-        if counted == "last turn":
-            tries = [attempts[-1:] for attempts in tries]
-        elif counted == "best sample":
-            tries = [sum(tries, [])]
-        lists += tries
-    return lists
-
-
 def figures(samples, counted, rule) -> dict:
     """One row of figures: correct, Fast_p and the geometric mean. samples: {task: [Sample, ...]}, equally many each.
 
-    s_i is the largest `speed` among the attempts of answer i, 0 if none is correct (paper: Fast_p):
+    s_i is the largest `speed` among the turns of sample i that count, 0 if none is correct (paper: Fast_p):
 
-        correct = (1/N) sum_i 1[some attempt of i is correct]
+        correct = (1/N) sum_i 1[some turn of i is correct]
         Fast_p = (1/N) sum_i 1[s_i > p]
-        geometric mean = exp(mean of log s_i over the correct answers), by the standard rule; None without any
+        geometric mean = exp(mean of log s_i over the correct samples), by the standard rule; None without any
     """
     correct, credited, estimates = [], [], []
-    for attempts in answers(samples, counted):
+    for sample in sum(samples.values(), []):
+        attempts = sample.scored if counted == "best turn" else sample.scored[-1:]
         correct.append(any(map(is_correct, attempts)))
         credited.append(max(speed(attempt, rule) for attempt in attempts))
         estimates.append(max(map(speed, attempts)))
@@ -225,18 +208,23 @@ def figures(samples, counted, rule) -> dict:
 
 
 def all_figures(samples) -> dict:
-    """Six rows of figures, and what became of each problem. samples: {task: [Sample, ...]}
+    """Four rows of figures, and what became of each problem. samples: {task: [Sample, ...]}
 
     Of a problem: how many samples are correct, the best speedup (standard rule) or 0.0, the most common error or "".
     """
-    rows = [figures(samples, counted, rule) for counted, rule in itertools.product(COUNTED, RULES)]
+    rows = []
+    for counted in COUNTED:
+        rows += [figures(samples, counted, rule) for rule in RULES]
     problems = {}
     for task, group in samples.items():
-        attempts = sum((sample.scored for sample in group), [])
-        errors = Counter(attempt.verdict.rejected or attempt.verdict.error or "" for attempt in attempts)
+        errors = Counter()
+        best = 0.0
+        for attempt in sum((sample.scored for sample in group), []):
+            errors[attempt.verdict.rejected or attempt.verdict.error or ""] += 1
+            best = max(best, speed(attempt))
         del errors[""]
         problems[task] = {"correct": sum(any(map(is_correct, sample.scored)) for sample in group),
-                          "best_speedup": max(map(speed, attempts)), "error": max(errors, key=errors.get, default="")}
+                          "best_speedup": best, "error": max(errors, key=errors.get, default="")}
     return {"figures": rows, "problems": problems}
 
 
@@ -247,24 +235,17 @@ def start(options) -> tuple:
     """Check the options, load what they name, and fill in what depends on it.
 
     Returns (tasks, model, library, config). library: None injects no skills. config: all that changes a result; batch
-    and timeout do, too, since they change random numbers and verdicts. Raises UserError for options that do not go
-    together, and for a model, a checkout or a problem that is not there.
+    and timeout do, too, since they change random numbers and verdicts. Raises UserError for a model, a checkout or a
+    problem that is not there.
     """
     check_device(options.device)
-    if options.baseline == "compile" and options.device == "cpu":
-        raise UserError("--baseline compile: needs a GPU; torch.compile has no modelled clock")
-    if options.bm25_only and options.no_skills:
-        raise UserError("--bm25-only and --no-skills: choose one ablation")
     source, level = "built-in problems", builtin_tasks(options.level, options.device)
     if options.kernelbench:
         source, level = "KernelBench", kernelbench_tasks(options.kernelbench, options.level)
     tasks = chosen_tasks(level, options.ids)
     if options.prompts:
         read_prompts(options.prompts)
-    folder = found(options.model)
-    model = Backbone.load(folder, options.device)
-    model.thinking = options.thinking
-    library = None if options.no_skills else SkillLibrary.of_model(folder)
+    model, library, checkpoint = load(options)
     options.max_new_tokens = options.max_new_tokens or min(8192, model.context // 4)
     options.max_prompt_tokens = options.max_prompt_tokens or model.context - options.max_new_tokens
     model.check_lengths(options.max_prompt_tokens, options.max_new_tokens)
@@ -272,16 +253,29 @@ def start(options) -> tuple:
     config = asdict(options)
     del config["out"], config["kernelbench"]  # paths may differ between machines
     config["source"] = f"{source}, level {options.level}"
-    config["checkpoint"] = folder.resolve().name  # a run's checkpoint/ is a link to another folder after each save
+    config["checkpoint"] = checkpoint
     config["problems_in_level"] = len(level)  # so that the report of a part says that it is one
     config["problems"] = [task.name for task in tasks]
     return tasks, model, library, config
 
 
-def open_folder(folder, config) -> dict:
-    """Make `folder` that of this configuration, and return the samples that it holds already (read_results).
+def load(options) -> tuple:
+    """(model, library, name of the checkpoint): the one place that knows where they come from.
 
-    Raises UserError when it holds another configuration's.
+    `evaluate` calls a model's `chat_ids`, `next_ids` and `sampler`; an object that answers these in another way, such
+    as one that asks a server, would be made here, and so would a library from another file.
+    """
+    folder = found(options.model)
+    model = Backbone.load(folder, options.device)
+    model.thinking = options.thinking
+    library = None if options.no_skills else SkillLibrary.of_model(folder)
+    return model, library, folder.resolve().name  # a run's checkpoint/ is a link to another folder after each save
+
+
+def open_folder(folder, config) -> dict:
+    """Make `folder` that of this configuration, and return what it holds already: {task: all its samples}.
+
+    Raises UserError when it holds another configuration's results.
     """
     path = folder / "config.json"
     with told(f"--out {folder}: cannot write there"):
@@ -292,9 +286,17 @@ def open_folder(folder, config) -> dict:
     if changed:
         raise UserError(f"--out {folder}: holds results of another configuration ({', '.join(changed)} changed); "
                         "choose another --out")
-    done = read_results(folder / "results.jsonl")
-    write_atomically(folder / "results.jsonl", lines(done.values()))  # without a line that a kill has cut off
+    groups = {}
+    for (task, _), sample in read_results(folder / "results.jsonl").items():
+        groups.setdefault(task, []).append(sample)
+    done = {task: group for task, group in groups.items() if len(group) == config["samples"]}
+    write_atomically(folder / "results.jsonl", lines(done))  # without what a kill has cut off
     return done
+
+
+def lines(samples) -> str:
+    """The lines of results.jsonl. samples: {task: [Sample, ...]}"""
+    return "".join(json.dumps(asdict(sample)) + "\n" for sample in sum(samples.values(), []))
 
 
 def too_large_samples(tasks, options) -> dict:
@@ -302,42 +304,33 @@ def too_large_samples(tasks, options) -> dict:
     samples = {}
     for task in tasks if options.kernelbench and options.device == "cpu" else ():
         why = too_large(task, options.timeout)
-        for i in range(options.samples if why else 0):
-            samples[task.name, i] = Sample(task.name, i, [], [Attempt("", Verdict(error=f"unusable task: {why}"))])
+        if why:
+            failed = [Attempt("", Verdict(error=f"unusable task: {why}"))]
+            samples[task.name] = [Sample(task.name, index, [], failed) for index in range(options.samples)]
     return samples
-
-
-def lines(samples) -> str:
-    """Samples as the lines of results.jsonl."""
-    return "".join(json.dumps(asdict(sample)) + "\n" for sample in samples)
 
 
 def evaluate(model, library, sandbox, tasks, options, done, path) -> dict:
-    """Roll out every sample that is not in `done`, and append it to `path`. Returns {task: [Sample, ...]}.
+    """Roll out every task that is not in `done`, and append its samples to `path`. Returns {task: [Sample, ...]}.
 
-    done: see open_folder; new samples are added to it. Of a task that lacks samples all are rolled out once more, and
-    those that are there already are kept, so that none is there twice. With several ranks each one takes every N-th
-    batch, and appends whole lines to the same file.
+    done: see open_folder; new samples are added to it. With several ranks each one takes every N-th batch, and appends
+    whole lines to the same file.
     """
-    # A task's samples are written in order, so its last one tells that all are there.
-    tasks_left = [task for task in tasks if (task.name, options.samples - 1) not in done]
+    tasks_left = [task for task in tasks if task.name not in done]
     size = max(1, min(options.batch // options.samples, math.ceil(len(tasks_left) / ranks.count())))  # no rank is idle
     batches = [tasks_left[first:first + size] for first in range(0, len(tasks_left), size)]
     for batch in tqdm(ranks.share(batches), unit="batch", disable=ranks.rank() > 0 or None):
-        new = [s for s in sample_batch(model, library, sandbox, batch, options) if (s.task, s.index) not in done]
+        samples = sample_batch(model, library, sandbox, batch, options)
         with open(path, "a") as file:
-            file.write(lines(new))
-        done |= {(sample.task, sample.index): sample for sample in new}
+            file.write(lines(samples))
+        done |= samples
     for part in ranks.each(done):
         done |= part
-    samples = {}
-    for task in tasks:
-        samples[task.name] = [done[task.name, index] for index in range(options.samples)]
-    return samples
+    return {task.name: done[task.name] for task in tasks}
 
 
-def sample_batch(model, library, sandbox, tasks, options) -> list[Sample]:
-    """All samples of some tasks: one greedy selection for each task, then its rollouts, all tasks together.
+def sample_batch(model, library, sandbox, tasks, options) -> dict:
+    """{task: all its samples} of some tasks: one greedy selection for each task, then its rollouts, all tasks together.
 
     Sampling is at options.temperature. A single sample is greedy, unless its attempts would then be equal, because the
     strategy shows them the same prompt.
@@ -357,13 +350,13 @@ def sample_batch(model, library, sandbox, tasks, options) -> list[Sample]:
     strategy = STRATEGIES[options.strategy]
     if options.samples == 1 and strategy.show in (best_window, latest):
         sampling = replace(sampling, temperature=0.0)
-    samples = []
-    for number, trajectory in enumerate(rollout(model, sandbox, jobs, options.turns, sampling, generator, strategy,
-                                                options.tokens)):
+    samples = {task.name: [] for task in tasks}
+    for trajectory in rollout(model, sandbox, jobs, options.turns, sampling, generator, strategy, options.tokens):
         attempts = [Attempt(turn.completion.text, turn.verdict, len(turn.completion.token_ids) + turn.advice_tokens,
                             turn.advice, turn.repeats) for turn in trajectory.turns]
         skills = [skill.name for skill in trajectory.skills]
-        samples.append(Sample(trajectory.task.name, number % options.samples, skills, attempts))
+        group = samples[trajectory.task.name]
+        group.append(Sample(trajectory.task.name, len(group), skills, attempts))
     return samples
 
 
@@ -389,17 +382,16 @@ def main(argv=None) -> int:
     options = complete(Options, given, size=int(given["device"] == "cuda"))
     tasks, model, library, config = start(options)
     folder = Path(options.out or f"runs/bench_level{options.level}")
-    failed = too_large_samples(tasks, options)
-    done = ranks.first(open_folder(folder, config) | failed if ranks.rank() == 0 else None)
-    facts = {"command": " ".join(["python", "bench.py", *argv]),
-             "clock": "modelled" if options.device == "cpu" else "measured",
-             "skills": "no skills" if library is None else f"skills out of {len(library)}",
-             **levels.machine(options.device)}
     with Sandbox(options.device, timeout=options.timeout, seed=options.seed, tasks=8, measure=PRECISE,
                  tolerance=options.tolerance, baseline=options.baseline) as sandbox:
+        done = ranks.first(open_folder(folder, config) if ranks.rank() == 0 else None)
+        done |= too_large_samples(tasks, options)
         samples = evaluate(model, library, sandbox, tasks, options, done, folder / "results.jsonl")
     if ranks.rank() == 0:
-        report(folder, facts | {"config": config} | all_figures(samples))
+        facts = {"command": " ".join(["python", "bench.py", *argv]),
+                 "clock": "modelled" if options.device == "cpu" else "measured",
+                 "skills": "no skills" if library is None else f"skills out of {len(library)}"}
+        report(folder, facts | levels.machine(options.device) | {"config": config} | all_figures(samples))
     return 0
 
 

@@ -1,6 +1,6 @@
 """What a run leaves behind and how it is shown: folder, metrics, transcripts, checkpoint, resuming, the page.
 
-    python run.py DIR [DIR]        a run or a benchmark as one HTML page, or two of them side by side
+    python run.py DIR [DIR ...]    a run or a benchmark as one HTML page, or several of them side by side
 
 The folder of a run, --out of reinforce.py:
 
@@ -16,7 +16,7 @@ The folder of a run, --out of reinforce.py:
 Killed at any instant, a run continues from its last checkpoint. What later steps have left in the folder is removed
 then, and the steps are done again. On a CPU the continued run equals an uninterrupted one bit for bit, because weights,
 optimiser, library, the generator's state and the position in the stream of tasks are all that one step hands to the
-next. A run that is killed before its first checkpoint begins again.
+next. The first checkpoint is written before the first step.
 
 `episodes` is a list of reinforce.Episode, `options` a reinforce.Options.
 """
@@ -52,7 +52,6 @@ from program.files import found, read_lines, told, write_atomically
 from program.process import UserError, run_command
 from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary
-from summarizer import REASONS
 from synthetic.generator import NARROW, WIDE, training_tasks
 from tasks import builtin_tasks, folder_tasks
 
@@ -70,7 +69,7 @@ class Run:
     initial_names: set  # of the skills before the first step; all others count as learnt
     optimizer: torch.optim.Optimizer  # or, with several ranks, ranks.ShardedOptimizer
     generator: torch.Generator  # of all sampling in training
-    resumed: bool = False  # from a checkpoint
+    resumed: bool = False  # after step 0: is step 0 done, the evaluation before training?
     step: int = 0  # complete steps
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
     compile_sandbox: Sandbox | None = None  # measures against torch.compile, for CUDA Agent's reward
@@ -100,7 +99,7 @@ class Run:
 
 
 def new_run(given, configure) -> Run:
-    """A run that begins. Its sandbox is not open yet.
+    """A run that begins, with its first checkpoint. Its sandbox is not open yet.
 
     given: {name: value} of the command line. configure(given, large): all options, see reinforce.configure.
     Raises UserError; a run that is refused leaves nothing behind.
@@ -109,56 +108,47 @@ def new_run(given, configure) -> Run:
     taken = (Path(name) / "checkpoint").exists() or bool(read_metrics(Path(name)))
     # All ranks take rank 0's name, because each has a clock of its own, and its answer, because it soon writes there.
     name, taken = ranks.first((name, taken))
-    if taken and not given.get("resume"):
+    if taken:
         raise UserError(f"{name} already holds a run: continue it with --resume, or choose another --out")
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | given
     options = configure(given)  # whether the model is large will be known when it is loaded
     check(options)
     run = load(Path(name), found(options.model), given, configure)
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
-    if run.writes:
-        lay_out(run)
+    lay_out(run)
+    save_checkpoint(run)
     return run
 
 
 def resume_run(given, configure, changeable) -> Run:
     """The run in --out as it was at its last checkpoint; see new_run. changeable: options that may differ now.
 
-    Raises UserError, also for a folder that holds no run, and for another option that differs.
+    Raises UserError, also for a folder that holds no checkpoint, and for another option that differs.
     """
     if "out" not in given:  # the default is the present date and time
         raise UserError("--resume: say which run with --out")
     out = Path(given["out"])
     folder = out / "checkpoint"
-    if not folder.exists() and any(line["step"] for line in read_metrics(out)):
-        raise UserError(f"--resume: {folder} is missing, though steps are finished; put it back, or begin another run")
-    path = folder / "trainer.pt" if folder.exists() else out / "config.json"
+    path = folder / "trainer.pt"
     if not path.is_file():
         raise UserError(f"--resume: nothing to resume in {out}: {path} is missing")
     with told(f"--resume: {path} is broken"):
-        # Several ranks map one copy of the optimiser's state, of which each reads its part. A run that was killed
-        # before its first checkpoint begins again with the same options.
-        saved = (torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.count() > 1) if folder.exists()
-                 else {"options": json.loads(path.read_text())})
+        # Several ranks map one copy of the optimiser's state, of which each reads its part.
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.count() > 1)
     for name, value in given.items():
         if value != saved["options"].get(name) and name not in changeable:
             raise UserError(f"--resume: {out} has {name} = {saved['options'].get(name)}, not {value}")
     given = saved["options"] | given
-    if not folder.exists():
-        return new_run(given, configure)
-    if given["steps"] < saved["step"]:
-        raise UserError(f"--resume --steps {given['steps']}: {saved['step']} steps are done already")
     with told(f"--resume: {path} is of another version"):
-        options = configure(given)
-    check(options)
+        check(configure(given))
     run = load(out, folder, given, configure)  # the checkpoint is a model folder like any other
     with told(f"--resume: {path} is of another version"):
         run.optimizer.load_state_dict(saved["optimizer"])
         run.generator.set_state(saved["generator"])
         run.initial_names = set(saved["initial_names"])
-    run.step, run.resumed = saved["step"], True
-    if run.writes:
-        lay_out(run)
+    run.step = saved["step"]
+    run.resumed = run.step > 0 or bool(read_metrics(out))
+    lay_out(run)
     return run
 
 
@@ -198,12 +188,13 @@ def lay_out(run):
 
     They are done again, and with a GPU they may turn out otherwise: nothing of them may stay then.
     """
+    if not run.writes:
+        return
     out, options = run.out, run.options
     with told(f"--out {out}: cannot write there"):
         out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "config.json", json.dumps(asdict(options), indent=1))
-    # Without a checkpoint the run begins again, with the evaluation before training (step 0).
-    lines = [json.dumps(line) + "\n" for line in read_metrics(out) if run.resumed and line["step"] <= run.step]
+    lines = [json.dumps(line) + "\n" for line in read_metrics(out) if line["step"] <= run.step]
     write_atomically(out / "metrics.jsonl", "".join(lines))
     for pattern in ("rollouts/*_*.jsonl", "skill_library/global_step_*.jsonl"):
         for step, path in records.numbered(out, pattern):
@@ -244,11 +235,10 @@ def finish_step(run, line):
     """
     # Each phase's own time, so that they add up to that of the step.
     line["seconds"] = {name: round(value, 3) for name, value in run.seconds.items()}
-    last = run.step == run.options.steps
     if run.writes:
         with open(run.out / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
-    if last or run.step % run.options.save_every == 0:
+    if run.step == run.options.steps or run.step and run.step % run.options.save_every == 0:
         save_checkpoint(run)
     if not run.writes:
         return
@@ -258,9 +248,7 @@ def finish_step(run, line):
                 run.tensorboard.add_scalar(name, value, run.step)
         run.tensorboard.flush()
     if run.step or "eval_fast_1" in line:
-        tqdm.write(progress(line, run.options, read_metrics(run.out)[0], run.library), file=sys.stdout)
-    if "eval_fast_1" in line and run.step and not last:  # finish_run draws the last ones
-        draw_curves(run)
+        tqdm.write(progress(line, run.options, run.library), file=sys.stdout)
 
 
 def save_checkpoint(run):
@@ -299,15 +287,14 @@ def read_metrics(out) -> list[dict]:
     return read_lines(out / "metrics.jsonl", lambda line: line | {"step": int(line["step"])})
 
 
-def progress(line, options, before, library) -> str:
-    """What a step prints; before the first step only the evaluation.
+def progress(line, options, library) -> str:
+    """What a step prints; before the first step only the evaluation. line: of metrics.jsonl. library: after the step.
 
     `replies a+b+c` are those of Policy, Selection and Summary in the groups of the loss.
-    line: of metrics.jsonl. before: the first one of the run, with which an evaluation is compared. library: after it.
     """
     parts = ["before training"]  # then, if there are any, the skills found and the evaluation
     if line["step"]:
-        rows = "+".join(str(count) for count in line["rows"].values())
+        rows = "+".join(map(str, line["rows"].values()))
         parts = [f"step {line['step']}/{options.steps}  reward {line['reward_best']:.3f}  "
                  f"correct {line['correct']:.0%}  Fast_1 {line['fast_1']:.0%}  speedup {line['speedup'] or 0:.2f}x "
                  f"({line['clock']})  replies {rows}  skills {line['library']} (+{line['staged']})  proposals "
@@ -315,10 +302,7 @@ def progress(line, options, before, library) -> str:
     if line.get("staged"):
         parts.append("new: " + ", ".join(skill.name for skill in library.skills[-line["staged"]:]))
     if "eval_fast_1" in line:
-        figures = []
-        for key, label, form in records.EVALUATION:
-            gain = f" ({line[key] - before[key]:+{form}})" if line["step"] and key in before else ""
-            figures.append(f"{label} {line[key]:{form}}{gain}")
+        figures = [f"{label} {line[key]:{form}}" for key, label, form in records.EVALUATION]
         parts.append(f"evaluation: {', '.join(figures)} ({line['clock']})")
     return ("  |  " if line["step"] else "  ").join(parts)
 
@@ -392,18 +376,18 @@ def summary_record(summary) -> dict:
 
 
 def draw_curves(run):
-    """curves.png: all curves over the steps, by role, and the seconds of a step. Drawn after every evaluation."""
+    """curves.png: all curves over the steps, by role, and the seconds of a step."""
     source = records.Source(run.out, asdict(run.options), read_metrics(run.out))  # without the transcripts: large
     charts.save_png(charts.run_charts(source), run.out / "curves.png", f"{run.out.name}, {run.clock} clock")
 
 
 def write_page(folders, path) -> list:
-    """One HTML file that shows a run or a benchmark, or two of them side by side. Raises UserError.
+    """One HTML file that shows a run or a benchmark, or several of them side by side. Raises UserError.
 
     Returns what it shows, a page.records.Source for each folder.
     """
     sources = [records.read_folder(folder) for folder in folders]
-    write_atomically(path, render(sources, REASONS))
+    write_atomically(path, render(sources))
     return sources
 
 
@@ -421,15 +405,13 @@ def finish_run(run):
 
 
 def main(argv=None) -> int:
-    """Make the page of one folder or two. Returns the status of the process. Raises UserError for bad input."""
-    parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or two side by side.",
+    """Make the page of some folders. Returns the status of the process. Raises UserError for bad input."""
+    parser = argparse.ArgumentParser(description="A run or a benchmark as one HTML page, or several side by side.",
                                      usage=argparse.SUPPRESS)
-    parser.add_argument("folder", metavar="DIR", help="--out of reinforce.py or of bench.py")
-    parser.add_argument("beside", metavar="DIR", nargs="?", help="a second one, to be shown beside it")
-    parser.add_argument("--out", metavar="FILE", help="default: DIR/report.html, for two comparison.html in the first")
-    options = parser.parse_args(argv)
-    folders = [options.folder, options.beside] if options.beside else [options.folder]
-    path = Path(options.out or Path(options.folder, "comparison.html" if options.beside else "report.html"))
+    parser.add_argument("folders", metavar="DIR", nargs="+", type=Path, help="--out of reinforce.py or of bench.py; "
+                        "the page of one is DIR/report.html, that of several comparison.html in the first")
+    folders = parser.parse_args(argv).folders
+    path = folders[0] / ("report.html" if len(folders) == 1 else "comparison.html")
     write_page(folders, path)
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0

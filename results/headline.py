@@ -82,7 +82,7 @@ def show(folder, samples):
     fifth = {task: group for task, group in samples.items() if problem_id(task) % 5 == 0}
     others = {task: group for task, group in samples.items() if task not in fifth}
     for name, part in (("all", samples), ("ids / 5", fifth), ("others", others)):
-        for counted in ("best turn", "last turn", "best sample") if part else ():
+        for counted in ("best turn", "last turn") if part else ():
             for rule in RULES:
                 row = figures(part, counted, rule)
                 cells = " | ".join(f"{100 * row[share]:.1f}" for share in SHARES)

@@ -221,6 +221,6 @@ def test_only_the_first_rank_writes(tmp_path, monkeypatch, capsys):
     saved = []
     monkeypatch.setattr(runs, "save_checkpoint", saved.append)
     options = SimpleNamespace(save_every=1, steps=2)
-    run = SimpleNamespace(out=tmp_path, step=0, options=options, writes=False, seconds={})
-    runs.finish_step(run, {"step": 0, "eval_fast_1": 0.5})
+    run = SimpleNamespace(out=tmp_path, step=1, options=options, writes=False, seconds={})
+    runs.finish_step(run, {"step": 1, "eval_fast_1": 0.5})
     assert saved == [run] and capsys.readouterr().out == "" and not list(tmp_path.iterdir())

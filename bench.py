@@ -239,6 +239,8 @@ def start(options) -> tuple:
     problem that is not there.
     """
     check_device(options.device)
+    if options.bm25_only and options.no_skills:
+        raise UserError("--bm25-only and --no-skills: choose one ablation")
     source, level = "built-in problems", builtin_tasks(options.level, options.device)
     if options.kernelbench:
         source, level = "KernelBench", kernelbench_tasks(options.kernelbench, options.level)

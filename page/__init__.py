@@ -4,11 +4,11 @@ In reading order:
 
     records.py      files of a folder -> plain records: metrics, rollouts, skills and where each came from
     charts.py       records -> charts, as SVG for the page and as pictures: curves.png, fast_p.png
-    writer.py       records and charts -> report.html
     levels.py       a benchmark's summary as a text table; the machine that it was measured on
+    writer.py       records, charts and tables -> report.html
     page.html       the template that writer.py fills in; style.css its looks; script.js the browser of rollouts
 
-    (root: run) ---> writer ---> charts ---> records        (root: bench) ---> charts, levels
+    (root: run) ---> writer ---> records, charts, levels        (root: bench) ---> charts, levels
 
 A *rollout* on the page is any reply, or chain of replies, to one prompt: the Policy's turns, one answer of Selection,
 one answer of Summary with its proposals.

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
-         "legend.frameon": False, "svg.fonttype": "none", "text.parse_math": False}  # text stays text; a folder's name may hold a $
+         "legend.frameon": False, "svg.fonttype": "none", "text.parse_math": False}  # a folder's name may hold a $
 # (title, caption, {metric: label})
 PANELS = [
     ("Policy: reward", "Mean over rollouts, by the best turn. Each step has other tasks, the evaluation has not.",

@@ -82,25 +82,24 @@ def parse(kind, argv, description) -> dict:
 
 def complete(kind, given, size=0):
     """All options: those given, and the defaults of a size (an index of SIZES). Raises UserError for a bad number."""
-    by_size = {field.name: field.metadata["default"][size] for field in dataclasses.fields(kind)
-               if isinstance(field.metadata["default"], tuple)}
-    options = kind(**by_size | given)
-    _check_numbers(options)
-    return options
+    values = {}
+    for field in dataclasses.fields(kind):
+        default = field.metadata["default"]
+        if isinstance(default, tuple):
+            default = default[size]
+        values[field.name] = given.get(field.name, default)
+        _check_number(field, values[field.name])
+    return kind(**values | given)  # a name that is no option is a TypeError
 
 
-def _check_numbers(options):
+def _check_number(field, value):
     """Raise UserError for a number that is negative, infinite or nan; for 0 where it is forbidden; above a bound."""
-    for field in dataclasses.fields(options):
-        value = getattr(options, field.name)
-        facts = field.metadata
-        if type(value) not in (int, float):
-            continue
-        if not 0 <= value <= facts["most"] or value == 0 and facts["above_0"]:
-            least = "above 0" if facts["above_0"] else "from 0"
-            limit = f" to {facts['most']:g}" if facts["most"] < LARGEST else ""
-            name = flag(field.name) + " " if facts["flag"] else f"--set {field.name}="
-            raise UserError(f"{name}{value:g}: choose a number {least}{limit}")
+    facts = field.metadata
+    if type(value) in (int, float) and (not 0 <= value <= facts["most"] or value == 0 and facts["above_0"]):
+        least = "above 0" if facts["above_0"] else "from 0"
+        limit = f" to {facts['most']:g}" if facts["most"] < LARGEST else ""
+        name = flag(field.name) + " " if facts["flag"] else f"--set {field.name}="
+        raise UserError(f"{name}{value:g}: choose a number {least}{limit}")
 
 
 def _argument(field) -> dict:

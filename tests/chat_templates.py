@@ -84,16 +84,9 @@ Functions:{% for tool in tools %} {{ tool.function.name }}({{ tool.function.para
 {%- if m.role == 'system' %}{{ raise_exception('no system role') }}{% endif %}
 {{- '<turn>' + ('model' if m.role == 'assistant' else m.role) + '\\n' + m.content | trim + '<end>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<turn>model\\n' }}{% endif %}""", ["<bos>", "<turn>", "<end>"], "<eos>"),
-    "phi": ("plain", """{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content + '<|end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}""",
-            ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], "<|endoftext|>"),
     "zephyr": ("plain", """{% for m in messages %}
 {{- '<|' + m.role + '|>\\n' + m.content + eos_token + '\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}""", [], "</s>"),
-    "vicuna": ("plain", """{% for m in messages %}{% if m.role == 'system' %}{{ m.content + '\\n\\n' }}
-{%- elif m.role == 'user' %}{{ 'USER: ' + m.content + '\\n' }}
-{%- else %}{{ 'ASSISTANT: ' + m.content + eos_token + '\\n' }}{% endif %}{% endfor %}
-{%- if add_generation_prompt %}{{ 'ASSISTANT: ' }}{% endif %}""", [], "</s>"),
     # Ends a turn with words alone.
     "falcon": ("no end", """{% for m in messages %}{{ m.role | capitalize + ': ' + m.content + '\\n\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}""", [], "<|endoftext|>"),
@@ -108,13 +101,6 @@ Functions:{% for tool in tools %} {{ tool.function.name }}({{ tool.function.para
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
 {%- if not enable_thinking %}{{ '""" + THINK + """' }}{% endif %}{% endif %}""",
              ["<|im_start|>", "<|im_end|>"], "<|endoftext|>"),
-    "granite": ("plain", """{% for m in messages %}
-{{- '<role>' + m.role + '</role>' + m.content + eos_token + '\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<role>assistant</role>' }}{% endif %}""", ["<role>", "</role>"], "<|endoftext|>"),
-    # Ends a turn by the beginning of the next.
-    "glm": ("no end", """[sop]{% for m in messages %}{{ '<|' + m.role + '|>\\n' + m.content }}{% endfor %}
-{%- if add_generation_prompt %}<|assistant|>
-{% endif %}""", ["[sop]", "<|system|>", "<|user|>", "<|assistant|>"], "<|endoftext|>"),
     # Leaves system messages out without a word.
     "deaf": ("no system", """{% for m in messages %}
 {%- if m.role != 'system' %}{{ '<|' + m.role + '|>' + m.content + eos_token }}

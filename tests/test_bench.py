@@ -16,7 +16,7 @@ from conftest import FakeSandbox, kernel, read_lines, selecting
 from chat.prompts import SELECT_TOOL
 from judge.verdict import Verdict
 from program.options import complete
-from program.process import UserError, run_command
+from program.process import run_command
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
 from tasks import builtin_tasks, scale_batch
@@ -42,8 +42,7 @@ CHEAT = attempt(2.0, rejected="decoy")  # never correct, whatever else its verdi
 @pytest.mark.parametrize("turn, rule, exceeded", [
     (attempt(1.004, low=0.996), "standard", 1), (attempt(1.004, low=0.996), "strict", 0),
     (attempt(1.4, low=1.3, coverage=0.0), "standard", 2), (attempt(1.4, coverage=0.0), "strict", 0),
-    (attempt(1.2), "strict", 1), (attempt(2.01, low=1.9), "strict", 3), (attempt(3.5), "strict", 5),
-    (CHEAT, "standard", 0), (attempt(), "standard", 0)])
+    (attempt(1.2), "strict", 1), (attempt(3.5), "strict", 5), (CHEAT, "standard", 0), (attempt(), "standard", 0)])
 def test_what_counts_as_a_win(turn, rule, exceeded):
     """How many of the thresholds a turn exceeds. A threshold that is only reached does not count."""
     row = bench.figures({"a": [sample(turn)]}, "best turn", rule)
@@ -53,7 +52,7 @@ def test_what_counts_as_a_win(turn, rule, exceeded):
 def test_figures_by_hand():
     """Two problems, two samples, two turns; the shares and means are worked out here in the comments."""
     samples = {"a": [sample(attempt(0.5), attempt(2.0)), sample(attempt(), attempt())],
-               "b": [sample(attempt(1.0), attempt(), index=0), sample(attempt(1.3, low=1.1), attempt(0.9), index=1)]}
+               "b": [sample(attempt(1.0), attempt()), sample(attempt(1.3, low=1.1), attempt(0.9))]}
     row = bench.figures(samples, "best turn", "strict")
     assert [row["correct"]] + [row[f"fast_{p:g}"] for p in bench.THRESHOLDS] == [0.75, 0.5, 0.25, 0.25, 0, 0]
     assert math.isclose(row["geometric_mean"], (2.0 * 1.0 * 1.3) ** (1 / 3))
@@ -61,25 +60,18 @@ def test_figures_by_hand():
     assert (row["fast_1"], row["fast_1.2"]) == (0.5, 0.5)  # 1.3 now counts by its estimate
     row = bench.figures(samples, "last turn", "strict")  # 2.0, wrong, wrong, 0.9
     assert (row["correct"], row["fast_1"]) == (0.5, 0.25)
-    row = bench.figures(samples, "best sample", "strict")  # of a 2.0, of b 1.1 for sure
-    assert (row["correct"], row["fast_1"], row["fast_1.2"]) == (1, 1, 0.5)
-    rows = bench.all_figures(samples)["figures"]
-    assert len(rows) == 6 and len({(row["counted"], row["rule"]) for row in rows}) == 6
-
-
-def test_a_turn_that_repeats_an_earlier_one_does_not_count():
-    turns = [attempt(3.0), attempt(9.0), attempt(0.5), attempt(2.0)]
-    turns[1].repeats = turns[3].repeats = True
-    for counted, speedup in (("best turn", 3.0), ("last turn", 0.5), ("best sample", 3.0)):
-        row = bench.figures({"a": [sample(*turns)]}, counted, "standard")
-        assert row["geometric_mean"] == pytest.approx(speedup)
+    samples["a"][0].turns[1].repeats = True  # a turn that repeats an earlier one does not count
+    assert [bench.figures(samples, counted, "strict")["fast_1"] for counted in bench.COUNTED] == [0.25, 0]
 
 
 def test_what_became_of_a_problem():
     broken = [Attempt("reply", Verdict(error=error)) for error in ("does not parse", "no code block")]
     samples = {"a": [sample(attempt(), CHEAT, CHEAT), sample(attempt(1.5), *broken)], "b": [sample(attempt(1.5))] * 2}
-    assert list(bench.all_figures(samples)["problems"].values()) == [
-        {"correct": 1, "best_speedup": 1.5, "error": "decoy"}, {"correct": 2, "best_speedup": 1.5, "error": ""}]
+    found = bench.all_figures(samples)
+    assert list(found["problems"].values()) == [{"correct": 1, "best_speedup": 1.5, "error": "decoy"},
+                                                {"correct": 2, "best_speedup": 1.5, "error": ""}]
+    assert [(row["counted"], row["rule"]) for row in found["figures"]] == [
+        ("best turn", "standard"), ("best turn", "strict"), ("last turn", "standard"), ("last turn", "strict")]
 
 
 # ---- a run, with a scripted model and a sandbox that believes what a kernel says of itself
@@ -144,20 +136,11 @@ def run(tasks, path, model=None, library=None, sandbox=None, done=None, **more):
                           complete(bench.Options, given | more), done, path)
 
 
-@pytest.fixture
-def first(tmp_path):
-    """A function that runs the first built-in problem: (its samples, by its name; the model)."""
-    def run_first(script, **more):
-        model = Scripted(script)
-        return run(builtin_tasks(1)[:1], tmp_path / "results.jsonl", model, **more), model
-
-    return run_first
-
-
-def only(samples) -> Sample:
-    """The only sample of the only task."""
-    [[sample]] = samples.values()
-    return sample
+def first(path, script, **more) -> tuple:
+    """(the samples of the first built-in problem, the model), with one sample if nothing else is said."""
+    model = Scripted(script)
+    [samples] = run(builtin_tasks(1)[:1], path, model, **{"samples": 1} | more).values()
+    return samples, model
 
 
 def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
@@ -168,15 +151,16 @@ def test_selection_is_greedy_once_a_task_and_its_skills_are_injected(tmp_path):
     assert all("Key Idea: one kernel softplus" in m[0]["content"] for m, tool in model.seen if tool is None)
     assert [len(s.turns) for rows in samples.values() for s in rows] == [3] * 4
     assert [s.skills for s in samples[tasks[0].name]] == [["fuse"]] * 2
-    model = Scripted(by_chance)
-    run(tasks[:1], tmp_path / "without.jsonl", model, samples=1)
+    _, model = first(tmp_path / "without.jsonl", by_chance)
     assert model.asked == {(0.0, 99): 3}  # no selection; one sample is greedy
     assert not any("Key Idea" in m[0]["content"] for m, _ in model.seen)
+    chosen, model = first(tmp_path / "bm25.jsonl", by_chance, library=LIBRARY, bm25_only=True)
+    assert model.asked == {(0.0, 99): 3} and chosen[0].skills == ["fuse"]
 
 
 def test_a_killed_run_ends_as_the_uninterrupted_one(tmp_path):
     """Batches of 2, 2, 2 and 1 problems. It is killed between two batches, and while it writes a line."""
-    tasks, folder, config = builtin_tasks(1)[:7], tmp_path / "parts", {"seed": 0}
+    tasks, folder, config = builtin_tasks(1)[:7], tmp_path / "parts", {"seed": 0, "samples": 2}
     path = folder / "results.jsonl"
     whole = run(tasks, tmp_path / "whole.jsonl", library=LIBRARY)
     bench.open_folder(folder, config)
@@ -184,15 +168,14 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(tmp_path):
         run(tasks, path, library=LIBRARY, sandbox=Scorer(lives=13))
     lines = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
     assert len(lines) == 14 and path.read_text() == "".join(lines[:4])
-    for complete_lines in (4, 6, 7):
+    for complete_lines in (4, 7):
         path.write_text("".join(lines[:complete_lines]) + lines[complete_lines][:50])
         done, model = bench.open_folder(folder, config), Scripted(by_chance)
-        assert len(done) == complete_lines and path.read_text() == "".join(lines[:complete_lines])
+        kept = complete_lines // 2  # problems with both samples: they are not done again
+        assert len(done) == kept and path.read_text() == "".join(lines[:2 * kept])
         samples = run(tasks, path, model, LIBRARY, done=done)
-        rows = read_lines(path)
-        assert [(row["task"], row["index"]) for row in rows] == [(task.name, i) for task in tasks for i in range(2)]
-        assert path.read_text().startswith("".join(lines[:complete_lines]))
-        assert model.asked[1.0, 99] == 3 * 2 * (7 - complete_lines // 2)  # finished problems are not done again
+        assert [(row["task"], row["index"]) for row in read_lines(path)] == [(t.name, i) for t in tasks for i in (0, 1)]
+        assert model.asked[1.0, 99] == 3 * 2 * (7 - kept)
         assert bench.read_results(path) == {(s.task, s.index): s for group in samples.values() for s in group}
         if complete_lines == 4:
             assert samples == whole and path.read_text() == "".join(lines)
@@ -210,18 +193,11 @@ def test_random_numbers_are_of_the_seed_and_the_tasks(tmp_path):
 def test_no_rank_is_left_without_a_batch(tmp_path, monkeypatch):
     tasks, model = builtin_tasks(1)[:4], Scripted(by_chance)
     whole = run(tasks, tmp_path / "whole.jsonl", batch=4)  # two tasks a batch
-    done = {(sample.task, sample.index): sample for rows in whole.values() for sample in rows}
     monkeypatch.setattr(bench.ranks, "count", lambda: 2)
     monkeypatch.setattr(bench.ranks, "rank", lambda: 1)
-    monkeypatch.setattr(bench.ranks, "each", lambda mine: [done, mine])
+    monkeypatch.setattr(bench.ranks, "each", lambda mine: [whole, mine])
     assert run(tasks, tmp_path / "mine.jsonl", model, batch=100) == whole
     assert model.asked == {(1.0, 99): 2 * 2 * 3}
-
-
-def test_results_with_a_broken_line_are_refused(tmp_path):
-    (tmp_path / "results.jsonl").write_text('{"task": "a", "index": 0, "skills": [], "turns": [3]}\n')
-    with pytest.raises(UserError, match="line 1: cannot be read"):
-        bench.read_results(tmp_path / "results.jsonl")
 
 
 # ---- strategies
@@ -232,24 +208,26 @@ KERNELS = [kernel(1.5), "I have no idea.", kernel(1.2), kernel(3.0), kernel(1.1)
 @pytest.mark.parametrize("strategy, seen", [
     ("parallel", ["", "", "", "", "", ""]), ("judge", ["", "0", "1", "2", "3", "4"]),
     ("serial", ["", "0", "01", "012", "0123", "0123"])])
-def test_what_an_attempt_sees(strategy, seen, first):
+def test_what_an_attempt_sees(strategy, seen, tmp_path):
     """Attempts by number. serial shows 4: 0 earns 1.25, 1 nothing, 2 1.1, 3 2.0 and 4 1.05."""
     replies, asked = iter(KERNELS), []
 
     def script(messages, tool, generator):
         if "You judge" in messages[0]["content"]:
-            return "Bottleneck: the tail."
+            return "Bottleneck: the tail.\nAnd more."
         asked.append(messages)
         return next(replies)
 
-    _, model = first(script, samples=1, turns=6, strategy=strategy)
+    [sample], model = first(tmp_path / "results.jsonl", script, turns=6, strategy=strategy)
     shown = [[message["content"] for message in messages if message["role"] == "assistant"] for messages in asked]
     assert ["".join(str(KERNELS.index(reply)) for reply in replies) for replies in shown] == seen
-    assert ("Bottleneck: the tail" in asked[2][-1]["content"]) == (strategy == "judge")
     assert model.asked.keys() == {(0.0 if strategy != "parallel" else 1.0, 99)}  # one sample is greedy if that helps
+    judged = strategy == "judge"  # by the same model: its first line is in the next prompt
+    assert asked[2][-1]["content"].endswith("\nBottleneck: the tail.") == judged
+    assert sample.turns[0].tokens == 1 + judged
 
 
-def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(first):
+def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(tmp_path):
     """Four attempts from nothing; then parents are the correct kernels, the fastest most often."""
     asked, sandbox = [], Scorer()
 
@@ -258,56 +236,37 @@ def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(first):
         n = len(asked) - 1
         return kernel(*((1.5, 0.8, "b"), (2.0, 0.8, "a"))[n % 2]) if n < 4 else kernel(1.0, 0.8, f"c\n    x = {n}")
 
-    attempts = only(first(script, sandbox=sandbox, samples=1, turns=60, strategy="evolve")[0]).turns
+    [sample], _ = first(tmp_path / "results.jsonl", script, sandbox=sandbox, turns=60, strategy="evolve")
     assert asked[:4] == [[]] * 4 and all(len(parents) == 1 for parents in asked[4:])
     # Without comments the first four are one kernel: the second to fourth repeat it and are not scored.
-    assert [turn.repeats for turn in attempts[:5]] == [False, True, True, True, False]
-    assert len(sandbox.scored) == 60 == sum(not turn.repeats for turn in attempts)
+    assert [turn.repeats for turn in sample.turns[:5]] == [False, True, True, True, False]
+    assert len(sandbox.scored) == 60 == len(sample.scored)
     ranks = Counter(parents[0] for parents in asked[8:])
-    first = ranks[kernel(1.5, 0.8, "b")]
-    assert max(ranks.values()) == first and 15 < first < 45 and len(ranks) == 4  # 1 / (1 + 1/2 + 1/3 + 1/4) is 48 %
-
-
-def test_the_token_budget_ends_a_sample(first):
-    sample = only(first(lambda *_: kernel(2.0), samples=1, strategy="evolve", tokens=9)[0])  # a reply has one token
+    best = ranks[kernel(1.5, 0.8, "b")]
+    assert max(ranks.values()) == best and 15 < best < 45 and len(ranks) == 4  # 1 / (1 + 1/2 + 1/3 + 1/4) is 48 %
+    # The budget of tokens ends a sample; a reply has one token.
+    [sample], _ = first(tmp_path / "few.jsonl", lambda *_: kernel(2.0), strategy="evolve", tokens=9)
     assert len(sample.turns) == 9 and len(sample.scored) == 1
-
-
-def test_a_model_may_be_its_own_judge(first):
-    def script(messages, tool, generator):
-        advice = "<think>\nHm.\n</think>\n\nFuse the tail.\nAnd more."
-        return advice if "You judge" in messages[0]["content"] else kernel(2.0)
-
-    samples, model = first(script, samples=1, turns=9, strategy="judge", tokens=3)
-    assert [(turn.advice, turn.tokens) for turn in only(samples).turns] == [("Fuse the tail.", 2), ("", 1)]
-    assert model.seen[-1][0][-1]["content"].endswith("\nFuse the tail.")
 
 
 # ---- the command
 
 def by_task(messages, tool, generator):
-    """Of level1/1_AffineSoftplus turn 1: wrong; turn 2: right but slow; turn 3: right and fast. Else no code."""
+    """Of level1/1_AffineSoftplus turn 1: wrong; then right and fast. Else no code."""
     if "softplus" not in messages[1]["content"]:
         return "This one is too hard."
     code = render(read(builtin_tasks(1)[0]), ALL).code
-    turn = sum(message["role"] == "assistant" for message in messages)
-    if turn == 0:
+    if not any(message["role"] == "assistant" for message in messages):
         code = re.sub(r"(tl.store\(\w+_ptr \+ idx, \w+)", r"\1 + 1.0", code)
-    if turn == 1:
-        head = "def forward(self, x):\n"
-        code = code.replace(head, head + "        x = x.double().exp().log().sin().asin().float() * 0.0 + x\n")
     return f"```python\n{code}```"
 
 
 @pytest.fixture
 def command(monkeypatch, capsys):
     """A function that runs bench.py --level 1 and returns (exit code, stdout, stderr, the model)."""
-    def run_bench(*arguments, model=None, sandbox=None):
-        model = model or Scripted(by_task)
+    def run_bench(*arguments):
+        model = Scripted(by_task)
         monkeypatch.setattr(bench.Backbone, "load", lambda path, device: model)
-        if sandbox:
-            make = sandbox if callable(sandbox) else lambda *_, **__: sandbox
-            monkeypatch.setattr(bench, "Sandbox", make)
         with pytest.raises(SystemExit) as end:
             run_command(lambda: bench.main(["--device", "cpu", "--level", "1", *map(str, arguments)]))
         out, err = capsys.readouterr()
@@ -324,63 +283,45 @@ def test_command_end_to_end(tmp_path, command):
     (folder / "1_Good.py").write_text(good)
     (folder / "2_Bad.py").write_text(good.replace("F.softplus(x)", "F.no_softplus_there(x)"))
     (folder / "3_Hard.py").write_text(builtin_tasks(1)[4].source)
-    arguments = ["--ids", "1-3", "--samples", 2, "--kernelbench", tmp_path / "bench", "--model", tmp_path,
+    (folder / "4_Large.py").write_text(scale_batch(builtin_tasks(1)[0], 10**6).source)
+    arguments = ["--ids", "1-4", "--samples", 2, "--kernelbench", tmp_path / "bench", "--model", tmp_path,
                  "--out", tmp_path / "out"]
     code, out, err, model = command(*arguments)
     assert code == 0, err
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["clock"] == "modelled" and "modelled" in out and "measured" not in out
-    assert summary["command"].startswith("python bench.py --device cpu --level 1 --ids 1-3")
+    assert summary["command"].startswith("python bench.py --device cpu --level 1 --ids 1-4")
     assert torch.__version__.startswith(summary["versions"]["torch"])
     assert summary["config"]["seed"] == 0 and summary["hardware"]
     best = next(row for row in summary["figures"] if (row["counted"], row["rule"]) == ("best turn", "strict"))
-    assert best["correct"] == best["fast_1"] == best["fast_2"] == 1 / 3 and best["geometric_mean"] > 2
-    problems = [summary["problems"][f"level1/{name}"] for name in ("1_Good", "2_Bad", "3_Hard")]
-    assert [problem["correct"] for problem in problems] == [2, 0, 0]
-    assert "no_softplus_there" in problems[1]["error"] and "no code block" in problems[2]["error"]
-    assert len(re.findall("^(best|last) ", out, re.MULTILINE)) == 6 and "2 of 2" in out and "level1/3_Hard" in out
+    assert best["correct"] == best["fast_1"] == best["fast_2"] == 1 / 4 and best["geometric_mean"] > 2
+    problems = [summary["problems"][f"level1/{name}"] for name in ("1_Good", "2_Bad", "3_Hard", "4_Large")]
+    assert [problem["correct"] for problem in problems] == [2, 0, 0, 0]
+    for problem, error in zip(problems[1:], ("no_softplus_there", "no code block", "unusable task: its tensors take")):
+        assert error in problem["error"]
+    assert len(re.findall("^(best|last) turn ", out, re.MULTILINE)) == 4 and "2 of 2" in out and "level1/3_Hard" in out
     assert (tmp_path / "out/fast_p.png").stat().st_size > 10000
     assert out.splitlines()[-1].startswith(f"{tmp_path}/out/report.html")
-    assert "KernelBench, level 1; skills out of 0" in (tmp_path / "out/report.html").read_text()
+    assert "KernelBench, level 1: 4 of 4 problems" in (tmp_path / "out/report.html").read_text()
     assert [[turn["verdict"]["correct"] for turn in row["turns"]] for row in read_lines(tmp_path / "out/results.jsonl")
             ][:2] == [[False, True, True]] * 2
     code, again, err, model = command(*arguments)
     assert code == 0 and not model.asked and again == out
 
 
-def test_a_problem_that_is_too_large_without_a_gpu_is_unusable(tmp_path, command):
-    (tmp_path / "level1").mkdir()
-    (tmp_path / "level1/1_Large.py").write_text(scale_batch(builtin_tasks(1)[0], 10**6).source)
-    (tmp_path / "level1/2_Good.py").write_text(builtin_tasks(1)[0].source)
-    code, out, err, model = command("--samples", 2, "--kernelbench", tmp_path, "--model", tmp_path, "--out",
-                                    tmp_path / "o", model=Scripted(lambda *_: kernel(1.5)), sandbox=Scorer())
-    assert code == 0 and model.asked == {(1.0, 1024): 6}
-    summary = json.loads((tmp_path / "o/summary.json").read_text())
-    assert "unusable task: its tensors take" in summary["problems"]["level1/1_Large"]["error"] and "GB" in out
-    assert [row["correct"] for row in summary["figures"]] == [0.5] * 6
-
-
-def test_the_tolerance_goes_to_the_sandbox(tmp_path, command, monkeypatch):
-    given = {}
-    arguments = ["--ids", 1, "--samples", 1, "--tolerance", 0.01, "--model", tmp_path, "--out", tmp_path / "o"]
-    code, *_ = command(*arguments, sandbox=lambda *_, **settings: given.update(settings) or Scorer())
-    assert code == 0 and (given["tolerance"], given["baseline"], given["seed"]) == (0.01, "eager", 0)
-
-
-def test_bm25_alone_asks_no_selection(first):
-    samples, model = first(by_chance, library=LIBRARY, bm25_only=True)
-    assert model.asked == {(1.0, 99): 6} and [s.skills for s in samples["level1/1_AffineSoftplus"]] == [["fuse"]] * 2
-
-
-def test_changed_configuration_is_refused(tmp_path, command, refusal):
+def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusal):
     for number in (1, 2):
         (tmp_path / f"checkpoint_{number}").mkdir()
     (tmp_path / "model").symlink_to("checkpoint_1")
     arguments = ["--ids", 2, "--samples", 1, "--turns", 1, "--model", tmp_path / "model", "--out", tmp_path / "o"]
-    assert command(*arguments, sandbox=Scorer())[0] == 0
+    given = {}
+    monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: given.update(settings) or Scorer())
+    assert command(*arguments)[0] == 0
+    assert (given["tolerance"], given["baseline"], given["seed"]) == (1e-4, "eager", 0)
     for changed, name in ((["--seed", 1], "seed"), (["--samples", 2], "samples"), (["--no-skills"], "no_skills"),
                           (["--tolerance", 0.01], "tolerance")):
         assert f"({name} changed)" in refusal(bench.main, "--device", "cpu", *arguments, *changed)
+    assert given["tolerance"] == 0.01
     (tmp_path / "model").unlink()
     (tmp_path / "model").symlink_to("checkpoint_2")  # the run has gone on
     assert "(checkpoint changed)" in refusal(bench.main, "--device", "cpu", *arguments)
@@ -388,16 +329,11 @@ def test_changed_configuration_is_refused(tmp_path, command, refusal):
 
 @pytest.mark.parametrize("arguments, message", [
     ("--model no/such/folder", "no/such/folder"), ("--kernelbench no/such/checkout", "no level1/ there"),
-    ("--device cuda", "no GPU"), ("--baseline compile", "needs a GPU"), ("--ids 1,2,x", "'x' is not there"),
-    ("--ids 999", "'999' is not there"), ("--samples 0", "--samples 0: choose a number above 0"),
-    ("--turns -1", "--turns -1: choose a number above 0"), ("--tolerance 0", "--tolerance 0: choose"),
-    ("--temperature nan", "--temperature nan: choose"), ("--top-p 3", "above 0 to 1"),
-    ("--seed -1", "--seed -1: choose"),
-    ("--bm25-only --no-skills", "choose one ablation"),
+    ("--device cuda", "no GPU"), ("--baseline compile", "no torch.compile"), ("--ids 1,2,x", "'x' is not there"),
+    ("--samples 0", "--samples 0: choose a number above 0"), ("--temperature nan", "--temperature nan: choose"),
+    ("--top-p 3", "above 0 to 1"), ("--bm25-only --no-skills", "choose one ablation"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
-    ("--max-new-tokens 4096", "prompts of 0 tokens"),
-    ("--timeout 1e15", "--timeout 1e+15: choose a number above 0 to 86400"),
-    ("--out file", "--out file: cannot write there"), ("--out file/below", "cannot write there")])
+    ("--max-new-tokens 4096", "prompts of 0 tokens"), ("--out file/below", "cannot write there")])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):
     (tmp_path / "file").write_text("")
     arguments = arguments.split()

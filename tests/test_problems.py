@@ -63,26 +63,16 @@ def test_runs_deterministic_finite_not_constant(task):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_size(task):
-    model, inputs = build(task.source, 0)
-    elements, _, flops = work(model, inputs)
-    assert 32 * 1024 <= max([elements] + [value.numel() for value in inputs]) <= 256 * 1024
-    assert flops < 1e9
-    assert max(len(line) for line in task.source.split("\n")) <= 120
-
-
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-def test_first_constant_is_the_leading_dimension(task):
+def test_size_and_that_it_grows_with_the_batch_alone(task):
     """`tasks.scale_batch` doubles the first input's first dimension and nothing that the constructor sees."""
     doubled = scale_batch(task, 2).source
-    assert load(doubled)["get_init_inputs"]() == load(task.source)["get_init_inputs"]()
-    model, inputs = build(task.source, 0)
-    model2, inputs2 = build(doubled, 0)
+    (model, inputs), (model2, inputs2) = build(task.source, 0), build(doubled, 0)
     assert [p.shape for p in model.parameters()] == [p.shape for p in model2.parameters()]
     assert inputs2[0].shape[0] == 2 * inputs[0].shape[0]
     for a, b in zip(inputs, inputs2):  # whatever does not grow with the batch keeps its shape altogether
         assert b.shape in (a.shape, (2 * a.shape[0], *a.shape[1:]))
-    (elements, operators, _), (elements2, operators2, _) = work(model, inputs), work(model2, inputs2)
+    (elements, operators, flops), (elements2, operators2, _) = work(model, inputs), work(model2, inputs2)
+    assert 32 * 1024 <= max([elements] + [value.numel() for value in inputs]) <= 256 * 1024 and flops < 1e9
     assert operators2 == operators  # no loop over the batch
     assert elements2 <= 2 * elements  # no tensor that grows with the batch squared
 

@@ -65,7 +65,7 @@ def whole_run(world):  # noqa: F811
     return WHOLE[0]
 
 
-def kill_and_resume(world, monkeypatch, functions, n, counts=lambda *_: True):  # noqa: F811
+def kill_and_resume(world, tmp_path, monkeypatch, functions, n, counts=lambda *_: True):  # noqa: F811
     """A run that dies on entering one of `functions`, (owner, name) each, at the n-th call that `counts`."""
     calls = itertools.count(1)
     with monkeypatch.context() as patch:
@@ -78,18 +78,19 @@ def kill_and_resume(world, monkeypatch, functions, n, counts=lambda *_: True):  
             patch.setattr(owner, name, dying)
         with pytest.raises(Killed):
             world("killed", *SHORT)
-    assert same(whole_run(world), world("killed", "--resume"))
+    begun = (tmp_path / "killed/checkpoint").exists()  # else nothing was done yet, and the same command begins again
+    assert same(whole_run(world), world("killed", *(["--resume"] if begun else SHORT)))
 
 
-@pytest.mark.parametrize("point", ["roll_out", "update", "flush", "write_transcripts", "finish_step"])
-def test_killed_in_the_second_step_and_resumed(world, monkeypatch, point):  # noqa: F811
+@pytest.mark.parametrize("point", ["roll_out", "flush", "write_transcripts", "finish_step"])
+def test_killed_in_the_second_step_and_resumed(world, tmp_path, monkeypatch, point):  # noqa: F811
     """The process dies on entering a function of the step."""
-    kill_and_resume(world, monkeypatch, [(reinforce, point)], 3 if point == "finish_step" else 2)
+    kill_and_resume(world, tmp_path, monkeypatch, [(reinforce, point)], 3 if point == "finish_step" else 2)
 
 
-@pytest.mark.parametrize("n", range(1, 12))
-def test_killed_within_a_checkpoint_and_resumed(world, monkeypatch, n):  # noqa: F811
-    """The process dies at the n-th file operation of the checkpoints: 5 before the first step, 6 in each step."""
+@pytest.mark.parametrize("n", range(2, 13, 2))
+def test_killed_within_a_checkpoint_and_resumed(world, tmp_path, monkeypatch, n):  # noqa: F811
+    """The process dies at the n-th file operation of the checkpoints: 6 before the first step, more in each step."""
     def counts(real, arguments):
         if real.__name__ == "save_pretrained":
             Path(arguments[1], "model.safetensors").write_bytes(b"half a file")
@@ -97,7 +98,7 @@ def test_killed_within_a_checkpoint_and_resumed(world, monkeypatch, n):  # noqa:
 
     operations = [(shutil, "rmtree"), (Qwen3ForCausalLM, "save_pretrained"), (torch, "save"), (Path, "symlink_to"),
                   (os, "replace")]
-    kill_and_resume(world, monkeypatch, operations, n, counts)
+    kill_and_resume(world, tmp_path, monkeypatch, operations, n, counts)
 
 
 def test_what_later_steps_have_left_is_removed(world):  # noqa: F811
@@ -117,22 +118,14 @@ def test_a_checkpoint_alone_is_continued_also_where_the_link_was_lost(world, tmp
     assert state(copy)["library"] == state(whole_run(world))["library"]
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_again(world):  # noqa: F811
-    out = world("run", "--steps", "1")
-    begun = metrics(out)[0]
-    (out / "checkpoint").unlink()
-    (out / "metrics.jsonl").write_text(json.dumps(begun | {"library": 99}) + "\n")
-    assert metrics(world("run", "--resume", "--steps", "1"))[0] == begun
-
-
 def test_kill_nine_and_resume(world, tmp_path):  # noqa: F811
-    """A process killed without warning. tests/kill_and_resume.py does so with the real model and sandbox."""
+    """A process killed without warning."""
     whole, out, tests = whole_run(world), tmp_path / "killed", Path(__file__).parent
     program = (f"import sys; sys.path[:0] = [{str(tests.parent)!r}, {str(tests)!r}]\n"
                "import test_reinforce, reinforce\ntest_reinforce.enter(setattr)\nreinforce.main(sys.argv[1:])")
     options = ["--model", tmp_path / "model", "--tasks", tmp_path / "tasks", *SMALL, "--no-eval", *SHORT]
     process = subprocess.Popen([sys.executable, "-c", program, "--out", out, *options], stdout=subprocess.DEVNULL)
-    while not (out / "metrics.jsonl").exists() and process.poll() is None:
+    while not (out / "checkpoint").exists() and process.poll() is None:
         time.sleep(0.01)
     time.sleep(random.Random(0).uniform(0, 0.5))
     process.kill()
@@ -146,22 +139,17 @@ def test_kill_nine_and_resume(world, tmp_path):  # noqa: F811
 def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad").mkdir()
-    shutil.copytree(model_folder, tmp_path / "weightless", ignore=shutil.ignore_patterns("*.safetensors"))
     (tmp_path / "bad/problem.py").write_text(make_task().source.replace("get_inputs", "get_outputs"))
     (tmp_path / "file").write_text("")
     model = f"--model {model_folder} --device cpu"
     for said, options in (
             ("no such model folder", f"--model {tmp_path}/none --device cpu"),
-            ("no file named", f"--model {tmp_path}/weightless --device cpu"),
             ("cannot write", f"{model} --out {tmp_path}/file/out"), ("get_inputs", f"{model} --tasks {tmp_path}/bad"),
-            ("no problem files", f"{model} --tasks {tmp_path}/empty"),
-            ("no problem files", f"{model} --tasks {tmp_path}/none"), ("nothing to resume", "--resume"),
+            ("no problem files", f"{model} --tasks {tmp_path}/empty"), ("nothing to resume", "--resume"),
             ("--batch 0", f"{model} --batch 0"), ("--set gamma=nan: choose", f"{model} --set gamma=nan"),
-            ("--set temperature=-1: choose", f"{model} --set temperature=-1"), ("--steps 0", f"{model} --steps 0"),
-            ("--stepz", "--stepz 3"), ("invalid", "--recipe alphazero"), ("no option 'gama'", "--set gama=1"),
-            ("choose from turn, task", "--set group=none"), ("True, False", "--set prs=no"),
-            ("not a number", "--set trials=few"),
-            ("invalid", "--lr fast"), *([] if torch.cuda.is_available() else [("no GPU", "--device cuda")])):
+            ("--stepz", "--stepz 3"), ("invalid", "--recipe alphazero"), ("choose from turn, task", "--set group=none"),
+            ("True, False", "--set prs=no"), ("not a number", "--set trials=few"), ("invalid", "--lr fast"),
+            *([] if torch.cuda.is_available() else [("no GPU", "--device cuda")])):
         assert said in refusal(reinforce.main, "--out", tmp_path / "out", *options.split())
     assert "--out" in refusal(reinforce.main, "--resume")
     assert not (tmp_path / "out").exists()  # a refused run leaves nothing behind
@@ -171,11 +159,10 @@ def test_resume_refuses_what_would_be_another_run(world, refusal, capsys, tmp_pa
     out = world("run", "--steps", "1")
     capsys.readouterr()
     for said, options in (("already holds a run", "--device cpu"), ("has model = ", f"--resume --model {tmp_path}"),
-                          ("has gamma = 1.0, not 0.5", "--resume --set gamma=0.5"),
-                          ("1 steps are done already", "--resume --steps 0")):
+                          ("has gamma = 1.0, not 0.5", "--resume --set gamma=0.5")):
         assert said in refusal(reinforce.main, "--out", out, *options.split())
     saved = torch.load(out / "checkpoint/trainer.pt")
-    for other in ({"options": saved["options"] | {"gain": 1}}, {"initial_names": None}, {"optimizer": {}}):
+    for other in ({"options": saved["options"] | {"gain": 1}}, {"optimizer": {}}):
         torch.save(saved | other, out / "checkpoint/trainer.pt")
         assert "of another version" in refusal(reinforce.main, "--out", out, "--resume")
 
@@ -185,23 +172,17 @@ def test_resume_needs_what_the_run_has_left(world, refusal, capsys):  # noqa: F8
     kept = sorted(path.name for path in (out / "rollouts").iterdir())
     capsys.readouterr()
     for name, damage, said in (
-            ("checkpoint/trainer.pt", None, "trainer.pt is missing"),
             ("metrics.jsonl", lambda whole: b"{\n" + whole, "metrics.jsonl, line 1: cannot be read"),
             ("checkpoint/model.safetensors", lambda whole: whole[:1000], "cannot load the model"),
-            *(("checkpoint/trainer.pt", lambda whole, end=end: whole[:end], "trainer.pt is broken")
-              for end in (0, 1000, -1000))):
+            ("checkpoint/trainer.pt", lambda whole: whole[:1000], "trainer.pt is broken")):
         whole = (out / name).read_bytes()
         (out / name).unlink()
-        if damage:
-            (out / name).write_bytes(damage(whole))
+        (out / name).write_bytes(damage(whole))
         assert said in refusal(reinforce.main, "--out", out, "--resume")
         (out / name).write_bytes(whole)
     (out / "checkpoint").unlink()
-    assert "is missing, though steps are finished" in refusal(reinforce.main, "--out", out, "--resume")
+    assert "trainer.pt is missing" in refusal(reinforce.main, "--out", out, "--resume")
     assert sorted(path.name for path in (out / "rollouts").iterdir()) == kept  # nothing was deleted
-    (out / "metrics.jsonl").unlink()
-    (out / "config.json").write_text("{")
-    assert "config.json is broken" in refusal(reinforce.main, "--out", out, "--resume")
 
 
 # ---- the command line, and what a step prints
@@ -226,10 +207,10 @@ def test_what_a_step_prints():
               "eval_fast_1": 0.25}
     after = before | {"step": 6, "library": 3, "staged": 2, "reward_best": 1.25, "correct": 0.75, "fast_1": 0.5,
                       "speedup": None, "rows": {"policy": 48, "selection": 9, "summary": 3}, "passed": 2,
-                      "proposals": 5, "seconds": {"a": 1.5, "b": 2.5}, "eval_reward_best": 1.5, "eval_fast_1": 0.5}
-    assert runs.progress(before, options, before, library) == (
+                      "proposals": 5, "seconds": {"a": 1.5, "b": 2.5}, "eval_reward_best": 1.5}
+    assert runs.progress(before, options, library) == (
         "before training  evaluation: reward 1.000, correct 50%, Fast_1 25% (modelled)")
-    assert runs.progress(after, options, before, library) == (
+    assert runs.progress(after, options, library) == (
         "step 6/6  reward 1.250  correct 75%  Fast_1 50%  speedup 0.00x (modelled)  replies 48+9+3  skills 3 (+2)  "
-        "proposals passed 2 of 5  4 s  |  new: first, second  |  evaluation: reward 1.500 (+0.500), correct 50% (+0%), "
-        "Fast_1 50% (+25%) (modelled)")
+        "proposals passed 2 of 5  4 s  |  new: first, second  |  evaluation: reward 1.500, correct 50%, Fast_1 25% "
+        "(modelled)")

@@ -1,7 +1,6 @@
 """A run's folder: resuming after a kill at any point, what is refused, what a step prints, the command line."""
 
 import itertools
-import json
 import os
 import random
 import shutil
@@ -17,9 +16,12 @@ from transformers import Qwen3ForCausalLM
 
 import reinforce
 import run as runs
+import test_reinforce
 from conftest import configure, make_task
 from skills import Skill
-from test_reinforce import SMALL, metrics, weights, world  # noqa: F401 (a fixture)
+from test_reinforce import SMALL, metrics, weights
+
+world = test_reinforce.world  # a fixture
 
 # ---- resuming
 
@@ -43,7 +45,7 @@ def same(a, b, without=()):
     return True
 
 
-def test_resuming_equals_not_stopping(world):  # noqa: F811
+def test_resuming_equals_not_stopping(world):
     whole = world("whole", "--steps", "4")
     parts = world("parts", "--steps", "1")
     world("parts", "--resume", "--steps", "2")
@@ -58,14 +60,14 @@ Killed = type("Killed", (BaseException,), {})
 SHORT, WHOLE = ["--steps", "2", "--batch", "1"], []
 
 
-def whole_run(world):  # noqa: F811
+def whole_run(world):
     """The uninterrupted run of two steps, made once."""
     if not WHOLE:
         WHOLE.append(world("whole", *SHORT))
     return WHOLE[0]
 
 
-def kill_and_resume(world, tmp_path, monkeypatch, functions, n, counts=lambda *_: True):  # noqa: F811
+def kill_and_resume(world, tmp_path, monkeypatch, functions, n, counts=lambda *_: True):
     """A run that dies on entering one of `functions`, (owner, name) each, at the n-th call that `counts`."""
     calls = itertools.count(1)
     with monkeypatch.context() as patch:
@@ -83,13 +85,13 @@ def kill_and_resume(world, tmp_path, monkeypatch, functions, n, counts=lambda *_
 
 
 @pytest.mark.parametrize("point", ["roll_out", "flush", "write_transcripts", "finish_step"])
-def test_killed_in_the_second_step_and_resumed(world, tmp_path, monkeypatch, point):  # noqa: F811
+def test_killed_in_the_second_step_and_resumed(world, tmp_path, monkeypatch, point):
     """The process dies on entering a function of the step."""
     kill_and_resume(world, tmp_path, monkeypatch, [(reinforce, point)], 3 if point == "finish_step" else 2)
 
 
 @pytest.mark.parametrize("n", range(2, 13, 2))
-def test_killed_within_a_checkpoint_and_resumed(world, tmp_path, monkeypatch, n):  # noqa: F811
+def test_killed_within_a_checkpoint_and_resumed(world, tmp_path, monkeypatch, n):
     """The process dies at the n-th file operation of the checkpoints: 6 before the first step, more in each step."""
     def counts(real, arguments):
         if real.__name__ == "save_pretrained":
@@ -101,7 +103,7 @@ def test_killed_within_a_checkpoint_and_resumed(world, tmp_path, monkeypatch, n)
     kill_and_resume(world, tmp_path, monkeypatch, operations, n, counts)
 
 
-def test_what_later_steps_have_left_is_removed(world):  # noqa: F811
+def test_what_later_steps_have_left_is_removed(world):
     torn = world("torn", *SHORT, "--steps", "1")
     with open(torn / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "clock": "modelled"}\n{"step": 3, "clo')
@@ -110,7 +112,7 @@ def test_what_later_steps_have_left_is_removed(world):  # noqa: F811
     assert same(whole_run(world), world("torn", "--resume", "--steps", "2"))
 
 
-def test_a_checkpoint_alone_is_continued_also_where_the_link_was_lost(world, tmp_path):  # noqa: F811
+def test_a_checkpoint_alone_is_continued_also_where_the_link_was_lost(world, tmp_path):
     source = world("part", *SHORT, "--steps", "1")
     shutil.copytree(source / "checkpoint", tmp_path / "copy/checkpoint")
     copy = world("copy", "--resume", "--steps", "2")
@@ -118,7 +120,7 @@ def test_a_checkpoint_alone_is_continued_also_where_the_link_was_lost(world, tmp
     assert state(copy)["library"] == state(whole_run(world))["library"]
 
 
-def test_kill_nine_and_resume(world, tmp_path):  # noqa: F811
+def test_kill_nine_and_resume(world, tmp_path):
     """A process killed without warning."""
     whole, out, tests = whole_run(world), tmp_path / "killed", Path(__file__).parent
     program = (f"import sys; sys.path[:0] = [{str(tests.parent)!r}, {str(tests)!r}]\n"
@@ -155,7 +157,7 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
     assert not (tmp_path / "out").exists()  # a refused run leaves nothing behind
 
 
-def test_resume_refuses_what_would_be_another_run(world, refusal, capsys, tmp_path):  # noqa: F811
+def test_resume_refuses_what_would_be_another_run(world, refusal, capsys, tmp_path):
     out = world("run", "--steps", "1")
     capsys.readouterr()
     for said, options in (("already holds a run", "--device cpu"), ("has model = ", f"--resume --model {tmp_path}"),
@@ -167,7 +169,7 @@ def test_resume_refuses_what_would_be_another_run(world, refusal, capsys, tmp_pa
         assert "of another version" in refusal(reinforce.main, "--out", out, "--resume")
 
 
-def test_resume_needs_what_the_run_has_left(world, refusal, capsys):  # noqa: F811
+def test_resume_needs_what_the_run_has_left(world, refusal, capsys):
     out = world("run", "--steps", "1")
     kept = sorted(path.name for path in (out / "rollouts").iterdir())
     capsys.readouterr()

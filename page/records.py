@@ -110,6 +110,5 @@ def lessons(source) -> list[str]:
         rejected.update(line.get("rejected", {}))
     if totals["proposals"]:
         reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common())
-        sentences.append(f"Proposals: {totals['passed']} of {totals['proposals']} passed; "
-                         f"rejected: {reasons or 'none'}.")
+        sentences.append(f"Proposals: {totals['passed']} of {totals['proposals']} passed; rejected: {reasons or 'none'}.")
     return sentences

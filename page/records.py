@@ -109,6 +109,6 @@ def lessons(source) -> list[str]:
         totals.update(proposals=line.get("proposals", 0), passed=line.get("passed", 0))
         rejected.update(line.get("rejected", {}))
     if totals["proposals"]:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common())
-        sentences.append(f"Proposals: {totals['passed']} of {totals['proposals']} passed; rejected: {reasons or 'none'}.")
+        reasons = ", ".join(f"{count} {reason}" for reason, count in rejected.most_common()) or "none"
+        sentences.append(f"Proposals: {totals['passed']} of {totals['proposals']} passed; rejected: {reasons}.")
     return sentences

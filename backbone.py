@@ -31,7 +31,6 @@ from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
 from fast.rescore import CHUNK, checkpointed, head_logits, token_logprobs
-from fast.sampler import Sampler
 from fast.slots import packed, padded
 from program.process import UserError
 
@@ -130,7 +129,7 @@ class Backbone(Chat):
     """The model, its tokenizer and what all three roles do with them."""
 
     def __init__(self, model, tokenizer):
-        """model: a causal LM of transformers in eval mode. Raises UserError for one that `logprobs` cannot compute."""
+        """model: a causal LM of transformers in eval mode, of an architecture that `attention_kind` knows."""
         super().__init__(tokenizer)
         self.model = model
         self.device = model.device
@@ -148,27 +147,9 @@ class Backbone(Chat):
         # Hidden states (N, width) to logits (N, V) in float32. Sampler and trainer share it: the ratio of their
         # probabilities must begin at 1.
         self._head = functools.partial(head_logits, model)
-        plain = model.config._attn_implementation == "causal"
-        if not plain:
-            print(f"backbone: {model.config.model_type} has attention of its own: transformers' generate samples")
-        self.engine = (Engine if plain else Sampler)(model, self._head, self.stop_ids, self._completion)
+        self.engine = Engine(model, self._head, self.stop_ids, self._completion)
         if self.device.type == "cuda":
             fuse_norms(model)
-        self._check_logprobs()
-
-    def _check_logprobs(self):
-        """Raise UserError where `logprobs` and the model's own forward pass disagree on a few tokens.
-
-        `logprobs` computes the head apart from the other layers. Some architectures do more to their logits.
-        """
-        ids = list(range(1, 9))
-        with torch.no_grad():
-            logits = self.model(input_ids=torch.tensor([ids], device=self.device), use_cache=False).logits[0].float()
-        want = logits.log_softmax(-1)[range(7), ids[1:]]  # (7,)
-        [got] = self.logprobs([(ids[:1], ids[1:])])  # with gradients, so that recomputation is tried as well
-        if not (got.detach() - want).abs().max() <= 0.02 * (1 + logits.abs().max()):
-            raise UserError(f"{self.model.config.model_type}: not supported; its logits are not what its head makes of "
-                            "its hidden states")
 
     def check_lengths(self, prompt, reply):
         """Raise UserError where a prompt and a reply of so many tokens do not fit into the model's context."""

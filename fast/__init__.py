@@ -5,14 +5,12 @@
     step.py         one more token of each sequence; on a GPU as one CUDA graph
     prompts.py      on a CPU: slots that share a prompt's keys and values
     attention.py    Triton kernels: attention of one token to the slots; RMSNorm as one kernel
-    sampler.py      what a session is; sampling through transformers' `generate`, for architectures that the engine does
-                    not support
     rescore.py      log-probabilities of given tokens in little memory: the head in chunks, layers computed again
     optimizer.py    Muon for weights that begin at random, AdamW for weights in bfloat16
     train_step.py   a step of supervised training: compiled layers, CUDA graphs
     ranks.py        one process for each GPU of a node: lists and gradients that they share
 
-    backbone -- engine -- sampler, step, slots -- attention     sft -- train_step -- optimizer, ranks
+    backbone -- engine -- step, slots -- attention     sft -- train_step -- optimizer, ranks
             '-- rescore                                         reinforce, run -- optimizer, ranks
 
 Terms of its own: a *slot* holds one sequence; a *batch* is the list of slots that a step computes; a *block* is a few

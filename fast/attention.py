@@ -1,17 +1,23 @@
 """What the rollout engine puts in place of parts of the modeling code: attention and RMSNorm.
 
 Decoding is bound by memory and by launches. So a Triton kernel reads each cached key and value once, for all query
-heads of its group, and only as far as the sequence goes; and RMSNorm is one kernel instead of seven. An architecture
-that they do not fit runs without them.
+heads of its group, and only as far as the sequence goes; and RMSNorm is one kernel instead of seven.
 
 In comments: n sequences, T the length of a slot, H query heads, G of them share a key/value head, D the head dimension.
 """
+
+import functools
 
 import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
-from transformers import AttentionInterface, AutoModelForCausalLM
+from transformers import AttentionInterface
+
+# Model types of transformers. They call `causal_attention` for plain full attention, their RMSNorm multiplies by its
+# weight, their logits are what the head makes of the last hidden states, and no step waits for the GPU. To use another
+# one, make sure of these four.
+SUPPORTED = ("qwen3", "qwen2", "llama", "mistral", "olmo2", "smollm3")
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Attention of one new token to a sequence's cache
@@ -119,7 +125,7 @@ def causal_attention(module, query, key, value, attention_mask, scaling=None, dr
 
     query (B, H, L, D); key, value (B, H / G, T, D), one head for G query heads. Several queries (training, prompts):
     plain causal attention; right padding needs no mask. One token of each sequence (decoding): key and value are the
-    slots' tensors, which tell how to attend; or generate's (sampler.py).
+    slots' tensors, which tell how to attend; or those of transformers' `generate`, in tests.
 
     Being unknown to transformers' mask functions, the name also keeps it from building masks of its own, whose
     data-dependent checks cannot be captured in a CUDA graph.
@@ -141,38 +147,28 @@ AttentionInterface.register("causal", causal_attention)
 
 
 def attention_kind(config) -> str:
-    """ "causal" where every layer is plain full attention through transformers' interface; else None: transformers
-    chooses.
+    """The name under which a model gets `causal_attention`. Raises ValueError where it would not fit.
 
-    Not plain: windows, capped scores, latent (MLA) or cross attention; and rotary embeddings whose frequencies depend
-    on the longest sequence of the batch, with which a sequence's values depend on the others in the batch.
+    Sliding windows are not supported, nor rotary embeddings whose frequencies depend on the longest sequence of the
+    batch: with those a sequence's values depend on the others in the batch.
     """
-    config = config.get_text_config()
-    plain = set(getattr(config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
+    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    flags = ("attn_logit_softcapping", "is_encoder_decoder", "kv_lora_rank", "add_cross_attention")
     rope = str(getattr(config, "rope_parameters", None))
-    special = window or any(getattr(config, name, None) for name in flags) or "dynamic" in rope or "longrope" in rope
-    kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
-    able = kind is None or kind._can_set_attn_implementation()  # older modeling code has attention written out
-    return "causal" if plain and able and not special else None
+    if config.model_type not in SUPPORTED or layers != {"full_attention"} or window or "dynamic" in rope:
+        raise ValueError(f"{config.model_type}: only {', '.join(SUPPORTED)} with full attention are supported")
+    return "causal"
 
 
 def fuse_norms(model):
-    """Let every RMSNorm of a model on a GPU run as one kernel instead of seven, in sampling and training alike.
+    """Let every RMSNorm of a model run as one kernel instead of seven, in sampling and training alike.
 
-    A module is one if its class has that name and a trial gives the same values. In bf16 the fused kernel rounds once,
-    after the multiplication by the weight, where the modeling code rounds twice.
+    In bf16 the fused kernel rounds once, after the multiplication by the weight, where the modeling code rounds twice.
     """
     for module in model.modules():
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if not type(module).__name__.endswith("RMSNorm") or eps is None or getattr(module, "weight", None) is None:
-            continue
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = functools.partial(rms_norm, module)
 
-        def fused(x, module=module, eps=eps):
-            return F.rms_norm(x, module.weight.shape, module.weight, eps)
 
-        with torch.no_grad():
-            trial = torch.linspace(-3, 4, module.weight.numel(), device=module.weight.device, dtype=module.weight.dtype)
-            if torch.allclose(module(trial).float(), fused(trial).float(), rtol=0.02, atol=0.02):
-                module.forward = fused
+def rms_norm(module, x):
+    return F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)

@@ -12,26 +12,50 @@ Here, with the weights and the modeling code of transformers unchanged:
     one prefill      for equal prompts that begin together (the rollouts of a scheme, the selections of a task)
 
 On a CPU the same loop runs without graphs and Triton, on slots that share their prompts (prompts.py).
-
-Architectures whose layers are not all plain full attention (sliding windows, linear or latent attention) are sampled by
-transformers' `generate` (sampler.py), with the same interface: start, write, stop, release.
 """
+
+from collections import Counter
+from dataclasses import dataclass, field
 
 import torch
 
 from fast.prompts import SharedPromptSlots
-from fast.sampler import Sampler
 from fast.slots import SMALL, Slots, packed
 from fast.step import Step, draw
 
 PREFILL = 32768  # most prompt tokens, padding included, in one forward pass
 
 
-class Engine(Sampler):
-    """Samples many replies together; within a session the weights must not change."""
+@dataclass(eq=False)
+class Request:
+    """A prompt, and the reply that is sampled for it."""
+
+    key: object  # the caller's name for it
+    prompt: list[int]
+    number: int  # in the order of adding
+    stream: int  # seed of its random numbers
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)  # of the tokens, at the temperature at which they are sampled
+    slot: int | None = None
+    row: int | None = None  # of the batch that a step computes
+    launched: int = 1  # tokens whose computation was launched since it began; the host may not have read them yet
+    ended: bool = False
+
+
+class Engine:
+    """Samples many replies together; one session at a time, from `start` to `stop`. In it the weights must not change.
+
+    A session draws one number from the generator. The stream of a reply follows from that number, from its prompt, and
+    from how often the prompt was added before. So a reply does not depend on what is sampled beside it, and a run has
+    the same replies on any number of GPUs.
+    """
 
     def __init__(self, model, head, stop_ids, completion):
-        super().__init__(model, head, stop_ids, completion)
+        """head: hidden states (N, width of the model) to float32 logits (N, V). stop_ids: tokens that end a reply.
+
+        completion: turns a Request that has ended into what the caller gets.
+        """
+        self.model, self.head, self.stop_ids, self.completion = model, head, list(stop_ids), completion
         self.cuda = model.device.type == "cuda"
         self.kind = Slots if self.cuda else SharedPromptSlots
         self.most = 256 if self.cuda else 64  # sequences that are sampled at a time
@@ -41,10 +65,15 @@ class Engine(Sampler):
         self.write_token = Step(model, head, stop_ids)
 
     def start(self, sampling, generator):
-        super().start(sampling, generator)
+        """Begin a session. sampling: max_new_tokens, temperature (0 is greedy), top_p. generator: torch's, or None."""
+        self.sampling, self.seed, self.added = sampling, 0, Counter()  # {hash of a prompt: how often it was added}
+        if sampling.temperature:
+            device = generator.device if generator else "cpu"
+            self.seed = torch.randint(2**62, (), generator=generator, device=device).item()
         self.queue, self.active = [], []  # [Request]: waiting for a slot, in the order of beginning; being sampled
 
     def stop(self):
+        """End the session. Replies that have not ended are lost."""
         if not self.cuda:
             self.slots = None  # on a GPU they stay, with their graphs
 
@@ -55,8 +84,23 @@ class Engine(Sampler):
                 self.slots = None
             torch.cuda.empty_cache()
 
+    def requests(self, prompts) -> list[Request]:
+        """A Request for each of {key: prompt}. Raises ValueError for a prompt without tokens."""
+        requests = []
+        for number, (key, prompt) in enumerate(prompts.items()):
+            if not prompt:
+                raise ValueError("a prompt without tokens")
+            name = hash(tuple(prompt))
+            requests.append(Request(key, prompt, number, hash((self.seed, name, self.added[name]))))
+            self.added[name] += 1
+        return requests
+
     def write(self, prompts):
-        """As Sampler.write. Replies that end in the same block come in the order of the prompts."""
+        """Sample a reply to each of {key: prompt}; yields (key, Completion) as soon as one ends, until all have.
+
+        A reply ends with a stop token, or without one after max_new_tokens. Replies that end in the same block come in
+        the order of the prompts. The next call in a session goes on with that session's random numbers.
+        """
         # Short prompts first, equal ones as neighbours.
         self.queue = sorted(self.requests(prompts), key=lambda request: (len(request.prompt), request.prompt))
         launched = None  # the block that the GPU computes

@@ -14,7 +14,7 @@ token, through CUDA graphs that hold their addresses, so it would need a second,
 the small part. We do not use its ZeroRedundancyOptimizer, which distributes whole tensors: an embedding of 1.2 GB is
 one, so ranks would wait for one another. Here any optimiser works: a part of a tensor is a tensor.
 
-Random numbers depend on the seed, the prompt, and how often the prompt came before (sampler.py). So rollouts that
+Random numbers depend on the seed, the prompt, and how often the prompt came before (engine.py). So rollouts that
 begin with the same prompt stay on one rank, which also reads it only once; and every rank makes the same draws from the
 run's generator. So a run is the same on any number of ranks, up to rounding, and can go on with another number of them.
 In a process that torchrun has not started, or has started alone, each function here returns what it is given.

@@ -33,20 +33,14 @@ class Float32Product(torch.autograd.Function):
 
 
 def head_logits(model, hidden):
-    """Hidden states (N, width) to logits (N, V) in float32, as the model's own forward pass but for the rounding.
+    """Hidden states (N, width) to logits (N, V) in float32.
 
     In bfloat16 a logit of 20 has an error of up to 0.06, and sampler and trainer would round differently.
     """
     head = model.get_output_embeddings()
-    if hidden.is_cuda and hidden.dtype == torch.bfloat16 and getattr(head, "bias", None) is None:
-        logits = Float32Product.apply(hidden, head.weight)
-    else:
-        logits = head(hidden).float()
-    config = model.config.get_text_config()
-    scale = getattr(config, "logits_scaling", None)  # Granite
-    cap = getattr(config, "final_logit_softcapping", None)  # Gemma
-    logits = logits / scale if scale else logits * getattr(config, "logit_scale", 1.0)  # Cohere
-    return cap * torch.tanh(logits / cap) if cap else logits
+    if hidden.is_cuda and hidden.dtype == torch.bfloat16:
+        return Float32Product.apply(hidden, head.weight)
+    return head(hidden).float()
 
 
 def token_logprobs(head, states, targets, temperature, size):

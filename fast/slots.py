@@ -32,9 +32,8 @@ class Slots:
 
         length: T; a prompt and its reply together must be shorter. Raises torch.OutOfMemoryError.
         """
-        device, config = model.device, model.config.get_text_config()
-        layers = config.num_hidden_layers
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads  # H / G
+        device, config = model.device, model.config
+        layers, heads = config.num_hidden_layers, config.num_key_value_heads  # heads: H / G
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         slot_bytes = 2 * layers * heads * dim * length * model.dtype.itemsize
         if device.type == "cuda":

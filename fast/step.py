@@ -5,13 +5,8 @@ themselves. A CUDA graph is captured once and then launched as a whole: the mode
 the next token included.
 """
 
-import warnings
-
 import torch
 import torch.nn.functional as F
-
-# PyTorch warns that it does not see every wait, see Step._capture.
-warnings.filterwarnings("ignore", message="Synchronization debug mode")
 
 
 def nucleus(shares, top_p):
@@ -59,16 +54,15 @@ class Step:
         """head: hidden states (N, width) to float32 logits (N, V)."""
         self.model, self.head = model, head
         self.stops = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
-        self.capturable = model.device.type == "cuda"
         # All captures share one stream: cuBLAS keeps 32 MiB for each stream that it has seen.
-        self.side = torch.cuda.Stream() if self.capturable else None
+        self.side = torch.cuda.Stream() if model.device.type == "cuda" else None
 
     def __call__(self, slots, sampling):
         """sampling: has temperature and top_p. Launches the work and does not wait for it."""
         key = (slots.count, sampling.temperature, sampling.top_p)
         if key in slots.graphs:
             slots.graphs[key].replay()
-        elif self.capturable:
+        elif self.side:
             self._capture(slots, sampling, key)
         else:
             self._write(slots, sampling)
@@ -83,33 +77,16 @@ class Step:
         draw(slots, rows, logits, self.stops, sampling)
 
     def _capture(self, slots, sampling, key):
-        """Write one token without a graph, which a capture needs as its warm-up, then capture the graph of a step.
-
-        Some modeling code waits for the GPU within a step (a mixture of experts asks which were chosen). That cannot be
-        captured; then every step is launched kernel by kernel.
-        """
+        """Write one token without a graph, which a capture needs as its warm-up, then capture the graph of a step."""
         self.side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.side):
-            torch.cuda.set_sync_debug_mode("error")  # an operation that waits for the GPU raises
-            try:
-                self._write(slots, sampling)
-            except RuntimeError as error:
-                if "synchroniz" not in str(error):
-                    raise
-                self.capturable = False
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-            if self.capturable:
-                # Not by torch.cuda.graph(), which first makes PyTorch give back all unused memory: while the sandbox's
-                # processes start, that takes much longer than all the rest.
-                graph = torch.cuda.CUDAGraph()
-                torch.cuda.synchronize()
-                graph.capture_begin(next(iter(slots.graphs.values())).pool() if slots.graphs else None)  # shared memory
-                self._write(slots, sampling)
-                graph.capture_end()
-                slots.graphs[key] = graph
-            else:
-                print(f"engine: {self.model.config.model_type} waits for the GPU within a step, which therefore cannot "
-                      "be captured as a CUDA graph; sampling is slower")
-                self._write(slots, sampling)  # from its beginning: nothing has been drawn yet
+            self._write(slots, sampling)
+            # Not by torch.cuda.graph(), which first makes PyTorch give back all unused memory: while the sandbox's
+            # processes start, that takes much longer than all the rest.
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            graph.capture_begin(next(iter(slots.graphs.values())).pool() if slots.graphs else None)  # shared memory
+            self._write(slots, sampling)
+            graph.capture_end()
+            slots.graphs[key] = graph
         torch.cuda.current_stream().wait_stream(self.side)

@@ -55,23 +55,17 @@ TINY = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "
 
 
 # What an architecture's configuration needs besides
-NEEDED = {"Qwen3": {"head_dim": 16}, "Mistral": {"head_dim": 8, "sliding_window": None}, "Gemma2": {"head_dim": 8},
-          "Glm4": {"head_dim": 8}, "GPTNeoX": {"num_key_value_heads": 4}, "GPT2": {"num_key_value_heads": 4},
-          "Granite": {"logits_scaling": 4.0},
-          "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "head_dim": 8},
-          "DeepseekV3": {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8,
-                         "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 2}}
+NEEDED = {"Qwen3": {"head_dim": 16}, "Mistral": {"head_dim": 8, "sliding_window": None}}
 
 
-def tiny_model(name, tokenizer, experts=None, **config):
-    """A model with random weights of any architecture that transformers has, Llama or another."""
+def tiny_model(name, tokenizer, **config):
+    """A model with random weights of any architecture that is supported, Llama or another."""
     config = TINY | NEEDED.get(name, {}) | config
     config = getattr(transformers, name + "Config")(vocab_size=len(tokenizer), **config)
     config.bos_token_id, config.eos_token_id, config.pad_token_id = None, tokenizer.eos_token_id, tokenizer.pad_token_id
     torch.manual_seed(0)
-    kind = getattr(transformers, name + ("LMHeadModel" if name == "GPT2" else "ForCausalLM"))
-    experts = {"experts_implementation": experts} if experts else {}
-    return kind._from_config(config, attn_implementation=attention_kind(config), **experts).eval()
+    kind = getattr(transformers, name + "ForCausalLM")
+    return kind._from_config(config, attn_implementation=attention_kind(config)).eval()
 
 
 @pytest.fixture(scope="session")

@@ -245,20 +245,18 @@ def plan_batches(lengths, options) -> list[list[list[int]]]:
     return batches
 
 
-def collate(members, tokens, pad) -> tuple[torch.Tensor, torch.Tensor]:
+def collate(members, pad) -> tuple[torch.Tensor, torch.Tensor]:
     """Encoded examples as (ids, targets), both (B, L).
 
-    L is one of WIDTHS. B is at least as many rows as `tokens` allow, also when fewer are used: where steps are captured
-    there is one shape, and one graph, for each width. Empty rows have no targets.
+    L is one of WIDTHS.
 
     >>> import numpy as np
     >>> ids, mask = np.array([5, 6, 7]), np.array([False, True, True])  # 5 was read, 6 and 7 are learnt
-    >>> collate([(ids, mask)], tokens=0, pad=0)[1][0, :4].tolist()
+    >>> collate([(ids, mask)], pad=0)[1][0, :4].tolist()
     [6, 7, -100, -100]
     """
     width = width_for(max(len(ids) for ids, _ in members))
-    rows = max(len(members), tokens // width)
-    batch, targets = torch.full((rows, width), pad), torch.full((rows, width), -100)
+    batch, targets = torch.full((len(members), width), pad), torch.full((len(members), width), -100)
     for row, (ids, mask) in enumerate(members):
         ids = torch.from_numpy(ids).long()
         batch[row, :len(ids)] = ids
@@ -286,20 +284,17 @@ def train(model, data, pad, options) -> list[dict]:
     are then equal bit for bit. What was trained after the last save is trained again.
     """
     batches = plan_batches([len(ids) for ids, _ in data], options)
-    # One CUDA graph for each shape: pays for a small model, whose kernels are shorter than it takes to launch them.
-    graphs = model.device.type == "cuda" and not options.model and not options.batch_sequences
-    tokens = options.batch_tokens if graphs else 0
-    step = TrainStep(model, options.lr, graphs, muon=not options.model)
+    compiled = model.device.type == "cuda" and not options.model  # pays for a small model
+    step = TrainStep(model, compiled, muon=not options.model)
     model.train()
     if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
         model.gradient_checkpointing_enable()
     done, history = restore(model, step, options)
     saved = time.time()
     for n in tqdm(range(done, len(batches)), "training", unit="step", disable=ranks.rank() > 0 or None):
-        step.rate.fill_(learning_rate(options.lr, n, len(batches)))
         torch.manual_seed(options.seed + n)  # of dropout: a resumed training draws the same
-        parts = [collate(list(map(data.__getitem__, part)), tokens, pad) for part in batches[n]]
-        loss = step(parts)  # this rank's share of L
+        parts = [collate(list(map(data.__getitem__, part)), pad) for part in batches[n]]
+        loss = step(parts, learning_rate(options.lr, n, len(batches)))  # this rank's share of L
         if n % 100 == 0 or n + 1 == len(batches):
             history.append({"step": n + 1, "loss": round(sum(ranks.each(float(loss))), 4)})
             tqdm.write(f"step {n + 1} of {len(batches)}: loss {history[-1]['loss']:.4f}")
@@ -355,8 +350,6 @@ def restore(model, step, options) -> tuple[int, list]:
             raise UserError(f"--resume: {path} was made with another {flag(name)} ({state['options'].get(name)})")
     model.load_state_dict(state["model"])
     step.optimizer.load_state_dict(state["optimizer"])
-    for group in step.optimizer.param_groups:
-        group["lr"] = step.rate  # the tensor by which a captured step learns its rate
     return state["step"], state["history"]
 
 

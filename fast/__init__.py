@@ -6,8 +6,8 @@
     prompts.py      on a CPU: slots that share a prompt's keys and values
     attention.py    Triton kernels: attention of one token to the slots; RMSNorm as one kernel
     rescore.py      log-probabilities of given tokens in little memory: the head in chunks, layers computed again
-    optimizer.py    Muon for weights that begin at random, AdamW for weights in bfloat16
-    train_step.py   a step of supervised training: compiled layers, CUDA graphs
+    optimizer.py    AdamW for weights in bfloat16; Muon for weights that begin at random
+    train_step.py   a step of supervised training
     ranks.py        one process for each GPU of a node: lists and gradients that they share
 
     backbone -- engine -- step, slots -- attention     sft -- train_step -- optimizer, ranks

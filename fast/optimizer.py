@@ -1,4 +1,4 @@
-"""Two optimisers: Muon for weights that begin at random, and AdamW for weights in bfloat16, in 12 bytes a parameter.
+"""AdamW for weights in bfloat16, in 12 bytes a parameter; and for weights that begin at random PyTorch's Muon.
 
 Muon (Keller Jordan, 2024) makes all singular values of a matrix's momentum about equal before it steps, so that a rare
 direction moves the matrix as much as a common one. AdamW updates the rest: embeddings and vectors.
@@ -24,45 +24,35 @@ import torch
 SLICE = 2**24  # elements worked on at a time: five float32 temporaries of 64 MiB; an embedding of Qwen3-8B has 622 M
 
 
-class Muon(torch.optim.AdamW):
-    """torch.optim.AdamW, but parameter groups with `orthogonal=True`, of matrices, take Muon's steps.
+class MuonAndAdamW:
+    """torch.optim.Muon for matrices that begin at random, torch.optim.AdamW for the rest, as if they were one.
 
-    Their steps have the size of AdamW's (a root mean square of 0.2 times the rate), so that both share a rate and a
-    weight decay. torch.optim.Muon is the same for one matrix; it cannot be captured in a CUDA graph, as it reads the
-    rate on the host.
+    Muon's steps get the size of AdamW's (a root mean square of 0.2 times the rate), so that both share a rate.
     """
 
-    @torch.no_grad()
+    def __init__(self, matrices, others, lr, betas):
+        """matrices: a parameter group, as PyTorch's optimisers take it; others: a list of groups."""
+        self.both = (torch.optim.Muon([matrices], lr=lr, adjust_lr_fn="match_rms_adamw"),
+                     torch.optim.AdamW(others, lr=lr, betas=betas, fused=True))
+
+    @property
+    def param_groups(self):
+        return self.both[0].param_groups + self.both[1].param_groups
+
     def step(self):
-        for group in self.param_groups:
-            shapes = {}  # matrices of one shape are multiplied together
-            for p in group["params"] if group.get("orthogonal") else ():
-                if p.grad is not None:
-                    shapes.setdefault(p.shape, []).append(p)
-            for shape, members in shapes.items():
-                ahead = []
-                for p in members:
-                    if not self.state[p]:
-                        self.state[p] = {"momentum": torch.zeros_like(p), "step": torch.zeros(())}  # AdamW loads one
-                    momentum = self.state[p]["momentum"].lerp_(p.grad, 0.05)
-                    ahead.append(p.grad.lerp(momentum, 0.95))  # Nesterov
-                    p.grad = None  # so that AdamW skips it
-                for p, step in zip(members, orthogonal(torch.stack(ahead))):
-                    p.mul_(1 - group["lr"] * group["weight_decay"])
-                    p.sub_(step * (group["lr"] * 0.2 * max(shape) ** 0.5))
-        super().step()
+        for optimizer in self.both:
+            optimizer.step()
 
+    def zero_grad(self):
+        for optimizer in self.both:
+            optimizer.zero_grad()
 
-def orthogonal(matrices):
-    """Matrices (n, A, B) with singular values near 1 and the same singular vectors: five Newton-Schulz iterations."""
-    a, b, c = 3.4445, -4.7750, 2.0315  # coefficients of the polynomial that pushes singular values towards 1
-    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()  # few CPUs multiply the former
-    x = x.mT if x.shape[1] > x.shape[2] else x
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(5):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if matrices.shape[1] > matrices.shape[2] else x
+    def state_dict(self) -> list:
+        return [optimizer.state_dict() for optimizer in self.both]
+
+    def load_state_dict(self, saved):
+        for optimizer, state in zip(self.both, saved):
+            optimizer.load_state_dict(state)
 
 
 def make_adamw(parameters, lr, host=False, **options) -> torch.optim.Optimizer:
@@ -87,7 +77,7 @@ class SplitAdamW(torch.optim.Optimizer):
     """
 
     def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, host=False, **ignored):
-        """ignored: options of torch.optim.AdamW that choose how it computes (`fused`, `capturable`)."""
+        """ignored: options of torch.optim.AdamW that choose how it computes (`fused`)."""
         self.host = host
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 

@@ -214,11 +214,10 @@ def options(**changes):
 def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeypatch):
     steps = []
 
-    def step(parts):
-        steps.append((sorted({i for ids, _ in parts for i in ids[:, 0].tolist()} - {0}), step.rate.item()))
+    def step(parts, rate):
+        steps.append((sorted({i for ids, _ in parts for i in ids[:, 0].tolist()} - {0}), rate))
         return torch.tensor(1.0)
 
-    step.rate = torch.tensor(0.0)
     monkeypatch.setattr(sft, "TrainStep", lambda *_, **__: step)
     data = [(np.full(10, i), np.ones(10, dtype=bool)) for i in range(1, 9)]
     history = sft.train(random_qwen3(32, 32, 64, 1), data, 0, options(epochs=1.5, lr=1.0))
@@ -239,11 +238,11 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
     assert by_hand(whole, data) < before and not whole.training
     real, calls = sft.TrainStep.update, []
 
-    def dying(step):
+    def dying(step, rate):
         calls.append(step)
         if len(calls) == 21:
             raise KeyboardInterrupt
-        real(step)
+        real(step, rate)
 
     with monkeypatch.context() as patch:
         patch.setattr(sft.TrainStep, "update", dying)
@@ -252,7 +251,7 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
             sft.train(killed, data, 0, given())
     saved = torch.load(tmp_path / sft.CHECKPOINT)
     assert saved["step"] == 20
-    assert any("momentum" in state for state in saved["optimizer"]["state"].values()) == (model == "")
+    assert isinstance(saved["optimizer"], list) == (model == "")  # Muon and AdamW
     with pytest.raises(UserError, match="was made with another --lr .0.01."):
         sft.train(resumed, data, 0, given(resume=True, lr=1e-3))
     again = sft.train(resumed, data, 0, given(resume=True, processes=7))

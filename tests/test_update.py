@@ -1,8 +1,6 @@
 """The update at the size of real models: AdamW on bfloat16 learns, and what saves memory changes no gradient. A step of
 the cold start."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,7 @@ from conftest import LargestTensor, by_hand, plain_logprobs, tiny_model
 import fast.optimizer
 import sft
 from backbone import Sampling
-from fast.optimizer import Muon, SplitAdamW, make_adamw, orthogonal
+from fast.optimizer import SplitAdamW, make_adamw
 from test_sft import encoded, small_model
 
 # ---- AdamW
@@ -54,35 +52,6 @@ def test_float32_parameters_change_as_with_torch():
     train(theirs, torch.optim.AdamW(groups[1], 1e-3, betas=(0.9, 0.95), foreach=False), 20)
     for a, b in zip(mine, theirs):
         assert torch.equal(a, b)
-
-
-def test_muon_is_torchs_on_matrices_and_adamw_on_the_rest():
-    mine, theirs = ([torch.nn.Parameter(torch.randn(shape)) for shape in ((24, 8), (24, 8), (8, 24), (9,))]
-                    for _ in range(2) if torch.manual_seed(0))
-    muon = Muon([{"params": mine[:3], "weight_decay": 0.1, "orthogonal": True},
-                 {"params": mine[3:], "weight_decay": 0.0}], lr=torch.tensor(3e-3), betas=(0.9, 0.95))
-    before = [p.detach().clone() for p in mine]
-    train(mine, muon, 5)
-    apart = [torch.optim.Muon(theirs[:3], lr=3e-3, adjust_lr_fn="match_rms_adamw"),
-             torch.optim.AdamW(theirs[3:], lr=3e-3, betas=(0.9, 0.95), weight_decay=0.0)]
-    train(theirs, SimpleNamespace(step=lambda: [each.step() for each in apart]), 5)
-    for start, a, b in zip(before, mine, theirs):
-        moved = (b - start).norm()
-        assert moved > 0.01 and (a - b).norm() < 0.03 * moved  # the order of products in bfloat16 differs
-    again = Muon(muon.param_groups, lr=1.0)
-    again.load_state_dict(muon.state_dict())
-    assert torch.equal(again.state[mine[0]]["momentum"], muon.state[mine[0]]["momentum"])
-
-
-def test_an_orthogonal_step_moves_all_directions_alike():
-    generator = torch.Generator().manual_seed(0)
-    for rows, columns in ((40, 20), (20, 40)):
-        matrices = torch.randn(3, rows, columns, generator=generator) * torch.logspace(0, -1, columns)
-        left, _, right = torch.linalg.svd(matrices, full_matrices=False)
-        inside = left.mT @ orthogonal(matrices).float() @ right.mT
-        values = inside.diagonal(dim1=1, dim2=2)
-        assert values.min() > 0.4 and values.max() < 1.3
-        assert (inside - torch.diag_embed(values)).abs().max() < 0.1
 
 
 def test_bfloat16_learns_at_the_papers_rate_and_plain_adamw_does_not():
@@ -223,7 +192,7 @@ def test_a_step_is_adamw_on_the_mean_loss_of_the_learnt_tokens():
     """Clipping, weight decay on matrices only, and parts of different sizes, against PyTorch's own optimiser."""
     data = encoded(5, np.random.default_rng(0))
     model, twin = small_model(), small_model()
-    step = sft.TrainStep(model, 1e-2, graphs=False)
+    step = sft.TrainStep(model, compiled=False)
     assert [(group["weight_decay"], {p.dim() for p in group["params"]}) for group in step.optimizer.param_groups] == [
         (0.1, {2}), (0.1, {2}), (0.0, {1})]
     optimizer = torch.optim.AdamW([{"params": [p for p in twin.parameters() if p.dim() == 2], "weight_decay": 0.1},
@@ -234,9 +203,9 @@ def test_a_step_is_adamw_on_the_mean_loss_of_the_learnt_tokens():
         for each in (model, twin):
             with torch.no_grad():
                 each.model.norm.weight *= scale
-        parts = [sft.collate(data[:2], 2 * sft.WIDTHS[0], 0), sft.collate(data[2:], 3 * sft.WIDTHS[0], 0)]
+        parts = [sft.collate(data[:2], 0), sft.collate(data[2:], 0)]
         loss = by_hand(twin, data)
-        assert step(parts).item() == pytest.approx(loss.item(), rel=1e-4)
+        assert step(parts, 1e-2).item() == pytest.approx(loss.item(), rel=1e-4)
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0).item())
         optimizer.step()
@@ -248,8 +217,8 @@ def test_a_step_is_adamw_on_the_mean_loss_of_the_learnt_tokens():
 
 def test_matrices_that_begin_at_random_are_muons_but_for_the_embedding():
     model = small_model()
-    step = sft.TrainStep(model, 1e-2, graphs=False, muon=True)
-    step([sft.collate(encoded(5, np.random.default_rng(0)), 0, 0)])
-    kinds = {name: set(step.optimizer.state[p]) for name, p in model.named_parameters()}
-    for name, kind in kinds.items():
-        assert ("momentum" in kind) == ("layers" in name and "norm" not in name), name
+    step = sft.TrainStep(model, compiled=False, muon=True)
+    step([sft.collate(encoded(5, np.random.default_rng(0)), 0)], 1e-2)
+    muon, adamw = (set(optimizer.state) for optimizer in step.optimizer.both)
+    for name, p in model.named_parameters():
+        assert (p in muon, p in adamw) == ((True, False) if "layers" in name and "norm" not in name else (False, True))

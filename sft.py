@@ -325,11 +325,11 @@ def check_folder(options):
 
 def save(model, step, options, done, history):
     """Replace the checkpoint in one instant: a kill leaves the last one or this one. done: number of steps."""
-    optimizer = step.optimizer.state_dict()  # collects what other ranks have of it
+    optimizers = [optimizer.state_dict() for optimizer in step.optimizers]  # collects what other ranks have of them
     if ranks.rank() == 0:
         path = Path(options.out, CHECKPOINT)
         state = {"step": done, "history": history, "options": asdict(options)}
-        torch.save(state | {"model": model.state_dict(), "optimizer": optimizer}, path.with_suffix(".new"))
+        torch.save(state | {"model": model.state_dict(), "optimizers": optimizers}, path.with_suffix(".new"))
         os.replace(path.with_suffix(".new"), path)
 
 
@@ -349,7 +349,8 @@ def restore(model, step, options) -> tuple[int, list]:
         if name not in CHANGEABLE and state["options"].get(name) != value:
             raise UserError(f"--resume: {path} was made with another {flag(name)} ({state['options'].get(name)})")
     model.load_state_dict(state["model"])
-    step.optimizer.load_state_dict(state["optimizer"])
+    for optimizer, saved in zip(step.optimizers, state["optimizers"]):
+        optimizer.load_state_dict(saved)
     return state["step"], state["history"]
 
 

@@ -6,7 +6,7 @@
     prompts.py      on a CPU: slots that share a prompt's keys and values
     attention.py    Triton kernels: attention of one token to the slots; RMSNorm as one kernel
     rescore.py      log-probabilities of given tokens in little memory: the head in chunks, layers computed again
-    optimizer.py    AdamW for weights in bfloat16; Muon for weights that begin at random
+    optimizer.py    AdamW for weights in bfloat16
     train_step.py   a step of supervised training
     ranks.py        one process for each GPU of a node: lists and gradients that they share
 

@@ -24,18 +24,6 @@ SUPPORTED = ("qwen3", "qwen2", "llama", "mistral", "olmo2", "smollm3")
 
 
 @triton.jit
-def _append_kernel(key_ptr, value_ptr, keys_ptr, values_ptr, where_ptr, key_row, key_head, value_row, value_head,
-                   cache_slot, cache_head, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Write one token's key and value, (n, heads, 1, D), to keys and values, (S, heads, T, D); where: see append."""
-    row, head = tl.program_id(0), tl.program_id(1)
-    d = tl.arange(0, BLOCK_D)
-    slot, position = tl.load(where_ptr + 2 * row), tl.load(where_ptr + 2 * row + 1)  # int64, as the offset must be
-    at = slot * cache_slot + head * cache_head + position * D + d
-    tl.store(keys_ptr + at, tl.load(key_ptr + row * key_row + head * key_head + d, mask=d < D), mask=d < D)
-    tl.store(values_ptr + at, tl.load(value_ptr + row * value_row + head * value_head + d, mask=d < D), mask=d < D)
-
-
-@triton.jit
 def _attend_kernel(query_ptr, keys_ptr, values_ptr, where_ptr, sums_ptr, stats_ptr, scale, query_row, query_head,
                    cache_slot, cache_head, G: tl.constexpr, D: tl.constexpr, BLOCK_G: tl.constexpr,
                    BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, PARTS: tl.constexpr):
@@ -87,16 +75,6 @@ def _join_kernel(sums_ptr, stats_ptr, out_ptr, G: tl.constexpr, D: tl.constexpr,
     sums = tl.load(sums_ptr + ((group * PARTS + part) * G + g)[:, None] * D + d[None, :], mask=(d < D)[None, :])
     out = tl.sum(sums * faded[:, None], axis=0) / tl.sum(weight * faded, axis=0)
     tl.store(out_ptr + (group * G + g) * D + d, out, mask=d < D)
-
-
-def append(key, value, keys, values, where):
-    """Write one token's key and value into the cache.
-
-    key, value (n, heads, 1, D); keys, values (S, heads, T, D); where (n, 2), int64: each one's slot and place in it.
-    """
-    count, heads, _, dim = key.shape
-    _append_kernel[(count, heads)](key, value, keys, values, where, key.stride(0), key.stride(1), value.stride(0),
-                                   value.stride(1), keys.stride(0), keys.stride(1), dim, triton.next_power_of_2(dim))
 
 
 def attend(query, keys, values, scale, where):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fast.prompts import SharedPromptSlots
-from fast.slots import SMALL, Slots, packed
+from fast.slots import Slots, packed
 from fast.step import Step, draw
 
 PREFILL = 32768  # most prompt tokens, padding included, in one forward pass
@@ -78,10 +78,9 @@ class Engine:
             self.slots = None  # on a GPU they stay, with their graphs
 
     def release(self):
-        """Give the cache's memory back. A small cache stays, for the sake of its graphs."""
+        """Give the memory of the cache and of its graphs back."""
+        self.slots = None
         if self.cuda:
-            if self.slots is not None and self.slots.nbytes > SMALL * torch.cuda.mem_get_info()[1]:
-                self.slots = None
             torch.cuda.empty_cache()
 
     def requests(self, prompts) -> list[Request]:

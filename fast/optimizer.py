@@ -1,7 +1,4 @@
-"""AdamW for weights in bfloat16, in 12 bytes a parameter; and for weights that begin at random PyTorch's Muon.
-
-Muon (Keller Jordan, 2024) makes all singular values of a matrix's momentum about equal before it steps, so that a rare
-direction moves the matrix as much as a common one. AdamW updates the rest: embeddings and vectors.
+"""AdamW for weights in bfloat16, in 12 bytes a parameter.
 
 A weight of 0.02 in bfloat16 has neighbours 1e-4 away: AdamW's step of 1e-6 (the paper's learning rate) rounds to
 nothing, and the model never changes. The usual cure is a float32 master copy of every weight. But bfloat16
@@ -24,37 +21,6 @@ import torch
 SLICE = 2**24  # elements worked on at a time: five float32 temporaries of 64 MiB; an embedding of Qwen3-8B has 622 M
 
 
-class MuonAndAdamW:
-    """torch.optim.Muon for matrices that begin at random, torch.optim.AdamW for the rest, as if they were one.
-
-    Muon's steps get the size of AdamW's (a root mean square of 0.2 times the rate), so that both share a rate.
-    """
-
-    def __init__(self, matrices, others, lr, betas):
-        """matrices: a parameter group, as PyTorch's optimisers take it; others: a list of groups."""
-        self.both = (torch.optim.Muon([matrices], lr=lr, adjust_lr_fn="match_rms_adamw"),
-                     torch.optim.AdamW(others, lr=lr, betas=betas, fused=True))
-
-    @property
-    def param_groups(self):
-        return self.both[0].param_groups + self.both[1].param_groups
-
-    def step(self):
-        for optimizer in self.both:
-            optimizer.step()
-
-    def zero_grad(self):
-        for optimizer in self.both:
-            optimizer.zero_grad()
-
-    def state_dict(self) -> list:
-        return [optimizer.state_dict() for optimizer in self.both]
-
-    def load_state_dict(self, saved):
-        for optimizer, state in zip(self.both, saved):
-            optimizer.load_state_dict(state)
-
-
 def make_adamw(parameters, lr, host=False, **options) -> torch.optim.Optimizer:
     """torch.optim.AdamW where all parameters are float32, SplitAdamW where some are bfloat16, or with `host`.
 
@@ -70,8 +36,8 @@ def make_adamw(parameters, lr, host=False, **options) -> torch.optim.Optimizer:
 class SplitAdamW(torch.optim.Optimizer):
     """AdamW in float32 arithmetic on weights that are the sum of a bfloat16 and a 16-bit remainder.
 
-    State of a parameter: step (int), low (int16), exp_avg (bfloat16), exp_avg_sq (float32). A float32 parameter needs
-    no `low`, has its first moment in float32, and changes bit for bit as with torch.optim.AdamW.
+    State of a parameter: step (int), low (int16), exp_avg (bfloat16), exp_avg_sq (float32). A float32 parameter has a
+    `low` of zeros and its first moment in float32, and changes bit for bit as with torch.optim.AdamW.
 
     host: the state of a GPU's parameters is kept in the host's memory, and copied to the GPU slice by slice.
     """
@@ -89,11 +55,10 @@ class SplitAdamW(torch.optim.Optimizer):
                     continue
                 state = self.state[p]
                 if not state:
-                    state.update(step=0, exp_avg=self._zeros(p, p.dtype), exp_avg_sq=self._zeros(p, torch.float32))
-                    if p.dtype == torch.bfloat16:
-                        state["low"] = self._zeros(p, torch.int16)
+                    state.update(step=0, exp_avg=self._zeros(p, p.dtype), exp_avg_sq=self._zeros(p, torch.float32),
+                                 low=self._zeros(p, torch.int16))
                 state["step"] += 1
-                flat = [state[name].view(-1) for name in ("exp_avg", "exp_avg_sq", "low") if name in state]
+                flat = [state[name].view(-1) for name in ("exp_avg", "exp_avg_sq", "low")]
                 for parts in zip(*(x.split(SLICE) for x in [p.view(-1), p.grad.reshape(-1), *flat])):
                     here = [x.to(p.device, non_blocking=True) for x in parts]
                     adamw_step(group, state["step"], *here)
@@ -119,21 +84,19 @@ class SplitAdamW(torch.optim.Optimizer):
                 self.state[p][name] = int(value) if name == "step" else self._zeros(p, value.dtype).copy_(value)
 
 
-def adamw_step(group, step, p, gradient, exp_avg, exp_avg_sq, low=None):
+def adamw_step(group, step, p, gradient, exp_avg, exp_avg_sq, low):
     """Update a slice (n,) of a parameter and of its state, in place. On float32, `.float()` is the slice itself."""
     rate = float(group["lr"])
     beta1, beta2 = group["betas"]
     master = p.float()
     gradient = gradient.float()
     first = exp_avg.float()
-    if low is not None:
-        master.view(torch.int32).add_(low)  # the bits of float32: the weight's, 16 zeros after them, plus the remainder
+    master.view(torch.int32).add_(low)  # the bits of float32: the weight's, 16 zeros after them, plus the remainder
     master.mul_(1 - rate * group["weight_decay"])
     first.lerp_(gradient, 1 - beta1)
     exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     deviation = (exp_avg_sq.sqrt() / (1 - beta2**step) ** 0.5).add_(group["eps"])
     master.addcdiv_(first, deviation, value=-rate / (1 - beta1**step))
-    if low is not None:
-        exp_avg.copy_(first)
-        p.copy_(master)  # to the nearest, so the remainder is in -32768 ... 32768; the last costs one bit of float32
-        low.copy_(master.view(torch.int32).sub_(p.float().view(torch.int32)).clamp_(max=32767))
+    exp_avg.copy_(first)
+    p.copy_(master)  # to the nearest, so the remainder is in -32768 ... 32768; the last costs one bit of float32
+    low.copy_(master.view(torch.int32).sub(p.float().view(torch.int32)).clamp_(max=32767))

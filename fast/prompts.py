@@ -37,21 +37,19 @@ class SharedPromptSlots(Slots):
                 tensor[:self.count] = tensor[slots]
             for row, request in enumerate(requests):
                 request.slot = row
-            self._drop(lambda request: request.ended)
+            self._drop_ended()
         for request in requests:
             request.row = request.slot
         self.batch[:self.count] = torch.arange(self.count)
 
-    def _drop(self, gone):
-        """Forget the requests for which `gone` says so, and prompts without requests."""
+    def _drop_ended(self):
+        """Forget the requests that have ended, and prompts without requests."""
         for prompts in self.prompts:
-            prompts.drop(gone)
+            prompts.keep_running()
         self.prompts = [prompts for prompts in self.prompts if prompts.groups]
 
     def read(self, groups) -> tuple:
-        requests = sum(groups, [])
-        taken = {request.slot for request in requests}
-        self._drop(lambda request: request.slot in taken)  # an earlier one, which has ended there
+        self._drop_ended()  # they may be in the slots that these requests get
         layers = []
 
         def store(layer, key, value):  # (U, H / G, P, D)
@@ -59,7 +57,7 @@ class SharedPromptSlots(Slots):
             return key, value
 
         hidden = self._forward([group[0].prompt for group in groups], store)
-        for request in requests:
+        for request in sum(groups, []):
             self.start[request.slot] = len(request.prompt)
         self.prompts.append(Prompts(layers, groups))
         return hidden, torch.repeat_interleave(torch.tensor(list(map(len, groups))))
@@ -71,9 +69,7 @@ class SharedPromptSlots(Slots):
 
     def extend(self, layer_index, key, value):
         keys, values = self.keys[layer_index][:self.count], self.values[layer_index][:self.count]
-        rows, places = self.where.T
-        keys[rows, :, places] = key[:, :, 0]
-        values[rows, :, places] = value[:, :, 0]
+        self.append(key, value, keys, values)
         parts = [prompts.parts[layer_index] for prompts in self.prompts]
         keys.attend = functools.partial(attend_shared, bias=self.bias, parts=parts)
         return keys, values
@@ -88,13 +84,13 @@ class Prompts:
     def __init__(self, layers, groups):
         self.layers, self.groups = layers, groups
         self.lengths = torch.tensor([len(group[0].prompt) for group in groups])
-        self.drop(lambda request: False)
+        self.keep_running()
 
-    def drop(self, gone):
-        """Forget the requests for which `gone` says so, and a prompt with its last one; see where the others are."""
+    def keep_running(self):
+        """Forget the requests that have ended, and a prompt with its last one; see where the others are."""
         used, groups, slots = [], [], []
         for i, group in enumerate(self.groups):
-            left = [request for request in group if not gone(request)]
+            left = [request for request in group if not request.ended]
             if left:
                 used.append(i)
                 groups.append(left)

@@ -14,9 +14,7 @@ import torch
 import triton
 from torch.nn.utils.rnn import pad_sequence
 
-from fast.attention import append, attend
-
-SMALL = 1 / 16  # of the GPU's memory: a cache of this size need not be given back
+from fast.attention import attend
 
 
 class Slots:
@@ -41,7 +39,7 @@ class Slots:
             rows = min(rows, int(torch.cuda.mem_get_info()[0] / 2 / slot_bytes))
             if rows < 1:
                 raise torch.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
-        self.model, self.rows, self.length, self.nbytes = model, rows, length, rows * slot_bytes
+        self.model, self.rows, self.length = model, rows, length
         # The argument under which the cache is passed: `cache` since transformers 5.24.
         known = inspect.signature(model.base_model.forward).parameters
         self.name = "cache" if "cache" in known else "past_key_values"
@@ -141,9 +139,14 @@ class Slots:
     def extend(self, layer_index, key, value):
         """Write one more key and value of each sequence in the batch to self.where, see update."""
         keys, values = self.keys[layer_index], self.values[layer_index]
-        append(key, value, keys, values, self.where)
+        self.append(key, value, keys, values)
         keys.attend = functools.partial(attend, where=self.where)
         return keys, values
+
+    def append(self, key, value, keys, values):
+        slots, places = self.where.T
+        keys[slots, :, places] = key[:, :, 0]
+        values[slots, :, places] = value[:, :, 0]
 
     def get_seq_length(self, layer_index=0):
         return 0  # a prompt is read whole, and for one token its position is passed

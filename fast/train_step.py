@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from fast import ranks
-from fast.optimizer import MuonAndAdamW, make_adamw
+from fast.optimizer import make_adamw
 
 
 class TrainStep:
@@ -13,7 +13,9 @@ class TrainStep:
     compiled: fuse norms, rotary embeddings and activations, by which a small model is bound. All layers are the same,
     so one compiled layer serves for all: compiling the whole model takes two minutes.
 
-    muon: for weights that begin at random. Muon then updates the layers' matrices.
+    muon: for weights that begin at random. Muon (Keller Jordan, 2024) then updates the layers' matrices: it makes all
+    singular values of a matrix's momentum about equal before it steps, so that a rare direction moves the matrix as
+    much as a common one. Its steps get the size of AdamW's, so that both share a rate.
     """
 
     def __init__(self, model, compiled, muon=False):
@@ -26,9 +28,10 @@ class TrainStep:
                   {"params": [], "weight_decay": 0.0}]  # matrices of the layers, other matrices, vectors
         for p in model.parameters():
             groups[2 if p.dim() < 2 else p not in inner]["params"].append(p)
-        options = {"lr": 0.0, "betas": (0.9, 0.95)}  # each step has its own rate
-        self.optimizer = (MuonAndAdamW(groups[0], groups[1:], **options) if muon else
-                          ranks.sharded(make_adamw, groups, fused=True, **options))
+        self.optimizers = []
+        if muon:
+            self.optimizers.append(torch.optim.Muon([groups.pop(0)], adjust_lr_fn="match_rms_adamw"))
+        self.optimizers.append(ranks.sharded(make_adamw, groups, lr=0.0, betas=(0.9, 0.95), fused=True))
 
     def add(self, ids, targets, share):
         """Add the gradient of `share` times the mean loss, which is returned.
@@ -44,11 +47,12 @@ class TrainStep:
 
     def update(self, rate):
         """Change the weights by the gradient that was added up."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        ranks.reduce_and_clip_gradients(self.optimizer, self.model.parameters(), 1.0)  # paper: gradient clip 1.0
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        ranks.reduce_and_clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
 
     def __call__(self, parts, rate):
         """One step at a learning rate, on [(ids, targets), ...] from the CPU: the mean loss over all learnt tokens.

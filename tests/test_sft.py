@@ -251,7 +251,7 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
             sft.train(killed, data, 0, given())
     saved = torch.load(tmp_path / sft.CHECKPOINT)
     assert saved["step"] == 20
-    assert isinstance(saved["optimizer"], list) == (model == "")  # Muon and AdamW
+    assert len(saved["optimizers"]) == (1 if model else 2)  # Muon and AdamW
     with pytest.raises(UserError, match="was made with another --lr .0.01."):
         sft.train(resumed, data, 0, given(resume=True, lr=1e-3))
     again = sft.train(resumed, data, 0, given(resume=True, processes=7))

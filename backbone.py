@@ -24,13 +24,12 @@ from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as hf_logging
 
 from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
-from fast.rescore import CHUNK, checkpointed, head_logits, token_logprobs
+from fast.rescore import CHUNK, RECOMPUTE, head_logits, token_logprobs
 from fast.slots import packed, padded
 from program.process import UserError
 
@@ -142,7 +141,6 @@ class Backbone(Chat):
             ids = getattr(config, "eos_token_id", None)
             stops |= set(ids if isinstance(ids, list) else [ids])
         self.stop_ids = sorted(stops - {None})
-        self.layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         self.recompute = self.large  # does the backward pass of logprobs compute the layers again?
         # Hidden states (N, width) to logits (N, V) in float32. Sampler and trainer share it: the ratio of their
         # probabilities must begin at 1.
@@ -254,8 +252,12 @@ class Backbone(Chat):
             positions += range(start, start + len(reply))  # N of all rows
             replies += reply
         positions, targets = (torch.tensor(each, device=self.device) for each in (positions, replies))
-        with checkpointed(self.layers if self.recompute and torch.is_grad_enabled() else []):
-            out = self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
+        recompute = self.recompute and torch.is_grad_enabled()
+        if recompute:
+            self.model.gradient_checkpointing_enable(RECOMPUTE)
+        self.model.train(recompute)  # transformers computes the layers again in training mode only
+        out = self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
+        self.model.eval()
         states = out.last_hidden_state.flatten(0, 1).index_select(0, positions)  # (N, width of the model)
         size = max(1, CHUNK // self.model.get_output_embeddings().weight.shape[0])  # tokens
         logprobs = token_logprobs(self._head, states, targets, temperature, size)  # (N,)

@@ -130,10 +130,9 @@ def attention_kind(config) -> str:
     Sliding windows are not supported, nor rotary embeddings whose frequencies depend on the longest sequence of the
     batch: with those a sequence's values depend on the others in the batch.
     """
-    layers = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     rope = str(getattr(config, "rope_parameters", None))
-    if config.model_type not in SUPPORTED or layers != {"full_attention"} or window or "dynamic" in rope:
+    if config.model_type not in SUPPORTED or window or "dynamic" in rope:
         raise ValueError(f"{config.model_type}: only {', '.join(SUPPORTED)} with full attention are supported")
     return "causal"
 
@@ -145,8 +144,5 @@ def fuse_norms(model):
     """
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
-            module.forward = functools.partial(rms_norm, module)
-
-
-def rms_norm(module, x):
-    return F.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+            module.forward = functools.partial(F.rms_norm, normalized_shape=module.weight.shape, weight=module.weight,
+                                               eps=module.variance_epsilon)

@@ -32,7 +32,6 @@ class Request:
 
     key: object  # the caller's name for it
     prompt: list[int]
-    number: int  # in the order of adding
     stream: int  # seed of its random numbers
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # of the tokens, at the temperature at which they are sampled
@@ -83,25 +82,20 @@ class Engine:
         if self.cuda:
             torch.cuda.empty_cache()
 
-    def requests(self, prompts) -> list[Request]:
-        """A Request for each of {key: prompt}. Raises ValueError for a prompt without tokens."""
-        requests = []
-        for number, (key, prompt) in enumerate(prompts.items()):
-            if not prompt:
-                raise ValueError("a prompt without tokens")
-            name = hash(tuple(prompt))
-            requests.append(Request(key, prompt, number, hash((self.seed, name, self.added[name]))))
-            self.added[name] += 1
-        return requests
-
     def write(self, prompts):
         """Sample a reply to each of {key: prompt}; yields (key, Completion) as soon as one ends, until all have.
 
-        A reply ends with a stop token, or without one after max_new_tokens. Replies that end in the same block come in
-        the order of the prompts. The next call in a session goes on with that session's random numbers.
+        A reply ends with a stop token, or without one after max_new_tokens. The next call in a session goes on with
+        that session's random numbers. Raises ValueError for a prompt without tokens.
         """
+        for key, prompt in prompts.items():
+            if not prompt:
+                raise ValueError("a prompt without tokens")
+            name = hash(tuple(prompt))
+            self.queue.append(Request(key, prompt, hash((self.seed, name, self.added[name]))))
+            self.added[name] += 1
         # Short prompts first, equal ones as neighbours.
-        self.queue = sorted(self.requests(prompts), key=lambda request: (len(request.prompt), request.prompt))
+        self.queue.sort(key=lambda request: (len(request.prompt), request.prompt))
         launched = None  # the block that the GPU computes
         while self.queue or self.active:
             block = self._launch(self._begin())
@@ -185,7 +179,7 @@ class Engine:
         return places, tokens, logprobs, torch.cuda.current_stream().record_event() if self.cuda else None
 
     def _read(self, places, tokens, logprobs, event) -> list:
-        """Hand a block's tokens to their requests; those that end, in the order of adding, free their slots.
+        """Hand a block's tokens to their requests; those that end, which are returned, free their slots.
 
         places: [(request, row, first column that is its)]. tokens, log-probabilities (rows, columns) are there after
         the event.
@@ -201,4 +195,4 @@ class Engine:
                     request.ended = token in self.stop_ids or len(request.tokens) == self.sampling.max_new_tokens
                     ended += [request] * request.ended
         self.active = [request for request in self.active if not request.ended]
-        return sorted(ended, key=lambda request: request.number)
+        return ended

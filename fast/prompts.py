@@ -70,20 +70,18 @@ class SharedPromptSlots(Slots):
     def extend(self, layer_index, key, value):
         keys, values = self.keys[layer_index][:self.count], self.values[layer_index][:self.count]
         self.append(key, value, keys, values)
-        parts = [prompts.parts[layer_index] for prompts in self.prompts]
-        keys.attend = functools.partial(attend_shared, bias=self.bias, parts=parts)
+        keys.attend = functools.partial(attend_shared, bias=self.bias, prompts=self.prompts, layer=layer_index)
         return keys, values
 
 
 class Prompts:
     """Prompts that were read together, and the requests that have each of them.
 
-    layers: for each layer keys and values (U, H / G, P, D); groups: U lists of requests; lengths (U,): tokens of each.
+    layers: for each layer keys and values (U, H / G, P, D); groups: U lists of requests.
     """
 
     def __init__(self, layers, groups):
         self.layers, self.groups = layers, groups
-        self.lengths = torch.tensor([len(group[0].prompt) for group in groups])
         self.keep_running()
 
     def keep_running(self):
@@ -96,13 +94,12 @@ class Prompts:
                 groups.append(left)
                 slots.append([request.slot for request in left])
         if len(used) < len(self.groups):
-            self.lengths = self.lengths[used]
             self.layers = [(keys[used], values[used]) for keys, values in self.layers]
         self.groups = groups
         most = max(map(len, groups), default=0)
-        slots = torch.tensor([each + each[:1] * (most - len(each)) for each in slots])  # (U, most requests)
-        bias = bias_beyond(self.lengths, self.layers[0][0].shape[2], self.layers[0][0].dtype)
-        self.parts = [(slots, bias, keys, values) for keys, values in self.layers]  # what attend_shared needs
+        self.slots = torch.tensor([each + each[:1] * (most - len(each)) for each in slots])  # (U, most requests)
+        lengths = torch.tensor([len(group[0].prompt) for group in groups])
+        self.bias = bias_beyond(lengths, self.layers[0][0].shape[2], self.layers[0][0].dtype)
 
 
 def bias_beyond(lengths, width, dtype) -> torch.Tensor:
@@ -111,12 +108,12 @@ def bias_beyond(lengths, width, dtype) -> torch.Tensor:
     return torch.zeros(beyond.shape, dtype=dtype).masked_fill(beyond, float("-inf"))
 
 
-def attend_shared(query, keys, values, scale, bias, parts):
+def attend_shared(query, keys, values, scale, bias, prompts, layer):
     """Attention of one token each to a shared prompt and to the reply so far. Returns (n, 1, H, D).
 
     query (n, H, 1, D); keys, values (n, H / G, T, D) of the replies; bias (n, 1, 1, W): 0 for what a reply has, else
-    -infinity; parts: see Prompts. Each part's softmax is known up to its sum; flash attention returns that sum's
-    logarithm, by which the two are weighted.
+    -infinity; prompts: [Prompts]; layer: its number. Each part's softmax is known up to its sum; flash attention
+    returns that sum's logarithm, by which the two are weighted.
     """
     # The public function does not return the logarithm.
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -124,10 +121,11 @@ def attend_shared(query, keys, values, scale, bias, parts):
     groups, width = keys.shape[1], bias.shape[3]
     query = query.reshape(count, groups, heads // groups, dim)  # G queries of one head
     out, logsum = flash(query, keys[:, :, :width], values[:, :, :width], attn_mask=bias, scale=scale)
-    for slots, prompt_bias, prompt_keys, prompt_values in parts:  # slots (U, R): those of each prompt
+    for part in prompts:
+        slots = part.slots  # (U, R): those of each prompt
         shape = (len(slots), groups, slots.shape[1], heads // groups)  # (U, H / G, R, G)
         together = query[slots].transpose(1, 2).reshape(len(slots), groups, -1, dim)
-        more, more_logsum = flash(together, prompt_keys, prompt_values, attn_mask=prompt_bias, scale=scale)
+        more, more_logsum = flash(together, *part.layers[layer], attn_mask=part.bias, scale=scale)
         more = more.view(*shape, dim).transpose(1, 2)
         more_logsum = more_logsum.view(shape).transpose(1, 2)
         share = torch.sigmoid(more_logsum - logsum[slots])[..., None]

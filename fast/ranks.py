@@ -52,12 +52,7 @@ def joined(main):
     def run(*args):
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             join()
-        try:
-            status = main(*args)
-        except RuntimeError as error:
-            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
-                raise
-            return 1  # another rank is gone, which says why
+        status = main(*args)
         if count() > 1:
             dist.destroy_process_group()
         return status

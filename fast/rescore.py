@@ -4,17 +4,14 @@ Two things would fill a GPU: logits (a reply of 8,192 tokens of Qwen3 has 1.2 bi
 backward pass. Both are forgotten and computed again there: the head chunk by chunk, the layers one by one.
 """
 
-import contextlib
-import functools
-
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 CHUNK = 2**28  # logits that are computed at a time: 1 GiB in float32, of which about four exist at once
-# Calls a function, keeps its inputs only, and calls it again in the backward pass. No random state is kept: in eval
-# mode no random number is drawn.
-CHECKPOINT = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+# How a function is checkpointed: called, and called again in the backward pass. No random state is kept, as no random
+# number is drawn.
+RECOMPUTE = {"use_reentrant": False, "preserve_rng_state": False}
 
 
 class Float32Product(torch.autograd.Function):
@@ -52,21 +49,4 @@ def token_logprobs(head, states, targets, temperature, size):
         logprobs = F.log_softmax(head(states).div_(temperature), dim=-1)  # in place: logits may be a gigabyte
         return logprobs.gather(-1, targets[:, None])[:, 0]
 
-    if len(targets) <= size:
-        return score(states, targets)
-    return torch.cat([CHECKPOINT(score, *chunk) for chunk in zip(states.split(size), targets.split(size))])
-
-
-@contextlib.contextmanager
-def checkpointed(layers):
-    """Within this context, layers keep their inputs only. That takes a third more time.
-
-    transformers' own checkpointing works in training mode alone, in which there would be dropout.
-    """
-    for layer in layers:
-        layer.forward = functools.partial(CHECKPOINT, layer.forward)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del layer.forward  # the class's own shows again
+    return torch.cat([checkpoint(score, *chunk, **RECOMPUTE) for chunk in zip(states.split(size), targets.split(size))])

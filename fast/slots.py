@@ -41,8 +41,8 @@ class Slots:
                 raise torch.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
         self.model, self.rows, self.length = model, rows, length
         # The argument under which the cache is passed: `cache` since transformers 5.24.
-        known = inspect.signature(model.base_model.forward).parameters
-        self.name = "cache" if "cache" in known else "past_key_values"
+        arguments = inspect.signature(model.base_model.forward).parameters
+        self.name = "cache" if "cache" in arguments else "past_key_values"
         shape = (rows + 1, heads, length, dim)  # (S + 1, H / G, T, D); slot S is a scratch area
         self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
@@ -53,7 +53,7 @@ class Slots:
         self.end = torch.zeros_like(self.token)  # the position that the sequence must not reach
         self.done = torch.ones_like(self.token, dtype=torch.bool)
         # The first n: slots that a step computes.
-        self.batch, self.count = torch.full((triton.next_power_of_2(max(rows, 32)),), rows, device=device), 0
+        self.batch, self.count = torch.full((triton.next_power_of_2(rows),), rows, device=device), 0
         self.graphs = {}  # {(n, temperature, top_p): CUDA graph of a step}, see step.py
         self.store = None  # while prompts are read: the function that takes their keys and values
 
@@ -65,8 +65,7 @@ class Slots:
         n is a power of two, since every n needs a graph of its own. Rows without a request compute the scratch slot.
         growing: are more requests waiting? Then SharedPromptSlots keeps the rows for them.
         """
-        count = triton.next_power_of_2(len(requests))
-        self.count = 32 if count in (8, 16) else count  # in float32 cuBLAS takes longer for 8 or 16 rows than for 32
+        self.count = triton.next_power_of_2(len(requests))
         slots = [self.rows] * self.count
         for row, request in enumerate(requests):
             slots[row] = request.slot

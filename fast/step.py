@@ -52,7 +52,7 @@ class Step:
 
     def __init__(self, model, head, stop_ids):
         """head: hidden states (N, width) to float32 logits (N, V)."""
-        self.model, self.head = model, head
+        self.head = head
         self.stops = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
         # All captures share one stream: cuBLAS keeps 32 MiB for each stream that it has seen.
         self.side = torch.cuda.Stream() if model.device.type == "cuda" else None

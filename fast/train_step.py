@@ -33,39 +33,30 @@ class TrainStep:
             self.optimizers.append(torch.optim.Muon([groups.pop(0)], adjust_lr_fn="match_rms_adamw"))
         self.optimizers.append(ranks.sharded(make_adamw, groups, lr=0.0, betas=(0.9, 0.95), fused=True))
 
-    def add(self, ids, targets, share):
-        """Add the gradient of `share` times the mean loss, which is returned.
-
-        ids (B, L); targets (B, L): the next token where it is learnt, else -100.
-        """
-        # Weights stay in float32, products are computed in bfloat16.
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            logits = self.model(input_ids=ids, use_cache=False).logits  # (B, L, V)
-        loss = share * F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100)
-        loss.backward()
-        return loss.detach()
-
-    def update(self, rate):
-        """Change the weights by the gradient that was added up."""
-        ranks.reduce_and_clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
-            optimizer.zero_grad()
-
     def __call__(self, parts, rate):
         """One step at a learning rate, on [(ids, targets), ...] from the CPU: the mean loss over all learnt tokens.
+
+        ids (B, L); targets (B, L): the next token where it is learnt, else -100.
 
         With several ranks each computes its share of the parts, or of the rows where there is one part; the loss that
         it returns is its share, too.
         """
         learnt = sum((targets >= 0).sum().item() for _, targets in parts)
         own = ranks.share(parts) if len(parts) > 1 else [tuple(map(ranks.share, parts[0]))]
-        loss = 0.0
+        total = 0.0
         for ids, targets in own:
-            count = (targets >= 0).sum().item()
-            if count:
-                loss += self.add(ids.to(self.device), targets.to(self.device), count / learnt)
-        self.update(rate)
-        return loss
+            if len(ids):  # there may be fewer rows than ranks
+                # Weights stay in float32, products are computed in bfloat16.
+                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                    logits = self.model(input_ids=ids.to(self.device), use_cache=False).logits  # (B, L, V)
+                targets = targets.to(self.device).flatten()
+                loss = F.cross_entropy(logits.float().flatten(0, 1), targets, ignore_index=-100, reduction="sum")
+                (loss / learnt).backward()
+                total += loss.detach() / learnt
+        ranks.reduce_and_clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+            optimizer.zero_grad()
+        return total

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from backbone import Backbone, Sampling, check_device, extract_code, extract_tool_call
 from chat_templates import template_tokenizer
 from conftest import plain_logprobs, tiny_model
+from fast.attention import fuse_norms
 from program.process import UserError
 
 # ---- parsing
@@ -18,30 +19,26 @@ CALL = '{"name": "f", "arguments": {"a": [1, "x"]}}'
 
 
 @pytest.mark.parametrize("text", [
-    f"<tool_call>\n{CALL}\n</tool_call>", f"thinking\n<tool_call>{CALL}</tool_call>trailing",
+    f"thinking\n<tool_call>\n{CALL}\n</tool_call>trailing",
     '<tool_call>{"name": "f", "arguments": "{\\"a\\": [1, \\"x\\"]}"}</tool_call>',
-    '<function=f><parameter=a>[1, "x"]</parameter></function>',
     '<tool_call><function=f>\n<parameter=a>\n[1, "x"]\n</parameter>\n</function></tool_call>',
     '<tool_call>{"name": "f", "args": {"a": [1, "x"]}}</tool_call>',  # the released checkpoints' spellings
     "<tool_call>{'name': 'f', 'args': {'a': [1, 'x']}}</tool_call>",
     "<function=f><parameter=a>[1, 'x']</parameter></function>",
     f'<think>\n<tool_call>{{"name": "f", "arguments": {{}}}}</tool_call></think><tool_call>{CALL}</tool_call>',
     f"```json\n{CALL}\n```", '```json\n{"a": [1, "x"]}\n```', '```\n{"a": [1, "x"]}\n```',
-    f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>{CALL}</tool_call>',
-    f"<tool_call>broken</tool_call><tool_call>{CALL}</tool_call>"
-    '<tool_call>{"name": "g", "arguments": 1}</tool_call>'])
+    f'<tool_call>{{"name": "f", "arguments": {{"a": 0}}}}</tool_call><tool_call>broken</tool_call><tool_call>{CALL}'
+    '</tool_call><tool_call>{"name": "g", "arguments": 1}</tool_call>'])
 def test_every_form_of_a_tool_call_is_read(text):
     assert extract_tool_call(text, "f") == {"a": [1, "x"]}
 
 
 MALFORMED = [f"<tool_call>{call}</tool_call>" for call in (
-    "", "{", "[]", "null", "3", '"f"', '{"name": "f"}', '{"name": "f", "arguments": null}',
-    '{"name": "f", "arguments": [1]}', '{"name": "f", "arguments": "{"}', '{"name": ["f"], "arguments": {}}',
+    "", "{", "[]", "null", '"f"', '{"name": "f"}', '{"name": "f", "arguments": [1]}', '{"name": ["f"], "arguments": {}}',
     '{"name": "g", "arguments": {"a": 1}}', '{"name": "f", "arguments": {"a": NaN, "a": 1e999}',
     '{"name": "f", "arguments": {"a": ' + "\ud800}}", "{'name': 'f', 'arguments': {'a'}}", "{'a': {1, b'x'}}",
     "{'name': 'f', 'arguments': " + "[" * 5000, "[" * 100_000, "[" + "-" * 9999 + "1]")] + [
-    "", "no call at all", "<tool_call>", "</tool_call><tool_call>", "<tool_call>" * 50, "<function=f>",
-    "<function=f></function>", "<function=f><parameter=a>1</function>",
+    "", "no call at all", "</tool_call><tool_call>", "<tool_call>" * 50, "<function=f></function>",
     "<function=g><parameter=a>1</parameter></function>", "```json\n[1, 2]\n```", "```json\n{\n```", "```json", "``````",
     '```json\n{"name": "g", "arguments": {"a": 1}}\n```', "```json\n" + '{"a":' * 50_000 + "\n```", "\x00\ud800\uffff",
     f"<think><tool_call>{CALL}</tool_call>\n```python\nclass ModelNew:\n    pass\n```\nor",  # cut off
@@ -125,10 +122,6 @@ def test_top_p_draws_from_the_likeliest_tokens_alone(model):
     assert (drawn[order[:count]] - ordered[:count] / ordered[:count].sum()).abs().max() < 0.1
     for draw in draws[::50]:  # log-probabilities are those of the whole distribution
         assert draw.logprobs[0] == pytest.approx(shares[draw.token_ids[0]].log().item(), abs=1e-4)
-    for top_p in (1e-6, 1.0):  # greedy, and as without
-        one = model.sample([PROMPTS[1]] * 5, Sampling(1, top_p=top_p), torch.Generator().manual_seed(1))
-        plain = model.sample([PROMPTS[1]] * 5, Sampling(1, float(top_p == 1)), torch.Generator().manual_seed(1))
-        assert [r.token_ids for r in one] == [r.token_ids for r in plain]
 
 
 def test_a_reply_ends_with_any_of_the_models_own_end_tokens(model, tokenizer, tmp_path):
@@ -149,9 +142,8 @@ def test_a_reply_ends_with_any_of_the_models_own_end_tokens(model, tokenizer, tm
 # ---- loading
 
 @pytest.mark.parametrize("file, content", [
-    ("model.safetensors", b"broken"), ("model.safetensors", 5000), ("model.safetensors", "a tensor less"),
-    ("config.json", 100), ("config.json", b"{}"), ("config.json", b'{"model_type": "qwen3", "hidden_size": "x"}'),
-    ("tokenizer.json", 100), ("tokenizer.json", b"[]"), ("tokenizer_config.json", b"[]"), ("chat_template.jinja", 100),
+    ("model.safetensors", 5000), ("model.safetensors", "a tensor less"), ("config.json", 100),
+    ("config.json", b'{"model_type": "qwen3", "hidden_size": "x"}'), ("tokenizer.json", b"[]"),
     ("chat_template.jinja", b""), ("generation_config.json", b"[]")])
 def test_a_broken_folder_is_told_in_one_line(model, tmp_path, file, content):
     """content: what the file holds, or how many bytes of it are left."""
@@ -176,11 +168,14 @@ def test_supported_architectures_are_sampled_and_rescored_as_by_their_own_forwar
         want = plain_logprobs(model, reply.prompt_ids, reply.token_ids)
         assert (want - torch.tensor(reply.logprobs)).abs().max() < 1e-4
         assert (want - new).abs().max() < 1e-4
+    before = model.logprobs([(PROMPTS[1], PROMPTS[2])])[0]
+    fuse_norms(model.model)  # as on a GPU
+    assert torch.allclose(model.logprobs([(PROMPTS[1], PROMPTS[2])])[0], before, atol=1e-4)
+    assert any("forward" in vars(module) for module in model.model.modules())
 
 
 @pytest.mark.parametrize("changes", [
     {"model_type": "gpt2"}, {"sliding_window": 8, "use_sliding_window": True},
-    {"layer_types": ["full_attention", "sliding_attention"]},
     {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}])
 def test_other_architectures_are_refused_in_one_line(model_folder, tmp_path, changes):
     for path in model_folder.iterdir():

@@ -236,16 +236,16 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
     whole, killed, resumed = small_model(), small_model(), small_model(1)
     before, history = by_hand(whole, data), sft.train(whole, data, 0, given(out=str(tmp_path / "none")))
     assert by_hand(whole, data) < before and not whole.training
-    real, calls = sft.TrainStep.update, []
+    real, calls = sft.TrainStep.__call__, []
 
-    def dying(step, rate):
+    def dying(step, parts, rate):
         calls.append(step)
         if len(calls) == 21:
             raise KeyboardInterrupt
-        real(step, rate)
+        return real(step, parts, rate)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sft.TrainStep, "update", dying)
+        patch.setattr(sft.TrainStep, "__call__", dying)
         patch.setattr(sft, "SAVE_EVERY", -1)
         with pytest.raises(KeyboardInterrupt):
             sft.train(killed, data, 0, given())

@@ -128,7 +128,7 @@ class Backbone(Chat):
     """The model, its tokenizer and what all three roles do with them."""
 
     def __init__(self, model, tokenizer):
-        """model: a causal LM of transformers in eval mode, of an architecture that `attention_kind` knows."""
+        """model: a causal LM of transformers in eval mode; fast/attention.py lists the architectures."""
         super().__init__(tokenizer)
         self.model = model
         self.device = model.device

@@ -13,7 +13,7 @@ Four steps (paper: cold start):
                 selection calls, summary calls with and without skills (synthetic/examples.py); diversity filter
     tokens      each chat as token ids with a mask: loss on what the assistant writes, not on what it reads
     batches     examples of about the same length together, padded to one of a few widths
-    training    AdamW, or Muon from random weights; cosine schedule with warm-up
+    training    AdamW, or from random weights Muon; cosine schedule with warm-up (fast/train_step.py)
 
 The loss of a batch is the mean cross-entropy over the set M of its positions whose next token is learnt:
 

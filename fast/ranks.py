@@ -48,7 +48,9 @@ def rank() -> int:
 # The beginning and the end of a process
 
 def joined(main):
-    """main(), which runs together with the other ranks. When one of them ends with an error, torchrun ends all."""
+    """main(), which runs together with the other ranks. When one of them ends with an error, torchrun ends all; what
+    the others say then, about connections that were closed, is not the cause.
+    """
     def run(*args):
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             join()

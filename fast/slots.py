@@ -41,8 +41,7 @@ class Slots:
                 raise torch.OutOfMemoryError(f"no memory for the cache of one sequence of {length} tokens")
         self.model, self.rows, self.length = model, rows, length
         # The argument under which the cache is passed: `cache` since transformers 5.24.
-        arguments = inspect.signature(model.base_model.forward).parameters
-        self.name = "cache" if "cache" in arguments else "past_key_values"
+        self.name = "cache" if "cache" in inspect.signature(model.base_model.forward).parameters else "past_key_values"
         shape = (rows + 1, heads, length, dim)  # (S + 1, H / G, T, D); slot S is a scratch area
         self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]

@@ -1,4 +1,4 @@
-"""One step of supervised training on a batch, for small models with compiled layers."""
+"""One step of supervised training on a batch; the layers of a small model are compiled."""
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,11 @@ class TrainStep:
     """
 
     def __init__(self, model, compiled, muon=False):
-        self.model, self.device = model, model.device
+        self.model = model
         layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
-        for layer in layers if compiled else ():
-            layer.compile(dynamic=True)
+        if compiled:
+            for layer in layers:
+                layer.compile(dynamic=True)
         inner = set(layers.parameters())
         groups = [{"params": [], "weight_decay": 0.1}, {"params": [], "weight_decay": 0.1},
                   {"params": [], "weight_decay": 0.0}]  # matrices of the layers, other matrices, vectors
@@ -41,15 +42,15 @@ class TrainStep:
         With several ranks each computes its share of the parts, or of the rows where there is one part; the loss that
         it returns is its share, too.
         """
-        learnt = sum((targets >= 0).sum().item() for _, targets in parts)
+        learnt = max(1, sum((targets >= 0).sum().item() for _, targets in parts))
         own = ranks.share(parts) if len(parts) > 1 else [tuple(map(ranks.share, parts[0]))]
-        total = 0.0
+        total, device = 0.0, self.model.device
         for ids, targets in own:
             if len(ids):  # there may be fewer rows than ranks
                 # Weights stay in float32, products are computed in bfloat16.
-                with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-                    logits = self.model(input_ids=ids.to(self.device), use_cache=False).logits  # (B, L, V)
-                targets = targets.to(self.device).flatten()
+                with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                    logits = self.model(input_ids=ids.to(device), use_cache=False).logits  # (B, L, V)
+                targets = targets.to(device).flatten()
                 loss = F.cross_entropy(logits.float().flatten(0, 1), targets, ignore_index=-100, reduction="sum")
                 (loss / learnt).backward()
                 total += loss.detach() / learnt

@@ -34,7 +34,7 @@ def test_every_form_of_a_tool_call_is_read(text):
 
 
 MALFORMED = [f"<tool_call>{call}</tool_call>" for call in (
-    "", "{", "[]", "null", '"f"', '{"name": "f"}', '{"name": "f", "arguments": [1]}', '{"name": ["f"], "arguments": {}}',
+    "", "{", "[]", "null", '{"name": "f"}', '{"name": "f", "arguments": [1]}', '{"name": ["f"], "arguments": {}}',
     '{"name": "g", "arguments": {"a": 1}}', '{"name": "f", "arguments": {"a": NaN, "a": 1e999}',
     '{"name": "f", "arguments": {"a": ' + "\ud800}}", "{'name': 'f', 'arguments': {'a'}}", "{'a': {1, b'x'}}",
     "{'name': 'f', 'arguments': " + "[" * 5000, "[" * 100_000, "[" + "-" * 9999 + "1]")] + [
@@ -188,7 +188,6 @@ def test_other_architectures_are_refused_in_one_line(model_folder, tmp_path, cha
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
-    check_device("cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match="no GPU"):
         check_device("cuda")

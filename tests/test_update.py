@@ -75,7 +75,6 @@ def test_the_factory_chooses_by_dtype():
     mixed = [{"params": weights(), "weight_decay": 0.1}, {"params": weights(torch.float32)}]
     optimizer = make_adamw(mixed, torch.tensor(1e-3), fused=True, capturable=False, betas=(0.9, 0.95))
     assert type(optimizer) is SplitAdamW and optimizer.param_groups[1]["weight_decay"] == 0.01
-    assert make_adamw(weights(torch.float32), 1e-3, host=True).host
     train([p for group in optimizer.param_groups for p in group["params"]], optimizer, 2)
 
 
@@ -89,8 +88,6 @@ def test_a_saved_state_continues_bit_for_bit(tmp_path):
     again = [torch.nn.Parameter(p.clone()) for p in saved["weights"]]
     after = SplitAdamW(again, 1.0)  # the rate is loaded, too
     after.load_state_dict(saved["optimizer"])
-    assert {name: value.dtype for name, value in after.state[again[0]].items() if name != "step"} == {
-        "exp_avg": torch.bfloat16, "exp_avg_sq": torch.float32, "low": torch.int16}
     train(again, after, 10, first=10)
     for a, b in zip(whole, again):
         assert torch.equal(a, b)

@@ -31,9 +31,9 @@ class Slots:
         length: T; a prompt and its reply together must be shorter. Raises torch.OutOfMemoryError.
         """
         device, config = model.device, model.config
-        layers, heads = config.num_hidden_layers, config.num_key_value_heads  # heads: H / G
+        heads = config.num_key_value_heads  # H / G
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        slot_bytes = 2 * layers * heads * dim * length * model.dtype.itemsize
+        slot_bytes = 2 * config.num_hidden_layers * heads * dim * length * model.dtype.itemsize
         if device.type == "cuda":
             torch.cuda.empty_cache()
             rows = min(rows, int(torch.cuda.mem_get_info()[0] / 2 / slot_bytes))
@@ -43,8 +43,8 @@ class Slots:
         # The argument under which the cache is passed: `cache` since transformers 5.24.
         self.name = "cache" if "cache" in inspect.signature(model.base_model.forward).parameters else "past_key_values"
         shape = (rows + 1, heads, length, dim)  # (S + 1, H / G, T, D); slot S is a scratch area
-        self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(layers)]
+        self.keys = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(config.num_hidden_layers)]
+        self.values = [torch.zeros(shape, dtype=model.dtype, device=device) for _ in range(config.num_hidden_layers)]
         self.token = torch.zeros(rows + 1, dtype=torch.long, device=device)  # the last token of each sequence
         self.logprob = torch.zeros(rows + 1, device=device)  # its log-probability at the temperature of sampling
         self.position = torch.zeros_like(self.token)  # its position

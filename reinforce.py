@@ -17,8 +17,8 @@ against its own kind of group:
     summary    speedup of its best verified skill, at most 6   the task's s summaries               0.5
 
 How it differs from the paper's release (the rest, with files: results/faithful.md):
-    update        one optimiser step over all rows; the release takes mini-batches of 192 rows, up to five optimiser
-                  steps a batch, so its ratio clip does act
+    update        one optimiser step over all rows; the release's mini-batch is 576 rows (16 x 3, then x 4 x 3 in
+                  fsdp_workers.py), so its at most 944 rows give one or two steps, and in the second the clip can act
     batch         too few groups with variance: we train on those; the release buffers them and rolls out again
     MRS           the geometric mean is over a rollout's replies that have a gradient
     cross_scheme  tokens masked by PRS are left out of its mean; those that MRS will mask are not known yet and stay

@@ -5,7 +5,7 @@
     python sft.py --model M --data FILE --out DIR           rows with `messages` and `tools` (JSON lines or parquet)
     python sft.py --out DIR ... --resume                    continue after a kill, with the same options
     torchrun --nproc_per_node=8 -- sft.py --model M ...     the same on several GPUs (fast/ranks.py)
-    python sft.py --evaluate MODEL                          what a cold start taught, on held-out problems
+    python bench.py --level 1 --model DIR                   what a cold start taught, on the built-in problems
 
 Four steps (paper: cold start):
 
@@ -21,7 +21,7 @@ The loss of a batch is the mean cross-entropy over the set M of its positions wh
 
 How this differs from the paper: the examples are written by a program that knows thirteen techniques, not by a large
 model, so the cold start runs offline; and a batch is a number of tokens, not of sequences. With --data the paper's own
-released rows can be used instead. The tiny model (tokenizer, weights, evaluation) is made in synthetic/tiny.py.
+released rows can be used instead. The tiny model's tokenizer and random weights are made in synthetic/tiny.py.
 
 It leaves in --out: the model and its tokenizer, a seed library of five skills (the other techniques are left for RL to
 find; after --data and --from-rollouts the library that --model had), and sft.json with the options and the history of
@@ -54,10 +54,9 @@ from fast.train_step import TrainStep
 from program.files import found, told
 from program.options import complete, flag, option, parse
 from program.process import UserError, run_command
-from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
 from synthetic.examples import Example, Writer, in_processes, write_examples
-from synthetic.tiny import SHAPES, evaluate, tiny_model, train_tokenizer
+from synthetic.tiny import SHAPES, tiny_model, train_tokenizer
 
 
 # With --model the defaults are the paper's: for AdamW, where 3e-3 is for Muon and weights that begin at random.
@@ -86,7 +85,6 @@ class Options:
     device: str = option("cuda" if torch.cuda.is_available() else "cpu", "of the training", choices=("cpu", "cuda"))
     seed: int = option(0, "of weights, batches and filter")
     resume: bool = option(False, "continue the training in --out, with the same options")
-    evaluate: str = option("", "only measure this model on held-out problems and print the figures", metavar="MODEL")
 
 
 def read_options(argv) -> Options:
@@ -94,7 +92,7 @@ def read_options(argv) -> Options:
     given = parse(Options, argv, __doc__.split("\n")[0])
     options = complete(Options, PAPER | given if given.get("model") else given)
     check_device(options.device)
-    if not options.evaluate and not options.out:
+    if not options.out:
         raise UserError("--out is required")
     if not options.model and (options.data or options.from_rollouts or ranks.count() > 1):
         raise UserError("--data, --from-rollouts and several GPUs need --model, the pretrained model to train")
@@ -364,11 +362,6 @@ def main(argv=None) -> int:
     With several ranks, rank 0 makes the examples and writes the files, and every rank trains on its share of a batch.
     """
     options = read_options(argv)
-    if options.evaluate:
-        model = Backbone.load(found(options.evaluate), options.device)
-        with Sandbox("cpu", seed=options.seed) as sandbox:
-            print(json.dumps(evaluate(model, sandbox, 200), indent=1))
-        return 0
     check_folder(options)
     chat = Backbone.load(found(options.model), options.device) if options.model else None
     Path(options.out).mkdir(parents=True, exist_ok=True)

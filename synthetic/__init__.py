@@ -13,11 +13,11 @@
     templates.py    the kinds of kernels
     codegen.py      one Triton kernel, line by line
     expert.py       its second half: techniques, and a ModelNew that applies some of them (texts: techniques.json)
-    examples.py     the five kinds of examples, and the diversity filter
-    tiny.py         the tiny model: tokenizer, random weights, evaluation
+    examples.py     the five kinds of examples
+    tiny.py         the tiny model: tokenizer, random weights
 
     operators -- draft - chain - heads - habits - networks - generator --.
-        |                                                                |-- examples -- tiny -- sft.py
+        |                                                                |-- examples -- sft.py -- tiny
         '------- problem - reader - codegen - expert --------------------'
 
 To add a pointwise operator that the expert can write: a row in `operators.POINTWISE`, and, if problems can also spell

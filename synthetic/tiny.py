@@ -1,25 +1,11 @@
-"""The tiny model of checkpoints/tiny: its tokenizer, its random weights, and what the cold start taught it."""
+"""The tiny model of checkpoints/tiny: its tokenizer and its random weights."""
 
-import itertools
-import random
 from collections import Counter
 
-import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config
 
-import backbone
-from backbone import Sampling
-from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from fast.attention import attention_kind
-from policy import policy_messages, score_pairs
-from selector import recall, selection_messages
-from summarizer import read_proposals, summary_messages
-from synthetic import expert
-from synthetic.examples import Writer
-
-# ----------------------------------------------------------------------------------------------------------------------
-# A small Qwen3 with a byte-level BPE of its own.
 
 CHAT_TEMPLATE = """{%- for m in messages -%}
 <|im_start|>{{ m.role }}
@@ -85,52 +71,3 @@ def tiny_model(tokenizer, size="tiny"):
     """The model that the built-in cold start trains. size: a key of SHAPES."""
     return random_qwen3(len(tokenizer), **SHAPES[size], max_position_embeddings=8192,
                         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What the cold start taught: measured on held-out problems.
-
-HELD_OUT = 900_000_000  # seeds from here on are never trained on
-
-
-def percent(flags) -> float:
-    """The share of true ones, in percent."""
-    return round(100 * np.mean([bool(flag) for flag in flags]), 1)
-
-
-def evaluate(model, sandbox, problems, seed=HELD_OUT) -> dict:
-    """Greedy first turns on that many held-out problems, and the formats of the tool calls. Shares are in percent."""
-    writer, rng = Writer(None), random.Random(f"evaluate {seed}")
-    fit = filter(None, map(writer.task, itertools.count(seed)))
-    held_out = list(itertools.islice(fit, problems))  # (task, the expert's reading of it)
-    tasks = [task for task, _ in held_out]
-    library = writer.seed_library(rng)
-
-    def ask(conversations, tokens, tool=None):
-        prompts = [model.chat_ids(messages, tool) for messages in conversations]
-        return [completion.text for completion in model.sample(prompts, Sampling(tokens, temperature=0))]
-
-    def policy_figures(skills, suffix):  # skills: those that each task's prompt shows
-        replies = ask(map(policy_messages, tasks, skills), 1200)
-        codes = [backbone.extract_code(reply) or "" for reply in replies]
-        verdicts = score_pairs(sandbox, list(zip(tasks, codes)))
-        wrong.update((v.rejected or v.error or "")[:60] for v in verdicts if not v.correct)
-        return {"clock": verdicts[0].clock, "correct" + suffix: percent(v.correct for v in verdicts),
-                "mean speedup" + suffix: round(float(np.mean([v.speedup or 0 for v in verdicts])), 3)}
-
-    wrong, matching = Counter(), []
-    for _, parsed in held_out:  # one technique that applies to the problem, drawn at random
-        name = rng.choice(sorted(expert.applicable(parsed)) or [None])
-        matching.append([writer.skill(name, rng)] if name else [])
-    figures = {"problems": len(tasks)} | policy_figures([[]] * len(tasks), "")
-    figures |= policy_figures(matching, " with skill")
-    selections = ask([selection_messages(task, recall(library, task.source) or library.skills) for task in tasks], 400,
-                     SELECT_TOOL)
-    calls = [backbone.extract_tool_call(reply, "select_skills") for reply in selections]
-    summaries = ask([summary_messages(task, [], (expert.render(parsed, set()).code, 1.0),
-                                      (expert.render(parsed, expert.ALL).code, 2.5)) for task, parsed in held_out], 800,
-                    UPDATE_TOOL)
-    figures["select_skills well-formed"] = percent(call and "selected_skills" in call for call in calls)
-    figures["update_skill_library well-formed"] = percent(
-        any(proposal.skill for proposal in read_proposals(reply)) for reply in summaries)
-    return figures | {"what was wrong": dict(wrong.most_common(5))}

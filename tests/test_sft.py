@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from chat_templates import template_tokenizer
-from conftest import CONTENT, FakeSandbox, by_hand, launch, learnt, write_lines  # first: it puts the root on the path
+from conftest import CONTENT, by_hand, launch, learnt, write_lines  # first: it puts the root on the path
 import sft
-from backbone import Backbone, Chat, Completion, Sampling, extract_code, extract_tool_call
+from backbone import Backbone, Chat, Sampling, extract_code, extract_tool_call
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts
 from fast import ranks
@@ -28,9 +28,9 @@ from program.process import UserError
 from sft import diversity_filter, encode, plan_batches
 from synthetic import examples as examples_module
 from synthetic import expert
-from synthetic.examples import Example, Writer, spoil, tool_reply
+from synthetic.examples import Example, Writer, spoil
 from synthetic.generator import WIDE
-from synthetic.tiny import HELD_OUT, random_qwen3, train_tokenizer
+from synthetic.tiny import random_qwen3, train_tokenizer
 
 
 class Scorer:
@@ -378,7 +378,7 @@ TINY = Path(sft.__file__).parent / "checkpoints" / "tiny"
 
 @pytest.mark.parametrize("arguments, message", [
     (["--out", "x", "--model", "no/such/folder/./"], "no/such/folder"),
-    (["--evaluate", "checkpoints/none"], "no such model folder"),
+    (["--out", "x", "--model", "checkpoints/none"], "no such model folder"),
     ([], "--out is required"),
     pytest.param(["--out", "OUT", "--device", "cuda"], "--device cuda: no GPU is available here",
                  marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
@@ -403,48 +403,13 @@ def test_a_pretrained_model_has_the_papers_defaults():
     assert (given.epochs, given.batch_sequences, given.lr) == (1, 64, 2e-5)
 
 
-# ---- evaluation, and the shipped model
-
-
-class Answering:
-    """A model that writes a kernel where a skill is shown; without one, and for tools, to every other prompt."""
-
-    def chat_ids(self, messages, tool=None):
-        return messages, tool
-
-    def sample(self, prompts, sampling):
-        assert sampling.temperature == 0
-        return [Completion([], [], [], self.answer(*prompt, even=i % 2 == 0), True) for i, prompt in enumerate(prompts)]
-
-    def answer(self, messages, tool, even):
-        if even and "# Skill: " not in messages[0]["content"]:
-            return "nothing"
-        if tool is SELECT_TOOL:
-            return tool_reply("select_skills", {"think": "t", "selected_skills": []})["content"]
-        if tool:
-            fields = {"name": "x", "description": "x", "scope": "general", "tags": ["x"], "content": CONTENT}
-            return tool_reply("update_skill_library", {"think": "t", "new_skills": [fields]})["content"]
-        return "```python\nclass ModelNew:\n    pass\n```"
-
-
-def test_evaluation_tells_what_the_cold_start_taught(writer, monkeypatch):
-    monkeypatch.setattr("synthetic.tiny.Writer", lambda _: writer)
-
-    class Judge(FakeSandbox):
-        def verdict(self, task, code):
-            return Verdict(compiled=True, correct="ModelNew" in code, speedup=2.0 if "ModelNew" in code else None,
-                           error="no kernel", clock="modelled")
-
-    told = sft.evaluate(Answering(), Judge(), 4)
-    assert told["problems"] == 4 and told["clock"] == "modelled" and told["what was wrong"] == {"no kernel": 2}
-    assert (told["correct"], told["correct with skill"], told["mean speedup"]) == (50, 100, 1.0)
-    assert told["select_skills well-formed"] == told["update_skill_library well-formed"] == 50
+# ---- the shipped model
 
 
 def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     assert sum(p.stat().st_size for p in TINY.iterdir()) <= 16e6
     model = Backbone.load(TINY)
-    seed, prompts, names = HELD_OUT, [], []
+    seed, prompts, names = 900_000_000, [], []  # no seed of its cold start
     known = expert.ALL - {"channels-last-convolution", "fold-convolution-bias"}  # it has not been shown all of these
     while len(prompts) < 6:
         found = writer.task(seed)

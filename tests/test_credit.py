@@ -171,8 +171,6 @@ def test_micro_batches_keep_to_the_budget_and_rollouts_together(model):
         widths.append(max(len(r.completion.prompt_ids) + len(r.completion.token_ids) for rows in batch for r in rows))
         assert len(batch) * widths[-1] <= 400 or len(batch) == 1  # both turns of a rollout run as one sequence
     assert widths == sorted(widths, reverse=True) and 1 < len(batches) < 20
-    apart = [[Row("policy", Completion([first], [2] * 9, [], "", True), 1.0) for first in (1, 2)] for _ in range(3)]
-    assert [len(batch) for batch in micro_batches(apart, 40)] == [2, 1]  # turns that extend no other count alone
 
 
 def test_gradients_are_clipped_by_norm_after_the_loss_is_scaled(model):

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import policy
 import reinforce
 import run as runs
 from backbone import Backbone
@@ -117,25 +116,19 @@ def test_training_steps(world, monkeypatch, capsys):
         assert m["ratio_off"] < 1e-4 and m["grad_norm"] > 0  # exactly on-policy
         assert m["library"] == lines[m["step"] - 1]["library"] + m["staged"]
     assert sum(m["rows"]["summary"] for m in lines[1:]) > 0 and sum(m["masked"]["prs"] for m in lines[1:]) > 0
-    reasons = {reason for m in lines[1:] for reason in m["rejected"]}
-    assert {"lazy advice", "no tool call"} <= reasons
     names = [s.name for s in library_at(out, 6)]
     assert names[:3] == ["seed-a", "seed-b", "other"] and names[3] == "learnt" and len(set(names)) == len(names)
     assert [s.name for s in library_at(out, flushed[0] - 1)] == names[:3]
     assert SkillLibrary.of_model(out / "checkpoint").skills == library_at(out, 6)
-    assert (out / "curves.png").stat().st_size > 10_000 and not list(out.glob("*.tmp*"))
-    *told, done = capsys.readouterr().out.splitlines()[-3:]
-    assert told[0].startswith("Skills found: ") and "learnt" in told[0] and told[-1].startswith("Proposals: ")
-    assert done.startswith(f"done: {out}/report.html") and "learnt" in (out / "report.html").read_text()
+    assert (out / "curves.png").stat().st_size > 10_000 and "learnt" in (out / "report.html").read_text()
+    assert "Skills found: " in capsys.readouterr().out
 
 
-def test_scalars_for_tensorboard(world, monkeypatch, refusal):
-    """Every number of metrics.jsonl is written under its step. Without the package the option is refused."""
-    written, packages = [], []
+def test_scalars_for_tensorboard(world, monkeypatch):
+    """Every number of metrics.jsonl is written under its step."""
+    written = []
     writer = SimpleNamespace(add_scalar=lambda *scalar: written.append(scalar), flush=lambda: None)
-    monkeypatch.setattr(runs, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=packages.__contains__)))
-    assert "pip install tensorboard" in refusal(reinforce.main, "--log", "tensorboard", "--out", "nowhere")
-    packages.append("tensorboard")
+    monkeypatch.setattr(runs, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: True)))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda *_, **__: writer))
     lines = metrics(world("run", "--steps", "2", "--log", "tensorboard"))
     assert written == [(name, value, m["step"]) for m in lines for name, value in m.items()
@@ -161,31 +154,12 @@ def test_records_hold_what_happened(world):
                 for turn in line["turns"]:
                     assert turn["reward"] == davinci_reward(Verdict(**turn["verdict"]))
                     assert turn["reply"] and turn["feedback"] and line["prompt"].startswith("<|im_start|>system")
-            asked = [line for line in selections if line["task"] == task]
-            for line in asked:  # schemes that chose the same skills pool their rollouts
-                pooled = [max(row) for row, other in zip(rewards, mine) if set(other["skills"]) == set(line["skills"])]
-                assert line["reward"] == pytest.approx(statistics.mean(pooled)) and len(pooled) in (2, 4, 6)
             speeds = [[turn["verdict"]["speedup"] or 0.0 for turn in line["turns"]] for line in mine]
             triggered = any(row[0] and max(row) >= 1.2 * max(row[0], 1.0) for row in speeds)
             assert [line["task"] for line in summaries].count(task) == 2 * triggered
+            asked = [line for line in selections if line["task"] == task]
             want = leave_one_out([line["reward"] for line in asked])
             assert [line["advantage"] for line in asked] == pytest.approx(want)
-        for line in summaries:
-            speeds = speeds_of(rollouts, line)
-            assert speeds[0] > 0 and max(speeds) >= 1.2 * max(speeds[0], 1.0)
-            passed = [p for p in line["proposals"] if not p["rejected"]]
-            fastest = max((p["attempt"]["verdict"]["speedup"] for p in passed), default=0.0)
-            assert line["reward"] == min(fastest, policy.SPEEDUP_CAP)
-            assert all(p["detail"] or p["rejected"] in ("no tool call", "too many", None)
-                       for p in line["proposals"])
-            joined = [p["staged"] for p in line["proposals"] if p["staged"]]
-            assert set(joined) <= {skill.name for skill in library_at(out, step)}
-
-
-def speeds_of(rollouts, summary) -> list:
-    """Speedups of the turns of the rollout that a summary sums up."""
-    own = [line for line in rollouts if line["task"] == summary["task"]]
-    return [turn["verdict"]["speedup"] or 0.0 for turn in own[summary["rollout"]]["turns"]]
 
 
 def test_learning_moves_the_policy_to_the_better_kernel(world):
@@ -204,8 +178,6 @@ def test_ablations(world):
     assert records(out, 1, "selection") == [] and all(m["rows"]["selection"] == 0 for m in metrics(out)[1:])
     chosen = {(line["task"], *line["skills"]) for line in records(out, 1, "policy")}
     assert len(chosen) == 2 and all(len(skills) > 1 for skills in chosen)  # all k + 1 schemes: there is no null scheme
-    out = world("no k", "--steps", "1", "--bm25-only", "--k", "0")
-    assert all(len(line["skills"]) > 1 for line in records(out, 1, "policy"))
     out = world("c", "--steps", "3", "--no-verify")
     proposals = [p for step in (1, 2, 3) for line in records(out, step, "summary") for p in line["proposals"]]
     assert proposals and all(p["attempt"] is None for p in proposals) and sum(m["staged"] for m in metrics(out)[1:]) > 0
@@ -216,10 +188,6 @@ def test_ablations(world):
         assert metrics(out)[1]["rows"] == metrics(base)[1]["rows"] and weights(out) != weights(base)
     out = world("twice", "--steps", "1", "--set", "oversample=2")
     assert len({line["task"] for line in records(out, 1, "policy")}) == 4  # of five, for a batch of two
-    out = world("d", "--steps", "1", "--baseline", "group-mean", "--set", "cross_scheme=False")
-    for line in records(out, 1, "selection"):
-        group = [other["reward"] for other in records(out, 1, "selection") if other["task"] == line["task"]]
-        assert line["advantage"] == pytest.approx(line["reward"] - statistics.mean(group))
 
 
 def test_evaluation_before_after_and_between(world, monkeypatch):
@@ -236,7 +204,9 @@ def test_evaluation_before_after_and_between(world, monkeypatch):
         rewards = [max(t["reward"] for t in r["turns"]) for r in rollouts if r["role"] == "policy"]
         assert len(rewards) == 3 * 2 and len(rollouts) == 3 * 2 + 3
         assert lines[step]["eval_reward_best"] == pytest.approx(statistics.mean(rewards))
+    Scripted.draws.clear()
     assert "eval_reward_best" in metrics(world("after", "--steps", "2", evaluate=True))[2]
+    assert Scripted.draws == {(0, 1.0), (0, 0.95), (1.0, 1.0)}  # a single sample is greedy
 
 
 def test_a_step_survives_every_candidate(world, monkeypatch):

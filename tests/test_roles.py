@@ -1,7 +1,6 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -33,15 +32,12 @@ def scripted(model):
 
 
 @pytest.mark.parametrize("reply, chosen, dropped", [
-    (selecting("skill-3", "skill-1"), ["skill-3", "skill-1"], []),
-    (selecting("skill-1", "skill-1", " skill-2 "), ["skill-1", "skill-2"], []),
+    (selecting("skill-2", "skill-1", "skill-1"), ["skill-2", "skill-1"], []),
     (selecting("skill-9", "skill-1", "SKILL-2"), ["skill-1"], ["skill-9", "SKILL-2"]),
     (selecting("skill-0", "skill-1", "skill-2", "skill-3"), ["skill-0", "skill-1", "skill-2"], ["skill-3"]),
-    (selecting(), [], []), ("skill-1", [], []), (proposing(entry(name="skill-1")), [], []),
     (selecting(None, ["skill-1"], {"name": 1}), [], ["None", "['skill-1']", "{'name': 1}"]),
-    ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []),
-    (call("select_skills", selected_skills="skill-1"), [], []), (call("select_skills"), [], []),
-    (call("select_skills", selected_skills={"name": "skill-1"}), [], [])])
+    ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []), ("skill-1", [], []),
+    (call("select_skills", selected_skills="skill-1"), [], []), (call("select_skills"), [], [])])
 def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
     skills, gone = read_selection(reply, SKILLS)
     assert [s.name for s in skills] == chosen and list(gone) == dropped
@@ -51,10 +47,8 @@ def test_k_selections_for_each_task_see_candidates_but_no_bodies(scripted):
     scripted.script = lambda role, prompt: [selecting("skill-2"), selecting("skill-0", "skill-1"), "nothing"]
     tasks = [make_task(0), make_task(1)]
     selections = select(scripted, SkillLibrary(SKILLS), tasks, 3, REPLY, torch.Generator().manual_seed(0))
-    assert [len(mine) for mine in selections] == [3, 3]
-    assert {len(s.skills) for mine in selections for s in mine} <= {0, 1, 2}
-    assert all(s.task is task for task, mine in zip(tasks, selections) for s in mine)
-    assert len(scripted.asked) == 6
+    assert [[s.task for s in mine] for mine in selections] == [[task] * 3 for task in tasks]
+    assert {len(s.skills) for mine in selections for s in mine} <= {0, 1, 2} and len(scripted.asked) == 6
     for role, prompt in scripted.asked:
         assert role == "selection" and "description 4" in prompt and "body" not in prompt and "select_skills" in prompt
 
@@ -68,10 +62,6 @@ def test_replies_belong_to_the_task_that_they_answer(scripted):
     for task, mine in zip(tasks, select(scripted, library, tasks, 2, REPLY)):
         assert [[s.name for s in one.skills] for one in mine] == [[f"use-{task.name}"]] * 2
         assert [s.name for s in mine[0].candidates] == [f"use-{task.name}"] and not mine[0].dropped
-    winners = [best_trigger([trajectory(1.0, 2.0, task=task)], 1.2) for task in tasks]
-    scripted.script = lambda role, prompt: [proposing(entry(name=next(w for w in words if f"\n{w}\n" in prompt)))]
-    for task, mine in zip(tasks, propose(scripted, winners, 2, SkillLibrary(), REPLY)):
-        assert [(s.task, s.proposals[0].skill.name, s.winner.task) for s in mine] == [(task, task.name, task)] * 2
 
 
 def test_long_tasks_are_cut_at_a_thousand_characters(scripted):
@@ -108,7 +98,6 @@ def test_what_metrics_say_of_selections():
     chosen = [Selection(make_task(), SKILLS, None, tuple(SKILLS[:n]), reward=float(n)) for n in (0, 2, 1)]
     metrics = selection_metrics(chosen, {"skill-1", "skill-2"})
     assert metrics == {"reward_selection": 1.0, "selected": 1.0, "selected_learnt": 2}
-    assert selection_metrics([], set()) == {"reward_selection": None, "selected": None, "selected_learnt": 0}
 
 
 # ---- policy
@@ -121,9 +110,6 @@ def test_rollouts_show_skills_and_feedback_and_use_all_turns(scripted):
     assert [t.task.name for t in done] == ["task0", "task1"] and done[0].skills == tuple(SKILLS[:2])
     for trajectory in done:
         assert [turn.verdict.speedup for turn in trajectory.turns] == [1.0, 2.0, 3.0]
-        for before, after in zip(trajectory.turns, trajectory.turns[1:]):
-            ids = before.completion.prompt_ids + before.completion.token_ids
-            assert after.completion.prompt_ids[:len(ids)] == ids
     prompts = [prompt for _, prompt in scripted.asked]
     assert not any("Tool" in prompt for prompt in prompts)
     assert "body0" in prompts[0] and "body1" in prompts[0] and "body" not in prompts[1]
@@ -201,8 +187,7 @@ def trajectory(*speedups, task=None, skills=()):
 
 @pytest.mark.parametrize("speedups, best", [
     ((1.0, 1.2), 1), ((1.0, 1.19), None), ((0.5, 1.0), None), ((0.5, 1.3, 1.2), 1), ((1.5, 1.7), None),
-    ((None, 3.0), None), ((1.0, None, 1.4), 2), ((2.0,), None), ((1.0, 0.9), None), ((None, None), None),
-    ((1.0, 2.0, 4.0), 2)])
+    ((None, 3.0), None), ((1.0, None, 1.4), 2), ((2.0,), None), ((1.0, 2.0, 4.0), 2)])
 def test_trigger(speedups, best):
     rolled = trajectory(*speedups)
     assert trigger(rolled, 1.2) == (None if best is None else (rolled.turns[0], rolled.turns[best]))
@@ -211,8 +196,7 @@ def test_trigger(speedups, best):
 def test_best_trigger_takes_the_fastest_of_those_that_trigger():
     rollouts = [trajectory(1.0, 1.5), trajectory(3.0, 3.1), trajectory(1.0, 2.0), trajectory(None, 9.0)]
     assert best_trigger(rollouts, 1.2)[0] is rollouts[2]
-    assert best_trigger(rollouts[1:2] + rollouts[3:], 1.2) is None and best_trigger([], 1.2) is None
-    assert best_trigger(rollouts[:1], 1.5)[2].verdict.speedup == 1.5 and best_trigger(rollouts[:1], 1.6) is None
+    assert best_trigger(rollouts[1:2] + rollouts[3:], 1.2) is None and best_trigger(rollouts[:1], 1.6) is None
 
 
 # ---- summary: what
@@ -231,11 +215,9 @@ def words(count) -> str:
     (proposing(None, entry()), ["malformed", None])] + [
     (proposing(entry(**changes)), [reason]) for reason, several in {
         None: [{"tags": ["t"] * 16}, {"description": "d" * 500}, {"content": words(640)},
-               {}, {"scope": "task_specific/softmax"}, {"name": "skill-1"},
-               {"content": "## Motivation\nx\n### Key idea\ny\n**Example**\n```\nz\n```"}],
-        "malformed": [{"name": ""}, {"name": 3}, {"name": "x" * 90}, {"name": "a\nb"}, {"description": None},
-                      {"description": "d" * 600}, {"scope": "everywhere"}, {"scope": "task_specific/"},
-                      {"tags": ["t"] * 17}, {"description": "d" * 501}, {"tags": "a, b"}, {"tags": []}, {"tags": [1]},
+               {"scope": "task_specific/softmax"}, {"content": "## Motivation\nx\n### Key idea\ny\n**Example**\nz"}],
+        "malformed": [{"name": 3}, {"name": "x" * 90}, {"name": "a\nb"}, {"description": None}, {"tags": ["t"] * 17},
+                      {"description": "d" * 501}, {"scope": "everywhere"}, {"tags": "a, b"}, {"tags": [1]},
                       {"content": "Motivation: x\nExample: y"}],
         "too long": [{"content": words(641)}],
         "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"}]
@@ -248,9 +230,8 @@ def test_form_check_records_a_reason(reply, reasons):
 
 
 @pytest.mark.parametrize("changes, known", [
-    ({}, False), ({"content": "  " + CONTENT.replace(" ", "  ") + " BODY0"}, True), ({"name": "skill-1"}, False),
-    ({"name": "skill-1", "description": "Description  1"}, True), ({"description": "description 1"}, False),
-    ({"name": "skill", "description": "Description 1"}, True)])  # the library has given it its number
+    ({"content": "  " + CONTENT.replace(" ", "  ") + " BODY0"}, True), ({"name": "skill-1"}, False),
+    ({"name": "skill", "description": "Description  1"}, True)])  # the library has given it its number
 def test_a_known_proposal_is_marked_and_not_rejected(changes, known):
     keys = {key for skill in SKILLS for key in summarizer.identity(skill)}
     [proposal] = read_proposals(proposing(entry(**changes)), keys)
@@ -261,20 +242,16 @@ def sentences(text) -> list:
     return re.split(r"(?<=\.) ", " ".join(text.split()))
 
 
-LAZY = sentences("""Use torch.compile instead. Wrap the module in torch.compile and return it. Decorate forward with
-@torch.compile. When in doubt, fall back to torch. It is best to fall back on the native implementation. Using cuDNN is
-faster than any kernel. Rely on torch.compile to fuse the operators. Just use PyTorch's own operators. Use the built-in
-PyTorch function. Use torch.sum(x) instead of a custom kernel. Avoid writing custom kernels. Do not write a kernel here.
-Rather than writing your own kernel, keep the eager code. Leave the matmul to cuBLAS. Delegate the reduction to PyTorch.
-Replace the kernel with torch.sum. Never use a custom kernel for batch norm.""")
+LAZY = sentences("""Wrap the module in torch.compile and return it. When in doubt, fall back to torch. Using cuDNN is
+faster than any kernel. Just use PyTorch's own operators. Use the built-in PyTorch function. Use torch.sum(x) instead of
+a custom kernel. Avoid writing custom kernels. Do not write a kernel here. Rather than writing your own kernel, keep the
+eager code. Leave the matmul to cuBLAS. Replace the kernel with torch.sum.""")
 
 HONEST = sentences("""Unlike torch.matmul, the kernel reads each row once. Do not use torch.compile; write the fused
-kernel yourself. Replace torch.sum with a reduction inside the kernel. Instead of torch.softmax, one program handles a
-row. Pass bias None to F.conv and treat the bias as a broadcast parameter of the tail. A short torch sum finishes it.
-Extend the row kernel by the steps around it instead of launching more kernels. Rather than calling cuBLAS, keep the
-tile in registers. Use torch.empty instead of torch.zeros for the output. Avoid launching a second kernel for the bias.
-PyTorch falls back to a slow path for non-contiguous inputs, so write a kernel. Use one fused Triton kernel instead of a
-Triton kernel per operator. The matmul may stay a torch call; fuse its epilogue. This beats torch.compile by 1.3x.""")
+kernel yourself. Replace torch.sum with a reduction inside the kernel. Extend the row kernel by the steps around it
+instead of launching more kernels. Rather than calling cuBLAS, keep the tile in registers. Use torch.empty instead of
+torch.zeros for the output. PyTorch falls back to a slow path for non-contiguous inputs, so write a kernel. Use one
+fused Triton kernel instead of a Triton kernel per operator. The matmul may stay a torch call; fuse its epilogue.""")
 HONEST.append("```python\n# use torch.compile\n```")
 
 
@@ -292,14 +269,11 @@ def test_s_summaries_of_each_winner(scripted):
     for part in ("relu(x) * 2", "body0", "First answer, speedup 1.00", "code 1.0", "Best answer, speedup 2.00",
                  "code 2.0", "update_skill_library"):
         assert part in prompt
-    scripted.script = lambda role, prompt: [proposing(entry())]
-    learnt = Skill("learnt", "another", "general", ("relu",), CONTENT)
-    assert [propose(scripted, winners, 1, SkillLibrary(known), REPLY)[0][0].proposals[0].known
-            for known in ([], [learnt])] == [False, True]
     limit = len(summaries[0][0].completion.prompt_ids) - 1
     assert propose(scripted, winners, 4, SkillLibrary(), Sampling(400, max_prompt_tokens=limit)) == [[], []]
-    fitting = propose(scripted, winners, 4, SkillLibrary(), Sampling(400, max_prompt_tokens=limit + 1))
-    assert [len(mine) for mine in fitting] == [4, 4]
+    scripted.script = lambda role, prompt: [proposing(entry())]
+    learnt = SkillLibrary([Skill("learnt", "another", "general", ("relu",), CONTENT)])
+    assert propose(scripted, winners, 1, learnt, Sampling(400, max_prompt_tokens=limit + 1))[0][0].proposals[0].known
 
 
 # ---- summary: whether
@@ -342,18 +316,12 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
     assert [[p.rejected for p in s.proposals] for s in lists[0]] == [[None, "too slow"], [None, "malformed"]]
     assert best_skill(lists[0]) is lists[0][0].proposals[0] and best_skill(lists[0]).skill.verify_speedup == 1.5
     assert best_skill(lists[2]).skill.verify_speedup == 1.9 and best_skill([]) is None
-    every = lists[0] + lists[2]
-    for reward, summary in enumerate(every):
+    lists[2][0].proposals[0].known = True
+    assert best_skill(lists[2]) is None  # the library has it
+    for reward, summary in enumerate(lists[0]):
         summary.reward = float(reward)
-    metrics = summary_metrics(every)
-    assert metrics == {"reward_summary": 1.0, "summaries": 3, "proposals": 5, "passed": 3,
-                       "rejected": {"malformed": 1, "too slow": 1}}
-
-
-def test_a_known_skill_is_never_staged():
-    summary = summary_of(replace(SKILLS[2], verify_speedup=3.0), replace(SKILLS[3], verify_speedup=1.5))
-    summary.proposals[0].known = True
-    assert best_skill([summary]).skill.name == "skill-3" and best_skill([summary_of()]) is None
+    assert summary_metrics(lists[0]) == {"reward_summary": 0.5, "summaries": 2, "proposals": 4, "passed": 2,
+                                         "rejected": {"malformed": 1, "too slow": 1}}
 
 
 def test_the_first_of_equal_windows():

@@ -92,25 +92,6 @@ def test_replies_parse_as_what_they_are(examples):
             assert all(re.search(r"Motivation: .+\nKey Idea: .+\nExample:\n", s["content"]) for s in written)
 
 
-def test_a_skill_in_the_prompt_shows_up_and_others_rarely_do(writer):
-    prompted, unprompted = [], []
-    for seed in range(150):
-        rng = random.Random(seed)
-        if (found := writer.task(seed)) and (applicable := expert.applicable(found[1])):
-            name = rng.choice(sorted(applicable))
-            prompted.append(name in writer.draw(rng, found[1], applicable, {name})[0].used)
-            unprompted.append(name in writer.draw(rng, found[1], applicable, set())[0].used)
-    assert sum(prompted) / len(prompted) > 0.85 and sum(unprompted) / len(unprompted) < 0.45
-
-
-def test_in_a_third_of_the_prompts_with_skills_none_fits(writer):
-    """Else a model learns to write fuller kernels whatever the skills say."""
-    applicable = frozenset(["fuse-pointwise-run", "row-reduction"])
-    shown = [{skill.name for skill in writer.injected(random.Random(seed), applicable)} for seed in range(600)]
-    assert 0.28 < sum(applicable.isdisjoint(names) for names in shown) / len(shown) < 0.48
-    assert sum(names <= applicable for names in shown) > 250
-
-
 def test_the_turn_after_a_broken_kernel_steps_back(examples):
     assert spoil(code := extract_code(examples[0].messages[-1]["content"]), random.Random(0)) != code
     assert {e.unlearnt for e in examples} == {0, 1}  # the broken one is context only
@@ -128,15 +109,13 @@ def test_a_slip_is_context_and_its_repair_is_learnt(first_writer, monkeypatch):
     wide = copy.copy(first_writer)
     wide.distribution = WIDE
     written = [e for seed in range(12) for e in wide.write(seed) if e.kind.startswith("policy")]
-    assert len(written) > 8
     for e in written:
         first, second = [m["content"] for m in e.messages if m["role"] == "assistant"]
         with pytest.raises(SyntaxError):
             compile(extract_code(first), "first", "exec")
         compile(extract_code(second), "second", "exec")
-        assert abs(len(first) - len(second)) < 2 and e.unlearnt == 1
-        assert first.partition("```")[0] == second.partition("```")[0]  # the plan was right
-        assert "does not parse" in e.messages[-2]["content"]
+        assert e.unlearnt == 1 and "does not parse" in e.messages[-2]["content"]
+    assert len(written) > 8
 
 
 # ---- tokens
@@ -155,13 +134,6 @@ def test_loss_falls_on_the_assistants_tokens_only(examples, chat):
 # ---- filter and batches
 
 
-def test_what_was_executed_counts_several_times(monkeypatch):
-    made = {False: Example("policy", [{}] * 3, None, "f"), True: Example("summary", [{}] * 3, None, "f")}
-    monkeypatch.setattr(sft, "write_examples", lambda first, count, executed, *_: [made[executed]] * count)
-    given = options(problems=5, executed=2, diversity_filter=False)
-    assert Counter(e.kind for e in sft.built_in_examples(given)) == {"policy": 5, "summary": 6}
-
-
 def test_the_filter_down_samples_what_is_over_represented(capsys):
     dull = [Example("policy", [{}, {}, {}], None, "linear", kernel="same") for _ in range(200)]
     varied = [Example("policy", [{}, {}, {}], None, f"f{i % 5}", kernel=str(i)) for i in range(200)]
@@ -173,7 +145,7 @@ def test_the_filter_down_samples_what_is_over_represented(capsys):
     assert "380 of 840 examples kept" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("epochs, sequences", [(1, 16), (2.5, 16), (1, 0), (2.5, 0)])
+@pytest.mark.parametrize("epochs, sequences", [(2.5, 16), (2.5, 0)])
 def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(epochs, sequences):
     """A batch is so many sequences, in several parts; or one part, as large as fits."""
     lengths = np.random.default_rng(0).integers(50, 3000, 100).tolist()
@@ -186,8 +158,6 @@ def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(epochs, sequ
         assert max(sum(map(len, parts)) for parts in batches) == 16 and len(batches) == round(7 * epochs)
     else:
         assert {len(parts) for parts in batches} == {1}
-    given.epochs = 0.01
-    assert len(plan_batches(lengths, given)) == 1  # never none
     for part in (part for parts in batches for part in parts):
         [width] = {sft.width_for(lengths[i]) for i in part}  # one for all of a part
         assert width * len(part) <= 8192
@@ -209,22 +179,6 @@ def encoded(count, rng):
 def options(**changes):
     """Those of a training from random weights, which Muon does; of a `model`, AdamW."""
     return complete(sft.Options, {"epochs": 1, "batch_tokens": 2 * sft.WIDTHS[0], "lr": 1e-2, "processes": 1} | changes)
-
-
-def test_training_sees_each_example_once_an_epoch_and_a_part_of_the_last(monkeypatch):
-    steps = []
-
-    def step(parts, rate):
-        steps.append((sorted({i for ids, _ in parts for i in ids[:, 0].tolist()} - {0}), rate))
-        return torch.tensor(1.0)
-
-    monkeypatch.setattr(sft, "TrainStep", lambda *_, **__: step)
-    data = [(np.full(10, i), np.ones(10, dtype=bool)) for i in range(1, 9)]
-    history = sft.train(random_qwen3(32, 32, 64, 1), data, 0, options(epochs=1.5, lr=1.0))
-    assert sorted(i for batch, _ in steps[:4] for i in batch) == list(range(1, 9))  # 2 examples a batch
-    assert len(steps) == 4 + 2 and [entry["step"] for entry in history] == [1, 6]
-    rates = [rate for _, rate in steps]
-    assert rates == pytest.approx([0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * n / 6)) for n in range(6)])
 
 
 @pytest.mark.parametrize("model", ["", "M"])
@@ -263,11 +217,13 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
         sft.train(resumed, data, 0, given(resume=True))
 
 
-TRAININGS = {"rows": 0, "parts": 6}  # batches of one part, and of several; a folder's name: sequences of a batch
+def sharded(out, **changes):
+    """Options of a training in batches of several parts, which two ranks begin and one alone goes on with."""
+    return options(out=str(out), model="M", batch_sequences=6, **changes)
 
 
 def training_on_a_rank(folder):
-    """The first four steps of the trainings."""
+    """The first four steps."""
     saved, sft.SAVE_EVERY = sft.save, -1
 
     def save(model, step, given, done, history):
@@ -276,25 +232,20 @@ def training_on_a_rank(folder):
             raise EOFError
 
     sft.save = save
-    for name, sequences in TRAININGS.items():
-        (folder / name).mkdir(exist_ok=True)
-        with contextlib.suppress(EOFError):
-            sft.train(small_model(), encoded(33, np.random.default_rng(0)), 0,
-                      options(out=str(folder / name), model="M", batch_sequences=sequences))
+    with contextlib.suppress(EOFError):
+        sft.train(small_model(), encoded(33, np.random.default_rng(0)), 0, sharded(folder))
 
 
 def test_two_ranks_begin_and_one_goes_on_as_one_alone(tmp_path):
     done = launch(2, __file__, tmp_path)
     assert done.returncode == 0, done.stderr
-    for name, sequences in TRAININGS.items():
-        data, alone, resumed = encoded(33, np.random.default_rng(0)), small_model(), small_model(1)
-        given = {"model": "M", "batch_sequences": sequences}
-        whole = sft.train(alone, data, 0, options(out=str(tmp_path / "none"), **given))
-        assert torch.load(tmp_path / name / sft.CHECKPOINT)["step"] == 4 < whole[-1]["step"]
-        again = sft.train(resumed, data, 0, options(out=str(tmp_path / name), resume=True, **given))
-        for mine, theirs in zip(resumed.parameters(), alone.parameters()):
-            assert torch.allclose(mine, theirs, rtol=0, atol=1e-6)
-        assert [entry["loss"] for entry in again] == pytest.approx([entry["loss"] for entry in whole], abs=1e-4)
+    data, alone, resumed = encoded(33, np.random.default_rng(0)), small_model(), small_model(1)
+    whole = sft.train(alone, data, 0, sharded(tmp_path / "none"))
+    assert torch.load(tmp_path / sft.CHECKPOINT)["step"] == 4 < whole[-1]["step"]
+    again = sft.train(resumed, data, 0, sharded(tmp_path, resume=True))
+    for mine, theirs in zip(resumed.parameters(), alone.parameters()):
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-6)
+    assert [entry["loss"] for entry in again] == pytest.approx([entry["loss"] for entry in whole], abs=1e-4)
 
 
 # ---- the paper's data layout, and a run's own rollouts
@@ -312,11 +263,9 @@ def test_odd_rows_are_handled_or_told_by_their_line(tmp_path, chat, capsys):
     bad = {"not json": "JSONDecodeError", json.dumps({"prompt": "x"}): "KeyError: 'messages'", "[1]": "TypeError",
            json.dumps({"messages": TALK[:1]}): "UserError: no message of the assistant's",
            json.dumps({"messages": [TALK[0], TALK[1] | {"content": " "}]}): "UserError: the reply is empty",
-           json.dumps({"messages": CALLED}): "UserError: the reply is empty",  # this template does not write calls
-           "\ud800".encode("utf-8", "surrogatepass"): "JSONDecodeError"}
+           json.dumps({"messages": CALLED}): "UserError: the reply is empty"}  # this template does not write calls
     path = tmp_path / "rows.jsonl"
-    lines = [*(json.dumps(row).replace("hi", "h\u2028i") for row in good), "", *bad]
-    path.write_bytes(b"\n".join(line if isinstance(line, bytes) else line.encode() for line in lines))
+    write_lines(path, *(json.dumps(row).replace("hi", "h\u2028i") for row in good), "", *bad)
     data = read_chats(path, chat)
     assert [learnt(chat, *pair) for pair in data] == [["Plan: x.<|im_end|>"]] * 3 + [["Plan: x.<|im_end|>"] * 2]
     shown = [chat.tokenizer.decode(ids) for ids, _ in data]
@@ -377,12 +326,8 @@ TINY = Path(sft.__file__).parent / "checkpoints" / "tiny"
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--out", "x", "--model", "no/such/folder/./"], "no/such/folder"),
     (["--out", "x", "--model", "checkpoints/none"], "no such model folder"),
     ([], "--out is required"),
-    pytest.param(["--out", "OUT", "--device", "cuda"], "--device cuda: no GPU is available here",
-                 marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")),
-    (["--out", "OUT", "--problems", "0"], "--problems 0: choose a number above 0"),
     (["--out", "OUT", "--data", "none.jsonl"], "--data, --from-rollouts and several GPUs need --model"),
     (["--out", "OUT", "--model", TINY, "--data", "none.jsonl"], "none.jsonl: cannot be read"),
     (["--out", "OUT", "--model", TINY, "--from-rollouts", "runs/x"], "runs/x/config.json: cannot be read"),

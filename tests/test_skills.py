@@ -1,14 +1,9 @@
 """The skill library: what it keeps, what it refuses, and what BM25 finds in it (selector.recall)."""
 
 import json
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from program.files import write_atomically
 from program.process import UserError
 from selector import recall
 from skills import Skill, SkillLibrary, skill_from_json
@@ -49,9 +44,8 @@ RECORD = {"name": "n", "description": "d", "scope": "general", "tags": ["t"], "c
 
 
 @pytest.mark.parametrize("line", [
-    '{"name": "half', [1, 2], 3, {"name": "n"}, RECORD | {"name": " "}, RECORD | {"content": 1}, RECORD | {"tags": "t"},
-    RECORD | {"tags": [1]}, RECORD | {"verify_speedup": "fast"}, RECORD | {"verify_speedup": True}, "\udcff\udcfe\0",
-    "[" * 100000])
+    '{"name": "half', [1, 2], {"name": "n"}, RECORD | {"name": " "}, RECORD | {"tags": [1]},
+    RECORD | {"verify_speedup": "fast"}, "\udcff\udcfe\0", "[" * 100000])
 def test_a_broken_line_is_refused_with_its_number(tmp_path, line):
     text = line if isinstance(line, str) else json.dumps(line)
     lines = [json.dumps(RECORD | {"name": "a"}), "", text, json.dumps(RECORD | {"name": "b"})]
@@ -96,18 +90,3 @@ def test_small_libraries_are_recalled_whole():
     assert recall(SkillLibrary(LIBRARY[:3]), "unrelated vocabulary") == []
     alike = SkillLibrary([skill(f"softmax-{i}", "One program for each row keeps it in registers.") for i in range(5)])
     assert recall(alike, "x = torch.softmax(x)") == alike.skills  # their common words would count against them
-
-
-def test_killed_while_writing_leaves_a_whole_file(tmp_path):
-    """A writer that is killed at a random moment leaves one of the complete texts."""
-    path = tmp_path / "file"
-    write_atomically(path, "0" * 200_000)
-    program = ("import sys; from program.files import write_atomically\nprint('go', flush=True)\n"
-               f"for i in range(10**6): write_atomically({str(path)!r}, str(i % 10) * 200_000)")
-    writer = subprocess.Popen([sys.executable, "-c", program], cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE)
-    writer.stdout.readline()
-    time.sleep(0.2)
-    writer.kill()
-    writer.wait()
-    text = path.read_text()
-    assert len(text) == 200_000 and len(set(text)) == 1

@@ -15,8 +15,7 @@ from candidates import all_pass, passes
 from conftest import make_task
 from summarizer import lazy_advice
 from synthetic import expert
-from synthetic.examples import policy_reply
-from synthetic.expert import ALL, TECHNIQUES, read, render, techniques_in
+from synthetic.expert import ALL, TECHNIQUES, read, render
 from synthetic.generator import WIDE, synthesize, training_tasks
 from synthetic.heads import FAMILIES
 from synthetic.operators import POINTWISE, Operator
@@ -83,32 +82,22 @@ def test_the_constructor_is_copied_to_the_letter(problems):
 
 
 # Forwards of two tensors, the tensors' shape, and a line that shows which kind of kernel takes them over.
-SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.max(x, dim=-1)[1]", "(40, 300)", "sweep("),
-          ("torch.softmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("F.log_softmax(x.abs(), 1)", "(32, 17000)", "sweep("),
+SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("F.log_softmax(x.abs(), 1)", "(32, 17000)", "sweep("),
           ("torch.cumprod(x * 0.01 + 1, dim=1)", "(32, 17000)", "sweep("), ("x / torch.norm(x)", "(64, 99)", "loss("),
+          ("y = x - x.mean(dim=1, keepdim=True)\n        return y", "(2, 999, 20)", "sweep("),  # one name for two
+          ("torch.tanh(nn.LayerNorm((8, 16, 16))(x))", "(64, 8, 16, 16)", "cols = weight.numel()"),
           ("torch.relu(x.T @ y * 0.5)", "(64, 50)", "matmul("),
-          ("torch.bmm(x, y.transpose(1, 2))", "(3, 64, 50)", "matmul("),
           ("x @ y.T * y.sum(1, keepdim=True)", "(64, 64)", "matmul("),  # a number for each of its rows
+          ("torch.einsum('bmk,bkn->bmn', x, y)", "(3, 64, 64)", "matmul("),
+          ("torch.tanh(torch.matmul(x, x)) * 0.5 + y", "(64, 64)", "= torch.matmul(x, x)"),  # a square stays torch's
           ("x.mean((2, 3)) * y[0, 0, 0, :6]", "(8, 6, 9, 9)", "row("),  # numbers of the rows: outside of its kernel
           ("F.cross_entropy(x, y.argmax(dim=1))", "(64, 128)", "row("),
-          ("F.cosine_similarity(x, y)", "(64, 128)", "row("),
-          ("F.huber_loss(x, y)", "(64, 128)", "loss("),
           ("F.kl_div(x.log_softmax(1), y.softmax(1), reduction='batchmean')", "(64, 128)", "loss("),
           ("torch.where(x > 0, x, y * 2)", "(64, 128)", "fused("),
-          ("y = x - x.mean(dim=1, keepdim=True)\n        return y", "(2, 999, 20)", "sweep("),  # one name for two
-          ("torch.std(x, dim=1)", "(64, 33, 20)", "sweep("), ("torch.relu(x) + torch.var(x)", "(64, 99)", "fused("),
-          ("F.softmin(x, dim=-1)", "(64, 99)", "row("), ("F.mse_loss(x, y, reduction='sum')", "(64, 128)", "loss("),
-          ("torch.einsum('bmk,bkn->bmn', x, y)", "(3, 64, 64)", "matmul("), ("F.linear(x, y)", "(64, 64)", "matmul("),
           ("nn.Conv2d(6, 6, (3, 5), stride=(2, 1), padding=(1, 2), groups=6)(x)", "(2, 6, 17, 19)", "depthwise("),
-          ("nn.Conv3d(4, 4, 3, dilation=2, groups=4, bias=False)(x)", "(2, 4, 7, 9, 8)", "depthwise("),
           ("nn.LPPool2d(2, (3, 2), stride=2)(x)", "(2, 8, 13, 19)", "lppool("),
           ("nn.MaxPool2d((3, 2), 2, padding=1, dilation=(2, 1))(x)", "(2, 8, 13, 19)", "maxpool("),
           ("nn.AvgPool3d(3, stride=2, padding=1)(x)", "(2, 4, 7, 9, 11)", "avgpool(")]
-# What the expert leaves to torch: cuDNN is faster, or options that its kernels do not know.
-LEFT = ["nn.Conv2d(8, 8, 3)", "nn.Conv2d(8, 8, 1)", "nn.Conv2d(8, 8, 1, groups=2)", "nn.ConvTranspose2d(8, 8, 3)",
-        "nn.MaxPool2d(2, ceil_mode=True)", "nn.AvgPool2d(3, padding=1, count_include_pad=False)"]
-
-
 def single(name, forward, shape):
     """A problem of two tensors of one shape. A layer in `forward` becomes one of the model's."""
     source = make_task().source.replace("class", "import torch.nn.functional as F\n\nclass").replace("x):", "x, y):")
@@ -122,11 +111,8 @@ def single(name, forward, shape):
 
 
 @pytest.mark.parametrize("call", [
-    "nn.Softplus(beta=3.0)(x)", "F.softplus(x, 3.0)", "nn.SmoothL1Loss(beta=0.3)(x, y)",
-    "nn.HuberLoss(delta=0.2)(x, y)",
-    "nn.LayerNorm(128, elementwise_affine=False)(x)", "nn.LayerNorm(128, bias=False)(x)", "F.normalize(x, eps=20.0)",
-    "torch.softmax(x, 1, dtype=torch.float64)", "nn.TripletMarginLoss(p=1.0)(x, y, y)",
-    "nn.CrossEntropyLoss(label_smoothing=0.2)(x, y.argmax(dim=1))"])
+    "nn.Softplus(beta=3.0)(x)", "F.softplus(x, 3.0)", "nn.HuberLoss(delta=0.2)(x, y)",
+    "nn.LayerNorm(128, bias=False)(x)", "F.normalize(x, eps=20.0)", "torch.softmax(x, 1, dtype=torch.float64)"])
 def test_what_an_operators_options_change_is_not_dropped(box, call):
     """The expert leaves such a step to torch, and writes a kernel for what follows."""
     task = single("odd", f"z = {call}\n        return torch.tanh(z + x) * 0.5", "(64, 128)")
@@ -140,130 +126,6 @@ def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
     all_pass(box, list(zip(tasks_, codes)))
 
 
-def test_a_plan_says_which_lines_each_kernel_takes_over():
-    lines = "x = torch.matmul(x, y) * 0.5", "x = torch.cumsum(x, 0)", "return torch.softmax(x.tanh(), 1)"
-    solution = render(expert.follow(single("planned", "\n        ".join(lines), "(64, 64)")), ALL - {"row-scan"})
-    plan, _, code = policy_reply(solution, steps=True).partition("\n\n```python\n")
-    assert code == solution.code + "```" and plan.split("\n")[1:] == [
-        "matmul: x = torch.matmul(x, y) [x, y]; x = x * 0.5", "torch: x = torch.cumsum(x, 0)",
-        "row: x = x.tanh() [x]; x = torch.softmax(x, 1) over 1"]
-    pooled = render(expert.follow(single("pooled", "nn.MaxPool2d(2)(x)", "(2, 8, 16, 16)")), ALL)
-    assert re.fullmatch(r"maxpool: \w+ = self\.\w+\(x\)", pooled.plan)
-
-
-def test_every_call_passes_the_operands_of_its_plan_in_their_order():
-    calls = 0
-    for seed in range(120):
-        parsed = expert.read(synthesize(seed, clutter=True, distribution=WIDE))
-        solution = parsed and render(parsed, ALL)
-        plain = str.maketrans("[]", "()")  # subscripts are none of the lists
-        code = solution.code.translate(plain) if solution else ""
-        for name, steps in re.findall(r"^(?!torch:)(\w+): (.*)$", solution.plan, re.MULTILINE) if solution else []:
-            operands = [listed.translate(plain) for listed in re.findall(r" \[(.+?)\](?=; |$)", steps)]
-            calls += bool(operands)
-            assert not operands or f"{name}({', '.join(operands)}" in code, seed
-    assert calls > 100
-
-
-def test_the_square_of_a_matrix_stays_with_torch():
-    solution = render(expert.follow(single("squared", "torch.tanh(torch.matmul(x, x)) * 0.5 + y", "(64, 64)")), ALL)
-    assert "matmul_kernel" not in solution.code and "torch.matmul(x, x)" in solution.code
-
-
-def test_a_layer_norm_over_several_dimensions_reads_its_length_from_its_weight(box):
-    task = single("norm", "torch.tanh(nn.LayerNorm((8, 16, 16))(x))", "(64, 8, 16, 16)")
-    code = render(expert.follow(task), ALL).code
-    assert "cols = weight.numel()" in code
-    passes(box, task, code)
-
-
-
-@pytest.mark.parametrize("layer", LEFT)
-def test_a_solution_that_would_leave_everything_to_torch_is_none(layer):
-    assert render(expert.follow(single("left", f"{layer}(x)", "(2, 8, 16, 16)")), ALL) is None
-
-
-AFTER = '''import torch
-import torch.nn as nn
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.CONV
-        self.then = nn.THEN
-    def forward(self, x):
-        x = self.conv(x)
-        return RESULT
-def get_inputs():
-    return [torch.randn(4, 4, 12, 13)]
-def get_init_inputs():
-    return []
-'''
-LAST = "F.conv_transpose2d(x.contiguous(memory_format=torch.channels_last), self.conv.weight, None"
-
-
-@pytest.mark.parametrize("layer, then, result, shown", [  # where its bias goes, and in which memory it works
-    ("Conv2d(4, 8, 3)", "MaxPool2d(2, padding=1)", "self.then(x).tanh() * 2", "fused(x, self.conv.bias)"),
-    ("Conv2d(4, 8, 3)", "AvgPool2d(3)", "self.then(x).tanh().sum(dim=(2, 3))", "row(x, self.conv.bias)"),
-    ("Conv2d(4, 8, 3)", "AvgPool2d(3, padding=1)", "self.then(x).tanh() * 2", "x = self.conv(x)"),
-    ("Conv2d(4, 8, 3)", "MaxPool2d(2)", "self.then(x) * x.mean()", "x = self.conv(x)"),  # two readers
-    ("Conv2d(4, 8, 3)", "BatchNorm2d(8)", "self.then(x).relu()", "fused(x, mu, var, "),
-    ("Conv2d(4, 8, 3)", "GroupNorm(2, 8)", "self.then(x).relu()", "norm(x, self.conv.bias, "),
-    ("Conv2d(4, 8, 3)", "ReLU()", "torch.logsumexp(self.then(x), dim=1)", "sweep(x, self.conv.bias)"),
-    ("ConvTranspose2d(4, 8, 3, stride=2)", "ReLU()", "self.then(x) * 2 + 1", LAST),
-    ("ConvTranspose2d(4, 8, 3, groups=2)", "ReLU()", "self.then(x) * 2 + 1", "F.conv_transpose2d(x, "),
-    ("ConvTranspose2d(4, 8, 3)", "ReLU()", "torch.sum(self.then(x), dim=1)", "F.conv_transpose2d(x, ")])
-def test_what_a_convolution_leaves_to_what_follows_it(box, layer, then, result, shown):
-    task = Task("after", 2, AFTER.replace("CONV", layer).replace("THEN", then).replace("RESULT", result))
-    code = render(expert.follow(task), ALL).code
-    assert shown in code and (".movedim(1, -1)" in code) == (shown == LAST), code
-    passes(box, task, code)
-
-
-NETWORK = '''import math
-import torch
-import torch.nn as nn
-SLOPE = 0.2
-def widened(n):
-    return int(math.sqrt(n * n)) * 2
-class Block(nn.Module):
-    def __init__(self, channels):
-        super(Block, self).__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1)
-        self.norm = nn.BatchNorm2d(channels)
-    def forward(self, x):
-        identity = x
-        out = self.norm(self.conv(x))
-        out += identity
-        return torch.relu(out)
-class Model(nn.Module):
-    def __init__(self, channels):
-        super().__init__()
-        self.blocks = nn.ModuleList([Block(channels), Block(channels)])
-        self.tail = nn.Sequential(nn.Conv2d(channels, widened(channels), 1), nn.LeakyReLU(SLOPE), nn.Dropout(0.0))
-    def _gate(self, x):
-        return x * torch.sigmoid(x) * 0.5
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        first, second = self.tail(x).chunk(2, dim=1)
-        x = self._gate(first)
-        return x - second
-def get_inputs():
-    return [torch.randn(2, 4, 8, 8)]
-def get_init_inputs():
-    return [4]
-'''
-
-
-def test_a_network_keeps_its_layers_and_has_kernels_in_every_method(box):
-    task = Task("network", 3, NETWORK)
-    code = render(expert.follow(task), ALL).code
-    for text in ("torch.var_mean(", "F.conv2d(x, self.tail[0].weight, None", "self.blocks[1](x)", "def widened(n):",
-                 "SLOPE", r"class Block.*fused.*class ModelNew", r"def _gate.*fused.*def forward"):
-        assert text in code or re.search(text, code, re.DOTALL)
-    passes(box, task, code)
-
-
 def test_solutions_for_the_wide_distribution_are_correct(box):
     families = {name: row for name, row in WIDE.items() if name not in FAMILIES}
     found, evaluation = {}, evaluation_fingerprints()
@@ -273,19 +135,6 @@ def test_solutions_for_the_wide_distribution_are_correct(box):
             found.setdefault(task.family, task)
     assert set(found) == set(families)
     all_pass(box, [(task, render(expert.follow(task), ALL).code) for task in found.values()])
-
-
-def test_layers_in_a_sequence_are_the_operators_that_they_are_outside_one():
-    inside = "nn.Sequential(nn.Linear(4, 4), nn.Tanh())"
-    together = (f"class Model(nn.Module):\n def __init__(self):\n  self.net = {inside}\n"
-                " def forward(self, x):\n  return self.net(x)")
-    apart = together.replace(inside, "nn.Linear(4, 4)").replace("return self.net(x)", "return torch.tanh(self.net(x))")
-    assert fingerprint(together) == fingerprint(apart) != fingerprint(together.replace("Tanh", "ReLU"))
-
-
-def test_techniques_are_told_from_structure_not_from_plans():
-    code = "Plan: fuse-pointwise-run\n# fuse-pointwise-run\nclass ModelNew: pass"
-    assert techniques_in(code) == techniques_in("") == set()
 
 
 def test_skill_texts_pass_the_checks_that_proposals_face():
@@ -341,7 +190,5 @@ def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(box
     codes = [render(read(task), ALL).code for task in drawn]
     assert any("2.0 * tl.sigmoid(2.0 *" in code for code in codes)
     all_pass(box, list(zip(drawn, codes)))
-    source = texts["F.tanhshrink("][0].source
-    call = source[source.index("F.tanhshrink("):].split("\n")[0].split(")")[0] + ")"
-    variable = call[len("F.tanhshrink("):-1]
-    assert fingerprint(source) == fingerprint(source.replace(call, f"{variable} - torch.tanh({variable})"))
+    source = "class Model(nn.Module):\n def forward(self, x):\n  return {}"
+    assert len({fingerprint(source.format(text.format(x="x"))) for text in spellings}) == 1

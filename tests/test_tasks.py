@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -55,8 +54,7 @@ def task(source):
 
 @pytest.mark.parametrize("load, text, message", [
     (load_task, "class Model: pass\ndef get_init_inputs(): return []\n", "get_inputs"),
-    (load_task, "def get_inputs(:\n", r"not valid Python \(.*line 1\)"), (load_task, "\0", "not valid Python"),
-    (load_task, None, "cannot read the problem"), (folder_tasks, None, "no problem files"),
+    (load_task, "def get_inputs(:\n", r"not valid Python \(.*line 1\)"), (load_task, None, "cannot read the problem"),
     (lambda path: folder_tasks(path.parent), None, "no problem files"),
     (lambda path: kernelbench_tasks(path.parent, 1), None, "no level1/ there")])
 def test_bad_or_missing_problems_are_told_in_one_line(tmp_path, load, text, message):
@@ -69,11 +67,9 @@ def test_bad_or_missing_problems_are_told_in_one_line(tmp_path, load, text, mess
 
 
 @pytest.mark.parametrize("ending, status, told", [
-    (0, 0, ""), (3, 3, ""), (UserError("no such thing"), 2, "prog.py: error: no such thing\n"),
-    (TaskError("bad"), 2, "prog.py: error: bad\n"), (KeyboardInterrupt(), 130, "prog.py: interrupted\n"),
+    (3, 3, ""), (UserError("no such thing"), 2, "prog.py: error: no such thing\n"),
     (OSError(28, "No space left on device"), 2, "prog.py: error: [Errno 28] No space left on device\n"),
-    (signal.SIGTERM, 130, "prog.py: interrupted\n"),
-])
+    (signal.SIGTERM, 130, "prog.py: interrupted\n")])
 def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, status, told, monkeypatch, capsys):
     def main():
         if isinstance(ending, signal.Signals):
@@ -98,8 +94,7 @@ class Some:
     on: bool = setting(True, "a switch")
 
 
-@pytest.mark.parametrize("value, fits", [(0, True), (0.5, True), (1, True), (2, False), (-1, False), (math.nan, False),
-                                         (math.inf, False), (True, True), ("x", True), (None, True)])
+@pytest.mark.parametrize("value, fits", [(0, True), (1, True), (2, False), (-1, False), (math.nan, False)])
 def test_numbers_out_of_range_are_refused(value, fits):
     with contextlib.nullcontext() if fits else pytest.raises(UserError, match="choose a number from 0 to 1"):
         complete(Some, {"top_p": value})
@@ -170,10 +165,8 @@ FORWARD = "return self.act(x) * self.scale - torch.sigmoid(x)"
 
 
 @pytest.mark.parametrize("old, new, near", [
-    ("self.scale", "self.factor", True), ("rows = 8", "rows = 4096", True), ("2.0", "-1.5", True),
-    ("randn(rows, 4)", "rand(rows, 4, 4)", True),
-    (FORWARD, "y = torch.sigmoid(x)\n        return self.scale * F.relu(x) - y", True)] + [
-    ("self.act(x)", call, True) for call in ("torch.relu(x)", "x.relu()", "torch.nn.functional.relu(x)")] + [
+    ("self.scale", "self.factor", True), ("rows = 8", "rows = 4096", True), ("self.act(x)", "x.relu()", True),
+    (FORWARD, "y = torch.sigmoid(x)\n        return self.scale * F.relu(x) - y", True),
     ("torch.sigmoid(x)", "torch.tanh(x)", False), ("- torch", "+ torch", False)])
 def test_an_evaluation_problem_in_disguise_is_refused(old, new, near):
     assert old in PROBLEM
@@ -183,13 +176,12 @@ def test_an_evaluation_problem_in_disguise_is_refused(old, new, near):
 
 @pytest.mark.parametrize("one, other", [
     ("torch.mean(torch.relu(1 - x))", "torch.mean(torch.clamp(1 - x, min=0))"), ("x.relu_()", "torch.clamp_min(x, 0)"),
-    ("nn.LeakyReLU(0.1)", "torch.where(x > 0, x, 0.1 * x)"), ("nn.LeakyReLU()", "F.leaky_relu(x, 0.2)"),
-    ("F.huber_loss(x, x)", "nn.SmoothL1Loss()"), ("F.hardsigmoid(x)", "torch.clamp(x + 3, 0, 6) / 6"),
-    ("F.normalize(x)", "x / torch.norm(x, dim=1, keepdim=True)"), ("F.linear(x, x)", "torch.matmul(x, x)"),
-    ("x * torch.rsqrt(x.mean() + 1)", "x / torch.sqrt(x.mean() + 1)"), ("F.layer_norm(x, (4,))", "nn.LayerNorm(4)"),
-    ("x * torch.tanh(0.79788456 * x)", "x * torch.tanh(math.sqrt(2.0 / math.pi) * x)"), ("x / 2", "x * 0.5"),
-    ("self.tail(x)", "torch.softmax(x, 1)"), ("nn.GELU()", "x * 0.5 * (1.0 + torch.erf(x / 1.41421))"),
-    ("F.silu(x)", "x * torch.sigmoid(x)")])
+    ("nn.LeakyReLU(0.1)", "torch.where(x > 0, x, 0.1 * x)"), ("F.huber_loss(x, x)", "nn.SmoothL1Loss()"),
+    ("F.normalize(x)", "x / torch.norm(x, dim=1, keepdim=True)"), ("F.layer_norm(x, (4,))", "nn.LayerNorm(4)"),
+    ("x * torch.rsqrt(x.mean() + 1)", "x / torch.sqrt(x.mean() + 1)"), ("x / 2", "x * 0.5"),
+    ("x * torch.tanh(0.79788456 * x)", "x * torch.tanh(math.sqrt(2.0 / math.pi) * x)"),
+    ("nn.Sequential(nn.Linear(4, 4), nn.Tanh())", "torch.tanh(torch.matmul(x, x))"),
+    ("self.tail(x)", "torch.softmax(x, 1)"), ("nn.GELU()", "x * 0.5 * (1.0 + torch.erf(x / 1.41421))")])
 def test_two_spellings_of_one_problem_are_near(one, other):
     """A layer is called in the forward; `tail` is a method that holds a softmax."""
     def model(expression):
@@ -220,13 +212,9 @@ def test_the_training_stream_keeps_clear_of_the_evaluation():
 
 
 @pytest.mark.parametrize("forward, reason", [
-    ("return x * torch.rand(1)", "not deterministic"),
-    ("return x * 0", "constant output"),
+    ("return x * torch.rand(1)", "not deterministic"), ("return x * 0", "constant output"),
     ("return torch.log(x - x)", "does not return one finite tensor"),
-    ("return x @ x", "does not run: RuntimeError"),
-    ("return self", "does not return one finite tensor"),
-    ("return self.missing(x)", "does not run: AttributeError"),
-])
+    ("return self", "does not return one finite tensor"), ("return x @ x", "does not run: RuntimeError")])
 def test_unfit_problems_are_refused_with_their_reason(forward, reason):
     assert unfit(task(PROBLEM.replace(FORWARD, forward)), frozenset()) == reason
 
@@ -242,18 +230,11 @@ def test_synthesised_problems_parse_and_vary(clutter):
     assert sum(unfit(t, frozenset()) is None for t in made) >= 50
 
 
-def test_the_project_ships_hashes_and_no_problem_of_kernelbench():
-    text = (Path(tasks.__file__).parent / "problems" / "kernelbench_fingerprints.txt").read_text()
-    assert all(len(line) == 12 and int(line, 16) >= 0 for line in text.split())
-
-
 def test_ids():
     problems = [Task(f"level1/{i}_P", 1, "") for i in range(1, 13)]
-    assert chosen_tasks(problems, "every5") == [problems[4], problems[9]]
     assert chosen_tasks(problems, "10, 2-4,2") == [*problems[1:4], problems[9]]
-    assert chosen_tasks(problems, "11-99") == problems[10:]
-    assert chosen_tasks(problems, None) == problems
-    for bad in ("13", "13-20", "x", "", "5-", "every0", "every", "-3", "every13", "4-2"):
+    assert chosen_tasks(problems, "11-99") == problems[10:] and chosen_tasks(problems, None) == problems
+    for bad in ("13", "x", "", "5-", "every0", "every13", "4-2"):
         with pytest.raises(UserError, match="--ids"):
             chosen_tasks(problems, bad)
 
@@ -271,11 +252,3 @@ def test_tasks_go_on_where_they_were(tasks, tmp_path):
     assert len(set(first)) == (3 if tasks == "folder" else 7)
     other = configure(vars(args) | {"seed": 5})
     assert [task.source for task in itertools.islice(task_stream(other), 7)] != first
-
-
-def test_a_task_that_would_fill_a_gpu_is_left_out_there():
-    """A layer as wide as the columns, of which a GPU gets 256 times as many: 17 GB of weights that nothing uses."""
-    streams = [task_stream(SimpleNamespace(tasks="synth", seed=0, device=device))
-               for device in ("cpu", "cuda")]
-    small, large = ([task.name for task in itertools.islice(stream, 38)] for stream in streams)
-    assert small[36] == "synth/43" and "synth/43" not in large and small[:36] == large[:36] and small[37] == large[36]

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from chat_templates import template_tokenizer
-from conftest import CONTENT, by_hand, launch, learnt, write_lines  # first: it puts the root on the path
+from conftest import by_hand, launch, learnt, write_lines  # first: it puts the root on the path
 import sft
-from backbone import Backbone, Chat, Sampling, extract_code, extract_tool_call
+from backbone import Backbone, Chat, Completion, Sampling, extract_code, extract_tool_call
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts
 from fast import ranks

@@ -384,7 +384,7 @@ def main(argv=None) -> int:
     options = complete(Options, given, size=int(given["device"] == "cuda"))
     tasks, model, library, config = start(options)
     folder = Path(options.out or f"runs/bench_level{options.level}")
-    with Sandbox(options.device, timeout=options.timeout, seed=options.seed, tasks=8, measure=PRECISE,
+    with Sandbox(options.device, timeout=options.timeout, tasks=8, measure=PRECISE,
                  tolerance=options.tolerance, baseline=options.baseline) as sandbox:
         done = ranks.first(open_folder(folder, config) if ranks.rank() == 0 else None)
         done |= too_large_samples(tasks, options)

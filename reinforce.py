@@ -651,10 +651,8 @@ def main(argv=None) -> int:
     given = parse(Options, argv, __doc__.split("\n")[0])
     run = resume_run(given, configure, CHANGEABLE) if given.get("resume") else new_run(given, configure)
     options = run.options
-    # On a CPU the same seed gives the same verdicts. On a GPU the inputs of correctness trials are secret.
-    seed = options.seed if options.device == "cpu" else None
     with contextlib.ExitStack() as stack:  # closes the sandboxes, whatever ends the training
-        run.sandbox = stack.enter_context(Sandbox(options.device, trials=options.trials, tasks=8, seed=seed))
+        run.sandbox = stack.enter_context(Sandbox(options.device, trials=options.trials, tasks=8, secret=run.secret))
         if options.reward == "cuda-agent" and options.device == "cuda":
             # only this reward compares with torch.compile, which takes long
             run.compile_sandbox = stack.enter_context(Sandbox(options.device, trials=1, tasks=4, baseline="compile"))

@@ -69,6 +69,7 @@ class Run:
     initial_names: set  # of the skills before the first step; all others count as learnt
     optimizer: torch.optim.Optimizer  # or, with several ranks, ranks.ShardedOptimizer
     generator: torch.Generator  # of all sampling in training
+    secret: str = ""  # what the inputs of correctness trials follow from; no candidate may know it
     resumed: bool = False  # after step 0: is step 0 done, the evaluation before training?
     step: int = 0  # complete steps
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
@@ -146,6 +147,7 @@ def resume_run(given, configure, changeable) -> Run:
         run.optimizer.load_state_dict(saved["optimizer"])
         run.generator.set_state(saved["generator"])
         run.initial_names = set(saved["initial_names"])
+        run.secret = saved["secret"]
     run.step = saved["step"]
     run.resumed = run.step > 0 or bool(read_metrics(out))
     lay_out(run)
@@ -180,7 +182,8 @@ def load(out, source, given, configure) -> Run:
     library = SkillLibrary.of_model(source)
     optimizer = ranks.sharded(make_adamw, model.model.parameters(), lr=options.lr, host=options.offload)
     generator = torch.Generator(model.device).manual_seed(options.seed)
-    return Run(options, out, model, library, {skill.name for skill in library.skills}, optimizer, generator)
+    names, secret = {skill.name for skill in library.skills}, ranks.first(os.urandom(16).hex())
+    return Run(options, out, model, library, names, optimizer, generator, secret)
 
 
 def lay_out(run):
@@ -266,7 +269,7 @@ def save_checkpoint(run):
     run.model.save(folder)
     run.library.save(folder / MODEL_FILE)
     torch.save({"step": run.step, "options": asdict(run.options), "initial_names": [*run.initial_names],
-                "optimizer": optimizer, "generator": run.generator.get_state()}, folder / "trainer.pt")
+                "optimizer": optimizer, "generator": run.generator.get_state(), "secret": run.secret}, folder / "trainer.pt")
     os.sync()  # the system may lose power, too
     new = run.out / "checkpoint.new"  # a link cannot be changed, but another can take its place
     new.unlink(missing_ok=True)

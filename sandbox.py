@@ -8,65 +8,47 @@ The paper's reward is made of three numbers of a Verdict (policy.davinci_reward)
     speedup     time of the reference / time of the candidate, for one forward
     coverage    time in the candidate's own kernels whose results reach the output / time of its whole forward
 
-There are two clocks. Without a GPU the time is *modelled* (judge/modelled.py, judge/interpreter.py), with one it is
-*measured* (judge/measured.py). A Verdict says which; the two are never compared.
+There are two clocks. Without a GPU the time is *modelled* (judge/prices.py), with one it is *measured*
+(judge/measured.py). A Verdict says which; the two are never compared.
 
-The caller, such as the trainer, runs no code of a task or a candidate. It talks to *scorers*. A scorer is a process
-that is loaded with one task at a time; it owns the reference model, the inputs, the expected outputs and the
-comparison. The candidate's Python runs in a process that has no GPU and only *records*: which operators and kernels
-one forward calls, as data. A third process, which holds none of the candidate's Python, runs that recorded program.
+    trainer -- Sandbox -- judge      a few, each with one task at a time: its reference, inputs, comparison, clock. A
+                  |                  candidate's Python does not run here, only its *program*
+                  '------ recorder   one a candidate, jailed, without a GPU: runs the candidate's file and calls forward
+                                     on tensors without values. It hands back the program: operator calls and kernel
+                                     launches, as data
 
-    Sandbox (trainer) --- scorers (one task each: reference, inputs, expected outputs, comparison)
-                             |
-                             |--- candidate   records its forward
-                             '--- replayer    runs the program on inputs that the candidate has not seen
-                                              without a GPU: interprets its kernels and prices every step
-                                              with one: times it, and the reference in turn with it
+Both clocks follow one order: *read* the text; *record* the forward twice, and both programs must be equal; in each
+trial run the program on new inputs, *then* the reference, and compare (*check*); *leave out* each kernel in turn;
+*time* both. CUDA C++ (load_inline) cannot be recorded. With a GPU such a candidate runs in a jailed process of its own,
+which has the GPU, and is timed from outside; without a GPU it is refused.
 
-A CUDA extension (load_inline) cannot be recorded. With a GPU such a candidate runs there in a process of its own. That
-takes a minute, and less is promised for it; without a GPU it is refused.
+What we promise, how it is kept, and what is not promised:
 
-What we promise. The rules are in judge/rules.py, how outputs are compared in judge/correctness.py, how processes are
-confined in judge/processes.py; tests/ has a test for each line, most of them in test_cheats.py.
+    The candidate's Python       It runs in the recorder, which has none of them. (A process with CUDA C++ has the
+    never meets the reference,   inputs, but never an answer.)
+    the answers or the clock
+    Only the recorded program    It is data: operators and launches, no Python.
+    counts                       Not: on a GPU it is native code, which could walk through its process's memory.
+    Correct on inputs that it    Inputs come from a keyed hash of the run's secret, the task, the text and the trial.
+    has not seen                 The secret is drawn once for a run and is never in a recorder's memory; no --seed does
+                                 this job. There are several distributions, and parameters are perturbed.
+    Fast by its own work         A kernel without which the output is the same does not count. While a GPU times a
+                                 candidate, inputs are new and outputs are checked.
+                                 Not: results that native code keeps in memory between the calls of one batch.
+    The modelled clock ranks     Rank correlation with measured speedups: at least 0.85 (results/).
+    honest kernels as a GPU      Not: programs written to please the price table, and races between programs of a
+                                 launch. It is a teaching clock; train for a result with a GPU.
+    A candidate costs only       Limits on time, memory, processes and threads, files, the size of text and messages. A
+    itself                       judge or recorder that dies is started again, and other candidates are judged.
+    The machine                  A jail around every process with a candidate's Python (judge/processes.py): programs
+                                 are read-only, /tmp is empty, no network, no capabilities, none of the user's files.
+                                 Where it cannot start, a line on stderr says so, and only limits apply.
+                                 Not: a deliberate attack on the kernel or the GPU's driver. Files that this user may
+                                 read in /usr, /etc and /opt can be read.
 
-    Wrong outputs          Each trial has fresh inputs, of several distributions, and parameters that are perturbed
-                           alike in both models. Outputs must have the reference's structure, shapes, dtypes and device,
-                           and values within a tolerance in proportion to the output. This holds for extensions, too.
-    Patching PyTorch,      Only the recorded program is judged: nothing else that the candidate's Python did can count.
-    forging results        An extension is timed from outside of its process.
-    State across calls     After one call that is not recorded, two forwards are recorded and must be equal. While a GPU
-                           times them, no inputs come twice, and one call of each batch, drawn at random, is compared.
-                           Of an extension we check the outputs of timed calls.
-    Code in kernels' text  We interpret or compile the checked syntax tree, never the text. An extension is native code.
-    Races in a launch      We do not look for them. Without a GPU programs run in lockstep, or one by one in order; on a
-                           GPU the outputs are what the GPU makes of them.
-    Kernels that rely on   Without a GPU the interpreter does what Triton's compiler would do; hints are ignored,
-    Python                 asserts are not run, and rare operations are refused by name (judge/lockstep.py). On a GPU
-                           the compiled kernel runs.
-    Shared outputs         An output that is expanded, an input, or a tensor that is returned twice is refused; not so
-                           for an extension.
-    PyTorch's operators    Without a GPU we refuse operators whose work is not known. On a GPU they are measured.
-    in place of kernels
-    Decoy kernels          Each kernel is left out once: where the output stays the same, it has no coverage. A kernel
-                           that only moves what PyTorch computed has coverage, but PyTorch's work still takes its time.
-                           The coverage of an extension is its share of the time only.
-    The machine            Without a GPU: no capabilities, at most 8 processes; where namespaces are permitted, a
-                           read-only file system, no network and no sight of other processes. With one: no network
-                           where namespaces are permitted, and no capability but to read any file. Where namespaces are
-                           not permitted, only the limits hold.
-    Hangs, crashes, floods All paths have limits on time, memory and messages. With a GPU a candidate's turn ends after
-                           30 s. A candidate costs only itself.
-
-We refuse, on both clocks, forwards that read computed values, or whose operators' shapes depend on them.
-
-What we do not stop without a GPU: a forward that reads the clock, files or random numbers; kernels that are slow for
-reasons that have no price (cache misses of scalar loads, all work in one program). Training for a result belongs on
-the measured clock.
-
-What we do not stop with a GPU (results/adversaries/measured.md): kernels that reach other memory of their process,
-where no expected output is; kernels that wait while they are profiled, for coverage; results that one call of a batch
-leaves for another; whatever an extension does in its process. Nor, on either clock, system calls that need no
-capability, or an attack on the kernel or the driver.
+We no longer look for: races; programs written to please the price table; kernels that only move what PyTorch computed;
+wrong hints to the compiler; costs without a price, such as cache misses; code that reaches other memory of its process
+on a GPU.
 """
 
 if __name__ == "__main__":
@@ -84,7 +66,7 @@ from pathlib import Path
 import torch
 
 from judge.pool import Pool
-from judge.verdict import Verdict, verdict_from_json  # noqa: F401 (bench.py reads verdicts from files with the latter)
+from judge.verdict import Verdict, printable, verdict_from_json  # noqa: F401 (bench.py reads verdicts with the latter)
 from program.files import told
 from program.process import UserError, run_command
 from tasks import load_task
@@ -101,7 +83,7 @@ class Settings:
     clock: str | None = None  # "modelled" or "measured"; None: modelled on the CPU, measured on a GPU
     trials: int = 5  # correctness trials of each candidate, each with fresh inputs
     tolerance: float = 1e-4  # how closely outputs must agree; papers before 2026 used 1e-2
-    seed: int | None = None  # None: secret inputs. A number: the same inputs again; when modelled, the same verdicts
+    secret: str | None = None  # hex digits; the inputs follow from it, and when modelled the verdicts. None: drawn
     timeout: float = 60.0  # seconds for one candidate, without waiting for the GPU. When measured, its use of the GPU
     #                        also has at most 30 s, unless it is an extension
     memory: int | None = None  # bytes of host memory for a candidate; None: 8 GiB of addresses, with a GPU 32 GiB
@@ -125,10 +107,10 @@ class Settings:
         clock = self.clock or ("modelled" if on_cpu else "measured")
         if clock == "modelled" and (not on_cpu or self.baseline == "compile"):
             raise UserError("the modelled clock knows no GPU and no torch.compile: choose the other clock")
-        seed = int.from_bytes(os.urandom(8), "little") if self.seed is None else self.seed
+        secret = self.secret or os.urandom(16).hex()
         memory = self.memory or (8 << 30 if on_cpu else 32 << 30)
         workers = self.workers or min(16, len(os.sched_getaffinity(0)))
-        return replace(self, device=device, clock=clock, seed=seed, memory=memory, workers=workers)
+        return replace(self, device=device, clock=clock, secret=secret, memory=memory, workers=workers)
 
 
 class Sandbox:
@@ -140,7 +122,7 @@ class Sandbox:
 
     settings    of type Settings, without any None
     waited      seconds spent in `wait` so far
-    pool        how candidates wait, and for which scorer (judge/pool.py)
+    pool        how candidates are passed on (judge/pool.py)
     """
 
     def __init__(self, device="cpu", **settings):
@@ -172,15 +154,15 @@ class Sandbox:
         """A context within which the model may use the GPU: no kernel is being timed then.
 
         Entering it waits until no kernel is timed and none waits to be. Kernels that are submitted meanwhile are
-        recorded and compiled; they are timed when it is left.
+        recorded, compiled and checked; they are timed when it is left.
         """
-        return self.pool.gpu.shared()
+        return self.pool.gpu.shared_by_model()
 
     def prepare(self, tasks):
         """Build the references of these tasks in the background, while candidates of them are being written.
 
-        It takes a second each, and only has an effect with the measured clock and settings.tasks > 1. A task that could
-        not be used is tried again.
+        It only has an effect with the measured clock and settings.tasks > 1. A task that could not be used is tried
+        again.
         """
         self.pool.prepare(tasks)
 
@@ -202,20 +184,23 @@ class Sandbox:
 def feedback(verdict):
     """The text of the next user message: what is wrong and where, or how fast and what takes the time.
 
-    At most about 80 words.
+    At most about 80 words, without control characters of the candidate's.
     """
     if verdict.rejected:
-        return f"Rejected: {verdict.rejected}."
+        return f"Rejected: {printable(verdict.rejected)}."
     if not verdict.correct:
         head = "Correct: no." if verdict.compiled else "Compiled: no."
-        text = f"{head} {' '.join((verdict.error or '').split()[:45])}"
-        return text + (f"\n{verdict.excerpt}" if verdict.excerpt else "")
-    hottest = [f"{e.name[:40]}{' (yours)' if e.own else ''} {e.share:.0%}" for e in verdict.profile[:4]]
+        text = f"{head} {' '.join(printable(verdict.error or '').split()[:45])}"
+        excerpt = "\n".join(map(printable, verdict.excerpt.split("\n")))
+        return f"{text}\n{excerpt}".rstrip()
+    hottest = []
+    for entry in verdict.profile[:4]:
+        hottest.append(f"{printable(entry.name)[:40]}{' (yours)' if entry.own else ''} {entry.share:.0%}")
     text = (f"Correct: yes. Speedup {verdict.speedup:.2f}x ({verdict.clock}: {verdict.candidate_ms:.4g} ms against "
             f"{verdict.reference_ms:.4g} ms). Your kernels do {verdict.coverage or 0:.0%} of the work. "
             f"Time: {', '.join(hottest)}.")
     if verdict.tuned:
-        text += f" Autotuned: {'; '.join(verdict.tuned[:3])}."
+        text += f" Autotuned: {printable('; '.join(verdict.tuned[:3]))}."
     if verdict.bandwidth is not None:
         flops = f" and {verdict.arithmetic:.0%} of the FLOPs" if verdict.arithmetic else ""
         text += f" Used: {verdict.bandwidth:.0%} of the memory bandwidth{flops}."
@@ -236,7 +221,6 @@ def main(argv=None) -> int:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda measures, cpu models the time")
     add("--trials", type=int, default=Settings.trials, help="correctness trials, each with fresh inputs")
     add("--tolerance", type=float, default=Settings.tolerance, help="papers before 2026 used 1e-2")
-    add("--seed", type=int, help="makes the inputs reproducible; without it they are unpredictable")
     add("--baseline", choices=["eager", "compile"], default="eager", help="the reference as it is, or compiled")
     add("--json", action="store_true", help="print the verdict as one JSON object and nothing else")
     options = vars(parser.parse_args(argv))
@@ -248,6 +232,8 @@ def main(argv=None) -> int:
             verdict = sandbox.score(task, [text.decode()])[0]
         except UnicodeDecodeError:
             verdict = Verdict(clock=sandbox.settings.clock, error="the candidate's file is not UTF-8")
+    verdict = replace(verdict, rejected=verdict.rejected and printable(verdict.rejected),
+                      error=verdict.error and printable(verdict.error))
     print(json.dumps({name: getattr(verdict, name) for name in JSON_FIELDS}) if as_json else feedback(verdict))
     return 0
 

@@ -60,7 +60,7 @@ def load_task(path, level=0, name=None) -> Task:
     """
     path = found(path)
     with told(f"{path}: cannot read the problem", TaskError):
-        source = path.read_text()
+        source = path.read_text(encoding="utf-8-sig")
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError) as error:

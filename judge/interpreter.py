@@ -1,230 +1,302 @@
-"""Triton kernels where there is no GPU, second half: run in numpy.
+"""Triton kernels where there is no GPU: taken from a candidate's text, checked, and run by Triton's own interpreter.
 
-    interpreter = Interpreter(kernels)                    of compiler.build; from now on this process interprets
-    interpreter.launch(name, grid, arguments, memory)     every access is checked; `memory` says what it cost
+Only the kernels of the text are executed, and of these only a syntax tree in which `check` found nothing but Triton's
+language, because their bodies run here as Python. `Counter` is Triton's interpreter with a check of every address and
+a count of bytes and FLOPs, which prices.py turns into time.
 
-All programs of a launch run together, in lockstep (lockstep.py). When a branch or a loop bound differs between them,
-what has been stored is undone and they run one by one, in the order of their numbers. So a result that depends on the
-order in which a GPU runs programs may be accepted here: races are not looked for.
+Not available, with a message: bf16 and fp8; `and`, `or`, `not`, a < b < c, min and max of blocks. Not looked for: races
+(the programs of a launch run one after the other), misaligned addresses, a GPU's limits of grids and warps. Constants,
+loop variables and what a kernel computes from them alone are Python's numbers, without overflow and methods. A kernel's
+own function in tl.reduce or tl.associative_scan is called for each element (0.1 s for a thousand).
+
+A process that imports this file needs TRITON_INTERPRET=1 in its environment before it imports triton: then Triton's own
+helpers (tl.sum, tl.softmax) are interpreted, too. It cannot compile kernels.
 """
 
 import ast
-import copy
+import builtins
 import functools
-import math
+import sys
 import types
 
 import numpy as np
+import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import libdevice
 from triton.runtime import interpreter as stock
-from triton.runtime import jit
 
-from judge.compiler import BUILTINS, FILE, KernelError
-from judge.lockstep import Diverged, Lockstep, uniform
-from judge.verdict import line_in
+from judge.prices import DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR, Cost, launch_milliseconds, tensors_in
+from judge.rules import KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_SYNTAX, dotted, imports, parse
+from judge.verdict import Failed, describe
 
-STOCK_NAMES = ("_InterpreterComparison",)  # that its transformer of syntax trees writes, and interpreter_semantic
-TOGETHER = 256  # programs at a time, fewer for large blocks:
-ELEMENTS = 1 << 17  # numpy is fastest while an array fits into the processor's cache
-GRID_LIMITS = (1 << 31) - 1, 65535, 65535
+FILE = "<candidate>"  # the file's name in tracebacks of kernels; their lines are those of the candidate's text
 
+# ---------------------------------------------------------------------------------------------------------------------
+# What a kernel may use
 
-def later(node):
-    """The syntax tree of `lambda: node`."""
-    made = ast.parse("lambda: 0", mode="eval").body
-    made.body = node
-    return made
-
-
-def is_block(value):
-    return isinstance(value, tl.tensor) and value.type.is_block()
+PUBLIC = {*tl.__all__, "core", "standard", "random"}
+LIBDEVICE = {name for name in vars(libdevice) if tl.core.is_builtin(vars(libdevice)[name])}
+LANGUAGE = dict.fromkeys((tl, tl.core, tl.standard, tl.random, tl.math), PUBLIC)  # {module: names in it}
+LANGUAGE |= {triton: {"language", *KERNEL_HELPERS}, tl.extra: {"libdevice", "cuda"}, tl.extra.cuda: {"libdevice"},
+             libdevice: LIBDEVICE}
+MEMBERS = {"value", "type", "dtype", "shape", "numel", "element_ty", *vars(tl.int32), *vars(tl.float32)}
+for kind in (tl.tensor, tl.dtype, tl.block_type, tl.tensor_descriptor):  # members of values
+    MEMBERS |= {name for name in dir(kind) if not name.startswith("_")}
 
 
-class Rewriter(ast.NodeTransformer):
-    """Writes calls of KERNEL_SCOPE where Python would ask a block whether it is true, and Triton computes with it; and
-    x += 1 as the assignment that it is.
+def refuse(what, line=None):
+    raise Failed(f"{what} is not available inside a Triton kernel without a GPU", "compile", line)
+
+
+def found_at(path, scope):
+    """What a dotted path stands for in a kernel, as long as it leads through Triton's modules. None: something else."""
+    found = scope.get(path[0]) if path else None
+    for name in path[1:]:
+        known = isinstance(found, types.ModuleType) and name in LANGUAGE.get(found, ())
+        found = getattr(found, name, None) if known else None
+    return found
+
+
+def check(node, scope):
+    """Raise Failed unless a kernel uses only what Triton's language has: this is the border to the judge's Python.
+
+    No imports, no names but Triton's, the kernels and the constants in `scope`, no attribute that is not a member of
+    Triton's tensors and types. Defaults run when the kernel is defined, so they call nothing.
     """
+    local = {child.arg for child in ast.walk(node) if isinstance(child, ast.arg)}
+    local |= {child.id for child in ast.walk(node) if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store)}
+    outside = {name: value for name, value in scope.items() if name not in local}
+    known = {*local, *scope, *KERNEL_BUILTINS}
+    for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
+        if not isinstance(default, (ast.Constant, ast.Name)):
+            refuse(f"the default {ast.unparse(default)}", default.lineno)
+    for child in ast.walk(node):
+        line = getattr(child, "lineno", node.lineno)
+        if not isinstance(child, KERNEL_SYNTAX) or isinstance(child, ast.FunctionDef) and child is not node:
+            refuse(f"`{ast.unparse(child).strip().splitlines()[0][:60]}`", line)
+        if isinstance(child, ast.Name) and child.id not in known:
+            refuse(child.id, line)
+        if isinstance(child, ast.Attribute):
+            owner = found_at(dotted(child.value), outside)
+            names = LANGUAGE.get(owner, ()) if isinstance(owner, types.ModuleType) else MEMBERS
+            if child.attr not in names:
+                refuse(ast.unparse(child), line)
 
-    def visit(self, node):
-        """A node after those inside of it."""
-        self.generic_visit(node)
-        return getattr(self, f"visit_{type(node).__name__}", lambda same: same)(node)
 
-    def visit_BoolOp(self, node):
-        first, *others = node.values
-        for other in others:
-            name = "_and" if isinstance(node.op, ast.And) else "_or"
-            first = ast.Call(ast.Name(name, ast.Load()), [first, later(other)], [])
-        return ast.copy_location(first, node)
-
-    def visit_IfExp(self, node):
-        arguments = [node.test, later(node.body), later(node.orelse)]
-        return ast.copy_location(ast.Call(ast.Name("_if", ast.Load()), arguments, []), node)
-
-    def visit_UnaryOp(self, node):
-        call = ast.Call(ast.Name("_not", ast.Load()), [node.operand], [])
-        return ast.copy_location(call, node) if isinstance(node.op, ast.Not) else node
-
-    def visit_Assert(self, node):
-        return ast.copy_location(ast.Pass(), node)  # it means something with debug=True only
-
-    def visit_AugAssign(self, node):
-        read = copy.copy(node.target)
-        read.ctx = ast.Load()
-        return ast.copy_location(ast.Assign([node.target], ast.BinOp(read, node.op, node.value)), node)
+def names_of_triton(tree):
+    """{name: object} of what a text imports of Triton's language."""
+    scope = {"triton": triton, "tl": tl}
+    for name, path in imports(tree):
+        root = name.split(".")[0]  # `import a.b` binds a
+        found = found_at(path.split(".") if root == name else [root], {"triton": triton})
+        if found is not None:
+            scope[root] = found
+    return scope
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Python's numbers where Triton has its own: they divide in another way, know no bounds, and compare blocks as a whole
+# Triton's interpreter, which checks and counts
+
+stock_type = stock._get_np_dtype
 
 
-def assigned(value, _=None):
-    """What a variable holds: of a number, or of those in a tuple, a tensor."""
-    if type(value) is tuple:
-        return tuple(map(assigned, value))
-    return stock.interpreter_semantic.to_tensor(value, False)
+def numpy_type(kind):
+    """Stands for the interpreter's function. numpy has no bf16 and fp8: it would compute with their bits."""
+    if str(kind.scalar).startswith(("bf16", "fp8")):
+        refuse(kind.scalar)
+    return stock_type(kind)
 
 
-def loop(*bounds, step=None, **_):
-    """`range` and tl.range, whose variable is a tensor; that of tl.static_range is a number."""
-    if step is not None:
-        bounds = (*bounds, step) if len(bounds) == 2 else (0, *bounds, step)
-    return map(assigned, range(*bounds))
+def truth(tensor):
+    """Stands for tl.tensor.__bool__. Triton's compiler takes `and` of blocks element by element; Python cannot."""
+    if sys._getframe(1).f_code.co_filename != FILE:
+        return True  # Triton itself asks whether it was given a mask
+    if tensor.handle.data.size > 1:
+        raise Failed("`and`, `or`, `not`, chained comparisons, min and max of a block are not available without a GPU: "
+                     "use &, |, ~, tl.minimum", "compile")
+    return bool(tensor.handle.data.item())
 
 
-def extreme(python, name, *values):
-    """`min` or `max`: of each element, if there are tensors."""
-    tensors = any(isinstance(value, tl.tensor) for value in values)
-    return functools.reduce(getattr(tl, name), values) if tensors else python(*values)
+def begin_reduction(self, values):
+    """Stands for ReduceScanOpInterface.check_tensor: the interpreter's loops over elements take no negative axis."""
+    stock.interpreter_builder.count(values[0].handle, 1)
+    if self.axis is not None:
+        self.axis = int(self.axis) % len(values[0].shape)
 
 
-def choose(test, body, other):
-    """`body if test else other`: a tensor, where a kernel makes the test while it runs."""
-    value = body() if test else other()
-    return assigned(value) if isinstance(test, tl.tensor) else value
+def silent(*_, **__):
+    """Stands for tl.device_print, tl.device_assert and the like."""
 
 
-KERNEL_SCOPE = {
-    "_and": lambda left, right: left.logical_and(right()) if is_block(left) else left and right(),
-    "_or": lambda left, right: left.logical_or(right()) if is_block(left) else left or right(),
-    "_if": choose, "_not": lambda value: value.__not__() if is_block(value) else not value,
-    "interpreter_semantic": types.SimpleNamespace(to_tensor=assigned),
-    "__builtins__": {**BUILTINS, "range": loop, "min": functools.partial(extreme, min, "minimum"),
-                     "max": functools.partial(extreme, max, "maximum")}}
+def round_to_tf32(block):
+    """A block of fp32 with the 10 bits of mantissa that the tensor cores keep."""
+    bits = np.ascontiguousarray(block.data, dtype=np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0xFFF) + ((bits >> 13) & 1)) & np.uint32(0xFFFFE000)
+    return stock.TensorHandle(np.where(np.isfinite(block.data), rounded.view(np.float32), block.data), tl.float32)
+
+
+class Counter(stock.InterpreterBuilder):
+    """Triton's interpreter for one launch at a time. It may touch the memory of that launch's tensors only."""
+
+    create_print = create_assert = silent
+    create_erf = lambda self, arg: self.create_extern_elementwise("", "", "erf", [arg], arg.dtype, True)  # noqa: E731
+
+    def start(self, tensors, grid):
+        self.sizes = {0: 0} | {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+        self.starts = np.array(sorted(self.sizes), dtype=np.uint64)
+        self.cost = Cost({}, {}, 0, 0, int(np.prod(grid)))
+        self.set_grid_dim(*grid)
+
+    def access(self, pointers, mask, touched):
+        """Check the addresses of a load, a store or an atomic: all in one tensor. touched: cost.loaded or cost.stored.
+        """
+        size = numpy_type(pointers.get_element_ty()).itemsize
+        active = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
+        if not active.size:
+            return
+        low, high = int(active.min()), int(active.max()) + size
+        start = int(self.starts[np.searchsorted(self.starts, np.uint64(low), side="right") - 1])
+        end = start + self.sizes[start]
+        if high > end:
+            where = f"{(high - end) // size} elements past the end" if low < end else "no tensor there"
+            kind = "load" if touched is self.cost.loaded else "store"
+            raise Failed(f"out-of-bounds {kind} ({where})", "launch")
+        sectors = (active - np.uint64(start)).astype(np.int64).ravel() >> SECTOR
+        touched.setdefault(start, np.zeros((self.sizes[start] >> SECTOR) + 1, dtype=bool))[sectors] = True
+        self.cost.requested += (1 + int(np.count_nonzero(np.diff(sectors)))) << SECTOR
+
+    def create_masked_load(self, ptrs, mask, *rest, **options):
+        self.access(ptrs, mask, self.cost.loaded)
+        return super().create_masked_load(ptrs, mask, *rest, **options)
+
+    def create_masked_store(self, ptrs, value, mask, *rest):
+        self.access(ptrs, mask, self.cost.stored)
+        return super().create_masked_store(ptrs, value, mask, *rest)
+
+    def create_atomic_rmw(self, op, ptr, value, mask, *rest):
+        self.access(ptr, mask, self.cost.stored)
+        return super().create_atomic_rmw(op, ptr, value, mask, *rest)
+
+    def create_atomic_cas(self, ptr, *rest):
+        self.access(ptr, None, self.cost.stored)
+        return super().create_atomic_cas(ptr, *rest)
+
+    # --- arithmetic
+
+    def count(self, out, cost):
+        self.cost.flops += out.data.size * cost
+        return out
+
+    def unary_op(self, arg, op):
+        return self.count(super().unary_op(arg, op), INSTRUCTION_COST.get(op, 1))
+
+    def binary_op(self, lhs, rhs, op):
+        return self.count(super().binary_op(lhs, rhs, op), INSTRUCTION_COST.get(op, 1))
+
+    def create_fma(self, x, y, z):
+        return self.count(super().create_fma(x, y, z), 2)
+
+    def create_dot(self, a, b, d, precision, *rest):
+        name = str(precision).split(".")[-1].lower() if a.dtype.scalar == tl.float32 else "half"
+        if name == "tf32":
+            a, b = round_to_tf32(a), round_to_tf32(b)
+        filled = float(a.data.any(axis=-1).mean())  # rows past a tensor's end are free: at a GPU's sizes tiles are full
+        out = super().create_dot(a, b, d, precision, *rest)
+        return self.count(out, 2 * a.data.shape[-1] * filled * DOT_COST.get(name, 1))
+
+    def create_extern_elementwise(self, library, path, symbol, args, kind, pure):
+        """CUDA's libdevice functions that PyTorch has, too: __nv_tanhf is torch.tanh."""
+        name = symbol.removeprefix("__nv_").removeprefix("fast_")
+        function = getattr(torch, name, None) or getattr(torch, name.removesuffix("f"), None)
+        if function is None or name.startswith(("round", "remainder", "isnan")):  # others than those of this name
+            refuse(f"libdevice's {symbol}")
+        values = function(*[torch.from_numpy(np.ascontiguousarray(arg.data)) for arg in args]).numpy()
+        return self.count(stock.TensorHandle(values.astype(numpy_type(kind)), kind.scalar), ERF_COST)
+
+
+@functools.cache
+def interpreted_language() -> Counter:
+    """Let Triton's functions be interpreted by a Counter, once and for good. (Triton does so in each launch anew.)"""
+    stock._get_np_dtype = numpy_type
+    stock.interpreter_builder = builder = Counter()
+    stock.interpreter_semantic = stock.TritonSemantic(builder)
+    scope = stock._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    stock._patch_builtin(libdevice, builder, scope)
+    tl.extra.libdevice = libdevice  # by itself it has names only, for the compiler
+    tl.static_print = tl.core.static_print = silent
+    tl.tensor.__bool__ = truth
+    tl.tensor.__index__ = lambda tensor: int(tensor.handle.data.item())
+    stock.ReduceScanOpInterface.check_tensor = begin_reduction
+    stock.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
+    np.seterr(all="ignore")
+    return builder
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-class Interpreter:
-    """Runs kernels. Making one turns this process into an interpreter of Triton for good: it cannot compile any more.
+def is_kernel(node):
+    """Has a function's syntax tree the decorator @jit, @triton.jit, @triton.jit(...) or @triton.constexpr_function?"""
+    names = {ast.unparse(getattr(decorator, "func", decorator)).split(".")[-1] for decorator in node.decorator_list}
+    return bool(names & {"jit", "constexpr_function"}) and not node.name.startswith("__")  # __builtins__ is ours
 
-    (Triton decides at import whether its own helpers, tl.sum, tl.sigmoid and so on, are compiled or interpreted. The
-    compiler was needed first, so they are converted here, once; the stock interpreter patches them at every call.)
+
+class Kernels:
+    """The @triton.jit functions of a candidate's text, as a launcher for program.Program.
+
+    names: values of the global constants that they use. functions: {name: the kernel as a Python function}; one that
+    uses what is not available raises Failed when it is called. counter.cost: what the last launch cost.
     """
 
-    def __init__(self, kernels):
-        self.builder, self.converted = Lockstep(), {}  # {Python function of a compiled kernel: the interpreted one}
-        stock.interpreter_builder = self.builder
-        stock.interpreter_semantic = stock.TritonSemantic(self.builder)
-        np.seterr(all="ignore")
-        self.convert_triton()
-        self.install_libdevice()
-        self.functions = {name: self.convert(kernel) for name, kernel in kernels.items()}
-        for function in self.functions.values():
-            function.fn.__globals__.update(self.functions)  # a kernel that calls a kernel finds the interpreted one
-        # kernels whose programs run one by one; {kernel: elements of its largest block so far}
-        self.kernels, self.diverging, self.blocks = kernels, set(), {}
+    def __init__(self, code, names):
+        self.counter, self.functions, self.constexprs = interpreted_language(), {}, {}
+        tree = parse(code)
+        kernels = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_kernel(node)]
+        self.scope = {**names_of_triton(tree), **names, **{node.name: None for node in kernels}}
+        builtin = {name: getattr(builtins, name) for name in KERNEL_BUILTINS} | {"print": silent}
+        self.globals = {**self.scope, "__builtins__": builtin}
+        for node in kernels:
+            self.define(node)
 
-    def convert(self, function):
-        """The interpreted function of a compiled one; of a candidate's, made of the syntax tree that was checked."""
-        if function.fn not in self.converted:
-            found = self.converted[function.fn] = stock.InterpretedFunction(function.fn)
-            if function.fn.__code__.co_filename == FILE:
-                tree = found.rewriter.ast_transformer.visit(Rewriter().visit(function.parse()))
-                scope, made = function.fn.__globals__, {}
-                scope.update(KERNEL_SCOPE)
-                scope.update({name: functools.reduce(getattr, path.split(".")[1:], triton)  # by now it is another
-                              for name, path in function.imported.items()})
-                scope.update({name: vars(stock)[name] for name in STOCK_NAMES if name in vars(stock)})
-                exec(compile(ast.fix_missing_locations(tree), FILE, "exec"), scope, made)
-                found.rewritten_fn[function.fn] = made[function.fn.__name__]
-        return self.converted[function.fn]
+    def define(self, node):
+        parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        self.constexprs[node.name] = {parameter.arg for parameter in parameters if parameter.annotation is not None
+                                      and "constexpr" in ast.unparse(parameter.annotation)}
+        node.decorator_list, node.returns = [], None
+        for parameter in parameters:
+            parameter.annotation = None
+        try:
+            check(node, self.scope)
+            exec(compile(ast.Module([node], []), FILE, "exec"), self.globals)
+        except Exception as error:
+            self.globals[node.name] = functools.partial(fail, error)
+        function = self.functions[node.name] = self.globals[node.name]
+        function.fn = function  # as tl.reduce calls it
 
-    def convert_triton(self):
-        """Turn Triton's language into one that is interpreted, with our builder."""
-        for module in (tl, tl.core, tl.standard, tl.math, tl.random):
-            for name, value in list(vars(module).items()):
-                if isinstance(value, jit.JITFunction):
-                    setattr(module, name, self.convert(value))
-        for name, value in list(vars(tl.tensor).items()):
-            if isinstance(value, jit.JITFunction):
-                setattr(tl.tensor, name, lambda *args, value=value, **kwargs: self.convert(value)(*args, **kwargs))
-        stock.InterpretedFunction.__call__ = lambda self, *args, **kwargs: self.rewrite()(*args, **kwargs)
-        stock._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-        for module in (tl, tl.core):
-            module.reduce, module.associative_scan, module.range = self.builder.reduce, self.builder.scan, loop
-            for name in ("multiple_of", "max_contiguous", "max_constancy"):  # hints to the compiler
-                setattr(module, name, lambda tensor, *_, **__: tensor)
-        tl.tensor.__index__ = lambda tensor: int(uniform(tensor))
-        tl.tensor.__bool__ = lambda tensor: bool(uniform(tensor)) if not tensor.type.is_block() else True
-        tl.tensor.T = property(lambda x: stock.interpreter_semantic.permute(x, (1, 0)))
+    def launch(self, launch, arguments):
+        """Run all programs of a launch, in the order of their numbers. Raises Failed with the candidate's line."""
+        name, grid = launch["kernel"], launch["grid"]
+        if name not in self.functions:
+            raise Failed(f"{name} is not a @triton.jit function of the candidate's file", "compile")
+        try:
+            self.counter.start(tensors_in(list(arguments.values())), grid)
+            for key in arguments.keys() - self.constexprs[name]:
+                if not isinstance(arguments[key], bool):  # triton 3.6's _implicit_cvt takes it for a number
+                    arguments = arguments | {key: stock._implicit_cvt(arguments[key])}
+            for position in np.ndindex(*grid):
+                self.counter.grid_idx = position
+                self.functions[name](**arguments)
+        except Exception as error:
+            text, line = describe(error, FILE)
+            raise Failed(f"{name}: {text.removeprefix('Failed: ')}", getattr(error, "stage", "launch"),
+                         getattr(error, "line", None) or line) from None
 
-    def install_libdevice(self):
-        """Let CUDA's libdevice functions, which Triton describes, be computed by our builder, by their names."""
-        def call(name, function, *args, **_):
-            self.builder.libdevice_name = name
-            return function(*args, _semantic=stock.interpreter_semantic)
-
-        modules = tl.extra.libdevice, tl.extra.cuda.libdevice  # the first has only the names
-        for name, function in list(vars(modules[1]).items()):
-            for module in modules if tl.core.is_builtin(function) else ():
-                setattr(module, name, functools.partial(call, name, function))
-
-    def launch(self, name, grid, arguments, memory, options):
-        """Run one launch on `memory`. Raises KernelError (stage "launch") with the candidate's line."""
-        check_limits(name, grid, options)
-        values = self.prepare(name, grid, arguments, memory)
-        coordinates, done = np.indices(grid, dtype=np.int32).reshape(3, -1), 0  # programs
-        while done < math.prod(grid):
-            together = max(2, min(TOGETHER, ELEMENTS // self.blocks.get(name, ELEMENTS)))
-            together = 1 if name in self.diverging else together
-            self.builder.programs, self.builder.block = coordinates[:, done:done + together], 1
-            running = self.builder.programs.shape[1]
-            try:
-                self.functions[name].rewrite()(**values)
-                memory.flush(running)
-            except Exception as error:
-                while error.__cause__ is not None and not isinstance(error, Diverged):
-                    error = error.__cause__
-                if running == 1 or not isinstance(error, Diverged):
-                    kind = "" if isinstance(error, KernelError) else f"{type(error).__name__}: "
-                    raise KernelError(f"{name}: {kind}{error}", line_in(error, FILE), "launch") from None
-                memory.roll_back()
-                self.diverging.add(name)
-            else:
-                done += running
-                self.blocks[name] = max(self.builder.block, self.blocks.get(name, 1))
-
-    def prepare(self, name, grid, arguments, memory) -> dict:
-        """Set the builder up for a launch. Returns the arguments as the interpreted kernel takes them."""
-        self.builder.memory, self.builder.grid_idx = memory, (0, 0, 0)
-        self.builder.set_grid_dim(*grid)
-        self.builder.programs = np.zeros((3, 1), dtype=np.int32)  # for what describes a tensor, and for casts
-        constexprs = {parameter.name for parameter in self.kernels[name].params if parameter.is_constexpr}
-        values = {key: value if key in constexprs else stock._implicit_cvt(value) for key, value in arguments.items()}
-        for key, kind in self.functions[name].fn.__annotations__.items():  # those that name a type, see compiler.build
-            if key not in constexprs and isinstance(arguments[key], (int, float)):
-                values[key] = stock.interpreter_semantic.cast(assigned(values[key]), tl.str_to_ty(kind, None))
-        return values
+    def trial(self, launch, arguments):
+        """The milliseconds of a launch, by which one of an autotuned kernel's configurations is chosen."""
+        self.launch(launch, arguments)
+        return launch_milliseconds(self.counter.cost)
 
 
-def check_limits(name, grid, options):
-    """Raises KernelError for a launch that a GPU refuses."""
-    for what, value, most in [("dimensions of the grid", len(grid), 3),
-                              ("num_warps", options.get("num_warps", 4), 32),
-                              ("num_ctas", options.get("num_ctas", 1), 8),
-                              *zip(("grid in x", "grid in y", "grid in z"), grid, GRID_LIMITS)]:
-        if value > most:
-            raise KernelError(f"{name}: {what}: {value} is more than the GPU's limit of {most}", stage="launch")
+def fail(error, /, *args, **kwargs):
+    raise error

@@ -1,266 +1,358 @@
-"""The order in which a candidate is judged. Both clocks follow it, so both apply the same rules.
+"""The judge: a process that holds one task at a time and says how a candidate of it fares. No Python of a candidate.
 
-    source text      what judge/rules.py refuses is not run
-    start            a process constructs the candidate's model
-    check            its output is compared with the reference's in every trial; inputs may not be changed in place
-    own kernels      it launches kernels of its own, and without them the output is wrong
-    time             of the reference and of the candidate
+Both clocks follow one order, and the first step that fails decides the verdict:
 
-The first step that fails decides the verdict. What a step does is the business of a *back end*: `Replaying` (below)
-for the modelled clock, `measured.Candidate` for the measured one; both judge what `Recorded` has recorded. Whatever
-goes wrong in a back end is an exception (Failed, TimeoutError, Gone, ValueError and others), and `judge` alone turns
-exceptions into verdicts. A back end is one candidate's processes, and has the methods
+    program      what the recorder sent is checked against its schema, and outputs must have memory of their own
+    check        in each trial: new inputs, the program's output, *then* the reference's, and both are compared
+    leave out    each of its kernels in turn: one whose absence changes nothing did not matter
+    time         of the reference and of the candidate
 
-    start(code, timeout)    construct the model; `timeout` seconds are all that it has from now on. Returns whether its
-                            parameters are the reference's, in name and shape
-    run(trial, mute=())     one forward, without the kernels named in `mute`: (leaves of the output, indices of inputs
-                            that it changed)
-    profile(trial)          [[milliseconds, label, is it a kernel of its own?]]
-    time(verdict)           enter reference_ms, candidate_ms, speedup, speedup_low and what comes with them; or reject
-    close()                 end the processes, or keep them for others
+A program runs here (`Running`); without a GPU in a fork (`Forked`), made before any right answer exists, which an
+endless kernel costs nothing but itself. A CUDA C++ candidate runs in a process of its own (measured.Extension).
 """
 
-import ast
-import contextlib
-import math
+import gc
+import json
+import os
+import signal
+import socket
+import sys
 import time
+from dataclasses import asdict
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from judge.correctness import as_bytes, check_structure, compare, identical, sharing, structure
-from judge.messages import ROOM, Child, Gone, layouts_in
-from judge.perturbation import state_of
-from judge.prices import BANDWIDTH, PEAK, Clock, bytes_in, refusal, size_of, tensors_in
-from judge.recorder import CALLS, launches_of
-from judge.rules import LAUNCH_OPTIONS, dotted, offence, parse
-from judge.verdict import (EXTENSION, Failed, Verdict, describe, numbered, reaching, reject, set_failure, set_profile,
-                           set_roofline)
-from tasks import GPU_BATCH_FACTOR
-
-ROOM_FOR_MISTAKES = 1 << 20  # bytes beside an output's: of a wrong shape or type, it is compared all the same
-NVCC_SECONDS = 180  # that compiling a CUDA extension may take, on top of a candidate's time limit
+from judge.processes import Gone, begin_process, limit, receive, send, serve_forks
+from judge.program import Program, checked, dense, layouts_in, operator_of, read_value
+from judge.reference import Answer, Reference, compare, layout_of, own_memory, state_of, structure
+from judge.verdict import Failed, Verdict, describe, set_failure, set_profile, set_roofline
+from tasks import GPU_BATCH_FACTOR, TaskError
 
 
-def static_check(code):
-    """What can be judged without running anything: returns a Verdict, or None to go on."""
-    try:
-        tree = parse(code)
-        reason = offence(tree)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        text, line = describe(error)
-        return Verdict(error=f"does not parse: {text}", excerpt=numbered(code, line))
-    if not any(isinstance(node, ast.ClassDef) and node.name == "ModelNew" for node in tree.body):
-        return Verdict(error="the code defines no class ModelNew")
-    return Verdict(compiled=True, rejected=reason) if reason else None
 
+class Task:
+    """A loaded task: its reference, and what a clock needs of it. Raises TaskError."""
 
-def judge(back_end, reference, code, settings) -> Verdict:
-    """The verdict on one candidate."""
-    timeout = settings["timeout"] + (NVCC_SECONDS if has_extension(code) else 0)
-    verdict = static_check(code)
-    if verdict is None and settings["clock"] == "modelled" and has_extension(code):
-        verdict = Verdict(error="CUDA C++ (load_inline) cannot be judged without a GPU: write it in Triton, or use one")
-    if verdict is None:
-        verdict = Verdict()
+    def __init__(self, name, source, settings, secret, gpu):
+        self.settings, self.gpu = settings, gpu
+        self.modelled = settings["clock"] == "modelled"
+        self.reference = reference = Reference(name, source, settings, secret)
+        inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in reference.example]
         try:
-            same = back_end.start(code, timeout)
-            verdict.compiled = True
-            check(back_end, reference, settings["trials"], verdict, same)
-            if verdict.correct:
-                check_kernels(back_end, reference, verdict, settings["require_kernel"])
-            if verdict.correct and not verdict.rejected:
-                back_end.time(verdict)
-        except Failed as error:
-            set_failure(verdict, code, error.stage, error, error.line)
-        except TimeoutError:
-            set_failure(verdict, code, "forward", f"no result within {min(timeout, back_end.longest):g} s")
-        except (Gone, OSError):
-            why = "the process ended without a result (crash, exit, memory limit or GPU error)"
-            set_failure(verdict, code, "forward", why)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-            set_failure(verdict, code, "forward", "the process sent an answer that makes no sense")
-        finally:
-            back_end.close()
-    verdict.clock = settings["clock"]
-    if not verdict.correct:
-        verdict.speedup = verdict.speedup_low = None
-    return verdict
+            with torch.no_grad(), reference.place:
+                outputs = tree_leaves(reference.model(*inputs))
+            self.lacking = own_memory(map(layout_of, outputs), map(layout_of, tensors_in(inputs) + list(reference.constructed.values())))
+            if self.modelled:
+                self.price(inputs, outputs)
+            else:
+                from judge import measured
+                self.clock = measured.Clock(reference, settings)
+        except RuntimeError as error:
+            raise TaskError(f"{name}: the reference fails: {describe(error)[0]}") from None
+
+    def price(self, inputs, outputs):
+        """Price the reference's forward, once."""
+        from judge import prices
+        self.clock = prices.Clock(map(prices.address, state_of(self.reference.model).values()))
+        with torch.no_grad(), self.reference.place, self.clock:
+            self.reference.model(*inputs)
+        parameters = sum(tensor.nbytes for tensor in self.reference.constructed.values())
+        self.needed = sum(x.nbytes for x in tensors_in(inputs) + outputs) + parameters / GPU_BATCH_FACTOR
 
 
-def check(back_end, reference, trials, verdict, same):
-    """Compare the outputs in every trial. same: what start returned."""
-    note = "" if same else "; its parameters are not the reference's (create them in the same order and shapes)"
-    for index in range(trials):
-        trial = reference.trial(index)
-        leaves, changed = back_end.run(trial)
-        if set(changed) - set(trial.changed):
-            return reject(verdict, "changes its input tensors in place")
-        if problem := compare(trial, leaves, reference.tolerance):
-            verdict.error = problem + note
-            return
-    verdict.correct = True
-
-
-def check_kernels(back_end, reference, verdict, required):
-    """Enter profile and coverage. Where kernels of its own are required, reject a candidate without one that matters.
-
-    A kernel matters if the output is wrong without it. That is not asked of a CUDA extension: it cannot be left out.
-    """
-    trial = reference.trial(0)
-
-    def still_right(muted):
-        leaves, _ = back_end.run(trial, muted)
-        return compare(trial, leaves, reference.tolerance) is None
-
-    events = back_end.profile(trial)
-    own = {label for _, label, mine in events if mine}
-    if required and not own:
-        reject(verdict, "launches no kernel of its own")
-    elif required:
-        own = (own & {EXTENSION}) | reaching(own - {EXTENSION}, still_right)
-        if not own:
-            reject(verdict, "the results of its kernels do not reach the output")
-    set_profile(verdict, events, own)
-
-
-def has_extension(code) -> bool:
-    """Does it have nvcc compile CUDA sources? That takes most of a minute, and its kernels are no operator's."""
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # static_check says so
-        return "load_inline" in code and any((dotted(node.func) or [""])[-1] == "load_inline"
-                                             for node in ast.walk(parse(code)) if isinstance(node, ast.Call))
-    return False
+def tensors_in(values) -> list:
+    return [x for x in values if isinstance(x, torch.Tensor)]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Recording, for both clocks
+# The order
 
 
-class Recorded:
-    """A back end that judges a recorded program. self.deadline: time.monotonic() at which the candidate has failed.
+def judge(task, code, recording) -> Verdict:
+    """The verdict on one candidate. recording: what the recorder sent, or None for CUDA C++."""
+    verdict, candidate = Verdict(clock=task.settings["clock"]), None
+    try:
+        if recording is None:
+            from judge import measured
+            candidate = measured.Extension(task, code)
+        else:
+            candidate = (Forked if task.modelled else Running)(task, code, recording)
+        verdict.compiled = True
+        first = check(task, code, candidate, verdict)
+        leave_out(task, candidate, verdict, *first)
+        candidate.time(verdict)
+    except Failed as failed:
+        set_failure(verdict, code, failed)
+    except TimeoutError:
+        set_failure(verdict, code, Failed(f"no result within {task.settings['timeout']:g} s"))
+    except (Gone, OSError):
+        set_failure(verdict, code, Failed("the process ended without a result (crash, exit or memory limit)"))
+    except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
+        set_failure(verdict, code, Failed(describe(error)[0]))
+    finally:
+        if candidate is not None:
+            candidate.close()
+    return verdict
 
-    What the recording process answers is not believed: a forged program is replayed and timed like any other.
+
+def check(task, code, candidate, verdict) -> tuple:
+    """Compare the outputs in every trial. Returns the first one's inputs and the reference's answer. Raises Failed."""
+    reference, first = task.reference, ()
+    for trial in range(task.settings["trials"]):
+        if trial < 2:  # later trials find what the one before them has left in buffers
+            perturbed = trial == 1 and candidate.may_be_perturbed
+            candidate.load(perturbed)
+            reference.load(perturbed)
+            if trial == 1 and not perturbed and reference.constructed:
+                verdict.note = "its parameters were not perturbed: they are not the reference's by name and value"
+        inputs = reference.inputs(code, trial)
+        got = candidate.run(trial, inputs)
+        answer = reference.run(inputs, candidate.seed)
+        if set(got.changed) - set(answer.changed):
+            raise Failed("changes its input tensors in place", "rejected")
+        if problem := difference(answer, got, reference.bounds(trial)):
+            raise Failed(problem)
+        first = first or (inputs, answer)
+    verdict.correct = True
+    return first
+
+
+def difference(answer, got, bounds):
+    """What is wrong with a candidate's answer, or None."""
+    if got.structure != answer.structure:
+        return f"wrong output: {got.structure} instead of {answer.structure}"
+    return compare(answer.leaves, got.leaves, bounds)
+
+
+def leave_out(task, candidate, verdict, inputs, answer):
+    """Enter profile and coverage. Where kernels of its own are required, reject a candidate without one that matters.
+
+    A kernel matters if the output is wrong without it. That is not asked of CUDA C++, whose kernels cannot be left out.
     """
+    def right_without(names):
+        candidate.load(False)
+        return difference(answer, candidate.run(0, inputs, names), task.reference.bounds(0)) is None
 
-    longest = math.inf  # seconds of a GPU's time
-
-    def __init__(self, task):
-        """task: its Modelled, or its Measured."""
-        self.task, self.reference = task, task.reference
-        self.fork_server, self.settings = task.fork_server, task.settings
-
-    def ask(self, process, question, room=ROOM):
-        """A process's answer, with at most `room` bytes of tensors. Raises Failed if that is what it says, and what
-        Child.ask does.
-        """
-        answer = process.ask({**question, "room": room}, self.deadline, room)
-        if "failed" in answer:
-            raise Failed(answer)
-        return answer
-
-    def record(self, code, calls, **job):
-        """(program, constants) of a candidate. calls: the inputs of the forwards that are recorded, see recorder."""
-        reference = self.reference
-        room = ROOM + bytes_in([calls, 2 * [reference.state]])  # it may hold its parameters in another form as well
-        with contextlib.closing(Child(self.fork_server, "candidate")) as recorder:
-            answer = self.ask(recorder, {"code": code, "calls": calls, **reference.construction(), **job}, room)
-        for step in answer["program"]["steps"]:
-            reason = step[0] == "operator" and refusal(step, priced(reference).called, self.settings["clock"])
-            if reason:
-                raise Failed({"failed": "forward", "error": reason})
-            for launch in launches_of(step):
-                if unknown := sorted(set(launch[4]) - LAUNCH_OPTIONS):
-                    why = f"{launch[1]} has no argument or launch option {unknown[0]}"
-                    raise Failed({"failed": "compile", "error": f"KernelError: {why}"})
-        program = answer["program"]
-        shared = sharing(layouts_in(program["output"]), [*program["inputs"], *program["state"].values()])
-        if any(mine and not theirs for mine, theirs in zip(shared, reference.sharing)):
-            why = "it is expanded, an input or parameter, or another output once more, and the reference's is not"
-            raise Failed({"failed": "forward", "error": f"an output has no memory of its own: {why}"})
-        return program, answer["constants"]
-
-    def match_parameters(self, program, constants):
-        """{parameter's name: number} of the program's constants that are the reference's parameters."""
-        state = self.reference.state
-        return {name: number for name, (number, *_) in program["state"].items()
-                if name in state and isinstance(constants.get(number), torch.Tensor)
-                and identical(as_bytes(state[name]).cpu(), constants[number])}
+    own, counting = candidate.kernels, set(candidate.kernels)
+    if task.settings["require_kernel"]:
+        if not own:
+            raise Failed("launches no kernel of its own", "rejected")
+        if candidate.can_leave_out:
+            if len(own) > 1:
+                counting = {name for name in own if not right_without([name])}
+            if right_without(own):
+                counting = set()
+        if not counting:
+            raise Failed("the results of its kernels do not reach the output", "rejected")
+    set_profile(verdict, candidate.profile(inputs), counting)
 
 
-class Replaying(Recorded):
-    """The modelled clock's back end: another process replays the recorded program, and prices it.
+# ---------------------------------------------------------------------------------------------------------------------
+# Where a candidate's program runs
 
-    The replayer holds none of the candidate's Python, so its answers are believed.
-    """
 
-    replayer = events = None
+class Running:
+    """A candidate's program in this process: with a GPU the judge's, without one the fork's (see Forked)."""
 
-    def start(self, code, timeout):
-        self.deadline = time.monotonic() + timeout
-        calls = [self.reference.draw("example", call) for call in range(CALLS)]
-        program, constants = self.record(code, calls)
-        self.steps = program["steps"]
-        self.replayer = Child(self.fork_server, "replayer")
-        answer = self.ask(self.replayer, {"code": code, "program": program, "constants": constants,
-                                          "known": list(self.reference.known), "restored": self.reference.rewritten})
-        self.reference.known.update(answer["compiled"])
-        matched = self.match_parameters(program, constants)
-        # Other constants are priced like parameters if they are no larger than the task's own, else like activations.
-        others = set(constants) - set(matched.values())
-        room = 4096 + sum(size_of(tensor) for tensor in self.reference.state.values())
-        small = sum(constants[number].numel() for number in others) <= room
-        self.parameters = sorted(set(matched.values()) | (others if small else set()))
-        return len(matched) == len(self.reference.state)
+    can_leave_out = True
 
-    def run(self, trial, mute=()):
-        first = self.events is None  # the price of every forward is the same
-        question = dict(inputs=tensors_in(trial.inputs), seed=trial.seed, price=first, mute=list(mute),
-                        parameters=self.parameters)
-        answer = self.ask(self.replayer, question, ROOM_FOR_MISTAKES + 2 * bytes_in(trial.expected))
-        check_structure(structure(answer["output"]), self.reference.structure)
-        self.chosen, self.events = answer["chosen"], answer["events"] if first else self.events
-        return tree_leaves(answer["output"]), answer["changed"]
+    def __init__(self, task, code, recording):
+        self.task, self.code, self.reference = task, code, task.reference
+        self.events = None  # prices of its steps, where there is no GPU
+        program, constants, binaries = checked(recording)
+        others = [*program["inputs"], *program["state"].values()]
+        if own_memory(layouts_in(program["output"]), others) - task.lacking:
+            raise Failed("an output has no memory of its own: its elements overlap, or it is an input, a parameter or "
+                         "another output once more, and the reference's is not")
+        self.seed = self.reference.derive(code, "forward")
+        self.may_be_perturbed = not program["fixed"]
+        if task.modelled:
+            from judge import interpreter, prices
+            for step in program["steps"]:
+                if step[0] == "operator" and (reason := prices.refusal(operator_of(step[1]), task.clock.called)):
+                    raise Failed(reason)
+            names = {name: read_value(value, None) for name, value in program["names"].items()}
+            launcher = interpreter.Kernels(code, names)
+        else:
+            from judge import measured
+            launcher = measured.Binaries(binaries)
+            task.gpu("share")
+        self.program = Program(program, constants, self.reference.device, launcher)
+        self.kernels = self.program.kernels
 
-    def profile(self, trial):
-        return self.events  # the prices of the first trial's forward
+    def load(self, perturbed):
+        self.program.load(self.reference.state(perturbed))
+
+    def run(self, trial, inputs, mute=()) -> Answer:
+        """One forward on copies of a trial's inputs. Memory that it has not written is poisoned."""
+        copies = [x.clone() for x in tensors_in(inputs)]
+        observer = None
+        if self.task.modelled and self.events is None:
+            from judge import prices
+            observer = prices.Prices(self.program.launcher, map(prices.address, self.program.memory.values()))
+        torch.manual_seed(self.seed)
+        with torch.no_grad():
+            output = self.program.run(copies, mute, "noise" if mute else "nan", observer)
+        self.events = observer.events if observer else self.events
+        places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
+        changed = [i for i, copy in zip(places, copies) if not torch.equal(dense(inputs[i]), dense(copy))]
+        return Answer(tree_leaves(output), structure(output), changed)
+
+    def profile(self, inputs) -> list:
+        """[[milliseconds, label, is it a kernel of its own?]] of the steps of a forward."""
+        self.task.gpu("alone")
+        return self.task.clock.profile(self.program, inputs)
 
     def time(self, verdict):
-        reference, clock = self.reference, priced(self.reference)
-        verdict.reference_ms = sum(milliseconds for milliseconds, _, _ in clock.events)
-        verdict.candidate_ms = sum(milliseconds for milliseconds, _, _ in self.events)
-        verdict.tuned = [configuration(self.steps[number][1], position) for number, position in self.chosen]
-        verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
-        set_roofline(verdict, reference, clock.flops, BANDWIDTH, PEAK, GPU_BATCH_FACTOR)
+        """Enter times and speedup."""
+        verdict.tuned = self.program.tuned()
+        self.task.gpu("alone")
+        self.task.clock.time(self.program, verdict)
 
     def close(self):
-        if self.replayer is not None:
-            self.replayer.close()
+        self.program = None
 
 
-class Modelled:
-    """One task under the modelled clock, as `measured.Measured` is under the other."""
+class Forked:
+    """A candidate in a fork of the judge, whose kernels' text runs in Triton's interpreter there.
 
-    def __init__(self, reference, fork_server, settings, *_):
-        self.reference, self.fork_server, self.settings = reference, fork_server, settings
+    The fork draws its inputs itself, and has no answers: the reference has not run on them when it is made.
+    """
 
-    def judge(self, codes):
-        """Yields (index, Verdict) for every code."""
-        for index, code in enumerate(codes):
-            yield index, judge(Replaying(self), self.reference, code, self.settings)
+    can_leave_out = True
+
+    def __init__(self, task, code, recording):
+        self.task, self.deadline = task, time.monotonic() + task.settings["timeout"]
+        self.sock, there = socket.socketpair()
+        self.pid = os.fork()
+        if self.pid == 0:
+            self.sock.close()
+            self.serve(there, task, code, recording)
+        there.close()
+        try:
+            self.seed, self.may_be_perturbed, self.kernels = self.ask("begin")
+        except BaseException:
+            self.close()
+            raise
+
+    def serve(self, sock, task, code, recording):
+        """The fork: answer orders until the judge hangs up."""
+        running = None
+        begin_process()
+        limit(task.settings)
+        try:
+            while True:
+                order, *arguments = receive(sock)
+                try:
+                    if order == "begin":
+                        running = Running(task, code, recording)
+                        answer = [running.seed, running.may_be_perturbed, running.kernels]
+                    elif order == "prices":
+                        answer = [running.events, running.program.tuned()]
+                    elif order == "load":
+                        answer = running.load(*arguments)
+                    else:
+                        trial, mute = arguments
+                        got = running.run(trial, task.reference.inputs(code, trial), mute)
+                        leaves = [x if isinstance(x, torch.Tensor) else type(x).__name__ for x in got.leaves]
+                        answer = [leaves, got.structure, got.changed]
+                except Failed as error:
+                    answer = {"failed": error.stage, "error": str(error), "line": error.line}
+                except Exception as error:
+                    answer = {"failed": "forward", "error": describe(error)[0], "line": None}
+                send(sock, answer)
+        finally:
+            os._exit(0)
+
+    def ask(self, *order):
+        send(self.sock, list(order))
+        answer = receive(self.sock, self.deadline)
+        if isinstance(answer, dict):
+            raise Failed(answer["error"], answer["failed"], answer["line"])
+        return answer
+
+    def load(self, perturbed):
+        self.ask("load", perturbed)
+
+    def run(self, trial, inputs, mute=()) -> Answer:
+        return Answer(*self.ask("run", trial, list(mute)))
+
+    def profile(self, inputs) -> list:
+        self.events, self.tuned = self.ask("prices")
+        return self.events
+
+    def time(self, verdict):
+        from judge import prices
+        clock = self.task.clock
+        verdict.tuned = self.tuned
+        verdict.reference_ms = sum(ms for ms, _, _ in clock.events)
+        verdict.candidate_ms = sum(ms for ms, _, _ in self.events)
+        verdict.speedup = verdict.speedup_low = verdict.reference_ms / max(verdict.candidate_ms, 1e-9)
+        set_roofline(verdict, self.task.needed, clock.flops, prices.BANDWIDTH, prices.PEAK)
+
+    def close(self):
+        self.sock.close()
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
 
 
-def configuration(launches, position) -> str:
-    """In what an autotuned kernel's chosen launch differs from others: "scale: BLOCK=256, num_warps=8"."""
-    choices = [launch[3] | launch[4] for launch in launches]
-    common = set.intersection(*({*map(repr, choice.items())} for choice in choices))
-    differing = [f"{key}={value}" for key, value in choices[position].items()
-                 if type(value) is int and repr((key, value)) not in common]
-    return f"{launches[0][1]}: " + ", ".join(differing)
+# ---------------------------------------------------------------------------------------------------------------------
+# The process
 
 
-def priced(reference):
-    """The modelled clock that has seen a reference's forward, once."""
-    if not hasattr(reference, "clock"):
-        reference.clock = Clock({tensor.untyped_storage().data_ptr() for _, tensor in state_of(reference.model)})
-        reference.run(reference.trial(0), around=reference.clock)
-    return reference.clock
+def serve(sock, settings, secret):
+    """Take orders, one after the other: to load a task, to judge a candidate of it."""
+    task, on_gpu = None, settings["device"] != "cpu"
+
+    def gpu(how):
+        """Have the GPU: share it with others, or alone."""
+        if on_gpu:
+            send(sock, {"gpu": how})
+            receive(sock)
+
+    if on_gpu:
+        torch.cuda.set_device(settings["device"])
+    while True:
+        order = receive(sock)
+        if "load" in order:
+            task = None
+            gc.collect()
+            if on_gpu:
+                torch.cuda.empty_cache()
+            try:
+                gpu("share")
+                task = Task(order["load"]["name"], order["load"]["source"], settings, secret, gpu)
+                answer = {"blueprint": task.reference.blueprint()}
+            except TaskError as error:
+                answer = {"unusable": str(error)}
+        else:
+            verdict = judge(task, order["judge"], order["recording"])
+            answer = {"verdict": asdict(verdict), "broken": on_gpu and is_broken()}
+        send(sock, answer)
+
+
+def is_broken() -> bool:
+    """After an illegal access CUDA refuses all further work of a process."""
+    try:
+        torch.cuda.synchronize()
+        return False
+    except RuntimeError:
+        return True
+
+
+def main():
+    control, settings = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
+    secret = bytes.fromhex(control.recv(256).decode())
+    torch.set_num_threads(1)
+    if settings["clock"] == "modelled":
+        from judge import interpreter, prices  # noqa: F401 (forks find it loaded)
+    else:
+        from judge import measured  # noqa: F401
+        with torch.utils.flop_counter.FlopCounterMode(display=False):  # PyTorch imports what it needs for a mode
+            torch.zeros(1) + 1
+    serve_forks(control, lambda sock: serve(sock, settings, secret))
+
+
+if __name__ == "__main__":
+    main()

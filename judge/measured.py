@@ -1,460 +1,464 @@
-"""The measured clock: recorded programs are timed against the reference on a GPU.
+"""The clock with a GPU: loads a candidate's binaries, and times its recorded program against the reference.
 
-A candidate's Python never sees the GPU. Its own process, which has none, records its forward as without a GPU
-(recorder.py, with inputs that have no values); a second one compiles the kernels; then a process of the scorer's
-replays the program (replayer.py): to be checked, on inputs of each trial, and to be timed. `Measured` holds what a task
-needs, `Candidate` is the measured clock's part in the order of judgement (judgement.py), `Timing` says what times mean.
-
-What is timed is a batch: one forward for each of several sets of inputs, each recorded as a CUDA graph, so that kernels
-run back to back. What makes the time honest:
-
-    the program is straight-line data: no Python of the candidate decides what a timed call does, and each call does
-    all steps; a batch is three quarters of the graphs, drawn anew, in a random order;
-    all inputs of a batch are new, and each is used once: there is nothing to be recognised, remembered, or left for
-    later, in whatever memory a kernel may find;
-    before each side the cache is cleared; candidate and reference take turns on the same inputs, in one process;
-    after each batch one call's outputs are checked, by the scorer, which alone works out what they should be, and
-    that all inputs are as they were. The candidate runs first: what the reference then leaves in memory is of inputs
-    that do not come again.
-
-While a candidate is recorded or its kernels are compiled, others use the GPU. The replayer serves one at a time.
-
-A CUDA extension cannot be recorded. Its candidate runs in a process of its own with the GPU (`Extension`), is checked
-in the same way, and timed from outside by the scorer's clock. What it does within its process is not controlled.
+Both run in the judge's process on the same new inputs, the candidate first, so no answer exists while it runs. A batch
+is a random choice of calls in random order, from a cold cache; each call is a CUDA graph, so the host's gaps do not
+count. A CUDA C++ candidate cannot be recorded: it runs in a process of its own, timed from outside (`Extension`).
 """
 
-import contextlib
-import math
+import ctypes
+import json
 import os
 import random
+import socket
 import statistics
-import threading
+import struct
+import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
 
-from judge.correctness import Trial, check_structure, compare, identical
-from judge.judgement import ROOM_FOR_MISTAKES, Recorded, has_extension, judge, priced
-from judge.messages import BLANK, ROOM, TORCH_NAMES, Child, attach, plan, slots_and_outputs, spare_memory
-from judge.prices import bytes_in, tensors_in
-from judge.recorder import CALLS, H200
-from judge.verdict import EXTENSION, Failed, reject, set_roofline
+from judge.processes import Server, begin_process, limit, receive, send
+from judge.reference import Answer, compare, load_module, loose, seed_everything, state_of, structure
+from judge.verdict import EXTENSION, Failed, describe, set_roofline
 
-BATCHES, LONG = 8, 0.25  # at least, but 5 of such that take so many seconds together
-BATCH = 0.0005  # seconds of the reference's work in a batch, where there is room for so many inputs
-INPUT_ROOM = 1 << 30  # bytes for the sets of inputs and outputs of a batch
-MOST_CALLS = 16  # in a batch
-RARE = 1e-2  # tolerance for the few values that are `spared`
+BATCHES, MOST_BATCHES = 8, 300  # of a measurement
+BATCH = 0.0005  # seconds of the reference's work in a batch
+MOST_CALLS, INPUT_ROOM = 16, 1 << 30  # of a batch: calls, and bytes of their inputs and outputs
+COLD = 256 << 20  # bytes; writing and reading so many leaves nothing else in any L2 cache
+PAUSE, LONG_PAUSE = 300_000, 15_000_000  # clock cycles, 0.15 and 7.5 ms: to queue graphs, and operator by operator
+PER_THREAD = 2  # CUDA's name of a thread's own default stream, on which nvcc has extensions launch (processes.py)
+LOOSE = 1e-2  # tolerance for timed calls: more inputs have rarer values
+TRIALS = 5  # launches of each configuration of an autotuned kernel
+NVCC_SECONDS = 180  # that a CUDA C++ candidate may take longer
 OTHERWISE = "its timed calls give other results than its checked ones"
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Binaries
 
-class Timing:
-    """Times of batches, and what they mean. patience: seconds that clearing the cache takes when the GPU is idle.
+INTEGERS = {"i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8}  # bytes
+FLOATS = {"fp16": "<e", "bf16": "<f", "fp32": "<f", "f32": "<f", "fp64": "<d"}  # in the notation of struct
+SHARED_MEMORY, PREFER_SHARED = 8, 1  # numbers in cuda.h
+CLUSTER = struct.Struct("i4xIII52xi4xi60x")  # two CUlaunchAttributes: 4, a cluster's dimensions; 5, how it is spread
+CONFIG = struct.Struct("7IPPI4x")  # CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, how many
 
-    seconds: for reference and candidate, of one call of each batch.
-    """
 
-    def __init__(self, patience):
-        self.patience, self.seconds, self.contended, self.spent = patience, ([], []), [], 0.0
+def argument(kind, value) -> bytes:
+    """An argument of a kernel as Triton's own launcher passes it. kind: its type in the signature."""
+    if kind.startswith("*") and (value is None or isinstance(value, torch.Tensor) and value.is_cuda):
+        return struct.pack("<Q", 0 if value is None else value.data_ptr())
+    if kind in INTEGERS and isinstance(value, int):
+        size = INTEGERS[kind]
+        return (value & (1 << 8 * size) - 1).to_bytes(size, "little")
+    if kind in FLOATS and isinstance(value, (int, float)):
+        return struct.pack(FLOATS[kind], value)[2 if kind == "bf16" else 0:]
+    raise TypeError(f"a {type(value).__name__} cannot be passed as {kind}")
 
-    def add(self, reference, candidate, clearing, spent):
-        """A batch: seconds of one call of each side, of clearing the cache, and in all."""
-        self.seconds[0].append(reference)
-        self.seconds[1].append(candidate)
-        self.contended.append(clearing > self.patience)
-        self.spent += spent
 
-    def enough(self, measure) -> bool:
-        """Have there been BATCHES, for `measure` seconds, or four times as long if something disturbs them?"""
-        count = len(self.contended)
-        if count < (5 if self.spent > LONG else BATCHES) or count >= 300:
-            return count >= 300
-        return self.spent >= measure * (4 if self.disturbed() else 1)
+class Binaries:
+    """The launcher of a program's compiled kernels: the recorder sends machine code, what launches it is here."""
 
-    def disturbed(self) -> bool:
-        """Do the times scatter, or did something else use the GPU most of the time?
+    def __init__(self, binaries):
+        self.cuda, self.binaries = ctypes.CDLL("libcuda.so.1"), binaries
+        self.functions = {}  # {index: (module, function)}
 
-        An evenly busy GPU scatters them little, but clearing the cache takes long.
-        """
-        spreads = [(third - first) / middle for first, middle, third in map(statistics.quantiles, self.seconds)]
-        return max(spreads) > 0.1 or statistics.mean(self.contended) > 0.25
+    def __del__(self):
+        for module, _ in self.functions.values():
+            self.cuda.cuModuleUnload(module)
 
-    def summary(self):
-        """(reference ms, candidate ms, of one call, lower end of the speedup's 95 % interval).
+    def call(self, kernel, name, *arguments):
+        """Call a function of CUDA's driver. Raises Failed with the name of its error."""
+        status, text = getattr(self.cuda, name)(*arguments), ctypes.c_char_p()
+        if status:
+            self.cuda.cuGetErrorName(status, ctypes.byref(text))
+            raise Failed(f"{kernel}: {(text.value or b'CUDA error').decode()}", "launch")
 
-        The lower quartiles: a process that starts slows down many of a few batches, of either side.
-        """
-        reference, candidate = (statistics.quantiles(seconds)[0] * 1e3 for seconds in self.seconds)
-        ratios = sorted(a / b for a, b in zip(*self.seconds))
-        n = len(ratios)
-        low = ratios[max(0, int(n / 2 - 0.98 * n ** 0.5))]  # order statistic: distribution-free, of their median
-        return reference, candidate, min(low, reference / candidate)
+    def function(self, index):
+        """The kernel of a binary, loaded when it is first used."""
+        if index not in self.functions:
+            binary, module, function = self.binaries[index], ctypes.c_void_p(), ctypes.c_void_p()
+            name = binary["name"]
+            torch.cuda.synchronize()  # from here on this thread has a CUDA context
+            self.call(name, "cuModuleLoadData", ctypes.byref(module), binary["cubin"].numpy().tobytes())
+            self.call(name, "cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            if binary["shared"] > 48 << 10:
+                self.call(name, "cuFuncSetCacheConfig", function, PREFER_SHARED)
+                self.call(name, "cuFuncSetAttribute", function, SHARED_MEMORY, binary["shared"])
+            self.functions[index] = module, function
+        return self.functions[index][1]
+
+    def launch(self, launch, arguments):
+        """Queue a launch on the current stream. arguments: {parameter: value}. Raises Failed."""
+        binary, (x, y, z) = self.binaries[launch["binary"]], launch["grid"]
+        name, ctas = binary["name"], binary["num_ctas"]
+        try:
+            values = [argument(kind, arguments[parameter]) for parameter, kind in binary["signature"]]
+        except (KeyError, TypeError, OverflowError, struct.error) as error:
+            raise Failed(f"{name}: {describe(error)[0]}", "launch") from None
+        if x * y * z == 0:
+            return
+        scratch = torch.empty(x * y * z * ctas * binary["scratch"], dtype=torch.uint8, device="cuda")
+        values += [argument("*i8", scratch), argument("*i8", None)]  # the second is for Triton's profiler
+        memory = ctypes.create_string_buffer(b"".join(value.ljust(8, b"\0") for value in values))
+        start = ctypes.addressof(memory)
+        places = (ctypes.c_void_p * len(values))(*range(start, start + 8 * len(values), 8))
+        cluster = ctypes.create_string_buffer(CLUSTER.pack(4, ctas, 1, 1, 5, 1))
+        config = CONFIG.pack(x * ctas, y, z, 32 * binary["num_warps"], 1, 1, binary["shared"],
+                             torch.cuda.current_stream().cuda_stream, ctypes.addressof(cluster), 2 * (ctas > 1))
+        self.call(name, "cuLaunchKernelEx", config, self.function(launch["binary"]), places, None)
+
+    def trial(self, launch, arguments) -> float:
+        """Milliseconds of some launches: what choosing among an autotuned kernel's configurations goes by."""
+        self.launch(launch, arguments)
+        return paused(lambda: [self.launch(launch, arguments) for _ in range(TRIALS)])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A process on the GPU, as the scorer sees it
+# Times
 
 
-class Connection:
-    """A process of the role "replayer" or "extension" (replayer.Replayer), with memory that the scorer shares with it.
+def paused(call, pause=PAUSE) -> float:
+    """Milliseconds of what call() queues. The GPU starts on it after a pause, so it does not wait for the host."""
+    start, end = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    torch.cuda._sleep(pause)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
 
-    Orders may raise Failed (what it runs did), TimeoutError, or Gone. Then `usable` tells whether it can go on.
-    """
 
-    def __init__(self, fork_server, role, settings):
-        self.child = Child(fork_server, role)
-        self.device = torch.device(settings["device"])
-        self.usable, self.slots, self.outputs, self.room = True, None, (), ROOM
+class Steps(TorchDispatchMode):
+    """An observer of a program's steps, or, as a context, of PyTorch's operators: CUDA events around each."""
 
-    def order(self, order, deadline, **fields):
-        """Have the method of this name called. Its answer, a dict."""
-        self.usable = False
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()  # what was put is there
-        answer = self.child.ask({"order": order, **fields}, deadline, self.room)
-        self.usable = not answer.get("broken")
-        if "failed" in answer:
-            raise Failed(answer)
-        return answer
+    def __init__(self):
+        super().__init__()
+        self.marks = []
 
-    def share(self, inputs, expected, slots, deadline):
-        """Share memory for `slots` sets of inputs and one of outputs, laid out like these."""
-        tensors = tensors_in(inputs)
-        values = [[isinstance(x, torch.Tensor), None if isinstance(x, torch.Tensor) else x] for x in inputs]
-        places, size = plan([*tensors * slots, *expected])
-        spare_memory()  # what the scorer has computed so far took several times as much as it keeps
-        self.slots, self.outputs, self.expected = None, (), [(leaf.dtype, list(leaf.shape)) for leaf in expected]
-        self.room = ROOM_FOR_MISTAKES + 2 * bytes_in(expected)
-        handle = self.order("share", deadline, places=places, size=size, count=len(tensors), slots=slots,
-                            values=values)["handle"]
-        if handle is not None:
-            self.slots, self.outputs = slots_and_outputs(attach(handle), places, len(tensors), slots)
+    def step(self, label, own, call, func=None, *_, **__):
+        """What call() returns, and a mark. Views and empty tensors take no time."""
+        if func is not None and (func.is_view or label.startswith(("empty", "new_empty"))):
+            return call()
+        start, end = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        start.record()
+        out = call()
+        end.record()
+        self.marks.append((start, end, label, own))
+        return out
 
-    def put(self, slot, inputs, deadline):
-        """Write a set of inputs."""
-        if self.slots is None:
-            self.order("put", deadline, slot=slot, tensors=tensors_in(inputs))
-            return
-        for place, tensor in zip(self.slots[slot], tensors_in(inputs), strict=True):
-            place.copy_(tensor)
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.split("::")[1]
+        return self.step(name, False, lambda: func(*args, **(kwargs or {})), func)
 
-    def results(self, answer) -> list:
-        """The leaves of an output: private copies of tensors, or the name of a type where one is no tensor."""
-        leaves = []
-        for i, entry in enumerate(answer["leaves"]):
-            if "type" in entry:
-                leaves.append(str(entry["type"]))
-            elif self.slots is None:
-                leaves.append(entry["tensor"].to(self.device))
-            else:
-                dtype, shape = TORCH_NAMES[entry["dtype"]], [abs(int(n)) for n in entry["shape"]]
-                if math.prod(shape) >> 63:
-                    raise ValueError("no tensor is so large")
-                agrees = self.expected[i:i + 1] == [(dtype, shape)] and entry["device"] == self.device.type
-                wrong = torch.empty((), dtype=dtype, device="meta").expand(shape)  # takes no memory, whatever the shape
-                leaves.append(self.outputs[i].clone() if agrees else wrong)
-        for out in self.outputs:
-            out.zero_()  # so that no kernel can read a correct result there
-        return leaves
 
-    def close(self):
-        self.slots, self.outputs = None, ()
-        self.child.close(wait=True)
+def profile(run) -> list:
+    """[[milliseconds, label, own]] of the steps of run(observer), without gaps of the host."""
+    taken = 0.0
+    for _ in range(3):  # each pauses as long as the one before it took in all
+        observer, began = Steps(), time.perf_counter()
+        # The first step shows what a pair of events takes by itself.
+        paused(lambda: (observer.step("nothing", False, int), run(observer)), int(2e9 * min(taken, 0.1)) + PAUSE)
+        taken = time.perf_counter() - began
+    events = [[start.elapsed_time(end), label, own] for start, end, label, own in observer.marks]
+    return [[max(ms - events[0][0], 1e-4), label, own] for ms, label, own in events[1:]]
+
+
+class Timing:
+    """Seconds of one call in each batch, of the reference and of the candidate, and what they mean."""
+
+    def __init__(self):
+        self.reference, self.candidate, self.spent = [], [], 0.0
+
+    def enough(self, measure) -> bool:
+        """Have there been BATCHES, and `measure` seconds, or four times as long where the times scatter?"""
+        count = len(self.reference)
+        if count < BATCHES:
+            return False
+        return count >= MOST_BATCHES or self.spent >= measure * (4 if self.disturbed() else 1)
+
+    def disturbed(self) -> bool:
+        """Does the middle half of either side's times spread over more than a tenth?"""
+        quartiles = map(statistics.quantiles, (self.reference, self.candidate))
+        return any(third - first > 0.1 * middle for first, middle, third in quartiles)
+
+    def enter(self, verdict):
+        """Times are lower quartiles, as a disturbance only ever adds time.
+
+        speedup_low is the lower end of the 95 % interval for the median of the batches' ratios: an order statistic.
+        """
+        verdict.reference_ms = statistics.quantiles(self.reference)[0] * 1e3
+        verdict.candidate_ms = statistics.quantiles(self.candidate)[0] * 1e3
+        verdict.speedup = verdict.reference_ms / verdict.candidate_ms
+        ratios = sorted(a / b for a, b in zip(self.reference, self.candidate))
+        low = ratios[max(0, int(len(ratios) / 2 - 0.98 * len(ratios) ** 0.5))]
+        verdict.speedup_low, verdict.disturbed = min(low, verdict.speedup), self.disturbed()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # One task
 
 
-class Measured:
-    """One task under the measured clock: the replayer with its reference, and what a batch is.
+def tensors_in(values) -> list:
+    return [x for x in tree_leaves(values) if isinstance(x, torch.Tensor)]
 
-    connection: to a replayer that another task has left. Raises what a Connection does if the reference fails.
-    """
 
-    def __init__(self, reference, fork_server, settings, gpu, connection=None):
-        self.reference, self.fork_server, self.settings, self.gpu = reference, fork_server, settings, gpu
-        self.connection, self.turn = connection, threading.Lock()  # turn: to use the replayer
-        self.cuda = reference.device.type == "cuda"
-        with gpu.shared():
-            self.first = reference.trial(0)
-            self.flops = priced(reference).flops
-            again, _ = reference.run(replace(self.first, seed=self.first.seed + 1))
-            self.stochastic = compare(self.first, again, reference.tolerance) is not None
-            self.constant = [isinstance(x, torch.Tensor) and identical(x, y) for x, y in
-                             zip(self.first.inputs, reference.draw("timed"))]
-        size = bytes_in([self.first.inputs, self.first.expected])
-        self.large = 0 not in reference.kept
-        if self.large:  # how the first trial's tensors are laid out is kept, not their values
-            self.first = Trial(**tree_map_only(torch.Tensor, layout_of, vars(self.first)))
-        self.slots = max(1 if size > 1 << 30 else 2, min(MOST_CALLS, INPUT_ROOM // max(size, 1)))
-        self.bandwidth, self.peak, self.patience, self.gpu_properties = 4e7, None, 0.01, H200
-        if self.cuda:
-            self.describe_device()
-        self.calls, self.is_ready = None, False  # the former: slots of a batch
-        with self.turn:
-            self.ready()
+def copy_of(values):
+    return tree_map_only(torch.Tensor, torch.clone, values)
 
-    def describe_device(self):
-        """Its bandwidth and peak, in bytes and FLOPs per millisecond, and what candidates may ask of it."""
-        there = torch.cuda.get_device_properties(self.reference.device)
-        self.gpu_properties = {name: getattr(there, name, value) for name, value in H200.items()}
-        clock, bits = getattr(there, "memory_clock_rate", 0), getattr(there, "memory_bus_width", 0)
-        self.bandwidth = 0.87 * clock * 2 * bits / 8 or self.bandwidth  # kHz, wires; a copy reaches seven eighths
-        self.patience = 2 * BLANK / self.bandwidth / 1e3 + 1e-4  # twice as long as it takes, and launching
-        self.peak = 60e12 / 1e3 if (there.major, there.minor) == (9, 0) else None  # Hopper's
 
-    def ready(self):
-        """Have a replayer that holds the reference. self.turn is held."""
-        if self.usable_connection() is None:
-            self.connection, self.is_ready = Connection(self.fork_server, "replayer", self.settings), False
-        if self.is_ready:
-            return
-        reference, compiled = self.reference, self.settings["baseline"] == "compile"
-        limit = self.settings["timeout"] + 60 + 300 * compiled
-        deadline = time.monotonic() + limit
-        self.connection.order("construct", deadline, side="reference", code=reference.job["source"], name="Model",
-                              **reference.construction(), compile_it=compiled)
-        with self.gpu.shared():
-            deadline = time.monotonic() + limit  # the wait for the GPU does not count
-            self.share(deadline)
-            fields = {"sides": ["reference"], "calls": [0], "seed": 0, "graphs": False}
-            if self.calls is None:
-                taken = [self.connection.order("batch", deadline, **fields)["seconds"]["reference"] for _ in range(4)]
-                one = min(taken[1:])  # the first time takes long
-                # Of several calls of a batch only the first has the seed.
-                count = 1 if self.stochastic else round(BATCH / max(one, 1e-6))
-                self.calls = list(range(max(1, min(self.slots, count))))
-                if len(self.calls) < self.slots:
-                    self.slots = len(self.calls)
-                    self.share(deadline)
-            # Not of large tasks: each graph has memory of its own. A longer pause then covers the launching.
-            self.graphs = self.cuda and not self.large and self.connection.order(
-                "capture", deadline, side="reference", calls=self.calls)["captured"]
-        self.is_ready = True
+def differing(tensors, others) -> list:
+    """Indices at which two lists of tensors differ."""
+    return [i for i, (x, y) in enumerate(zip(tensors, others)) if not torch.equal(x, y)]
 
-    def share(self, deadline):
-        """Share memory for `slots` sets of inputs with the replayer, and fill it."""
-        first = self.first
-        self.connection.share(first.inputs, first.expected, self.slots, deadline)
-        for slot in range(self.slots):
-            self.connection.put(slot, self.reference.draw("warm", slot), deadline)
 
-    def new_inputs(self, seed, slot) -> list:
-        """Inputs that no call has seen: the task's. Tensors that it does not draw at random are scaled."""
-        inputs = self.reference.draw("timed", seed, slot)
-        factor = random.Random(f"{seed} {slot}").uniform(0.8, 1.0)
-        return [x * factor if constant and x.is_floating_point() else x for x, constant in zip(inputs, self.constant)]
+def bytes_in(values) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors_in(values))
 
-    def judge(self, codes):
-        """Yields (index, Verdict) for every code, in the order in which they are done."""
-        pool = ThreadPoolExecutor(max(1, min(self.settings["workers"], len(codes))))
+
+class Side:
+    """The calls of the reference or of a candidate, one for each slot of inputs, as CUDA graphs where that works."""
+
+    def __init__(self, call, slots, restore):
+        """call: from inputs to an output. slots: {number: inputs}. restore: sets the state back."""
+        self.call, self.slots, self.restore, self.graphs, self.outputs = call, slots, restore, {}, {}
+
+    def capture(self) -> bool:
+        """Capture a graph for each slot, each in memory of its own: some are replayed, in a random order."""
+        graphs, stream = {}, torch.cuda.ExternalStream(PER_THREAD)
         try:
-            jobs = {pool.submit(self.judge_one, code): index for index, code in enumerate(codes)}
-            for done in as_completed(jobs):
-                yield jobs[done], done.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # if one raises, this process ends
+            torch.cuda.synchronize()
+            with torch.cuda.stream(stream):
+                self.call(self.slots[0])  # libraries set themselves up for the stream
+                for slot, inputs in self.slots.items():
+                    graph = torch.cuda.CUDAGraph()
+                    graph.capture_begin()  # the context torch.cuda.graph collects garbage first, which takes longer
+                    try:
+                        graphs[slot] = graph, self.call(inputs)
+                    finally:
+                        graph.capture_end()
+            torch.cuda.synchronize()
+            self.graphs = graphs
+        except Exception:  # it cannot be captured. PyTorch may leave its generator as for capturing
+            fresh = torch.Generator("cuda").graphsafe_get_state()
+            torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
+        return bool(self.graphs)
 
-    def judge_one(self, code):
-        kind = Extension if has_extension(code) else Candidate
-        return judge(kind(self), self.reference, code, self.settings)
+    def fill(self, drawn):
+        """Write inputs, {slot: inputs}, and set the state back."""
+        self.drawn = drawn
+        self.restore()
+        for slot, inputs in drawn.items():
+            if slot not in self.slots:
+                self.slots[slot] = copy_of(inputs)
+            for place, x in zip(tensors_in(self.slots[slot]), tensors_in(inputs)):
+                place.copy_(x)
 
-    def usable_connection(self):
-        """The connection to the replayer, also for another task; None if it cannot be used: then it is closed."""
-        if self.connection is not None and not self.connection.usable:
-            self.connection.close()
-            self.connection = None
-        return self.connection
+    def seconds(self, calls, graphs) -> float:
+        """Of these calls, one after the other, as graphs or operator by operator."""
+        def queue():
+            for slot in calls:
+                if graphs:
+                    graph, self.outputs[slot] = self.graphs[slot]
+                    graph.replay()
+                else:
+                    self.outputs[slot] = self.call(self.slots[slot])
+        return paused(queue, PAUSE if graphs else LONG_PAUSE) / 1e3
+
+    def result(self, slot) -> list:
+        """[leaves of what the last call on a slot gave, copied; their structure; indices of inputs that it changed]."""
+        out, inputs = copy_of(self.outputs[slot]), tensors_in(self.drawn[slot])
+        return [tree_leaves(out), structure(out), differing(tensors_in(self.slots[slot]), inputs)]
 
 
-def layout_of(tensor):
-    """A tensor without values, laid out like this one."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+class Clock:
+    """A loaded task: the reference's calls, and what a batch is."""
+
+    @torch.no_grad()
+    def __init__(self, reference, settings):
+        self.reference, self.enough_seconds, self.slots = reference, settings["measure"], {}
+        inputs, model = reference.inputs("timed", 0), reference.model
+        with FlopCounterMode(display=False) as counter:
+            size = bytes_in([inputs, reference.run(inputs, 0).leaves])
+        self.flops, self.needed = counter.get_total_flops(), size + bytes_in(reference.state(False))
+        call = torch.compile(model) if settings["baseline"] == "compile" else model
+        self.side = Side(lambda inputs: call(*inputs), self.slots, lambda: reference.load(False))
+        self.side.fill({0: inputs})
+        one = min(self.side.seconds([0], False) for _ in range(4))  # the first takes long
+        count = min(MOST_CALLS, INPUT_ROOM // max(size, 1), round(BATCH / max(one, 1e-6)))
+        self.side.fill(dict.fromkeys(range(max(count, 1)), inputs))
+        self.side.capture()
+        self.cold = torch.zeros(COLD // 4, dtype=torch.int32, device="cuda")
+        device = torch.cuda.get_device_properties("cuda")
+        clock, bits = getattr(device, "memory_clock_rate", 0), getattr(device, "memory_bus_width", 0)
+        self.bandwidth = 0.87 * clock * 2 * bits / 8 or 3e9  # bytes a millisecond: a copy reaches seven eighths
+        self.peak = 60e9 if (device.major, device.minor) == (9, 0) else None  # a Hopper's fp32 FLOPs a millisecond
+
+    @torch.no_grad()
+    def profile(self, program, inputs) -> list:
+        """[[milliseconds, label, own]] of a forward. The caller has the GPU alone, here and below."""
+        given = tensors_in(copy_of(inputs))
+        return profile(lambda observer: program.run(given, observer=observer))
+
+    @torch.no_grad()
+    def time(self, program, verdict):
+        """Time a recorded program against the reference, with the parameters as constructed."""
+        state = self.reference.state(False)
+        side = Side(lambda inputs: program.run(tensors_in(inputs)), self.slots, lambda: program.load(state))
+        self.measure(side, verdict)
+
+    @torch.no_grad()
+    def measure(self, side, verdict):
+        """Time batches of both sides and enter the result. Raises Failed if a timed call gives another result."""
+        timing, chance = Timing(), random.Random(os.urandom(16))
+        graphs = side.capture() and bool(self.side.graphs)
+        limits = loose(self.reference.bounds(0))
+        while not timing.enough(self.enough_seconds):
+            began, key = time.monotonic(), chance.random()
+            # A quarter is left out, so no call can do the work of another one.
+            calls = chance.sample(list(self.slots), max(1, len(self.slots) * 3 // 4))
+            drawn = {slot: self.reference.inputs((key, slot), 0) for slot in calls}
+            checked = chance.choice(calls)
+            candidate, (got, _, written) = self.batch(side, drawn, checked, graphs)
+            reference, (expected, _, allowed) = self.batch(self.side, drawn, checked, graphs)
+            if set(written) - set(allowed) or compare(expected, got, limits):
+                raise Failed(OTHERWISE, "rejected")
+            timing.candidate.append(candidate)
+            timing.reference.append(reference)
+            timing.spent += time.monotonic() - began
+        timing.enter(verdict)
+        set_roofline(verdict, self.needed, self.flops, self.bandwidth, self.peak)
+
+    def batch(self, side, drawn, checked, graphs):
+        """(seconds of one call, result of the call that is to be checked) of one side."""
+        side.fill(drawn)
+        half = len(self.cold) // 2
+        self.cold[:half].fill_(1)
+        self.cold[half:].amax()  # what was written leaves the cache, too
+        return side.seconds(list(drawn), graphs) / len(drawn), side.result(checked)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One candidate
+# CUDA C++
 
 
-class Candidate(Recorded):
-    """A candidate in the replayer: the back end of the measured clock (see judgement.py)."""
+class Extension:
+    """A candidate with CUDA C++ sources, seen from the judge. Its process has the GPU, and none of the right answers.
 
-    spared = 0.01  # share of a timed call's outputs that may be wrong by RARE: more inputs have rarer values
-    longest = 30.0  # seconds for all of its turn, in which others wait
-
-    def __init__(self, task):
-        super().__init__(task)
-        self.connection, self.has_turn = None, False
-
-    def start(self, code, timeout):
-        self.deadline = time.monotonic() + timeout
-        task = self.task
-        inputs = [[str(x.dtype), list(x.shape), list(x.stride())] if isinstance(x, torch.Tensor) else x
-                  for x in task.first.inputs]
-        program, constants = self.record(code, CALLS * [inputs], gpu=task.gpu_properties)
-        self.compile(code, program)
-        self.take_turn()
-        matched = self.match_parameters(program, constants)
-        constants.update((number, name) for name, number in matched.items())  # the replayer has these
-        self.order("load", code=code, program=program, constants=constants)
-        return len(matched) == len(self.reference.state)
-
-    def compile(self, code, program):
-        """Have the kernels compiled, in a process without the GPU, into a folder where the replayer finds them."""
-        with contextlib.closing(Child(self.fork_server, "compiler")) as process:
-            question = {"code": code, "program": program, "known": list(self.reference.known),
-                        "gpu": self.task.gpu_properties}
-            self.reference.known.update(self.ask(process, question)["compiled"])
-
-    def take_turn(self):
-        """Wait for the replayer, and for a share of the GPU. That does not count as the candidate's time."""
-        began, task = time.monotonic(), self.task
-        task.turn.acquire()
-        self.has_turn = True
-        task.ready()
-        self.connection = task.connection
-        self.acquire(False, began)
-        self.deadline = min(self.deadline, time.monotonic() + self.longest)
-
-    def acquire(self, exclusive, began=None):
-        """Hold the GPU lock in this way. began: when the wait for it began, if not now."""
-        began = began or time.monotonic()
-        self.task.gpu.acquire(exclusive)
-        self.deadline += time.monotonic() - began
-
-    def order(self, order, **fields):
-        return self.connection.order(order, self.deadline, **fields)
-
-    def run(self, trial, mute=()):
-        self.connection.put(0, trial.inputs, self.deadline)
-        answer = self.order("forward", seed=trial.seed, mute=list(mute))
-        leaves = self.connection.results(answer)
-        check_structure(answer["structure"], self.reference.structure)
-        return leaves, answer["changed"]
-
-    def profile(self, trial):
-        self.connection.put(0, trial.inputs, self.deadline)
-        self.acquire(exclusive=True)
-        answer = self.order("profile")
-        self.acquire(exclusive=False)  # leaving kernels out and capturing do not disturb others
-        return self.events(answer)
-
-    def events(self, answer):
-        """What `profile` returns, by what the process answers."""
-        return [[float(ms), str(label), bool(own)] for ms, label, own in answer["events"]]
-
-    def time(self, verdict):
-        task, chance, timing = self.task, random.Random(os.urandom(8)), Timing(self.task.patience)
-        graphs = task.graphs and self.order("capture", side="candidate", calls=task.calls)["captured"]
-        self.acquire(exclusive=True)
-        kept = []  # what is to be compared when the GPU is no longer needed alone
-        while not timing.enough(task.settings["measure"]):
-            began, seed = time.monotonic(), chance.getrandbits(31)
-            # In a random order, and a quarter is left out: so that no call can do another one's work.
-            calls = chance.sample(task.calls, max(1, int(0.75 * len(task.calls))))
-            checked, batch = chance.choice(calls), []
-            for slot in task.calls:
-                batch.append(task.new_inputs(seed, slot))
-                self.put(slot, batch[-1])
-            answer = self.batch(seed, calls, graphs)
-            kept.append((Trial(batch[checked], seed), self.connection.results(self.order("collect", call=checked))))
-            full = bytes_in([[trial.inputs, leaves] for trial, leaves in kept]) > INPUT_ROOM
-            if any(map(self.has_changed, task.calls, batch)) or full and self.are_wrong(kept):
-                return reject(verdict, OTHERWISE)
-            seconds = [answer["seconds"][side] / len(calls) for side in ("reference", "candidate")]
-            timing.add(*seconds, answer["clearing"], time.monotonic() - began)
-        self.acquire(exclusive=False)
-        if self.are_wrong(kept):
-            return reject(verdict, OTHERWISE)
-        verdict.reference_ms, verdict.candidate_ms, low = timing.summary()
-        verdict.disturbed = timing.disturbed()
-        verdict.speedup, verdict.speedup_low = verdict.reference_ms / verdict.candidate_ms, low
-        set_roofline(verdict, self.reference, task.flops, task.bandwidth, task.peak)
-
-    def are_wrong(self, kept) -> bool:
-        """Is one of these outputs of timed calls wrong? They are not kept any longer."""
-        tolerance = self.reference.tolerance
-        while kept:
-            trial, leaves = kept.pop()
-            trial.expected, _ = self.reference.run(trial)
-            trial.allowed = self.task.first.allowed
-            if compare(trial, leaves, tolerance) and (
-                    compare(trial, leaves, tolerance, self.spared) or compare(trial, leaves, max(tolerance, RARE))):
-                return True
-        return False
-
-    def put(self, slot, inputs):
-        self.connection.put(slot, inputs, self.deadline)
-
-    def has_changed(self, slot, inputs) -> bool:
-        """Are inputs in shared memory no longer what was put there? The reference ran on them last."""
-        seen = self.connection.slots[slot] if self.connection.slots is not None else tensors_in(inputs)
-        return not self.task.first.changed and not all(map(identical, seen, tensors_in(inputs)))
-
-    def batch(self, seed, calls, graphs):
-        """Time a batch of both sides; see Replayer.batch."""
-        return self.order("batch", sides=["candidate", "reference"], calls=calls, seed=seed, graphs=graphs)
-
-    def close(self):
-        if self.has_turn:
-            self.task.usable_connection()  # a replayer that hangs ends now
-            self.task.gpu.release()
-            self.task.turn.release()
-
-
-class Extension(Candidate):
-    """A candidate with CUDA sources: it runs in a process of its own, self.connection; the reference in self.replayer.
+    Its kernels cannot be left out, and it controls its own process. The judge relies on the outputs, which it compares,
+    and on its own clock.
     """
 
-    spared = 0.0  # its own code decides what it does now
-    longest = math.inf  # it may compile in its first call
+    can_leave_out, kernels = False, [EXTENSION]
 
-    def start(self, code, timeout):
-        self.deadline, task = time.monotonic() + timeout, self.task
-        self.least = {}  # seconds of the quickest order without calls, of each side
-        own = Connection(self.fork_server, "extension", self.settings)
+    def __init__(self, task, code):
+        self.task, self.reference, self.least = task, task.reference, 1.0
+        self.seed = self.reference.derive(code, "forward")
+        self.deadline = time.monotonic() + task.settings["timeout"] + NVCC_SECONDS
+        self.server = Server("judge.measured", task.settings, gpu=True)
         try:
-            built = own.order("construct", self.deadline, side="candidate", code=code, name="ModelNew",
-                              **self.reference.construction(), compile_it=False)
-            self.take_turn()
-        finally:
-            self.replayer, self.connection = self.connection, own
-        own.share(task.first.inputs, task.first.expected, task.slots, self.deadline)
-        return built["state"] == {name: list(tensor.shape) for name, tensor in self.reference.state.items()}
+            blueprint = self.reference.blueprint()
+            expected = {name: described[:2] for name, described in blueprint["state"].items()}  # without values
+            self.may_be_perturbed = self.ask("build", code, blueprint) == expected
+            task.gpu("share")  # not before: nvcc may have taken a minute
+        except BaseException:
+            self.close()
+            raise
 
-    def events(self, answer):
-        events = [[float(ms), str(label), False] for ms, label, _ in answer["events"]]
-        rest = answer["total"] - sum(ms for ms, _, _ in events)  # its kernels run outside of every operator
-        return [*events, [rest, EXTENSION, True]] if rest > 0.002 else events
+    def ask(self, order, *arguments):
+        """What this method of its process's Guest or Side returns."""
+        send(self.server.sock, [order, list(arguments)])
+        answer = receive(self.server.sock, self.deadline, 4 * self.task.clock.needed + (64 << 20))
+        if "failed" in answer:
+            raise Failed(str(answer["error"]), str(answer["failed"]))
+        return tree_map_only(torch.Tensor, lambda x: x.to(self.reference.device), answer["done"])
 
-    def put(self, slot, inputs):
-        for connection in (self.connection, self.replayer):
-            connection.put(slot, inputs, self.deadline)
+    def load(self, perturbed):
+        self.ask("load", self.reference.state(True) if perturbed else {})
 
-    def batch(self, seed, calls, graphs):
-        sides = {"candidate": self.connection, "reference": self.replayer}
-        return {"seconds": {side: self.from_outside(process, side, calls, graphs) for side, process in sides.items()},
-                "clearing": 0.0}
+    def run(self, trial, inputs, mute=()) -> Answer:
+        self.ask("fill", {0: inputs})
+        self.ask("seconds", [0], False)
+        return Answer(*self.result(0))
 
-    def from_outside(self, connection, side, calls, graphs) -> float:
-        """Seconds of a batch's calls, each once, by the scorer's clock, less what an order without calls took at least.
+    def profile(self, inputs) -> list:
+        self.task.gpu("alone")
+        events = self.ask("profile", inputs)
+        return [[float(ms), str(label), bool(own)] for ms, label, own in events]
 
-        What disturbs an order makes calls look slower than they are, never faster.
-        """
-        def seconds(calls, **more):
+    def time(self, verdict):
+        self.task.gpu("alone")
+        self.fill(self.task.clock.slots)
+        self.task.clock.measure(self, verdict)
+
+    def capture(self) -> bool:
+        return self.ask("capture")
+
+    def fill(self, drawn):
+        self.load(False)
+        self.ask("fill", drawn)
+
+    def result(self, slot) -> list:
+        return self.ask("result", slot)
+
+    def seconds(self, calls, graphs) -> float:
+        """By the judge's clock, less what an order without calls takes at least: a disturbance only adds time."""
+        times = []
+        for some in ([], [], [], calls):
             began = time.perf_counter()
-            connection.order("run_now", self.deadline, side=side, calls=calls, graphs=graphs, **more)
-            return time.perf_counter() - began
-
-        seconds([], cold=True)
-        self.least[side] = min(self.least.get(side, 1.0), *(seconds([]) for _ in range(5)))
-        return max(seconds(calls) - self.least[side], 1e-6 * len(calls))
+            self.ask("seconds", some, graphs)
+            times.append(time.perf_counter() - began)
+        self.least = min(self.least, *times[:3])
+        return max(times[3] - self.least, 1e-6 * len(calls))
 
     def close(self):
-        if self.connection is not None:
-            self.connection.close()  # its process has ended when the next candidate gets the GPU
-        super().close()
+        self.server.close()
+
+
+class Guest:
+    """In the process of a CUDA C++ candidate: its model."""
+
+    stage = "compile"
+
+    def build(self, code, blueprint):
+        module = load_module(code, None)
+        self.stage = "build"
+        seed_everything(blueprint["seed"])
+        self.model = module.ModelNew(*blueprint["arguments"], **blueprint["keywords"]).cuda()
+        self.stage, self.state = "forward", state_of(self.model)
+        self.original = copy_of(self.state)
+        self.side = Side(lambda inputs: self.model(*inputs), {}, lambda: None)
+        return {name: [str(x.dtype), list(x.shape)] for name, x in self.state.items()}
+
+    def load(self, state):
+        for name, tensor in self.state.items():
+            tensor.copy_(state.get(name, self.original[name]))
+
+    def profile(self, inputs):
+        def run(observer):
+            with observer:
+                self.model(*inputs)
+        events = profile(run)
+        rest = paused(lambda: self.model(*inputs), LONG_PAUSE) - sum(ms for ms, _, _ in events)
+        return events + [[rest, EXTENSION, True]] * (rest > 0.002)  # its own kernels run outside of every operator
+
+
+@torch.no_grad()
+def main():
+    """The process of a CUDA C++ candidate: answer orders until the judge hangs up."""
+    sock, guest = socket.socket(fileno=int(sys.argv[1])), Guest()
+    begin_process()
+    limit(json.loads(sys.argv[2]), gpu=True)
+    while True:
+        order, arguments = receive(sock)
+        arguments = tree_map_only(torch.Tensor, torch.Tensor.cuda, arguments)
+        try:
+            answer = {"done": getattr(guest if hasattr(guest, order) else guest.side, order)(*arguments)}
+        except BaseException as error:  # SystemExit included: its Python runs here
+            answer = {"failed": guest.stage, "error": describe(error)[0]}
+        send(sock, answer)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,306 +1,382 @@
-"""Candidates wait in one queue, by task; a pool of threads takes from it, each with one scorer at a time.
+"""The trainer's side of the judge: threads that pass candidates on, from the queue to a recorder, and then to a judge.
 
-Scorers (scorer.py) are kept for their tasks' next candidates; where there are enough, the one used least recently goes
-on with another task. With the modelled clock several threads may judge candidates of one task, each with a scorer of
-its own. With the measured clock a task has one scorer, which judges all of its waiting candidates as one batch. A job
-that runs out of the GPU's memory is done once more: when no other job is at work, and after idle scorers have ended.
+A recorder thread takes candidates of tasks that a judge has described (their *blueprint*) to a jailed server, and
+brings back recordings. A judge thread has one judge, a fork of the judges' server, that is loaded with one task at a
+time; it loads tasks and takes recordings of them. A judge that dies is forked again: a candidate costs only itself.
 """
 
 import contextlib
-import re
-import subprocess
+import shutil
 import tempfile
 import threading
 import time
-from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 
-import torch
-
-from judge import processes
-from judge.gpu_lock import GpuLock
-from judge.messages import Child, Gone, receive, send
-from judge.verdict import Verdict, out_of_memory, verdict_from_json
+from judge.processes import ROOM, Fork, Gone, Server, receive, send
+from judge.rules import has_extension
+from judge.verdict import Failed, Verdict, out_of_memory, set_failure, verdict_from_json
 from tasks import Task, TaskError
 
-MAX_SCORERS = 16  # scorers with the measured clock: each has references and CUDA contexts in the GPU's memory
 MAX_VERDICTS = 10000  # that are remembered
-SETS = re.compile(r"torch\.(set_|backends|use_|_)")  # what a task may change in its scorer, which then has no other one
+MAX_TEXT = 256_000  # bytes of a candidate
+STARTING = 120  # seconds that a server may take to start, on a busy machine
+GPU_SECONDS = 30  # that a judge may take for one candidate, without waiting for the GPU
+NVCC_SECONDS = 180  # that compiling CUDA C++ may take, on top of that
+WITHOUT_GPU = "CUDA C++ (load_inline) cannot be judged without a GPU: write it in Triton, or use one"
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
-    """What waits to be done for a task, or is being done by a thread of the pool."""
+    """A candidate without a verdict or, without code, a task that is to be loaded."""
 
     task: Task
-    codes: list = field(default_factory=list)  # candidates without a verdict
-    scorer: "ScorerConnection" = None  # that judges it; None until one has been started, and after it has ended
-    alone: bool = False  # is it done once more, with the GPU's memory to itself?
+    code: str | None = None
+    future: Future = field(default_factory=Future)
+    recording: dict | None = None  # what the recorder has made of it
+    extension: bool = False  # is it CUDA C++, which cannot be recorded?
+    alone: bool = False  # is it judged once more, with the GPU's memory to itself?
+
+    def wants_recording(self) -> bool:
+        return self.code is not None and self.recording is None and not self.extension
 
 
-class ScorerConnection:
-    """A scorer's process as the pool sees it."""
+@dataclass(eq=False)
+class Judge:
+    """What a judge thread has."""
 
-    def __init__(self, fork_server, gpu):
-        self.child, self.gpu, self.source = Child(fork_server, "scorer"), gpu, None  # of the task that it has loaded
+    process: Fork | None = None
+    source: str | None = None  # of the task that the process has loaded
+    job: Job | None = None  # that it does, or did last
 
-    def order(self, order, patience):
-        """Send an order (see judge/scorer.py) and yield the answers; the last one has a "done".
-
-        The scorer's requests for the GPU arrive meanwhile, and are waited for. Raises Gone or OSError when the scorer
-        has ended, TimeoutError (an OSError) when it is silent for `patience` seconds.
-        """
-        answer = {}
-        send(self.child.sock, order)
-        while "done" not in answer:
-            answer = receive(self.child.sock, time.monotonic() + patience)
-            if "lock" in answer:
-                self.gpu.acquire(self, answer["lock"])
-                send(self.child.sock, {"granted": True})
-            elif "unlock" in answer:
-                self.gpu.release(self)
-            else:
-                yield answer
-
-    def load(self, task, seed, known, patience):
-        """Have it build a task's reference, in place of another task's. Raises TaskError, and what `order` does."""
-        job = {"name": task.name, "source": task.source, "seed": seed, "known": list(known)}
-        (answer,) = self.order({"task": job}, patience)
-        if answer["done"]:
-            raise TaskError(answer["done"])
-        self.source = task.source
-
-    def close(self, wait=False):
-        """End the process with all that it has started; with `wait`, return only when they are gone."""
-        self.child.close(wait)
-        self.gpu.release(self)
+    def end(self):
+        if self.process is not None:
+            self.process.close()
+        self.process = self.source = None
 
 
-class Crowded(Exception):
-    """A job ran out of the GPU's memory beside what others hold."""
+class GpuLock:
+    """Many may share the GPU: to load tasks, check candidates, sample from the model. One alone times a candidate.
+
+    A request for the GPU alone comes before later ones to share it, except while the model is sampling: judges, which
+    would else wait until sampling ends, go on checking.
+    """
+
+    def __init__(self):
+        self.changed = threading.Condition()
+        self.holders = {}  # owner -> "share", "alone" or "sample"
+        self.waiting = 0  # requests for the GPU alone
+
+    def acquire(self, owner, how):
+        """Wait for the GPU. What the owner has of it is released first, if it is something else."""
+        with self.changed:
+            if self.holders.get(owner) != how:
+                self.release(owner)
+                self.waiting += how == "alone"
+                self.changed.wait_for(lambda: self.is_free(how))
+                self.waiting -= how == "alone"
+                self.holders[owner] = how
+                self.changed.notify_all()
+
+    def is_free(self, how) -> bool:
+        held = self.holders.values()
+        if how == "alone":
+            return not held
+        return "alone" not in held and ("sample" in held or self.waiting == 0)
+
+    def release(self, owner):
+        with self.changed:
+            self.holders.pop(owner, None)
+            self.changed.notify_all()
+
+    @contextlib.contextmanager
+    def shared_by_model(self):
+        """See Sandbox.sampling."""
+        owner = object()
+        self.acquire(owner, "sample")
+        try:
+            yield
+        finally:
+            self.release(owner)
 
 
 class Pool:
-    """The queue, its threads and their scorers.
+    """Queue, threads and processes. settings: sandbox.Settings as a dict, without any None."""
 
-    settings: sandbox.Settings as a dict, without any None. Every process gets them, apart from the seed.
-    """
+    JUDGE, RECORDER = "judge.judgement", "judge.recorder"
 
     def __init__(self, settings):
-        self.seed = settings.pop("seed")  # a candidate that reads its fork server's command line must not find it
-        self.settings = settings | {"scratch": tempfile.mkdtemp(prefix="sandbox-"), "gpus": torch.cuda.device_count()}
-        # patience: seconds without a message after which a scorer is given up
-        self.modelled, self.patience = settings["clock"] == "modelled", 4 * settings["timeout"] + 300
-        self.gpu, self.closed = GpuLock(), False
+        self.settings = settings | {"scratch": tempfile.mkdtemp(prefix="sandbox-")}
+        self.modelled, self.on_gpu = settings["clock"] == "modelled", settings["device"] != "cpu"
+        self.gpu, self.closed, self.starting = GpuLock(), False, threading.Lock()
         self.changed = threading.Condition()  # guards what follows, and is notified when a job may begin
-        # source of a task -> its Job that no thread has begun; jobs of the threads; scorers, each loaded with a task,
-        # of which the least recently used comes first
-        self.waiting, self.at_work, self.idle = {}, [], []
-        # (source, code) -> Future of what has no verdict yet, Verdict of others; source -> why its reference could not
-        # be used, since the last prepare(); keys of kernels that have been compiled, so that no scorer does it again
-        self.futures, self.verdicts, self.unusable, self.known = {}, {}, {}, set()
-        self.control, self.process = processes.start(self.settings)
-        count = settings["workers" if self.modelled else "tasks"]
-        self.capacity = count if self.modelled else max(count, MAX_SCORERS)  # scorers, at work and idle
-        self.threads = [threading.Thread(target=self._work, daemon=True) for _ in range(count)]
+        self.waiting = []  # Jobs that no thread has
+        self.futures, self.verdicts = {}, {}  # (source, code) -> Future, of candidates without a verdict and with one
+        self.blueprints, self.unusable = {}, {}  # by source: what a recorder is given; why a task cannot be used
+        self.idle, self.busy = [], []  # Judges; the least recently used of the idle ones comes first
+        self.servers, self.recorders, self.judges = [], [], None  # all; those of recorders without work; the judges'
+        judges = settings["workers" if self.modelled else "tasks"]
+        roles = [self._record] * min(settings["workers"], 16) + [self._judge] * judges
+        self.threads = [threading.Thread(target=role, daemon=True) for role in roles]
         for thread in self.threads:
             thread.start()
 
     def submit(self, pairs) -> list[Future]:
         """See Sandbox.submit. Raises TaskError when the sandbox is closed."""
-        futures = []
         with self.changed:
             if self.closed:
                 raise TaskError("the sandbox is closed")
-            for task, code in pairs:
-                key = task.source, code
-                futures.append(self.futures.get(key) or Future())
-                if key not in self.futures and key in self.verdicts:
-                    futures[-1].set_result(self.verdicts[key])
-                elif key not in self.futures:
-                    self.futures[key] = futures[-1]
-                    self.waiting.setdefault(task.source, Job(task)).codes.append(code)
+            futures = [self._future(task, code) for task, code in pairs]
             self.changed.notify_all()
         return futures
+
+    def _future(self, task, code) -> Future:
+        key = task.source, code
+        known = self.futures.get(key) or self.verdicts.get(key)
+        if known is not None:
+            return known
+        job = Job(task, code, extension=has_extension(code[:MAX_TEXT]))
+        job.future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
+        self.futures[key] = job.future
+        if len(code.encode(errors="surrogatepass")) > MAX_TEXT:
+            self._finish(job, self._failed(code, f"the code is longer than {MAX_TEXT:,} bytes", "parse"))
+        elif self.modelled and job.extension:
+            self._finish(job, self._failed(code, WITHOUT_GPU, "parse"))
+        else:
+            self.waiting.append(job)
+        return job.future
 
     def prepare(self, tasks):
         """See Sandbox.prepare."""
         with self.changed:
             self.unusable.clear()  # memory may have been short
+            self.waiting = [job for job in self.waiting if job.code is not None]  # without earlier preparations
             if not self.modelled and self.settings["tasks"] > 1:
-                for task in list(dict.fromkeys(tasks))[:MAX_SCORERS]:
-                    self.waiting.setdefault(task.source, Job(task))
+                self.waiting += [Job(task) for task in list(dict.fromkeys(tasks))[:self.settings["tasks"]]]
             self.changed.notify_all()
-
-    def end_idle(self):
-        """End all scorers that are not at work, to free their memory."""
-        with self.changed:
-            ended, self.idle = self.idle, []
-        for scorer in ended:
-            scorer.child.hang_up()  # all end at once
-        for scorer in ended:
-            scorer.close(wait=not self.modelled)
 
     def close(self):
         """See Sandbox.close."""
         with self.changed:
-            if self.closed:
-                return
             self.closed = True
-            for scorer in [job.scorer for job in self.at_work if job.scorer is not None]:
-                scorer.child.hang_up()
             self.changed.notify_all()
-        self.end_idle()
-        self.control.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
-        self.process.kill()
-        self.process.wait()
+        with self.starting:  # nothing is started from now on
+            for server in self.servers:  # a process that ends gives back the GPU
+                server.close()
         for thread in self.threads:
-            thread.join()
-        self.end_idle()  # of jobs that were at work
-        for job in self.waiting.values():
-            self._fail(job, TaskError("the sandbox is closed"))
-        processes.remove(self.settings["scratch"])
+            thread.join(20)
+        for key in list(self.futures):
+            self.futures.pop(key).set_exception(TaskError("the sandbox is closed"))
+        shutil.rmtree(self.settings["scratch"], ignore_errors=True)
 
-    # ---- the threads
+    def _start(self, module, **options) -> Server:
+        """A new server, which ends with the thread that starts it. Raises Gone when the sandbox is closed."""
+        with self.starting:
+            if self.closed:
+                raise Gone("the sandbox is closed")
+            server = Server(module, self.settings, **options)
+            self.servers = [other for other in self.servers if other.process.poll() is None] + [server]
+            return server
 
-    def _work(self):
-        """Take jobs from the queue until the sandbox is closed."""
+    def _failed(self, code, error, stage="forward", line=None) -> Verdict:
+        verdict = Verdict(clock=self.settings["clock"])
+        set_failure(verdict, code, Failed(error, stage, line))
+        return verdict
+
+    def _finish(self, job, verdict=None, error=None):
+        """A candidate has its verdict or, where it cannot be judged, an error."""
+        key = job.task.source, job.code
+        with self.changed:
+            if self.closed:  # then its process has been killed
+                return
+            self.futures.pop(key, None)
+            if verdict is not None:
+                self.verdicts[key] = job.future
+            if len(self.verdicts) > MAX_VERDICTS:
+                del self.verdicts[next(iter(self.verdicts))]
+            self.changed.notify_all()
+        if error is not None:
+            job.future.set_exception(error)
+        else:
+            job.future.set_result(verdict)
+
+    def _put_back(self, job):
+        with self.changed:
+            self.waiting.append(job)
+            self.changed.notify_all()
+
+    # ---- the threads of recorders
+
+    def _record(self):
+        """Record one candidate after the other until the sandbox is closed."""
+        if threading.current_thread() is self.threads[0]:  # it imports torch before there is work
+            with contextlib.suppress(Gone, OSError):  # it is tried again when there is work
+                self.recorders.append(self._start(self.RECORDER))
         while True:
             with self.changed:
-                while not self.closed and (job := self._next()) is None:
-                    self.changed.wait()
+                self.changed.wait_for(lambda: self.closed or self._recordable())
                 if self.closed:
                     return
-                self.at_work.append(job)
+                job = self._recordable()[0]
+                self.waiting.remove(job)
+            answer = self._recording(job)
+            if "failed" in answer:
+                stage, error = str(answer["failed"]), str(answer.get("error"))
+                self._finish(job, self._failed(job.code, error, stage, answer.get("line")))
+            else:
+                job.recording = answer
+                self._put_back(job)
+
+    def _recordable(self) -> list:
+        return [job for job in self.waiting if job.wants_recording() and job.task.source in self.blueprints]
+
+    def _recording(self, job):
+        """What a recorder answers. If its server ends, once more with a new one."""
+        order = {"code": job.code, "blueprint": self.blueprints[job.task.source], "clock": self.settings["clock"]}
+        for fresh in False, True:
+            server = None
             try:
-                if job.alone:
-                    self.end_idle()
-                self._load(job)
-                self._judge(job)
-            except Crowded:
-                self._end_scorer(job)
                 with self.changed:
-                    later = self.waiting.pop(job.task.source, Job(job.task)).codes
-                    self.waiting[job.task.source] = Job(job.task, job.codes + later, alone=True)
-            except TaskError as error:
-                self._fail(job, error)
-            except Exception as error:  # a mistake of ours: the Futures raise it
-                self._end_scorer(job)
-                self._fail(job, error)
+                    server = self.recorders.pop() if self.recorders and not fresh else None
+                server = server or self._start(self.RECORDER)
+                send(server.sock, order)
+                answer = receive(server.sock, time.monotonic() + self.settings["timeout"] + STARTING, ROOM)
+                if not isinstance(answer, dict):
+                    raise Gone("an answer that makes no sense")
+                self.recorders.append(server)
+                return answer
+            except (Gone, OSError) as error:
+                why = f"the recorder failed on it ({error}: {server and server.last_line()})"
+                if server is not None:
+                    server.close()
+        return {"failed": "forward", "error": why}
+
+    # ---- the threads of judges
+
+    def _judge(self):
+        """Load tasks and judge recorded candidates until the sandbox is closed."""
+        judge = Judge()
+        with contextlib.suppress(Gone, OSError):  # it is tried again when there is work
+            judge.process = self._fork()
+        while True:
             with self.changed:
-                self.at_work.remove(job)
-                self.idle += [job.scorer] if job.scorer is not None else []
+                self.idle.append(judge)
+                self.changed.wait_for(lambda: self.closed or self._take(judge))
+                self.idle.remove(judge)
+                if self.closed:
+                    return judge.end()
+                self.busy.append(judge)
+                self.changed.notify_all()  # another one may be the least recently used now
+            self._do(judge, judge.job)
+            with self.changed:
+                self.busy.remove(judge)
                 self.changed.notify_all()
 
-    def _next(self) -> Job | None:
-        """The job to be begun next, with an idle scorer where one is to do it; None if there is none to begin.
+    def _take(self, judge) -> bool:
+        """Choose an idle judge's next job, preferably of the task that it has loaded. self.changed is held."""
+        wanted = {source for source, _ in self.futures}
+        unwanted = [other for other in self.idle if other.source not in wanted]
+        jobs = [job for job in self.waiting if self._is_for(job, judge, unwanted)]
+        if not jobs or any(other.job.alone for other in self.busy):
+            return False
+        judge.job = min(jobs, key=lambda job: (job.alone, job.code is None, job.task.source != judge.source))
+        self.waiting.remove(judge.job)
+        return True
 
-        Jobs that need the memory to themselves come last. Candidates come before preparations, tasks that an idle
-        scorer is loaded with before others, then those that fewer threads are at work on; else what has waited for
-        longest. self.changed is held.
+    def _is_for(self, job, judge, unwanted) -> bool:
+        """May this idle judge do a job now? One that has loaded its task or, where none has, the least recently used.
+
+        unwanted: idle judges whose task has no candidates. No other judge drops its task: that would be for each
+        candidate when those of several tasks are recorded in turn.
         """
-        threads = Counter(job.task.source for job in self.at_work)
-        loaded = {scorer.source: scorer for scorer in self.idle}
-        ready = [source for source, job in self.waiting.items()
-                 if not (job.alone and self.at_work) and (self.modelled or not threads[source])]
-        if not ready or any(job.alone for job in self.at_work):
-            return None
-        source = min(ready, key=lambda one: (self.waiting[one].alone, not self.waiting[one].codes, one not in loaded,
-                                             threads[one]))
-        job = self.waiting.pop(source)
-        if self.modelled and len(job.codes) > 1:  # the others are for other threads
-            self.waiting[source] = Job(job.task, job.codes[1:])
-            job.codes = job.codes[:1]
-        job.scorer = loaded.get(source) or (
-            self.idle[0] if len(self.idle) + len(self.at_work) >= self.capacity else None)
-        if job.scorer is not None:
-            self.idle.remove(job.scorer)
-        return job
+        source, described = job.task.source, job.task.source in self.blueprints
+        if job.wants_recording() and described or job.alone and self.busy:
+            return False
+        if any(other.job.task.source == source for other in self.busy) and not (self.modelled and described):
+            return False
+        free = [other for other in self.idle if other.source == source] or unwanted
+        return judge in free[:1]
 
-    def _load(self, job):
-        """Have job.scorer loaded with the job's task, or a new one if it cannot be. Raises TaskError."""
-        source = job.task.source
-        if job.scorer is not None and job.scorer.source == source:
+    def _do(self, judge, job):
+        """Load the job's task and judge its candidate, if that has been recorded. Whatever fails is its result."""
+        verdict = error = None
+        try:
+            for other in list(self.idle) if job.alone else []:  # none of them is given work meanwhile
+                other.end()
+            self._load(judge, job.task)
+            if job.wants_recording():
+                return self._put_back(job)
+            if job.code is not None:
+                verdict = self._verdict(judge, job)
+        except Exception as failure:  # a TaskError, or a mistake of ours
+            error = failure
+        short = isinstance(error, TaskError) or out_of_memory(verdict and verdict.error or "")
+        if short and self.on_gpu and not job.alone:  # CUDA does not always name what a task lacks
+            judge.end()
+            job.alone = True
+            return self._put_back(job)
+        if isinstance(error, TaskError):
+            self.unusable[job.task.source] = str(error)
+        self._finish(job, verdict, error)
+
+    def _load(self, judge, task):
+        """Have the judge loaded with this task, in a new process unless it is so already. Raises TaskError or Gone."""
+        if judge.source == task.source:
             return
-        if source in self.unusable:
-            raise TaskError(self.unusable[source])
-        if job.scorer is not None and (self.settings["baseline"] != "eager" or SETS.search(job.scorer.source + source)):
-            self._end_scorer(job)
-        reused = True
-        while reused:  # another time if it was not new
-            reused = job.scorer is not None
-            try:
-                job.scorer = job.scorer or ScorerConnection(self.control, self.gpu)
-                return job.scorer.load(job.task, self.seed, self.known, 3 * self.settings["timeout"] + 60)
-            except TaskError as error:
-                why = str(error)
-            except (Gone, OSError) as error:
-                why = "it takes too long" if isinstance(error, TimeoutError) else self._last_log_line()
-                why = f"{job.task.name}: the reference cannot be judged against ({why})"
-            self._end_scorer(job)
-            if self.closed:
-                raise TaskError("the sandbox is closed")
-        if not self.modelled and not job.alone:  # whatever the reason: CUDA does not always name it
-            raise Crowded
-        self.unusable[source] = why
-        raise TaskError(why)
+        if task.source in self.unusable:
+            raise TaskError(self.unusable[task.source])
+        if judge.process is None or judge.source is not None and not self.on_gpu:  # there, to start one takes a second
+            judge.end()
+            judge.process = self._fork()
+        order = {"load": {"name": task.name, "source": task.source}}
+        answer = self._ask(judge, order, 3 * self.settings["timeout"] + STARTING)
+        if "blueprint" not in answer:
+            judge.end()
+            why = answer.get("unusable", f"{task.name}: the reference cannot be judged against: {answer.get('died')}")
+            raise TaskError(why)
+        judge.source = task.source
+        self.blueprints.setdefault(task.source, answer["blueprint"])
 
-    def _judge(self, job):
-        """Judge the job's candidates. If the scorer ends, they are tried once more, one by one. Raises Crowded."""
-        failed = set()
-        while job.codes:
-            self._load(job)
-            batch = job.codes[:1] if failed else list(job.codes)
-            try:
-                for answer in job.scorer.order({"codes": batch}, self.patience):
-                    if "verdict" in answer:
-                        self.known = self.known | set(answer["known"]) if len(self.known) < 5000 else set()
-                        verdict = verdict_from_json(answer["verdict"])
-                        if not self._is_crowded(job, verdict.error or ""):
-                            self._settle(job, batch[answer["index"]], verdict).set_result(verdict)
-                crowded = bool(set(batch) & set(job.codes))
-            except (Gone, OSError):
-                self._end_scorer(job)
-                why = self._last_log_line()
-                crowded = self._is_crowded(job, why)
-                for code in [code for code in batch if code in job.codes and not crowded]:
-                    if code in failed:
-                        verdict = Verdict(clock=self.settings["clock"], error=f"the scorer failed on it, twice ({why})")
-                        self._settle(job, code, verdict).set_result(verdict)
-                    failed.add(code)
-            if crowded:
-                raise Crowded
+    def _verdict(self, judge, job) -> Verdict:
+        """Have a candidate judged."""
+        seconds = GPU_SECONDS if self.on_gpu else self.settings["timeout"] + 30  # the judge's own limit is shorter
+        if job.extension:
+            seconds += self.settings["timeout"] + NVCC_SECONDS
+        answer = self._ask(judge, {"judge": job.code, "recording": job.recording}, seconds)
+        if "died" in answer:
+            return self._failed(job.code, answer["died"])
+        if answer["broken"]:
+            judge.end()
+        return verdict_from_json(answer["verdict"])
 
-    def _is_crowded(self, job, why) -> bool:
-        """Is this error for want of the GPU's memory, which others use as well?"""
-        return not self.modelled and not job.alone and out_of_memory(why)
+    def _ask(self, judge, order, seconds) -> dict:
+        """A judge's answer to an order or, when it ends or is silent for so long, {"died": why}; it is ended then.
 
-    def _settle(self, job, code, verdict) -> Future:
-        """A candidate is done: remember its verdict, unless that is None. Returns its Future, to be given a result."""
-        job.codes.remove(code)
-        key = job.task.source, code
+        It may ask for the GPU meanwhile; waiting for that does not count.
+        """
+        sock, deadline = judge.process.sock, time.monotonic() + seconds
+        try:
+            send(sock, order)
+            while "gpu" in (answer := receive(sock, deadline)):
+                began = time.monotonic()
+                self.gpu.acquire(judge, answer["gpu"])
+                deadline += time.monotonic() - began
+                send(sock, {"granted": True})
+            return answer
+        except TimeoutError:
+            answer = {"died": f"no result within {seconds:g} s"}
+        except (Gone, OSError):
+            answer = {"died": "the process ended without a result (crash, exit, memory limit or GPU error)"}
+        finally:
+            self.gpu.release(judge)
+        judge.end()
+        return answer
+
+    def _fork(self) -> Fork:
+        """A new judge, from a new server if none is running. Raises Gone."""
         with self.changed:
-            if verdict is not None:
-                self.verdicts[key] = verdict
-                if len(self.verdicts) > MAX_VERDICTS:
-                    del self.verdicts[next(iter(self.verdicts))]
-            return self.futures.pop(key)
-
-    def _fail(self, job, error):
-        for code in list(job.codes):
-            self._settle(job, code, None).set_exception(error)
-
-    def _last_log_line(self):
-        """The last line that a scorer left before it ended."""
-        log = Path(self.settings["scratch"], "scorer.log")
-        lines = log.read_text().strip().split("\n") if log.exists() else [""]
-        return lines[-1][:200] or "the process ended"
-
-    def _end_scorer(self, job):
-        if job.scorer is not None:
-            job.scorer.close(wait=not self.modelled)
-            job.scorer = None
+            if self.judges is None or self.judges.process.poll() is not None:
+                environment = {"TRITON_INTERPRET": "1"} if self.modelled else {}
+                self.judges = self._start(self.JUDGE, jailed=False, **environment)
+                self.judges.sock.send(self.settings["secret"].encode())
+        return self.judges.fork()

@@ -1,11 +1,12 @@
-"""The record of how a candidate fared, and how a step of the judgement enters its results."""
+"""The record of how a candidate fared, and how errors become its words.
+
+A Verdict is filled in by judgement.py, step by step; whatever goes wrong with a candidate on the way is a Failed.
+"""
 
 import traceback
 from dataclasses import dataclass, field
 
-from judge.prices import bytes_in
-
-EXTENSION = "CUDA extension"  # the label of its kernels, which have no names here; no kernel can have this one
+EXTENSION = "CUDA extension"  # the label of a CUDA C++ candidate's kernels, which have no names here
 
 
 @dataclass
@@ -20,7 +21,7 @@ class Verdict:
     compiled: bool = False  # the source runs, defines ModelNew, and every launched kernel compiles
     correct: bool = False  # every trial's output agrees within Settings.tolerance
     speedup: float | None = None  # reference_ms / candidate_ms, eager PyTorch being the reference; None unless correct
-    coverage: float | None = None  # share of the forward's time in own kernels whose results reach the output
+    coverage: float | None = None  # share of the forward's time in own kernels without which the output is wrong
     clock: str = "modelled"  # or "measured"; the two are never compared
     reference_ms: float | None = None
     candidate_ms: float | None = None
@@ -29,14 +30,15 @@ class Verdict:
     speedup_low: float | None = None  # lower end of the speedup's 95 % interval; the speedup itself when modelled
     profile: list = field(default_factory=list)  # [KernelTime], hottest first
     excerpt: str = ""  # the candidate's lines around an error, numbered
-    disturbed: bool = False  # something else used the GPU meanwhile: the times scatter, or clearing the cache waits
+    disturbed: bool = False  # something else used the GPU meanwhile: the times scatter
     bandwidth: float | None = None  # inputs, parameters, outputs once, per candidate_ms: share of the device's rate
     arithmetic: float | None = None  # the reference's FLOPs, likewise: share of the device's fp32 peak
-    tuned: list = field(default_factory=list)  # which configurations of its autotuned kernels were cheapest (modelled)
+    tuned: list = field(default_factory=list)  # the configurations that its autotuned kernels use
+    note: str = ""  # what was not looked at, and why: "its parameters were not perturbed: ..."
 
 
 def verdict_from_json(record) -> Verdict:
-    """A Verdict out of the objects that it became as JSON, in a scorer's answer or in a file."""
+    """A Verdict out of the objects that it became as JSON, in a judge's answer or in a file."""
     return Verdict(**record | {"profile": [KernelTime(**entry) for entry in record["profile"]]})
 
 
@@ -44,7 +46,20 @@ def verdict_from_json(record) -> Verdict:
 # What went wrong
 
 
-OUT_OF_MEMORY = "OutOfMemoryError"  # how a line of `describe` begins where the GPU's memory did not suffice
+class Failed(Exception):
+    """The candidate failed. stage: parse, rejected, compile, build, launch or forward; line: the candidate's."""
+
+    def __init__(self, text, stage="forward", line=None):
+        super().__init__(text)
+        self.stage, self.line = stage, line
+
+
+def printable(text) -> str:
+    """One line without control characters and lone surrogates, so that no terminal acts on it."""
+    return "".join(c if c.isprintable() else " " for c in str(text)[:4000]).strip()
+
+
+OUT_OF_MEMORY = "OutOfMemoryError"  # how `describe` names an error for want of the GPU's memory
 
 
 def out_of_memory(text) -> bool:
@@ -52,94 +67,63 @@ def out_of_memory(text) -> bool:
     return OUT_OF_MEMORY in text or "NVML_SUCCESS" in text
 
 
-def line_in(error, path):
-    """The line of a file in which an exception was raised, or None."""
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == path]
-    return lines[-1] if lines else None
-
-
 def describe(error, path=""):
     """(one line of text, line number in the file `path` or None) for an exception."""
-    line = line_in(error, str(path)) or getattr(error, "lineno", None)
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path)]
+    line = lines[-1] if lines else getattr(error, "lineno", None)
     text = str(error)
     if "Error building extension" in text:  # of nvcc's pages of output, what it complains about
-        text = "\n".join(["Error building extension"] + [row for row in text.split("\n") if "error:" in row][:2])
-    text = " ".join(text.split())
+        complaints = [row for row in text.split("\n") if "error:" in row]
+        text = " ".join(["Error building extension", *complaints[:2]])
+    text = " ".join(printable(text.replace("\n", " ")).split())
     name = OUT_OF_MEMORY if out_of_memory(text) else type(error).__name__
     return f"{name}: {text}"[:300] if text else name, line
 
 
-def numbered(code, line, around=2):
+def numbered(code, line, around=2) -> str:
     """The candidate's lines around `line`, numbered, or an empty string."""
     lines = code.split("\n")
     if not isinstance(line, int) or not 0 < line <= len(lines):
         return ""
-    first, last = max(line - 1 - around, 0), min(line + around, len(lines))
-    return "\n".join(f"{i + 1:4d}{'>' if i + 1 == line else ' '} {lines[i]}" for i in range(first, last))[:600]
-
-
-def failure(error, stage, path="") -> dict:
-    """What a process answers whose candidate has failed: see `Failed`."""
-    text, line = describe(error, path)
-    if hasattr(error, "stage"):  # compiler.KernelError
-        stage, text, line = error.stage, str(error)[:300], error.line
-    return {"failed": stage, "error": text, "line": line}
-
-
-class Failed(Exception):
-    """The candidate's code failed: `stage` is compile, build or forward; `line` is its line, where known.
-
-    answer: what the process that ran it sent: {"failed": stage, "error": text, "line": number}.
-    """
-
-    def __init__(self, answer):
-        super().__init__(str(answer.get("error"))[:400])
-        self.stage = answer["failed"]
-        self.line = answer.get("line")
+    excerpt = []
+    for number in range(max(line - around, 1), min(line + around, len(lines)) + 1):
+        mark = ">" if number == line else " "
+        excerpt.append(f"{number:4d}{mark} {lines[number - 1]}")
+    return "\n".join(excerpt)[:600]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Entering results
 
 
-def reject(verdict, reason):
-    """Enter that the candidate was caught cheating."""
-    verdict.correct = False
-    verdict.rejected = reason
+def set_failure(verdict, code, failed):
+    """Enter that the candidate failed. failed: a Failed."""
+    text = printable(failed)[:400]
+    verdict.compiled, verdict.correct = failed.stage not in ("parse", "compile"), False
+    verdict.excerpt = numbered(code, failed.line)
+    if failed.stage == "rejected":
+        verdict.rejected = text
+    else:
+        verdict.error = text
 
 
-def set_failure(verdict, code, stage, error, line=None):
-    """Enter that the candidate failed at `stage`, with its lines around `line`."""
-    verdict.compiled, verdict.correct = stage != "compile", False
-    verdict.error, verdict.excerpt = str(error)[:400], numbered(code, line)
-
-
-def set_profile(verdict, events, own):
-    """Enter profile and coverage. events: [[milliseconds, label, is it an own kernel]]; own: labels that count."""
+def set_profile(verdict, events, counting):
+    """Enter profile and coverage. events: [[milliseconds, label, is it an own kernel]]; counting: labels that count."""
     total = max(sum(ms for ms, _, _ in events), 1e-9)
     shares = {}
-    for ms, label, mine in events:
-        shares[str(label), bool(mine)] = shares.get((str(label), bool(mine)), 0.0) + ms / total
-    verdict.profile = [KernelTime(label, share, mine) for (label, mine), share in
-                       sorted(shares.items(), key=lambda entry: (-entry[1], entry[0]))]
-    verdict.coverage = sum(entry.share for entry in verdict.profile if entry.own and entry.name in own)
+    for ms, label, own in events:
+        shares[label, own] = shares.get((label, own), 0.0) + ms / total
+    verdict.profile = [KernelTime(label, share, own) for (label, own), share in shares.items()]
+    verdict.profile.sort(key=lambda entry: (-entry.share, entry.name))
+    verdict.coverage = sum(entry.share for entry in verdict.profile if entry.own and entry.name in counting)
 
 
-def set_roofline(verdict, reference, flops, bandwidth, peak, scale=1):
+def set_roofline(verdict, needed, flops, bandwidth, peak):
     """Enter how much of the device the candidate uses, counting only what the task cannot do without.
 
-    bandwidth: bytes per millisecond; flops: of the reference's forward; peak: FLOPs per millisecond, or None; scale: by
-    how much less a parameter's byte counts.
+    needed: bytes of inputs, parameters and outputs; flops: of the reference's forward; bandwidth: the device's, bytes
+    per millisecond; peak: its FLOPs per millisecond, or None.
     """
-    first = reference.trial(0)
-    needed = bytes_in([first.inputs, first.expected]) + bytes_in(reference.state) / scale
     milliseconds = max(verdict.candidate_ms, 1e-9)
     verdict.bandwidth = needed / milliseconds / bandwidth
     verdict.arithmetic = flops / milliseconds / peak if peak else None
-
-
-def reaching(names, still_right):
-    """The kernels of `names` without which the output is no longer right. still_right(muted names) -> bool."""
-    if not names or still_right(sorted(names)):
-        return set()
-    return {name for name in names if len(names) == 1 or not still_right([name])}

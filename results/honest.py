@@ -28,7 +28,7 @@ def main():
         chosen = {name for name in sorted(expert.applicable(models[i])) if rng.random() < 0.7}
         code = expert.render(models[i], chosen).code
         pairs[code] = (tasks[i], code)
-    with Sandbox(device, seed=0) as sandbox:
+    with Sandbox(device) as sandbox:
         began = time.monotonic()
         verdicts = score_pairs(sandbox, list(pairs.values()))
         seconds = time.monotonic() - began

@@ -22,8 +22,9 @@ import torch
 from tqdm import tqdm
 
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
-from judge.judgement import static_check
 from judge.processes import LIBC, PR_SET_PDEATHSIG
+from judge.rules import static_check
+from judge.verdict import Failed, set_failure
 from policy import next_messages, policy_messages
 from sandbox import Sandbox, Verdict
 from selector import recall, selection_messages
@@ -125,8 +126,13 @@ def slipped(code, rng) -> tuple[str, Verdict]:
     while True:
         mark = rng.choice(list(re.finditer(r"[()\[\],:]", code)))
         text = code[:mark.start()] + rng.choice(["", "(", ")", "]"]) + code[mark.end():]
-        if (verdict := static_check(text)) and verdict.error:
-            return text, verdict
+        try:
+            static_check(text)
+        except Failed as failed:
+            verdict = Verdict()
+            set_failure(verdict, text, failed)
+            if verdict.error:
+                return text, verdict
 
 
 def normalized(code) -> str:
@@ -340,7 +346,7 @@ _writer = None  # one for each process
 def _start_writer(execute, wide):
     global _writer
     torch.set_num_threads(1)
-    _writer = Writer(Sandbox(device="cpu", trials=1, workers=1, seed=0) if execute else None, WIDE if wide else NARROW)
+    _writer = Writer(Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None, WIDE if wide else NARROW)
 
 
 def _write_many(seeds):

@@ -199,7 +199,8 @@ _HUBER = SpelledOut("torch.mean(F.smooth_l1_loss({0}, {1}, reduction='none'))")
 _LOGITS = SpelledOut("torch.mean(F.binary_cross_entropy_with_logits({0}, {1}, reduction='none'))")
 _TRIPLET = SpelledOut("torch.mean(torch.relu(torch.norm({0} - {1} + 1e-06, dim=1) - "
                       "torch.norm({0} - {2} + 1e-06, dim=1) + {margin}))", 3, {"margin": "1.0"})
-_DIVERGENCE = SpelledOut("torch.sum({1} * (torch.log({1}) - {0})) / {0}.shape[0]", reduction="'batchmean'")
+_DIVERGENCE = SpelledOut("torch.sum({1} * (torch.log(torch.clamp({1}, min=1e-38)) - {0})) / {0}.shape[0]",
+                         reduction="'batchmean'")
 _VARIANCE = SpelledOut("torch.sum(({0} - torch.mean({0}, dim={dim}, keepdim=True)) ** 2, dim={dim}, keepdim={keepdim}) "
                        "/ ({0}.shape[{dim}] - 1)", 1, {"dim": "", "keepdim": "False"})
 _DEVIATION = SpelledOut(f"torch.sqrt({_VARIANCE.expression})", 1, _VARIANCE.options)

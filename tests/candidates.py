@@ -138,6 +138,20 @@ def passes(box, task, code):
     return found
 
 
+def agrees(box, task, code):
+    """The verdict on a candidate without kernels, which computes the right thing: then that is all that is refused."""
+    found = verdict(box, task, code)
+    assert found.rejected == "launches no kernel of its own", found
+    return found
+
+
+def fails(box, task, code, says=""):
+    """The verdict on a candidate that must not be correct, for a reason that has these words."""
+    found = verdict(box, task, code)
+    assert not found.correct and found.speedup is None and says in (found.rejected or found.error), found
+    return found
+
+
 def small_task(name, body, arguments="x", inputs="torch.randn(64, 64)", state="") -> Task:
     """A task whose forward has this body. state: a line of its constructor, for a task with parameters."""
     constructor = f"    def __init__(self):\n        super().__init__()\n        {state}\n\n" if state else ""

@@ -1,53 +1,261 @@
-"""What the interpreter refuses as a GPU does: the card's limits; and programs that atomics put in order.
+"""Kernels without a GPU: the language gives what torch gives, addresses are checked, and no Python gets through.
 
-(Races between the programs of a launch are not looked for.)
+Rows of a group are kernels of one candidate, whose forward returns all their results; when it fails each is scored by
+itself. What is refused is refused with the words that stand here.
 """
 
 import pytest
 
-from candidates import by_elements, indent, passes, problem, replaced, solution, verdict
+from candidates import (by_elements, fails, indent, passes, problem, product, replaced, solution,
+                        verdict)
+from sandbox import Sandbox
 
-TOTAL = problem("torch.sigmoid(x).sum()", "torch.randn(64, 64)")
-TWICE = problem("x * 2.0", "torch.randn(64, 64)")
+# ---------------------------------------------------------------------------------------------------------------------
+# One expression of v, a block of x, a row: {group: (inputs, {Triton's: torch's})}
+
+FLOATS, POSITIVE = "torch.randn(64, 64)", "torch.rand(64, 64) + 0.1"
+INTEGERS = "torch.randint(-1000, 1000, (64, 64), dtype=torch.int32)"
+HALF, BF16 = "torch.randn(64, 64).half()", "torch.randn(64, 64).bfloat16()"
+
+
+def same(module, names):
+    """Rows of functions that torch has by the same names."""
+    return {f"{module}.{name}(v)": f"x.{name}()" for name in names.split()}
+
+
+EXPRESSIONS = {
+    "arithmetic": (FLOATS, {
+        "v + 1": "x + 1", "1 - v": "1 - x", "-v * 2.5": "-x * 2.5", "v / 3": "x / 3", "tl.fdiv(v, 3.0)": "x / 3",
+        "tl.div_rn(v, 3.0)": "x / 3", "v * v * v": "x ** 3", "tl.fma(v, v, v)": "x * x + x", "tl.abs(v)": "x.abs()",
+        "tl.add(v, 1.0) + tl.mul(v, 2.0) - tl.sub(v, 3.0)": "2 * x + 4", "tl.maximum(v, 0.0)": "x.relu()",
+        "tl.minimum(v, 0.5)": "x.clamp(max=0.5)", "tl.clamp(v, -0.5, 0.5)": "x.clamp(-0.5, 0.5)"}),
+    "comparisons": (FLOATS, {
+        "tl.where(v > 0, v, 0.1 * v)": "torch.nn.functional.leaky_relu(x, 0.1)", "v * (v > 0)": "x.relu()",
+        "tl.where((v > 0) & (v < 1), v * 2, v)": "torch.where((x > 0) & (x < 1), x * 2, x)",
+        "tl.where(~(v > 0), v * 2, v)": "torch.where(x > 0, x, x * 2)"}),
+    "casts": (FLOATS, {
+        "v.to(tl.float16)": "x.half().float()", "v.to(tl.bfloat16)": "x.bfloat16().float()",
+        "(v * 8).to(tl.int32)": "(x * 8).int().float()", "v.to(tl.float64) * 3": "x * 3",
+        "(v * 8).to(tl.int8).to(tl.float32)": "(x * 8).to(torch.int8).float()", "v.to(tl.int1)": "(x != 0).float()",
+        "(v * 8).to(tl.int64) * 2": "(x * 8).long() * 2.0", "tl.cast(v, tl.float16).to(tl.float32)": "x.half().float()",
+        "(v > 0).to(tl.int32)": "(x > 0).float()",
+        # As PTX's cvt.rzi: clipped to at least 16 bits, of which 8-bit types keep the lower half.
+        "(v * 900).to(tl.uint8).to(tl.float32)": "(x * 900).clamp(0, 65535).trunc() % 256",
+        "tl.where(v > 0, float('nan'), v).to(tl.int32)": "torch.where(x > 0, 0, x.trunc())",
+        "tl.clamp(v * 300, -400.0, 400.0).to(tl.float8e4nv).to(tl.float32)":
+            "(x * 300).clamp(-400, 400).to(torch.float8_e4m3fn).float()",
+        "v.to(tl.bfloat16).to(tl.float16)": "x.bfloat16().half().float()", "v + (v > 0).to(tl.float32)": "x + (x > 0)",
+        "(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF).to(tl.float32, bitcast=True)": "x.abs()",
+        "(v.to(tl.float16).to(tl.int16, bitcast=True) & 0x7FFF).to(tl.float16, bitcast=True)":
+            "x.half().abs().float()"}),
+    "integers": (INTEGERS, {
+        "v + 7 * v - 3": "x * 8 - 3", "v // 7": "torch.div(x, 7, rounding_mode='trunc')", "v % 7": "torch.fmod(x, 7)",
+        "v & 12 | v ^ 5": "(x & 12) | (x ^ 5)", "(v << 3) + (v >> 2)": "(x << 3) + (x >> 2)", "~v": "~x",
+        "tl.abs(v)": "x.abs()", "-v": "-x", "tl.maximum(v, -5)": "x.clamp(min=-5)", "v * (v != 3)": "x * (x != 3)",
+        "tl.umulhi(v.to(tl.uint32), 1 << 30).to(tl.int32)": "((x.long() & 0xFFFFFFFF) >> 2).int()",
+        "(v.to(tl.int64) * v * v * v % 1000).to(tl.int32)": "torch.fmod(x.long() ** 4, 1000).int()",
+        "tl.where(v % 2 == 0, v, -v)": "x * (1 - 2 * (x % 2))"}),
+    "bf16": (BF16, {
+        "v + v": "x + x", "v * 1.5 - 3": "x * 1.5 - 3", "tl.where(v > 0.5, v, -v)": "torch.where(x > 0.5, x, -x)",
+        "tl.minimum(tl.abs(v), 1.0)": "x.abs().clamp(max=1)", "(v * 8).to(tl.int32)": "(x * 8).int().bfloat16()",
+        "tl.fma(v, 2.0, 1.0)": "(x.float() * 2 + 1).bfloat16()", "v.to(tl.float16) / 3": "x.half().bfloat16() / 3",
+        "tl.sigmoid(v.to(tl.float32))": "x.float().sigmoid().bfloat16()"}),
+}
+# ---------------------------------------------------------------------------------------------------------------------
+# Bodies of kernels on o, v and n: {group: {name: (torch's, body)}}
+
+OF_ROWS = "x.view(16, 256).{}.expand(16, 256).reshape(64, 64)"  # a result of every program's 256 elements
+UPPER = "torch.arange(64)[:, None] < 32"  # rows of the first 8 programs
+LOWER_TWICE = f"torch.where({UPPER}, x, x * 2)"
+STORE, STORE_TWICE = "\ntl.store(out + o, v)", "\ntl.store(out + o, v * 2)"
+BODIES = {
+    "memory": {name: ("x * 2", body) for name, body in {
+        "mask and other": "w = tl.load(x + o, mask=o < n, other=0.0)\ntl.store(out + o, w * 2, mask=o < n)",
+        "cache hints": "w = tl.load(x + o, cache_modifier='.cg', eviction_policy='evict_first')\n"
+                       "tl.store(out + o, w * 2, cache_modifier='.cs', eviction_policy='evict_last')",
+        "static_assert": "tl.static_assert(BLOCK == 256, f'block {BLOCK}')\ntl.store(out + o, v * 2)",
+        "asserts that fail": "tl.device_assert(v < -100, 'v')" + STORE_TWICE,
+    }.items()},
+    "reductions": {name: (OF_ROWS.format(theirs), f"tl.store(out + o, {ours} + 0 * v)") for name, ours, theirs in (
+        ("sum", "tl.sum(v, axis=0)", "sum(1, keepdim=True)"), ("max", "tl.max(v, 0)", "amax(1, keepdim=True)"),
+        ("min", "tl.min(v, 0)", "amin(1, keepdim=True)"), ("argmax", "tl.argmax(v, 0)", "argmax(1, True).float()"),
+        ("argmin", "tl.argmin(v, 0)", "argmin(1, True).float()"), ("v.sum", "v.sum()", "sum(1, keepdim=True)"),
+        ("keep_dims", "tl.sum(v, axis=0, keep_dims=True)", "sum(1, keepdim=True)"),
+        ("all axes", "tl.sum(v.reshape(16, 16))", "sum(1, keepdim=True)"), ("cumsum", "tl.cumsum(v, 0)", "cumsum(1)"),
+        ("dtype", "tl.sum(v.to(tl.float16), 0, dtype=tl.float32)", "half().float().sum(1, keepdim=True)"),
+        ("sort", "tl.sort(v)", "sort(1).values"),
+        ("softmax", "tl.softmax(v)", "softmax(1)"), ("topk", "tl.max(tl.topk(v, 4), 0)", "amax(1, keepdim=True)"),
+        ("own combine", "tl.reduce(v, 0, larger)", "abs().amax(1, keepdim=True)"),
+        ("own scan", "tl.associative_scan(v, 0, most)", "cummax(1).values"),
+        ("own scan, reversed", "tl.associative_scan(v, 0, most, reverse=True)", "flip(1).cummax(1).values.flip(1)"),
+        ("reduce_or", "tl.reduce_or((v > 0).to(tl.int32), 0)", "gt(0).any(1, keepdim=True).float()"),
+        ("xor_sum", "tl.xor_sum((v > 0).to(tl.int32), 0)", "gt(0).sum(1, keepdim=True).fmod(2).float()"))},
+    "control flow": {
+        "for": ("x * 8", "for i in range(3):\n    v += v" + STORE),
+        "tl.range": ("x * 8", "for i in tl.range(0, 3, num_stages=2):\n    v += v" + STORE),
+        "while": ("x * 8", "i = 0\nwhile i < 3:\n    v += v\n    i += 1" + STORE),
+        "if": (LOWER_TWICE, "if tl.program_id(0) >= 8:\n    v = v * 2" + STORE),
+        "if expression": (LOWER_TWICE, "f = 1.0 if tl.program_id(0) < 8 else 2.0\ntl.store(out + o, v * f)"),
+        "a tuple": ("x * 5", "a, b = v * 2, v * 3\na, b = b, a\ntl.store(out + o, a + b)")},
+}
+HELPERS = """
+@triton.jit
+def larger(a, b):
+    return tl.maximum(tl.abs(a), tl.abs(b))
+
+@triton.jit
+def most(a, b):
+    return tl.maximum(a, b)
+"""
+GROUPS = {**{group: (inputs, [(theirs, f"tl.store(out + o, {ours}, mask=o < n)") for ours, theirs in rows.items()])
+             for group, (inputs, rows) in EXPRESSIONS.items()},
+          **{group: (FLOATS, list(rows.values())) for group, rows in BODIES.items()}}
+
+
+def candidate(inputs, rows):
+    """(task, code) of all rows at once: a kernel and a result each."""
+    kernels = "".join(f"\n@triton.jit\ndef kernel{i}(x, out, n, BLOCK: tl.constexpr):\n"
+                      "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
+                      f"    v = tl.load(x + o, mask=o < n)\n{indent(body)}" for i, (_, body) in enumerate(rows))
+    launches = "".join(f"kernel{i}[(16,)](x, outs[{i}], x.numel(), BLOCK=256)\n" for i in range(len(rows)))
+    outs = f"outs = [torch.empty_like(x) for _ in range({len(rows)})]\n"
+    code = solution(HELPERS + kernels, outs + launches + "return outs")
+    return problem(f"[{', '.join(theirs for theirs, _ in rows)}]", inputs), code
+
+
+@pytest.fixture(scope="module")
+def quick():
+    """A sandbox that leaves out no kernel: here are so many."""
+    with Sandbox("cpu", trials=1, require_kernel=False, timeout=120, secret="00") as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_kernels_give_what_torch_gives(quick, group):
+    inputs, rows = GROUPS[group]
+    if not verdict(quick, *candidate(inputs, rows)).correct:
+        alone = {row: verdict(quick, *candidate(inputs, [row])) for row in rows}
+        assert not {row: v.rejected or v.error for row, v in alone.items() if not v.correct}
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Whole kernels: {name: (task, code)}
+
+
+MEANS = """
+@triton.jit
+def means(x_ptr, out, N: tl.constexpr):
+    x = tl.load(x_ptr + tl.program_id(0) * N + tl.arange(0, N))
+    tl.store(out + tl.program_id(0), tl.sum(x, axis=0) / (SIZE))
+"""
+
+
+def means(size):
+    """A member of a tensor or of a type, in a kernel: it must be 64."""
+    return problem("x.mean(1)", FLOATS), solution(MEANS.replace("SIZE", size), (
+        "out = torch.empty(x.shape[0], device=x.device)\nmeans[(64,)](x, out, N=64)\nreturn out"))
+
+
+PART = "tl.store(part + p, s)\nif tl.atomic_add(count, 1) == 31:\n    tl.store(out, tl.sum(tl.load(part + tl.arange(0, 32)), axis=0))"
 
 
 def add_up(body):
-    """`body` has s, a program's part of the total, and adds it up in `out` with the help of part, lock and count."""
-    return solution(f'''
+    """(task, code) where `body` has s, a program's part of the total, and adds it up in `out`."""
+    return problem("torch.sigmoid(x).sum()", FLOATS), solution(f"""
 @triton.jit
-def total(x, part, lock, count, out):
+def total(x, part, count, out):
     p = tl.program_id(0)
     s = tl.sum(tl.sigmoid(tl.load(x + p * 128 + tl.arange(0, 128))), axis=0)
-{indent(body)}''', '''
-lock, count = torch.zeros(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
-part, out = torch.empty(32), torch.zeros(())
-total[(32,)](x, part, lock, count, out)
-return out''')
+{indent(body)}""", "count, part, out = torch.zeros(32, dtype=torch.int32), torch.empty(32), torch.zeros(())\n"
+                   "total[(32,)](x, part, count, out)\nreturn out")
 
 
-def says(sandbox, task, code):
-    found = verdict(sandbox, task, code)
-    assert not found.correct
-    return found.error
+KERNELS = {
+    **{f"dot, {how}": product(f"total += tl.dot(left, right, {how})") for how in (
+        "input_precision='ieee'", "input_precision='tf32x3'", "allow_tf32=False")},
+    "dot, fp16": product("total += tl.dot(left, right)", "torch.randn(64, 64).half()"),
+    "a sum by atomics": add_up("tl.atomic_add(out, s)"), "a sum by the last program": add_up(PART),
+    **{size: means(size) for size in ("x.numel", "x.dtype.primitive_bitwidth * 2", "x.dtype.itemsize * 16",
+                                      "x.type.numel", "N + 0 * x.dtype.fp_mantissa_width", "x.shape[0]")},
+}
 
 
-@pytest.mark.parametrize("body", [
-    "tl.atomic_add(out, s)",
-    "tl.store(part + p, s)\nif tl.atomic_add(count, 1) == 31:\n"
-    "    tl.store(out, tl.sum(tl.load(part + tl.arange(0, 32)), axis=0))"], ids=["atomics", "the last block"])
-def test_atomics_that_order_programs_are_accepted(box, body):
-    passes(box, TOTAL, add_up(body))
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_as_a_whole_give_what_torch_gives(box, name):
+    passes(box, *KERNELS[name])
 
 
-@pytest.mark.parametrize("grid, option, reason", [
-    ("(8,)", ", num_warps=64", "num_warps: 64"), ("(8,)", ", num_ctas=32", "num_ctas: 32"),
-    ("(8, 70000)", "", "grid in y: 70000"), ("(8, 1, 65536)", "", "grid in z: 65536"),
-    ("(8, 1, 1, 1)", "", "dimensions of the grid: 4")])
-def test_what_a_gpu_cannot_launch(box, grid, option, reason):
-    code = replaced(by_elements("v * 2"), ("(triton.cdiv(x.numel(), 512),)", grid), ("BLOCK=512", f"BLOCK=512{option}"))
-    assert reason in says(box, TWICE, code)
+# ---------------------------------------------------------------------------------------------------------------------
+# What is refused, and the bounds of memory
+
+NOT_HERE = "is not available inside a Triton kernel without a GPU"
+OPEN = "tl.store(out + o, v)"
+REFUSED = {  # body: the words
+    "tl.store(out + o, tl.where(0 < v < 1, v * 2, v))": "use &, |, ~",
+    f"tl.inline_asm_elementwise('mov.b32 $0, $1;', '=r,r', [v], tl.float32, True, 1)\n{OPEN}": "",
+    "tl.store(out + o, v ** 2)": "unsupported operand type(s) for **",
+    "tl.store(out + o, libdevice.jn(2, v))": "jn",
+    "v = v.handle.data.tofile('f')": "handle", "open('f', 'w')": "open", "v = v.__class__": "__class__",
+    "tl.core.os.system('true')": "os", "tl.static_assert(BLOCK == 1, 'my block')\ntl.store(out + o, v * 2)": "my block",
+    f"tl.atomic_add(out.to(tl.pointer_type(tl.bfloat16), bitcast=True) + o, v.to(tl.bfloat16))\n{OPEN}": "bf16",
+}
 
 
-def test_a_block_that_would_keep_the_compiler_busy_for_minutes(box):
-    code = replaced(by_elements("v * 2"), ("(triton.cdiv(x.numel(), 512),)", "(1,)"), ("BLOCK=512", "BLOCK=131072"))
-    assert "a block of 131072 elements for 128 threads" in says(box, TWICE, code)
+@pytest.mark.parametrize("body", REFUSED)
+def test_what_is_refused_is_refused_by_name(box, body):
+    fails(box, *candidate(FLOATS, [("x * 2", body)]), REFUSED[body])
+
+
+HIDDEN = {  # Python that a compiler never sees, in a kernel's text (the candidate stops before it would be compiled)
+    "a default": ("", "a=__import__('os')", "return a", "__import__('os')"),
+    "builtins": ("from triton.language.core import __builtins__ as b", "a=b['open']", "return a", "b['open']"),
+    "a module of Python's": ("from triton.language.core import inspect as i", "a", "return i.sys.modules", "i"),
+    "an attribute of a function": ("", "a", "return tl.sum.__globals__", "tl.sum.__globals__"),
+    "an attribute of a text": ("", "a", "return 'x{0.__class__}'.format(a)", "format"),
+    "a formatted text": ("", "a", "return f'{a.__class__}'", "a.__class__"),
+    "a lambda": ("", "a", "return (lambda: a)()", "lambda"), "yield": ("", "a", "yield a", "yield"),
+    "a class": ("", "a", "class b: pass", "class b"), "a global": ("", "a", "global tl", "global tl"),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_only_tritons_language_is_run_where_kernels_are_interpreted(box, name):
+    """Code that the recorder would compile is replaced by other code in the text, which is what is interpreted."""
+    imported, parameter, body, words = HIDDEN[name]
+    kernel = f"@triton.jit\ndef helper({parameter}):\n    {body}\n\n"
+    code = by_elements("helper(v) * 2")
+    code = replaced(code, ("\n@triton.jit", f"\n{imported}\n{kernel}def same(f):\n    def helper(a):\n        return a\n"
+                           "    return f\n\n@triton.jit"))
+    code += "\nimport sys\nsys.modules['__main__'].compile_all = lambda *_: []\n"
+    found = fails(box, DOUBLED, code, words)
+    assert NOT_HERE in found.error or "not defined" in found.error, found
+
+
+DOUBLED = problem("x * 2", FLOATS)
+CALLED = "(triton.cdiv(x.numel(), 512),)"
+OUTSIDE = [  # (changes of a kernel that doubles, words)
+    ([("x + o, mask=o < n", "x + o + 1, mask=o < n")], "out-of-bounds load (1 elements past the end)"),
+    ([("out + o,", "out + o + 1,")], "out-of-bounds store"), ([("x + o,", "x - 1 - o,")], "out-of-bounds load"),
+    ([("out + o,", "out + o.to(tl.int64) * 100003,")], "out-of-bounds store"),
+    ([("x + o,", "(x.to(tl.int64) + 2 + o * 4).to(tl.pointer_type(tl.float32)),")], "misaligned"),
+    ([("x + o,", "(0 * x.to(tl.int64) + o * 4).to(tl.pointer_type(tl.float32)),")], "no tensor there"),
+    ([("tl.store(out + o, v * 2)", "tl.atomic_add(out + o + n, v)")], "out-of-bounds store"),
+    ([(CALLED, "(8, 70000)")], "grid in y: 70000"), ([(CALLED, "(8, 1, 65536)")], "grid in z: 65536"),
+    ([("BLOCK=512", "BLOCK=512, num_warps=64")], "warps"), ([("BLOCK=512", "BLOCK=512, num_warps=3")], "warps"),
+    ([("BLOCK=512", "BLOCK=512, num_ctas=32")], "ctas"),
+    ([(CALLED, "(float(8),)")], "float"), ([(CALLED, "(-1,)")], "makes no sense")]
+
+
+@pytest.mark.parametrize("changes, words", OUTSIDE)
+def test_memory_and_launches_have_the_bounds_of_a_gpu(box, changes, words):
+    fails(box, DOUBLED, replaced(by_elements("v * 2"), *changes), words)
+
+
+def test_what_no_step_has_written_is_no_result(box):
+    """Memory without values is poisoned; lanes that are masked away load zeros, as on a GPU."""
+    fails(box, DOUBLED, replaced(by_elements("v * 2"), ("v * 2)", "v * 2, mask=o < n - 1)")), "wrong values")
+    fails(box, problem("x * 0", FLOATS), "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n"
+          "        return torch.empty_like(x)\n", "wrong values")
+
+
+def ahead():
+    return [*KERNELS.values(), *(candidate(FLOATS, [("x * 2", body)]) for body in REFUSED)]

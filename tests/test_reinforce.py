@@ -166,7 +166,7 @@ def test_learning_moves_the_policy_to_the_better_kernel(world):
     """Thirty steps on one choice: two right kernels and two wrong replies. The mean reward must rise."""
     out = world("run", "--steps", "30", "--no-skills", "--turns", "1", "--lr", "0.0005", "--set", "prs=False")
     first, last = (statistics.mean(m["reward_best"] for m in part) for part in (metrics(out)[1:6], metrics(out)[-5:]))
-    assert last > first + 0.2
+    assert last > first + 0.15
 
 
 def test_ablations(world):

@@ -1,18 +1,14 @@
 """The measured clock on a GPU. Skips itself where there is none."""
 
 import functools
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 
 import candidates
-from candidates import WITHOUT_LAYER, replaced, small_task
+from candidates import WITHOUT_LAYER, replaced
 from conftest import read_lines
 from sandbox import Sandbox, feedback
-from synthetic import expert
 from program.files import ROOT
 from tasks import Task
 
@@ -81,70 +77,14 @@ def test_the_reference_itself_is_as_fast_as_itself():
     assert slow.correct and 0.9 < slow.speedup < 5, slow
 
 
-def test_a_busy_gpu_is_noticed(sandbox):
-    """Another process that computes without pause slows both sides evenly: the scatter alone would not show it."""
-    busy = subprocess.Popen([sys.executable, "-c",
-                             "import torch\nx = torch.randn(8192, 8192, device='cuda')\nprint(flush=True)"
-                             "\nwhile True:\n    x = x * 1.0\n    torch.cuda.synchronize()"], stdout=subprocess.PIPE)
-    try:
-        busy.stdout.readline()
-        disturbed = verdict(sandbox, HONEST + "# busy\n")
-    finally:
-        busy.kill()
-        busy.wait()
-    quiet = verdict(sandbox, HONEST + "# quiet\n")
-    assert disturbed.correct and disturbed.disturbed and quiet.correct and not quiet.disturbed, (disturbed, quiet)
-
-
 @pytest.mark.parametrize("old, new, compiled, says", [
     ("tl.sigmoid(x) * factor", "tl.sigmoid(x)", True, "wrong values"),
     ("tl.sigmoid(x)", "tl.sigmoyd(x)", False, "sigmoyd"),
-    ("BLOCK=1024", "BLOCK=1000", False, "power of 2"),
-    ("return out", "return out.cpu()", True, "to the CPU"),
-    ("return out", "return out.half()", True, "dtype"),
+    ("return out", "return out.cpu()", True, "to the host"),
 ])
 def test_mistakes_are_named(sandbox, old, new, compiled, says):
     v = verdict(sandbox, changed((old, new)))
     assert not v.correct and v.speedup is None and v.compiled == compiled and says in v.error, v
-
-
-def test_a_kernel_that_only_copies_is_no_decoy(sandbox):
-    copy = Task("copy", 0, TASK.source.replace("torch.nn.functional.silu(x + self.bias) * self.factor", "x.clone()"))
-    v = verdict(sandbox, changed(("x * tl.sigmoid(x) * factor", "tl.load(x_ptr + offsets, mask=mask)")), copy)
-    assert v.correct and v.coverage > 0.9, v
-
-
-def test_a_transposed_convolution_is_quicker_in_channels_last_memory(sandbox):
-    source = f"{IMPORTS}class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n" \
-        "        self.conv = nn.ConvTranspose3d(16, 32, 3, stride=2)\n\n    def forward(self, x):\n" \
-        "        x = self.conv(x)\n        return torch.sigmoid(x) * 2.0\n\ndef get_inputs():\n" \
-        "    return [torch.randn(8, 16, 16, 32, 32)]\n\ndef get_init_inputs():\n    return []\n"
-    task = Task("convolution", 0, source)
-    codes = [expert.render(expert.read(task), names).code
-             for names in (expert.ALL, expert.ALL - {"channels-last-convolution"})]
-    last, other = sandbox.score(task, codes)
-    assert last.correct and other.correct and last.speedup > 1.2 * other.speedup, (last, other)
-
-
-@pytest.mark.parametrize("batch", [2, 32])  # of the second, 2 ** 27 elements, there is no float64 run
-def test_another_order_of_tf32_sums_is_right_and_bfloat16_is_not(sandbox, batch):
-    source = f"{IMPORTS}class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n" \
-        "        self.conv = nn.Conv2d(64, 64, 3, padding=1)\n\n    def forward(self, x):\n" \
-        "        x = self.conv(x)\n        return torch.sigmoid(x) * 2.0\n\ndef get_inputs():\n" \
-        f"    return [torch.randn({batch}, 64, 256, 256)]\n\ndef get_init_inputs():\n    return []\n"
-    task = Task("convolution", 0, source)
-    code = expert.render(expert.read(task), {"fuse-pointwise-run"}).code
-    call = "x = self.conv(x)"
-    assert call in code
-    other = code.replace(call, "x = self.conv(x.contiguous(memory_format=torch.channels_last))")
-    half = code.replace(call, "x = F.conv2d(x.bfloat16(), self.conv.weight.bfloat16(), self.conv.bias.bfloat16(), "
-                              "padding=1).float()")
-    same, reordered, rounded = sandbox.score(task, [code, other, half])
-    assert same.correct and reordered.correct and not rounded.correct, (same, reordered, rounded)
-
-
-def test_torch_passed_off_as_a_kernel_is_rejected(sandbox):
-    assert verdict(sandbox, TORCH).rejected == "launches no kernel of its own"
 
 
 def test_an_illegal_access_costs_one_verdict(sandbox):
@@ -153,47 +93,11 @@ def test_an_illegal_access_costs_one_verdict(sandbox):
     assert not broken.correct and broken.error and good.correct, (broken, good)
 
 
-@pytest.mark.parametrize("fault", [
-    "while True: pass", "import os; os._exit(0)", "raise SystemExit(0)", "import os; os.abort()",
-    "while True: print('correct ' * 10000)", "hoard = torch.zeros(1 << 37, device='cuda')",
-    "bias_silu_scale[(1,)](x, x, x, 1.0, 1, 1, BLOCK=1 << 30)",
-])
-def test_a_fault_costs_one_verdict(fault):
-    with Sandbox("cuda", trials=1, timeout=8) as box:
-        began = time.monotonic()
-        bad, good = box.score(TASK, [changed(("return out", fault + "\n        return out")), HONEST])
-        assert not bad.correct and bad.error and good.correct, (bad, good)
-        assert time.monotonic() - began < 60
-
-
-def test_what_would_keep_the_others_waiting_fails_soon():
-    """A forward that hangs, after 30 seconds of the GPU; a block that the compiler would work on for long, at once."""
-    hangs = changed(("    tl.store", "    for i in range(n):\n        for j in range(columns):\n"
-                     "            x = tl.sin(x)\n    tl.store"))
-    with Sandbox("cuda", trials=1) as box:
-        began = time.monotonic()
-        hung, too_wide, good = box.score(TASK, [hangs, HONEST.replace("1024", "1 << 17"), HONEST])
-        assert time.monotonic() - began < 60
-    assert "no result within 30 s" in hung.error and not hung.correct, hung
-    assert "a block of 131072 elements for 128 threads" in too_wide.error and good.correct, (too_wide, good)
-
-
 CHEATS = {
     "does less after some calls": (("return out", "self.calls = getattr(self, 'calls', 0) + 1\n"
                                     "        return out if self.calls < 2 else self.last"),
                                    ("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
                                     "        if getattr(self, 'calls', 0) < 2: self.last = out")),
-    "caches by shape": (("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
-                         "        if getattr(self, 'n', 0) > 1: return self.last\n"
-                         "        self.n, self.last = getattr(self, 'n', 0) + 1, out"),),
-    "one launch for several calls": (("        bias_silu", "        self.outs = getattr(self, 'outs', []) + [out]\n"
-                                      "        if len(self.outs) % 8 == 0:\n            bias_silu"),),
-    "decoy": (("return out", "return torch.nn.functional.silu(x + self.bias) * self.factor"),),
-    "decoy times zero": (("return out", "return torch.nn.functional.silu(x + self.bias) * self.factor + 0 * out"),),
-    "kernel in another stream, not waited for, with a patched synchronize": (
-        ("out = torch.empty_like(x)", "out = torch.empty_like(x)\n        torch.cuda.synchronize = lambda *a: None"),
-        ("        bias_silu", "        with torch.cuda.stream(torch.cuda.Stream()):\n"
-         "            torch.cuda._sleep(40000000)\n            bias_silu")),
 }
 
 
@@ -201,20 +105,6 @@ CHEATS = {
 def test_cheats_of_the_timed_path_are_caught(sandbox, cheat):
     v = verdict(sandbox, changed(*CHEATS[cheat]))
     assert not v.correct, v
-
-
-def test_a_kernel_that_recognises_repeated_inputs_gains_nothing(sandbox):
-    """Each block of it works only if the first number it reads is not that of the last time. No inputs come twice."""
-    v = verdict(sandbox, changed(
-        ("n, columns, BLOCK: tl.constexpr):", "n, columns, seen_ptr, BLOCK: tl.constexpr):\n"
-         "    first, seen = tl.load(x_ptr + tl.program_id(0) * BLOCK), tl.load(seen_ptr + tl.program_id(0))\n"
-         "    if first == seen:\n"
-         "        return\n"
-         "    tl.debug_barrier()\n"
-         "    tl.store(seen_ptr + tl.program_id(0), first)"),
-        ("self.factor = factor", "self.factor, self.seen = factor, torch.zeros(16384, device='cuda')"),
-        ("x.shape[1], BLOCK", "x.shape[1], self.seen, BLOCK")))
-    assert not v.correct or v.speedup < 3.6, v
 
 
 def test_an_autotuned_kernel_is_timed_in_its_best_configuration(sandbox):
@@ -225,29 +115,12 @@ def test_an_autotuned_kernel_is_timed_in_its_best_configuration(sandbox):
     assert v.correct and 2.0 < v.speedup < 3.6, v
 
 
-def test_random_numbers_state_and_libraries_are_those_of_the_reference():
-    """Operators that a GPU takes apart in its own way: dropout, batch norm in training, an LSTM."""
-    kernel = HONEST[HONEST.index("import triton\n"):HONEST.index("class ModelNew")].replace(
-        "tl.store(out_ptr + offsets, x * tl.sigmoid(x) * factor", "tl.store(out_ptr + offsets, tl.maximum(x, 0.0) * 2")
-    with Sandbox("cuda", trials=3, timeout=40) as box:
-        for layer in ("nn.Dropout(0.5)", "nn.BatchNorm1d(64)", "nn.LSTM(64, 64, batch_first=True)"):
-            task = small_task(layer, "y = self.layer(x)\n        y = y[0] if isinstance(y, tuple) else y\n"
-                              "        return torch.relu(y) * 2", inputs="torch.randn(512, 64, 64)",
-                              state=f"self.layer = {layer}")
-            code = replaced(candidates.copied(task), ("class ModelNew", kernel + "class ModelNew"), (
-                "return torch.relu(y) * 2", "out = torch.empty_like(y)\n        n = y.numel()\n"
-                "        bias_silu_scale[(n // 1024,)](y, torch.zeros(1, device='cuda'), out, 2.0, n, 1, BLOCK=1024)\n"
-                "        return out"))
-            v = verdict(box, code, task)
-            assert v.correct and 0.9 < v.speedup < 2, (layer, v)
+CLUSTERS = changed(("BLOCK=1024)", "BLOCK=1024, num_ctas=2)"))
 
 
-def test_recycled_memory_holds_the_expected_output_only_in_a_naive_check(sandbox):
-    x = torch.randn(1024, 2048, device="cuda")
-    expected = torch.sigmoid(x).cpu()  # the block on the GPU is free again
-    assert torch.equal(torch.empty_like(x).cpu(), expected)
-    assert not verdict(sandbox, IMPORTS + model("torch.empty_like(x)")).correct
-    assert not verdict(sandbox, changed(("        bias_silu", "        if False: bias_silu"))).correct
+def test_clusters_are_launched_as_triton_does_it(sandbox):
+    v = verdict(sandbox, CLUSTERS)
+    assert v.correct and 1.0 < v.speedup < 3.6, v
 
 
 CUDA = '''
@@ -289,9 +162,3 @@ def test_cuda_sources_are_compiled_and_scored(sandbox):
     assert after.correct and 2.0 < after.speedup < 3.6, after
 
 
-def test_a_large_task_is_judged_between_others(sandbox):
-    """Its inputs and outputs take 0.7 GB each; little else fits beside it, so references of others may have to go."""
-    large = Task("large", 0, TASK.source.replace("torch.randn(8192, 2048)", "torch.randn(90000, 2048)"))
-    for task, note in ((TASK, "before"), (large, ""), (TASK, "after")):
-        v = verdict(sandbox, f"{HONEST}# {note}\n", task)
-        assert v.correct and 2.0 < v.speedup < 3.6, v

@@ -1,0 +1,205 @@
+"""What a candidate cannot reach, and what it cannot use up: a fault costs one verdict and nothing else.
+
+Each attempt to get out is shown to work in a process without a jail. The attempts harm nothing.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from candidates import HONEST, TASK, agrees, copied, indent, replaced, times, verdict
+from judge import processes
+from program.files import ROOT
+from sandbox import Sandbox
+
+needs_jail = pytest.mark.skipif(not processes.jail(), reason="bubblewrap does not start here: only limits apply")
+TWICE = times(2)
+
+
+def forward(statements, result="x * 2.0", top="") -> str:
+    """A candidate for TWICE whose forward has these statements. It finds modules that it may not import."""
+    return ("import os, sys, threading, time\nimport torch\nctypes, socket = map(sys.modules.get, ('ctypes', 'socket'))\n"
+            f"{top}\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n"
+            f"{indent(statements, 8)}        return {result}\n")
+
+
+@pytest.fixture(scope="module")
+def small():
+    """A sandbox with narrow limits, started in an environment with secrets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", "hf_secret")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        with Sandbox("cpu", trials=1, timeout=6, memory=1 << 30, workers=3) as box:
+            box.score(TWICE, [copied(TWICE)])
+            yield box
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reach
+
+ATTEMPTS = {  # what a candidate tries; OUTSIDE is a folder of the user's, OTHER the trainer's process, PORT its server
+    "read a file": "open(f'{OUTSIDE}/victim').read()",
+    "read a problem": "os.stat(f'{ROOT}/problems')",
+    "change the judge": "os.utime(f'{ROOT}/judge/rules.py')",
+    "write among the programs": "need(os.access(sys.prefix, os.W_OK))",
+    "send the trainer a signal": "os.kill(OTHER, 0)",
+    "read the trainer's environment": "open(f'/proc/{OTHER}/environ').read()",
+    "read the parent's memory": "open(f'/proc/{os.getppid()}/mem', 'rb').close()",
+    "use the network": "socket.create_connection(('127.0.0.1', PORT), 5).close()",
+    "change the kernel": "open('/proc/sys/kernel/core_pattern', 'r+').close()",
+    "see the secrets": "need('HF_TOKEN' in os.environ or 'AWS_SECRET_ACCESS_KEY' in os.environ)",
+    "have a capability": "need(int(open('/proc/self/status').read().split('CapEff:')[1].split()[0], 16))",
+    "see the run's secret": "need(SECRET in ' '.join(sys.argv + list(os.environ.values())))",
+    "raise a limit": "resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 16, 1 << 16))",
+}
+TOOLS = """
+import resource
+def need(condition):
+    if not condition:
+        raise PermissionError
+
+def attempts():
+    for attempt in ATTEMPTS:
+        try:
+            attempt()
+            yield "1"
+        except (OSError, ValueError):
+            yield "0"
+"""
+
+
+@needs_jail
+def test_what_is_outside_is_out_of_reach(small, tmp_path):
+    (tmp_path / "victim").write_text("kept")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        names = {"OUTSIDE": str(tmp_path), "OTHER": os.getpid(), "PORT": server.getsockname()[1], "ROOT": str(ROOT),
+                 "SECRET": small.settings.secret[:9]}
+        top = "".join(f"{name} = {value!r}\n" for name, value in names.items()) + TOOLS
+        top += f"ATTEMPTS = [{', '.join(f'lambda: ({attempt})' for attempt in ATTEMPTS.values())}]\n"
+        code = forward("raise ValueError('found ' + ''.join(attempts()))", top=top)
+        jailed = verdict(small, TWICE, code).error
+        assert os.listdir(tmp_path) == ["victim"]
+        outside = "import ctypes, os, socket, sys\n" + top + "print('found ' + ''.join(attempts()))"
+        free = subprocess.run([sys.executable, "-c", outside, names["SECRET"]], capture_output=True, text=True, env=(
+            os.environ | {"HF_TOKEN": "hf_secret"})).stdout
+    got = [name for name, digit in zip(ATTEMPTS, jailed.split("found ")[1], strict=True) if digit != "0"]
+    assert not got and free.split("found ")[1].count("1") >= 9, (jailed, free)
+
+
+@needs_jail
+def test_nothing_is_mounted_anew(small):
+    """Also not by root of a user namespace of its own."""
+    code = forward("""
+libc, tried = ctypes.CDLL(None, use_errno=True), []
+tried.append(libc.mount(None, b'/', None, 32 | 4096, None))
+tried.append(libc.umount2(b'/tmp', 2))
+libc.unshare(0x10000000 | 0x00020000)
+tried.append(libc.mount(None, b'/', None, 32 | 4096, None))
+raise ValueError(f'mounted {tried}')""")
+    assert "mounted [-1, -1, -1]" in verdict(small, TWICE, code).error
+
+
+@needs_jail
+def test_a_candidate_leaves_nothing_to_the_next_one(small):
+    leave = forward("""
+open('/tmp/left', 'w').write('x'), open('/dev/shm/left', 'w').write('x')
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(600)""")
+    look = forward("raise ValueError(f'sees {os.path.exists(\"/tmp/left\")} {os.listdir(\"/dev/shm\")} '\n"
+                   "                 f'{sum(name.isdigit() for name in os.listdir(\"/proc\"))}')")
+    small.score(TWICE, [f"{leave}# {i}\n" for i in range(3)])  # one in each of the servers
+    for found in small.score(TWICE, [f"{look}# {i}\n" for i in range(3)]):
+        assert "sees False [] 2" in found.error, found
+
+
+def test_the_global_seed_says_nothing_about_the_inputs(small):
+    """It is known from `--seed` or a constant, so whoever redraws the inputs would know the answers."""
+    redraw = ("def __init__(self):\n        super().__init__()\n        torch.manual_seed(torch.initial_seed())\n"
+              "        self.answer = torch.randn(64, 64) * 2.0\n\n    def forward")
+    code = replaced(forward("pass", "self.answer + 0.0"), ("def forward", redraw))
+    assert "wrong values" in verdict(small, TWICE, code).error
+
+
+def test_where_no_jail_starts_it_is_said_and_limits_still_apply(monkeypatch, capfd):
+    monkeypatch.setattr(processes.shutil, "which", lambda name: None)
+    monkeypatch.setattr(processes.importlib.util, "find_spec", lambda name: None)
+    assert processes.jail.__wrapped__() == []
+    assert "only limits apply" in capfd.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.setattr(processes, "jail", lambda gpu=False: [])
+    with Sandbox("cpu", trials=1, timeout=6, memory=1 << 30, workers=1) as box:
+        agrees(box, TWICE, copied(TWICE))
+        assert "too many processes" in verdict(box, TWICE, forward(FAULTS["forks"][0])).error
+        agrees(box, TWICE, copied(TWICE) + "# again\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Use
+
+ALL_SOCKETS = "for fd in range(3, 64):\n    try:\n        ACT\n    except OSError:\n        pass\n"
+GONE = "ended without a result"
+FAULTS = {  # name: (statements of a forward, what the verdict says)
+    "exits": ("raise SystemExit(0)", "SystemExit"),
+    "sleeps": ("time.sleep(99)", "no result within 6 s"),
+    "prints": ("while True: print('correct ' * 10000)", "no result within 6 s"),
+    "memory": ("hoard = [bytearray(1 << 26) for _ in range(10000)]", "MemoryError"),
+    "forks": ("for _ in range(100):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)", "too many processes"),
+    "forks by forks": ("for _ in range(8): os.fork()\ntime.sleep(60)", "too many processes"),  # 256, and no more
+    "threads": ("threading.stack_size(1 << 16)\nfor _ in range(100): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+                "time.sleep(60)", "too many processes or threads"),
+    "a large file": ("open('big', 'wb').write(bytes(1 << 29))", ""),
+    "kills its parent": ("os.kill(os.getppid(), 9)\ntime.sleep(9)", ""),
+    "writes to its socket": (ALL_SOCKETS.replace("ACT", "os.write(fd, b'!' * 64)"), ""),
+    "sends half a message": (ALL_SOCKETS.replace("ACT", "os.write(fd, bytes([99] + [0] * 15))") + "time.sleep(99)",
+                             "no result within 6 s"),
+}
+
+
+def test_a_fault_costs_one_verdict_and_nothing_else(small):
+    """Each beside a candidate that works: what hangs holds up no other, and costs its time limit."""
+    codes = []
+    for fault, _ in FAULTS.values():
+        codes += [forward(fault), f"{copied(TWICE)}# {len(codes)}\n"]
+    verdicts = small.score(TWICE, codes)
+    for (name, (_, says)), found in zip(FAULTS.items(), verdicts[::2], strict=True):
+        assert not found.correct and found.rejected is None and found.error and says in found.error, (name, found)
+    for found in verdicts[1::2]:
+        assert found.rejected == "launches no kernel of its own", found
+
+
+ENDLESS = "    while n > 0:\n        x += tl.load(x_ptr)\n    tl.store"
+KERNELS = {"endless": ("    tl.store", ENDLESS, "no result within 6 s"),
+           "many programs": ("(triton.cdiv(n, 1024),)", "(1 << 30,)", ""),
+           "a hoard": ("    tl.store", "    x += tl.sum(tl.zeros((16384, 16384), tl.float32))\n    tl.store", "")}
+
+
+def test_a_kernel_has_limits_too(small):
+    """Where kernels run there is a limit on time and memory; the judge goes on with the next candidate."""
+    changes = [replaced(HONEST, (old, new)) for old, new, _ in KERNELS.values()]
+    *bad, good = small.score(TASK, [*changes, HONEST])
+    for (_, _, says), found in zip(KERNELS.values(), bad, strict=True):
+        assert not found.correct and found.error and says in found.error, found
+    assert good.correct, good
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Messages
+
+
+def test_messages_arrive_whole():
+    tree = {"a": [torch.arange(6.).reshape(2, 3).T, (1, "b", None)], "e": torch.empty(0, 3), "s": torch.tensor(2.5),
+            "c": torch.tensor([1 + 2j]).conj(), "d": [torch.float16, torch.device("cpu")], 7: True}
+    here, there = socket.socketpair()
+    with here, there:
+        processes.send(there, tree)
+        got = processes.receive(here, room=4096)
+    assert json.dumps(str({**got, "a": got["a"][1]})) == json.dumps(str({**tree, "a": tree["a"][1]}))
+    assert torch.equal(got["a"][0], tree["a"][0]) and got["c"].dtype == torch.complex64
+
+

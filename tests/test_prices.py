@@ -1,0 +1,155 @@
+"""What the modelled clock charges: launches, bytes and FLOPs of kernels, factors for operators, an order of pairs."""
+
+import pytest
+import torch
+
+from candidates import by_elements, fails, passes, problem, product, replaced, small_task, solution, verdict
+from judge import prices
+
+FLOATS = "torch.randn(64, 64)"
+
+
+def milliseconds(box, task, code, kernel="apply"):
+    """Modelled time of the launches of one kernel, without their launch overhead."""
+    found = passes(box, task, code)
+    share = sum(entry.share for entry in found.profile if entry.name == kernel)
+    return share * found.candidate_ms - prices.LAUNCH_MS
+
+
+def moved(ms):
+    """Elements of four bytes that are loaded and stored in this time."""
+    return ms * prices.BANDWIDTH / 4
+
+
+RELU = by_elements("tl.maximum(v, 0.0)").replace("512", "1024")
+MOVES = {  # name: (task, candidate, elements)
+    "each tensor once": (problem("torch.relu(x)", "torch.randn(1024, 64)"), RELU, 2 * 1024 * 64),
+    "in place": (problem("torch.relu(x + 1)", "torch.randn(1024, 64)"), replaced(
+        RELU, ("torch.empty_like(x)", "x = x + 1")), 2 * 1024 * 64),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_kernel_costs_what_it_moves(box, name):
+    task, code, elements = MOVES[name]
+    assert moved(milliseconds(box, task, code)) == pytest.approx(elements, rel=0.01)
+
+
+def test_a_product_is_cheaper_in_less_precision(box):
+    ieee = milliseconds(box, *product('total += tl.dot(left, right, input_precision="ieee")'), "product")
+    half = milliseconds(box, *product("total += tl.dot(left, right)", "torch.randn(64, 64).half()"), "product")
+    assert half < ieee
+
+
+def test_parameters_cost_what_they_would_among_larger_tensors(box):
+    task = small_task("bias", "return x + self.bias", inputs="torch.randn(256, 64)",
+                      state="self.bias = torch.nn.Parameter(torch.randn(256, 64))")
+    start, size = "class ModelNew(torch.nn.Module):\n", 256 * 64
+    head = start + "    def __init__(self):\n        super().__init__()\n"
+    add = replaced(by_elements("v + tl.load(y + o, mask=o < n)"), ("apply(x, out", "apply(x, y, out"), (
+        "](x, out", "](x, self.bias, out"), ("512", "2048"), (
+        start, head + "        self.bias = torch.nn.Parameter(torch.randn(256, 64))\n\n"))
+    assert moved(milliseconds(box, task, add)) == pytest.approx((2 + 1 / 256) * size, rel=0.01)
+    reference = prices.milliseconds((2 + 1 / 256) * size * 4)
+    assert verdict(box, task, add).reference_ms == pytest.approx(reference, rel=0.01)
+
+    # A parameter that results are written to may be as large as the batch: results do not become cheap there.
+    twice = problem("x * 2.0")
+    doubled = replaced(by_elements("v * 2.0"), ("torch.empty_like(x)", "self.buffer"), ("512", "2048"), (
+        start, head + "        self.buffer = torch.nn.Parameter(torch.randn(256, 64))\n\n"), (
+        "return out", "return out + 0.0"))
+    assert passes(box, twice, doubled).candidate_ms == pytest.approx(2 * prices.milliseconds(2 * size * 4), rel=0.01)
+    hidden = doubled.replace("        apply[", "        torch._foreach_copy_([out], [x])\n        apply[")
+    fails(box, twice, hidden, "has no price without a GPU")
+
+
+def kernels_of(call):
+    """[(bytes, FLOPs)] of every ATen call that `call` makes."""
+    with torch.no_grad(), Watch() as watch:
+        call()
+    return watch.found
+
+
+class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.found += prices.operator_kernels(func, args, kwargs or {}, out)
+        return out
+
+
+def bytes_of(call):
+    return [size for size, _ in kernels_of(call)]
+
+
+def test_operators_cost_what_cuda_launches_for_them():
+    x, y, image = torch.randn(128, 64), torch.randn(128, 64), torch.randn(2, 8, 16, 16)
+    size = x.numel() * 4
+    assert kernels_of(lambda: x.view(-1).t().detach()[1:]) == kernels_of(lambda: x.contiguous()) == []
+    assert kernels_of(lambda: torch.empty_like(x)) == []
+    assert bytes_of(lambda: torch.relu(x)) == bytes_of(lambda: x * 2.0) == [2 * size]
+    assert bytes_of(lambda: x + y) == [3 * size] and bytes_of(lambda: x + y[:1]) == [1.5 * (2 * size + 256)]
+    assert bytes_of(lambda: x.fill_(1.0)) == bytes_of(lambda: torch.zeros(128, 64)) == [size]
+    assert bytes_of(lambda: x[:1].expand(128, 64) * 1.0) == [1.5 * (size + 256)]
+    for count, call in ((1, lambda: torch.softmax(x, 1)), (1, lambda: torch.nn.functional.layer_norm(x, (64,))),
+                        (2, lambda: torch.nn.functional.group_norm(image, 2)), (4, lambda: x.sort(1)),
+                        (4, lambda: torch.logsumexp(x, 1)), (2, lambda: torch.nn.functional.mse_loss(x, y))):
+        assert len(kernels_of(call)) == count
+    linear, convolution = torch.nn.Linear(64, 32), torch.nn.Conv2d(8, 4, 3)
+    assert [flops for _, flops in kernels_of(lambda: linear(x))] == [2 * 128 * 64 * 32]
+    out = 2 * 4 * 14 * 14  # and the bias is a pass of its own
+    assert [flops for _, flops in kernels_of(lambda: convolution(image))] == [2 * out * 8 * 9, 0]
+    assert bytes_of(lambda: convolution(image))[1] == 3 * out * 4
+
+
+PRICED_ALIKE = {  # {an operator in place: what it may not be cheaper than}
+    "torch.zeros(256, 512).addmm_(x, w)": "x @ w", "torch.zeros(1, 256, 512).baddbmm_(x[None], w[None])[0]": "x @ w",
+    "torch.zeros(256, 512).addbmm_(x[None], w[None])": "x @ w", "(x + 0).cumsum_(1)": "(x + 0).cumsum(1)",
+    "(x.to(torch.cfloat) @ w.to(torch.cfloat)).real": "x.double() @ w.double()",
+    "x.add(0).masked_fill_(x[:1] > 0, 1)": "x.add(0).masked_fill(x[:1] > 0, 1)"}
+
+
+@pytest.mark.parametrize("name", PRICED_ALIKE)
+def test_no_operator_is_cheaper_under_another_name(name):
+    x, w, found = torch.randn(256, 512), torch.randn(512, 512), []
+    for call in (name, PRICED_ALIKE[name]):
+        with torch.no_grad(), prices.Clock() as clock:
+            eval(call, {"torch": torch, "x": x, "w": w})
+        found.append(sum(ms for ms, _, _ in clock.events))
+    assert found[0] >= found[1]
+
+
+def test_what_the_reference_calls_may_be_called(box):
+    """It costs both the same, whatever it costs."""
+    extra = by_elements("v * 1.0").replace("return out", "return torch.searchsorted(out[0].sort().values, out)")
+    fails(box, problem("x * 1.0", FLOATS), extra, "aten.searchsorted has no price")
+    passes(box, problem("torch.searchsorted(x[0].sort().values, x)", FLOATS), extra)
+
+
+SOFTMAX = solution("""
+@triton.jit
+def softmax(x, out, C: tl.constexpr):
+    o = tl.program_id(0) * C + tl.arange(0, C)
+    v = tl.load(x + o)
+    e = tl.exp(v - tl.max(v, axis=0))
+    tl.store(out + o, e / tl.sum(e, axis=0))
+""", "out = torch.empty_like(x)\nsoftmax[(64,)](x, out, C=1024)\nreturn BODY")
+ORDER = [  # (task, from slow to fast: bodies of a candidate), as measured on a GPU
+    (problem("(x * 2).softmax(1) + 1", "torch.randn(64, 1024)"), [
+        replaced(SOFTMAX, ("empty_like(x)", "empty_like(x)\n        x = x * 2.0"), ("BODY", "out + 1.0")),
+        replaced(SOFTMAX, ("tl.load(x + o)", "tl.load(x + o) * 2.0"), ("BODY", "out + 1.0")),
+        replaced(SOFTMAX, ("tl.load(x + o)", "tl.load(x + o) * 2.0"), ("axis=0))\n\n", "axis=0) + 1.0)\n\n"), ("BODY", "out"))])]
+
+
+@pytest.mark.parametrize("task, codes", ORDER)
+def test_kernels_of_a_task_are_ordered_as_on_a_gpu(box, task, codes):
+    """Fusing more is faster, and all are faster than four launches."""
+    speedups = [passes(box, task, code).speedup for code in codes]
+    assert 1 <= speedups[0] < speedups[1] < speedups[2], speedups
+
+
+def ahead():
+    return [row[:2] for row in MOVES.values()]

@@ -1,0 +1,267 @@
+"""What a candidate's own Python may look like, what of it is recorded, and what is refused, with its line.
+
+Host code around honest kernels finds an H200, allocates and launches as it likes. What a forward does only for some
+calls, or only because values are known, is refused.
+"""
+
+import pytest
+
+from candidates import agrees, copied, fails, indent, passes, problem, replaced, small_task, solution, verdict
+from judge.rules import has_extension, static_check
+from judge.verdict import Failed
+from tasks import Task
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Host code that doubles x by this kernel
+
+FLOATS = "torch.randn(64, 64)"
+DOUBLE = """
+@triton.jit
+def double(x, out, n, BLOCK: tl.constexpr):
+    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + o, tl.load(x + o, mask=o < n) * 2, mask=o < n)
+"""
+TASK = problem("x * 2", FLOATS)
+CALL = "double[(16,)](x, out, x.numel(), BLOCK=256)\nreturn out"
+NEW = "out = torch.empty_like(x)\n"
+FORWARDS = {  # bodies of a forward: how it allocates, asks and launches
+    "grid of a lambda": NEW + "grid = lambda META: (triton.cdiv(x.numel(), META['BLOCK']),)\n" +
+                        CALL.replace("(16,)", "grid"),
+    "keywords": NEW + "double[(16, 1, 1)](x=x, out=out, n=x.numel(), BLOCK=256, num_warps=8, num_stages=3)\nreturn out",
+    "to the device": "scale = torch.tensor(2.0, device=x.device)\nx = x.to('cuda', non_blocking=True)\n" + NEW + CALL,
+    "a fallback without a GPU": "if not torch.cuda.is_available() or not x.is_cuda:\n    return x * 2\n" + NEW + CALL,
+    **{f"with {context}": f"with {context}:\n{indent(NEW + CALL)}" for context in (
+        "torch.no_grad()", "torch.cuda.device(x.device.index)", "torch.cuda.device_of(x)", "torch.device('cuda')",
+        "torch.cuda.stream(torch.cuda.current_stream())", "torch.autocast('cuda', enabled=False)")},
+    **{f"assert {question}": f"assert {question}\n{NEW}{CALL}" for question in (
+        "x.device.type == 'cuda' and x.is_cuda", "x.get_device() == 0 and x.device == torch.device('cuda', 0)",
+        "torch.cuda.get_device_properties(x.device).multi_processor_count == 132", "torch.cuda.is_bf16_supported()",
+        "torch.cuda.get_device_capability() >= (9, 0) and 'H200' in torch.cuda.get_device_name(0)",
+        "triton.runtime.driver.active.get_current_target().arch == 90", "torch.version.cuda and not torch.version.hip",
+        "triton.runtime.driver.active.utils.get_device_properties(0)['multiprocessor_count'] == 132",
+        "x.is_contiguous() and x.dtype == torch.float32 and x.dim() == 2 and x.stride(1) == 1",
+        "x.element_size() == 4 and x.nbytes == 4 * x.numel() and x.data_ptr() % 16 == 0")},
+}
+
+
+def forwards(rows):
+    """(task, code) of bodies of a forward, whose results are a list."""
+    methods = "".join(f"def run{i}(x):\n{indent(body)}" for i, body in enumerate(rows))
+    names = ", ".join(f"run{i}" for i in range(len(rows)))
+    code = solution(f"{DOUBLE}\n{methods}", f"return [run(x) for run in [{names}]]")
+    return problem(f"[{', '.join(['x * 2'] * len(rows))}]", FLOATS), code
+
+
+def test_host_code_finds_an_h200(box):
+    if not verdict(box, *forwards(FORWARDS.values())).correct:
+        alone = {name: verdict(box, *forwards([body])) for name, body in FORWARDS.items()}
+        assert not {name: v.rejected or v.error for name, v in alone.items() if not v.correct}
+
+
+def model(body=NEW + CALL, more=""):
+    return f"\nclass ModelNew(nn.Module):\n{indent(more)}    def forward(self, x):\n{indent(body, 8)}"
+
+
+HEAD = "import torch\nimport torch.nn as nn\nimport triton\nimport triton.language as tl\n"
+LOADED = "tl.load(x + o, mask=o < n)"
+JIT = "@triton.jit"
+TUNED = CALL.replace("(16,)", "lambda meta: (triton.cdiv(x.numel(), meta['BLOCK']),)").replace(", BLOCK=256", "")
+
+
+def doubling(*changes, head="", body=NEW + CALL, more="") -> str:
+    """A whole file: what stands before the kernel, the kernel with these changes, and a model."""
+    return HEAD + head + replaced(DOUBLE, *changes) + model(body, more)
+
+
+CONFIGS = "[triton.Config({'BLOCK': b}, num_warps=w) for b in (16, 256) for w in (4, 8)], key=['n']"
+INDUCTOR = """import torch
+from torch import device, empty_strided
+import triton
+import triton.language as tl
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.triton_helpers import libdevice, math as tl_math
+from torch._C import _cuda_getCurrentRawStream as get_raw_stream
+import torch.nn as nn
+empty_strided_cuda = torch._C._dynamo.guards._empty_strided_cuda
+assert_size_stride = torch._C._dynamo.guards.assert_size_stride
+""" + DOUBLE + model("""
+assert_size_stride(x, (64, 64), (64, 1))
+with torch.cuda._DeviceGuard(0):
+    torch.cuda.set_device(0)
+    out = empty_strided_cuda((64, 64), (64, 1), torch.float32)
+    get_raw_stream(0)
+    double[(16,)](x, out, 4096, BLOCK=256, num_warps=4, num_stages=1)
+return out""")
+SOURCES = {
+    "a byte order mark": "\ufeff" + doubling(),
+    "inspect": doubling((JIT, f"@triton.autotune({CONFIGS}, **KEPT)\n{JIT}"), body=NEW + TUNED, head=(
+        "import inspect\nKEPT = {'cache_results': True} if 'cache_results' in "
+        "inspect.signature(triton.autotune).parameters else {}\n")),
+    "what inductor writes": INDUCTOR,
+    "a helper that is not launched and names something missing": doubling(head=(
+        "@triton.jit\ndef first_idea(x):\n    tl.store(x, not_written_yet(tl.load(x)))\n\n")),
+    "a tuple of tensors": doubling(("(x, out, n, BLOCK", "(tensors, n, BLOCK"), ("(out + o", "(tensors[1] + o"),
+                                   ("(x + o", "(tensors[0] + o"), body=NEW + CALL.replace("x, out", "(x, out)")),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_files_that_double(box, name):
+    passes(box, TASK, SOURCES[name])
+
+
+def test_of_an_autotuned_kernels_configurations_the_cheapest_counts_and_is_named(box):
+    found, alone = verdict(box, TASK, doubling((JIT, f"@triton.autotune({CONFIGS})\n{JIT}"), body=NEW + TUNED)), {}
+    for block in (16, 256):
+        call = CALL.replace("256", str(block)).replace("(16,)", f"({64 * 64 // block},)")
+        alone[block] = verdict(box, TASK, HEAD + DOUBLE + model(NEW + call)).candidate_ms
+    assert found.candidate_ms == alone[256] < alone[16]
+    assert found.tuned == ["double: BLOCK=256, num_warps=4"]
+
+
+COMPLEX = "torch.randn(16, 16, dtype=torch.complex64)"
+REFERENCES = {  # tasks whose reference, renamed, is correct: PyTorch conjugates and negates lazily
+    "torch.conj": ("f = torch.fft.fft2(x)\n        return (torch.conj(f) * f).real", "torch.rand(16, 16)"),
+    "adjoint": ("return x.mH @ x", COMPLEX), "ihfft": ("return torch.fft.ihfft(x)", "torch.rand(8, 8)"),
+    "conj of the imaginary part": ("return x.conj().imag.clone()", COMPLEX),
+    "an output that is conjugated": ("return (x * 2).conj()", COMPLEX),
+    "views that share memory": ("y = x.clone()\n        y[1:].view(-1)[3:].mul_(3)\n        return y.t()", FLOATS),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_what_a_reference_does_is_recorded_as_it_is(box, name):
+    body, inputs = REFERENCES[name]
+    task = small_task(name, body, inputs=inputs)
+    agrees(box, task, copied(task))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refused
+
+READ_BACK = "reads computed values back to the host"
+REFUSED = {  # name: (file, words, does the excerpt show this line?)
+    "if": (doubling(body="if x.sum() > 0:\n    x = -x\n" + NEW + CALL), READ_BACK, "if x.sum()"),
+    "a mask": (doubling(body="x[x > 0]\n" + NEW + CALL), READ_BACK, "x[x > 0]"),
+    "a global that is no constexpr": (doubling(("* 2", "* TWO"), head="TWO = 2\n"), "TWO", "* TWO"),
+    "a missing argument": (doubling(body=NEW + CALL.replace(", BLOCK=256", "")), "BLOCK", "double["),
+    "a launch option": (doubling(body=NEW + CALL.replace("BLOCK=256", "BLOCK=256, launch_pdl=True")),
+                        "no argument or launch option launch_pdl", ""),
+    "a helper of inductor's": (doubling((f"{LOADED} * 2", f"triton_helpers.maximum({LOADED}, 0)"), head=(
+        "from torch._inductor.runtime import triton_helpers\n")), "triton_helpers.maximum is not available", LOADED),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_refused_by_name_and_line(box, name):
+    code, words, line = REFUSED[name]
+    assert line in fails(box, TASK, code, words).excerpt
+
+
+RULES = [("import ctypes\nclass ModelNew: pass", "imports ctypes", None),
+         ("class ModelNew:\n    x = eval('1')", "calls eval", 2), ("class ModelNew:\n    x = y.f_back", "uses f_back", 2),
+         ("from torch import jit\n@jit.script\nclass ModelNew: pass", "torch.jit.script", 2),
+         ("from torch._inductor import compile_fx as c\nclass ModelNew:\n    x = c", "compile_fx", 3),
+         ("class ModelNew:\n    x = torch.cuda.is_current_stream_capturing()", "is_current_stream_capturing", 2)]
+
+
+@pytest.mark.parametrize("text, words, line", RULES)
+def test_the_static_check_names_what_it_refuses(text, words, line):
+    with pytest.raises(Failed, match=words) as failed:
+        static_check(text)
+    assert failed.value.stage == "rejected" and failed.value.line == line
+
+
+def test_what_the_rules_do_not_forbid_passes():
+    static_check("# torch.compile, eval(x), exec\nimport inspect, threading\nclass ModelNew:\n    y = self.eval()\n")
+    assert has_extension("import torch\nx = torch.utils.cpp_extension.load_inline(name='x')")
+    assert not has_extension("# load_inline\nx = 'load_inline()'") and not has_extension("def (")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# From call to call
+
+AFFINE = small_task("affine", "return torch.relu(self.norm(x)) * self.scale", inputs="torch.randn(32, 64)", state=(
+    "self.norm, self.scale = torch.nn.BatchNorm1d(64).eval(), torch.nn.Parameter(torch.ones(64))"))
+FUSED = HEAD + '''
+@triton.jit
+def affine(x, scale, shift, out):
+    c = tl.arange(0, 64)
+    o = tl.program_id(0) * 64 + c
+    tl.store(out + o, tl.maximum(tl.load(x + o) * tl.load(scale + c) + tl.load(shift + c), 0.0))
+
+def fused(x, scale, shift):
+    out = torch.empty_like(x)
+    affine[(32,)](x, scale, shift, out)
+    return out
+'''
+FOLD = '''self.scale = nn.Parameter(torch.ones(64))
+self.norm = nn.BatchNorm1d(64).eval()
+self.by = (self.norm.weight / torch.sqrt(self.norm.running_var + 1e-5)).detach()
+self.plus = (self.norm.bias - self.norm.running_mean * self.by).detach()'''
+RIGHT = "fused(x, self.by, self.plus) * self.scale"
+
+
+def affine(forward, more="", state=FOLD):
+    """A candidate for AFFINE with these statements in forward; more: in the constructor."""
+    return FUSED + model(forward, f"def __init__(self):\n    super().__init__()\n{indent(state + chr(10) + more)}")
+
+
+UNPERTURBED = "its parameters were not perturbed"
+HONEST_ONES = {  # name: (candidate, the verdict's note)
+    "batch norm folded in the constructor": (affine("return " + RIGHT), UNPERTURBED),
+    "a buffer that every call fills": (affine(
+        "self.out.copy_(x)\nreturn fused(self.out, self.by, self.plus) * self.scale",
+        "self.out = torch.zeros(32, 64)"), UNPERTURBED),
+    "a parameter that the host reads": (affine(
+        "return fused(x, self.by, self.plus) * self.scale if self.scale.abs().sum().item() > 0 else x"), UNPERTURBED),
+}
+
+
+@pytest.mark.parametrize("name", HONEST_ONES)
+def test_honest_candidates_that_compute_with_parameters_pass(box, name):
+    code, note = HONEST_ONES[name]
+    found = passes(box, AFFINE, code)
+    assert found.coverage > 0.2 and (note in found.note if note else not found.note), found
+
+
+STATE = "forward keeps state"
+SEEN = "self.seen, self.calls = {}, 0"
+KEEPS = {  # name: (candidate, words)
+    "counts in Python": (affine(f"self.calls += 1\nreturn {RIGHT} * self.calls", SEEN), STATE),
+    "draws at random": (affine(f"import os\nreturn {RIGHT} if os.urandom(1)[0] < 128 else {RIGHT} + 0", SEEN), ""),
+    "a flag that the kernel looks at": (replaced(affine(
+        "affine[(32,)](x, self.by, self.plus, self.out, self.done)\nself.done += 1\nreturn self.out * self.scale",
+        "self.done = torch.zeros(1, dtype=torch.int32)\nself.out = torch.zeros(32, 64)"),
+        ("shift, out):", "shift, out, done):"), ("0.0))", "0.0), mask=tl.load(done) == 0)")), "wrong values"),
+    "an accumulator that is not set back": (affine(
+        f"self.out += {RIGHT}\nreturn self.out + 0", "self.out = torch.zeros(32, 64)"), "wrong values"),
+    "what the warm-up has left": (affine(
+        f"if self.calls == 0:\n    self.last = {RIGHT}\nself.calls = 1\nreturn self.last + 0", SEEN), "wrong values"),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in KEEPS if name != "draws at random"])
+def test_doing_less_after_the_first_call_fails(box, name):
+    fails(box, AFFINE, *KEEPS[name])
+
+
+def test_two_recordings_must_be_equal(box):
+    """One that draws at random may be recorded alike twice, so several are tried."""
+    found = box.score(AFFINE, [f"{KEEPS['draws at random'][0]}# {i}\n" for i in range(6)])
+    assert any(STATE in (v.error or "") for v in found), found
+
+
+def test_buffers_that_the_reference_changes_are_compared_as_they_change(box):
+    """A forward that is right at the first call only: the reference counts up."""
+    count = "self.register_buffer('n', torch.zeros(1))"
+    task = small_task("counts", "self.n += 1\n        return x * self.n", state=count, inputs=FLOATS)
+    agrees(box, task, copied(task))
+    fails(box, task, replaced(copied(task), ("x * self.n", "x * 1.0")), "wrong values")
+    twice = Task("twice", 0, replaced(task.source, ("self.n += 1\n", "self.n.mul_(0).add_(1)\n")))
+    agrees(box, twice, replaced(copied(twice), ("x * self.n", "x * 1.0")))
+
+
+def ahead():
+    return [(TASK, code) for code in SOURCES.values()] + [(TASK, code) for code, *_ in REFUSED.values()] + [
+        (AFFINE, code) for code, _ in [*HONEST_ONES.values(), *KEEPS.values()]]

@@ -1,0 +1,270 @@
+"""The reference: which inputs trials have, how closely outputs must agree, and which tasks can be used."""
+
+import math
+
+import pytest
+import torch
+
+from candidates import agrees, copied, passes, problem, replaced, small_task, solution
+from judge.reference import Reference, compare
+from tasks import Task, TaskError
+
+SETTINGS = {"device": "cpu", "clock": "modelled", "tolerance": 1e-4, "trials": 5}
+
+
+@pytest.fixture
+def load(tmp_path):
+    """load(source or task, secret): a Reference."""
+    def make(task, secret=b"0", **settings):
+        return Reference("task", getattr(task, "source", task), {**SETTINGS, "scratch": str(tmp_path), **settings}, secret)
+    return make
+
+
+def given(inputs, body="return x * 2") -> Task:
+    return small_task("given", body, inputs=inputs)
+
+
+def is_right(reference, function, trials=range(5)) -> list:
+    """In which trials does a function of the inputs give what the reference gives?"""
+    right = []
+    for trial in trials:
+        inputs = reference.inputs("text", trial)
+        reference.load(trial > 0)
+        expected = reference.run(inputs, 1).leaves
+        got = function(*[x.clone() for x in inputs])
+        right.append(compare(expected, [got], reference.bounds(trial)) is None)
+    return right
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Inputs
+
+
+def test_inputs_are_new_for_each_text_trial_task_and_secret(load):
+    task, other = given("torch.randn(64)"), given("torch.randn(64)", "return x * 3")
+    first = load(task)
+    again = first.inputs("text", 2)[0]
+    assert torch.equal(again, first.inputs("text", 2)[0]) and torch.equal(again, load(task).inputs("text", 2)[0])
+    others = [first.inputs("other", 2), first.inputs("text", 3), load(other).inputs("text", 2),
+              load(task, b"1").inputs("text", 2)]
+    assert not any(torch.equal(again, x) for x, in others)
+    seeds = {first.blueprint()["seed"], *(first.derive("text", trial) for trial in range(5))}
+    assert len(seeds) == 6  # what a recorder is told is the seed of no trial
+    torch.manual_seed(first.blueprint()["seed"])
+    assert not torch.equal(torch.randn(64), first.inputs("text", 0)[0])
+
+
+def sums_to_one(x):
+    return bool(((x.sum(-1) - 1).abs() < 1e-3).all() and (x >= 0).all())
+
+
+DOMAINS = {  # what get_inputs draws: what stays true of it in every trial
+    "torch.randint(0, 9, (64, 64))": lambda x: x.dtype == torch.int64 and 0 <= x.min() and x.max() < 9,
+    "torch.rand(64, 64) > 0.5": lambda x: x.dtype == torch.bool,
+    "(torch.rand(64, 64) > 0.5).float()": lambda x: bool(((x == 0) | (x == 1)).all()),
+    "torch.randn(64, 64).softmax(-1)": sums_to_one,
+    "torch.rand(64, 64)": lambda x: 0 <= x.min() and x.max() <= 1,
+    "torch.rand(64, 64) * 9 + 0.1": lambda x: x.min() > 0,
+    "torch.randn(64, 64).tril()": lambda x: torch.equal(x, x.tril()),
+}
+
+
+@pytest.mark.parametrize("inputs", DOMAINS)
+def test_a_structured_trial_keeps_the_tasks_domain(load, inputs):
+    reference = load(given(inputs, "return x + 0" if "bool" not in inputs else "return ~x"))
+    for trial in range(6):
+        (x,) = reference.inputs("text", trial)
+        assert DOMAINS[inputs](x), (trial, x)
+
+
+def test_trials_have_structure(load):
+    """Sorted rows, large values side by side, an offset of either sign, one spike, many equal values: each occurs."""
+    reference, seen = load(given("torch.randn(256, 64)", "return x + 0")), {}
+    for text in map(str, range(4)):
+        (x,) = reference.inputs(text, 1)
+        order, large = x.diff(dim=1), x.abs() > 20
+        shifts = large[:, 1:] ^ large[:, :-1]
+        rows = {"ascending": (order >= 0).all(1), "descending": (order <= 0).all(1), "one spike": large.sum(1) == 1,
+                "side by side": (large.sum(1) > 1) & (shifts.sum(1) <= 2) & ~large.all(1), "high": (x > 20).all(1),
+                "low": (x < -20).all(1), "equal values": (order == 0).sum(1) > 8}
+        for name, found in rows.items():
+            seen[name] = seen.get(name, 0) + int(found.sum())
+    assert all(seen.values()), seen
+
+
+RECURRENCE = """h = torch.zeros_like(x[:, 0])
+        for t in range(x.shape[1]):
+            h = torch.sigmoid(x[:, t]) * h + x[:, t] * 0.1
+        return h"""
+
+
+def last_steps(x):
+    h = torch.zeros_like(x[:, 0])
+    for t in range(x.shape[1] - 24, x.shape[1]):
+        h = torch.sigmoid(x[:, t]) * h + x[:, t] * 0.1
+    return h
+
+
+def best_of_pairs(x):
+    pairs = x.view(x.shape[0], -1, 2).amax(2)
+    return pairs.topk(2, 1).values
+
+
+WRONG = {  # name: (inputs, reference, a right function, a wrong one that is right for well-behaved inputs)
+    "two neighbours never win both": ("torch.randn(4, 1024)", "return x.topk(2, 1).values",
+                                      lambda x: x.sort(1, descending=True).values[:, :2], best_of_pairs),
+    "only a recurrence's last steps": ("torch.randn(8, 64, 16)", RECURRENCE, None, last_steps),
+    "half of a mean's elements": ("torch.rand(1 << 20)", "return x.mean()", lambda x: x.view(1024, -1).mean(1).mean(),
+                                  lambda x: x[::2].mean()),
+    "a clamp that never acts": ("torch.randn(64, 64)", "return x.clamp(-8, 8)", None, lambda x: x),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_work_that_rarely_matters_must_be_done(load, name):
+    inputs, body, right, wrong = WRONG[name]
+    reference = load(given(inputs, body))
+    assert right is None or all(is_right(reference, right))
+    assert not all(is_right(reference, wrong)), "is correct in every trial"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tolerance
+
+ONES = torch.ones(1000)
+
+
+@pytest.mark.parametrize("dtype, error, right", [
+    (torch.float32, 5e-5, True), (torch.float32, 1e-3, False), (torch.float16, 1.5e-3, True),
+    (torch.float16, 1e-2, False), (torch.bfloat16, 8e-3, True), (torch.bfloat16, 8e-2, False),
+    (torch.float64, 5e-5, True), (torch.complex64, 1e-3, False), (torch.complex64, 5e-5, True)])
+def test_the_tolerance_is_relative_and_a_few_units_of_the_last_place(load, dtype, error, right):
+    name = str(dtype)
+    for scale in 1.0, 1000.0:
+        reference = load(given(f"(torch.rand(1000) + 0.5).to({name}) * {scale}", "return x + 0"))
+        found = is_right(reference, lambda x: x + (x.abs() * error).to(dtype))
+        assert all(found) if right else not any(found), found
+
+
+def test_small_outputs_are_compared_with_the_outputs_own_scale(load):
+    reference = load(given("torch.randn(64, 64) * 1e-4", "return x + 0"))
+    assert not all(is_right(reference, torch.zeros_like)) and all(is_right(reference, lambda x: x * (1 + 1e-5)))
+    heavy = load(given("torch.randn(64, 64) * 3", "return x.exp()"))
+    assert not all(is_right(heavy, lambda x: torch.where(x < 0, 0.0, x.exp())))
+    assert all(is_right(heavy, lambda x: (x.double()).exp().float()))
+
+
+def test_no_more_accuracy_is_asked_than_the_reference_has(load):
+    """Sums of 4,096 half-precision products, in another order; and the tolerance is a setting."""
+    half = load(small_task("product", "return x @ x.mT", inputs="torch.randn(16, 4096).half()"))
+    assert all(is_right(half, lambda x: (x.float() @ x.mT.float()).half()))
+    for tolerance, right in ((1e-4, False), (1e-2, True)):
+        reference = load(given("torch.randn(64)", "return x + 0"), tolerance=tolerance)
+        assert all(is_right(reference, lambda x: x * 1.002)) == right
+
+
+@pytest.mark.parametrize("got, says", [
+    (ONES, None), (ONES.half(), "torch.float16 on cpu instead of torch.float32 on cpu"), (ONES[:9], "shape [9] instead of [1000]"),
+    (torch.where(torch.arange(1000) == 7, 2.0, 1.0), "1% of output [1000], worst at [7]: expected 1, got 2"),
+    (ONES * math.nan, "100%"), (ONES * math.inf, "100%"), ("text", "a str instead of a tensor")])
+def test_compare_says_what_is_wrong_where_and_by_how_much(got, says):
+    found = compare([ONES], [got], [(1e-4, 1.0)])
+    assert found is says is None or says in found
+
+
+@pytest.mark.parametrize("x, y, right", [
+    ([math.nan, math.inf, -math.inf], [math.nan, math.inf, -math.inf], True), ([math.inf], [-math.inf], False),
+    ([-math.inf], [-1e30], False), ([math.nan], [1.0], False), ([1.0], [math.nan], False), ([3], [3], True),
+    ([1 << 40], [(1 << 40) + 1], False), ([True], [False], False), ([1 + 1j], [1 - 1j], False), ([], [], True)])
+def test_values_that_are_not_finite_or_not_fractions_must_be_equal(x, y, right):
+    assert (compare([torch.tensor(x)], [torch.tensor(y)], [(1e-2, 1.0)]) is None) == right
+    assert "2 tensors instead of 1" in compare([ONES], [ONES, ONES], [(1e-2, 1.0)])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Parameters and buffers
+
+
+def test_parameters_are_moved_and_buffers_stay_but_for_running_statistics(load):
+    state = ("self.norm, self.fc = torch.nn.BatchNorm1d(8).eval(), torch.nn.Linear(8, 8); "
+             "torch.nn.init.zeros_(self.fc.bias); self.register_buffer('table', torch.rand(8))")
+    reference = load(small_task("layers", "return self.fc(self.norm(x)) * self.table", inputs="torch.randn(16, 8)", state=state))
+    plain, moved = reference.state(False), reference.state(True)
+    assert torch.equal(plain["table"], moved["table"]) and (moved["norm.running_var"] > 0.5).all()
+    for name in "norm.weight", "norm.bias", "norm.running_mean", "fc.weight", "fc.bias":
+        assert (plain[name] != moved[name]).float().mean() > 0.99, name
+    inputs = reference.inputs("text", 0)
+    answers = []
+    for perturbed in False, True, False:
+        reference.load(perturbed)
+        answers.append(reference.run(inputs, 1).leaves[0])
+    assert torch.equal(answers[0], answers[2]) and not torch.allclose(answers[0], answers[1])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tasks
+
+X = "torch.randn(8, 8)"
+COMPLEX = "torch.randn(8, 32, dtype=torch.complex64)"
+USABLE = {  # name: (arguments, inputs, body); the reference itself is right as a candidate
+    "the changed input is the output": ("x", X, "return x.add_(1)"),
+    "complex in, complex out": ("x, y", f"{COMPLEX}, torch.polar(torch.ones(32), torch.rand(32))", "return x * y"),
+    "bool in, bool out": ("m, x", f"torch.rand(8, 8) > 0.5, {X}", "return torch.logical_xor(m, x < 0)"),
+    "NaN": ("x", X, "return torch.log(x) * 2"),
+    "on the GPU": ("x", "torch.randn(8, 8, device='cuda')", "return x.cuda() * 2"),
+    "a named tuple": ("x", X, "return torch.max(x, 1)"),
+    "half precision": ("x", f"{X}.half()", "return torch.nn.functional.silu(x * 2) * x"),
+}
+
+
+def usable(name):
+    arguments, inputs, body = USABLE[name]
+    return small_task(name, body, arguments, inputs)
+
+
+@pytest.mark.parametrize("name", USABLE)
+def test_the_reference_itself_is_right(box, name):
+    agrees(box, usable(name), copied(usable(name)))
+
+
+def test_constructor_arguments_may_be_a_list_and_a_dict(box):
+    """As in KernelBook: [args, kwargs]."""
+    constructor = "    def __init__(self, a, b=1):\n        super().__init__()\n        self.c = a * b\n\n    def forward"
+    task = problem("x * self.c")
+    for init in "[[3], {'b': 2}]", "[3, 2]", "([[3], {'b': 2}])":
+        source = replaced(task.source, ("    def forward", constructor), ("return []", f"return {init}"))
+        agrees(box, Task("book", 0, source), copied(Task("book", 0, source)))
+
+
+@pytest.mark.parametrize("body, state", [
+    ("return self.drop(x) * 2", "self.drop = torch.nn.Dropout(0.1)"), ("return x + torch.rand_like(x)", ""),
+    ("return torch.bernoulli(x.sigmoid())", "")])
+def test_a_task_that_is_random_by_itself_is_said_to_be_unusable(load, body, state):
+    with pytest.raises(TaskError, match="output is random"):
+        load(small_task("random", body, state=state))
+
+
+def test_half_precision_may_be_rounded_once_less_or_once_more(box):
+    """Steps of half precision inside of attention; and none where the reference has some."""
+    task = small_task("attention", "return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
+                      "q, k, v", ", ".join(["torch.randn(1, 2, 64, 32).half()"] * 3))
+    code = solution("""
+@triton.jit
+def attention(Q, K, V, O, N: tl.constexpr, D: tl.constexpr, scale):
+    n, d = tl.arange(0, N), tl.arange(0, D)
+    o = tl.program_id(0) * N * D + n[:, None] * D + d[None, :]
+    s = tl.dot(tl.load(Q + o), tl.load(K + o).T) * (scale * 1.44269504)
+    s = tl.where(n[:, None] >= n[None, :], s, -1.0e6)
+    p = tl.math.exp2(s - tl.max(s, 1)[:, None])
+    out = tl.dot(p.to(tl.float16), tl.load(V + o)) / tl.sum(p, 1)[:, None]
+    tl.store(O + o, out.to(tl.float16))
+""", "o = torch.empty_like(q)\nattention[(2,)](q, k, v, o, 64, 32, 32 ** -0.5)\nreturn o", "q, k, v")
+    for i in range(8):  # other inputs for each text: 2 of 40 were wrong once
+        passes(box, task, f"{code}\n# {i}\n")
+    silu = usable("half precision")
+    better = "return (torch.nn.functional.silu(x.float() * 2) * x.float()).half()"
+    agrees(box, silu, replaced(copied(silu), ("return torch.nn.functional.silu(x * 2) * x", better)))
+
+
+def ahead():
+    return [(usable(name), copied(usable(name))) for name in USABLE]

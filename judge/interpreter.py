@@ -4,10 +4,11 @@ Only the kernels of the text are executed, and of these only a syntax tree in wh
 language, because their bodies run here as Python. `Counter` is Triton's interpreter with a check of every address and
 a count of bytes and FLOPs, which prices.py turns into time.
 
-Not available, with a message: bf16 and fp8; `and`, `or`, `not`, a < b < c, min and max of blocks. Not looked for: races
-(the programs of a launch run one after the other), misaligned addresses, a GPU's limits of grids and warps. Constants,
-loop variables and what a kernel computes from them alone are Python's numbers, without overflow and methods. A kernel's
-own function in tl.reduce or tl.associative_scan is called for each element (0.1 s for a thousand).
+Refused with a message: bf16 and fp8; `and`, `or`, `not`, a < b < c, min and max of blocks; other names for functions of
+Triton (sine = tl.math.sin). Not looked for: races (the programs of a launch run one after the other), misaligned
+addresses, a GPU's limits of grids and warps, two kernels of one name (the last counts). Constants, loop variables and
+what a kernel computes from them alone are Python's numbers, without overflow and without methods. A kernel's own
+function in tl.reduce or tl.associative_scan is called for each element (0.1 s for a thousand).
 
 A process that imports this file needs TRITON_INTERPRET=1 in its environment before it imports triton: then Triton's own
 helpers (tl.sum, tl.softmax) are interpreted, too. It cannot compile kernels.
@@ -26,7 +27,7 @@ import triton.language as tl
 from triton.language.extra.cuda import libdevice
 from triton.runtime import interpreter as stock
 
-from judge.prices import DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR, Cost, launch_milliseconds, tensors_in
+from judge.prices import DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR, launch_milliseconds, tensors_in
 from judge.rules import KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_SYNTAX, dotted, imports, parse
 from judge.verdict import Failed, describe
 
@@ -140,19 +141,20 @@ class Counter(stock.InterpreterBuilder):
     """Triton's interpreter for one launch at a time. It may touch the memory of that launch's tensors only."""
 
     create_print = create_assert = silent
+    create_int_to_ptr = stock.InterpreterBuilder.cast_impl  # a bitcast gives fewer addresses than there are numbers
     create_erf = lambda self, arg: self.create_extern_elementwise("", "", "erf", [arg], arg.dtype, True)  # noqa: E731
 
     def start(self, tensors, grid):
         self.sizes = {0: 0} | {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
         self.starts = np.array(sorted(self.sizes), dtype=np.uint64)
-        self.cost = Cost({}, {}, 0, 0, int(np.prod(grid)))
         self.set_grid_dim(*grid)
+        self.touched = {"load": {}, "store": {}}  # of each kind: {address of a storage: a mask of its sectors}
+        self.requested = self.flops = 0  # requested: bytes of the sectors of every load and store by itself
 
-    def access(self, pointers, mask, touched):
-        """Check the addresses of a load, a store or an atomic: all in one tensor. touched: cost.loaded or cost.stored.
-        """
+    def access(self, pointers, mask, kind):
+        """Check the addresses of a "load" or a "store" (an atomic, too), and note them: all lie in one tensor."""
         size = numpy_type(pointers.get_element_ty()).itemsize
-        active = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
+        active = pointers.data if mask is None else pointers.data[np.asarray(mask.data, dtype=bool)]
         if not active.size:
             return
         low, high = int(active.min()), int(active.max()) + size
@@ -160,32 +162,31 @@ class Counter(stock.InterpreterBuilder):
         end = start + self.sizes[start]
         if high > end:
             where = f"{(high - end) // size} elements past the end" if low < end else "no tensor there"
-            kind = "load" if touched is self.cost.loaded else "store"
             raise Failed(f"out-of-bounds {kind} ({where})", "launch")
         sectors = (active - np.uint64(start)).astype(np.int64).ravel() >> SECTOR
-        touched.setdefault(start, np.zeros((self.sizes[start] >> SECTOR) + 1, dtype=bool))[sectors] = True
-        self.cost.requested += (1 + int(np.count_nonzero(np.diff(sectors)))) << SECTOR
+        self.touched[kind].setdefault(start, np.zeros((self.sizes[start] >> SECTOR) + 1, dtype=bool))[sectors] = True
+        self.requested += (1 + int(np.count_nonzero(np.diff(sectors)))) << SECTOR
 
     def create_masked_load(self, ptrs, mask, *rest, **options):
-        self.access(ptrs, mask, self.cost.loaded)
+        self.access(ptrs, mask, "load")
         return super().create_masked_load(ptrs, mask, *rest, **options)
 
     def create_masked_store(self, ptrs, value, mask, *rest):
-        self.access(ptrs, mask, self.cost.stored)
+        self.access(ptrs, mask, "store")
         return super().create_masked_store(ptrs, value, mask, *rest)
 
     def create_atomic_rmw(self, op, ptr, value, mask, *rest):
-        self.access(ptr, mask, self.cost.stored)
+        self.access(ptr, mask, "store")
         return super().create_atomic_rmw(op, ptr, value, mask, *rest)
 
     def create_atomic_cas(self, ptr, *rest):
-        self.access(ptr, None, self.cost.stored)
+        self.access(ptr, None, "store")
         return super().create_atomic_cas(ptr, *rest)
 
     # --- arithmetic
 
     def count(self, out, cost):
-        self.cost.flops += out.data.size * cost
+        self.flops += out.data.size * cost
         return out
 
     def unary_op(self, arg, op):
@@ -246,7 +247,7 @@ class Kernels:
     """The @triton.jit functions of a candidate's text, as a launcher for program.Program.
 
     names: values of the global constants that they use. functions: {name: the kernel as a Python function}; one that
-    uses what is not available raises Failed when it is called. counter.cost: what the last launch cost.
+    uses what is not available raises Failed when it is called. counter: what the last launch did.
     """
 
     def __init__(self, code, names):
@@ -261,8 +262,7 @@ class Kernels:
 
     def define(self, node):
         parameters = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        self.constexprs[node.name] = {parameter.arg for parameter in parameters if parameter.annotation is not None
-                                      and "constexpr" in ast.unparse(parameter.annotation)}
+        self.constexprs[node.name] = {each.arg for each in parameters if "constexpr" in ast.unparse(each)}
         node.decorator_list, node.returns = [], None
         for parameter in parameters:
             parameter.annotation = None
@@ -295,7 +295,7 @@ class Kernels:
     def trial(self, launch, arguments):
         """The milliseconds of a launch, by which one of an autotuned kernel's configurations is chosen."""
         self.launch(launch, arguments)
-        return launch_milliseconds(self.counter.cost)
+        return launch_milliseconds(self.counter)
 
 
 def fail(error, /, *args, **kwargs):

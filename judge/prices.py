@@ -9,11 +9,12 @@ keeps its full price. So launches, bytes and FLOPs keep the proportions that the
 smaller here, so their bytes count a 256th.
 
 Not modelled: the cache (a launch pays for each sector once), bank conflicts, atomics on one address, layouts of tl.dot.
+Of PyTorch's operators: that broadcasting is slow, that a convolution's bias is a pass of its own, the time steps of an
+LSTM (it is priced as one pass over its tensors).
 """
 
 import math
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -37,41 +38,25 @@ ERF_COST = 60  # and of libdevice's functions
 DOT_COST = {"ieee": 2, "tf32x3": 1, "tf32": 0.5, "half": 0.13}
 
 # PyTorch: factors by which the bytes of an operator count, all others 1
-BROADCAST = 1.5  # an element-wise operator whose operands differ in shape or layout
-PRODUCT = 1.3  # a matrix product; its bytes and FLOPs hardly overlap
-CONVOLUTION_BYTES, CONVOLUTION_FLOPS, BIAS = 2.5, 1.5, 3  # a bias is a pass of its own over the output
-NORM = 2.5  # of the two passes of a normalisation: statistics, and the result
+PRODUCT = 1.3  # a matrix product or a convolution; its bytes and FLOPs hardly overlap
 FACTORS = {  # names of operators as a regular expression: a factor for each of its kernels
-    r"sum|nansum|mean|prod|amax|amin|max|min|argmax|argmin|aminmax|any|all|var|std|var_mean|std_mean|norm"
-    r"|linalg_vector_norm|count_nonzero": [1.5],
-    r"native_layer_norm|cumsum|cumprod|logcumsumexp|(adaptive_)?(max|avg)_pool[123]d(_with_indices)?": [2],
-    r"logsumexp": [1.5, 3, 2, 1.5],
-    r"mse_loss|smooth_l1_loss|huber_loss|binary_cross_entropy|soft_margin_loss": [1.5, 0.5],
-    r"binary_cross_entropy_with_logits": [1, 1, 1.5, 1.5, 0.5],
-    r"constant_pad_nd": [0.5, 1],
-    r"sort|argsort|msort|topk": [2, 2, 2, 2]}
-FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "scalar_tensor", "lift_fresh"}
-WRITES = "fill|zero|copy|uniform|normal|bernoulli|random|(zeros|ones|full|rand|randn)_like|new_(zeros|ones|full)"
+    "sum|mean|prod|a?max|a?min|argmax|argmin|aminmax|any|all|(var|std)(_mean)?|linalg_vector_norm": [1.5],
+    "native_layer_norm|cum(sum|prod)|(adaptive_)?(max|avg)_pool[123]d(_with_indices)?": [2],
+    "(native_)?(batch|group|instance)_norm": [1.25, 2.5],  # statistics, and the result
+    "mse_loss|smooth_l1_loss|huber_loss|binary_cross_entropy|soft_margin_loss": [1.5, 0.5],
+    "binary_cross_entropy_with_logits": [1, 1, 1.5, 1.5, 0.5], "logsumexp": [1.5, 3, 2, 1.5], "sort|topk": [2, 2, 2, 2]}
+FREE = "(new_)?empty(_like|_strided)?|scalar_tensor|lift_fresh"
+WRITES = "fill|zero|copy|uniform|normal|bernoulli|exponential|(new_)?(zeros|ones|full|rand|randn)(_like)?|arange|eye"
 GATHERS = "embedding|index_select|gather|index|take"  # read as much of the table as they write
-NORMS = "(native_)?(batch|group|instance)_norm|_native_batch_norm_legit.*"
-COMPOSITE = "(alpha_|feature_)?dropout|scaled_dot_product_attention|layer_norm|lstm|gru|rnn_tanh|rnn_relu|ctc_loss"
-# Others that read their inputs once, write their outputs once, and check their indices
-ONE_PASS = (r"_?(log_|safe_)?softmax|hardswish|glu|_prelu_kernel|floor_divide|addr|nll_loss(2d)?_forward|exponential|mv"
-            r"|addmv|dot|vdot|cat|stack|repeat|flip|roll|rot90|tril|triu|diag_embed|block_diag|trace|clone|_to_copy"
-            r"|pixel_(un)?shuffle|im2col|col2im|(reflection|replication)_pad[123]d|native_dropout|_unsafe_view|_conj"
-            r"|upsample_(nearest[123]d|linear1d|bilinear2d|trilinear3d)|index_(put|fill|add)|scatter(_add|_reduce)?")
-KNOWN = re.compile("|".join([*FACTORS, *FREE, WRITES, GATHERS, NORMS, COMPOSITE, ONE_PASS]))
+# Others: they read their inputs once, write their outputs once, and check their indices, or are made of such operators
+OTHERS = ("_?(log_)?softmax|hardswish|constant_pad_nd|cat|stack|flip|repeat|roll|tril|triu|diag_embed|clone|_to_copy|"
+          "scatter(_add)?|(alpha_|feature_)?dropout|scaled_dot_product_attention|lstm|gru|rnn_tanh|rnn_relu|ctc_loss")
+KNOWN = re.compile("|".join([*FACTORS, FREE, WRITES, GATHERS, OTHERS]))
 
 
 def operator_name(func):
     """An ATen operator's name, without its namespace, its overload, and the underscore of its in-place form."""
     return func._schema.name.split("::")[1].rstrip("_")
-
-
-def is_pointwise(func):
-    """Does PyTorch call an operator pointwise? (Of many in-place forms it only says so of the other form.)"""
-    plain = getattr(getattr(torch.ops.aten, operator_name(func), None), func._overloadname, func)
-    return torch.Tag.pointwise in {*func.tags, *plain.tags}
 
 
 def refusal(func, called):
@@ -80,10 +65,10 @@ def refusal(func, called):
     What the reference calls, too, costs both the same. Anything else must be known to be worth its price.
     """
     name = operator_name(func)
-    public = not name.startswith("_") and "backward" not in name
-    factory = not any("Tensor" in str(argument.type) for argument in func._schema.arguments)
-    known = is_pointwise(func) or func.is_view or factory or func._overloadpacket in flop_registry
-    if name in called or KNOWN.fullmatch(name) or public and known:
+    plain = getattr(getattr(torch.ops.aten, name, None), func._overloadname, func)  # PyTorch tags few in-place forms
+    pointwise = torch.Tag.pointwise in {*func.tags, *plain.tags}
+    known = pointwise or func.is_view or getattr(torch.ops.aten, name, None) in flop_registry
+    if name in called or KNOWN.fullmatch(name) or known and not re.match("_|.*backward", name):
         return None
     return f"aten.{name} has no price without a GPU: it may be called only where the reference calls it"
 
@@ -103,68 +88,43 @@ def size_of(tensor, parameters=()):
     return size / GPU_BATCH_FACTOR if address(tensor) in parameters else size
 
 
-def layout_of(tensor):
-    return [(n, stride) for n, stride in zip(tensor.shape, tensor.stride()) if n > 1]
-
-
 def operator_kernels(func, args, kwargs, out, parameters=()):
     """[(bytes, FLOPs)] of the kernels that a GPU would run for one call of an ATen operator; none for a view."""
     name, sources, results = operator_name(func), tensors_in([args, kwargs]), tensors_in(out)
-    places = {address(tensor) for tensor in sources}
-    views = all(address(result) in places for result in results) and not func._schema.is_mutable
-    if name in FREE or views:
+    views = set(map(address, results)) <= set(map(address, sources)) and not func._schema.is_mutable
+    if views or re.fullmatch(FREE, name):
         return []
-    sources = sources[1:] if re.fullmatch(WRITES, name) else sources
     sizes = [size_of(source, parameters) for source in sources]
-    if re.fullmatch(GATHERS, name):
-        sizes[0] = min(sizes[0], size_of(results[0]))
-    written = sum(size_of(result) for result in results)
-    moved, elements = sum(sizes) + written, max(tensor.numel() for tensor in sources + results)
-    counter = flop_registry.get(func._overloadpacket)
+    written = sum(map(size_of, results))
+    if re.fullmatch(WRITES, name):
+        sizes = sizes[1:]
+    elif re.fullmatch(GATHERS, name):
+        sizes[0] = min(sizes[0], written)
+    moved = sum(sizes) + written
+    counter = flop_registry.get(getattr(torch.ops.aten, name, None))  # by name: addmm_ costs what addmm costs
     if name.startswith("_scaled_dot_product"):
         counter, args, kwargs = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention], args[:3], {}
     if counter:
         flops = counter(*args, **kwargs, out_val=out) * (1 + 3 * results[0].is_complex())
-        if "conv" not in name:
-            return [(PRODUCT * (moved + flops / PEAK * BANDWIDTH), flops)]
-        time = CONVOLUTION_BYTES * moved + CONVOLUTION_FLOPS * flops / PEAK * BANDWIDTH
-        return [(time, flops)] + [(BIAS * written, 0)] * (len(sources) > 2)
-    if name == "mkldnn_rnn_layer":  # a product for all inputs, then two kernels for each time step
-        flops = 2 * sources[0].shape[1] * sum(weight.numel() for weight in sources[1:3])
-        return [(moved, flops)] + [(sum(sizes[1:5]), flops), (0, 0)] * sources[0].shape[0]
-    if re.fullmatch(NORMS, name):
-        return [(NORM * sizes[0], 0), (NORM * (sizes[0] + size_of(results[0])), elements)]
+        return [(PRODUCT * (moved + flops / PEAK * BANDWIDTH), flops)]
     for names, factors in FACTORS.items():
         if re.fullmatch(names, name):
-            return [(factor * moved, elements) for factor in factors]
-    layouts = [layout_of(tensor) for tensor in sources + results]
-    slow = is_pointwise(func) and any(layout != layouts[0] for layout in layouts)
-    return [(moved * (BROADCAST if slow else 1), elements)]
-
-
-@dataclass
-class Cost:
-    """What a launch of a Triton kernel did."""
-
-    loaded: dict  # {address of a storage: a map of its sectors: which does the launch load?}
-    stored: dict  # the same
-    requested: int  # bytes of the sectors of every load and store by itself
-    flops: float
-    programs: int
+            return [(factor * moved, 0) for factor in factors]
+    return [(moved, 0)]
 
 
 def milliseconds(moved, flops=0):
     return LAUNCH_MS + max(moved / BANDWIDTH, flops / PEAK)
 
 
-def launch_milliseconds(cost, parameters=()):
-    """The price of one launch of a Triton kernel."""
-    moved = sum(np.count_nonzero(sectors) << SECTOR for sectors in cost.stored.values())
-    for place, sectors in cost.loaded.items():
-        factor = GPU_BATCH_FACTOR if place in parameters else 1
-        moved += (np.count_nonzero(sectors) << SECTOR) / factor
-    busy = max(moved / BANDWIDTH, cost.requested / L1_BANDWIDTH, cost.flops / PEAK)
-    return LAUNCH_MS + max(busy * max(1, FEWEST_PROGRAMS / max(cost.programs, 1)), cost.programs / PROGRAMS)
+def launch_milliseconds(counter, parameters=()):
+    """The price of the last launch that an interpreter.Counter counted."""
+    moved, programs = 0, max(1, math.prod(counter.grid_dim))
+    for place, sectors in [*counter.touched["load"].items(), *counter.touched["store"].items()]:
+        size = int(np.count_nonzero(sectors)) << SECTOR
+        moved += size / GPU_BATCH_FACTOR if place in parameters else size
+    busy = max(moved / BANDWIDTH, counter.requested / L1_BANDWIDTH, counter.flops / PEAK)
+    return LAUNCH_MS + max(busy * max(1, FEWEST_PROGRAMS / programs), programs / PROGRAMS)
 
 
 class Clock(TorchDispatchMode):
@@ -185,7 +145,7 @@ class Clock(TorchDispatchMode):
             self.events.append([milliseconds(moved, flops), operator_name(func), False])
             self.flops += flops
         if func._schema.is_mutable:
-            self.parameters -= {address(tensor) for tensor in tensors_in(out)}
+            self.parameters -= set(map(address, tensors_in(out)))
         return out
 
 
@@ -201,8 +161,6 @@ class Prices(Clock):
             with self:
                 return call()
         out = call()
-        cost = self.launcher.counter.cost
-        self.events.append([launch_milliseconds(cost, self.parameters), label, True])
-        self.flops += cost.flops
-        self.parameters -= set(cost.stored)
+        self.parameters -= set(self.launcher.counter.touched["store"])
+        self.events.append([launch_milliseconds(self.launcher.counter, self.parameters), label, True])
         return out

@@ -269,7 +269,8 @@ def save_checkpoint(run):
     run.model.save(folder)
     run.library.save(folder / MODEL_FILE)
     torch.save({"step": run.step, "options": asdict(run.options), "initial_names": [*run.initial_names],
-                "optimizer": optimizer, "generator": run.generator.get_state(), "secret": run.secret}, folder / "trainer.pt")
+                "optimizer": optimizer, "generator": run.generator.get_state(), "secret": run.secret},
+               folder / "trainer.pt")
     os.sync()  # the system may lose power, too
     new = run.out / "checkpoint.new"  # a link cannot be changed, but another can take its place
     new.unlink(missing_ok=True)

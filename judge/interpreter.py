@@ -154,14 +154,16 @@ class Counter(stock.InterpreterBuilder):
     def access(self, pointers, mask, kind):
         """Check the addresses of a "load" or a "store" (an atomic, too), and note them: all lie in one tensor."""
         size = numpy_type(pointers.get_element_ty()).itemsize
-        active = pointers.data if mask is None else pointers.data[np.asarray(mask.data, dtype=bool)]
+        if mask is not None:  # it may be a single value
+            mask.data = np.ascontiguousarray(np.broadcast_to(mask.data, pointers.data.shape).astype(bool))
+        active = pointers.data if mask is None else pointers.data[mask.data]
         if not active.size:
             return
         low, high = int(active.min()), int(active.max()) + size
         start = int(self.starts[np.searchsorted(self.starts, np.uint64(low), side="right") - 1])
         end = start + self.sizes[start]
         if high > end:
-            where = f"{(high - end) // size} elements past the end" if low < end else "no tensor there"
+            where = f"{-((end - high) // size)} elements past the end" if low < end else "no tensor there"
             raise Failed(f"out-of-bounds {kind} ({where})", "launch")
         sectors = (active - np.uint64(start)).astype(np.int64).ravel() >> SECTOR
         self.touched[kind].setdefault(start, np.zeros((self.sizes[start] >> SECTOR) + 1, dtype=bool))[sectors] = True

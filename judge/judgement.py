@@ -42,7 +42,8 @@ class Task:
         try:
             with torch.no_grad(), reference.place:
                 outputs = tree_leaves(reference.model(*inputs))
-            self.lacking = own_memory(map(layout_of, outputs), map(layout_of, tensors_in(inputs) + list(reference.constructed.values())))
+            others = tensors_in(inputs) + list(state_of(reference.model).values())
+            self.lacking = own_memory(map(layout_of, outputs), map(layout_of, others))
             if self.modelled:
                 self.price(inputs, outputs)
             else:

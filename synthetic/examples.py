@@ -346,7 +346,8 @@ _writer = None  # one for each process
 def _start_writer(execute, wide):
     global _writer
     torch.set_num_threads(1)
-    _writer = Writer(Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None, WIDE if wide else NARROW)
+    sandbox = Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None
+    _writer = Writer(sandbox, WIDE if wide else NARROW)
 
 
 def _write_many(seeds):

@@ -141,7 +141,8 @@ ORDER = [  # (task, from slow to fast: bodies of a candidate), as measured on a 
     (problem("(x * 2).softmax(1) + 1", "torch.randn(64, 1024)"), [
         replaced(SOFTMAX, ("empty_like(x)", "empty_like(x)\n        x = x * 2.0"), ("BODY", "out + 1.0")),
         replaced(SOFTMAX, ("tl.load(x + o)", "tl.load(x + o) * 2.0"), ("BODY", "out + 1.0")),
-        replaced(SOFTMAX, ("tl.load(x + o)", "tl.load(x + o) * 2.0"), ("axis=0))\n\n", "axis=0) + 1.0)\n\n"), ("BODY", "out"))])]
+        replaced(SOFTMAX, ("tl.load(x + o)", "tl.load(x + o) * 2.0"), ("axis=0))\n\n", "axis=0) + 1.0)\n\n"),
+                 ("BODY", "out"))])]
 
 
 @pytest.mark.parametrize("task, codes", ORDER)

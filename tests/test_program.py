@@ -60,7 +60,8 @@ FORGED = {  # name: (statements, words of the verdict)
     "a shape beyond its memory": ("out[2] = [65, 64]", "does not fit"),
     "misaligned memory": ("constants[9] = torch.zeros(6, dtype=torch.uint8)\n"
                           "program['output'] = {'tensor': [9, 'torch.float64', [1], [1], 0]}", "does not fit"),
-    "an operator that there is not": ("steps.insert(0, ['operator', 'nonsense.default', [], {'dict': []}, []])", NONSENSE),
+    "an operator that there is not": ("steps.insert(0, ['operator', 'nonsense.default', [], {'dict': []}, []])",
+                                    NONSENSE),
     "an operator that reads a file": (
         "steps.insert(0, ['operator', 'from_file.default', {'tuple': ['/etc/passwd']}, {'dict': []}, []])",
         "aten.from_file is not supported"),
@@ -76,7 +77,8 @@ FORGED = {  # name: (statements, words of the verdict)
     "a tree without an end": ("tree = []\nfor _ in range(5000):\n    tree = [tree]\nprogram['output'] = tree", ""),
     "other inputs": ("program['inputs'][0][2:4] = [[4096], [1]]", "shapes of the inputs change"),
     "an output in an input": ("program['output'] = {'tensor': x}", "no memory of its own"),
-    "an output in a parameter": ("program['output'] = {'tensor': [bias[0], *x[1:3], [0, 1], 0]}", "no memory of its own"),
+    "an output in a parameter": ("program['output'] = {'tensor': [bias[0], *x[1:3], [0, 1], 0]}",
+                                 "no memory of its own"),
     "an output that overlaps": ("out[3] = [0, 1]", "no memory of its own"),
     "a wrong answer as a constant": ("constants[9] = torch.ones(64 * 64).view(torch.uint8)\n"
                                      "program['output'] = {'tensor': [9, *out[1:]]}", "wrong values"),

@@ -16,7 +16,8 @@ SETTINGS = {"device": "cpu", "clock": "modelled", "tolerance": 1e-4, "trials": 5
 def load(tmp_path):
     """load(source or task, secret): a Reference."""
     def make(task, secret=b"0", **settings):
-        return Reference("task", getattr(task, "source", task), {**SETTINGS, "scratch": str(tmp_path), **settings}, secret)
+        given = {**SETTINGS, "scratch": str(tmp_path), **settings}
+        return Reference("task", getattr(task, "source", task), given, secret)
     return make
 
 
@@ -164,7 +165,8 @@ def test_no_more_accuracy_is_asked_than_the_reference_has(load):
 
 
 @pytest.mark.parametrize("got, says", [
-    (ONES, None), (ONES.half(), "torch.float16 on cpu instead of torch.float32 on cpu"), (ONES[:9], "shape [9] instead of [1000]"),
+    (ONES, None), (ONES.half(), "torch.float16 on cpu instead of torch.float32 on cpu"),
+    (ONES[:9], "shape [9] instead of [1000]"),
     (torch.where(torch.arange(1000) == 7, 2.0, 1.0), "1% of output [1000], worst at [7]: expected 1, got 2"),
     (ONES * math.nan, "100%"), (ONES * math.inf, "100%"), ("text", "a str instead of a tensor")])
 def test_compare_says_what_is_wrong_where_and_by_how_much(got, says):
@@ -188,7 +190,8 @@ def test_values_that_are_not_finite_or_not_fractions_must_be_equal(x, y, right):
 def test_parameters_are_moved_and_buffers_stay_but_for_running_statistics(load):
     state = ("self.norm, self.fc = torch.nn.BatchNorm1d(8).eval(), torch.nn.Linear(8, 8); "
              "torch.nn.init.zeros_(self.fc.bias); self.register_buffer('table', torch.rand(8))")
-    reference = load(small_task("layers", "return self.fc(self.norm(x)) * self.table", inputs="torch.randn(16, 8)", state=state))
+    reference = load(small_task("layers", "return self.fc(self.norm(x)) * self.table", inputs="torch.randn(16, 8)",
+                                state=state))
     plain, moved = reference.state(False), reference.state(True)
     assert torch.equal(plain["table"], moved["table"]) and (moved["norm.running_var"] > 0.5).all()
     for name in "norm.weight", "norm.bias", "norm.running_mean", "fc.weight", "fc.bias":

@@ -83,7 +83,8 @@ def test_mistakes_are_named_with_their_line(box, old, new, compiled, says, shown
 
 
 @pytest.mark.parametrize("old, new, says", [
-    ("return torch.nn", "raise ValueError('broken'); return torch.nn", "broken"), ("return [32, 2.5]", "return [32]", "factor"),
+    ("return torch.nn", "raise ValueError('broken'); return torch.nn", "broken"),
+    ("return [32, 2.5]", "return [32]", "factor"),
     ("return torch.nn", "import os; os._exit(1); return torch.nn", "cannot be judged"),
     ("* self.factor", "* float('nan') if False else 'text'", "other than tensors"),
     ("[torch.randn(rows, 32)]", "[[torch.randn(rows, 32)]]", "within a list or dict")])

@@ -154,9 +154,9 @@ class Counter(stock.InterpreterBuilder):
     def access(self, pointers, mask, kind):
         """Check the addresses of a "load" or a "store" (an atomic, too), and note them: all lie in one tensor."""
         size = numpy_type(pointers.get_element_ty()).itemsize
-        if mask is not None:  # it may be a single value
+        if isinstance(mask, stock.TensorHandle):  # it may be a single value; a descriptor's mask is an array
             mask.data = np.ascontiguousarray(np.broadcast_to(mask.data, pointers.data.shape).astype(bool))
-        active = pointers.data if mask is None else pointers.data[mask.data]
+        active = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
         if not active.size:
             return
         low, high = int(active.min()), int(active.max()) + size

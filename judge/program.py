@@ -2,7 +2,7 @@
 
 The recorder writes it (recorder.py), JSON carries it, and `checked` looks at it once before anything of it is believed:
 whatever passes may be wrong or slow, but names no memory that is not its own. `Program` then runs it on a device, step
-by step: PyTorch's operators here, kernels by a launcher (interpreter.Kernels without a GPU, measured.Binaries with one).
+by step: PyTorch's operators here, kernels by a launcher (interpreter.Kernels without a GPU, measured.Binaries on one).
 
     layout    [storage's number, dtype, shape, stride, offset] of a tensor, in elements; views share a storage
     step      ["operator", "name.overload", args, kwargs, [layouts of the results]]
@@ -29,7 +29,7 @@ TRITON_TYPES = {str(value): value for value in vars(tl).values() if isinstance(v
 
 
 def write_value(value, tensor):
-    """JSON for an argument or an output; `tensor` gives what stands for a tensor. Raises TypeError for other objects."""
+    """JSON for an argument or an output; `tensor` gives what stands for a tensor. Raises TypeError for others."""
     def other(value):
         if isinstance(value, tl.dtype):
             return {"triton": str(value)}

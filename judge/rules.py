@@ -33,7 +33,7 @@ COMPILERS = {"torch.compile", "torch.jit.script", "torch.jit.trace", "torch._dyn
 TEXT_RUNNERS = {"exec", "eval", "__import__"}  # they run text that this check has not seen
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Programs. Other launch options name files, go to ptxas's command line, or start a launch before the last one has ended.
+# Programs. Other launch options name files, go to ptxas's command line, or start a launch before the last has ended.
 
 LAUNCH_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "debug"}
 # Operators that reach memory or files outside of a program's tensors, or write to the judge's output.
@@ -44,7 +44,8 @@ REFUSED_OPERATORS = {"from_file", "set", "set_", "resize", "resize_", "resize_as
 # Kernels without a GPU, where their bodies run as Python. interpreter.py adds the names in Triton's own modules.
 
 KERNEL_SYNTAX = tuple(getattr(ast, name) for name in (
-    "Assign AugAssign AnnAssign For While If Expr Return Pass Assert operator unaryop boolop cmpop BinOp UnaryOp BoolOp "
+    "Assign AugAssign AnnAssign For While If Expr Return Pass Assert operator unaryop boolop cmpop BinOp UnaryOp "
+    "BoolOp "
     "Compare IfExp Subscript Slice Tuple List ListComp comprehension Constant JoinedStr FormattedValue Starred "
     "expr_context FunctionDef arguments arg Call keyword Attribute Name").split())
 KERNEL_BUILTINS = "range min max len int float bool abs tuple print isinstance sum str".split()

@@ -148,7 +148,8 @@ def test_reading_memory_that_was_not_written(box):
     for kind in "int32", "bool", "uint8":  # an accumulator that is not set to zero
         add = f"torch.empty(x.shape, dtype=torch.{kind})\n        out += (x > 0)\n        return out > 0"
         task = small_task("counts", "return x > 0", inputs="torch.randn(64, 64)")
-        fails(box, task, "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        out = " + add)
+        head = "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n        out = "
+        fails(box, task, head + add)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -155,7 +155,8 @@ def means(size):
         "out = torch.empty(x.shape[0], device=x.device)\nmeans[(64,)](x, out, N=64)\nreturn out"))
 
 
-PART = "tl.store(part + p, s)\nif tl.atomic_add(count, 1) == 31:\n    tl.store(out, tl.sum(tl.load(part + tl.arange(0, 32)), axis=0))"
+PART = ("tl.store(part + p, s)\nif tl.atomic_add(count, 1) == 31:\n"
+        "    tl.store(out, tl.sum(tl.load(part + tl.arange(0, 32)), axis=0))")
 
 
 def add_up(body):
@@ -223,7 +224,8 @@ def test_only_tritons_language_is_run_where_kernels_are_interpreted(box, name):
     imported, parameter, body, words = HIDDEN[name]
     kernel = f"@triton.jit\ndef helper({parameter}):\n    {body}\n\n"
     code = by_elements("helper(v) * 2")
-    code = replaced(code, ("\n@triton.jit", f"\n{imported}\n{kernel}def same(f):\n    def helper(a):\n        return a\n"
+    code = replaced(code, ("\n@triton.jit", f"\n{imported}\n{kernel}def same(f):\n"
+                    "    def helper(a):\n        return a\n"
                            "    return f\n\n@triton.jit"))
     code += "\nimport sys\nsys.modules['__main__'].compile_all = lambda *_: []\n"
     found = fails(box, DOUBLED, code, words)

@@ -23,7 +23,8 @@ TWICE = times(2)
 
 def forward(statements, result="x * 2.0", top="") -> str:
     """A candidate for TWICE whose forward has these statements. It finds modules that it may not import."""
-    return ("import os, sys, threading, time\nimport torch\nctypes, socket = map(sys.modules.get, ('ctypes', 'socket'))\n"
+    return ("import os, sys, threading, time\nimport torch\n"
+            "ctypes, socket = map(sys.modules.get, ('ctypes', 'socket'))\n"
             f"{top}\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n"
             f"{indent(statements, 8)}        return {result}\n")
 
@@ -149,9 +150,12 @@ FAULTS = {  # name: (statements of a forward, what the verdict says)
     "sleeps": ("time.sleep(99)", "no result within 6 s"),
     "prints": ("while True: print('correct ' * 10000)", "no result within 6 s"),
     "memory": ("hoard = [bytearray(1 << 26) for _ in range(10000)]", "MemoryError"),
-    "forks": ("for _ in range(100):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)", "too many processes"),
-    "forks by forks": ("for _ in range(8): os.fork()\ntime.sleep(60)", "too many processes"),  # 256, and no more
-    "threads": ("threading.stack_size(1 << 16)\nfor _ in range(100): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    "forks": ("for _ in range(100):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)",
+              "too many processes"),
+    "forks by forks": ("for _ in range(8): os.fork()\ntime.sleep(60)",
+              "too many processes"),  # 256, and no more
+    "threads": ("threading.stack_size(1 << 16)\n"
+                "for _ in range(100): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
                 "time.sleep(60)", "too many processes or threads"),
     "a large file": ("open('big', 'wb').write(bytes(1 << 29))", ""),
     "kills its parent": ("os.kill(os.getppid(), 9)\ntime.sleep(9)", ""),

@@ -159,7 +159,8 @@ def test_what_is_refused_is_refused_by_name_and_line(box, name):
 
 
 RULES = [("import ctypes\nclass ModelNew: pass", "imports ctypes", None),
-         ("class ModelNew:\n    x = eval('1')", "calls eval", 2), ("class ModelNew:\n    x = y.f_back", "uses f_back", 2),
+         ("class ModelNew:\n    x = eval('1')", "calls eval", 2),
+         ("class ModelNew:\n    x = y.f_back", "uses f_back", 2),
          ("from torch import jit\n@jit.script\nclass ModelNew: pass", "torch.jit.script", 2),
          ("from torch._inductor import compile_fx as c\nclass ModelNew:\n    x = c", "compile_fx", 3),
          ("class ModelNew:\n    x = torch.cuda.is_current_stream_capturing()", "is_current_stream_capturing", 2)]

@@ -232,7 +232,8 @@ def test_the_reference_itself_is_right(box, name):
 
 def test_constructor_arguments_may_be_a_list_and_a_dict(box):
     """As in KernelBook: [args, kwargs]."""
-    constructor = "    def __init__(self, a, b=1):\n        super().__init__()\n        self.c = a * b\n\n    def forward"
+    constructor = ("    def __init__(self, a, b=1):\n        super().__init__()\n"
+                   "        self.c = a * b\n\n    def forward")
     task = problem("x * self.c")
     for init in "[[3], {'b': 2}]", "[3, 2]", "([[3], {'b': 2}])":
         source = replaced(task.source, ("    def forward", constructor), ("return []", f"return {init}"))

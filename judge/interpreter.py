@@ -36,6 +36,12 @@ FILE = "<candidate>"  # the file's name in tracebacks of kernels; their lines ar
 # ---------------------------------------------------------------------------------------------------------------------
 # What a kernel may use
 
+
+def silent(*_, **__):
+    """Stands for print, tl.device_print, tl.device_assert and the like."""
+
+
+BUILTINS = {name: getattr(builtins, name) for name in KERNEL_BUILTINS} | {"print": silent}  # Python's in a kernel
 PUBLIC = {*tl.__all__, "core", "standard", "random"}
 LIBDEVICE = {name for name in vars(libdevice) if tl.core.is_builtin(vars(libdevice)[name])}
 LANGUAGE = dict.fromkeys((tl, tl.core, tl.standard, tl.random, tl.math), PUBLIC)  # {module: names in it}
@@ -50,12 +56,16 @@ def refuse(what, line=None):
     raise Failed(f"{what} is not available inside a Triton kernel without a GPU", "compile", line)
 
 
+def names_in(owner, otherwise):
+    """What a kernel may name in one of Triton's modules: nothing in other modules, `otherwise` in what is none."""
+    return LANGUAGE.get(owner, ()) if isinstance(owner, types.ModuleType) else otherwise
+
+
 def found_at(path, scope):
     """What a dotted path stands for in a kernel, as long as it leads through Triton's modules. None: something else."""
     found = scope.get(path[0]) if path else None
     for name in path[1:]:
-        known = isinstance(found, types.ModuleType) and name in LANGUAGE.get(found, ())
-        found = getattr(found, name, None) if known else None
+        found = getattr(found, name, None) if name in names_in(found, ()) else None
     return found
 
 
@@ -68,7 +78,6 @@ def check(node, scope):
     local = {child.arg for child in ast.walk(node) if isinstance(child, ast.arg)}
     local |= {child.id for child in ast.walk(node) if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store)}
     outside = {name: value for name, value in scope.items() if name not in local}
-    known = {*local, *scope, *KERNEL_BUILTINS}
     for default in [*node.args.defaults, *filter(None, node.args.kw_defaults)]:
         if not isinstance(default, (ast.Constant, ast.Name)):
             refuse(f"the default {ast.unparse(default)}", default.lineno)
@@ -76,12 +85,10 @@ def check(node, scope):
         line = getattr(child, "lineno", node.lineno)
         if not isinstance(child, KERNEL_SYNTAX) or isinstance(child, ast.FunctionDef) and child is not node:
             refuse(f"`{ast.unparse(child).strip().splitlines()[0][:60]}`", line)
-        if isinstance(child, ast.Name) and child.id not in known:
+        if isinstance(child, ast.Name) and child.id not in local | scope.keys() | BUILTINS.keys():
             refuse(child.id, line)
         if isinstance(child, ast.Attribute):
-            owner = found_at(dotted(child.value), outside)
-            names = LANGUAGE.get(owner, ()) if isinstance(owner, types.ModuleType) else MEMBERS
-            if child.attr not in names:
+            if child.attr not in names_in(found_at(dotted(child.value), outside), MEMBERS):
                 refuse(ast.unparse(child), line)
 
 
@@ -124,10 +131,6 @@ def begin_reduction(self, values):
     stock.interpreter_builder.count(values[0].handle, 1)
     if self.axis is not None:
         self.axis = int(self.axis) % len(values[0].shape)
-
-
-def silent(*_, **__):
-    """Stands for tl.device_print, tl.device_assert and the like."""
 
 
 def round_to_tf32(block):
@@ -257,8 +260,7 @@ class Kernels:
         tree = parse(code)
         kernels = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_kernel(node)]
         self.scope = {**names_of_triton(tree), **names, **{node.name: None for node in kernels}}
-        builtin = {name: getattr(builtins, name) for name in KERNEL_BUILTINS} | {"print": silent}
-        self.globals = {**self.scope, "__builtins__": builtin}
+        self.globals = {**self.scope, "__builtins__": BUILTINS}
         for node in kernels:
             self.define(node)
 

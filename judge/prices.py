@@ -9,8 +9,8 @@ keeps its full price. So launches, bytes and FLOPs keep the proportions that the
 smaller here, so their bytes count a 256th.
 
 Not modelled: the cache (a launch pays for each sector once), bank conflicts, atomics on one address, layouts of tl.dot.
-Of PyTorch's operators: that broadcasting is slow, that a convolution's bias is a pass of its own, the time steps of an
-LSTM (it is priced as one pass over its tensors).
+Of PyTorch's operators: that broadcasting is slow, and the time steps of an LSTM (it is priced as one pass over its
+tensors).
 """
 
 import math
@@ -38,7 +38,8 @@ ERF_COST = 60  # and of libdevice's functions
 DOT_COST = {"ieee": 2, "tf32x3": 1, "tf32": 0.5, "half": 0.13}
 
 # PyTorch: factors by which the bytes of an operator count, all others 1
-PRODUCT = 1.3  # a matrix product or a convolution; its bytes and FLOPs hardly overlap
+# Bytes and FLOPs of products and convolutions hardly overlap; a convolution's bias is a pass of its own over the output
+PRODUCT, CONVOLUTION, BIAS = 1.3, 2.3, 3
 FACTORS = {  # names of operators as a regular expression: a factor for each of its kernels
     "sum|mean|prod|a?max|a?min|argmax|argmin|aminmax|any|all|(var|std)(_mean)?|linalg_vector_norm": [1.5],
     "native_layer_norm|cum(sum|prod)|(adaptive_)?(max|avg)_pool[123]d(_with_indices)?": [2],
@@ -84,8 +85,7 @@ def tensors_in(tree):
 def size_of(tensor, parameters=()):
     """Bytes of memory behind a tensor; dimensions that are expanded (stride 0) count once. parameters: see Clock."""
     lengths = [n for n, stride in zip(tensor.shape, tensor.stride()) if stride or n == 0]
-    size = math.prod(lengths) * tensor.element_size()
-    return size / GPU_BATCH_FACTOR if address(tensor) in parameters else size
+    return math.prod(lengths) * tensor.element_size() / (GPU_BATCH_FACTOR if address(tensor) in parameters else 1)
 
 
 def operator_kernels(func, args, kwargs, out, parameters=()):
@@ -106,7 +106,9 @@ def operator_kernels(func, args, kwargs, out, parameters=()):
         counter, args, kwargs = flop_registry[torch.ops.aten._scaled_dot_product_flash_attention], args[:3], {}
     if counter:
         flops = counter(*args, **kwargs, out_val=out) * (1 + 3 * results[0].is_complex())
-        return [(PRODUCT * (moved + flops / PEAK * BANDWIDTH), flops)]
+        factor = CONVOLUTION if "conv" in name else PRODUCT
+        bias = [(BIAS * written, 0)] * ("conv" in name and len(sources) > 2)
+        return [(factor * (moved + flops / PEAK * BANDWIDTH), flops), *bias]
     for names, factors in FACTORS.items():
         if re.fullmatch(names, name):
             return [(factor * moved, 0) for factor in factors]
@@ -121,8 +123,7 @@ def launch_milliseconds(counter, parameters=()):
     """The price of the last launch that an interpreter.Counter counted."""
     moved, programs = 0, max(1, math.prod(counter.grid_dim))
     for place, sectors in [*counter.touched["load"].items(), *counter.touched["store"].items()]:
-        size = int(np.count_nonzero(sectors)) << SECTOR
-        moved += size / GPU_BATCH_FACTOR if place in parameters else size
+        moved += (int(np.count_nonzero(sectors)) << SECTOR) / (GPU_BATCH_FACTOR if place in parameters else 1)
     busy = max(moved / BANDWIDTH, counter.requested / L1_BANDWIDTH, counter.flops / PEAK)
     return LAUNCH_MS + max(busy * max(1, FEWEST_PROGRAMS / programs), programs / PROGRAMS)
 

@@ -5,8 +5,8 @@ language, because their bodies run here as Python. `Counter` is Triton's interpr
 a count of bytes and FLOPs, which prices.py turns into time.
 
 Refused with a message: bf16 and fp8; `and`, `or`, `not`, a < b < c, min and max of blocks; other names for functions of
-Triton (sine = tl.math.sin). Not looked for: races (the programs of a launch run one after the other), misaligned
-addresses, a GPU's limits of grids and warps, two kernels of one name (the last counts). Constants, loop variables and
+Triton (sine = tl.math.sin). Not looked for: races (the programs of a launch run one after the other), two kernels
+of one name (the last counts). Constants, loop variables and
 what a kernel computes from them alone are Python's numbers, without overflow and without methods. A kernel's own
 function in tl.reduce or tl.associative_scan is called for each element (0.1 s for a thousand).
 
@@ -162,6 +162,8 @@ class Counter(stock.InterpreterBuilder):
         active = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
         if not active.size:
             return
+        if (active & np.uint64(size - 1)).any():
+            raise Failed(f"misaligned {kind}", "launch")
         low, high = int(active.min()), int(active.max()) + size
         start = int(self.starts[np.searchsorted(self.starts, np.uint64(low), side="right") - 1])
         end = start + self.sizes[start]

@@ -293,13 +293,13 @@ def launch(kernel, *args, grid, warmup, **kwargs):
     options = {key: value for key, value in kwargs.items() if key not in kernel.signature.parameters}
     bound = kernel.signature.bind(*args, **{key: kwargs[key] for key in kwargs.keys() - options.keys()})
     bound.apply_defaults()
-    grid = grid({**bound.arguments, **options}) if callable(grid) else grid
+    grid = torch.Size(grid({**bound.arguments, **options}) if callable(grid) else grid)
     for name, value in kernel.fn.__globals__.items():
         if isinstance(plain(value), (bool, int, float, str, tl.dtype)) and not name.startswith("__"):
             recorder.names[name] = write_value(value, recorder.layout)
     recorder.unknown.update(map(identity, tensors_in(bound.arguments)))
     arguments = {name: write_value(plain(value), recorder.layout) for name, value in bound.arguments.items()}
-    step = {"kernel": kernel.fn.__name__, "grid": [*torch.Size(grid), 1, 1][:3],
+    step = {"kernel": kernel.fn.__name__, "grid": [*grid, *[1] * (3 - len(grid))],
             "options": options, "arguments": arguments, "binary": None}
     recorder.calls[id(step)] = kernel, args, kwargs
     recorder.steps.append(["launch", step])
@@ -335,8 +335,7 @@ def compile_all(recorder, text, clock) -> list:
             kernel, args, kwargs = recorder.calls[id(found)]
             try:
                 result = RUN(kernel, *args, grid=None, warmup=True, **kwargs)
-                if result.metadata.shared > SHARED_MEMORY:
-                    raise triton.OutOfResources(result.metadata.shared, SHARED_MEMORY, "shared memory")
+                check_limits(result.metadata, found["grid"])
             except Exception as error:
                 failed = compile_error(error, kernel, text)
                 continue
@@ -348,6 +347,14 @@ def compile_all(recorder, text, clock) -> list:
         if step[0] == "tuned":
             step[1] = good
     return [binary(result.metadata, result.asm["cubin"], result.src.signature) for result in compiled]
+
+
+def check_limits(metadata, grid):
+    """Raise OutOfResources for a launch that no GPU takes."""
+    for used, limit, what in ((metadata.shared, SHARED_MEMORY, "shared memory"), (metadata.num_warps, 32, "warps"),
+                              (metadata.num_ctas, 8, "CTAs in a cluster"), (max(grid[1:]), 65_535, "grid in y or z")):
+        if used > limit:
+            raise triton.OutOfResources(used, limit, what)
 
 
 def binary(metadata, cubin, signature) -> dict:

@@ -72,7 +72,8 @@ class Reference:
             self.domains = list(map(domain, self.example, self.inputs("another example", 0)))
             self.load_bounds()
         except Exception as error:
-            raise TaskError(f"{name}: the reference fails: {describe(error)[0]}") from None
+            why = error if isinstance(error, TaskError) else f"the reference fails: {describe(error)[0]}"
+            raise TaskError(f"{name}: {why}") from None
 
     def derive(self, *purpose) -> int:
         """A seed for one purpose."""
@@ -157,7 +158,7 @@ class Reference:
                 if trial:
                     drawn[i] = vary(drawn[i], self.domains[i], trial, self.strength, self.ties)
             elif any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(x)):
-                raise ValueError("tensors within a list or dict of inputs are not supported")
+                raise TaskError("tensors within a list or dict of inputs are not supported")
         return drawn
 
     def bounds(self, trial) -> list:
@@ -167,11 +168,13 @@ class Reference:
     def load_bounds(self):
         """Choose the tolerances, and the strength of structured inputs."""
         leaves = self.run(self.example, 0).leaves
+        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise TaskError("it returns something other than tensors")
         self.ties = not any(map(is_exact, leaves))  # where values are equal, indices are ambiguous
         self.plain_bounds = self.structured_bounds = self.measure([0], False, math.inf)
         self.load(False)
         if compare(leaves, self.run(self.example, 1).leaves, loose(self.plain_bounds)):
-            raise ValueError("its output is random (dropout in training mode?), so no kernel can be compared with it")
+            raise TaskError("its output is random (dropout in training mode?), so no kernel can be compared with it")
         most = max(MOST / 100, max(self.plain_bounds) / 2)  # beyond, honest kernels would fail
         for self.perturbed in (self.perturbed, self.constructed):
             for self.strength in STRENGTHS:

@@ -91,9 +91,9 @@ def test_operators_cost_what_cuda_launches_for_them():
     assert kernels_of(lambda: x.view(-1).t().detach()[1:]) == kernels_of(lambda: x.contiguous()) == []
     assert kernels_of(lambda: torch.empty_like(x)) == []
     assert bytes_of(lambda: torch.relu(x)) == bytes_of(lambda: x * 2.0) == [2 * size]
-    assert bytes_of(lambda: x + y) == [3 * size] and bytes_of(lambda: x + y[:1]) == [1.5 * (2 * size + 256)]
+    assert bytes_of(lambda: x + y) == [3 * size] and bytes_of(lambda: x + y[:1]) == [2 * size + 256]
     assert bytes_of(lambda: x.fill_(1.0)) == bytes_of(lambda: torch.zeros(128, 64)) == [size]
-    assert bytes_of(lambda: x[:1].expand(128, 64) * 1.0) == [1.5 * (size + 256)]
+    assert bytes_of(lambda: x[:1].expand(128, 64) * 1.0) == [size + 256]
     for count, call in ((1, lambda: torch.softmax(x, 1)), (1, lambda: torch.nn.functional.layer_norm(x, (64,))),
                         (2, lambda: torch.nn.functional.group_norm(image, 2)), (4, lambda: x.sort(1)),
                         (4, lambda: torch.logsumexp(x, 1)), (2, lambda: torch.nn.functional.mse_loss(x, y))):
@@ -107,7 +107,7 @@ def test_operators_cost_what_cuda_launches_for_them():
 
 PRICED_ALIKE = {  # {an operator in place: what it may not be cheaper than}
     "torch.zeros(256, 512).addmm_(x, w)": "x @ w", "torch.zeros(1, 256, 512).baddbmm_(x[None], w[None])[0]": "x @ w",
-    "torch.zeros(256, 512).addbmm_(x[None], w[None])": "x @ w", "(x + 0).cumsum_(1)": "(x + 0).cumsum(1)",
+    "(x + 0).cumsum_(1)": "(x + 0).cumsum(1)",
     "(x.to(torch.cfloat) @ w.to(torch.cfloat)).real": "x.double() @ w.double()",
     "x.add(0).masked_fill_(x[:1] > 0, 1)": "x.add(0).masked_fill(x[:1] > 0, 1)"}
 

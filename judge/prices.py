@@ -135,6 +135,8 @@ class Clock(TorchDispatchMode):
     parameters: addresses of the storages that are as large here as on a GPU, as long as nothing is written to them.
     """
 
+    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
+
     def __init__(self, parameters=()):
         super().__init__()
         self.events, self.flops, self.called, self.parameters = [], 0, set(), set(parameters)

@@ -76,6 +76,7 @@ class Recorder(TorchDispatchMode):
     """
 
     active = None  # the recorder of the forward that runs
+    _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
 
     def __init__(self, equal):
         super().__init__()

@@ -106,13 +106,16 @@ def names_of_triton(tree):
 # ---------------------------------------------------------------------------------------------------------------------
 # Triton's interpreter, which checks and counts
 
-stock_type = stock._get_np_dtype
+stock_type = functools.cache(stock._get_np_dtype)
 
 
 def numpy_type(kind):
     """Stands for the interpreter's function. numpy has no bf16 and fp8: it would compute with their bits."""
-    if str(kind.scalar).startswith(("bf16", "fp8")):
-        refuse(kind.scalar)
+    kind = kind.scalar
+    if isinstance(kind, tl.pointer_type):
+        return np.dtype(np.uint64)
+    if kind.name.startswith(("bf16", "fp8")):
+        refuse(kind)
     return stock_type(kind)
 
 
@@ -228,6 +231,7 @@ def interpreted_language() -> Counter:
     """Let Triton's functions be interpreted by a Counter, once and for good. (Triton does so in each launch anew.)"""
     stock._get_np_dtype = numpy_type
     stock.interpreter_builder = builder = Counter()
+    builder.options = stock.InterpreterOptions(sanitize_overflow=False)  # as compiled: integers wrap around
     stock.interpreter_semantic = stock.TritonSemantic(builder)
     scope = stock._patch_lang(types.SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     stock._patch_builtin(libdevice, builder, scope)

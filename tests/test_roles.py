@@ -220,7 +220,8 @@ def words(count) -> str:
                       {"description": "d" * 501}, {"scope": "everywhere"}, {"tags": "a, b"}, {"tags": [1]},
                       {"content": "Motivation: x\nExample: y"}],
         "too long": [{"content": words(641)}],
-        "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"}]
+        "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"},
+                        {"name": "skip_the_kernel"}]
         }.items() for changes in several])
 def test_form_check_records_a_reason(reply, reasons):
     proposals = read_proposals(reply, count_tokens=lambda text: len(text.split()))
@@ -245,13 +246,20 @@ def sentences(text) -> list:
 LAZY = sentences("""Wrap the module in torch.compile and return it. When in doubt, fall back to torch. Using cuDNN is
 faster than any kernel. Just use PyTorch's own operators. Use the built-in PyTorch function. Use torch.sum(x) instead of
 a custom kernel. Avoid writing custom kernels. Do not write a kernel here. Rather than writing your own kernel, keep the
-eager code. Leave the matmul to cuBLAS. Replace the kernel with torch.sum.""")
+eager code. Leave the matmul to cuBLAS. Replace the kernel with torch.sum. For small tensors skip the Triton kernel.
+Skip the kernel where the input is a constant. Drop the kernel and return the bias. Skip computation when the result is
+constant. Eliminate the kernel entirely if alpha is 0. Don't use Triton for reductions. Skip ops that change nothing.
+Drop the Triton part. Don\u2019t write CUDA. Eliminate the op entirely. Call `torch.compile` once.""")
 
 HONEST = sentences("""Unlike torch.matmul, the kernel reads each row once. Do not use torch.compile; write the fused
 kernel yourself. Replace torch.sum with a reduction inside the kernel. Extend the row kernel by the steps around it
 instead of launching more kernels. Rather than calling cuBLAS, keep the tile in registers. Use torch.empty instead of
 torch.zeros for the output. PyTorch falls back to a slow path for non-contiguous inputs, so write a kernel. Use one
-fused Triton kernel instead of a Triton kernel per operator. The matmul may stay a torch call; fuse its epilogue.""")
+fused Triton kernel instead of a Triton kernel per operator. The matmul may stay a torch call; fuse its epilogue. Avoid
+a kernel launch for each row. Skip masked tiles: their weights are 0. Drop the second pass over the row. Eliminate the
+intermediate tensor by fusing both kernels. Do not skip the kernel; tune its block size. Never drop the kernel's mask.
+cuBLAS is slow for skinny matrices. Don't use CUDA graphs here. Use the row's own maximum. Avoid custom block sizes. A
+call of a kernel costs 5 us, so launch once. Don't use triton.autotune with a single configuration.""")
 HONEST.append("```python\n# use torch.compile\n```")
 
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from rank_bm25 import BM25Okapi
+from rank_bm25 import BM25Plus
 
 from backbone import Completion, extract_tool_call
 from chat.prompts import SELECT_TOOL, role_messages, skill_text
@@ -42,33 +42,36 @@ class Selection:
 
 
 def words(text) -> list[str]:
-    """The words that BM25 compares: in lower case, split at each character that is neither a letter nor a digit.
+    """The words that BM25 compares: the release's, and the parts of those that are code.
 
-    >>> words("Fuse-pointwise_run: nn.GELU()")
-    ['fuse', 'pointwise', 'run', 'nn', 'gelu']
+    The release (skill_library.py) writes lower case, splits at blanks and `_ - /`, and deletes other punctuation, so
+    nn.LayerNorm(x) is one word, which no skill contains. We add its identifiers and what CamelCase joins in them.
+
+    >>> words("Fuse-pointwise_run: nn.LayerNorm(x)")
+    ['fuse', 'pointwise', 'run', 'nnlayernormx', 'nn', 'layernorm', 'x', 'layer', 'norm']
     """
-    return re.findall(r"[^\W_]+", text.lower())
+    found = []
+    for word in re.split(r"[\s_/-]+", text):
+        identifiers = re.findall(r"\w+", word)
+        parts = re.sub(r"(?<=[a-z])(?=[A-Z\d])", " ", " ".join(identifiers)).split()
+        found += dict.fromkeys(map(str.lower, filter(None, ["".join(identifiers), *identifiers, *parts])))
+    return found
 
 
 def recall(library, query, top=CANDIDATES) -> list[Skill]:
     """The `top` skills whose BM25 score for a query (a task's source) is greatest and above 0, best first.
 
-    A young library needs an exception. Okapi's idf of a word that n of N skills contain is
-    log((N - n + 0.5) / (n + 0.5)). It is not positive for n >= N / 2, and rank_bm25 replaces a negative idf by a
-    quarter of the average idf. So with one or two skills, or with a few that are alike and an average that is not
-    positive, no score can be above 0. Then we return the first `top` skills, so that they are used at all.
+    BM25+ without its constant is Okapi's BM25 with another idf, log((N + 1) / n) for a word that n of N skills contain.
+    Okapi's own is 0 for n = N / 2 and negative above it, so a small library would lose the words that its skills share.
     """
-    if len(library) < 3:
-        return library.skills[:top]
+    if not len(library):
+        return []
     if library.index is None:
         documents = [[s.name, s.description, *s.tags, s.content] for s in library.skills]
-        library.index = BM25Okapi(list(map(words, map(" ".join, documents))))
+        library.index = BM25Plus(list(map(words, map(" ".join, documents))), delta=0)
     scores = library.index.get_scores(words(query))  # one for each skill
     best = np.argsort(-scores, kind="stable")[:top]  # stable: equal scores keep the library's order
-    recalled = [library.skills[i] for i in best if scores[i] > 0]
-    if not recalled and library.index.average_idf <= 0:
-        return library.skills[:top]
-    return recalled
+    return [library.skills[i] for i in best if scores[i] > 0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------

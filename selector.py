@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from rank_bm25 import BM25Plus
 
-from backbone import Completion, extract_tool_call
+from backbone import Completion
 from chat.prompts import SELECT_TOOL, role_messages, skill_text
 from program.numbers import mean
 from skills import Skill
@@ -63,9 +63,10 @@ def recall(library, query, top=CANDIDATES) -> list[Skill]:
 
     BM25+ without its constant is Okapi's BM25 with another idf, log((N + 1) / n) for a word that n of N skills contain.
     Okapi's own is 0 for n = N / 2 and negative above it, so a small library would lose the words that its skills share.
+    Of one or two skills no word could count; the release then offers them all, and so do we.
     """
-    if not len(library):
-        return []
+    if len(library) < 3:
+        return library.skills[:top]
     if library.index is None:
         documents = [[s.name, s.description, *s.tags, s.content] for s in library.skills]
         library.index = BM25Plus(list(map(words, map(" ".join, documents))), delta=0)
@@ -99,10 +100,12 @@ def fitting_prompt(model, task, candidates, longest) -> tuple[list[int], list[Sk
         candidates = candidates[:-1]
 
 
-def read_selection(text, candidates) -> tuple[tuple[Skill, ...], tuple[str, ...]]:
-    """(chosen skills in the reply's order, names dropped) of a sampled reply, which may hold anything. Never raises."""
-    call = extract_tool_call(text, "select_skills") or {}
-    entries = call.get("selected_skills")
+def read_selection(call, candidates) -> tuple[tuple[Skill, ...], tuple[str, ...]]:
+    """(chosen skills in the reply's order, names dropped) of a sampled call's arguments. Never raises.
+
+    call: a dict that may hold anything; None where the reply has no call.
+    """
+    entries = (call or {}).get("selected_skills")
     if not isinstance(entries, list):
         return (), ()
     offered = {skill.name: skill for skill in candidates}
@@ -138,7 +141,8 @@ def select(model, library, tasks, k, sampling, generator=None, bm25_only=False) 
             asked += selections[-1]
     for selection, reply in zip(asked, model.sample(prompts, sampling, generator)):
         selection.completion = reply
-        selection.skills, selection.dropped = read_selection(reply.text, selection.candidates)
+        call = model.tool_call(reply.text, "select_skills")
+        selection.skills, selection.dropped = read_selection(call, selection.candidates)
     return selections
 
 

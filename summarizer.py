@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from backbone import Completion, extract_tool_call
+from backbone import Completion
 from chat.prompts import PROMPTS, UPDATE_TOOL, fill, role_messages, skill_text
 from policy import Trajectory, Turn, policy_messages, rollout
 from program.numbers import mean
@@ -115,20 +115,21 @@ def propose(model, winners, s, library, sampling, generator=None) -> list[list[S
     summaries = [[] for _ in winners]
     for place, reply in zip(prompted, model.sample(prompts, sampling, generator)):
         trajectory, first, best = winners[place]
-        proposals = read_proposals(reply.text, known, lambda text: len(model.encode(text)))
+        call = model.tool_call(reply.text, "update_skill_library")
+        proposals = read_proposals(call, known, lambda text: len(model.encode(text)))
         summaries[place].append(Summary(trajectory.task, trajectory, first, best, reply, proposals))
     return summaries
 
 
-def read_proposals(text, known=frozenset(), count_tokens=len) -> list[Proposal]:
-    """The proposals of a sampled reply, which may hold anything. Never raises; rejected ones carry their reason.
+def read_proposals(call, known=frozenset(), count_tokens=len) -> list[Proposal]:
+    """The proposals of a sampled call's arguments. Never raises; rejected ones carry their reason.
 
-    known: the `identity` of the library's skills; count_tokens: length of a text in tokens.
+    call: a dict that may hold anything; None where the reply has no call. known: the `identity` of the library's
+    skills; count_tokens: length of a text in tokens.
 
-    >>> [p.rejected for p in read_proposals("I would rather not.")]
+    >>> [p.rejected for p in read_proposals(None)]
     ['no tool call']
     """
-    call = extract_tool_call(text, "update_skill_library")
     if call is None:
         return [Proposal(None, rejected="no tool call")]
     entries = call.get("new_skills")
@@ -194,8 +195,8 @@ def parse_entry(entry) -> Skill:
     return Skill(name, description, scope, tuple(tag.strip() for tag in tags), content)
 
 
-# Advice to write no kernel or to leave work out (release: skill_summary_env.py). A skill may mention torch: what stays a
-# torch call, what is replaced, what is slower. A phrase begins and ends at a word; a blank also stands for `-` and `_`.
+# Advice to write no kernel or to leave work out (release: skill_summary_env.py). A skill may mention torch: what stays
+# a torch call, what is replaced, what is slower. A phrase begins and ends at a word; a blank stands for `-` and `_` too.
 _LIBRARY = "(the )?(torch.compile|torch.jit|inductor|cublas|cublaslt|cudnn|cutlass)"
 _LAZY = [re.compile(rf"\b({phrase})\b", re.IGNORECASE) for phrase in (
     rf"f[ae]ll(s|ing)? ?back (to|on) ({_LIBRARY}|(the )?(eager|native|library|reference|(py)?torch))",

@@ -13,6 +13,7 @@ import bench
 from backbone import Backbone, Completion
 from bench import Attempt, Sample
 from conftest import FakeSandbox, kernel, read_lines, selecting
+from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL
 from judge.verdict import Verdict
 from program.options import complete
@@ -83,6 +84,7 @@ class Scripted:
     """A model whose prompts are numbers into a list of conversations, and whose replies `script` makes up."""
 
     sample, large, context, check_lengths = Backbone.sample, False, 4096, Backbone.check_lengths
+    tool_call = staticmethod(extract_tool_call)
 
     def __init__(self, script):
         self.script, self.seen = script, []

@@ -7,11 +7,11 @@ import types
 import pytest
 
 import backbone
-from backbone import Chat, Completion, extract_tool_call, Sampling
+from backbone import Chat, Completion, Sampling
 from chat import prompts
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
-from chat_templates import TEMPLATES, template_tokenizer
+from chat_templates import GLM_RESPONSE, TEMPLATES, template_tokenizer
 from conftest import learnt, make_task, write_lines
 from policy import next_messages, policy_messages
 from sandbox import Verdict, feedback
@@ -102,14 +102,26 @@ def test_tool_calls_are_learnt_as_the_template_writes_them(chat, kind, tmp_path)
     [reply] = learnt(chat, ids, mask)
     assert "two passes" in reply and reply.endswith(chat.tokenizer.decode(chat.end))
     assert "select_skills" in chat.tokenizer.decode(ids[:mask.argmax()])  # the prompt says what can be called
-    if kind not in ("llama3", "mistral"):  # these write a call with no mark of its own
-        assert extract_tool_call(reply, "select_skills") == CALL
+    assert chat.tool_call(reply, "select_skills") == CALL
+    assert ("<tool_call>" in reply) and chat.tool_role == (kind in ("qwen3", "release"))  # else the call became text
     if kind in ("qwen3", "release"):
         messages = [*TALK[:2], {"role": "assistant", "content": "", "tool_calls": [
             {"function": {"name": "select_skills", "arguments": CALL}}]}]
         whole = chat.tokenizer.apply_chat_template(messages, tools=[SELECT_TOOL], tokenize=False,
                                                    enable_thinking=False)
         assert chat.tokenizer.decode(ids) == whole.rstrip("\n")
+
+
+def test_a_tokenizers_own_response_template_reads_its_calls(tokenizer):
+    made = template_tokenizer(tokenizer, "glm")
+    made.response_template = GLM_RESPONSE
+    chat = Chat(made)
+    reply = {"role": "assistant", "content": "So:", "tool_calls": [{"function": {"name": "f", "arguments": CALL}}]}
+    text = made.decode(chat.reply_ids([TALK[1], reply], SELECT_TOOL))
+    assert text.startswith("So:<tool_call>f\n<arg_key>think</arg_key>") and chat.tool_role
+    assert chat.tool_call(text, "f") == CALL and chat.tool_call(text, "g") is None
+    assert not chat.tool_call("<tool_call>f\n<arg_key>a", "f") and chat.tool_call("\ud800", "f") is None
+    assert chat.tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f") == {"a": 1}
 
 
 def test_thoughts_are_learnt_where_they_are_switched_on(tokenizer):

@@ -7,6 +7,7 @@ import torch
 
 import summarizer
 from backbone import Completion, Sampling
+from chat.calls import extract_tool_call
 from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
 from policy import Trajectory, Turn, best_window, normalised, rollout, score_pairs
 from sandbox import Verdict
@@ -39,7 +40,7 @@ def scripted(model):
     ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []), ("skill-1", [], []),
     (call("select_skills", selected_skills="skill-1"), [], []), (call("select_skills"), [], [])])
 def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
-    skills, gone = read_selection(reply, SKILLS)
+    skills, gone = read_selection(extract_tool_call(reply, "select_skills"), SKILLS)
     assert [s.name for s in skills] == chosen and list(gone) == dropped
 
 
@@ -224,7 +225,8 @@ def words(count) -> str:
                         {"name": "skip_the_kernel"}]
         }.items() for changes in several])
 def test_form_check_records_a_reason(reply, reasons):
-    proposals = read_proposals(reply, count_tokens=lambda text: len(text.split()))
+    call = extract_tool_call(reply, "update_skill_library")
+    proposals = read_proposals(call, count_tokens=lambda text: len(text.split()))
     assert [p.rejected for p in proposals] == reasons
     assert all(p.rejected is None or p.rejected in summarizer.REASONS for p in proposals)
     assert all(p.skill is not None for p in proposals if not p.rejected)
@@ -235,7 +237,7 @@ def test_form_check_records_a_reason(reply, reasons):
     ({"name": "skill", "description": "Description  1"}, True)])  # the library has given it its number
 def test_a_known_proposal_is_marked_and_not_rejected(changes, known):
     keys = {key for skill in SKILLS for key in summarizer.identity(skill)}
-    [proposal] = read_proposals(proposing(entry(**changes)), keys)
+    [proposal] = read_proposals({"new_skills": [entry(**changes)]}, keys)
     assert proposal.known == known and proposal.rejected is None
 
 

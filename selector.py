@@ -1,6 +1,6 @@
 """The Selection role: which skills may help with this task?  (Paper: BM25 recall, then LLM reranking.)
 
-    recall     BM25 with the task's source as the query: at most 20 candidate skills of the library
+    recall     BM25 with the task's text as the query: at most 20 candidate skills of the library
     select     the model is asked k times which of them to use, and each answer chooses at most 3: a *selection*
 
 A task's k selections and the null selection (no skills) make the k + 1 schemes that the Policy's rollouts are spread
@@ -14,14 +14,14 @@ import numpy as np
 from rank_bm25 import BM25Plus
 
 from backbone import Completion
-from chat.prompts import SELECT_TOOL, role_messages, skill_text
+from chat.prompts import MOST_SKILLS, SELECT_TOOL, fill, role_messages, skill_text
 from program.numbers import mean
 from skills import Skill
 from tasks import Task
 
 CANDIDATES = 20  # paper: BM25 keeps the top 20 with a score above 0
-TASK_CHARACTERS = 1000  # of the task's source that Selection sees; a model over a billion parameters sees all
-MOST_SKILLS = 3  # that one answer may choose
+TASK_CHARACTERS = 1000  # of the task that Selection sees
+LARGE_TASK_CHARACTERS = 100_000  # the same for a model over a billion parameters (the release)
 
 
 @dataclass
@@ -59,7 +59,7 @@ def words(text) -> list[str]:
 
 
 def recall(library, query, top=CANDIDATES) -> list[Skill]:
-    """The `top` skills whose BM25 score for a query (a task's source) is greatest and above 0, best first.
+    """The `top` skills whose BM25 score for a query (a `task_text`) is greatest and above 0, best first.
 
     BM25+ without its constant is Okapi's BM25 with another idf, log((N + 1) / n) for a word that n of N skills contain.
     Okapi's own is 0 for n = N / 2 and negative above it, so a small library would lose the words that its skills share.
@@ -79,11 +79,18 @@ def recall(library, query, top=CANDIDATES) -> list[Skill]:
 # LLM reranking
 
 
+def task_text(task) -> str:
+    """What Selection and BM25 read of a task: its source; with the release's prompts the Policy's first user message.
+    """
+    source = task.source.strip()
+    return fill("selection_task", source=source, policy_user=fill("policy_user", task_description=source, skills=""))
+
+
 def selection_messages(task, candidates, characters=TASK_CHARACTERS) -> list[dict]:
     """The prompt: the beginning of the task; names, descriptions, scopes and tags of the candidates, not their content.
     """
     listed = "\n".join(skill_text("candidate", skill, number) for number, skill in enumerate(candidates, 1))
-    return role_messages("selection", task_description=task.source.strip()[:characters], file_tree=listed,
+    return role_messages("selection", task_description=task_text(task)[:characters], file_tree=listed,
                          top_k_select=MOST_SKILLS)
 
 
@@ -92,7 +99,7 @@ def fitting_prompt(model, task, candidates, longest) -> tuple[list[int], list[Sk
 
     longest: None for no limit.
     """
-    characters = None if model.large else TASK_CHARACTERS
+    characters = LARGE_TASK_CHARACTERS if model.large else TASK_CHARACTERS
     while True:
         prompt = model.chat_ids(selection_messages(task, candidates, characters), SELECT_TOOL)
         if not longest or len(prompt) <= longest or not candidates:
@@ -131,7 +138,7 @@ def select(model, library, tasks, k, sampling, generator=None, bm25_only=False) 
     selections, prompts = [], []
     asked = []  # the selections that the replies to these prompts fill in
     for task in tasks:
-        candidates = recall(library, task.source)
+        candidates = recall(library, task_text(task))
         if candidates and not bm25_only:
             prompt, candidates = fitting_prompt(model, task, candidates, sampling.max_prompt_tokens)
         chosen = tuple(candidates[:MOST_SKILLS]) if bm25_only else ()

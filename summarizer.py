@@ -15,13 +15,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from backbone import Completion
-from chat.prompts import PROMPTS, UPDATE_TOOL, fill, role_messages, skill_text
-from policy import Trajectory, Turn, policy_messages, rollout
+from chat.prompts import MOST_PROPOSALS, PROMPTS, UPDATE_TOOL, fill, role_messages, skill_text
+from policy import Strategy, Trajectory, Turn, policy_messages, rollout
 from program.numbers import mean
 from skills import Skill
 from tasks import Task
 
-MOST_PROPOSALS = 2  # in one answer
 MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content; a little over is accepted
 # Why a proposal was rejected, in the order of the checks; metrics and curves use these words.
 REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "not correct", "too slow")
@@ -59,7 +58,7 @@ def summary_messages(task, skills, first, best) -> list[dict]:
 
     first, best: (code, speedup) pairs.
     """
-    in_use = "\n\n".join(skill_text("skill_in_use", skill) for skill in skills)
+    in_use = "\n\n".join(skill_text("skill_in_use", skill) for skill in skills).strip()
     injected = fill("skills_in_use", skills=in_use) if skills else PROMPTS["no_skills"]
     asked = "\n\n".join(f"[{message['role'].upper()}]\n{message['content']}" for message in policy_messages(task, ()))
     return role_messages("summary", task_description=task.source.strip(), task_messages_formatted=asked,
@@ -196,7 +195,7 @@ def parse_entry(entry) -> Skill:
 
 
 # Advice to write no kernel or to leave work out (release: skill_summary_env.py). A skill may mention torch: what stays
-# a torch call, what is replaced, what is slower. A phrase begins and ends at a word; a blank stands for `-` and `_` too.
+# a torch call, what is replaced, what is slower. A phrase begins and ends at a word; a blank is also `-` or `_`.
 _LIBRARY = "(the )?(torch.compile|torch.jit|inductor|cublas|cublaslt|cudnn|cutlass)"
 _LAZY = [re.compile(rf"\b({phrase})\b", re.IGNORECASE) for phrase in (
     rf"f[ae]ll(s|ing)? ?back (to|on) ({_LIBRARY}|(the )?(eager|native|library|reference|(py)?torch))",
@@ -251,7 +250,8 @@ def verify(model, sandbox, summaries, sampling, gain):
             if not proposal.rejected:
                 job = summary.task, summary.winner.skills + (proposal.skill,)
                 proposals.setdefault(job, []).append((summary, proposal))
-    attempts = rollout(model, sandbox, list(proposals), 1, replace(sampling, temperature=0.0))
+    attempts = rollout(model, sandbox, list(proposals), 1, replace(sampling, temperature=0.0),
+                       strategy=Strategy(verifies=True))
     for verified, attempt in zip(proposals.values(), attempts):
         for summary, proposal in verified:
             apply_pass_rule(proposal, attempt.turns[0], summary.first, gain)

@@ -165,16 +165,18 @@ def best_window(turns, generator=None, keep=4) -> list[Turn]:
     return turns[start:start + keep]
 
 
-def ranked_parent(turns, generator=None, archive=4) -> list[Turn]:
-    """One of the `archive` fastest correct attempts, the r-th fastest with a chance of 1/r (EvoEngineer).
+def ranked_parent(turns, generator=None, first=4, population=5) -> list[Turn]:
+    """One of the N <= `population` fastest correct attempts, the r-th of them, from 0, with a chance in proportion to
+    1 / (r + N) (EvoEngineer: evotoolkit's core/method.py).
 
-    The first `archive` attempts see nothing: they are the first generation. Correctness is the gate: as long as no
-    attempt is correct, the next one starts anew, too.
+    The `first` attempts see nothing: they are the first generation. Correctness is the gate: as long as no attempt is
+    correct, the next one starts anew, too.
     """
-    parents = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)[:archive]
-    if len(turns) < archive or not parents:
+    parents = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)
+    parents = parents[:population]
+    if len(turns) < first or not parents:
         return []
-    chances = 1 / torch.arange(1.0, len(parents) + 1, device=generator.device if generator else "cpu")
+    chances = 1 / torch.arange(len(parents), 2.0 * len(parents), device=generator.device if generator else "cpu")
     return [parents[torch.multinomial(chances, 1, generator=generator)]]
 
 

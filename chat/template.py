@@ -52,8 +52,11 @@ class Chat:
             return False
 
     @functools.cached_property
-    def tool_role(self) -> bool:
-        """Does the template show tools, and write a call in a form that we read? If not, both become text."""
+    def tool_role(self) -> tuple[bool, bool]:
+        """(does the template show tools, does it write calls in a form that we read?) What it does not do becomes text.
+
+        Where it writes calls in a form that we do not read, tools become text as well, so that nothing asks for it.
+        """
         tool = SELECT_TOOL | {"function": SELECT_TOOL["function"] | {"name": MARK}}
         call = {"id": "123456789", "type": "function", "function": {"name": MARK, "arguments": {"a": [MARK]}}}
         asked = [{"role": "user", "content": "."}]
@@ -61,9 +64,10 @@ class Chat:
             prompt = self._template(asked, [tool])
             whole = self._template([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], [tool])
         except (TemplateError, TypeError):
-            return False
+            return False, False
         reply = whole[len(os.path.commonprefix([prompt, whole])):]
-        return MARK in prompt and self.tool_call(reply, MARK) == call["function"]["arguments"]
+        reads = self.tool_call(reply, MARK) == call["function"]["arguments"]
+        return MARK in prompt and (reads or MARK not in reply), reads
 
     def tool_call(self, text, name) -> dict | None:
         """The arguments of the last call of tool `name` in a sampled reply, or None. Never raises.
@@ -99,14 +103,18 @@ class Chat:
         """Messages [{"role", "content"}, ...] as the text that the model reads. Raises UserError if that cannot be.
 
         tool: SELECT_TOOL or UPDATE_TOOL, which the reply may call; None; or a list of tools. reply: end with the
-        beginning of the next reply? Without `tool_role` the first message says what can be called and how, and calls
-        are text; without `system_role` the system message opens the user's.
+        beginning of the next reply? Where the template shows no tools (`tool_role`) the first message says what can be
+        called and how; where it writes no calls, they are text; without `system_role` the system message opens the
+        user's.
         """
         tools = [tool] if isinstance(tool, dict) else tool or None
-        if tools and not self.tool_role:
+        shows, calls = self.tool_role if tools else (True, True)
+        if not calls:
+            messages = list(map(_spelled, messages))
+        if not shows:
             call = TOOL_CALL % '{"name": ..., "arguments": {...}}'
             said = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools)) + f"\nCall one with {call}"
-            messages = [messages[0] | {"content": messages[0]["content"] + said}, *map(_spelled, messages[1:])]
+            messages = [messages[0] | {"content": messages[0]["content"] + said}, *messages[1:]]
             tools = None
         if len(messages) > 1 and messages[0]["role"] == "system" and not self.system_role:
             text = f"{messages[0]['content']}\n\n{messages[1]['content']}"
@@ -166,6 +174,6 @@ class Chat:
 
 def _spelled(message) -> dict:
     """A message whose tool calls have become text."""
-    calls = [TOOL_CALL % json.dumps(call["function"]) for call in message.get("tool_calls", ())]
-    content = "\n".join([message["content"], *calls]).strip() if calls else message["content"]
-    return {"role": message["role"], "content": content}
+    rest = dict(message)
+    calls = [TOOL_CALL % json.dumps(call["function"]) for call in rest.pop("tool_calls", ())]
+    return rest | {"content": "\n".join([rest["content"], *calls]).strip()} if calls else rest

@@ -245,7 +245,7 @@ def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(tmp_path):
     assert len(sandbox.scored) == 60 == len(sample.scored)
     ranks = Counter(parents[0] for parents in asked[8:])
     best = ranks[kernel(1.5, 0.8, "b")]
-    assert max(ranks.values()) == best and 15 < best < 45 and len(ranks) == 4  # 1 / (1 + 1/2 + 1/3 + 1/4) is 48 %
+    assert 5 < best < 26 and len(ranks) == 5  # of 52 draws; see test_a_parents_chance_falls_with_its_rank
     # The budget of tokens ends a sample; a reply has one token.
     [sample], _ = first(tmp_path / "few.jsonl", lambda *_: kernel(2.0), strategy="evolve", tokens=9)
     assert len(sample.turns) == 9 and len(sample.scored) == 1
@@ -319,7 +319,7 @@ def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusa
     given = {}
     monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: given.update(settings) or Scorer())
     assert command(*arguments)[0] == 0
-    assert (given["tolerance"], given["baseline"], given["seed"]) == (1e-4, "eager", 0)
+    assert (given["tolerance"], given["baseline"]) == (1e-4, "eager")
     for changed, name in ((["--seed", 1], "seed"), (["--samples", 2], "samples"), (["--no-skills"], "no_skills"),
                           (["--tolerance", 0.01], "tolerance")):
         assert f"({name} changed)" in refusal(bench.main, "--device", "cpu", *arguments, *changed)

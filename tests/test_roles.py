@@ -1,6 +1,7 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
 
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import summarizer
 from backbone import Completion, Sampling
 from chat.calls import extract_tool_call
 from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
-from policy import Trajectory, Turn, best_window, normalised, rollout, score_pairs
+from policy import Trajectory, Turn, best_window, normalised, ranked_parent, rollout, score_pairs
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
 from skills import Skill, SkillLibrary
@@ -337,6 +338,17 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
 def test_the_first_of_equal_windows():
     turns = [Turn(None, "", Verdict(correct=True, speedup=x)) for x in (3.0, 1.0, 9.0, 1.0)]  # 9 counts as 3
     assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]
+
+
+def test_a_parents_chance_falls_with_its_rank():
+    """EvoEngineer: five parents with chances in proportion to 1/5, 1/6, 1/7, 1/8 and 1/9."""
+    turns = [Turn(None, "", Verdict(correct=x > 0, speedup=x)) for x in (1.0, 7.0, 3.0, 0.0, 2.0, 5.0, 4.0)]
+    generator = torch.Generator().manual_seed(0)
+    drawn = Counter(ranked_parent(turns, generator)[0].verdict.speedup for _ in range(4000))
+    total = sum(1 / n for n in range(5, 10))
+    for n, speedup in zip(range(5, 10), (7.0, 5.0, 4.0, 3.0, 2.0)):
+        assert abs(drawn[speedup] / 4000 - 1 / n / total) < 0.025
+    assert drawn[1.0] == 0 and ranked_parent(turns[:3]) == ranked_parent(turns[3:4] * 9) == []
 
 
 def test_kernels_are_equal_but_for_comments_and_layout():

@@ -66,7 +66,7 @@ class Chat:
         except (TemplateError, TypeError):
             return False, False
         reply = whole[len(os.path.commonprefix([prompt, whole])):]
-        reads = self.tool_call(reply, MARK) == call["function"]["arguments"]
+        reads = MARK in prompt and self.tool_call(reply, MARK) == call["function"]["arguments"]
         return MARK in prompt and (reads or MARK not in reply), reads
 
     def tool_call(self, text, name) -> dict | None:

@@ -11,14 +11,11 @@ and summarizer.py.
 In comments: B sequences in a batch, L their padded length, T the length of the key/value cache, V the vocabulary.
 """
 
-import ast
 import contextlib
 import functools
 import itertools
-import json
 import logging
 import re
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +23,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
+from chat.calls import after_thoughts, extract_tool_call  # noqa: F401
 from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
@@ -43,11 +41,6 @@ logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Backbone.load re
 _FENCE = re.compile(r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*`{3,}[ \t]*([\w+-]*)[^\n`]*\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
-def after_thoughts(text) -> str:
-    """What a reply says when it has thought; a thought that was cut off is no answer, either."""
-    return text.rpartition("</think>")[2].partition("<think>")[0].strip()
-
-
 def extract_code(text):
     """The last fenced code block that defines `ModelNew`, or None; one within a thought does not count.
 
@@ -56,50 +49,6 @@ def extract_code(text):
     """
     found = [body for _, body in _FENCE.findall(after_thoughts(text)) if re.search(r"(?m)^\s*class\s+ModelNew\b", body)]
     return found[-1] if found else None
-
-
-def extract_tool_call(text, name):
-    """The arguments (a dict) of the last well-formed call of tool `name` in a reply, or None. Never raises.
-
-    Three forms are understood: JSON inside <tool_call> (Qwen3), <function=name><parameter=key>value</parameter>
-    (Qwen3-Coder and the paper's release), and a fenced JSON block, either the whole call or only its arguments.
-
-    >>> extract_tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f")
-    {'a': 1}
-    """
-    text = after_thoughts(text)
-    calls = [_call_from_json(body, name) for body in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)]
-    for function, body in re.findall(r"<function=([\w.-]+)>(.*?)</function>", text, re.DOTALL):
-        if function == name:
-            pairs = re.findall(r"<parameter=([\w.-]+)>(.*?)</parameter>", body, re.DOTALL)
-            calls.append({key: _literal_or_text(value.strip()) for key, value in pairs})
-    if not any(calls):
-        calls = [_call_from_json(body, name, bare=True) for kind, body in _FENCE.findall(text) if kind in ("json", "")]
-    return next(filter(None, reversed(calls)), None)
-
-
-def _literal_or_text(text):
-    """What a text says in JSON, or as a list or dict in Python's spelling, as the released checkpoints write them."""
-    with contextlib.suppress(ValueError, RecursionError):
-        return json.loads(text, strict=False)
-    with (contextlib.suppress(ValueError, TypeError, SyntaxError, RecursionError, MemoryError, SystemError),
-          warnings.catch_warnings(action="ignore")):  # of "\\d" in a string
-        value = ast.literal_eval(text) if text[:1] in ("[", "{") else text
-        return json.loads(json.dumps(value))  # a transcript holds JSON: no sets, no bytes
-    return text
-
-
-def _call_from_json(text, name, bare=False):
-    """Arguments from `{"name": ..., "arguments": {...}}`; with `bare`, also from the arguments object alone."""
-    call = _literal_or_text(text.strip())
-    if not isinstance(call, dict):
-        return None
-    if call.get("name") == name:
-        arguments = call.get("arguments", call.get("args"))
-        if isinstance(arguments, str):
-            arguments = _literal_or_text(arguments)  # some models quote it twice
-        return arguments if isinstance(arguments, dict) else None
-    return call if bare and "name" not in call else None
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -85,7 +85,7 @@ STRATEGIES = {  # what a sample's next attempt sees of the earlier ones; policy.
     "parallel": Strategy(show=nothing),  # independent attempts
     "serial": Strategy(show=best_window),  # the paper's: the best 4 consecutive attempts and their verdicts
     "judge": Strategy(show=latest, judge=True),  # CudaForge: the last attempt, and the model names its bottleneck
-    "evolve": Strategy(show=ranked_parent, only_new=True),  # EvoEngineer: an archive of correct kernels, and parents
+    "evolve": Strategy(show=ranked_parent, only_new=True),  # EvoEngineer: a population of 5, and parents
 }
 
 
@@ -105,7 +105,8 @@ class Options:
     # How much the model may try
     samples: int = option(8, "samples of a task; one is greedy", above_0=True)
     turns: int = option(3, "T: attempts in a sample", above_0=True)
-    strategy: str = option("serial", "what an attempt sees; to compare: a run each, equal --tokens", choices=STRATEGIES)
+    strategy: str = option("serial", "what an attempt sees; to compare: a run each, equal --tokens; judge is CudaForge "
+                           "without NCU metrics, evolve EvoEngineer without crossover and insights", choices=STRATEGIES)
     tokens: int = option(None, "budget of a sample; None: turns x longest reply", above_0=True)
     # What counts as correct, and as fast
     tolerance: float = option(1e-4, "of correct outputs; papers before 2026: 1e-2", above_0=True, most=1)

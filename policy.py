@@ -18,6 +18,7 @@ This file knows nothing of retrieval, storage or advantages.
 import ast
 import contextlib
 import functools
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -28,6 +29,7 @@ import torch
 
 from backbone import Completion, after_thoughts, extract_code
 from chat.prompts import PROMPTS, fill, role_messages, skill_text
+from judge.verdict import printable
 from program.numbers import mean
 from sandbox import Verdict, feedback
 from skills import Skill
@@ -81,12 +83,18 @@ class Trajectory:
         return sum(len(turn.completion.token_ids) + turn.advice_tokens for turn in self.turns)
 
 
-def policy_messages(task, skills) -> list[dict]:
-    """The first turn's prompt: the full text of the chosen skills in the system message, the task in the user's."""
-    block = ""
-    if skills:
-        texts = [skill_text("skill", skill) for skill in skills]
-        block = PROMPTS["skill_injection_header"] + "\n\n".join(texts) + PROMPTS["skill_injection_footer"]
+def policy_messages(task, skills, verifies=False) -> list[dict]:
+    """The first turn's prompt: the full text of the chosen skills in the system message, the task in the user's.
+
+    verifies: the last skill is a proposal, which this attempt verifies; the release writes it in another form.
+    """
+    chosen = skills[:-1] if verifies else skills
+    texts = ["\n\n".join(skill_text("skill", skill) for skill in chosen)] if chosen else []
+    if verifies:
+        texts.append(skill_text("skill_to_verify", skills[-1]))
+    block = PROMPTS["before_skill_to_verify"].join(texts).strip()
+    if block:
+        block = PROMPTS["skill_injection_header"] + block + PROMPTS["skill_injection_footer"]
     messages = role_messages("policy", task_description=task.source.strip(), skills=block + "\n\n" if block else "")
     if "__skills__" not in PROMPTS["policy_user"]:  # it has no place for them: they follow the system message
         messages[0]["content"] += block
@@ -95,8 +103,37 @@ def policy_messages(task, skills) -> list[dict]:
 
 def next_messages(messages, reply, verdict, advice="") -> list[dict]:
     """The following turn's prompt: the history, the reply just given, and the sandbox's feedback on it."""
-    answer = fill("feedback", feedback=feedback(verdict)) + (f"\n{advice}" if advice else "")
+    answer = fill("feedback", feedback=verdict_text(verdict)) + (f"\n{advice}" if advice else "")
     return messages + [{"role": "assistant", "content": reply}, {"role": "user", "content": answer}]
+
+
+def verdict_text(verdict) -> str:
+    """A verdict as the next prompt shows it: in about 80 words, or as JSON (`verdict_form` of the prompts)."""
+    return json_feedback(verdict) if PROMPTS["verdict_form"] == "json" else feedback(verdict)
+
+
+def json_feedback(verdict) -> str:
+    """A verdict as the release shows it (vllm_async_engine.py): the state of the environment, with reward and kernels.
+
+    The keys and their order are those of its server (EvaluationResponse) and of reward_client.py. We leave out what the
+    Verdict does not hold: ids, dates, the device, and the kernels' CPU times. Times are in milliseconds, or as named.
+    """
+    reward = davinci_reward(verdict)
+    profile = verdict.profile if verdict.correct else []
+    total = 1000 * (verdict.candidate_ms or 0.0) if verdict.correct else 0.0  # microseconds
+    table = [{"name": printable(entry.name), "cuda_time_us": entry.share * total} for entry in profile]
+    own = [entry.share * total for entry in profile if entry.own]
+    error = "\n".join(filter(None, [printable(verdict.rejected or verdict.error or ""), verdict.excerpt])) or None
+    code = "CORRECTNESS_ERROR" if verdict.compiled else "COMPILATION_ERROR"
+    state = {"status": "completed", "compiled": verdict.compiled, "correctness": verdict.correct,
+             "decoy_kernel": bool(verdict.rejected), "reference_runtime": verdict.reference_ms or -1.0,
+             "kernel_runtime": verdict.candidate_ms or -1.0, "speedup": verdict.speedup or 0.0,
+             "metadata": {"profiling": {"kernels": table, "kernel_count": len(table), "total_cuda_time_us": total}},
+             "error_message": error, "error_code": None if verdict.correct else code,
+             "reward": reward, "success": verdict.correct, "score": reward, "num_custom_kernel": len(own),
+             "num_total_kernels": len(table), "custom_kernel_cuda_time_in_profiling_us": sum(own),
+             "total_kernel_run_time_in_profiling_us": total}
+    return json.dumps(state, ensure_ascii=False, indent=2)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -128,16 +165,18 @@ def best_window(turns, generator=None, keep=4) -> list[Turn]:
     return turns[start:start + keep]
 
 
-def ranked_parent(turns, generator=None, archive=4) -> list[Turn]:
-    """One of the `archive` fastest correct attempts, the r-th fastest with a chance of 1/r (EvoEngineer).
+def ranked_parent(turns, generator=None, first=4, population=5) -> list[Turn]:
+    """One of the N <= `population` fastest correct attempts, the r-th of them, from 0, with a chance in proportion to
+    1 / (r + N) (EvoEngineer: evotoolkit's core/method.py).
 
-    The first `archive` attempts see nothing: they are the first generation. Correctness is the gate: as long as no
-    attempt is correct, the next one starts anew, too.
+    The `first` attempts see nothing: they are the first generation. Correctness is the gate: as long as no attempt is
+    correct, the next one starts anew, too.
     """
-    parents = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)[:archive]
-    if len(turns) < archive or not parents:
+    parents = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)
+    parents = parents[:population]
+    if len(turns) < first or not parents:
         return []
-    chances = 1 / torch.arange(1.0, len(parents) + 1, device=generator.device if generator else "cpu")
+    chances = 1 / torch.arange(len(parents), 2.0 * len(parents), device=generator.device if generator else "cpu")
     return [parents[torch.multinomial(chances, 1, generator=generator)]]
 
 
@@ -153,6 +192,7 @@ class Strategy:
     condense: bool = False  # show earlier replies without their thoughts (Kevin)
     judge: bool = False  # after each verdict the model itself names one bottleneck (CudaForge)
     only_new: bool = False  # a kernel that an earlier attempt has written is not judged again (EvoEngineer)
+    verifies: bool = False  # the last skill is a proposal, which the first attempt verifies (summarizer.verify)
 
 
 HISTORIES = {"all": Strategy(), "condensed": Strategy(condense=True)}  # of training
@@ -258,7 +298,8 @@ def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Stra
     strategy = replace(strategy, show=functools.partial(strategy.show, generator=generator))
     trajectories = [Trajectory(task, tuple(skills)) for task, skills in jobs]
     # All rollouts of a scheme begin with the same prompt.
-    first_prompt = functools.cache(lambda task, skills: model.chat_ids(policy_messages(task, skills)))
+    first_prompt = functools.cache(
+        lambda task, skills: model.chat_ids(policy_messages(task, skills, strategy.verifies)))
     plays = [play(model, sandbox, trajectory, first_prompt(trajectory.task, trajectory.skills), limit, turns, strategy,
                   budget) for trajectory in trajectories]
     with model.sampler(sampling, generator) as sampler:

@@ -48,9 +48,10 @@ from fast import ranks
 from fast.optimizer import make_adamw
 from page import charts, records
 from page.writer import render
+from policy import verdict_text
 from program.files import found, read_lines, told, write_atomically
 from program.process import UserError, run_command
-from sandbox import Sandbox, feedback
+from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
 from synthetic.generator import NARROW, WIDE, training_tasks
 from tasks import builtin_tasks, folder_tasks
@@ -364,7 +365,8 @@ def turn_record(turn) -> dict:
     masked: why the turn has no loss, or null; see reinforce.step_metrics. (MRS is not noted here: each rank of several
     knows it of its own replies only.)
     """
-    return answer_record(turn) | {"verdict": turn.verdict, "feedback": feedback(turn.verdict), "masked": turn.masked}
+    shown = verdict_text(turn.verdict)
+    return answer_record(turn) | {"verdict": turn.verdict, "feedback": shown, "masked": turn.masked}
 
 
 def summary_record(summary) -> dict:

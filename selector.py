@@ -1,6 +1,6 @@
 """The Selection role: which skills may help with this task?  (Paper: BM25 recall, then LLM reranking.)
 
-    recall     BM25 with the task's source as the query: at most 20 candidate skills of the library
+    recall     BM25 with the task's text as the query: at most 20 candidate skills of the library
     select     the model is asked k times which of them to use, and each answer chooses at most 3: a *selection*
 
 A task's k selections and the null selection (no skills) make the k + 1 schemes that the Policy's rollouts are spread
@@ -11,17 +11,17 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
-from rank_bm25 import BM25Okapi
+from rank_bm25 import BM25Plus
 
-from backbone import Completion, extract_tool_call
-from chat.prompts import SELECT_TOOL, role_messages, skill_text
+from backbone import Completion
+from chat.prompts import MOST_SKILLS, SELECT_TOOL, fill, role_messages, skill_text
 from program.numbers import mean
 from skills import Skill
 from tasks import Task
 
 CANDIDATES = 20  # paper: BM25 keeps the top 20 with a score above 0
-TASK_CHARACTERS = 1000  # of the task's source that Selection sees; a model over a billion parameters sees all
-MOST_SKILLS = 3  # that one answer may choose
+TASK_CHARACTERS = 1000  # of the task that Selection sees
+LARGE_TASK_CHARACTERS = 100_000  # the same for a model over a billion parameters (the release)
 
 
 @dataclass
@@ -42,44 +42,55 @@ class Selection:
 
 
 def words(text) -> list[str]:
-    """The words that BM25 compares: in lower case, split at each character that is neither a letter nor a digit.
+    """The words that BM25 compares: the release's, and the parts of those that are code.
 
-    >>> words("Fuse-pointwise_run: nn.GELU()")
-    ['fuse', 'pointwise', 'run', 'nn', 'gelu']
+    The release (skill_library.py) writes lower case, splits at blanks and `_ - /`, and deletes other punctuation, so
+    nn.LayerNorm(x) is one word, which no skill contains. We add its identifiers and what CamelCase joins in them.
+
+    >>> words("Fuse-pointwise_run: nn.LayerNorm(x)")
+    ['fuse', 'pointwise', 'run', 'nnlayernormx', 'nn', 'layernorm', 'x', 'layer', 'norm']
     """
-    return re.findall(r"[^\W_]+", text.lower())
+    found = []
+    for word in re.split(r"[\s_/-]+", text):
+        identifiers = re.findall(r"\w+", word)
+        parts = re.sub(r"(?<=[a-z])(?=[A-Z\d])", " ", " ".join(identifiers)).split()
+        found += dict.fromkeys(map(str.lower, filter(None, ["".join(identifiers), *identifiers, *parts])))
+    return found
 
 
 def recall(library, query, top=CANDIDATES) -> list[Skill]:
-    """The `top` skills whose BM25 score for a query (a task's source) is greatest and above 0, best first.
+    """The `top` skills whose BM25 score for a query (a `task_text`) is greatest and above 0, best first.
 
-    A young library needs an exception. Okapi's idf of a word that n of N skills contain is
-    log((N - n + 0.5) / (n + 0.5)). It is not positive for n >= N / 2, and rank_bm25 replaces a negative idf by a
-    quarter of the average idf. So with one or two skills, or with a few that are alike and an average that is not
-    positive, no score can be above 0. Then we return the first `top` skills, so that they are used at all.
+    BM25+ without its constant is Okapi's BM25 with another idf, log((N + 1) / n) for a word that n of N skills contain.
+    Okapi's own is 0 for n = N / 2 and negative above it, so a small library would lose the words that its skills share.
+    Of one or two skills no word could count; the release then offers them all, and so do we.
     """
     if len(library) < 3:
         return library.skills[:top]
     if library.index is None:
         documents = [[s.name, s.description, *s.tags, s.content] for s in library.skills]
-        library.index = BM25Okapi(list(map(words, map(" ".join, documents))))
+        library.index = BM25Plus(list(map(words, map(" ".join, documents))), delta=0)
     scores = library.index.get_scores(words(query))  # one for each skill
     best = np.argsort(-scores, kind="stable")[:top]  # stable: equal scores keep the library's order
-    recalled = [library.skills[i] for i in best if scores[i] > 0]
-    if not recalled and library.index.average_idf <= 0:
-        return library.skills[:top]
-    return recalled
+    return [library.skills[i] for i in best if scores[i] > 0]
 
 
 # ----------------------------------------------------------------------------------------------------------------------
 # LLM reranking
 
 
+def task_text(task) -> str:
+    """What Selection and BM25 read of a task: its source; with the release's prompts the Policy's first user message.
+    """
+    source = task.source.strip()
+    return fill("selection_task", source=source, policy_user=fill("policy_user", task_description=source, skills=""))
+
+
 def selection_messages(task, candidates, characters=TASK_CHARACTERS) -> list[dict]:
     """The prompt: the beginning of the task; names, descriptions, scopes and tags of the candidates, not their content.
     """
     listed = "\n".join(skill_text("candidate", skill, number) for number, skill in enumerate(candidates, 1))
-    return role_messages("selection", task_description=task.source.strip()[:characters], file_tree=listed,
+    return role_messages("selection", task_description=task_text(task)[:characters], file_tree=listed,
                          top_k_select=MOST_SKILLS)
 
 
@@ -88,7 +99,7 @@ def fitting_prompt(model, task, candidates, longest) -> tuple[list[int], list[Sk
 
     longest: None for no limit.
     """
-    characters = None if model.large else TASK_CHARACTERS
+    characters = LARGE_TASK_CHARACTERS if model.large else TASK_CHARACTERS
     while True:
         prompt = model.chat_ids(selection_messages(task, candidates, characters), SELECT_TOOL)
         if not longest or len(prompt) <= longest or not candidates:
@@ -96,10 +107,12 @@ def fitting_prompt(model, task, candidates, longest) -> tuple[list[int], list[Sk
         candidates = candidates[:-1]
 
 
-def read_selection(text, candidates) -> tuple[tuple[Skill, ...], tuple[str, ...]]:
-    """(chosen skills in the reply's order, names dropped) of a sampled reply, which may hold anything. Never raises."""
-    call = extract_tool_call(text, "select_skills") or {}
-    entries = call.get("selected_skills")
+def read_selection(call, candidates) -> tuple[tuple[Skill, ...], tuple[str, ...]]:
+    """(chosen skills in the reply's order, names dropped) of a sampled call's arguments. Never raises.
+
+    call: a dict that may hold anything; None where the reply has no call.
+    """
+    entries = (call or {}).get("selected_skills")
     if not isinstance(entries, list):
         return (), ()
     offered = {skill.name: skill for skill in candidates}
@@ -125,7 +138,7 @@ def select(model, library, tasks, k, sampling, generator=None, bm25_only=False) 
     selections, prompts = [], []
     asked = []  # the selections that the replies to these prompts fill in
     for task in tasks:
-        candidates = recall(library, task.source)
+        candidates = recall(library, task_text(task))
         if candidates and not bm25_only:
             prompt, candidates = fitting_prompt(model, task, candidates, sampling.max_prompt_tokens)
         chosen = tuple(candidates[:MOST_SKILLS]) if bm25_only else ()
@@ -135,7 +148,8 @@ def select(model, library, tasks, k, sampling, generator=None, bm25_only=False) 
             asked += selections[-1]
     for selection, reply in zip(asked, model.sample(prompts, sampling, generator)):
         selection.completion = reply
-        selection.skills, selection.dropped = read_selection(reply.text, selection.candidates)
+        call = model.tool_call(reply.text, "select_skills")
+        selection.skills, selection.dropped = read_selection(call, selection.candidates)
     return selections
 
 

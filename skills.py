@@ -36,18 +36,21 @@ class Skill:
 def skill_from_json(record) -> Skill:
     """A parsed line as a Skill; unknown fields are ignored. Raises KeyError, TypeError or ValueError for any other.
 
-    >>> skill_from_json({"name": "a", "description": "b", "scope": "general", "tags": ["t"], "content": "c"}).tags
-    ('t',)
+    As in the release a line without a scope is general, and tags that are no list count as none.
+
+    >>> skill_from_json({"name": "a", "description": "b", "tags": "x, y", "content": "c"})
+    Skill(name='a', description='b', scope='general', tags=(), content='c', verify_speedup=None)
     """
-    texts = [record[key] for key in ("name", "description", "scope", "content")]
-    tags = record.get("tags", [])
-    speedup = record.get("verify_speedup")
-    if not all(isinstance(text, str) and text.strip() for text in [*texts, *tags]):
+    name, description, content = (record[key] for key in ("name", "description", "content"))
+    scope = record.get("scope") or "general"
+    tags = record.get("tags")
+    tags = tuple(tags) if isinstance(tags, list) else ()
+    if not all(isinstance(text, str) and text.strip() for text in [name, description, scope, content, *tags]):
         raise ValueError("an empty text")
-    if not isinstance(tags, list) or type(speedup) not in (int, float, type(None)):
-        raise ValueError("tags is no list, or verify_speedup no number")
-    name, description, scope, content = texts
-    return Skill(name.strip(), description, scope, tuple(tags), content, speedup)
+    speedup = record.get("verify_speedup")
+    if type(speedup) not in (int, float, type(None)):
+        raise ValueError("verify_speedup is no number")
+    return Skill(name.strip(), description, scope, tags, content, speedup)
 
 
 class SkillLibrary:

@@ -14,14 +14,13 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from backbone import Completion, extract_tool_call
-from chat.prompts import PROMPTS, UPDATE_TOOL, fill, role_messages, skill_text
-from policy import Trajectory, Turn, policy_messages, rollout
+from backbone import Completion
+from chat.prompts import MOST_PROPOSALS, PROMPTS, UPDATE_TOOL, fill, role_messages, skill_text
+from policy import Strategy, Trajectory, Turn, policy_messages, rollout
 from program.numbers import mean
 from skills import Skill
 from tasks import Task
 
-MOST_PROPOSALS = 2  # in one answer
 MOST_CONTENT_TOKENS = 640  # paper: about 512 tokens of content; a little over is accepted
 # Why a proposal was rejected, in the order of the checks; metrics and curves use these words.
 REASONS = ("no tool call", "malformed", "too many", "too long", "lazy advice", "not correct", "too slow")
@@ -59,7 +58,7 @@ def summary_messages(task, skills, first, best) -> list[dict]:
 
     first, best: (code, speedup) pairs.
     """
-    in_use = "\n\n".join(skill_text("skill_in_use", skill) for skill in skills)
+    in_use = "\n\n".join(skill_text("skill_in_use", skill) for skill in skills).strip()
     injected = fill("skills_in_use", skills=in_use) if skills else PROMPTS["no_skills"]
     asked = "\n\n".join(f"[{message['role'].upper()}]\n{message['content']}" for message in policy_messages(task, ()))
     return role_messages("summary", task_description=task.source.strip(), task_messages_formatted=asked,
@@ -115,20 +114,21 @@ def propose(model, winners, s, library, sampling, generator=None) -> list[list[S
     summaries = [[] for _ in winners]
     for place, reply in zip(prompted, model.sample(prompts, sampling, generator)):
         trajectory, first, best = winners[place]
-        proposals = read_proposals(reply.text, known, lambda text: len(model.encode(text)))
+        call = model.tool_call(reply.text, "update_skill_library")
+        proposals = read_proposals(call, known, lambda text: len(model.encode(text)))
         summaries[place].append(Summary(trajectory.task, trajectory, first, best, reply, proposals))
     return summaries
 
 
-def read_proposals(text, known=frozenset(), count_tokens=len) -> list[Proposal]:
-    """The proposals of a sampled reply, which may hold anything. Never raises; rejected ones carry their reason.
+def read_proposals(call, known=frozenset(), count_tokens=len) -> list[Proposal]:
+    """The proposals of a sampled call's arguments. Never raises; rejected ones carry their reason.
 
-    known: the `identity` of the library's skills; count_tokens: length of a text in tokens.
+    call: a dict that may hold anything; None where the reply has no call. known: the `identity` of the library's
+    skills; count_tokens: length of a text in tokens.
 
-    >>> [p.rejected for p in read_proposals("I would rather not.")]
+    >>> [p.rejected for p in read_proposals(None)]
     ['no tool call']
     """
-    call = extract_tool_call(text, "update_skill_library")
     if call is None:
         return [Proposal(None, rejected="no tool call")]
     entries = call.get("new_skills")
@@ -158,7 +158,7 @@ def form_problem(skill, number, count_tokens) -> tuple[str | None, str]:
     tokens = count_tokens(skill.content)
     if tokens > MOST_CONTENT_TOKENS:
         return "too long", f"{tokens} tokens of content"
-    advice = lazy_advice(f"{skill.description}\n{skill.content}")
+    advice = lazy_advice(f"{skill.name}. {skill.description}\n{skill.content}")
     return ("lazy advice", advice) if advice else (None, "")
 
 
@@ -194,49 +194,42 @@ def parse_entry(entry) -> Skill:
     return Skill(name, description, scope, tuple(tag.strip() for tag in tags), content)
 
 
-# Advice to avoid writing kernels (the release's filter of proposals). A skill may mention torch: what stays a torch
-# call, what is replaced, what is slower. It may not send the reader to torch.compile or a vendor library, back to
-# PyTorch, or away from kernels. Each pattern is put together from the words above it.
-_LIBRARY = r"(?:torch[._ ]compile|torch\.jit|(?:torch[- ]?)?inductor|cu-?blas(?:lt)?|cu-?dnn|cutlass|flash[_ -]?attn)\b"
-_STOCK = r"(?:eager|plain|native|stock|standard|built-?in|vanilla|regular)\s+"
-_TORCH = rf"(?:{_STOCK})*(?:py)?torch\b"
-_HAND = r"(?:own|custom|triton|cuda|hand-?written|hand-?rolled)\s+"
-_ANY = rf"(?:(?:a|an|any|your|our|new|fused)\s+|{_HAND})*"
-_OWN_KERNEL = rf"{_ANY}{_HAND}(?:\w+\s+)?kernels?\b(?!\s+(?:per|for each))"
-_USE = (r"(?:(?:us|call|prefer|apply|try|choos|rely|switch|stick)(?:e|ing)?(?: on| to| with)?|"
-        r"(?:wrap|decorat)\w*[^.\n]{0,40}\b(?:in|with|by))")
-_DO_NOT = r"(?:avoid|do not|don't|never|no need to|not worth|unnecessary to|refrain from|skip)"
-_WRITE = r"(?:writ|implement|creat|add|us|launch)(?:e|ing)?"
-_LAZY = [re.compile(pattern, re.IGNORECASE) for pattern in (
-    rf"\b{_USE}\s+(?:the |a |an |@|`|')*(?:{_LIBRARY}|{_STOCK}(?:py)?torch\b)",  # use torch.compile, call cuBLAS
-    r"\b(?:leave|delegat\w+|hand|dispatch\w*|defer\w*|offload\w*|pass|route)\b[^.\n]{0,50}\bto\s+(?:the )?`?"
-    rf"(?:{_LIBRARY}|{_TORCH}(?!\.\w))",  # leave the matmul to cuBLAS
-    rf"\bf[ae]ll(?:s|ing)?[ -]?back\s+(?:to|on)\s+(?:the |`)*(?:{_LIBRARY}|{_TORCH}|eager|native|library|reference)",
-    rf"\b(?:just|simply|only)\s+(?:{_USE}|keep(?:ing)?|return(?:ing)?)\s+(?:the )?`?{_TORCH}",
-    rf"\b{_USE}\s+`?torch\.[\w.]+(?:\([^)]*\))?`?\s+(?:instead\b(?! of `?torch)|directly\b)",  # use torch.sum instead
-    rf"\b{_DO_NOT}\s+(?:{_WRITE}\s+)?{_OWN_KERNEL}",
-    rf"\b{_DO_NOT}\s+(?:writ|implement)(?:e|ing)?\s+{_ANY}kernels?\b",  # do not write a kernel
-    rf"\b(?:instead of|rather than)\s+(?:{_WRITE}\s+)?{_OWN_KERNEL}",
-    rf"\breplac\w+\s+(?:\w+\s+){{0,2}}kernels?\s+(?:with|by)\s+(?:the |a |one )?`?(?:{_LIBRARY}|{_TORCH})",
+# Advice to write no kernel or to leave work out (release: skill_summary_env.py). A skill may mention torch: what stays
+# a torch call, what is replaced, what is slower. A phrase begins and ends at a word; a blank is also `-` or `_`.
+_LIBRARY = "(the )?(torch.compile|torch.jit|inductor|cublas|cublaslt|cudnn|cutlass)"
+_LAZY = [re.compile(rf"\b({phrase})\b", re.IGNORECASE) for phrase in (
+    rf"f[ae]ll(s|ing)? ?back (to|on) ({_LIBRARY}|(the )?(eager|native|library|reference|(py)?torch))",
+    rf"(us(e|ing)|call(ing)?|prefer|rely on) {_LIBRARY}",
+    rf"(leave|hand|delegate|wrap) [^.]{{1,50}} (to|in|with) ({_LIBRARY}|(py)?torch)",
+    "(just|simply|only) (use|call|keep) (py)?torch",
+    "use (the )?(eager|plain|native|built in) (py)?torch",
+    r"use torch\.\S+ (directly|instead(?! of torch))",
+    "(avoid|instead of|rather than) (writing|custom|(your|our) own) ([a-z]+ ){0,3}kernels?",
+    "skip (writing )?((the|a|custom|cuda|triton) )*kernels?",
+    r"(not|[a-z]+n't|never|no need to) write ((a|any|your|own|custom|cuda|triton) )*kernels?",
+    r"(not|[a-z]+n't|never) (call|write|use) (cuda|triton)(?! graphs?|\.\w)",
+    "drop the ((custom|cuda|triton) )*(kernel|cuda|triton)",
+    "skip (the )?(computation|ops?|operator)|eliminate the (kernel|op|operator) entirely",
+    "replac(e|ing) the ([a-z]+ )?kernel (with|by) (py)?torch",
 )]
 # What comes before such words where the advice is the opposite: "do not call cuBLAS"
-_TURNED_DOWN = re.compile(r"(?:\bnot|n't|\bnever|\bunlike|\binstead of|\brather than|\bwithout|\bavoid|\bno need to|"
-                          r"\bthan|\bbeats|\boutperforms|\bno longer)\s+(?:\w+\s+){0,2}$", re.IGNORECASE)
+_TURNED_DOWN = re.compile(r"(\bnot|n't|\b(never|without|avoid|instead of|rather than|than|unlike)) (\w+ ){0,2}$", re.I)
 
 
 def lazy_advice(text) -> str | None:
     """The words that tell the reader not to write a kernel, or None.
 
-    >>> lazy_advice("Use torch.compile instead.")
+    >>> lazy_advice("Use `torch.compile` instead.")
     'Use torch.compile'
     >>> lazy_advice("Unlike torch.matmul, one kernel keeps the row in registers; do not call cuBLAS.") is None
     True
     """
     text = re.sub(r"```.*?(```|\Z)", "", text, flags=re.DOTALL)  # an example's code gives no advice
+    text = " ".join(re.sub("[-_`*]", " ", text).replace("\u2019", "'").split())
     for pattern in _LAZY:
         for match in pattern.finditer(text):
             if not _TURNED_DOWN.search(text[max(0, match.start() - 40):match.start()]):
-                return " ".join(match[0].split())
+                return match[0]
     return None
 
 
@@ -257,7 +250,8 @@ def verify(model, sandbox, summaries, sampling, gain):
             if not proposal.rejected:
                 job = summary.task, summary.winner.skills + (proposal.skill,)
                 proposals.setdefault(job, []).append((summary, proposal))
-    attempts = rollout(model, sandbox, list(proposals), 1, replace(sampling, temperature=0.0))
+    attempts = rollout(model, sandbox, list(proposals), 1, replace(sampling, temperature=0.0),
+                       strategy=Strategy(verifies=True))
     for verified, attempt in zip(proposals.values(), attempts):
         for summary, proposal in verified:
             apply_pass_rule(proposal, attempt.turns[0], summary.first, gain)

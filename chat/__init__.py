@@ -1,9 +1,10 @@
 """What the model reads: prompts, and the chat template that makes token ids of them. It knows no weights.
 
     prompts.py      the prompts and tools of the three roles, from prompts.yaml or a file of the user's
+    calls.py        tool calls in a reply, and what it says after its thoughts
     template.py     messages to token ids, by the chat template of whatever model it is
     rows.py         conversations to token ids with a mask of what is to be learnt: examples, data files, rollouts
 
-    sft -- rows -- template -- prompts -- prompts.yaml        backbone -- template        selector, policy,
-                                                                                          summarizer -- prompts
+    sft -- rows -- template -- prompts -- prompts.yaml        backbone -- template, calls        selector, policy,
+                        `----- calls                                                           summarizer -- prompts
 """

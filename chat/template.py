@@ -1,17 +1,20 @@
 """Messages to token ids, by the chat template of whatever model it is."""
 
+import contextlib
 import functools
 import json
+import os
 import secrets
 from dataclasses import dataclass
 
 from jinja2 import TemplateError
 
+from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL
 from program.process import UserError
 
 MARK = f"reply{secrets.token_hex(8)}"  # stands for a text where a template is asked what it writes around it
-TOOL_CALL = "<tool_call>%s</tool_call>"  # how a reply calls a tool where the template knows none
+TOOL_CALL = "<tool_call>%s</tool_call>"  # how a reply calls a tool where the template has no form that we can read
 
 
 @dataclass
@@ -40,21 +43,42 @@ class Chat:
         return self.tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=reply,
                                                   enable_thinking=self.thinking)
 
-    def _shows(self, messages, tools=None) -> bool:
-        """Is MARK, which is somewhere in these arguments, in the text that the template writes?"""
+    @functools.cached_property
+    def system_role(self) -> bool:
+        """Does the template write system messages?"""
         try:
-            return MARK in self._template(messages, tools)
+            return MARK in self._template([{"role": "system", "content": MARK}, {"role": "user", "content": "."}])
         except (TemplateError, TypeError):
             return False
 
     @functools.cached_property
-    def system_role(self) -> bool:
-        return self._shows([{"role": "system", "content": MARK}, {"role": "user", "content": "."}])
+    def tool_role(self) -> tuple[bool, bool]:
+        """(does the template show tools, does it write calls in a form that we read?) What it does not do becomes text.
 
-    @functools.cached_property
-    def tool_role(self) -> bool:
+        Where it writes calls in a form that we do not read, tools become text as well, so that nothing asks for it.
+        """
         tool = SELECT_TOOL | {"function": SELECT_TOOL["function"] | {"name": MARK}}
-        return self._shows([{"role": "user", "content": "."}], [tool])
+        call = {"id": "123456789", "type": "function", "function": {"name": MARK, "arguments": {"a": [MARK]}}}
+        asked = [{"role": "user", "content": "."}]
+        try:
+            prompt = self._template(asked, [tool])
+            whole = self._template([*asked, {"role": "assistant", "content": "", "tool_calls": [call]}], [tool])
+        except (TemplateError, TypeError):
+            return False, False
+        reply = whole[len(os.path.commonprefix([prompt, whole])):]
+        reads = MARK in prompt and self.tool_call(reply, MARK) == call["function"]["arguments"]
+        return MARK in prompt and (reads or MARK not in reply), reads
+
+    def tool_call(self, text, name) -> dict | None:
+        """The arguments of the last call of tool `name` in a sampled reply, or None. Never raises.
+
+        Where the tokenizer has a response template, transformers reads the calls by it; else extract_tool_call does.
+        """
+        if getattr(self.tokenizer, "response_template", None):
+            with contextlib.suppress(Exception):  # parsing what a model sampled raises errors of many types
+                calls = [call["function"] for call in self.tokenizer.parse_response(text, prefix="")["tool_calls"]]
+                return [dict(call["arguments"]) for call in calls if call["name"] == name][-1]
+        return extract_tool_call(text, name)
 
     @functools.cached_property
     def end(self) -> list[int]:
@@ -79,14 +103,19 @@ class Chat:
         """Messages [{"role", "content"}, ...] as the text that the model reads. Raises UserError if that cannot be.
 
         tool: SELECT_TOOL or UPDATE_TOOL, which the reply may call; None; or a list of tools. reply: end with the
-        beginning of the next reply? Where the template knows no tools, the first message says what can be called; where
-        it knows no system role, the system message opens the user's.
+        beginning of the next reply? Where the template shows no tools (`tool_role`) the first message says what can be
+        called and how; where it writes no calls, they are text; without `system_role` the system message opens the
+        user's.
         """
         tools = [tool] if isinstance(tool, dict) else tool or None
-        if tools and not self.tool_role:
+        shows, calls = self.tool_role if tools else (True, True)
+        if not calls:
+            messages = list(map(_spelled, messages))
+        if not shows:
             call = TOOL_CALL % '{"name": ..., "arguments": {...}}'
             said = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools)) + f"\nCall one with {call}"
-            messages = [messages[0] | {"content": messages[0]["content"] + said}, *map(_spelled, messages[1:])]
+            messages = [messages[0] | {"content": messages[0]["content"] + said}, *messages[1:]]
+            tools = None
         if len(messages) > 1 and messages[0]["role"] == "system" and not self.system_role:
             text = f"{messages[0]['content']}\n\n{messages[1]['content']}"
             messages = [messages[1] | {"content": text}, *messages[2:]]
@@ -145,5 +174,6 @@ class Chat:
 
 def _spelled(message) -> dict:
     """A message whose tool calls have become text."""
-    calls = [TOOL_CALL % json.dumps(call["function"]) for call in message.get("tool_calls", ())]
-    return message | {"content": "\n".join([message["content"], *calls]).strip()} if calls else message
+    rest = dict(message)
+    calls = [TOOL_CALL % json.dumps(call["function"]) for call in rest.pop("tool_calls", ())]
+    return rest | {"content": "\n".join([rest["content"], *calls]).strip()} if calls else rest

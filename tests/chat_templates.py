@@ -101,12 +101,31 @@ Functions:{% for tool in tools %} {{ tool.function.name }}({{ tool.function.para
 {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}
 {%- if not enable_thinking %}{{ '""" + THINK + """' }}{% endif %}{% endif %}""",
              ["<|im_start|>", "<|im_end|>"], "<|endoftext|>"),
+    # Writes the arguments of a call one by one, in a form of its own.
+    "glm": ("plain", """{% for m in messages %}{% if tools and loop.first %}{{ tools | tojson }}{% endif %}
+{{- '<|' + m.role + '|>\\n' + m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}
+{% for k, v in c.function.arguments | items %}<arg_key>{{ k }}</arg_key>
+<arg_value>{{ v | tojson }}</arg_value>
+{% endfor %}</tool_call>{% endfor %}<|end|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>
+{% endif %}""", ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>"], "<|endoftext|>"),
+    # Shows tools, and leaves calls out without a word.
+    "lfm2": ("plain", """{% for m in messages %}{% if tools and loop.first %}{{ tools | tojson }}{% endif %}
+{{- '<|' + m.role + '|>' + m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""",
+             ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>"], "<|endoftext|>"),
     # Leaves system messages out without a word.
     "deaf": ("no system", """{% for m in messages %}
 {%- if m.role != 'system' %}{{ '<|' + m.role + '|>' + m.content + eos_token }}
 {%- endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}""",
              ["<|user|>", "<|assistant|>"], "</s>"),
 }
+
+
+GLM_RESPONSE = {"start_anchor": "<|assistant|>", "fields": {"content": {}, "tool_calls": {
+    "open_pattern": r"<tool_call>(?P<name>\w+)\n", "close": "</tool_call>", "repeats": True, "content": "xml-inline",
+    "content_args": {"tag_pattern": r"<arg_key>(?P<key>.*?)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>",
+                     "value_parser": {"name": "json"}},
+    "transform": {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}}}}
 
 
 def template_tokenizer(tokenizer, name):

@@ -13,6 +13,7 @@ import bench
 from backbone import Backbone, Completion
 from bench import Attempt, Sample
 from conftest import FakeSandbox, kernel, read_lines, selecting
+from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL
 from judge.verdict import Verdict
 from program.options import complete
@@ -83,6 +84,7 @@ class Scripted:
     """A model whose prompts are numbers into a list of conversations, and whose replies `script` makes up."""
 
     sample, large, context, check_lengths = Backbone.sample, False, 4096, Backbone.check_lengths
+    tool_call = staticmethod(extract_tool_call)
 
     def __init__(self, script):
         self.script, self.seen = script, []
@@ -243,7 +245,7 @@ def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(tmp_path):
     assert len(sandbox.scored) == 60 == len(sample.scored)
     ranks = Counter(parents[0] for parents in asked[8:])
     best = ranks[kernel(1.5, 0.8, "b")]
-    assert max(ranks.values()) == best and 15 < best < 45 and len(ranks) == 4  # 1 / (1 + 1/2 + 1/3 + 1/4) is 48 %
+    assert 5 < best < 26 and len(ranks) == 5  # of 52 draws; see test_a_parents_chance_falls_with_its_rank
     # The budget of tokens ends a sample; a reply has one token.
     [sample], _ = first(tmp_path / "few.jsonl", lambda *_: kernel(2.0), strategy="evolve", tokens=9)
     assert len(sample.turns) == 9 and len(sample.scored) == 1

@@ -7,14 +7,14 @@ import types
 import pytest
 
 import backbone
-from backbone import Chat, Completion, extract_tool_call, Sampling
+from backbone import Chat, Completion, Sampling
 from chat import prompts
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
-from chat_templates import TEMPLATES, template_tokenizer
+from chat_templates import GLM_RESPONSE, TEMPLATES, template_tokenizer
 from conftest import learnt, make_task, write_lines
 from policy import next_messages, policy_messages
-from sandbox import Verdict, feedback
+from judge.verdict import KernelTime, Verdict
 from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
@@ -102,14 +102,27 @@ def test_tool_calls_are_learnt_as_the_template_writes_them(chat, kind, tmp_path)
     [reply] = learnt(chat, ids, mask)
     assert "two passes" in reply and reply.endswith(chat.tokenizer.decode(chat.end))
     assert "select_skills" in chat.tokenizer.decode(ids[:mask.argmax()])  # the prompt says what can be called
-    if kind not in ("llama3", "mistral"):  # these write a call with no mark of its own
-        assert extract_tool_call(reply, "select_skills") == CALL
+    assert chat.tool_call(reply, "select_skills") == CALL
+    reads = kind in ("qwen3", "release")  # with the others the call became text
+    assert "<tool_call>" in reply and chat.tool_role == (reads or kind == "lfm2", reads)
     if kind in ("qwen3", "release"):
         messages = [*TALK[:2], {"role": "assistant", "content": "", "tool_calls": [
             {"function": {"name": "select_skills", "arguments": CALL}}]}]
         whole = chat.tokenizer.apply_chat_template(messages, tools=[SELECT_TOOL], tokenize=False,
                                                    enable_thinking=False)
         assert chat.tokenizer.decode(ids) == whole.rstrip("\n")
+
+
+def test_a_tokenizers_own_response_template_reads_its_calls(tokenizer):
+    made = template_tokenizer(tokenizer, "glm")
+    made.response_template = GLM_RESPONSE
+    chat = Chat(made)
+    reply = {"role": "assistant", "content": "So:", "tool_calls": [{"function": {"name": "f", "arguments": CALL}}]}
+    text = made.decode(chat.reply_ids([TALK[1], reply], SELECT_TOOL))
+    assert text.startswith("So:<tool_call>f\n<arg_key>think</arg_key>") and chat.tool_role == (True, True)
+    assert chat.tool_call(text, "f") == CALL and chat.tool_call(text, "g") is None
+    assert not chat.tool_call("<tool_call>f\n<arg_key>a", "f") and chat.tool_call("\ud800", "f") is None
+    assert chat.tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f") == {"a": 1}
 
 
 def test_thoughts_are_learnt_where_they_are_switched_on(tokenizer):
@@ -149,21 +162,30 @@ def test_a_template_that_cannot_write_messages_says_so(tokenizer):
 
 # ---- prompts of a file
 
-FILE = """
+SKILL_FILE = """
 prompts:
   selection_system: Choose __top_k_select__.
   selection_user: "## Task\\n__task_description__\\n## Skills\\n__file_tree__\\nCode {like} __init__ stays."
   summary_system: At most __max_skills__.
   summary_user: >-
     __task_messages_formatted__|__injected_skill_content__|__turn1_speedup__|__turn1_code__|__best_turn_code__
-  skill_injection_header: "\\n\\n---\\n"
+  skill_injection_header: "\\n\\n===\\n"
+  skill_injection_footer: "\\n=="
 tools:
   selection:
-    - {type: function, function: {name: select_skills, description: Mine., parameters: {type: object, properties: {}}}}
+    - {type: function, function: {name: select_skills, description: Pick the most apt., parameters: {type: object,
+       properties: {selected_skills: {type: array, description: Picks.}, think: {type: string}}}}}
+  summary:
+    - {type: function, function: {name: update_skill_library, description: Add., parameters: {type: object,
+       properties: {new_skills: {type: array, description: New., items: {type: object}}}}}}
+"""
+TURN_FILE = """
+prompt: null
 per_turn_prompts:
   - {name: first_turn, template: null}
-  - {name: tool_response, template: "Verdict:\\n{feedback}\\nAgain."}
+  - {name: tool_response, template: "Verdict {{1}}:\\n{feedback}\\nAgain.\\n"}
 """
+TRAINER_FILE = "hydra: {searchpath: [a]}\ntrainer: {steps: 3}\nskill: {prompts: {}}\n"
 SKILLS = [Skill("fuse", "d", "general", ("a", "b"), "body __task_description__"),
           Skill("tile", "e", "general", (), "x")]
 
@@ -177,40 +199,85 @@ def own_prompts(monkeypatch):
             monkeypatch.setitem(table, key, table[key])
 
 
-def test_prompts_of_a_file_in_the_releases_layout(tmp_path, own_prompts):
-    (tmp_path / "more").mkdir()
-    head, tail = FILE.split("per_turn_prompts:")
-    (tmp_path / "skills.yaml").write_text(head)
-    (tmp_path / "more/turns.yaml").write_text("per_turn_prompts:" + tail)
-    ours = prompts.PROMPTS["policy_system"]
+@pytest.fixture
+def release_prompts(tmp_path, own_prompts):
+    """A folder in the layout of the release's kernel/config has been read."""
+    (tmp_path / "prompt_config").mkdir()
+    for name, text in (("kernel_trainer", TRAINER_FILE), ("prompt_config/turns", TURN_FILE), ("skills", SKILL_FILE)):
+        (tmp_path / f"{name}.yaml").write_text(text)
     prompts.read_prompts(tmp_path)
+
+
+FUSE = "---\nname: fuse\ndescription: d\nscope: general\ntags: [a, b]\n---\n\nbody __task_description__"
+TILE = "---\nname: tile\ndescription: e\nscope: general\ntags: []\n---\n\nx"
+
+
+def test_prompts_of_a_folder_in_the_releases_layout(release_prompts):
     task = make_task()
+    asked = policy_messages(task, ())
     system, user = selection_messages(task, SKILLS)
     assert system["content"] == "Choose 3." and user["content"] == (
-        f"## Task\n{task.source.strip()}\n## Skills\n 1. **fuse**  [scope=general]  [tags: a, b]\n    d\n"
-        " 2. **tile**  [scope=general]  [tags: ]\n    e\nCode {like} __init__ stays.")
-    shown = ("---\nname: fuse\ndescription: d\nscope: general\ntags: [a, b]\n---\n\nbody __task_description__\n\n"
-             "---\nname: tile\ndescription: e\nscope: general\ntags: []\n---\n\nx")
-    asked = policy_messages(task, SKILLS)
-    assert asked[0]["content"] == f"{ours}\n\n---\n{shown}"  # what the file lacks stays ours
-    assert next_messages(asked, "r", Verdict())[-1]["content"] == f"Verdict:\n{feedback(Verdict())}\nAgain."
-    system, user = summary_messages(task, SKILLS, ("one", 1.0), ("two", 2.0))
-    bare = policy_messages(task, ())
-    assert system["content"] == "At most 2." and user["content"] == (
-        f"[SYSTEM]\n{ours}\n\n[USER]\n{bare[1]['content']}|{shown}|1.00|one|two")
-    assert SELECT_TOOL["function"]["description"] == "Mine."
-    assert "Choose" in prompts.PROMPTS["selection_system"]
-    # The Policy's own prompt, with a place for skills.
-    own = {"policy_system": "", "policy_user": "A __skills__ B __task_description__"}
+        f"## Task\n{asked[1]['content']}\n## Skills\n 1. **fuse**  [scope=general]  [tags: a, b]\n    d\n"
+        " 2. **tile**  [scope=general]\n    e\nCode {like} __init__ stays.")
+    ours = prompts.PROMPTS["policy_system"]  # what the files lack stays ours
+    for shown, text in ((policy_messages(task, SKILLS), f"{FUSE}\n\n\n{TILE}"),
+                        (policy_messages(task, SKILLS, verifies=True), f"{FUSE}\n\n\n---\n\n{TILE}"),
+                        (policy_messages(task, SKILLS[:1], verifies=True), FUSE.replace("[a, b]", "['a', 'b']"))):
+        assert shown == [{"role": "system", "content": f"{ours}\n\n===\n{text}\n=="}, asked[1]]
+    for skills, text in ((SKILLS, f"{FUSE}\n\n\n{TILE}"), ((), prompts.RELEASE_FORMS["no_skills"])):
+        system, user = summary_messages(task, skills, ("one", 1.0), ("two", 2.0))
+        assert system["content"] == "At most 2." and user["content"] == (
+            f"[SYSTEM]\n{ours}\n\n[USER]\n{asked[1]['content']}|{text}|1.00|one|two")
+
+
+def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_prompts):
+    picks = {"type": "array", "description": "Picks (at most 3).", "maxItems": 3}
+    function = SELECT_TOOL["function"]
+    assert function["description"] == "Pick the top 3 most apt."
+    assert list(function["parameters"]["properties"]["selected_skills"].items()) == list(picks.items())
+    function = prompts.UPDATE_TOOL["function"]
+    assert function["description"] == "Add with at most 2 skills."
+    new = {"type": "array", "description": "New (at most 2).", "items": {"type": "object"}, "maxItems": 2}
+    assert list(function["parameters"]["properties"]["new_skills"].items()) == list(new.items())
+
+
+@pytest.mark.parametrize("verdict, fields, kernels", [
+    (Verdict(compiled=True, correct=True, speedup=2.0, coverage=0.5, reference_ms=1.0, candidate_ms=0.5,
+             profile=[KernelTime("k\u00e9", 0.5, True), KernelTime("mm", 0.25, False)]),
+     {"status": "completed", "compiled": True, "correctness": True, "decoy_kernel": False, "reference_runtime": 1.0,
+      "kernel_runtime": 0.5, "speedup": 2.0, "error_message": None, "error_code": None, "reward": 1.75,
+      "success": True, "score": 1.75, "num_custom_kernel": 1, "num_total_kernels": 2,
+      "custom_kernel_cuda_time_in_profiling_us": 250.0, "total_kernel_run_time_in_profiling_us": 500.0},
+     [{"name": "k\u00e9", "cuda_time_us": 250.0}, {"name": "mm", "cuda_time_us": 125.0}]),
+    (Verdict(compiled=True, error="wrong", excerpt="  1> x"),
+     {"compiled": True, "correctness": False, "reference_runtime": -1.0, "speedup": 0.0, "reward": 0.0,
+      "error_message": "wrong\n  1> x", "error_code": "CORRECTNESS_ERROR"}, []),
+    (Verdict(rejected="a decoy"), {"decoy_kernel": True, "error_message": "a decoy", "reward": 0.0}, []),
+    (Verdict(error="no code"), {"compiled": False, "error_code": "COMPILATION_ERROR", "success": False}, [])])
+def test_feedback_of_the_releases_layout_is_the_state_as_json(release_prompts, verdict, fields, kernels):
+    answer = next_messages([], "r", verdict)[-1]["content"]
+    assert answer.startswith('Verdict {1}:\n{\n  "status"') and answer.endswith("\n}\nAgain.\n")
+    text = answer.removeprefix("Verdict {1}:\n").removesuffix("\nAgain.\n")
+    state = json.loads(text)
+    assert text == json.dumps(state, ensure_ascii=False, indent=2)
+    assert state.items() >= fields.items() and state["metadata"]["profiling"]["kernels"] == kernels
+    assert [key for key in state if key in fields] == list(fields) or not verdict.correct  # in this order
+
+
+def test_a_policy_prompt_of_ones_own_has_a_place_for_skills(release_prompts, tmp_path):
+    own = {"policy_system": "", "policy_user": "A __skills__B __task_description__"}
     (tmp_path / "own.yaml").write_text(json.dumps({"prompts": own}))
     prompts.read_prompts(tmp_path / "own.yaml")
+    task = make_task()
     [user] = policy_messages(task, SKILLS[:1])
-    assert user["content"].startswith("A \n\n---\n---\nname: fuse") and "\n\n B import torch" in user["content"]
+    assert user["content"] == f"A \n\n===\n{FUSE}\n==\n\nB {task.source.strip()}"
+    assert f"## Task\nA B {task.source.strip()}\n" in selection_messages(task, SKILLS, 100_000)[1]["content"]
 
 
 @pytest.mark.parametrize("text, why", [
     ("{", "ParserError"), ("prompts: {a: 1}", "no map of texts"), (None, "No such file"),
-    ("prompts: {a: b}\ntools: {summary: [{function: {name: f}}]}", "the tool of summary is called f")])
+    ("prompts: {a: b}\ntools: {summary: [{function: {name: f}}]}", "the tool of summary is called f"),
+    ("per_turn_prompts: [{name: tool_response, template: '{0}'}]", "IndexError")])
 def test_a_file_that_holds_no_prompts_is_refused(tmp_path, own_prompts, text, why):
     path, before = tmp_path / "x.yaml", dict(prompts.PROMPTS)
     if text is not None:
@@ -218,3 +285,6 @@ def test_a_file_that_holds_no_prompts_is_refused(tmp_path, own_prompts, text, wh
     with pytest.raises(UserError, match=why) as caught:
         prompts.read_prompts(path)
     assert "\n" not in str(caught.value) and prompts.PROMPTS == before
+    (tmp_path / "x.yaml").write_text(TRAINER_FILE)
+    with pytest.raises(UserError, match="has one of prompts, tools"):
+        prompts.read_prompts(tmp_path)

@@ -1,14 +1,16 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
 
 import re
+from collections import Counter
 
 import pytest
 import torch
 
 import summarizer
 from backbone import Completion, Sampling
+from chat.calls import extract_tool_call
 from conftest import CONTENT, FakeSandbox, Scripted, call, entry, kernel, make_task, proposing, selecting
-from policy import Trajectory, Turn, best_window, normalised, rollout, score_pairs
+from policy import Trajectory, Turn, best_window, normalised, ranked_parent, rollout, score_pairs
 from sandbox import Verdict
 from selector import Selection, read_selection, recall, select, selection_metrics
 from skills import Skill, SkillLibrary
@@ -39,7 +41,7 @@ def scripted(model):
     ('```json\n{"selected_skills": ["skill-4"]}\n```', ["skill-4"], []), ("skill-1", [], []),
     (call("select_skills", selected_skills="skill-1"), [], []), (call("select_skills"), [], [])])
 def test_only_candidates_are_selected_and_at_most_three(reply, chosen, dropped):
-    skills, gone = read_selection(reply, SKILLS)
+    skills, gone = read_selection(extract_tool_call(reply, "select_skills"), SKILLS)
     assert [s.name for s in skills] == chosen and list(gone) == dropped
 
 
@@ -220,10 +222,12 @@ def words(count) -> str:
                       {"description": "d" * 501}, {"scope": "everywhere"}, {"tags": "a, b"}, {"tags": [1]},
                       {"content": "Motivation: x\nExample: y"}],
         "too long": [{"content": words(641)}],
-        "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"}]
+        "lazy advice": [{"content": CONTENT + "\nOr use torch.compile."}, {"description": "Fall back to PyTorch"},
+                        {"name": "skip_the_kernel"}]
         }.items() for changes in several])
 def test_form_check_records_a_reason(reply, reasons):
-    proposals = read_proposals(reply, count_tokens=lambda text: len(text.split()))
+    call = extract_tool_call(reply, "update_skill_library")
+    proposals = read_proposals(call, count_tokens=lambda text: len(text.split()))
     assert [p.rejected for p in proposals] == reasons
     assert all(p.rejected is None or p.rejected in summarizer.REASONS for p in proposals)
     assert all(p.skill is not None for p in proposals if not p.rejected)
@@ -234,7 +238,7 @@ def test_form_check_records_a_reason(reply, reasons):
     ({"name": "skill", "description": "Description  1"}, True)])  # the library has given it its number
 def test_a_known_proposal_is_marked_and_not_rejected(changes, known):
     keys = {key for skill in SKILLS for key in summarizer.identity(skill)}
-    [proposal] = read_proposals(proposing(entry(**changes)), keys)
+    [proposal] = read_proposals({"new_skills": [entry(**changes)]}, keys)
     assert proposal.known == known and proposal.rejected is None
 
 
@@ -245,13 +249,20 @@ def sentences(text) -> list:
 LAZY = sentences("""Wrap the module in torch.compile and return it. When in doubt, fall back to torch. Using cuDNN is
 faster than any kernel. Just use PyTorch's own operators. Use the built-in PyTorch function. Use torch.sum(x) instead of
 a custom kernel. Avoid writing custom kernels. Do not write a kernel here. Rather than writing your own kernel, keep the
-eager code. Leave the matmul to cuBLAS. Replace the kernel with torch.sum.""")
+eager code. Leave the matmul to cuBLAS. Replace the kernel with torch.sum. For small tensors skip the Triton kernel.
+Skip the kernel where the input is a constant. Drop the kernel and return the bias. Skip computation when the result is
+constant. Eliminate the kernel entirely if alpha is 0. Don't use Triton for reductions. Skip ops that change nothing.
+Drop the Triton part. Don\u2019t write CUDA. Eliminate the op entirely. Call `torch.compile` once.""")
 
 HONEST = sentences("""Unlike torch.matmul, the kernel reads each row once. Do not use torch.compile; write the fused
 kernel yourself. Replace torch.sum with a reduction inside the kernel. Extend the row kernel by the steps around it
 instead of launching more kernels. Rather than calling cuBLAS, keep the tile in registers. Use torch.empty instead of
 torch.zeros for the output. PyTorch falls back to a slow path for non-contiguous inputs, so write a kernel. Use one
-fused Triton kernel instead of a Triton kernel per operator. The matmul may stay a torch call; fuse its epilogue.""")
+fused Triton kernel instead of a Triton kernel per operator. The matmul may stay a torch call; fuse its epilogue. Avoid
+a kernel launch for each row. Skip masked tiles: their weights are 0. Drop the second pass over the row. Eliminate the
+intermediate tensor by fusing both kernels. Do not skip the kernel; tune its block size. Never drop the kernel's mask.
+cuBLAS is slow for skinny matrices. Don't use CUDA graphs here. Use the row's own maximum. Avoid custom block sizes. A
+call of a kernel costs 5 us, so launch once. Don't use triton.autotune with a single configuration.""")
 HONEST.append("```python\n# use torch.compile\n```")
 
 
@@ -327,6 +338,17 @@ def test_verification_is_one_greedy_batch_with_the_winners_skills(scripted):
 def test_the_first_of_equal_windows():
     turns = [Turn(None, "", Verdict(correct=True, speedup=x)) for x in (3.0, 1.0, 9.0, 1.0)]  # 9 counts as 3
     assert best_window(turns, keep=2) == turns[:2] and best_window(turns[:3], keep=4) == turns[:3]
+
+
+def test_a_parents_chance_falls_with_its_rank():
+    """EvoEngineer: five parents with chances in proportion to 1/5, 1/6, 1/7, 1/8 and 1/9."""
+    turns = [Turn(None, "", Verdict(correct=x > 0, speedup=x)) for x in (1.0, 7.0, 3.0, 0.0, 2.0, 5.0, 4.0)]
+    generator = torch.Generator().manual_seed(0)
+    drawn = Counter(ranked_parent(turns, generator)[0].verdict.speedup for _ in range(4000))
+    total = sum(1 / n for n in range(5, 10))
+    for n, speedup in zip(range(5, 10), (7.0, 5.0, 4.0, 3.0, 2.0)):
+        assert abs(drawn[speedup] / 4000 - 1 / n / total) < 0.025
+    assert drawn[1.0] == 0 and ranked_parent(turns[:3]) == ranked_parent(turns[3:4] * 9) == []
 
 
 def test_kernels_are_equal_but_for_comments_and_layout():

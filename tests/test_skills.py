@@ -5,7 +5,7 @@ import json
 import pytest
 
 from program.process import UserError
-from selector import recall
+from selector import recall, words
 from skills import Skill, SkillLibrary, skill_from_json
 
 
@@ -58,8 +58,12 @@ def test_a_broken_line_is_refused_with_its_number(tmp_path, line):
     assert [s.name for s in SkillLibrary.load(path).skills] == ["a", "b"]
 
 
-def test_unknown_fields_and_missing_tags_are_no_offence():
-    assert skill_from_json({"name": "n", "description": "d", "scope": "s", "content": "c", "author": 1}).tags == ()
+@pytest.mark.parametrize("fields, scope, tags", [
+    ({}, "general", ()), ({"scope": "s", "author": 1}, "s", ()), ({"scope": None, "tags": None}, "general", ()),
+    ({"tags": "a, b"}, "general", ()), ({"scope": "", "tags": ["a"]}, "general", ("a",))])
+def test_the_release_takes_lines_without_scope_or_list_of_tags(fields, scope, tags):
+    made = skill_from_json({"name": "n", "description": "d", "content": "c"} | fields)
+    assert (made.scope, made.tags) == (scope, tags)
 
 
 def test_the_best_twenty_are_recalled_and_equal_scores_keep_the_librarys_order():
@@ -83,10 +87,29 @@ def test_every_text_of_a_skill_is_searched():
     assert found == [["alpha"], ["a"], ["b"], ["c"]]
 
 
-def test_small_libraries_are_recalled_whole():
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_or_two_skills_are_recalled_whole(size):
+    assert recall(SkillLibrary(LIBRARY[:size]), "nothing of it") == LIBRARY[:size]
+
+
+@pytest.mark.parametrize("size", [4, 10, 40])
+@pytest.mark.parametrize("share", [0.4, 0.5, 0.6, 1])
+def test_a_word_of_half_the_library_or_more_still_counts(size, share):
     assert recall(SkillLibrary(), "softmax") == []
-    assert [s.name for s in recall(SkillLibrary([skill("only")]), "softmax")] == ["only"]
-    assert len(recall(SkillLibrary(LIBRARY[:2]), "nothing of it")) == 2
-    assert recall(SkillLibrary(LIBRARY[:3]), "unrelated vocabulary") == []
-    alike = SkillLibrary([skill(f"softmax-{i}", "One program for each row keeps it in registers.") for i in range(5)])
-    assert recall(alike, "x = torch.softmax(x)") == alike.skills  # their common words would count against them
+    holders = int(size * share)
+    library = SkillLibrary([skill(f"s{i}", "softmax" if i < holders else "matmul") for i in range(size)])
+    assert recall(library, "softmax", top=40) == library.skills[:holders]
+
+
+@pytest.mark.parametrize("query, written", [
+    ("F.layer_norm(x)", "LayerNorm in one sweep"), ("self.bn = nn.BatchNorm2d(c)", "batch_norm folded"),
+    ("nn.LayerNorm(8)", "layer-norm"), ("x = F.relu(x)", "ReLU"), ("nn.ReLU()", "a relu/gelu chain")])
+def test_code_finds_what_a_skill_calls_otherwise(query, written):
+    assert recall(SkillLibrary([skill("a", "scan"), skill("b", written), skill("c", "sort")]), query)[0].name == "b"
+
+
+@pytest.mark.parametrize("text, release", [
+    ("Layer_norm and/or Soft-Max: it's 2x!", "layer norm and or soft max its 2x"),
+    ("  tl.dot(a, b)\n", "tldota b"), ("-- __ ..", "")])
+def test_the_releases_words_are_among_ours(text, release):
+    assert set(release.split()) <= set(words(text)) and (release == "") == (words(text) == [])

@@ -235,13 +235,13 @@ def test_command_line(files):
     assert text.startswith("Correct: no.") and text.replace("\n", "").isprintable()
 
 
-def test_whatever_a_candidates_file_holds_there_is_a_verdict(files, capsys):
-    found = {}
-    for name, *more in ["latin.py"], ["near.py"], ["near.py", "--tolerance", "1e-2"], ["rude.py"]:
-        assert sandbox_module.main(["task.py", name, "--trials", "1", "--json", "--device", "cpu", *more]) == 0
-        found[name, *more] = json.loads(capsys.readouterr().out)
-    assert "UTF-8" in found["latin.py",]["error"] and found["rude.py",]["error"].isprintable()
-    assert not found["near.py",]["correct"] and found["near.py", "--tolerance", "1e-2"]["correct"]
+def test_options_count_and_a_file_that_is_no_text_gets_a_verdict(files, capsys):
+    found = []
+    for name in "latin.py", "near.py":
+        options = ["--tolerance", "1e-2", "--trials", "1", "--json", "--device", "cpu"]
+        assert sandbox_module.main(["task.py", name, *options]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert "UTF-8" in found[0]["error"] and found[1]["correct"]  # by default it is not
 
 
 def test_a_byte_order_mark_in_a_task_is_no_mistake(files):

@@ -8,8 +8,8 @@ adversaries/cases.jsonl holds one object a line: kind, name, task, code, and the
     covered    correct, and coverage above `limit`          gain       correct, `limit` times the honest `baseline`'s
     marker     a file outside of the jail was written       says       the reason contains `limit`
 
-`@MARKER@` in a code is that file; `before` are candidates that are scored first; `open` marks what works. Programs for the measured clock are in
-adversaries/measured.jsonl; they are run by tests/test_sandbox_gpu.py.
+`@MARKER@` in a code is that file; `before` are candidates that are scored first; `open` marks what works. Programs for
+the measured clock are in adversaries/measured.jsonl; tests/test_sandbox_gpu.py runs them.
 """
 
 import argparse

@@ -338,14 +338,19 @@ def update(model, optimizer, groups, options) -> dict:
     loss = torch.zeros((), device=model.device)
     ratio_off = 0.0
     model.release()  # the sampler's cache: activations need its memory
-    for micro_batch in micro_batches(own, options.update_tokens):
-        part, off = micro_batch_loss(model, micro_batch, options)
+    packed = [*micro_batches(own, options.update_tokens)]
+    idle = max(ranks.each(len(packed))) - len(packed)  # all ranks compute equally many: see ranks.ShardedOptimizer
+    for micro_batch in packed + [None] * idle:
+        if micro_batch:
+            part, off = micro_batch_loss(model, micro_batch, options)
+        else:
+            part, off = 0 * model.logprobs([([0], [0])])[0].sum(), 0.0
         (part / divisor).backward()  # this micro-batch's part of L adds to the gradients of those before it
         loss += part.detach() / divisor
         ratio_off = max(ratio_off, off)
     metrics = over_ranks(flat(own), loss.item(), ratio_off) | {"grad_norm": 0.0}
     if metrics["tokens_trained"]:
-        norm = ranks.reduce_and_clip_gradients(optimizer, model.model.parameters(), options.grad_clip)
+        norm = ranks.clip_gradients(optimizer, model.model.parameters(), options.grad_clip)
         metrics["grad_norm"] = norm.item()
         if torch.isfinite(norm):  # else skip the step: a NaN gradient would destroy every weight
             optimizer.step()

@@ -109,8 +109,8 @@ def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
     reply_tokens = sum(len(rows[0].completion.token_ids) for rows in sequences)
     args = complete(reinforce.Options, {"device": device, "update_tokens": tokens, "mrs": False}, size=2)
     watch, parts = Stopwatch(device), defaultdict(list)
-    clip, step = ranks.reduce_and_clip_gradients, optimizer.step
-    ranks.reduce_and_clip_gradients = watch.wrap("clip", clip)
+    clip, step = ranks.clip_gradients, optimizer.step
+    ranks.clip_gradients = watch.wrap("clip", clip)
     optimizer.step = watch.wrap("optimizer", step)
     update = watch.wrap("step", reinforce.update)
     try:
@@ -125,7 +125,7 @@ def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
             for name, value in found.items() if n else ():  # step 0 warms up
                 parts[name].append(value)
     finally:
-        ranks.reduce_and_clip_gradients, optimizer.step = clip, step
+        ranks.clip_gradients, optimizer.step = clip, step
     seconds = {name: statistics.median(values) for name, values in parts.items()}
     flops = useful_flops(model, lengths, reply_tokens)
     record = {"seconds": seconds, "tokens_per_second": sum(lengths) / seconds["step"],

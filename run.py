@@ -53,7 +53,7 @@ from program.process import UserError, run_command
 from sandbox import Sandbox, feedback
 from skills import MODEL_FILE, SkillLibrary
 from synthetic.generator import NARROW, WIDE, training_tasks
-from tasks import builtin_tasks, folder_tasks
+from tasks import TaskError, builtin_tasks, evaluation_fingerprints, listed_tasks, unfit
 
 SYNTHESISED = {"synth": NARROW, "wide": WIDE}  # --tasks: distributions of problems
 
@@ -163,7 +163,7 @@ def check(options):
     if options.log == "tensorboard" and not importlib.util.find_spec("tensorboard"):
         raise UserError("--log tensorboard: first pip install tensorboard")
     if options.tasks not in (*SYNTHESISED, "builtin"):
-        folder_tasks(options.tasks)
+        listed_tasks(options.tasks)
     if options.prompts:
         read_prompts(options.prompts)
 
@@ -217,14 +217,27 @@ def task_stream(options):
     """Training tasks without end, the same for the same options. Raises TaskError when there are none.
 
     A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
-    batch (tasks.scale_batch), so that kernels take long enough to be measured.
+    batch (tasks.scale_batch), so that kernels take long enough to be measured. The user's problems are checked as
+    synthesised ones are (tasks.unfit), each when its turn comes for the first time; the first rank says which are left
+    out, how many in all, and why.
     """
     if options.tasks in SYNTHESISED:  # this stream has no end
         yield from training_tasks(options.seed, SYNTHESISED[options.tasks], options.device)
-    listed = builtin_tasks(device=options.device) if options.tasks == "builtin" else folder_tasks(options.tasks)
-    rng = random.Random(options.seed)
+    builtin = options.tasks == "builtin"
+    listed = builtin_tasks(device=options.device) if builtin else listed_tasks(options.tasks)
+    reasons = dict.fromkeys(listed) if builtin else {}  # problem -> why it is left out, or None
+    evaluation, rng = evaluation_fingerprints(), random.Random(options.seed)
     while True:
-        yield from rng.sample(listed, len(listed))  # every task once, then again in another order
+        for task in rng.sample(listed, len(listed)):  # every task once, then again in another order
+            if task not in reasons:
+                reasons[task] = unfit(task, evaluation)
+                if reasons[task] and ranks.rank() == 0:
+                    counts = dict(Counter(filter(None, reasons.values())))
+                    tqdm.write(f"{task.name} is left out: {reasons[task]}. Of {len(reasons)} so far: {counts}")
+            if not reasons[task]:
+                yield task
+        if all(reasons.values()):
+            raise TaskError(f"--tasks {options.tasks}: no problem can be trained on ({dict(Counter(reasons.values()))})")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

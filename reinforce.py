@@ -64,13 +64,20 @@ from sandbox import Sandbox
 
 # Everything beyond a plain policy gradient: skills (daVinci-kernel); PRS, MRS (Dr. Kernel); filters of the release.
 OFF = dict(skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False, min_std=0.0, oversample=1)
-RECIPES = {  # which options a related system sets differently: a new one is a row here
+# Which options a related system sets differently: a new one is a row here. Three values are for the sizes of Options.
+RECIPES = {
     "davinci": {},
-    "drkernel": dict(reward="drkernel", skills=False, cross_scheme=False, k=0, n=16, turns=3),
+    # Dr. Kernel's script for 14B (KernelGYM): one task for each that is kept, prompts of at most 10,240 tokens
+    "drkernel": dict(reward="drkernel", skills=False, cross_scheme=False, k=0, n=16, turns=3, oversample=1,
+                     prompt_tokens=(3500, 6500, 10240)),
+    # Kevin (arXiv 2507.11948) is a model that thinks. It writes CUDA; here it is asked for Triton as all are.
     "kevin": OFF | dict(reward="kevin", gamma=0.4, baseline="group-norm", group="task", loss_mean="token", k=0, n=16,
-                        loss_scale=1.0, turns=4, temperature=0.9, history="condensed"),
+                        loss_scale=1.0, turns=4, temperature=0.9, history="condensed", thinking=True),
+    # CUDA Agent's reward alone. It trains by PPO with a critic, and its model works with tools over many turns.
     "cuda-agent": OFF | dict(reward="cuda-agent"),
 }
+LEFT_OUT = {"kevin": "CUDA C++, QwQ-32B", "cuda-agent": "PPO's critic and its pretraining, tools, rejection fine-tuning "
+            "(sft.py --from-rollouts does that)"}  # what a recipe does not imitate: said when it is chosen
 # Options that may differ when a run is continued
 CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}
 
@@ -86,7 +93,8 @@ class Options:
     out: str = option("", "folder of the run (default: runs/<date and time>)", metavar="DIR")
     resume: bool = option(False, "continue the run in --out from its last checkpoint")
     device: str = option("", "default: cuda if there is a GPU", choices=("cpu", "cuda"))
-    recipe: str = option("davinci", "reward of a related system, and the options that go with it", choices=RECIPES)
+    recipe: str = option("davinci", "reward of a related system, and the options that go with it; left out of kevin: "
+                         f"{LEFT_OUT['kevin']}; of cuda-agent: {LEFT_OUT['cuda-agent']}", choices=RECIPES)
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
     tasks: str = option("synth", "synth or wide (more kinds) problems; builtin: those of the evaluation; a folder; "
                         "a parquet file as hkust-nlp/drkernel-rl-data")
@@ -149,7 +157,9 @@ def configure(given, large=False) -> Options:
     What was given comes before what the recipe sets, and that before the defaults. Raises UserError for a bad number.
     """
     size = 2 if large else int(given["device"] == "cuda")
-    return complete(Options, RECIPES[given.get("recipe", "davinci")] | given, size)
+    recipe = RECIPES[given.get("recipe", "davinci")]
+    recipe = {name: value[size] if isinstance(value, tuple) else value for name, value in recipe.items()}
+    return complete(Options, recipe | given, size)
 
 
 def flat(lists) -> list:
@@ -657,6 +667,8 @@ def main(argv=None) -> int:
     given = parse(Options, argv, __doc__.split("\n")[0])
     run = resume_run(given, configure, CHANGEABLE) if given.get("resume") else new_run(given, configure)
     options = run.options
+    if options.recipe in LEFT_OUT:
+        print(f"--recipe {options.recipe} leaves out: {LEFT_OUT[options.recipe]}")
     with contextlib.ExitStack() as stack:  # closes the sandboxes, whatever ends the training
         run.sandbox = stack.enter_context(Sandbox(options.device, trials=options.trials, tasks=8, secret=run.secret))
         if options.reward == "cuda-agent" and options.device == "cuda":

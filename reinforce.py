@@ -76,8 +76,9 @@ RECIPES = {
     # CUDA Agent's reward alone. It trains by PPO with a critic, and its model works with tools over many turns.
     "cuda-agent": OFF | dict(reward="cuda-agent"),
 }
-LEFT_OUT = {"kevin": "CUDA C++, QwQ-32B", "cuda-agent": "PPO's critic and its pretraining, tools, rejection fine-tuning "
-            "(sft.py --from-rollouts does that)"}  # what a recipe does not imitate: said when it is chosen
+LEFT_OUT = {  # what a recipe does not imitate: said when it is chosen
+    "kevin": "CUDA C++, QwQ-32B",
+    "cuda-agent": "PPO's critic and its pretraining, tools, rejection fine-tuning (sft.py --from-rollouts does that)"}
 # Options that may differ when a run is continued
 CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}
 

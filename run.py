@@ -237,7 +237,7 @@ def task_stream(options):
             if not reasons[task]:
                 yield task
         if all(reasons.values()):
-            raise TaskError(f"--tasks {options.tasks}: no problem can be trained on ({dict(Counter(reasons.values()))})")
+            raise TaskError(f"--tasks {options.tasks}: no problem can be trained on ({Counter(reasons.values())})")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

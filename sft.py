@@ -32,7 +32,8 @@ faster: there every token weighs the same.
     is too long
 
 How this differs from the paper: the examples are written by a program that knows thirteen techniques, not by a large
-model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's tokenizer and random weights are made in synthetic/tiny.py.
+model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's
+tokenizer and random weights are made in synthetic/tiny.py.
 
 It leaves in --out: the model and its tokenizer, a seed library of five skills (the other techniques are left for RL to
 find; after --data and --from-rollouts the library that --model had), and sft.json with the options and the history of

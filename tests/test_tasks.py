@@ -248,7 +248,7 @@ def row(source=PROBLEM, entry="Model", kind="cuda_llm", **info):
             "reward_model": {"ground_truth": source, "style": "rule"}, "extra_info": {"entry_point": entry} | info}
 
 
-OTHER = PROBLEM.replace("Model", "Net").replace("super()", "super(Net, self)").replace("sigmoid", "tanh") + "Model = 3\n"
+OTHER = PROBLEM.replace("Model", "Net").replace("super()", "super(Net, self)") + "Model = 3\n"
 KERNELBOOK = PROBLEM.replace("return [scale]", "return [[], {'scale': 2.0}]")
 ROWS = [row(uuid="a"), row(OTHER, "Net", uuid="b"), row("def f(:"), row("x = 3"), row(KERNELBOOK, ops=["relu"])]
 

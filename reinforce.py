@@ -123,7 +123,7 @@ class Options:
     eval_every: int = option(0, "evaluate on the built-in problems every so many steps (0: before and after)")
     no_eval: bool = option(False, "skip every evaluation")
     offload: bool = option(False, "keep the optimiser's state in the host's memory")
-    log: str = option("files", "tensorboard: the metrics as its scalars, too", choices=("files", "tensorboard"))
+    log: str = option("files", "the metrics' numbers to these, too", choices=("files", "tensorboard", "wandb"))
 
     gamma: float = setting(1.0, "gamma: share of the next turn's return in a turn's return", most=1)
     group: str = setting("turn", "a Policy group: a task's same turns (turn), or all (task)", choices=("turn", "task"))

@@ -77,6 +77,7 @@ class Run:
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     bar: tqdm = field(default_factory=lambda: tqdm(disable=True))  # counts steps, and names the phase
     tensorboard: object = None  # a SummaryWriter, with --log tensorboard
+    wandb: object = None  # a run of Weights & Biases, with --log wandb
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # of several ranks one writes files and progress
 
     @property
@@ -160,8 +161,8 @@ def check(options):
     Prompts are read here, too: every role uses those that were read last.
     """
     check_device(options.device)
-    if options.log == "tensorboard" and not importlib.util.find_spec("tensorboard"):
-        raise UserError("--log tensorboard: first pip install tensorboard")
+    if options.log != "files" and not importlib.util.find_spec(options.log):
+        raise UserError(f"--log {options.log}: first pip install {options.log}")
     if options.tasks not in (*SYNTHESISED, "builtin"):
         listed_tasks(options.tasks)
     if options.prompts:
@@ -207,6 +208,9 @@ def lay_out(run):
     if options.log == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter  # the package is optional
         run.tensorboard = SummaryWriter(out / "tensorboard", purge_step=run.step + 1)
+    if options.log == "wandb":
+        import wandb  # optional, too. The same name continues the same run.
+        run.wandb = wandb.init(id=out.name, name=out.name, dir=out, config=asdict(options), resume="allow")
     drawn = options.batch * options.oversample  # tasks of a step
     print(f"{out}: {options.model} on {options.device}, steps {run.step} to {options.steps}. A step: {drawn} tasks x "
           f"({options.k} + 1) schemes x {options.n} rollouts x {options.turns} turns = "
@@ -258,10 +262,13 @@ def finish_step(run, line):
         save_checkpoint(run)
     if not run.writes:
         return
+    # Not `rows`, `masked`, `rejected` and `seconds`, which are dicts.
+    numbers = {name: value for name, value in line.items() if isinstance(value, (int, float))}
+    if run.wandb:
+        run.wandb.log(numbers, step=run.step)
     if run.tensorboard:
-        for name, value in line.items():
-            if isinstance(value, (int, float)):  # not `rows`, `masked`, `rejected`, `seconds`, which are dicts
-                run.tensorboard.add_scalar(name, value, run.step)
+        for name, value in numbers.items():
+            run.tensorboard.add_scalar(name, value, run.step)
         run.tensorboard.flush()
     if run.step or "eval_fast_1" in line:
         tqdm.write(progress(line, run.options, run.library), file=sys.stdout)

@@ -76,9 +76,9 @@ RECIPES = {
     # CUDA Agent's reward alone. It trains by PPO with a critic, and its model works with tools over many turns.
     "cuda-agent": OFF | dict(reward="cuda-agent"),
 }
-LEFT_OUT = {  # what a recipe does not imitate: said when it is chosen
-    "kevin": "CUDA C++, QwQ-32B",
-    "cuda-agent": "PPO's critic and its pretraining, tools, rejection fine-tuning (sft.py --from-rollouts does that)"}
+# What a recipe does not imitate: main says so
+LEFT_OUT = {"kevin": "CUDA C++, QwQ-32B",
+            "cuda-agent": "PPO's critic, tools, and rejection fine-tuning (sft.py --from-rollouts does that)"}
 # Options that may differ when a run is continued
 CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}
 
@@ -94,8 +94,7 @@ class Options:
     out: str = option("", "folder of the run (default: runs/<date and time>)", metavar="DIR")
     resume: bool = option(False, "continue the run in --out from its last checkpoint")
     device: str = option("", "default: cuda if there is a GPU", choices=("cpu", "cuda"))
-    recipe: str = option("davinci", "reward of a related system, and the options that go with it; left out of kevin: "
-                         f"{LEFT_OUT['kevin']}; of cuda-agent: {LEFT_OUT['cuda-agent']}", choices=RECIPES)
+    recipe: str = option("davinci", "reward of a related system, and the options that go with it", choices=RECIPES)
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
     tasks: str = option("synth", "synth or wide (more kinds) problems; builtin: those of the evaluation; a folder; "
                         "a parquet file as hkust-nlp/drkernel-rl-data")

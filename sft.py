@@ -222,58 +222,37 @@ def fit(data, longest, cut) -> list:
     """Encoded examples of at most `longest` tokens: others are cut at the right (release), or left out without `cut`.
 
     >>> fit([("abc", "xyz"), ("a", "x")], 2, True), fit([("abc", "xyz"), ("a", "x")], 2, False)
-    2 examples, 1 of them cut at 2 tokens
-    1 examples, 1 longer than 2 tokens left out
+    2 examples, 1 longer than 2 tokens: cut
+    2 examples, 1 longer than 2 tokens: left out
     ([('ab', 'xy'), ('a', 'x')], [('a', 'x')])
     """
     longer = sum(len(ids) > longest for ids, _ in data)
-    if cut:
-        print(f"{len(data)} examples, {longer} of them cut at {longest} tokens", flush=True)
-        return [(ids[:longest], mask[:longest]) for ids, mask in data]
-    print(f"{len(data) - longer} examples, {longer} longer than {longest} tokens left out", flush=True)
-    return [(ids, mask) for ids, mask in data if len(ids) <= longest]
-
-
-def make_batches(lengths, tokens, rng, order) -> list[list[int]]:
-    """Indices of examples, grouped by padded width so that a batch holds about `tokens` tokens; in random order.
-
-    A batch of examples of one width wastes little on padding, and a few widths mean few shapes to capture. order: the
-    indices to group.
-
-    >>> make_batches([100, 400, 90, 380], 1000, random.Random(0), order=range(4))  # widths 384, 512, 384, 384
-    [[1], [2], [0, 3]]
-    """
-    groups, batches = {}, []
-    for i in order:
-        groups.setdefault(width_for(lengths[i]), []).append(i)
-    for width, members in groups.items():
-        rng.shuffle(members)
-        size = max(1, tokens // width)
-        batches += [members[i:i + size] for i in range(0, len(members), size)]
-    rng.shuffle(batches)
-    return batches
+    print(f"{len(data)} examples, {longer} longer than {longest} tokens: {'cut' if cut else 'left out'}", flush=True)
+    return [(ids[:longest], mask[:longest]) for ids, mask in data if cut or len(ids) <= longest]
 
 
 def plan_batches(lengths, options) -> list[list[list[int]]]:
     """The batches of a whole training, each a list of parts that are computed one after the other: lists of indices.
 
-    A batch is as many examples of one width as --batch-tokens allow, or --batch-sequences of any widths (the paper:
-    64), in several parts, each of about the same lengths. epochs may be a fraction: then the last pass sees only a part
-    of its batches.
+    A part is as many examples of about one width as --batch-tokens allow, which wastes little on padding. A batch is
+    one part, or --batch-sequences of any widths (the paper: 64), in at least as many parts as there are ranks. epochs
+    may be a fraction: then the last pass sees only a part of its batches.
     """
-    def parts(batch):
-        items = [(width_for(lengths[i]), 1, i) for i in sorted(batch, key=lambda i: -lengths[i])]
-        return [*packed(items, tokens)]
-
     rng = random.Random(options.seed)
-    tokens, size = options.batch_tokens, options.batch_sequences
-    batches, everything = [], range(len(lengths))
+    size, batches = options.batch_sequences, []
+
+    def parts(indices, ranks_to_fill):
+        items = [(width_for(lengths[i]), 1, i) for i in indices]
+        items.sort(key=lambda item: -item[0])
+        return [*packed(items, min(options.batch_tokens, sum(width for width, _, _ in items) // ranks_to_fill))]
+
     for epoch in range(math.ceil(options.epochs)):
+        order = rng.sample(range(len(lengths)), len(lengths))
         if size:
-            order = rng.sample(everything, len(everything))
-            shuffled = [parts(order[i:i + size]) for i in range(0, len(order), size)]
+            shuffled = [parts(order[i:i + size], ranks.count()) for i in range(0, len(order), size)]
         else:
-            shuffled = [[part] for part in make_batches(lengths, tokens, rng, everything)]
+            shuffled = [[part] for part in parts(order, 1)]
+            rng.shuffle(shuffled)
         batches += shuffled[:max(1, round(len(shuffled) * min(1, options.epochs - epoch)))]
     return batches
 

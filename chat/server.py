@@ -5,16 +5,15 @@ where that has token ids, and leaves the chat template, thinking included, to th
 """
 
 import contextlib
+import itertools
 import json
 import sys
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import torch
-
-from chat.template import Completion, with_tools
+from chat.template import TOOL_CALL, Completion
 from program.process import UserError
 
 PARALLEL = 64  # requests at a time
@@ -66,34 +65,31 @@ class Server:
         """The server knows its model's context, and refuses what is too long: see _reply."""
 
     def chat_ids(self, messages, tool=None) -> Messages:
-        """The prompt for the next reply. Tools are told in words, because a server may not have switched them on."""
-        return Messages(with_tools(messages, [tool]) if tool else messages)
+        """The prompt for the next reply. A tool is told in words, because a server may not have switched tools on."""
+        if tool:
+            said = f"\n\n# Tools\n{json.dumps(tool)}\nCall it with " + TOOL_CALL % '{"name": ..., "arguments": {...}}'
+            messages = [messages[0] | {"content": messages[0]["content"] + said}, *messages[1:]]
+        return Messages(messages)
 
     def next_ids(self, completion, messages, tool=None) -> Messages:
         return self.chat_ids(messages, tool)
 
     @contextlib.contextmanager
     def sampler(self, sampling, generator=None):
-        """See Backbone.sampler. generator: draws the seed that is sent with each request."""
-        self.sampling, self.generator = sampling, generator
+        """See Backbone.sampler. generator: its seed, counted on, is sent with the requests."""
+        self.sampling = sampling
+        self.seeds = itertools.count(generator.initial_seed() % 2**30 if generator else 0)
         yield self
 
     def write(self, prompts):
-        """Yields (key, Completion) for each of {key: prompt}, as soon as the server has answered it."""
-        seeds = torch.randint(2**31, (len(prompts),), generator=self.generator,
-                              device=self.generator.device if self.generator else "cpu").tolist()
+        """Yields (key, Completion) for each of {key: prompt}, in their order. Requests run in parallel."""
         with ThreadPoolExecutor(PARALLEL) as pool:
-            futures = {}
-            for (key, prompt), seed in zip(prompts.items(), seeds):
-                futures[pool.submit(self._reply, prompt, seed)] = key
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            yield from zip(prompts, pool.map(self._reply, prompts.values(), itertools.islice(self.seeds, len(prompts))))
 
     def sample(self, prompts, sampling, generator=None) -> list[Completion]:
         """One reply to each prompt, in their order."""
         with self.sampler(sampling, generator) as sampler:
-            replies = dict(sampler.write(dict(enumerate(prompts))))
-        return [replies[i] for i in range(len(prompts))]
+            return [reply for _, reply in sampler.write(dict(enumerate(prompts)))]
 
     def _reply(self, prompt, seed) -> Completion:
         """Its token_ids only have the right number. A prompt that the server refuses gets an empty reply."""

@@ -84,7 +84,9 @@ class Chat:
         """
         tools = [tool] if isinstance(tool, dict) else tool or None
         if tools and not self.tool_role:
-            messages = with_tools(messages, tools)
+            call = TOOL_CALL % '{"name": ..., "arguments": {...}}'
+            said = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools)) + f"\nCall one with {call}"
+            messages = [messages[0] | {"content": messages[0]["content"] + said}, *map(_spelled, messages[1:])]
         if len(messages) > 1 and messages[0]["role"] == "system" and not self.system_role:
             text = f"{messages[0]['content']}\n\n{messages[1]['content']}"
             messages = [messages[1] | {"content": text}, *messages[2:]]
@@ -139,13 +141,6 @@ class Chat:
         if completion.finished and completion.token_ids[-1] in added[:len(self.end)]:
             added = added[added.index(completion.token_ids[-1]) + 1:]  # this token was sampled already
         return completion.prompt_ids + completion.token_ids + added
-
-
-def with_tools(messages, tools) -> list[dict]:
-    """Messages of which the first one says in words what can be called, and whose tool calls are text."""
-    call = TOOL_CALL % '{"name": ..., "arguments": {...}}'
-    said = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools)) + f"\nCall one with {call}"
-    return [messages[0] | {"content": messages[0]["content"] + said}, *map(_spelled, messages[1:])]
 
 
 def _spelled(message) -> dict:

@@ -91,12 +91,8 @@ def dealt(parts) -> list[tuple]:
     """This rank's share of [(ids, targets, weights), ...].
 
     All ranks have equally many parts, because they add up gradients together after each (fast/ranks.py): some have one
-    of a single token without weight. Where there are fewer parts than ranks, their rows are dealt out.
+    of a single token without weight.
     """
-    number = ranks.count()
-    if len(parts) < number:
-        shares = [tuple(each[rank::number] for each in part) for part in parts for rank in range(number)]
-        parts = [share for share in shares if len(share[0])]
     ids, targets, weights = parts[0]
     idle = (ids[:1, :1], targets[:1, :1], 0 * weights[:1])
-    return ranks.share(parts + [idle] * (-len(parts) % number))
+    return ranks.share(parts + [idle] * (-len(parts) % ranks.count()))

@@ -81,7 +81,8 @@ class Options:
     """The command line. Defaults are for the built-in cold start; see PAPER for those of a pretrained model."""
 
     out: str = option("", "folder for the model, its tokenizer and its seed skill library")
-    model: str = option("", "pretrained model to start from; without it a tiny one is made from random weights")
+    model: str = option("", "pretrained model to start from: loss, schedule, weight decay and truncation are then the "
+                        "release's (see the head of sft.py); without it a tiny one is made from random weights")
     data: str = option("", "train on this file of rows (messages, tools) instead of the built-in examples")
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")

@@ -27,7 +27,7 @@ from chat.calls import after_thoughts, extract_tool_call  # noqa: F401
 from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
-from fast.rescore import CHUNK, RECOMPUTE, head_logits, token_logprobs
+from fast.rescore import RECOMPUTE, head_logits, token_logprobs
 from fast.slots import packed, padded
 from program.process import UserError
 
@@ -194,7 +194,7 @@ class Backbone(Chat):
             if home[i] == len(sequences):
                 sequences.append(whole)
         ids = padded(sequences)  # (B, L)
-        # The logits at position p predict token p + 1. Only the replies' positions reach the vocabulary.
+        # The logits at position p predict token p + 1.
         positions, replies = [], []
         for i, (prompt, reply) in enumerate(rows):
             start = home[i] * ids.shape[1] + len(prompt) - 1
@@ -205,11 +205,8 @@ class Backbone(Chat):
         if recompute:
             self.model.gradient_checkpointing_enable(RECOMPUTE)
         self.model.train(recompute)  # transformers computes the layers again in training mode only
-        out = self.model.base_model(input_ids=ids.to(self.device), use_cache=False)
+        logprobs = token_logprobs(self.model, self._head, ids.to(self.device), positions, targets, temperature)  # (N,)
         self.model.eval()
-        states = out.last_hidden_state.flatten(0, 1).index_select(0, positions)  # (N, width of the model)
-        size = max(1, CHUNK // self.model.get_output_embeddings().weight.shape[0])  # tokens
-        logprobs = token_logprobs(self._head, states, targets, temperature, size)  # (N,)
         return list(logprobs.split([len(reply) for _, reply in rows]))
 
 

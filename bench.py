@@ -1,6 +1,8 @@
 """How good is a checkpoint with its skill library?  Fast_p over a level of KernelBench, or of the built-in problems.
 
     python bench.py --level 1 [--model checkpoints/tiny] [--kernelbench DIR] [--no-skills] [--out DIR]
+    python bench.py --level 1 --server http://localhost:8000 --served-model NAME [--library skills.jsonl]
+    python bench.py --level 1 --both            without skills, then with them (the paper's two validations)
 
 The paper's evaluation: one greedy selection for each task, its skills injected into the prompt, T = 3 turns, 8 samples
 a task. Every figure is a share of *all* problems asked for; a problem that cannot be used counts as failed, with the
@@ -65,6 +67,7 @@ from tqdm import tqdm
 
 from backbone import Backbone, Sampling, check_device
 from chat.prompts import read_prompts
+from chat.server import Server
 from fast import ranks
 from page import charts, levels
 from policy import Strategy, best_window, latest, nothing, ranked_parent, rollout
@@ -98,6 +101,10 @@ class Options:
     kernelbench: str = option(None, "KernelBench checkout; None: the built-in problems", metavar="DIR")
     ids: str = option(None, "only these problems: 5,10,15 or 1-20 or every5", metavar="IDS")
     model: str = option("checkpoints/tiny", "model folder or hub id")
+    server: str = option(None, "ask a model behind this server (vLLM, SGLang, transformers serve)", metavar="URL")
+    served_model: str = option(None, "the model there; None: the first that it lists", metavar="NAME")
+    library: str = option(None, "skills of this snapshot; None: those of the model, of a server none", metavar="FILE")
+    both: bool = option(False, "without skills, then with them: in DIR/no_skills and DIR/skills")
     no_skills: bool = option(False, "ablation: inject no skills")
     bm25_only: bool = option(False, "ablation: inject BM25's first 3 skills, without the Selection role")
     prompts: str = option(None, "file or folder of prompts", metavar="FILE")
@@ -120,7 +127,7 @@ class Options:
     max_prompt_tokens: int = option(None, "longest prompt; None: the rest of the context", above_0=True)
     # The run
     out: str = option(None, "folder of results; None: runs/bench_level<L>", metavar="DIR")
-    seed: int = option(0, "of sampling and of the problems' inputs")
+    seed: int = option(0, "of sampling")
     batch: int = option((32, 256, 256), "samples at a time", above_0=True)
 
 
@@ -211,21 +218,22 @@ def figures(samples, counted, rule) -> dict:
 def all_figures(samples) -> dict:
     """Four rows of figures, and what became of each problem. samples: {task: [Sample, ...]}
 
-    Of a problem: how many samples are correct, the best speedup (standard rule) or 0.0, the most common error or "".
+    Of a problem: how many samples are correct, the best speedup (standard rule) or 0.0, the share of the roofline that
+    this attempt reaches, and the most common error or "". The share is the larger of the memory's and the arithmetic's.
     """
     rows = []
     for counted in COUNTED:
         rows += [figures(samples, counted, rule) for rule in RULES]
     problems = {}
     for task, group in samples.items():
-        errors = Counter()
-        best = 0.0
-        for attempt in sum((sample.scored for sample in group), []):
-            errors[attempt.verdict.rejected or attempt.verdict.error or ""] += 1
-            best = max(best, speed(attempt))
+        attempts = sum((sample.scored for sample in group), [])
+        errors = Counter(attempt.verdict.rejected or attempt.verdict.error or "" for attempt in attempts)
         del errors[""]
+        best = max(attempts, key=speed)
+        roofline = max(best.verdict.bandwidth or 0.0, best.verdict.arithmetic or 0.0) if speed(best) else 0.0
         problems[task] = {"correct": sum(any(map(is_correct, sample.scored)) for sample in group),
-                          "best_speedup": best, "error": max(errors, key=errors.get, default="")}
+                          "best_speedup": speed(best), "roofline": roofline,
+                          "error": max(errors, key=errors.get, default="")}
     return {"figures": rows, "problems": problems}
 
 
@@ -240,8 +248,10 @@ def start(options) -> tuple:
     problem that is not there.
     """
     check_device(options.device)
-    if options.bm25_only and options.no_skills:
-        raise UserError("--bm25-only and --no-skills: choose one ablation")
+    if options.no_skills and (options.bm25_only or options.both):
+        raise UserError("--bm25-only, --both and --no-skills: choose one")
+    if options.server and options.thinking:
+        raise UserError("--thinking: with --server it is a matter of how the server was started")
     source, level = "built-in problems", builtin_tasks(options.level, options.device)
     if options.kernelbench:
         source, level = "KernelBench", kernelbench_tasks(options.kernelbench, options.level)
@@ -254,7 +264,8 @@ def start(options) -> tuple:
     model.check_lengths(options.max_prompt_tokens, options.max_new_tokens)
     options.tokens = options.tokens or options.turns * options.max_new_tokens
     config = asdict(options)
-    del config["out"], config["kernelbench"]  # paths may differ between machines
+    for name in ("out", "kernelbench", "server", "both"):  # paths may differ between machines
+        del config[name]
     config["source"] = f"{source}, level {options.level}"
     config["checkpoint"] = checkpoint
     config["problems_in_level"] = len(level)  # so that the report of a part says that it is one
@@ -265,14 +276,21 @@ def start(options) -> tuple:
 def load(options) -> tuple:
     """(model, library, name of the checkpoint): the one place that knows where they come from.
 
-    `evaluate` calls a model's `chat_ids`, `next_ids` and `sampler`; an object that answers these in another way, such
-    as one that asks a server, would be made here, and so would a library from another file.
+    `evaluate` calls a model's `chat_ids`, `next_ids`, `sampler` and `sample`. library: None injects no skills.
     """
     folder = found(options.model)
-    model = Backbone.load(folder, options.device)
-    model.thinking = options.thinking
-    library = None if options.no_skills else SkillLibrary.of_model(folder)
-    return model, library, folder.resolve().name  # a run's checkpoint/ is a link to another folder after each save
+    if options.server:
+        model, library = Server(options.server, options.served_model), SkillLibrary()
+        options.model = checkpoint = model.name
+    else:
+        model, library = Backbone.load(folder, options.device), None
+        model.thinking = options.thinking
+        checkpoint = folder.resolve().name  # a run's checkpoint/ is a link to another folder after each save
+    if options.library:
+        library = SkillLibrary.load(found(options.library))
+    elif library is None:
+        library = SkillLibrary.of_model(folder)
+    return model, None if options.no_skills else library, checkpoint
 
 
 def open_folder(folder, config) -> dict:
@@ -385,16 +403,23 @@ def main(argv=None) -> int:
     options = complete(Options, given, size=int(given["device"] == "cuda"))
     tasks, model, library, config = start(options)
     folder = Path(options.out or f"runs/bench_level{options.level}")
+    parts = [(folder, library, config)]
+    if options.both:
+        parts = [(folder / "no_skills", None, config | {"no_skills": True}), (folder / "skills", library, config)]
     with Sandbox(options.device, timeout=options.timeout, tasks=8, measure=PRECISE,
                  tolerance=options.tolerance, baseline=options.baseline) as sandbox:
-        done = ranks.first(open_folder(folder, config) if ranks.rank() == 0 else None)
-        done |= too_large_samples(tasks, options)
-        samples = evaluate(model, library, sandbox, tasks, options, done, folder / "results.jsonl")
-    if ranks.rank() == 0:
-        facts = {"command": " ".join(["python", "bench.py", *argv]),
-                 "clock": "modelled" if options.device == "cpu" else "measured",
-                 "skills": "no skills" if library is None else f"skills out of {len(library)}"}
-        report(folder, facts | levels.machine(options.device) | {"config": config} | all_figures(samples))
+        for part, skills, described in parts:
+            done = ranks.first(open_folder(part, described) if ranks.rank() == 0 else None)
+            done |= too_large_samples(tasks, options)
+            samples = evaluate(model, skills, sandbox, tasks, options, done, part / "results.jsonl")
+            if ranks.rank() == 0:
+                facts = {"command": " ".join(["python", "bench.py", *argv]),
+                         "clock": "modelled" if options.device == "cpu" else "measured",
+                         "skills": "no skills" if skills is None else f"skills out of {len(skills)}"}
+                report(part, facts | levels.machine(options.device) | {"config": described} | all_figures(samples))
+    if options.both and ranks.rank() == 0:
+        write_page([part for part, _, _ in parts], folder / "report.html")
+        print(f"\nboth side by side: {folder}/report.html")
     return 0
 
 

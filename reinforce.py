@@ -64,13 +64,21 @@ from sandbox import Sandbox
 
 # Everything beyond a plain policy gradient: skills (daVinci-kernel); PRS, MRS (Dr. Kernel); filters of the release.
 OFF = dict(skills=False, cross_scheme=False, prs=False, mrs=False, mask_void=False, min_std=0.0, oversample=1)
-RECIPES = {  # which options a related system sets differently: a new one is a row here
+# Which options a related system sets differently: a new one is a row here. Three values are for the sizes of Options.
+RECIPES = {
     "davinci": {},
-    "drkernel": dict(reward="drkernel", skills=False, cross_scheme=False, k=0, n=16, turns=3),
+    # Dr. Kernel's script for 14B (KernelGYM): one task for each that is kept, prompts of at most 10,240 tokens
+    "drkernel": dict(reward="drkernel", skills=False, cross_scheme=False, k=0, n=16, turns=3, oversample=1,
+                     prompt_tokens=(3500, 6500, 10240)),
+    # Kevin (arXiv 2507.11948) is a model that thinks. It writes CUDA; here it is asked for Triton as all are.
     "kevin": OFF | dict(reward="kevin", gamma=0.4, baseline="group-norm", group="task", loss_mean="token", k=0, n=16,
-                        loss_scale=1.0, turns=4, temperature=0.9, history="condensed"),
+                        loss_scale=1.0, turns=4, temperature=0.9, history="condensed", thinking=True),
+    # CUDA Agent's reward alone. It trains by PPO with a critic, and its model works with tools over many turns.
     "cuda-agent": OFF | dict(reward="cuda-agent"),
 }
+# What a recipe does not imitate: main says so
+LEFT_OUT = {"kevin": "CUDA C++, QwQ-32B",
+            "cuda-agent": "PPO's critic, tools, and rejection fine-tuning (sft.py --from-rollouts does that)"}
 # Options that may differ when a run is continued
 CHANGEABLE = {"out", "resume", "steps", "eval_every", "save_every", "no_eval", "offload", "log"}
 
@@ -88,7 +96,8 @@ class Options:
     device: str = option("", "default: cuda if there is a GPU", choices=("cpu", "cuda"))
     recipe: str = option("davinci", "reward of a related system, and the options that go with it", choices=RECIPES)
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
-    tasks: str = option("synth", "synth or wide (more kinds) problems; builtin: those of the evaluation; or a folder")
+    tasks: str = option("synth", "synth or wide (more kinds) problems; builtin: those of the evaluation; a folder; "
+                        "a parquet file as hkust-nlp/drkernel-rl-data")
     prompts: str = option("", "YAML file as chat/prompts.yaml, or the release's, or a folder of them")
     thinking: bool = option(False, "let replies begin with thoughts, if the chat template can switch them on and off")
     seed: int = option(0, "of tasks, sampling and the modelled clock's inputs")
@@ -113,7 +122,7 @@ class Options:
     eval_every: int = option(0, "evaluate on the built-in problems every so many steps (0: before and after)")
     no_eval: bool = option(False, "skip every evaluation")
     offload: bool = option(False, "keep the optimiser's state in the host's memory")
-    log: str = option("files", "tensorboard: the metrics as its scalars, too", choices=("files", "tensorboard"))
+    log: str = option("files", "the metrics' numbers to these, too", choices=("files", "tensorboard", "wandb"))
 
     gamma: float = setting(1.0, "gamma: share of the next turn's return in a turn's return", most=1)
     group: str = setting("turn", "a Policy group: a task's same turns (turn), or all (task)", choices=("turn", "task"))
@@ -148,7 +157,9 @@ def configure(given, large=False) -> Options:
     What was given comes before what the recipe sets, and that before the defaults. Raises UserError for a bad number.
     """
     size = 2 if large else int(given["device"] == "cuda")
-    return complete(Options, RECIPES[given.get("recipe", "davinci")] | given, size)
+    recipe = RECIPES[given.get("recipe", "davinci")]
+    recipe = {name: value[size] if isinstance(value, tuple) else value for name, value in recipe.items()}
+    return complete(Options, recipe | given, size)
 
 
 def flat(lists) -> list:
@@ -338,14 +349,19 @@ def update(model, optimizer, groups, options) -> dict:
     loss = torch.zeros((), device=model.device)
     ratio_off = 0.0
     model.release()  # the sampler's cache: activations need its memory
-    for micro_batch in micro_batches(own, options.update_tokens):
-        part, off = micro_batch_loss(model, micro_batch, options)
+    packed = [*micro_batches(own, options.update_tokens)]
+    idle = max(ranks.each(len(packed))) - len(packed)  # all ranks compute equally many: see ranks.ShardedOptimizer
+    for micro_batch in packed + [None] * idle:
+        if micro_batch:
+            part, off = micro_batch_loss(model, micro_batch, options)
+        else:
+            part, off = 0 * model.logprobs([([0], [0])])[0].sum(), 0.0
         (part / divisor).backward()  # this micro-batch's part of L adds to the gradients of those before it
         loss += part.detach() / divisor
         ratio_off = max(ratio_off, off)
     metrics = over_ranks(flat(own), loss.item(), ratio_off) | {"grad_norm": 0.0}
     if metrics["tokens_trained"]:
-        norm = ranks.reduce_and_clip_gradients(optimizer, model.model.parameters(), options.grad_clip)
+        norm = ranks.clip_gradients(optimizer, model.model.parameters(), options.grad_clip)
         metrics["grad_norm"] = norm.item()
         if torch.isfinite(norm):  # else skip the step: a NaN gradient would destroy every weight
             optimizer.step()
@@ -651,6 +667,8 @@ def main(argv=None) -> int:
     given = parse(Options, argv, __doc__.split("\n")[0])
     run = resume_run(given, configure, CHANGEABLE) if given.get("resume") else new_run(given, configure)
     options = run.options
+    if options.recipe in LEFT_OUT:
+        print(f"--recipe {options.recipe} leaves out: {LEFT_OUT[options.recipe]}")
     with contextlib.ExitStack() as stack:  # closes the sandboxes, whatever ends the training
         run.sandbox = stack.enter_context(Sandbox(options.device, trials=options.trials, tasks=8, secret=run.secret))
         if options.reward == "cuda-agent" and options.device == "cuda":

@@ -54,7 +54,7 @@ from program.process import UserError, run_command
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
 from synthetic.generator import NARROW, WIDE, training_tasks
-from tasks import builtin_tasks, folder_tasks
+from tasks import TaskError, builtin_tasks, evaluation_fingerprints, listed_tasks, unfit
 
 SYNTHESISED = {"synth": NARROW, "wide": WIDE}  # --tasks: distributions of problems
 
@@ -78,6 +78,7 @@ class Run:
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     bar: tqdm = field(default_factory=lambda: tqdm(disable=True))  # counts steps, and names the phase
     tensorboard: object = None  # a SummaryWriter, with --log tensorboard
+    wandb: object = None  # a run of Weights & Biases, with --log wandb
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # of several ranks one writes files and progress
 
     @property
@@ -161,10 +162,10 @@ def check(options):
     Prompts are read here, too: every role uses those that were read last.
     """
     check_device(options.device)
-    if options.log == "tensorboard" and not importlib.util.find_spec("tensorboard"):
-        raise UserError("--log tensorboard: first pip install tensorboard")
+    if options.log != "files" and not importlib.util.find_spec(options.log):
+        raise UserError(f"--log {options.log}: first pip install {options.log}")
     if options.tasks not in (*SYNTHESISED, "builtin"):
-        folder_tasks(options.tasks)
+        listed_tasks(options.tasks)
     if options.prompts:
         read_prompts(options.prompts)
 
@@ -208,6 +209,9 @@ def lay_out(run):
     if options.log == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter  # the package is optional
         run.tensorboard = SummaryWriter(out / "tensorboard", purge_step=run.step + 1)
+    if options.log == "wandb":
+        import wandb  # optional, too. The same name continues the same run.
+        run.wandb = wandb.init(id=out.name, name=out.name, dir=out, config=asdict(options), resume="allow")
     drawn = options.batch * options.oversample  # tasks of a step
     print(f"{out}: {options.model} on {options.device}, steps {run.step} to {options.steps}. A step: {drawn} tasks x "
           f"({options.k} + 1) schemes x {options.n} rollouts x {options.turns} turns = "
@@ -218,14 +222,27 @@ def task_stream(options):
     """Training tasks without end, the same for the same options. Raises TaskError when there are none.
 
     A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
-    batch (tasks.scale_batch), so that kernels take long enough to be measured.
+    batch (tasks.scale_batch), so that kernels take long enough to be measured. The user's problems are checked as
+    synthesised ones are (tasks.unfit), each when its turn comes for the first time; the first rank says which are left
+    out, how many in all, and why.
     """
     if options.tasks in SYNTHESISED:  # this stream has no end
         yield from training_tasks(options.seed, SYNTHESISED[options.tasks], options.device)
-    listed = builtin_tasks(device=options.device) if options.tasks == "builtin" else folder_tasks(options.tasks)
-    rng = random.Random(options.seed)
+    builtin = options.tasks == "builtin"
+    listed = builtin_tasks(device=options.device) if builtin else listed_tasks(options.tasks)
+    reasons = dict.fromkeys(listed) if builtin else {}  # problem -> why it is left out, or None
+    evaluation, rng = evaluation_fingerprints(), random.Random(options.seed)
     while True:
-        yield from rng.sample(listed, len(listed))  # every task once, then again in another order
+        for task in rng.sample(listed, len(listed)):  # every task once, then again in another order
+            if task not in reasons:
+                reasons[task] = unfit(task, evaluation)
+                if reasons[task] and ranks.rank() == 0:
+                    counts = dict(Counter(filter(None, reasons.values())))
+                    tqdm.write(f"{task.name} is left out: {reasons[task]}. Of {len(reasons)} so far: {counts}")
+            if not reasons[task]:
+                yield task
+        if all(reasons.values()):
+            raise TaskError(f"--tasks {options.tasks}: no problem can be trained on ({Counter(reasons.values())})")
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -246,10 +263,13 @@ def finish_step(run, line):
         save_checkpoint(run)
     if not run.writes:
         return
+    # Not `rows`, `masked`, `rejected` and `seconds`, which are dicts.
+    numbers = {name: value for name, value in line.items() if isinstance(value, (int, float))}
+    if run.wandb:
+        run.wandb.log(numbers, step=run.step)
     if run.tensorboard:
-        for name, value in line.items():
-            if isinstance(value, (int, float)):  # not `rows`, `masked`, `rejected`, `seconds`, which are dicts
-                run.tensorboard.add_scalar(name, value, run.step)
+        for name, value in numbers.items():
+            run.tensorboard.add_scalar(name, value, run.step)
         run.tensorboard.flush()
     if run.step or "eval_fast_1" in line:
         tqdm.write(progress(line, run.options, run.library), file=sys.stdout)

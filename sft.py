@@ -15,13 +15,25 @@ Four steps (paper: cold start):
     batches     examples of about the same length together, padded to one of a few widths
     training    AdamW, or from random weights Muon; cosine schedule with warm-up (fast/train_step.py)
 
-The loss of a batch is the mean cross-entropy over the set M of its positions whose next token is learnt:
+The loss of a batch of R sequences is a weighted cross-entropy. M_i: positions of sequence i whose next token is learnt:
 
-    L = -(1 / |M|) sum over p in M of log pi(t_{p+1} | t_1 ... t_p)
+    L = -sum over i, and over p in M_i, of w_i log pi(t_{p+1} | t_1 ... t_p)
+
+With --model everything is as in the release (verl_patch/trainer/code/fsdp_sft_trainer.py): every sequence weighs the
+same, so that a short tool call counts as much as a long kernel. From random weights our own values teach a tiny model
+faster: there every token weighs the same.
+
+                        with --model                        from random weights
+    w_i                 1 / (R |M_i|)                       1 / sum over j of |M_j|
+    batch               64 sequences                        32,768 tokens
+    learning rate       2e-5: 10 % warm-up, then to 0       3e-3: 2 % warm-up, then to 5 %
+    weight decay        0.01, of every parameter            0.1, of matrices
+    a sequence that     is cut at the right                 is left out
+    is too long
 
 How this differs from the paper: the examples are written by a program that knows thirteen techniques, not by a large
-model, so the cold start runs offline; and a batch is a number of tokens, not of sequences. With --data the paper's own
-released rows can be used instead. The tiny model's tokenizer and random weights are made in synthetic/tiny.py.
+model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's
+tokenizer and random weights are made in synthetic/tiny.py.
 
 It leaves in --out: the model and its tokenizer, a seed library of five skills (the other techniques are left for RL to
 find; after --data and --from-rollouts the library that --model had), and sft.json with the options and the history of
@@ -50,6 +62,7 @@ from tqdm import tqdm
 from backbone import Backbone, Chat, check_device
 from chat.rows import encode, read_chats, read_rollouts
 from fast import ranks
+from fast.slots import packed
 from fast.train_step import TrainStep
 from program.files import found, told
 from program.options import complete, flag, option, parse
@@ -59,7 +72,7 @@ from synthetic.examples import Example, Writer, in_processes, write_examples
 from synthetic.tiny import SHAPES, tiny_model, train_tokenizer
 
 
-# With --model the defaults are the paper's: for AdamW, where 3e-3 is for Muon and weights that begin at random.
+# Defaults with --model: the release's (kernel/scripts/sft/14b-skill-combined.sh). What has no option is listed above.
 PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
 
 
@@ -68,7 +81,8 @@ class Options:
     """The command line. Defaults are for the built-in cold start; see PAPER for those of a pretrained model."""
 
     out: str = option("", "folder for the model, its tokenizer and its seed skill library")
-    model: str = option("", "pretrained model to start from; without it a tiny one is made from random weights")
+    model: str = option("", "pretrained model to start from: loss, schedule, weight decay and truncation are then the "
+                        "release's (see the head of sft.py); without it a tiny one is made from random weights")
     data: str = option("", "train on this file of rows (messages, tools) instead of the built-in examples")
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
@@ -78,9 +92,10 @@ class Options:
     executed: int = option(3_000, "problems for executed multi-turn trajectories")
     diversity_filter: bool = option(True, "down-sample what is over-represented; --no-diversity-filter: ablation")
     epochs: float = option(3.0, "passes over the examples; with --model 4", above_0=True)
-    batch_tokens: int = option(32_768, "tokens computed at once (with Qwen3-8B 2.4 MB of logits each)", above_0=True)
+    batch_tokens: int = option(32_768, "tokens computed at once, with padding", above_0=True)
     batch_sequences: int = option(0, "sequences in a batch; 0: as many as --batch-tokens allow; with --model 64")
     lr: float = option(3e-3, "peak learning rate eta; with --model 2e-5")
+    offload: bool = option(False, "with --model: keep the optimiser's state in the host's memory (Qwen3-8B on 80 GB)")
     processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
     device: str = option("cuda" if torch.cuda.is_available() else "cpu", "of the training", choices=("cpu", "cuda"))
     seed: int = option(0, "of weights, batches and filter")
@@ -192,11 +207,11 @@ def load_data(options, chat) -> tuple:
 # Batches and training.
 
 # Padded lengths of a batch, in tokens
-WIDTHS = [384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144, 8192, 16384, 32768]
+WIDTHS = [384, 512, 640, 768, 896, 1024, 1152, 1280, 1536, 1792, 2048, 2560, 3072, *range(4096, 32769, 1024)]
 
 
 def width_for(length) -> int:
-    """The smallest of WIDTHS that an example of this length fits into. Longer ones than WIDTHS[-1] are left out before.
+    """The smallest of WIDTHS that an example of this length fits into. `fit` sees to longer ones than WIDTHS[-1].
 
     >>> [width_for(length) for length in (1, 384, 385)]
     [384, 384, 512]
@@ -204,41 +219,41 @@ def width_for(length) -> int:
     return next(width for width in WIDTHS if length <= width)
 
 
-def make_batches(lengths, tokens, rng, order) -> list[list[int]]:
-    """Indices of examples, grouped by padded width so that a batch holds about `tokens` tokens; in random order.
+def fit(data, longest, cut) -> list:
+    """Encoded examples of at most `longest` tokens: others are cut at the right (release), or left out without `cut`.
 
-    A batch of examples of one width wastes little on padding, and a few widths mean few shapes to capture. order: the
-    indices to group.
-
-    >>> make_batches([100, 400, 90, 380], 1000, random.Random(0), order=range(4))  # widths 384, 512, 384, 384
-    [[1], [2], [0, 3]]
+    >>> fit([("abc", "xyz"), ("a", "x")], 2, True), fit([("abc", "xyz"), ("a", "x")], 2, False)
+    2 examples, 1 longer than 2 tokens: cut
+    2 examples, 1 longer than 2 tokens: left out
+    ([('ab', 'xy'), ('a', 'x')], [('a', 'x')])
     """
-    groups, batches = {}, []
-    for i in order:
-        groups.setdefault(width_for(lengths[i]), []).append(i)
-    for width, members in groups.items():
-        rng.shuffle(members)
-        size = max(1, tokens // width)
-        batches += [members[i:i + size] for i in range(0, len(members), size)]
-    rng.shuffle(batches)
-    return batches
+    longer = sum(len(ids) > longest for ids, _ in data)
+    print(f"{len(data)} examples, {longer} longer than {longest} tokens: {'cut' if cut else 'left out'}", flush=True)
+    return [(ids[:longest], mask[:longest]) for ids, mask in data if cut or len(ids) <= longest]
 
 
 def plan_batches(lengths, options) -> list[list[list[int]]]:
     """The batches of a whole training, each a list of parts that are computed one after the other: lists of indices.
 
-    A batch is as many examples of one width as --batch-tokens allow, or --batch-sequences of any widths (the paper:
-    64), in several parts. epochs may be a fraction: then the last pass sees only a part of its batches.
+    A part is as many examples of about one width as --batch-tokens allow, which wastes little on padding. A batch is
+    one part, or --batch-sequences of any widths (the paper: 64), in at least as many parts as there are ranks. epochs
+    may be a fraction: then the last pass sees only a part of its batches.
     """
     rng = random.Random(options.seed)
-    tokens, size = options.batch_tokens, options.batch_sequences
-    batches, everything = [], range(len(lengths))
+    size, batches = options.batch_sequences, []
+
+    def parts(indices, ranks_to_fill):
+        items = [(width_for(lengths[i]), 1, i) for i in indices]
+        items.sort(key=lambda item: -item[0])
+        return [*packed(items, min(options.batch_tokens, sum(width for width, _, _ in items) // ranks_to_fill))]
+
     for epoch in range(math.ceil(options.epochs)):
+        order = rng.sample(range(len(lengths)), len(lengths))
         if size:
-            order = rng.sample(everything, len(everything))
-            shuffled = [make_batches(lengths, tokens, rng, order[i:i + size]) for i in range(0, len(order), size)]
+            shuffled = [parts(order[i:i + size], ranks.count()) for i in range(0, len(order), size)]
         else:
-            shuffled = [[part] for part in make_batches(lengths, tokens, rng, everything)]
+            shuffled = [[part] for part in parts(order, 1)]
+            rng.shuffle(shuffled)
         batches += shuffled[:max(1, round(len(shuffled) * min(1, options.epochs - epoch)))]
     return batches
 
@@ -263,14 +278,21 @@ def collate(members, pad) -> tuple[torch.Tensor, torch.Tensor]:
     return batch, targets
 
 
-def learning_rate(peak, n, steps) -> float:
-    """eta_n = eta min(1, (n + 1) / w) (0.05 + 0.95 (1 + cos(pi n / N)) / 2) of step n of N; w: warm-up, 2 % of N.
+def learning_rate(n, steps, options) -> float:
+    """eta_n of step n of N = steps.
 
-    >>> [round(learning_rate(1.0, n, 100), 3) for n in (0, 1, 50, 99)]
-    [0.5, 1.0, 0.525, 0.05]
+    With --model (release: transformers' get_cosine_schedule_with_warmup), w = 10 % of N:
+        eta n / w where n < w, so the first step changes nothing; then eta (1 + cos(pi (n - w) / (N - w))) / 2
+    From random weights, w = 2 % of N:
+        eta min(1, (n + 1) / w) (0.05 + 0.95 (1 + cos(pi n / N)) / 2)
     """
+    if options.model:
+        warm_up = int(0.1 * steps)
+        if n < warm_up:
+            return options.lr * n / warm_up
+        return options.lr * 0.5 * (1 + math.cos(math.pi * (n - warm_up) / (steps - warm_up)))
     warm_up = min(1.0, (n + 1) / max(1, round(0.02 * steps)))
-    return peak * warm_up * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * n / steps)))
+    return options.lr * warm_up * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * n / steps)))
 
 
 def train(model, data, pad, options) -> list[dict]:
@@ -282,17 +304,13 @@ def train(model, data, pad, options) -> list[dict]:
     are then equal bit for bit. What was trained after the last save is trained again.
     """
     batches = plan_batches([len(ids) for ids, _ in data], options)
-    compiled = model.device.type == "cuda" and not options.model  # pays for a small model
-    step = TrainStep(model, compiled, muon=not options.model)
+    step = TrainStep(model, pretrained=bool(options.model), host=options.offload)
     model.train()
-    if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
-        model.gradient_checkpointing_enable()
     done, history = restore(model, step, options)
     saved = time.time()
     for n in tqdm(range(done, len(batches)), "training", unit="step", disable=ranks.rank() > 0 or None):
-        torch.manual_seed(options.seed + n)  # of dropout: a resumed training draws the same
         parts = [collate(list(map(data.__getitem__, part)), pad) for part in batches[n]]
-        loss = step(parts, learning_rate(options.lr, n, len(batches)))  # this rank's share of L
+        loss = step(parts, learning_rate(n, len(batches), options))  # this rank's share of L
         if n % 100 == 0 or n + 1 == len(batches):
             history.append({"step": n + 1, "loss": round(sum(ranks.each(float(loss))), 4)})
             tqdm.write(f"step {n + 1} of {len(batches)}: loss {history[-1]['loss']:.4f}")
@@ -309,7 +327,7 @@ def train(model, data, pad, options) -> list[dict]:
 CHECKPOINT = "training.pt"  # in --out
 SAVE_EVERY = 300  # seconds between checkpoints
 # Options that may differ when a training is continued. The examples do not depend on the number of processes.
-CHANGEABLE = {"resume", "processes", "out"}
+CHANGEABLE = {"resume", "processes", "out", "offload"}
 
 
 def check_folder(options):
@@ -369,9 +387,7 @@ def main(argv=None) -> int:
     tokenizer, data = ranks.first(load_data(options, chat) if ranks.rank() == 0 else None)
     # A pretrained model has its weights in bfloat16 above 1e9 parameters, else in float32.
     model = chat.model if chat else tiny_model(tokenizer, options.size).to(options.device)
-    longest = min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1]))
-    fitting = [(ids, mask) for ids, mask in data if len(ids) <= longest]
-    print(f"{len(fitting)} of {len(data)} examples have at most {longest} tokens, and are trained on", flush=True)
+    fitting = fit(data, min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1])), options.model)
     if not fitting:
         raise UserError("there is nothing to train on")
     history = train(model, fitting, tokenizer.pad_token_id or 0, options)

@@ -10,9 +10,10 @@ Sources of problems, all giving `Task` records:
                        `reinforce.py --tasks builtin` only
     kernelbench_tasks  a KernelBench checkout (evaluation only)
     folder_tasks       a folder of the user's own problem files
+    parquet_tasks      a file in the layout of the paper's RL data (hkust-nlp/drkernel-rl-data)
 
-`synthetic/generator.py` generates training problems without end; `unfit` and `fingerprint` keep them apart from the
-evaluation problems. Importing this module changes nothing.
+`synthetic/generator.py` generates training problems without end. `unfit` and `fingerprint` keep all training problems,
+also the user's, apart from the evaluation problems. Importing this module changes nothing.
 """
 
 import ast
@@ -20,11 +21,13 @@ import hashlib
 import math
 import re
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
-from program.files import ROOT, found, told
+from program.files import ROOT, found, read_parquet, told
 from program.process import UserError
 
 PROBLEMS = ROOT / "problems"
@@ -35,6 +38,8 @@ PROBLEMS = ROOT / "problems"
 GPU_BATCH_FACTOR = 256
 # Elements of all tensors of a problem that the interpreter gets through in a second (measured on two busy cores).
 INTERPRETED = 100_000
+# Elements of all tensors of a problem that `unfit` runs on the CPU: three forwards in about a second.
+MOST_CHECKED = 2**25
 
 
 class TaskError(UserError):
@@ -61,15 +66,54 @@ def load_task(path, level=0, name=None) -> Task:
     path = found(path)
     with told(f"{path}: cannot read the problem", TaskError):
         source = path.read_text(encoding="utf-8-sig")
+    problem = malformed(source)
+    if problem:
+        raise TaskError(f"{path}: {problem}")
+    return Task(name or path.stem, level, source)
+
+
+def malformed(source) -> str | None:
+    """Why a text is not a problem in KernelBench's format, or None if it is."""
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError) as error:
-        raise TaskError(f"{path}: not valid Python ({error})") from None
+        return f"not valid Python ({error})"
     defined = [node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
     missing = [name for name in ("Model", "get_inputs", "get_init_inputs") if name not in defined]
-    if missing:
-        raise TaskError(f"{path}: does not define {', '.join(missing)} (KernelBench format)")
-    return Task(name or path.stem, level, source)
+    return f"does not define {', '.join(missing)} (KernelBench format)" if missing else None
+
+
+def listed_tasks(path) -> list[Task]:
+    """The user's problems: those of a folder, or of a parquet file. Raises UserError, also if there are none."""
+    return parquet_tasks(path) if Path(path).suffix == ".parquet" else folder_tasks(path)
+
+
+def parquet_tasks(path) -> list[Task]:
+    """The rows of a file in the layout of the paper's RL data (release: verl_patch/utils/dataset/rl_dataset.py).
+
+    Of a row, `reward_model.ground_truth` is the problem, and `extra_info.entry_point` the name of its class, which we
+    rename to Model: our prompts ask for ModelNew (the release asks for that name + New, in the column `prompt`). Rows
+    that are no problem are left out, and counted. Raises TaskError for a file of KernelBench's problems, such as the
+    paper's validation set: those are for evaluation only.
+    """
+    tasks, left_out = [], Counter()
+    for number, row in enumerate(read_parquet(path, ["data_source", "reward_model", "extra_info"])):
+        if "kernelbench" in str(row["data_source"]).lower():
+            raise TaskError(f"{path}: KernelBench's problems are for evaluation only (bench.py --kernelbench)")
+        info = row["extra_info"] or {}
+        entry, source = info.get("entry_point") or "Model", row["reward_model"]["ground_truth"]
+        if entry != "Model":
+            source = re.sub(r"\bModel\b", "OtherModel", source)
+            source = re.sub(rf"\b{re.escape(entry)}\b", "Model", source)
+        problem = malformed(source)
+        if problem:
+            left_out[problem.split(" (")[0]] += 1
+        else:
+            tasks.append(Task(f"{Path(path).stem}/{info.get('uuid') or number}", 0, source))
+    print(f"{path}: {len(tasks)} problems; left out: {dict(left_out) or 'none'}")
+    if not tasks:
+        raise TaskError(f"{path}: no problems there")
+    return tasks
 
 
 def folder_tasks(folder, level=0) -> list[Task]:
@@ -162,7 +206,10 @@ def construct(source) -> tuple:
     """(model, get_inputs) of a problem's text. Runs the text, and raises whatever that raises."""
     names = {}
     exec(compile(source, "problem", "exec"), names)
-    return names["Model"](*names["get_init_inputs"]()), names["get_inputs"]
+    arguments, keywords = names["get_init_inputs"](), {}
+    if list(map(type, arguments)) == [list, dict]:  # KernelBook
+        arguments, keywords = arguments
+    return names["Model"](*arguments, **keywords), names["get_inputs"]
 
 
 def elements(source, enough) -> int:
@@ -310,14 +357,17 @@ def evaluation_fingerprints() -> frozenset[str]:
 
 
 def unfit(task, evaluation) -> str | None:
-    """Why a synthesised problem may not be trained on, or None if it may (CUDA Agent's filters of synthesised tasks).
+    """Why a problem may not be trained on, or None if it may (CUDA Agent's filters of synthesised tasks).
 
     It must not be near an evaluation problem, and must run, return one finite tensor, return the same values for the
     same inputs, and other values for other inputs: with a constant output a kernel that ignores its inputs is correct.
-    evaluation: fingerprints of the evaluation problems. The problem runs in this process: it is one of our own.
+    evaluation: fingerprints of the evaluation problems. The problem runs in this process, on the CPU: it is one of our
+    own or of the user's. Of one whose tensors are too large for that (MOST_CHECKED) only the first is checked.
     """
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"
+    if elements(task.source, MOST_CHECKED) > MOST_CHECKED:
+        return None
     try:
         torch.manual_seed(0)
         with warnings.catch_warnings(action="ignore"), torch.no_grad():  # warnings of a refused problem would confuse

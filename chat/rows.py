@@ -5,7 +5,6 @@ cold start encodes its examples with `encode`; read_chats and read_rollouts enco
 """
 
 import functools
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from tqdm import tqdm
 
 from chat.prompts import fill, read_prompts
 from chat.template import Chat, Completion
-from program.files import told
+from program.files import read_parquet, told
 from program.process import UserError
 
 
@@ -62,14 +61,8 @@ def read_rows(path, encode_row) -> list[tuple[np.ndarray, np.ndarray]]:
     encode_row returns None for a row that has nothing to learn. A row that cannot be used is skipped and reported with
     its number in the file. Raises UserError for a file that cannot be read.
     """
-    if Path(path).suffix == ".parquet" and not importlib.util.find_spec("pyarrow"):
-        raise UserError(f"{path}: reading parquet needs a reader: pip install pyarrow")
     with told(f"{path}: cannot be read"):
-        if Path(path).suffix == ".parquet":
-            import pyarrow.parquet  # for such a file only
-            rows = pyarrow.parquet.read_table(path).to_pylist()
-        else:
-            rows = Path(path).read_bytes().split(b"\n")
+        rows = read_parquet(path) if Path(path).suffix == ".parquet" else Path(path).read_bytes().split(b"\n")
     data = []
     for number, row in enumerate(tqdm(rows, desc="tokens", unit="row", disable=None), 1):
         try:

@@ -10,7 +10,7 @@
     train_step.py   a step of supervised training
     ranks.py        one process for each GPU of a node: lists and gradients that they share
 
-    backbone -- engine -- step, slots -- attention     sft -- train_step -- optimizer, ranks
+    backbone -- engine -- step, slots -- attention     sft -- train_step -- rescore, optimizer, ranks
             '-- rescore                                         reinforce, run -- optimizer, ranks
 
 Terms of its own: a *slot* holds one sequence; a *batch* is the list of slots that a step computes; a *block* is a few

@@ -5,13 +5,24 @@ of its own, and computes the gradient of its own part of the replies. Then all r
 
     distribute                  each rank works on a part of a list, and all get all results
     share, gather               the same in two steps: a rank's part of a list; the list again from the parts' results
-    reduce_and_clip_gradients   gradients are added up (all-reduce); rank r keeps elements r/N ... (r+1)/N of each
+    loss.backward               as soon as a parameter's gradient is complete, it is added up over the ranks, and rank r
+                                keeps elements r/N ... (r+1)/N of it (reduce-scatter); the whole gradient is freed
     optimizer.step              each rank updates that part of every weight; the parts are collected (all-gather)
 
-So a parameter takes 2 bytes for its weight, 2 for its gradient and 8/N for the optimiser's state (optimizer.py): ZeRO
-stage 1. We do not use PyTorch's fully_shard, which shards the weights as well: the sampler reads all of them for every
-token, through CUDA graphs that hold their addresses, so it would need a second, whole copy; and weights in bfloat16 are
-the small part. We do not use its ZeroRedundancyOptimizer, which distributes whole tensors: an embedding of 1.2 GB is
+So a parameter takes 2 bytes for its weight, 2/N for its gradient and 8/N for the optimiser's state (optimizer.py): ZeRO
+stage 2. With eight cards of 80 GB (85.9e9 bytes), in GB for each card:
+
+    parameters                          8.19e9 (Qwen3-8B)     14.77e9 (Qwen3-14B)
+    weights, 2 bytes                         16.4                  29.5
+    gradients and state, 10/N bytes          10.2                  18.5    with --offload 2/N: 2.0 and 3.7
+    the largest whole gradient                1.2                   1.6    the head's
+    32,768 tokens of layers' inputs           9.7                  13.4    layers x width x 2 bytes
+    one layer, computed again                 8                    10      later the head: CHUNK in rescore.py
+    in all                                   46                    73      with --offload 37 and 58
+
+We do not use PyTorch's fully_shard, which shards the weights as well: the sampler reads all of them for every token,
+through CUDA graphs that hold their addresses, so it would need a second, whole copy; and weights in bfloat16 are the
+small part. We do not use its ZeroRedundancyOptimizer, which distributes whole tensors: an embedding of 1.2 GB is
 one, so ranks would wait for one another. Here any optimiser works: a part of a tensor is a tensor.
 
 Random numbers depend on the seed, the prompt, and how often the prompt came before (engine.py). So rollouts that
@@ -20,6 +31,7 @@ run's generator. So a run is the same on any number of ranks, up to rounding, an
 In a process that torchrun has not started, or has started alone, each function here returns what it is given.
 """
 
+import functools
 import os
 import signal
 import sys
@@ -30,8 +42,9 @@ import torch.distributed as dist
 
 from program.process import UserError
 
-# PyTorch 2.13 renamed it, and warns at every call of the old name.
+# PyTorch 2.13 renamed them, and warns at every call of the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def count() -> int:
@@ -146,19 +159,16 @@ def sharded(make, parameters, **options):
     return ShardedOptimizer(make, parameters, **options) if count() > 1 else make(parameters, **options)
 
 
-def reduce_and_clip_gradients(optimizer, parameters, largest) -> torch.Tensor:
-    """Add up the gradients of all ranks, and scale them down where their norm is above `largest`. Returns the norm.
+def clip_gradients(optimizer, parameters, largest) -> torch.Tensor:
+    """Scale the gradients of `parameters`, added up over all ranks, down where their norm is above `largest`.
 
-    With several ranks each then has its part of the gradients; those of the whole parameters are freed one by one.
+    Returns the norm. optimizer: of `sharded`.
     """
     if not isinstance(optimizer, ShardedOptimizer):
         return torch.nn.utils.clip_grad_norm_(parameters, largest)
     square = torch.zeros((), device=optimizer.whole[0].device)
     for p, own in zip(optimizer.whole, optimizer.own):
-        gradient = torch.zeros_like(p) if p.grad is None else p.grad  # None: no reply of this rank has reached it
-        dist.all_reduce(gradient)
-        own.grad, p.grad = optimizer.part(gradient).clone(), None
-        if own.numel() < p.numel() or rank() == 0:  # what every rank has counts once
+        if own.grad is not None and (own.numel() < p.numel() or rank() == 0):  # what every rank has counts once
             square += torch.linalg.vector_norm(own.grad, dtype=torch.float32) ** 2
     dist.all_reduce(square)
     torch.nn.utils.clip_grads_with_norm_(optimizer.own, largest, square.sqrt())
@@ -168,7 +178,9 @@ def reduce_and_clip_gradients(optimizer, parameters, largest) -> torch.Tensor:
 class ShardedOptimizer:
     """An optimiser of which each rank has the part for its own part of every parameter.
 
-    A parameter whose elements cannot be split evenly is updated by every rank, as a whole.
+    A parameter whose elements cannot be split evenly is updated by every rank, as a whole. While it exists, gradients
+    are added up over the ranks in every backward pass. So all ranks must compute equally many, each of which reaches
+    the same parameters: a rank that has run out of work computes one of a loss of 0.
     """
 
     def __init__(self, make, parameters, **options):
@@ -179,6 +191,19 @@ class ShardedOptimizer:
             self.whole += group["params"]
             group["params"] = [torch.nn.Parameter(self.part(p.data)) for p in group["params"]]
             self.own += group["params"]
+        for p, own in zip(self.whole, self.own):
+            p.register_post_accumulate_grad_hook(functools.partial(self._reduce, own))
+
+    def _reduce(self, own, p):
+        """Add this rank's part of the sum of all ranks' gradients of p to own.grad, and free the whole gradient."""
+        gradient, p.grad = p.grad.reshape(-1), None
+        part = gradient
+        if own.numel() < p.numel():
+            part = torch.empty_like(own)
+            _reduce_scatter(part, gradient)
+        else:
+            dist.all_reduce(part)
+        own.grad = part if own.grad is None else own.grad.add_(part)
 
     @property
     def param_groups(self):
@@ -197,8 +222,8 @@ class ShardedOptimizer:
                 _all_gather(p.view(-1), own)
 
     def zero_grad(self, set_to_none=True):
-        for p in [*self.whole, *self.own]:
-            p.grad = None
+        for own in self.own:
+            own.grad = None
 
     # ---- on disk: as if there were no ranks, so that another number of them can go on
 

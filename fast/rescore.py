@@ -35,18 +35,21 @@ def head_logits(model, hidden):
     In bfloat16 a logit of 20 has an error of up to 0.06, and sampler and trainer would round differently.
     """
     head = model.get_output_embeddings()
-    if hidden.is_cuda and hidden.dtype == torch.bfloat16:
+    if hidden.is_cuda and hidden.dtype == head.weight.dtype == torch.bfloat16:
         return Float32Product.apply(hidden, head.weight)
     return head(hidden).float()
 
 
-def token_logprobs(head, states, targets, temperature, size):
-    """Hidden states (N, width), the tokens (N,) that follow them: their log-probabilities (N,) in float32.
+def token_logprobs(model, head, ids, positions, targets, temperature=1.0):
+    """Log-probabilities (N,), in float32 with gradients, of the tokens `targets` (N,) that follow `positions` (N,).
 
-    head: states to logits (n, V). size: tokens whose logits may exist at a time.
+    model: a causal LM. head: states (n, width) to logits (n, V). ids: (B, L). positions: into ids.flatten().
     """
     def score(states, targets):
         logprobs = F.log_softmax(head(states).div_(temperature), dim=-1)  # in place: logits may be a gigabyte
         return logprobs.gather(-1, targets[:, None])[:, 0]
 
+    states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state.flatten(0, 1)  # (B L, width)
+    states = states.index_select(0, positions)  # only these reach the vocabulary
+    size = max(1, CHUNK // model.get_output_embeddings().weight.shape[0])  # tokens
     return torch.cat([checkpoint(score, *chunk, **RECOMPUTE) for chunk in zip(states.split(size), targets.split(size))])

@@ -1,27 +1,39 @@
-"""One step of supervised training on a batch; the layers of a small model are compiled."""
+"""One step of supervised training on a batch: the loss of a batch, its gradient in little memory, the optimiser."""
+
+import functools
 
 import torch
-import torch.nn.functional as F
 
 from fast import ranks
 from fast.optimizer import make_adamw
+from fast.rescore import RECOMPUTE, head_logits, token_logprobs
 
 
 class TrainStep:
     """Forward, backward and an optimiser's step on a batch.
 
-    compiled: fuse norms, rotary embeddings and activations, by which a small model is bound. All layers are the same,
-    so one compiled layer serves for all: compiling the whole model takes two minutes.
+    pretrained: as the release trains (verl_patch/trainer/code/fsdp_sft_trainer.py): AdamW with weight decay 0.01 on all
+    parameters, and a loss in which every sequence weighs the same. Above a billion parameters the layers are computed
+    again in the backward pass. host: keep the optimiser's state in the host's memory.
 
-    muon: for weights that begin at random. Muon (Keller Jordan, 2024) then updates the layers' matrices: it makes all
-    singular values of a matrix's momentum about equal before it steps, so that a rare direction moves the matrix as
-    much as a common one. Its steps get the size of AdamW's, so that both share a rate.
+    Otherwise weights begin at random, and every token weighs the same. Muon (Keller Jordan, 2024) updates the layers'
+    matrices: it makes all singular values of a matrix's momentum about equal before it steps, so that a rare direction
+    moves the matrix as much as a common one. Its steps get the size of AdamW's, so that both share a rate. On a GPU
+    norms, rotary embeddings and activations are fused, by which a small model is bound. All layers are the same, so one
+    compiled layer serves for all: compiling the whole model takes two minutes.
     """
 
-    def __init__(self, model, compiled, muon=False):
-        self.model = model
+    def __init__(self, model, pretrained, host=False):
+        self.model, self.pretrained = model, pretrained
+        self.head = functools.partial(head_logits, model)
+        if pretrained:
+            self.optimizers = [ranks.sharded(make_adamw, model.parameters(), lr=0.0, betas=(0.9, 0.95),
+                                             weight_decay=0.01, host=host, fused=True)]
+            if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
+                model.gradient_checkpointing_enable(RECOMPUTE)
+            return
         layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
-        if compiled:
+        if model.device.type == "cuda":
             for layer in layers:
                 layer.compile(dynamic=True)
         inner = set(layers.parameters())
@@ -29,35 +41,58 @@ class TrainStep:
                   {"params": [], "weight_decay": 0.0}]  # matrices of the layers, other matrices, vectors
         for p in model.parameters():
             groups[2 if p.dim() < 2 else p not in inner]["params"].append(p)
-        self.optimizers = []
-        if muon:
-            self.optimizers.append(torch.optim.Muon([groups.pop(0)], adjust_lr_fn="match_rms_adamw"))
-        self.optimizers.append(ranks.sharded(make_adamw, groups, lr=0.0, betas=(0.9, 0.95), fused=True))
+        self.optimizers = [torch.optim.Muon([groups.pop(0)], adjust_lr_fn="match_rms_adamw"),
+                           make_adamw(groups, lr=0.0, betas=(0.9, 0.95), fused=True)]
 
     def __call__(self, parts, rate):
-        """One step at a learning rate, on [(ids, targets), ...] from the CPU: the mean loss over all learnt tokens.
+        """One step at a learning rate, on [(ids, targets), ...] from the CPU. Returns the loss, L in sft.py.
 
-        ids (B, L); targets (B, L): the next token where it is learnt, else -100.
-
-        With several ranks each computes its share of the parts, or of the rows where there is one part; the loss that
-        it returns is its share, too.
+        ids (B, L); targets (B, L): the next token where it is learnt, else -100. With several ranks each computes its
+        share of the parts; the loss that it returns is its share, too.
         """
-        learnt = max(1, sum((targets >= 0).sum().item() for _, targets in parts))
-        own = ranks.share(parts) if len(parts) > 1 else [tuple(map(ranks.share, parts[0]))]
-        total, device = 0.0, self.model.device
-        for ids, targets in own:
-            if len(ids):  # there may be fewer rows than ranks
-                # Weights stay in float32, products are computed in bfloat16.
-                with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                    logits = self.model(input_ids=ids.to(device), use_cache=False).logits  # (B, L, V)
-                targets = targets.to(device).flatten()
-                loss = F.cross_entropy(logits.float().flatten(0, 1), targets, ignore_index=-100, reduction="sum")
-                (loss / learnt).backward()
-                total += loss.detach() / learnt
-        ranks.reduce_and_clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
+        weighed = [(*part, weights) for part, weights in zip(parts, self._weights(parts))]
+        total = 0.0
+        for part in dealt(weighed):
+            loss = self._loss(*part)
+            loss.backward()
+            total += loss.detach()
+        ranks.clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
             optimizer.step()
             optimizer.zero_grad()
         return total
+
+    def _weights(self, parts) -> list[torch.Tensor]:
+        """The weight in the loss of each token of a row, (B,) for each part."""
+        counts = [(targets >= 0).sum(1) for _, targets in parts]  # (B,): learnt tokens of a row
+        if self.pretrained:
+            rows = sum(map(len, counts))
+            return [1 / (rows * count.clamp(min=1)) for count in counts]
+        tokens = max(1, sum(count.sum().item() for count in counts))
+        return [torch.full(count.shape, 1 / tokens) for count in counts]
+
+    def _loss(self, ids, targets, weights) -> torch.Tensor:
+        """sum over rows i and their learnt tokens of -w_i log pi(token), a scalar."""
+        device = self.model.device
+        learnt = targets >= 0
+        positions = learnt.flatten().nonzero()[:, 0]  # (N,)
+        weights = weights[:, None].expand_as(targets)[learnt]  # (N,)
+        # Weights in float32 stay so, and products are computed in bfloat16. Weights in bfloat16 need no autocast.
+        mixed = device.type == "cuda" and self.model.dtype == torch.float32
+        with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+            logprobs = token_logprobs(self.model, self.head, ids.to(device), positions.to(device),
+                                      targets[learnt].to(device))
+        return -(logprobs * weights.to(device)).sum()
+
+
+def dealt(parts) -> list[tuple]:
+    """This rank's share of [(ids, targets, weights), ...].
+
+    All ranks have equally many parts, because they add up gradients together after each (fast/ranks.py): some have one
+    of a single token without weight.
+    """
+    ids, targets, weights = parts[0]
+    idle = (ids[:1, :1], targets[:1, :1], 0 * weights[:1])
+    return ranks.share(parts + [idle] * (-len(parts) % ranks.count()))

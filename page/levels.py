@@ -29,8 +29,8 @@ def table(summary) -> str:
     for row in summary["figures"]:
         percents = "".join(f"{100 * row[name]:10.1f}" for name in shares)
         lines.append(f"{row['counted']:12} {row['rule']:9}{percents}{row['geometric_mean'] or 0:15.2f}x")
-    lines += ["", f"{'problem':50}    best  correct  most common error"]
+    lines += ["", f"{'problem':50}    best  roofline  correct  most common error"]
     for task, problem in summary["problems"].items():
-        lines.append(f"{task[:49]:50}{problem['best_speedup']:7.2f}x  {problem['correct']} of {config['samples']}   "
-                     f"{problem['error'][:80]}".rstrip())
+        lines.append(f"{task[:49]:50}{problem['best_speedup']:7.2f}x{problem.get('roofline', 0):9.0%}   "
+                     f"{problem['correct']} of {config['samples']}   {problem['error'][:80]}".rstrip())
     return "\n".join(lines)

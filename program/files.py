@@ -1,6 +1,7 @@
 """Files: found from any current folder, read with one clear error, written in one instant."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import pickle
@@ -36,6 +37,16 @@ def write_atomically(path, text):
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     os.replace(temporary, path)
+
+
+def read_parquet(path, columns=None) -> list[dict]:
+    """The rows of a parquet file, or only these columns of them. Raises UserError without a reader, or a readable file.
+    """
+    if not importlib.util.find_spec("pyarrow"):
+        raise UserError(f"{path}: reading parquet needs a reader: pip install pyarrow")
+    with told(f"{path}: cannot be read"):
+        import pyarrow.parquet  # optional: for such a file only
+        return pyarrow.parquet.read_table(path, columns=columns).to_pylist()
 
 
 def read_lines(path, record=dict) -> list:

@@ -5,11 +5,15 @@
     python results/update_speed.py --shape 1.7b --tokens 16384 32768 --sequences 16
     python results/update_speed.py --shape 8b --tokens 8192 --offload --cap 80
     torchrun --nproc_per_node=2 results/update_speed.py --shape 8b --tokens 8192 --micro-batches 2
+    python results/update_speed.py --shape 8b --sft --offload --cap 80 --tokens 32768 --sequences 1 --micro-batches 8
+    python results/update_speed.py --shape 8b --sft --offload --cap 80 --tokens 32768 --sequences 8 --micro-batches 8
+    torchrun --nproc_per_node=8 results/update_speed.py --shape 14b --tokens 32768 --cap 80
     python results/update_speed.py --shape tiny --tokens 2048 --steps 2                     does it run at all?
 
 A setting is a number of tokens, split over --sequences (one tenth a prompt, the rest a reply), and whether the backward
 pass computes the layers again (the default: above a billion parameters). Each runs reinforce.update on --micro-batches
-of them for each rank: logprobs, clipped loss, backward, clipping, AdamW. With several ranks, `clip` holds the sum of
+of them for each rank: logprobs, clipped loss, backward, clipping, AdamW; or with --sft a step of the cold start
+(fast/train_step.py) on the same sequences. With several ranks, `clip` holds the sum of
 their gradients and `optimizer` the collection of the weights. One step warms up, --steps are measured, medians are
 told. A setting that does not fit is recorded as out of memory.
 
@@ -30,13 +34,16 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 
 import reinforce  # noqa: E402
+import sft  # noqa: E402
 from backbone import Backbone, Completion  # noqa: E402
 from fast import ranks  # noqa: E402
 from fast.optimizer import make_adamw  # noqa: E402
+from fast.train_step import TrainStep  # noqa: E402
 from program.options import complete  # noqa: E402
 from rollout_speed import SHAPES, random_model  # noqa: E402
 
@@ -82,6 +89,21 @@ def replies(model, tokens, count) -> list[list[reinforce.Row]]:
     return rows
 
 
+def sft_step(train, sequences, size):
+    """A function that does a step of supervised training on these sequences, `size` in each part; as reinforce.update.
+    """
+    whole = [rows[0].completion.prompt_ids + rows[0].completion.token_ids for rows in sequences]
+    data = [(np.array(ids), np.arange(len(ids)) >= len(rows[0].completion.prompt_ids))
+            for ids, rows in zip(whole, sequences)]
+    parts = [sft.collate(data[i:i + size], 0) for i in range(0, len(data), size)]
+
+    def update(model, optimizer, sequences, args):
+        model.model.train()
+        return {"loss": float(train(parts, 2e-5)), "grad_norm": float("nan")}
+
+    return update
+
+
 class Stopwatch:
     """Wraps functions, and adds up the seconds that they take until the device is done."""
 
@@ -99,8 +121,8 @@ class Stopwatch:
         return timed
 
 
-def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
-    """One setting. Raises torch.OutOfMemoryError."""
+def measure(model, optimizer, tokens, recompute, rate, options, train=None) -> dict:
+    """One setting. train: a TrainStep, with --sft. Raises torch.OutOfMemoryError."""
     device, steps = model.device.type, options.steps
     model.recompute = model.large if recompute == "auto" else recompute == "yes"
     parts = options.micro_batches * ranks.count()
@@ -109,10 +131,11 @@ def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
     reply_tokens = sum(len(rows[0].completion.token_ids) for rows in sequences)
     args = complete(reinforce.Options, {"device": device, "update_tokens": tokens, "mrs": False}, size=2)
     watch, parts = Stopwatch(device), defaultdict(list)
-    clip, step = ranks.reduce_and_clip_gradients, optimizer.step
-    ranks.reduce_and_clip_gradients = watch.wrap("clip", clip)
+    clip, step = ranks.clip_gradients, optimizer.step
+    ranks.clip_gradients = watch.wrap("clip", clip)
     optimizer.step = watch.wrap("optimizer", step)
-    update = watch.wrap("step", reinforce.update)
+    update = sft_step(train, sequences, options.sequences) if train else reinforce.update
+    update = watch.wrap("step", update)
     try:
         for n in range(steps + 1):
             watch.seconds.clear()
@@ -125,7 +148,7 @@ def measure(model, optimizer, tokens, recompute, rate, options) -> dict:
             for name, value in found.items() if n else ():  # step 0 warms up
                 parts[name].append(value)
     finally:
-        ranks.reduce_and_clip_gradients, optimizer.step = clip, step
+        ranks.clip_gradients, optimizer.step = clip, step
     seconds = {name: statistics.median(values) for name, values in parts.items()}
     flops = useful_flops(model, lengths, reply_tokens)
     record = {"seconds": seconds, "tokens_per_second": sum(lengths) / seconds["step"],
@@ -146,6 +169,7 @@ def main():
     parser.add_argument("--sequences", type=int, default=1, help="that share the tokens")
     parser.add_argument("--micro-batches", type=int, default=1, help="of so many tokens, for each rank")
     parser.add_argument("--sharded", action="store_true", help="the way of several ranks, also for one (torchrun)")
+    parser.add_argument("--sft", action="store_true", help="a step of the cold start instead of RL's update")
     parser.add_argument("--offload", action="store_true", help="optimiser's state in the host's memory")
     parser.add_argument("--cap", type=float, help="GB that this process may take of the GPU")
     parser.add_argument("--recompute", nargs="+", choices=["auto", "no", "yes"], default=["auto"],
@@ -161,11 +185,13 @@ def main():
     if args.sharded and ranks.count() == 1:
         ranks.join()
     sharded = ranks.ShardedOptimizer if args.sharded else ranks.sharded
-    optimizer = sharded(make_adamw, model.model.parameters(), lr=1e-6, host=args.offload)
+    train = TrainStep(model.model, pretrained=True, host=args.offload) if args.sft else None
+    optimizer = train.optimizers[0] if train else sharded(make_adamw, model.model.parameters(), lr=1e-6,
+                                                          host=args.offload)
     rate = matmul_rate(device, dtype)
     common = {"shape": args.shape, "parameters": sum(p.numel() for p in model.model.parameters()),
               "dtype": str(dtype).removeprefix("torch."), "optimizer": type(optimizer).__name__,
-              "ranks": ranks.count(), "offload": args.offload, "cap_gb": args.cap,
+              "ranks": ranks.count(), "sft": args.sft, "offload": args.offload, "cap_gb": args.cap,
               "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
               "torch": torch.__version__, "transformers": transformers.__version__,
               "matmul_tflop_per_second": rate / 1e12}
@@ -176,7 +202,7 @@ def main():
             setting = {"tokens": tokens, "sequences": args.sequences, "micro_batches": args.micro_batches,
                        "recompute": recompute}
             try:
-                found = measure(model, optimizer, tokens, recompute, rate, args)
+                found = measure(model, optimizer, tokens, recompute, rate, args, train)
             except torch.OutOfMemoryError as error:
                 found = {"error": "out of memory: " + str(error).split("\n")[0][:200]}
             # Only here: the error has held the tensors until now.

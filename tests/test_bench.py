@@ -4,7 +4,9 @@ import contextlib
 import json
 import math
 import re
+import threading
 from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -67,10 +69,12 @@ def test_figures_by_hand():
 
 def test_what_became_of_a_problem():
     broken = [Attempt("reply", Verdict(error=error)) for error in ("does not parse", "no code block")]
-    samples = {"a": [sample(attempt(), CHEAT, CHEAT), sample(attempt(1.5), *broken)], "b": [sample(attempt(1.5))] * 2}
+    slow, fast = attempt(1.2, bandwidth=0.9), attempt(1.5, bandwidth=0.7, arithmetic=0.1)
+    samples = {"a": [sample(attempt(), CHEAT, CHEAT), sample(attempt(1.5, bandwidth=0.2, arithmetic=0.4), *broken)],
+               "b": [sample(slow), sample(fast)]}
     found = bench.all_figures(samples)
-    assert list(found["problems"].values()) == [{"correct": 1, "best_speedup": 1.5, "error": "decoy"},
-                                                {"correct": 2, "best_speedup": 1.5, "error": ""}]
+    assert list(found["problems"].values()) == [{"correct": 1, "best_speedup": 1.5, "roofline": 0.4, "error": "decoy"},
+                                                {"correct": 2, "best_speedup": 1.5, "roofline": 0.7, "error": ""}]
     assert [(row["counted"], row["rule"]) for row in found["figures"]] == [
         ("best turn", "standard"), ("best turn", "strict"), ("last turn", "standard"), ("last turn", "strict")]
 
@@ -251,6 +255,80 @@ def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(tmp_path):
     assert len(sample.turns) == 9 and len(sample.scored) == 1
 
 
+# ---- a server in place of a model
+
+
+class Served(BaseHTTPRequestHandler):
+    """Answers as vLLM does. Prompts about GELU are too long for it."""
+
+    asked = []
+
+    def log_message(self, *_):
+        pass
+
+    def answer(self, status, body):
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def do_GET(self):
+        self.answer(200, {"data": [{"id": "M", "max_model_len": 5000}]} if self.path == "/v1/models" else {})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        text = selecting("fuse") if "select_skills" in body["messages"][0]["content"] else kernel(1.5)
+        if "gelu" in str(body["messages"]).lower():
+            return self.answer(400, {"error": "this model's maximum context length is 5000 tokens"})
+        if body["model"] != "M":
+            return self.answer(404, {"error": "no such model"})
+        choice = {"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        return self.answer(200, {"choices": [choice], "usage": {"completion_tokens": 77}})
+
+
+@pytest.fixture
+def url():
+    Served.asked.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Served) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_served_model_is_evaluated_without_and_with_the_skills_of_a_snapshot(url, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer())
+    LIBRARY.save(tmp_path / "snapshot.jsonl")
+    given = ["--device", "cpu", "--level", "1", "--ids", "1,3", "--samples", "2", "--turns", "2", "--server", url,
+             "--out", str(tmp_path / "o")]
+    assert bench.main([*given, "--both", "--library", str(tmp_path / "snapshot.jsonl"), "--served-model", "M"]) == 0
+    out, err = capsys.readouterr()
+    assert "no skills\nM on" in out and "skills out of 1\nM on" in out and err.count("maximum context length") == 9
+    assert "side by side" in out and (tmp_path / "o/report.html").is_file()
+    for part, skills in (("no_skills", []), ("skills", ["fuse"])):
+        samples = bench.read_results(tmp_path / "o" / part / "results.jsonl")
+        assert [sample.skills for (task, _), sample in samples.items() if "Softplus" in task] == [skills] * 2
+        assert [[turn.tokens for turn in s.turns] for s in samples.values()] == [[77, 77]] * 2 + [[0, 0]] * 2
+        assert [turn.verdict.speedup for turn in samples["level1/1_AffineSoftplus", 1].turns] == [1.5, 1.5]
+    config = json.loads((tmp_path / "o/skills/config.json").read_text())
+    assert config["model"] == config["checkpoint"] == "M" and config["max_new_tokens"] == 1250
+    selections = [body for body in Served.asked if "select_skills" in body["messages"][0]["content"]]
+    assert [body["temperature"] for body in selections] == [0.0] * 2 and selections[0]["max_tokens"] == 1024
+    policy = [body for body in Served.asked if body not in selections and "gelu" not in str(body).lower()]
+    assert [(body["temperature"], body["top_p"], body["max_tokens"]) for body in policy] == [(1.0, 0.95, 1250)] * 8
+    assert len({body["seed"] for body in policy}) == 4  # the same without and with skills
+    assert [sum("one kernel softplus" in body["messages"][0]["content"] for body in policy[i:i + 4])
+            for i in (0, 4)] == [0, 4]
+    assert [len(body["messages"]) for body in policy] == [2, 2, 4, 4] * 2
+
+
+def test_a_server_that_does_not_answer_is_told_in_one_line(url, tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer())
+    given = ["--device", "cpu", "--level", 1, "--ids", 1, "--out", tmp_path, "--server"]
+    for more, message in (([url, "--served-model", "N"], "404"), (["http://127.0.0.1:9"], "refused"),
+                          ([url + "/other"], "it lists no model"), ([url, "--thinking"], "--thinking: with --server")):
+        assert message in refusal(bench.main, *given, *more)
+
+
 # ---- the command
 
 def by_task(messages, tool, generator):
@@ -333,7 +411,8 @@ def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusa
     ("--model no/such/folder", "no/such/folder"), ("--kernelbench no/such/checkout", "no level1/ there"),
     ("--device cuda", "no GPU"), ("--baseline compile", "no torch.compile"), ("--ids 1,2,x", "'x' is not there"),
     ("--samples 0", "--samples 0: choose a number above 0"), ("--temperature nan", "--temperature nan: choose"),
-    ("--top-p 3", "above 0 to 1"), ("--bm25-only --no-skills", "choose one ablation"),
+    ("--top-p 3", "above 0 to 1"), ("--bm25-only --no-skills", "choose one"),
+    ("--both --no-skills", "choose one"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
     ("--max-new-tokens 4096", "prompts of 0 tokens"), ("--out file/below", "cannot write there")])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):

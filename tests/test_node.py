@@ -46,10 +46,12 @@ def steps(part, optimizer, parameters, first, last):
     for n in range(first, last):
         for number in part:
             generator = torch.Generator().manual_seed(2 * n + number)
-            for p in parameters[:2 + number]:  # the third one has no gradient from the first part
-                gradient = torch.randn(p.shape, generator=generator).to(p.dtype)
-                p.grad = gradient if p.grad is None else p.grad + gradient
-        norms.append(ranks.reduce_and_clip_gradients(optimizer, parameters, 3.0).item())
+            gradients = [torch.randn(p.shape, generator=generator).to(p.dtype) for p in parameters]
+            sum((p * gradient).sum() for p, gradient in zip(parameters, gradients)).backward()
+        if ranks.count() > 1:  # a rank keeps its part of a gradient, and no whole one
+            assert [p.grad for p in parameters] == [None] * 3
+            assert [own.grad.numel() for own in optimizer.own] == [12, 35, 4]
+        norms.append(ranks.clip_gradients(optimizer, parameters, 3.0).item())
         optimizer.step()
         optimizer.zero_grad()
     return norms
@@ -70,6 +72,7 @@ def update_on_a_rank(model_folder, folder):
     for dtype in (torch.float32, torch.bfloat16):
         parameters, norms = tensors(dtype), []
         for first, last in ((0, 3), (3, 6)):
+            parameters = [torch.nn.Parameter(p.detach()) for p in parameters]  # without the first optimiser's hooks
             optimizer = ranks.sharded(make_adamw, [{"params": parameters}], lr=0.01)
             if first:
                 optimizer.load_state_dict(torch.load(folder / "state.pt", weights_only=True))
@@ -161,8 +164,12 @@ def test_a_rank_is_killed_and_one_process_goes_on(killed, world, tmp_path):
             assert mine[name] == (pytest.approx(value, rel=1e-4, abs=1e-4) if isinstance(value, float) else value), name
     a, b = (torch.load(folder / "checkpoint/trainer.pt", weights_only=True) for folder in (out, whole))
     assert torch.equal(a["generator"], b["generator"]) and a["step"] == b["step"] == 3
+    for mine, theirs in zip(a["optimizer"]["state"].values(), b["optimizer"]["state"].values(), strict=True):
+        for name in ("exp_avg", "exp_avg_sq"):
+            assert torch.allclose(mine[name], theirs[name], rtol=0, atol=1e-5 * theirs[name].abs().max().item())
+    # AdamW divides by sqrt(v) + 1e-8: of a rare token with gradients of 1e-7, rounding moves a weight by 1 % of a step.
     for mine, theirs in zip(*(Backbone.load(folder / "checkpoint").model.parameters() for folder in (out, whole))):
-        assert close(mine, theirs, 1e-5)
+        assert close(mine, theirs, 1e-4)
     for path in sorted((whole / "rollouts").iterdir()):
         mine, theirs = ([[line.get(key) for key in ("role", "task", "prompt", "reply")] for line in read_lines(file)]
                         for file in (out / "rollouts" / path.name, path))

@@ -15,12 +15,15 @@ from test_reinforce import records, world  # noqa: F401 (a fixture)
 ALONE = {"skills": False, "cross_scheme": False}  # without skills there are no schemes to scale across
 TABLE = {  # what is not as daVinci-kernel has it (tests/test_paper.py); all else is equal, on every device
     "davinci": {},
-    "drkernel": ALONE | {"reward": "drkernel", "k": 0, "n": 16, "turns": 3},  # PRS and MRS as daVinci-kernel
+    "drkernel": ALONE | {"reward": "drkernel", "k": 0, "n": 16, "turns": 3, "oversample": 1},  # PRS and MRS as daVinci
     "kevin": ALONE | {"reward": "kevin", "gamma": 0.4, "turns": 4, "k": 0, "n": 16, "temperature": 0.9, "prs": False,
                       "mrs": False, "mask_void": False, "baseline": "group-norm", "group": "task", "loss_scale": 1.0,
-                      "loss_mean": "token", "history": "condensed", "min_std": 0.0, "oversample": 1},
+                      "loss_mean": "token", "history": "condensed", "min_std": 0.0, "oversample": 1, "thinking": True},
     "cuda-agent": ALONE | {"reward": "cuda-agent", "prs": False, "mrs": False, "mask_void": False, "min_std": 0.0,
                            "oversample": 1}}
+LARGE = {"drkernel": {"prompt_tokens": 10240}}  # over a billion parameters
+# Over a billion parameters: k + 1, n, T, tasks rolled out and kept, tokens of prompt and reply, learning rate
+NUMBERS = {"davinci": (4, 4, 3, 32, 16, 24576, 8192, 1e-6), "drkernel": (1, 16, 3, 16, 16, 10240, 8192, 1e-6)}
 REWARDS = {  # reward of: wrong; a decoy; correct at 0.5x and 1.052x with coverage 0; at 1.053x and 10x with coverage 1
     "davinci": [0.0, 0.0, 0.75, 1.026, 1.5265, 4.0], "drkernel": [0.0, 0.0, 0.75, 1.026, 1.5265, 2.5],
     "kevin": [0.0, 0.0, 0.8, 1.352, 1.353, 10.3], "cuda-agent": [-1.0, -1.0, 1.0, 1.0, 2.0, 2.0]}
@@ -31,7 +34,14 @@ REWARDS = {  # reward of: wrong; a decoy; correct at 0.5x and 1.052x with covera
 def test_a_recipe_sets_all_that_its_name_implies(recipe, given, large):
     assert list(RECIPES) == list(TABLE)
     mine, davinci = (vars(configure({"device": given, "recipe": name}, large)) for name in (recipe, "davinci"))
-    assert mine == davinci | TABLE[recipe] | {"recipe": recipe}
+    assert mine == davinci | TABLE[recipe] | (LARGE.get(recipe, {}) if large else {}) | {"recipe": recipe}
+
+
+@pytest.mark.parametrize("recipe", list(NUMBERS))
+def test_the_numbers_of_the_scripts_that_trained_14b(recipe):
+    o = configure({"device": "cuda", "recipe": recipe}, large=True)
+    assert NUMBERS[recipe] == (o.k + 1, o.n, o.turns, o.batch * o.oversample, o.batch, o.prompt_tokens,
+                               o.policy_tokens, o.lr)
 
 
 @pytest.mark.parametrize("recipe", list(TABLE))
@@ -55,12 +65,15 @@ def test_kevin_drops_thoughts_and_keeps_plans_and_kernels(model, history, though
     assert [prompt.count("Plan: x.") for prompt in prompts] == [0, 1, 2]
 
 
-def test_a_recipe_is_five_lines(world, monkeypatch):
+def test_a_recipe_is_five_lines(world, monkeypatch, capsys):
     """As README.md tells a forker: a reward, and a row by name; all else keeps davinci's values."""
     monkeypatch.setitem(policy.REWARDS, "speed", lambda verdict: verdict.speedup if verdict.correct else 0.0)
     monkeypatch.setitem(RECIPES, "mine", dict(reward="speed", gamma=0.5))
     out = world("run", "--recipe", "mine", "--steps", "1")
+    assert "leaves out" not in capsys.readouterr().out
     turns = [turn for line in records(out, 1, "policy") for turn in line["turns"]]
     assert all(turn["reward"] == (turn["verdict"]["speedup"] or 0.0) for turn in turns)
     config = json.loads((out / "config.json").read_text())
+    world("agent", "--recipe", "cuda-agent", "--steps", "1")
+    assert "--recipe cuda-agent leaves out: PPO's critic, tools, and" in capsys.readouterr().out
     assert {"gamma": 0.5, "prs": True, "k": 2, "recipe": "mine"}.items() <= config.items()

@@ -124,13 +124,16 @@ def test_training_steps(world, monkeypatch, capsys):
     assert "Skills found: " in capsys.readouterr().out
 
 
-def test_scalars_for_tensorboard(world, monkeypatch):
+@pytest.mark.parametrize("log", ["tensorboard", "wandb"])
+def test_numbers_for_other_programs(world, monkeypatch, log):
     """Every number of metrics.jsonl is written under its step."""
     written = []
+    logged = SimpleNamespace(log=lambda line, step: written.extend((name, value, step) for name, value in line.items()))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **given: logged))
     writer = SimpleNamespace(add_scalar=lambda *scalar: written.append(scalar), flush=lambda: None)
     monkeypatch.setattr(runs, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: True)))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda *_, **__: writer))
-    lines = metrics(world("run", "--steps", "2", "--log", "tensorboard"))
+    lines = metrics(world("run", "--steps", "2", "--log", log))
     assert written == [(name, value, m["step"]) for m in lines for name, value in m.items()
                        if isinstance(value, (int, float))]
 

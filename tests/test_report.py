@@ -1,12 +1,15 @@
 """report.html: what it says is what the files say; a browser opens, draws and filters it."""
 
+import asyncio
 import html
+import inspect
 import json
 import re
 import shutil
 import subprocess
 
 import pytest
+from transformers.utils import get_json_schema
 
 import run as report
 from candidates import HONEST, TASK
@@ -230,13 +233,35 @@ def test_a_browser_opens_filters_and_shows_conversations(run, bench_folder):
 
 
 def test_the_page_on_other_frameworks_works_as_it_stands():
-    """Called as TRL's GRPOTrainer calls it, with the sandbox that it makes itself."""
-    [code] = re.findall(r"```python\n(.*?)```", (ROOT / "other_frameworks.md").read_text(), re.DOTALL)
+    """Called as TRL and verifiers call it, with the sandbox that it makes itself."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "other_frameworks.md").read_text(), re.DOTALL)
     space = {}
-    exec(code.split("# The rest needs trl")[0], space)
+    for code in blocks:
+        if "GRPOTrainer" not in code and "import verifiers" not in code:  # these need the frameworks
+            exec(code, space)
     good = f"Plan: x.\n```python\n{HONEST}```"
-    replies = [good, [{"role": "assistant", "content": "no code"}], [{"role": "assistant", "content": good}]]
-    rewards = space["kernel_reward"](prompts=["p"] * 3, completions=replies, completion_ids=[[1]] * 3,
-                                     source=[TASK.source] * 3, trainer_state=None)
+    parts = [{"type": "text", "text": good}, {"type": "image"}]
+    replies = [good, *([{"role": "assistant", "content": content}] for content in ("no code", good, parts, None)),
+               [{"role": "assistant", "tool_calls": []}]]
+    rewards = space["kernel_reward"](prompts=["p"] * 6, completions=replies, completion_ids=[[1]] * 6,
+                                     source=[TASK.source] * 6, trainer_state=None)
+    assert rewards[0] > 1.0 and rewards == [rewards[0], 0.0, rewards[0], rewards[0], 0.0, 0.0]
+    assert all(type(reward) is float for reward in rewards)
+
+    environment = space["KernelEnvironment"]()
+    assert environment.reset(prompt="p", source=TASK.source) is None and environment.get_reward() == 0.0
+    told = [environment.score_kernel(code) for code in ("x = 3", HONEST, "x = 4")]
+    assert ["Correct: yes" in text for text in told] == [False, True, False] and environment.get_reward() == rewards[0]
+    with pytest.raises(ValueError, match="No turn is left"):
+        environment.score_kernel(HONEST)
+    tools = [tool for name, tool in inspect.getmembers(environment, inspect.ismethod)
+             if name not in ("reset", "get_reward") and name[0] != "_"]
+    [schema] = map(get_json_schema, tools)  # what TRL makes of a tool
+    assert schema["function"]["parameters"]["required"] == ["code"]
+
+    async def scored():
+        ask = space["kernel_score"]
+        return await asyncio.gather(*(ask(completion=reply, info={"source": TASK.source}) for reply in replies))
+
+    assert asyncio.run(scored()) == rewards
     space["sandbox"].close()
-    assert rewards[0] == rewards[2] > 1.0 and rewards[1] == 0.0 and all(type(reward) is float for reward in rewards)

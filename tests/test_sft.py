@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import get_cosine_schedule_with_warmup
 
 from chat_templates import template_tokenizer
 from conftest import by_hand, launch, learnt, write_lines  # first: it puts the root on the path
@@ -147,7 +148,7 @@ def test_the_filter_down_samples_what_is_over_represented(capsys):
 
 @pytest.mark.parametrize("epochs, sequences", [(2.5, 16), (2.5, 0)])
 def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(epochs, sequences):
-    """A batch is so many sequences, in several parts; or one part, as large as fits."""
+    """A batch is so many sequences, in several parts of sorted lengths; or one part, as large as fits."""
     lengths = np.random.default_rng(0).integers(50, 3000, 100).tolist()
     given = options(epochs=epochs, batch_tokens=8192, batch_sequences=sequences)
     batches = plan_batches(lengths, given)
@@ -159,13 +160,13 @@ def test_batches_hold_every_example_once_an_epoch_in_parts_that_fit(epochs, sequ
     else:
         assert {len(parts) for parts in batches} == {1}
     for part in (part for parts in batches for part in parts):
-        [width] = {sft.width_for(lengths[i]) for i in part}  # one for all of a part
-        assert width * len(part) <= 8192
+        widths = [sft.width_for(lengths[i]) for i in part]
+        assert widths[0] * len(part) <= 8192 and widths == sorted(widths, reverse=True)
 
 
-def small_model(seed=0):
+def small_model(seed=0, vocabulary=32):
     torch.manual_seed(seed)
-    return random_qwen3(32, 32, 64, 1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+    return random_qwen3(vocabulary, 32, 64, 1, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
                         tie_word_embeddings=False)
 
 
@@ -342,10 +343,19 @@ def test_bad_command_lines_are_one_line_errors(arguments, message, tmp_path, mon
     assert message in refusal(sft.main, *arguments)
 
 
-def test_a_pretrained_model_has_the_papers_defaults():
+def test_a_pretrained_model_has_the_releases_values():
     small, given = sft.read_options(["--out", "x"]), sft.read_options("--out x --model M --epochs 1".split())
     assert (small.epochs, small.batch_sequences, small.lr) == (3, 0, 3e-3)
     assert (given.epochs, given.batch_sequences, given.lr) == (1, 64, 2e-5)
+    # transformers' own schedule, which the release calls with int(0.1 N) steps of warm-up, against ours
+    optimizer = torch.optim.SGD([torch.zeros(1)], 2e-5)
+    schedule = get_cosine_schedule_with_warmup(optimizer, 4, 47)
+    for n in range(47):
+        assert sft.learning_rate(n, 47, given) == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-12)
+        optimizer.step()
+        schedule.step()
+    rates = [sft.learning_rate(n, 100, small) / 3e-3 for n in (0, 1, 50, 99)]
+    assert rates == pytest.approx([0.5, 1.0, 0.525, 0.05], abs=1e-3)
 
 
 # ---- the shipped model

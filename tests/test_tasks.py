@@ -16,6 +16,7 @@ import pytest
 import tasks
 from conftest import configure, make_task
 from synthetic.generator import synthesize, training_tasks
+from program import files
 from program.files import ROOT, found
 from program.options import complete, option, parse, setting
 from program.process import UserError, run_command
@@ -237,6 +238,63 @@ def test_ids():
     for bad in ("13", "x", "", "5-", "every0", "every13", "4-2"):
         with pytest.raises(UserError, match="--ids"):
             chosen_tasks(problems, bad)
+
+
+# ---- the user's own problems
+
+
+def row(source=PROBLEM, entry="Model", kind="cuda_llm", **info):
+    return {"data_source": kind, "prompt": [{"role": "user", "content": "."}], "ability": "kernel_optimization",
+            "reward_model": {"ground_truth": source, "style": "rule"}, "extra_info": {"entry_point": entry} | info}
+
+
+OTHER = PROBLEM.replace("Model", "Net").replace("super()", "super(Net, self)") + "Model = 3\n"
+KERNELBOOK = PROBLEM.replace("return [scale]", "return [[], {'scale': 2.0}]")
+ROWS = [row(uuid="a"), row(OTHER, "Net", uuid="b"), row("def f(:"), row("x = 3"), row(KERNELBOOK, ops=["relu"])]
+
+
+def test_rows_of_the_papers_rl_data_are_problems(monkeypatch, capsys):
+    monkeypatch.setattr(tasks, "read_parquet", lambda path, columns: ROWS)
+    first, other, third = tasks.listed_tasks("rl.parquet")
+    assert [first.name, other.name, third.name] == ["rl/a", "rl/b", "rl/4"] and first.source == PROBLEM
+    assert "super(Model, self)" in other.source and "Net" not in other.source and "OtherModel = 3" in other.source
+    assert [unfit(t, frozenset()) for t in (first, other, third)] == [None] * 3
+    assert "3 problems; left out: {'not valid Python': 1, 'does not define Model, get_inputs, get_init_inputs': 1}" in (
+        capsys.readouterr().out)
+    for rows, message in (([*ROWS, row(kind="kernelbench_level2_validation")], "for evaluation only"),
+                          (ROWS[2:3], "no problems there")):
+        monkeypatch.setattr(tasks, "read_parquet", lambda path, columns: rows)
+        with pytest.raises(TaskError, match=message):
+            tasks.listed_tasks("rl.parquet")
+
+
+def test_parquet_is_read_or_what_is_needed_is_told(tmp_path, monkeypatch):
+    path = tmp_path / "rl.parquet"
+    with monkeypatch.context() as patch:
+        patch.setattr(files.importlib.util, "find_spec", lambda name: None)
+        with pytest.raises(UserError, match="rl.parquet: reading parquet needs a reader: pip install pyarrow"):
+            tasks.listed_tasks(path)
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+    assert len(tasks.listed_tasks(path)) == 3
+
+
+def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys):
+    fit = make_task(0).source
+    for name, source in {"fit": fit, "random": fit.replace("torch.relu(x)", "torch.rand(4, 8) * x.tanh()"),
+                         "near": builtin_tasks(1)[0].source}.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    args = configure({"device": "cpu", "tasks": str(tmp_path)})
+    assert {task.source for task in itertools.islice(task_stream(args), 5)} == {fit}
+    told = capsys.readouterr().out
+    assert told.count("is left out") == 2 and "near is left out: near an evaluation problem. Of " in told
+    assert "random is left out: not deterministic" in told
+    (tmp_path / "fit.py").unlink()
+    with pytest.raises(TaskError, match=r"no problem can be trained on .*'not deterministic': 1"):
+        next(task_stream(args))
+    large = scale_batch(task(PROBLEM.replace("self.act(x)", "torch.rand(1)")), 10**7)
+    assert unfit(large, frozenset()) is None  # its values are not computed
+    assert unfit(large, {fingerprint(large.source)}) == "near an evaluation problem"
 
 
 # ---- the stream of a run

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-import backbone
 from conftest import LargestTensor, by_hand, plain_logprobs
 import fast.optimizer
+import fast.rescore
+import fast.train_step
 import sft
 from backbone import Sampling
 from fast.optimizer import SplitAdamW, make_adamw
@@ -128,7 +129,7 @@ def same(a, b, atol=1e-5):
 @pytest.mark.parametrize("positions", [7, 10**6])
 def test_logits_in_pieces_and_merged_turns_equal_plain_rows(model, inputs, monkeypatch, positions):
     sizes, head = [], model._head
-    monkeypatch.setattr(backbone, "CHUNK", positions * len(model.tokenizer))
+    monkeypatch.setattr(fast.rescore, "CHUNK", positions * len(model.tokenizer))
     monkeypatch.setattr(model, "_head", lambda hidden: sizes.append(len(hidden)) or head(hidden))
     got = gradients(model, model.logprobs)
     assert inputs == [(3, 31)]  # four rows, two of which are turns of one rollout
@@ -149,24 +150,21 @@ def test_recomputed_layers_give_the_same_gradients_and_leave_sampling_alone(mode
     assert model.sample([[5, 6, 7]] * 3, Sampling(20), torch.Generator().manual_seed(0)) == replies
 
 
-def test_a_step_is_adamw_on_the_mean_loss_of_the_learnt_tokens():
-    """Clipping, weight decay on matrices only, and parts of different sizes, against PyTorch's own optimiser."""
+def test_a_step_is_adamw_on_the_mean_of_the_sequences_mean_losses():
+    """The release's: every sequence weighs the same, decay 0.01 on all. Rows of 12, 12, 12, 12 and 2 learnt tokens."""
     data = encoded(5, np.random.default_rng(0))
+    data[4] = (data[4][0], np.arange(20) >= 18)
     model, twin = small_model(), small_model()
-    step = sft.TrainStep(model, compiled=False)
-    groups = step.optimizers[0].param_groups
-    assert [(group["weight_decay"], {p.dim() for p in group["params"]}) for group in groups] == [
-        (0.1, {2}), (0.1, {2}), (0.0, {1})]
-    optimizer = torch.optim.AdamW([{"params": [p for p in twin.parameters() if p.dim() == 2], "weight_decay": 0.1},
-                                   {"params": [p for p in twin.parameters() if p.dim() == 1], "weight_decay": 0.0}],
-                                  lr=1e-2, betas=(0.9, 0.95))
+    step = sft.TrainStep(model, pretrained=True)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.01)
     norms = []
     for scale in (0.2, 50.0):  # the second gradient is too long, and is clipped
         for each in (model, twin):
             with torch.no_grad():
                 each.model.norm.weight *= scale
         parts = [sft.collate(data[:2], 0), sft.collate(data[2:], 0)]
-        loss = by_hand(twin, data)
+        loss = torch.stack([by_hand(twin, [row]) for row in data]).mean()
+        assert abs(loss - by_hand(twin, data)) > 1e-3  # the mean over tokens is another
         assert step(parts, 1e-2).item() == pytest.approx(loss.item(), rel=1e-4)
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(twin.parameters(), 1.0).item())
@@ -177,9 +175,29 @@ def test_a_step_is_adamw_on_the_mean_loss_of_the_learnt_tokens():
     assert norms[0] < 1 < norms[1]
 
 
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_a_step_never_holds_all_logits(monkeypatch, pretrained):
+    """60 tokens of a vocabulary of 5,000, seven at a time: the largest tensor is the head's weight. Same gradients."""
+    data = encoded(5, np.random.default_rng(0))
+    found = []
+    monkeypatch.setattr(fast.train_step.ranks, "clip_gradients",
+                        lambda optimizer, parameters, largest: found.append([p.grad.clone() for p in parameters]))
+    for tokens, largest in ((7, 5000 * 32), (10**6, 5000 * 60)):
+        monkeypatch.setattr(fast.rescore, "CHUNK", tokens * 5000)
+        model = small_model(vocabulary=5000)
+        step = sft.TrainStep(model, pretrained)
+        with LargestTensor(torch.float32) as seen:
+            loss = step([sft.collate(data, 0)], 0.0).item()
+        assert seen.elements == largest
+        want = by_hand(model, data)
+        want.backward()
+        assert loss == pytest.approx(want.item())
+        assert same([found.pop()], [[p.grad for p in model.parameters()]])
+
+
 def test_matrices_that_begin_at_random_are_muons_but_for_the_embedding():
     model = small_model()
-    step = sft.TrainStep(model, compiled=False, muon=True)
+    step = sft.TrainStep(model, pretrained=False)
     step([sft.collate(encoded(5, np.random.default_rng(0)), 0)], 1e-2)
     muon, adamw = (set(optimizer.state) for optimizer in step.optimizers)
     matrices = {p for name, p in model.named_parameters() if "layers" in name and "norm" not in name}

@@ -72,7 +72,8 @@ from program.process import UserError, run_command
 from tasks import load_task
 
 PRECISE = 0.2  # seconds of timing a candidate outside of training, where the interval around its speedup counts
-JSON_FIELDS = "compiled correct speedup coverage clock reference_ms candidate_ms rejected error".split()
+JSON_FIELDS = ("compiled correct speedup coverage clock reference_ms candidate_ms rejected error bandwidth "
+               "arithmetic").split()  # the last two: shares of the roofline, see Verdict
 
 
 @dataclass(frozen=True)
@@ -227,11 +228,12 @@ def main(argv=None) -> int:
     as_json, task, path = options.pop("json"), load_task(options.pop("task")), Path(options.pop("candidate"))
     with told(f"{path}: cannot read the candidate"):
         text = path.read_bytes()
-    with Sandbox(**options) as sandbox:
-        try:
-            verdict = sandbox.score(task, [text.decode()])[0]
-        except UnicodeDecodeError:
-            verdict = Verdict(clock=sandbox.settings.clock, error="the candidate's file is not UTF-8")
+    try:
+        code = text.decode()
+        with Sandbox(**options) as sandbox:
+            [verdict] = sandbox.score(task, [code])
+    except UnicodeDecodeError:
+        verdict = Verdict(clock=Settings(**options).completed().clock, error="the candidate's file is not UTF-8")
     verdict = replace(verdict, rejected=verdict.rejected and printable(verdict.rejected),
                       error=verdict.error and printable(verdict.error))
     print(json.dumps({name: getattr(verdict, name) for name in JSON_FIELDS}) if as_json else feedback(verdict))

@@ -211,7 +211,6 @@ def files(tmp_path, monkeypatch):
     (tmp_path / "marked.py").write_text("\ufeff" + TASK.source)
     (tmp_path / "good.py").write_text(HONEST)
     (tmp_path / "near.py").write_text(changed(("* factor, mask", "* factor * 1.002, mask")))
-    (tmp_path / "rude.py").write_text(changed(("return out", f"raise ValueError({ESCAPES})")))
     (tmp_path / "latin.py").write_bytes(HONEST.encode() + "# é".encode("latin-1"))
     (tmp_path / "empty.py").write_text("import torch")
     monkeypatch.chdir(tmp_path)
@@ -229,10 +228,8 @@ def test_command_line(files):
     assert seconds < 4 * max(1, os.getloadavg()[0])
     answer = json.loads(text)
     assert list(answer) == ["compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms",
-                            "rejected", "error"]
-    assert answer["correct"] and answer["clock"] == "modelled" and answer["speedup"] > 1
-    text, _ = run("task.py", "rude.py", "--device", "cpu")
-    assert text.startswith("Correct: no.") and text.replace("\n", "").isprintable()
+                            "rejected", "error", "bandwidth", "arithmetic"]
+    assert 0.1 < answer["bandwidth"] < 1 and answer["correct"] and answer["clock"] == "modelled" and answer["speedup"] > 1
 
 
 def test_options_count_and_a_file_that_is_no_text_gets_a_verdict(files, capsys):

@@ -262,7 +262,9 @@ class Kernels:
     """
 
     def __init__(self, code, names):
-        self.counter, self.functions, self.constexprs = interpreted_language(), {}, {}
+        self.counter = interpreted_language()
+        self.functions = {}
+        self.constexprs = {}
         tree = parse(code)
         kernels = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and is_kernel(node)]
         self.scope = {**names_of_triton(tree), **names, **{node.name: None for node in kernels}}

@@ -159,7 +159,9 @@ class Running:
     can_leave_out = True
 
     def __init__(self, task, code, recording):
-        self.task, self.code, self.reference = task, code, task.reference
+        self.task = task
+        self.code = code
+        self.reference = task.reference
         self.events = None  # prices of its steps, where there is no GPU
         program, constants, binaries = checked(recording)
         others = [*program["inputs"], *program["state"].values()]

@@ -30,7 +30,6 @@ MOST_CALLS, INPUT_ROOM = 16, 1 << 30  # of a batch: calls, and bytes of their in
 COLD = 256 << 20  # bytes; writing and reading so many leaves nothing else in any L2 cache
 PAUSE, LONG_PAUSE = 300_000, 15_000_000  # clock cycles, 0.15 and 7.5 ms: to queue graphs, and operator by operator
 PER_THREAD = 2  # CUDA's name of a thread's own default stream, on which nvcc has extensions launch (processes.py)
-LOOSE = 1e-2  # tolerance for timed calls: more inputs have rarer values
 TRIALS = 5  # launches of each configuration of an autotuned kernel
 NVCC_SECONDS = 180  # that a CUDA C++ candidate may take longer
 OTHERWISE = "its timed calls give other results than its checked ones"
@@ -78,7 +77,9 @@ class Binaries:
     def function(self, index):
         """The kernel of a binary, loaded when it is first used."""
         if index not in self.functions:
-            binary, module, function = self.binaries[index], ctypes.c_void_p(), ctypes.c_void_p()
+            binary = self.binaries[index]
+            module = ctypes.c_void_p()
+            function = ctypes.c_void_p()
             name = binary["name"]
             torch.cuda.synchronize()  # from here on this thread has a CUDA context
             self.call(name, "cuModuleLoadData", ctypes.byref(module), binary["cubin"].numpy().tobytes())
@@ -169,7 +170,9 @@ class Timing:
     """Seconds of one call in each batch, of the reference and of the candidate, and what they mean."""
 
     def __init__(self):
-        self.reference, self.candidate, self.spent = [], [], 0.0
+        self.reference = []
+        self.candidate = []
+        self.spent = 0.0
 
     def enough(self, measure) -> bool:
         """Have there been BATCHES, and `measure` seconds, or four times as long where the times scatter?"""
@@ -222,7 +225,11 @@ class Side:
 
     def __init__(self, call, slots, restore):
         """call: from inputs to an output. slots: {number: inputs}. restore: sets the state back."""
-        self.call, self.slots, self.restore, self.graphs, self.outputs = call, slots, restore, {}, {}
+        self.call = call
+        self.slots = slots
+        self.restore = restore
+        self.graphs = {}
+        self.outputs = {}
 
     def capture(self) -> bool:
         """Capture a graph for each slot, each in memory of its own: some are replayed, in a random order."""
@@ -277,11 +284,14 @@ class Clock:
 
     @torch.no_grad()
     def __init__(self, reference, settings):
-        self.reference, self.enough_seconds, self.slots = reference, settings["measure"], {}
+        self.reference = reference
+        self.enough_seconds = settings["measure"]
+        self.slots = {}
         inputs, model = reference.inputs("timed", 0), reference.model
         with FlopCounterMode(display=False) as counter:
             size = bytes_in([inputs, reference.run(inputs, 0).leaves])
-        self.flops, self.needed = counter.get_total_flops(), size + bytes_in(reference.state(False))
+        self.flops = counter.get_total_flops()
+        self.needed = size + bytes_in(reference.state(False))
         call = torch.compile(model) if settings["baseline"] == "compile" else model
         self.side = Side(lambda inputs: call(*inputs), self.slots, lambda: reference.load(False))
         self.side.fill({0: inputs})
@@ -291,7 +301,8 @@ class Clock:
         self.side.capture()
         self.cold = torch.zeros(COLD // 4, dtype=torch.int32, device="cuda")
         device = torch.cuda.get_device_properties("cuda")
-        clock, bits = getattr(device, "memory_clock_rate", 0), getattr(device, "memory_bus_width", 0)
+        clock = getattr(device, "memory_clock_rate", 0)
+        bits = getattr(device, "memory_bus_width", 0)
         self.bandwidth = 0.87 * clock * 2 * bits / 8 or 3e9  # bytes a millisecond: a copy reaches seven eighths
         self.peak = 60e9 if (device.major, device.minor) == (9, 0) else None  # a Hopper's fp32 FLOPs a millisecond
 
@@ -353,7 +364,9 @@ class Extension:
     can_leave_out, kernels = False, [EXTENSION]
 
     def __init__(self, task, code):
-        self.task, self.reference, self.least = task, task.reference, 1.0
+        self.task = task
+        self.reference = task.reference
+        self.least = 1.0
         self.seed = self.reference.derive(code, "forward")
         self.deadline = time.monotonic() + task.settings["timeout"] + NVCC_SECONDS
         self.server = Server("judge.measured", task.settings, gpu=True)

@@ -14,12 +14,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from judge.processes import ROOM, Fork, Gone, Server, receive, send
-from judge.rules import has_extension
+from judge.rules import MOST_BYTES, has_extension
 from judge.verdict import Failed, Verdict, out_of_memory, set_failure, verdict_from_json
 from tasks import Task, TaskError
 
 MAX_VERDICTS = 10000  # that are remembered
-MAX_TEXT = 256_000  # bytes of a candidate
 STARTING = 120  # seconds that a server may take to start, on a busy machine
 GPU_SECONDS = 30  # that a judge may take for one candidate, without waiting for the GPU
 NVCC_SECONDS = 180  # that compiling CUDA C++ may take, on top of that
@@ -107,8 +106,11 @@ class Pool:
 
     def __init__(self, settings):
         self.settings = settings | {"scratch": tempfile.mkdtemp(prefix="sandbox-")}
-        self.modelled, self.on_gpu = settings["clock"] == "modelled", settings["device"] != "cpu"
-        self.gpu, self.closed, self.starting = GpuLock(), False, threading.Lock()
+        self.modelled = settings["clock"] == "modelled"
+        self.on_gpu = settings["device"] != "cpu"
+        self.gpu = GpuLock()
+        self.closed = False
+        self.starting = threading.Lock()
         self.changed = threading.Condition()  # guards what follows, and is notified when a job may begin
         self.waiting = []  # Jobs that no thread has
         self.futures, self.verdicts = {}, {}  # (source, code) -> Future, of candidates without a verdict and with one
@@ -135,11 +137,11 @@ class Pool:
         known = self.futures.get(key) or self.verdicts.get(key)
         if known is not None:
             return known
-        job = Job(task, code, extension=has_extension(code[:MAX_TEXT]))
+        job = Job(task, code, extension=has_extension(code[:MOST_BYTES]))
         job.future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
         self.futures[key] = job.future
-        if len(code.encode(errors="surrogatepass")) > MAX_TEXT:
-            self._finish(job, self._failed(code, f"the code is longer than {MAX_TEXT:,} bytes", "parse"))
+        if len(code.encode(errors="surrogatepass")) > MOST_BYTES:
+            self._finish(job, self._failed(code, f"the code is longer than {MOST_BYTES:,} bytes", "parse"))
         elif self.modelled and job.extension:
             self._finish(job, self._failed(code, WITHOUT_GPU, "parse"))
         else:

@@ -90,7 +90,9 @@ def size_of(tensor, parameters=()):
 
 def operator_kernels(func, args, kwargs, out, parameters=()):
     """[(bytes, FLOPs)] of the kernels that a GPU would run for one call of an ATen operator; none for a view."""
-    name, sources, results = operator_name(func), tensors_in([args, kwargs]), tensors_in(out)
+    name = operator_name(func)
+    sources = tensors_in([args, kwargs])
+    results = tensors_in(out)
     views = set(map(address, results)) <= set(map(address, sources)) and not func._schema.is_mutable
     if views or re.fullmatch(FREE, name):
         return []
@@ -139,7 +141,10 @@ class Clock(TorchDispatchMode):
 
     def __init__(self, parameters=()):
         super().__init__()
-        self.events, self.flops, self.called, self.parameters = [], 0, set(), set(parameters)
+        self.events = []
+        self.flops = 0
+        self.called = set()
+        self.parameters = set(parameters)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))

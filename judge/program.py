@@ -124,7 +124,9 @@ class Schema:
     """Raises ValueError, or what Python raises by itself, unless a program is one."""
 
     def __init__(self, program, constants, binaries):
-        self.program, self.constants, self.binaries = program, constants, binaries
+        self.program = program
+        self.constants = constants
+        self.binaries = binaries
         self.known = set()  # numbers of the storages that exist so far
 
     def check(self):
@@ -186,7 +188,9 @@ class Program:
     """A checked program on a device. `kernels`: the names of those that it launches, each once."""
 
     def __init__(self, program, constants, device, launcher):
-        self.program, self.device, self.launcher = program, torch.device(device), launcher
+        self.program = program
+        self.device = torch.device(device)
+        self.launcher = launcher
         self.steps, self.constants = program["steps"], constants
         self.kernels, self.chosen = [], {}  # chosen: {number of a tuned step: position of its best configuration}
         self.memory = {}  # {storage number: its bytes} of what lives from one forward to the next
@@ -299,7 +303,9 @@ class Program:
         launches = launches_of(step)
         if len(launches) == 1 or number in self.chosen:
             return launches[self.chosen.get(number, 0)]
-        originals, times, last = self.storages, {}, None
+        originals = self.storages
+        times = {}
+        last = None
         for position, launch in enumerate(launches):
             used = storages_in(["launch", launch])
             self.storages = originals | {storage: originals[storage].clone() for storage in used}

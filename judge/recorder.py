@@ -84,7 +84,9 @@ class Recorder(TorchDispatchMode):
         self.steps, self.constants = [], {}
         self.numbers, self.storages = {}, []  # number of a storage by its identity; all of them, so that all live
         self.unknown = set()  # storages on the CPU whose values depend on the inputs or on a kernel
-        self.read, self.written, self.fixed = set(), set(), False
+        self.read = set()
+        self.written = set()
+        self.fixed = False
         self.names, self.calls = {}, {}  # global constants; {id of a launch: (kernel, args, kwargs)}, to compile it
 
     def layout(self, tensor, created=False):

@@ -63,7 +63,8 @@ class Reference:
     def __init__(self, name, source, settings, secret):
         """secret: at most 64 bytes. Every seed is a keyed hash with it."""
         self.source, self.secret = source, secret
-        self.tolerance, self.device = settings["tolerance"], torch.device(settings["device"])
+        self.tolerance = settings["tolerance"]
+        self.device = torch.device(settings["device"])
         self.place = CudaIsCpu() if self.device.type == "cpu" else contextlib.nullcontext()
         try:
             with self.place:
@@ -300,7 +301,8 @@ def loose(bounds) -> list:
 
 def errors_of(x, y):
     """|y - x| / (|x| + s) for each value, x being the reference's; 0 where both are the same, also NaN or infinite."""
-    scale, errors = 0.0 if is_exact(x) else scale_of(x), torch.zeros(x.numel() + 1, device=x.device)
+    scale = 0.0 if is_exact(x) else scale_of(x)
+    errors = torch.zeros(x.numel() + 1, device=x.device)
     for a, b, out in zip(x.reshape(-1).split(PIECE), y.reshape(-1).split(PIECE), errors[:-1].split(PIECE)):
         same, a, b = (a == b) | (a.isnan() & b.isnan()), precise(a), precise(b)
         error = math.inf if is_exact(x) else ((b - a).abs() / (a.abs() + scale)).nan_to_num(math.inf)

@@ -144,7 +144,9 @@ def main():
             failed += [(entry, kind_of(text), text)] if text else []
     text = table(correct, failed)
     if not only:
-        Path(__file__).with_suffix("").joinpath("table.md").write_text(text)
+        folder = Path(__file__).with_suffix("")
+        folder.mkdir(exist_ok=True)
+        (folder / "table.md").write_text(text)
     print(text)
 
 

@@ -16,7 +16,7 @@ The folder of a run, --out of reinforce.py:
 Killed at any instant, a run continues from its last checkpoint. What later steps have left in the folder is removed
 then, and the steps are done again. On a CPU the continued run equals an uninterrupted one bit for bit, because weights,
 optimiser, library, the generator's state and the position in the stream of tasks are all that one step hands to the
-next. The first checkpoint is written before the first step.
+next. The first checkpoint of a small model is written before the first step.
 
 `episodes` is a list of reinforce.Episode, `options` a reinforce.Options.
 """
@@ -102,7 +102,7 @@ class Run:
 
 
 def new_run(given, configure) -> Run:
-    """A run that begins, with its first checkpoint. Its sandbox is not open yet.
+    """A run that begins, with a first checkpoint unless its model is large. Its sandbox is not open yet.
 
     given: {name: value} of the command line. configure(given, large): all options, see reinforce.configure.
     Raises UserError; a run that is refused leaves nothing behind.
@@ -119,7 +119,8 @@ def new_run(given, configure) -> Run:
     run = load(Path(name), found(options.model), given, configure)
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
     lay_out(run)
-    save_checkpoint(run)
+    if not run.model.large:  # 100 GB would take minutes; a large run that is killed before its first one begins again
+        save_checkpoint(run)
     return run
 
 

@@ -47,8 +47,10 @@ What we promise, how it is kept, and what is not promised:
                                  read in /usr, /etc and /opt can be read.
 
 We no longer look for: races; programs written to please the price table; kernels that only move what PyTorch computed;
-wrong hints to the compiler; costs without a price, such as cache misses; code that reaches other memory of its process
-on a GPU.
+wrong hints to the compiler; costs without a price, such as cache misses; on which device a forward asks for memory;
+code that reaches other memory of its process on a GPU. Refused without a GPU, with a sentence: bf16 and fp8 in kernels;
+`and`, `or` and `not` of blocks; other names for Triton's functions; operators without a price that the reference does
+not call.
 """
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ CALLS = 3  # forwards: a warm-up, and two that are recorded
 KEEPS_STATE = "forward keeps state: from one call to the next it does something else, or counts"
 WHOLE = set("batch_norm instance_norm dropout alpha_dropout feature_dropout scaled_dot_product_attention lstm gru "
             "rnn_tanh rnn_relu ctc_loss conj_physical".split())  # operators that are recorded as one step
+COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 PHYSICAL = {torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
             torch.ops.aten._neg_view.default: torch.ops.aten.neg.default}  # lazy ones set marks that no layout shows
 READ_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # tags of operators that read values
@@ -120,11 +121,10 @@ class Recorder(TorchDispatchMode):
         kwargs, name = kwargs or {}, func._schema.name.split("::")[1]
         if func.namespace not in ("aten", "prim", "prims"):
             raise RuntimeError(f"{func.name()} is an operator of your own: not supported here, call its function")
-        if name not in WHOLE:
-            with self:  # an operator that is made of others is recorded as these
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
+        made_of_others = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE)
+        if made_of_others and name not in WHOLE:
+            with self:
+                return func._op_dk(COMPOSITE, *args, **kwargs)
         tensors = tensors_in([args, kwargs])
         to_cpu = name == "_to_copy" and kwargs.get("device") == torch.device("cpu") and self.is_unknown(args[0])
         # The values of a mask say how many values an index by it gives; numbers are as many as they are.

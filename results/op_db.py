@@ -36,7 +36,7 @@ WRITTEN = {"T": "{0}.T", "H": "{0}.H", "mT": "{0}.mT", "mH": "{0}.mH", "einsum":
            "slice": "torch.ops.aten.slice.Tensor({all})",
            "svd_lowrank": "torch.svd_lowrank({0} @ {1}.mT, {more})",
            "pca_lowrank": "torch.pca_lowrank({0} @ {1}.mT, {more})",
-           "normal in_place": "{0}.clone().normal_({1}, {2})",
+           "normal in_place": "{0}.clone().normal_({1}, {2})", "where": "torch.where({1}, {0}, {2})",
            "linalg.pinv singular": "torch.linalg.pinv({0} @ {1}.mT)",
            "nn.functional.embedding": "torch.nn.functional.embedding({1}, {0}, {more})",
            "polygamma": "torch.polygamma({1}, {0})", "special.polygamma": "torch.special.polygamma({1}, {0})"}
@@ -47,7 +47,7 @@ def call_of(op, label, arguments, keywords):
     written = WRITTEN.get(label) or WRITTEN.get(op.name)
     if written:
         return written.format(*arguments, all=", ".join(arguments), more=", ".join(keywords))
-    for path in op.name.removeprefix("torch."), f"Tensor.{op.name}":
+    for path in op.name.removeprefix("torch."), f"Tensor.{op.name}", f"ops.aten.{op.name}":
         with contextlib.suppress(AttributeError):
             if callable(operator.attrgetter(path)(torch)):
                 return f"torch.{path}({', '.join([*arguments, *keywords])})"
@@ -95,13 +95,16 @@ def tasks(folder, only):
             yield entry, Task(entry, 0, SOURCE.format(call=call, path=path)), None
 
 
-REASONS = {  # kind of reason: (what the verdict or the task's error says); the first that fits
-    "the reference is random or uninitialised": "is random|output is random",
-    "values or shapes are read back": "reads computed values|value-dependent|another shape than while recording",
-    "the reference itself cannot be a task": "the reference fails|returns something other",
+REASONS = {  # kind of reason: (what the operator's name and the error say); the first that fits
+    "random or uninitialised": "output is random|^(new_)?empty",
+    "values or shapes are read back": "reads computed values|value-dependent|another shape than while|be on (CPU|cpu)",
+    "the reference itself cannot be a task": "the reference fails|something other than tensors",
     "sparse or quantized": "sparse|quantized|Sparse",
-    "output or input shares memory": "an input|share|memory of its own|overlap|in place",
-    "wrong values": "wrong"}
+    "changes an input, or an output is no memory of its own": "memory of its own|in place",
+    "changes the size of a tensor's memory": "resize",
+    "no shapes without values (PyTorch's meta device)": "no fake impl",
+    "PyTorch errs on it within a dispatch mode": "pinv",
+    "statistics of another precision on a CPU": "native_layer_norm"}
 
 
 def kind_of(text) -> str:
@@ -141,7 +144,7 @@ def main():
             except TaskError as error:
                 text = str(error).removeprefix(f"{entry}: ")
             correct += not text
-            failed += [(entry, kind_of(text), text)] if text else []
+            failed += [(entry, kind_of(f"{entry}: {text}"), text)] if text else []
     text = table(correct, failed)
     if not only:
         folder = Path(__file__).with_suffix("")

@@ -216,6 +216,8 @@ USABLE = {  # name: (arguments, inputs, body); the reference itself is right as 
     "NaN": ("x", X, "return torch.log(x) * 2"),
     "on the GPU": ("x", "torch.randn(8, 8, device='cuda')", "return x.cuda() * 2"),
     "a named tuple": ("x", X, "return torch.max(x, 1)"),
+    "what PyTorch decomposes without values": (
+        "x", "torch.randn(2, 3, 8, 8)", "return torch.nn.functional.interpolate(x, scale_factor=2, mode='bilinear')"),
     "half precision": ("x", f"{X}.half()", "return torch.nn.functional.silu(x * 2) * x"),
 }
 

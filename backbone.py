@@ -38,7 +38,8 @@ logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Backbone.load re
 # Parsing of replies. A reply is text that a model sampled: anything can be in it, and nothing here may raise.
 
 # A fence begins a line, or stands behind words and code between single or double backticks.
-_FENCE = re.compile(r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*`{3,}[ \t]*([\w+-]*)[^\n`]*\n(.*?)```", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(
+    r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*+`{3,}+[ \t]*+([\w+-]*+)[^\n`]*+\n(.*?)```", re.DOTALL | re.MULTILINE)
 
 
 def extract_code(text):

@@ -10,6 +10,11 @@ import re
 import warnings
 
 
+# Neither holds another beginning: else a thousand beginnings without an end would be read a thousand times.
+_CALL = re.compile(r"<tool_call>((?:(?!<tool_call>).)*?)</tool_call>", re.DOTALL)
+_FUNCTION = re.compile(r"<function=([\w.-]+)>((?:(?!<function=).)*?)</function>", re.DOTALL)
+
+
 def after_thoughts(text) -> str:
     """What a reply says when it has thought; a thought that was cut off is no answer, either."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
@@ -25,8 +30,8 @@ def extract_tool_call(text, name):
     {'a': 1}
     """
     text = after_thoughts(text)
-    calls = [_call_from_json(body, name) for body in re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)]
-    for function, body in re.findall(r"<function=([\w.-]+)>(.*?)</function>", text, re.DOTALL):
+    calls = [_call_from_json(body, name) for body in _CALL.findall(text)]
+    for function, body in _FUNCTION.findall(text):
         if function == name:
             pairs = re.findall(r"<parameter=([\w.-]+)>(.*?)</parameter>", body, re.DOTALL)
             calls.append({key: _literal_or_text(value.strip()) for key, value in pairs})

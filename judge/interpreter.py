@@ -90,6 +90,8 @@ def check(node, scope):
         if isinstance(child, ast.Attribute):
             if child.attr not in names_in(found_at(dotted(child.value), outside), MEMBERS):
                 refuse(ast.unparse(child), line)
+        if isinstance(child, (ast.Attribute, ast.Subscript)) and isinstance(child.ctx, ast.Store):
+            refuse(f"writing to {ast.unparse(child)}", line)
 
 
 def names_of_triton(tree):
@@ -157,9 +159,9 @@ class Counter(stock.InterpreterBuilder):
         self.touched = {"load": {}, "store": {}}  # of each kind: {address of a storage: a mask of its sectors}
         self.requested = self.flops = 0  # requested: bytes of the sectors of every load and store by itself
 
-    def access(self, pointers, mask, kind):
+    def access(self, pointers, mask, kind, value=None):
         """Check the addresses of a "load" or a "store" (an atomic, too), and note them: all lie in one tensor."""
-        size = numpy_type(pointers.get_element_ty()).itemsize
+        size = numpy_type(pointers.get_element_ty()).itemsize if value is None else value.data.itemsize
         if isinstance(mask, stock.TensorHandle):  # it may be a single value; a descriptor's mask is an array
             mask.data = np.ascontiguousarray(np.broadcast_to(mask.data, pointers.data.shape).astype(bool))
         active = pointers.data if mask is None else pointers.data[np.asarray(mask.data)]
@@ -182,16 +184,16 @@ class Counter(stock.InterpreterBuilder):
         return super().create_masked_load(ptrs, mask, *rest, **options)
 
     def create_masked_store(self, ptrs, value, mask, *rest):
-        self.access(ptrs, mask, "store")
+        self.access(ptrs, mask, "store", value)
         return super().create_masked_store(ptrs, value, mask, *rest)
 
     def create_atomic_rmw(self, op, ptr, value, mask, *rest):
-        self.access(ptr, mask, "store")
+        self.access(ptr, mask, "store", value)
         return super().create_atomic_rmw(op, ptr, value, mask, *rest)
 
-    def create_atomic_cas(self, ptr, *rest):
-        self.access(ptr, None, "store")
-        return super().create_atomic_cas(ptr, *rest)
+    def create_atomic_cas(self, ptr, compared, value, *rest):
+        self.access(ptr, None, "store", value)
+        return super().create_atomic_cas(ptr, compared, value, *rest)
 
     # --- arithmetic
 

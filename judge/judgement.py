@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from dataclasses import asdict
 
 import torch
@@ -58,6 +59,7 @@ class Task:
         self.clock = prices.Clock(map(prices.address, state_of(self.reference.model).values()))
         with torch.no_grad(), self.reference.place, self.clock:
             self.reference.model(*inputs)
+        self.room = 4 * sum(x.nbytes for x in outputs) + (1 << 20)  # bytes of a candidate's outputs
         parameters = sum(tensor.nbytes for tensor in self.reference.constructed.values())
         self.needed = sum(x.nbytes for x in tensors_in(inputs) + outputs) + parameters / GPU_BATCH_FACTOR
 
@@ -258,6 +260,8 @@ class Forked:
                     else:
                         trial, mute = arguments
                         got = running.run(trial, task.reference.inputs(code, trial), mute)
+                        if sum(x.nbytes for x in tensors_in(got.leaves)) > task.room:
+                            raise Failed("wrong output: far larger than the reference's")
                         leaves = [x if isinstance(x, torch.Tensor) else type(x).__name__ for x in got.leaves]
                         answer = [leaves, got.structure, got.changed]
                 except Failed as error:
@@ -348,6 +352,7 @@ def main():
     control, settings = socket.socket(fileno=int(sys.argv[1])), json.loads(sys.argv[2])
     secret = bytes.fromhex(control.recv(256).decode())
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # a kernel's text may cause thousands
     if settings["clock"] == "modelled":
         from judge import interpreter, prices  # noqa: F401 (forks find it loaded)
     else:

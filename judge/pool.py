@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from judge.processes import ROOM, Fork, Gone, Server, receive, send
 from judge.rules import MOST_BYTES, has_extension
-from judge.verdict import Failed, Verdict, out_of_memory, set_failure, verdict_from_json
+from judge.verdict import Failed, Verdict, describe, out_of_memory, set_failure, verdict_from_json
 from tasks import Task, TaskError
 
 MAX_VERDICTS = 10000  # that are remembered
@@ -223,13 +223,15 @@ class Pool:
                 self.waiting.remove(job)
             answer = self._recording(job)
             if "failed" in answer:
-                stage, error = str(answer["failed"]), str(answer.get("error"))
-                self._finish(job, self._failed(job.code, error, stage, answer.get("line")))
+                self._finish(job, self._failed(job.code, answer["error"], answer["failed"], answer.get("line")))
             else:
                 job.recording = answer
                 self._put_back(job)
 
     def _recordable(self) -> list:
+        """Candidates that may be recorded now. Recordings that wait for a judge take memory, so they may be few."""
+        if sum(job.recording is not None for job in self.waiting) > 2 * self.settings["workers"]:
+            return []
         return [job for job in self.waiting if job.wants_recording() and job.task.source in self.blueprints]
 
     def _recording(self, job):
@@ -243,11 +245,12 @@ class Pool:
                 server = server or self._start(self.RECORDER)
                 send(server.sock, order)
                 answer = receive(server.sock, time.monotonic() + self.settings["timeout"] + STARTING, ROOM)
-                if not isinstance(answer, dict):
+                texts = answer.get("failed", ""), answer.get("error", "")
+                if set(map(type, texts)) != {str}:
                     raise Gone("an answer that makes no sense")
                 self.recorders.append(server)
                 return answer
-            except (Gone, OSError) as error:
+            except (Gone, OSError, AttributeError) as error:
                 why = f"the recorder failed on it ({error}: {server and server.last_line()})"
                 if server is not None:
                     server.close()
@@ -310,8 +313,10 @@ class Pool:
                 return self._put_back(job)
             if job.code is not None:
                 verdict = self._verdict(judge, job)
-        except Exception as failure:  # a TaskError, or a mistake of ours
+        except TaskError as failure:
             error = failure
+        except Exception as failure:  # such as RecursionError for a recording that is nested too deeply
+            verdict = self._failed(job.code or "", f"the judge failed on it ({describe(failure)[0]})")
         short = isinstance(error, TaskError) or out_of_memory(verdict and verdict.error or "")
         if short and self.on_gpu and not job.alone:  # CUDA does not always name what a task lacks
             judge.end()

@@ -50,8 +50,10 @@ FREE = "(new_)?empty(_like|_strided)?|scalar_tensor|lift_fresh"
 WRITES = "fill|zero|copy|uniform|normal|bernoulli|exponential|(new_)?(zeros|ones|full|rand|randn)(_like)?|arange|eye"
 GATHERS = "embedding|index_select|gather|index|take"  # read as much of the table as they write
 # Others: they read their inputs once, write their outputs once, and check their indices, or are made of such operators
-OTHERS = ("_?(log_)?softmax|hardswish|constant_pad_nd|cat|stack|flip|repeat|roll|tril|triu|diag_embed|clone|_to_copy|"
-          "scatter(_add)?|(alpha_|feature_)?dropout|scaled_dot_product_attention|lstm|gru|rnn_tanh|rnn_relu|ctc_loss")
+OTHERS = ("_?(log_|safe_)?softmax|hardswish|constant_pad_nd|cat|stack|flip|repeat|roll|tril|triu|diag_embed|clone|"
+          "_to_copy|scatter(_add)?|(alpha_|feature_)?dropout|scaled_dot_product_attention|lstm|gru|rnn_tanh|"
+          "rnn_relu|ctc_loss|mv|addmv|dot|vdot|im2col|index_(put|add|copy)|linspace|trace|nll_loss_forward|glu|"
+          "pixel_(un)?shuffle|cummax|cummin|(reflection|replication)_pad[123]d|upsample_\\w+")
 KNOWN = re.compile("|".join([*FACTORS, FREE, WRITES, GATHERS, OTHERS]))
 
 

@@ -128,33 +128,44 @@ def receive(sock, deadline=None, room=None):
 
     room: most bytes of a message from a sender that is not trusted, whose JSON then has a limit, too.
     """
+    data = receive_bytes(sock, deadline, room)
+    return unpacked(data, room)
+
+
+def receive_bytes(sock, deadline=None, room=None) -> bytearray:
+    """The next message as it is sent; see `receive`."""
+    size, = struct.unpack("<Q", read(sock, 8, deadline))
+    if room is not None and size > room:
+        raise Gone("a message that is too large")
+    return read(sock, size, deadline)
+
+
+def unpacked(data, room=None):
+    """What a message says. Raises Gone; see `receive`."""
     def tensor(entry):
         number, dtype, shape = entry
         return tensors.pop(number).view(TORCH_NAMES[dtype]).reshape(shape)
 
-    size, = struct.unpack("<Q", read(sock, 8, deadline))
-    if room is not None and size > room:
-        raise Gone("a message that is too large")
-    data = read(sock, size, deadline)
     try:
         if room is not None and int.from_bytes(data[:8], "little") > HEADER:  # of safetensors' own JSON
             raise ValueError
-        tensors = safetensors.torch.load(data)
+        tensors = safetensors.torch.load(bytes(data))
         text = tensors.pop("json").numpy().tobytes()
         return decode(json.loads(text if room is None else text[:HEADER]), tensor)
     except Exception:  # RecursionError and MemoryError are among those that a sender can cause
         raise Gone("an answer that makes no sense") from None
 
 
-def read(sock, count, deadline) -> bytes:
-    data = bytearray()
-    while len(data) < count:
+def read(sock, count, deadline) -> bytearray:
+    data = bytearray(count)
+    rest = memoryview(data)
+    while rest:
         sock.settimeout(None if deadline is None else max(deadline - time.monotonic(), 1e-3))
-        part = sock.recv(min(count - len(data), 1 << 20))
-        if not part:
+        got = sock.recv_into(rest)
+        if not got:
             raise Gone("the process ended")
-        data += part
-    return bytes(data)
+        rest = rest[got:]
+    return data
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -335,11 +346,12 @@ def serve_orders(sock, work, settings):
     folders = ["/tmp", "/dev/shm"] if jailed else [tempfile.mkdtemp(dir=settings["scratch"])]
     untouched = cleaned(folders)
     while cleaned(folders) == untouched:
-        order = receive(sock)
+        order = receive_bytes(sock)  # the fork reads it: later ones inherit what this process knows
         result = os.memfd_create("result")
         process = os.fork()
         if process == 0:
             run_limited(work, order, result, folders[0], settings)
+        order[:] = bytes(len(order))
         failure = watch(process, settings)
         kill_children(-1 if jailed else -process)  # -1: all but this one, in the jail
         answer = os.pread(result, ROOM, 0)
@@ -350,7 +362,7 @@ def serve_orders(sock, work, settings):
 
 
 def run_limited(work, order, result, folder, settings):
-    """In a fork, which runs a candidate's Python: nothing is open but `result`, where the message work(order) goes."""
+    """In a fork, which runs a candidate's Python: nothing is open but `result`, where the answer to a message goes."""
     try:
         begin_process()
         os.setpgid(0, 0)
@@ -363,7 +375,7 @@ def run_limited(work, order, result, folder, settings):
         os.environ.update(HOME=folder, TMPDIR=folder, TRITON_CACHE_DIR=f"{folder}/triton")
         tempfile.tempdir = None
         limit(settings)
-        answer = work(order)
+        answer = work(unpacked(order))
         with open(3, "wb") as file:
             file.write(packed(answer))
     finally:

@@ -147,11 +147,19 @@ class Schema:
                 for launch in launches_of(step):
                     self.launch(launch)
         read_value(program["output"], self.layout)
-        read_value(list(program["names"].values()), self.layout)
+        for value in program["names"].values():
+            self.scalar(value)
 
     def require(self, condition):
         if not condition:
             raise ValueError
+
+    def scalar(self, value):
+        """A global constant: a kernel must not find a list in which it could keep something."""
+        kind = value.keys() if isinstance(value, dict) else set()
+        self.require(not isinstance(value, list) and kind <= {"constexpr", "triton"})
+        for content in value.values() if kind else ():
+            self.scalar(content)
 
     def layout(self, layout, created=False):
         number, dtype, shape, stride, offset = layout
@@ -267,8 +275,11 @@ class Program:
         else:
             out = observer.step(name.split(".")[0], False, lambda: func(*args, **kwargs), func, args, kwargs)
         results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)}
         for layout, tensor in zip(layouts, results, strict=True):
             if layout[0] not in self.storages:
+                if tensor.numel() and tensor.untyped_storage().data_ptr() in given:
+                    raise Failed("the recorded program makes no sense (a view is no new memory)")
                 self.storages[layout[0]] = self.settled(name, layout, tensor)
 
     def settled(self, name, layout, tensor):
@@ -325,7 +336,7 @@ class Program:
         for number, position in self.chosen.items():
             launches = self.steps[number][1]
             choices = [launch["arguments"] | launch["options"] for launch in launches]
-            differing = [f"{key}={value}" for key, value in choices[position].items() if type(value) is int
-                         and any(choice.get(key) != value for choice in choices)]
-            described.append(f"{launches[0]['kernel']}: " + ", ".join(differing))
+            differing = [f"{key[:40]}={str(value)[:40]}" for key, value in choices[position].items()
+                         if type(value) is int and any(choice.get(key) != value for choice in choices)]
+            described.append(f"{launches[0]['kernel'][:40]}: " + ", ".join(differing))
         return described

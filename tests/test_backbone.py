@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 
 import pytest
 import torch
@@ -44,13 +45,15 @@ MALFORMED = [f"<tool_call>{call}</tool_call>" for call in (
     f"<think><tool_call>{CALL}</tool_call>\n```python\nclass ModelNew:\n    pass\n```\nor",  # cut off
     f"<think>{CALL}\n```json\n{CALL}\n```\n```python\nclass ModelNew:\n    pass\n```</think>",
     "```python\nclass ModelOld:\n    pass\n```", "```python\nclass ModelNew", "class ModelNew: pass",
-    "```python class ModelNew```", "```python\n# class ModelNew\n```"]
+    "```" + "a" * 50_000 + "`", "<tool_call>" * 10_000, "<function=f>" * 10_000, "```python class ModelNew```", "```python\n# class ModelNew\n```"]
 
 
 @pytest.mark.parametrize("text", MALFORMED)
 def test_malformed_replies_give_none(text):
+    began = time.monotonic()
     assert extract_tool_call(text, "f") is None
     assert extract_code(text) is None
+    assert time.monotonic() - began < 2  # 30 s, where a pattern is tried again at each character
 
 
 def test_parsing_survives_random_damage():

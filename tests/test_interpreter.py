@@ -185,7 +185,7 @@ REFUSED = {  # body: the words
     "tl.store(out + o, v ** 2)": "unsupported operand type(s) for **",
     "tl.store(out + o, libdevice.jn(2, v))": "jn",
     "v = v.handle.data.tofile('f')": "data", "open('f', 'w')": "open", "v = v.__class__": "CompilationError",
-    "tl.core.os.system('true')": "os", "tl.static_assert(BLOCK == 1, 'my block')\ntl.store(out + o, v * 2)": "my block",
+    "tl.core.os.system('true')": "os", "v.type = tl.float64\n" + OPEN: "assignment", "tl.static_assert(BLOCK == 1, 'my block')\ntl.store(out + o, v * 2)": "my block",
     f"tl.atomic_add(out.to(tl.pointer_type(tl.bfloat16), bitcast=True) + o, v.to(tl.bfloat16))\n{OPEN}": "bf16",
 }
 

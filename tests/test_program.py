@@ -83,6 +83,12 @@ FORGED = {  # name: (statements, words of the verdict)
     "a wrong answer as a constant": ("constants[9] = torch.ones(64 * 64).view(torch.uint8)\n"
                                      "program['output'] = {'tensor': [9, *out[1:]]}", "wrong values"),
     "no launch": ("del steps[1]", "wrong values"),
+    "a view that is new memory": (
+        "steps.insert(0, ['operator', 't.default', {'tuple': [{'tensor': x}]}, {'dict': []}, [[9, *x[1:]]]])", NONSENSE),
+    "a list that kernels share": ("program['names']['memo'] = [0]", NONSENSE),
+    "an error that is no text": ("answer['failed'] = torch.zeros(1)", NONSENSE),
+    "a huge output": ("constants[9] = 1 << 30\n"
+                      "program['output'] = {'tensor': [9, 'torch.float32', [1 << 28], [1], 0]}", "far larger"),
 }
 
 

@@ -45,7 +45,8 @@ MALFORMED = [f"<tool_call>{call}</tool_call>" for call in (
     f"<think><tool_call>{CALL}</tool_call>\n```python\nclass ModelNew:\n    pass\n```\nor",  # cut off
     f"<think>{CALL}\n```json\n{CALL}\n```\n```python\nclass ModelNew:\n    pass\n```</think>",
     "```python\nclass ModelOld:\n    pass\n```", "```python\nclass ModelNew", "class ModelNew: pass",
-    "```" + "a" * 50_000 + "`", "<tool_call>" * 10_000, "<function=f>" * 10_000, "```python class ModelNew```", "```python\n# class ModelNew\n```"]
+    "```" + "a" * 50_000 + "`", "<tool_call>" * 10_000, "<function=f>" * 10_000, "```python class ModelNew```",
+    "```python\n# class ModelNew\n```"]
 
 
 @pytest.mark.parametrize("text", MALFORMED)

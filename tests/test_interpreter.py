@@ -106,7 +106,8 @@ def candidate(inputs, rows):
     kernels = "".join(f"\n@triton.jit\ndef kernel{i}(x, out, n, BLOCK: tl.constexpr):\n"
                       "    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)\n"
                       f"    v = tl.load(x + o, mask=o < n)\n{indent(body)}" for i, (_, body) in enumerate(rows))
-    launches = "".join(f"kernel{i}[(x.numel() // 256,)](x, outs[{i}], x.numel(), BLOCK=256)\n" for i in range(len(rows)))
+    launches = "".join(f"kernel{i}[(x.numel() // 256,)](x, outs[{i}], x.numel(), BLOCK=256)\n"
+                       for i in range(len(rows)))
     outs = f"outs = [torch.empty_like(x) for _ in range({len(rows)})]\n"
     code = solution(HELPERS + kernels, outs + launches + "return outs")
     return problem(f"[{', '.join(theirs for theirs, _ in rows)}]", inputs), code
@@ -185,7 +186,8 @@ REFUSED = {  # body: the words
     "tl.store(out + o, v ** 2)": "unsupported operand type(s) for **",
     "tl.store(out + o, libdevice.jn(2, v))": "jn",
     "v = v.handle.data.tofile('f')": "data", "open('f', 'w')": "open", "v = v.__class__": "CompilationError",
-    "tl.core.os.system('true')": "os", "v.type = tl.float64\n" + OPEN: "assignment", "tl.static_assert(BLOCK == 1, 'my block')\ntl.store(out + o, v * 2)": "my block",
+    "tl.core.os.system('true')": "os", "v.type = tl.float64\n" + OPEN: "assignment",
+    "tl.static_assert(BLOCK == 1, 'my block')\ntl.store(out + o, v * 2)": "my block",
     f"tl.atomic_add(out.to(tl.pointer_type(tl.bfloat16), bitcast=True) + o, v.to(tl.bfloat16))\n{OPEN}": "bf16",
 }
 

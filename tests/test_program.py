@@ -84,7 +84,8 @@ FORGED = {  # name: (statements, words of the verdict)
                                      "program['output'] = {'tensor': [9, *out[1:]]}", "wrong values"),
     "no launch": ("del steps[1]", "wrong values"),
     "a view that is new memory": (
-        "steps.insert(0, ['operator', 't.default', {'tuple': [{'tensor': x}]}, {'dict': []}, [[9, *x[1:]]]])", NONSENSE),
+        "view = ['operator', 't.default', {'tuple': [{'tensor': x}]}, {'dict': []}, [[9, *x[1:]]]]\n"
+        "steps.insert(0, view)", NONSENSE),
     "a list that kernels share": ("program['names']['memo'] = [0]", NONSENSE),
     "an error that is no text": ("answer['failed'] = torch.zeros(1)", NONSENSE),
     "a huge output": ("constants[9] = 1 << 30\n"

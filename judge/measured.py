@@ -7,6 +7,7 @@ count. A CUDA C++ candidate cannot be recorded: it runs in a process of its own,
 
 import ctypes
 import json
+import math
 import os
 import random
 import socket
@@ -22,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from judge.processes import Server, begin_process, limit, receive, send
 from judge.reference import Answer, compare, load_module, loose, seed_everything, state_of, structure
+from judge.rules import static_check
 from judge.verdict import EXTENSION, Failed, describe, set_roofline
 
 BATCHES, MOST_BATCHES = 8, 300  # of a measurement
@@ -46,6 +48,8 @@ CONFIG = struct.Struct("7IPPI4x")  # CUlaunchConfig: grid, block, bytes of share
 
 def argument(kind, value) -> bytes:
     """An argument of a kernel as Triton's own launcher passes it. kind: its type in the signature."""
+    if not isinstance(kind, str):
+        raise TypeError("a tuple cannot be passed to a compiled kernel here")
     if kind.startswith("*") and (value is None or isinstance(value, torch.Tensor) and value.is_cuda):
         return struct.pack("<Q", 0 if value is None else value.data_ptr())
     if kind in INTEGERS and isinstance(value, int):
@@ -367,6 +371,7 @@ class Extension:
         self.task = task
         self.reference = task.reference
         self.least = 1.0
+        static_check(code)
         self.seed = self.reference.derive(code, "forward")
         self.deadline = time.monotonic() + task.settings["timeout"] + NVCC_SECONDS
         self.server = Server("judge.measured", task.settings, gpu=True)
@@ -375,6 +380,7 @@ class Extension:
             expected = {name: described[:2] for name, described in blueprint["state"].items()}  # without values
             self.may_be_perturbed = self.ask("build", code, blueprint) == expected
             task.gpu("share")  # not before: nvcc may have taken a minute
+            self.deadline = time.monotonic() + task.settings["timeout"]
         except BaseException:
             self.close()
             raise
@@ -398,6 +404,8 @@ class Extension:
     def profile(self, inputs) -> list:
         self.task.gpu("alone")
         events = self.ask("profile", inputs)
+        if not all(0 <= ms < math.inf for ms, _, _ in events):  # they are the candidate's words; NaN is refused, too
+            raise Failed("its process reports times that there are not", "rejected")
         return [[float(ms), str(label), bool(own)] for ms, label, own in events]
 
     def time(self, verdict):
@@ -460,9 +468,10 @@ class Guest:
 @torch.no_grad()
 def main():
     """The process of a CUDA C++ candidate: answer orders until the judge hangs up."""
-    sock, guest = socket.socket(fileno=int(sys.argv[1])), Guest()
+    sock, guest, settings = socket.socket(fileno=int(sys.argv[1])), Guest(), json.loads(sys.argv[2])
     begin_process()
-    limit(json.loads(sys.argv[2]), gpu=True)
+    limit(settings, gpu=True)
+    torch.cuda.set_device(settings["device"])
     while True:
         order, arguments = receive(sock)
         arguments = tree_map_only(torch.Tensor, torch.Tensor.cuda, arguments)

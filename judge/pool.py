@@ -361,7 +361,7 @@ class Pool:
 
         It may ask for the GPU meanwhile; waiting for that does not count.
         """
-        sock, deadline = judge.process.sock, time.monotonic() + seconds
+        sock, deadline, answer = judge.process.sock, time.monotonic() + seconds, {}
         try:
             send(sock, order)
             while "gpu" in (answer := receive(sock, deadline)):
@@ -375,8 +375,9 @@ class Pool:
         except (Gone, OSError):
             answer = {"died": "the process ended without a result (crash, exit, memory limit or GPU error)"}
         finally:
+            if "died" in answer:  # before another one is timed beside it
+                judge.end()
             self.gpu.release(judge)
-        judge.end()
         return answer
 
     def _fork(self) -> Fork:

@@ -100,9 +100,12 @@ def dense(tensor):
 
 
 def operator_of(name):
-    """PyTorch's operator of a recorded "name.overload"."""
+    """PyTorch's operator of a recorded "name.overload". Raises ValueError for any other attribute."""
     base, overload = name.split(".")
-    return getattr(getattr(torch.ops.aten, base), overload)
+    found = getattr(getattr(torch.ops.aten, base), overload)
+    if not isinstance(found, torch._ops.OpOverload):
+        raise ValueError
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -172,7 +175,7 @@ class Schema:
     def operator(self, name, args, kwargs, results):
         if name.split(".")[0] in REFUSED_OPERATORS:
             raise Failed(f"aten.{name.split('.')[0]} is not supported in a recorded forward")
-        self.require(operator_of(name) is not None)
+        operator_of(name)
         read_value([args, kwargs], self.layout)
         for layout in results:
             self.layout(layout, created=True)
@@ -226,7 +229,8 @@ class Program:
                     raise Failed(f"the recorded program makes no sense (no parameter {name})")
                 values[layout[0]] = dense(state[name].contiguous())
         for number, value in self.constants.items():
-            values[number] = torch.full((value,), 255, dtype=torch.uint8) if isinstance(value, int) else value
+            unknown = isinstance(value, int)
+            values[number] = torch.full((value,), 255, dtype=torch.uint8, device=self.device) if unknown else value
         for number, value in values.items():
             if number in self.memory:
                 self.memory[number].copy_(value)  # in place: graphs know the address
@@ -237,8 +241,8 @@ class Program:
         """One forward's output. Raises Failed, and what PyTorch's operators raise.
 
         inputs: tensors in the order of the recording, with its strides. mute: names of kernels that are left out.
-        poison: what memory that no step has written holds: "nan"; "noise", which is finite, where kernels are left out;
-        None: whatever is there. observer: its `step` is called around each step, see judgement.py.
+        poison: what memory that no step has written holds: "nan", or "random" bytes; "noise", which is finite, where
+        kernels are left out; None: whatever is there. observer: its `step` is called around each step, see judgement.py.
         """
         self.storages, self.poison = dict(self.memory), poison
         for layout, tensor in zip(self.program["inputs"], inputs, strict=True):
@@ -293,7 +297,9 @@ class Program:
             tensor = place.as_strided(shape, stride, offset).copy_(tensor)
         raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
         if self.poison and name.split(".")[0] in UNWRITTEN:
-            if self.poison == "nan" or not tensor.is_floating_point():
+            if self.poison == "random" and tensor.dtype != torch.bool:
+                raw.random_()
+            elif self.poison == "nan" or not tensor.is_floating_point():
                 raw.fill_(255 if self.poison == "nan" else 0)
             else:
                 tensor.exponential_()  # not normal_(): drawn from the same seed as an input, it could be the input
@@ -323,7 +329,7 @@ class Program:
             try:
                 times[position] = self.launcher.trial(launch, self.arguments(launch))
             except Failed as error:
-                last = error
+                last = Failed(str(error), error.stage, error.line)  # without its traceback, which holds tensors
         self.storages = originals
         if not times:
             raise last

@@ -38,7 +38,7 @@ TEXT_RUNNERS = {"exec", "eval", "__import__"}  # they run text that this check h
 LAUNCH_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "debug"}
 # Operators that reach memory or files outside of a program's tensors, or write to the judge's output.
 REFUSED_OPERATORS = {"from_file", "set", "set_", "resize", "resize_", "resize_as", "resize_as_", "_resize_output",
-                     "_resize_output_", "_print"}
+                     "_resize_output_", "_print", "set_grad_enabled", "_cufft_set_plan_cache_max_size"}
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Kernels without a GPU, where their bodies run as Python. interpreter.py adds the names in Triton's own modules.

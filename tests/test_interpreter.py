@@ -246,6 +246,9 @@ def test_memory_and_launches_have_the_bounds_of_a_gpu(box, changes, words):
 def test_what_no_step_has_written_is_no_result(box):
     """Memory without values is poisoned; lanes that are masked away load zeros, as on a GPU."""
     fails(box, DOUBLED, replaced(by_elements("v * 2"), ("v * 2, mask=o < n", "v * 2, mask=o < n - 1")), "wrong values")
+    seen = by_elements("v * tl.where(tl.load(flag) == -1, 2.0, 1.0)").replace("(x, out, n, B", "(x, flag, out, n, B")
+    seen = replaced(seen, ("](x, out", "](x, torch.empty(1, dtype=torch.int32, device=x.device), out"))
+    fails(box, DOUBLED, seen, "wrong values")  # the poison must not tell a kernel that it is being checked
     fails(box, problem("x * 0", FLOATS), "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n"
           "        return torch.empty_like(x)\n", "wrong values")
 

@@ -82,6 +82,8 @@ FORGED = {  # name: (statements, words of the verdict)
     "an output that overlaps": ("out[3] = [0, 1]", "no memory of its own"),
     "a wrong answer as a constant": ("constants[9] = torch.ones(64 * 64).view(torch.uint8)\n"
                                      "program['output'] = {'tensor': [9, *out[1:]]}", "wrong values"),
+    "an attribute that is no operator": (
+        "steps.insert(0, ['operator', '__dict__.clear', {'tuple': []}, {'dict': []}, []])", NONSENSE),
     "no launch": ("del steps[1]", "wrong values"),
     "a view that is new memory": (
         "view = ['operator', 't.default', {'tuple': [{'tensor': x}]}, {'dict': []}, [[9, *x[1:]]]]\n"

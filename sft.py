@@ -38,8 +38,8 @@ tokenizer and random weights are made in synthetic/tiny.py.
 It leaves in --out: the model and its tokenizer, a seed library of five skills (the other techniques are left for RL to
 find; after --data and --from-rollouts the library that --model had), and sft.json with the options, the examples and
 their tokens, the seconds of the training (since --resume) and the history of the loss. While it trains there is
-training.pt, written every five minutes: weights, optimiser, number of the next step, and the options. --resume makes the
-examples again, which are the same, and continues from there.
+training.pt, written every five minutes: weights, optimiser, number of the next step, and the options. --resume makes
+the examples again, which are the same, and continues from there.
 """
 
 if __name__ == "__main__":

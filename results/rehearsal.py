@@ -1,6 +1,6 @@
 """Walk through the README's commands for real models in their order, with a model of true shape that nobody trained.
 
-    python results/rehearsal.py --size 0.6b                     on a CPU, about ten minutes
+    python results/rehearsal.py --size 0.6b                     on a CPU, about 15 minutes and 15 GB
     python results/rehearsal.py --size 8b [--ranks 2]           on one GPU of 80 GB, or two; 200 GB of disk
     python results/rehearsal.py --size 8b --phases model,data,sft        a part of it: the next call goes on
     python results/rehearsal.py --size 0.6b --tokenizer DIR     with the tokenizer and chat template of a real Qwen3
@@ -15,7 +15,7 @@
     page     the report of run and benchmark
 
 Each phase is a command with a log in --out. rehearsal.json there gets its seconds, exit status, peak memory (of the
-largest process in the host's memory; of all GPUs together, sampled every second) and what the program itself reports.
+largest process in the host's memory; of all GPUs together, sampled twice a second) and what the program itself reports.
 Where the model writes no kernels that earn a reward (random weights, replies cut short for a CPU) rewards are drawn at
 random, so that the update has something to do: reinforce.py is then run by this file, and the record says so.
 """
@@ -49,8 +49,10 @@ from synthetic.generator import training_tasks  # noqa: E402
 
 SMALL = "--turns 2 --policy-tokens 100 --prompt-tokens 6000 --set selection_tokens=40 summary_tokens=100 trials=2"
 SIZES = {  # rows of the cold start; replies of the longest; options of sft.py, of reinforce.py and of bench.py; steps
-    "tiny": (8, 4, "--batch-sequences 4", f"--batch 2 --k 2 --n 2 {SMALL}", "--max-new-tokens 100", 2),
-    "0.6b": (4, 4, "--batch-sequences 2", f"--batch 1 --k 1 --n 1 {SMALL}", "--turns 2 --max-new-tokens 40", 1),
+    "tiny": (8, 2, "--batch-sequences 4 --offload", f"--batch 1 --k 2 --n 2 --offload {SMALL}",
+             "--max-new-tokens 60", 2),
+    "0.6b": (4, 2, "--batch-sequences 2 --batch-tokens 1024", f"--batch 1 --k 1 --n 1 --update-tokens 1024 {SMALL}",
+             "--turns 2 --max-new-tokens 40", 1),  # 15 GB of memory
     "8b": (128, 80, "--offload", "--batch 2 --policy-tokens 1024 --offload", "--max-new-tokens 1024", 2)}
 PHASES = ["model", "data", "sft", "rl", "resume", "again", "bench", "page"]
 PARQUET = importlib.util.find_spec("pyarrow")  # else rows are JSON lines, and tasks a folder of problems
@@ -73,8 +75,8 @@ def cold_start_row(example, replies) -> dict:
         talk.append({"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]})
     else:
         talk *= max(1, 2 * replies // len(talk))
-    return {"messages": json.dumps(opening + talk), "tools": json.dumps(example.tool and [example.tool]),
-            "enable_thinking": False}
+    tools = json.dumps([example.tool]) if example.tool else None
+    return {"messages": json.dumps(opening + talk), "tools": tools, "enable_thinking": False}
 
 
 def write_data(out, count, longest):
@@ -128,7 +130,7 @@ def command(phase, args, out) -> list[str]:
             "bench": f"bench.py --level 1 --ids 1-5 --model {out}/rl/checkpoint --samples 1 --out {out}/bench {bench}",
             "page": f"run.py {out}/rl {out}/bench"}[phase]
     if phase == "model" and args.tokenizer:
-        text += f" --tokenizer {args.tokenizer}"
+        text += f" --tokenizer {Path(args.tokenizer).absolute()}"
     if phase not in ("model", "page") and args.ranks > 1:
         text = f"-m torch.distributed.run --standalone --nproc_per_node={args.ranks} -- {text}"
     return text.split()

@@ -1,6 +1,6 @@
 """Walk through the README's commands for real models in their order, with a model of true shape that nobody trained.
 
-    python results/rehearsal.py --size 0.6b                     on a CPU, about 15 minutes and 15 GB
+    python results/rehearsal.py --size 0.6b                     on a CPU, about half an hour and 15 GB
     python results/rehearsal.py --size 8b [--ranks 2]           on one GPU of 80 GB, or two; 200 GB of disk
     python results/rehearsal.py --size 8b --phases model,data,sft        a part of it: the next call goes on
     python results/rehearsal.py --size 0.6b --tokenizer DIR     with the tokenizer and chat template of a real Qwen3
@@ -159,7 +159,8 @@ def reported(folder) -> dict:
     """What sft.py or reinforce.py itself says in its folder about the training."""
     if (folder / "sft.json").exists():
         record = json.loads((folder / "sft.json").read_text())
-        return record | {"tokens_per_second": record["tokens"] / record["training_seconds"]}  # of one epoch
+        rate = record["tokens"] / record["training_seconds"]  # of one epoch
+        return {"examples": record["examples"], "tokens_per_second": round(rate, 1), "history": record["history"]}
     steps = [step for step in read_lines(folder / "metrics.jsonl") if step["step"]]  # reinforce.step_metrics
     return {"steps": steps} if steps else {}
 

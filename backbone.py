@@ -27,7 +27,7 @@ from chat.calls import after_thoughts, extract_tool_call  # noqa: F401
 from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
-from fast.rescore import RECOMPUTE, head_logits, token_logprobs
+from fast.rescore import RECOMPUTED, head_logits, recompute_layers, token_logprobs
 from fast.slots import packed, padded
 from program.process import UserError
 
@@ -82,7 +82,8 @@ class Backbone(Chat):
         super().__init__(tokenizer)
         self.model = model
         self.device = model.device
-        self.large = sum(p.numel() for p in model.parameters()) >= 1e9  # then the paper's sizes are the defaults
+        size = sum(p.numel() for p in model.parameters())
+        self.large = size >= 1e9  # then the paper's sizes are the defaults
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 32768  # tokens
         stops = {tokenizer.eos_token_id}
         if getattr(tokenizer, "chat_template", None):
@@ -91,7 +92,7 @@ class Backbone(Chat):
             ids = getattr(config, "eos_token_id", None)
             stops |= set(ids if isinstance(ids, list) else [ids])
         self.stop_ids = sorted(stops - {None})
-        self.recompute = self.large  # does the backward pass of logprobs compute the layers again?
+        self.recompute = size >= RECOMPUTED  # does the backward pass of logprobs compute the layers again?
         # Hidden states (N, width) to logits (N, V) in float32. Sampler and trainer share it: the ratio of their
         # probabilities must begin at 1.
         self._head = functools.partial(head_logits, model)
@@ -204,7 +205,7 @@ class Backbone(Chat):
         positions, targets = (torch.tensor(each, device=self.device) for each in (positions, replies))
         recompute = self.recompute and torch.is_grad_enabled()
         if recompute:
-            self.model.gradient_checkpointing_enable(RECOMPUTE)
+            recompute_layers(self.model)
         self.model.train(recompute)  # transformers computes the layers again in training mode only
         logprobs = token_logprobs(self.model, self._head, ids.to(self.device), positions, targets, temperature)  # (N,)
         self.model.eval()

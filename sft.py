@@ -36,9 +36,10 @@ model, so the cold start runs offline. With --data the paper's own released rows
 tokenizer and random weights are made in synthetic/tiny.py.
 
 It leaves in --out: the model and its tokenizer, a seed library of five skills (the other techniques are left for RL to
-find; after --data and --from-rollouts the library that --model had), and sft.json with the options and the history of
-the loss. While it trains there is training.pt, written every five minutes: weights, optimiser, number of the next step,
-and the options. --resume makes the examples again, which are the same, and continues from there.
+find; after --data and --from-rollouts the library that --model had), and sft.json with the options, the examples and
+their tokens, the seconds of the training (since --resume) and the history of the loss. While it trains there is
+training.pt, written every five minutes: weights, optimiser, number of the next step, and the options. --resume makes
+the examples again, which are the same, and continues from there.
 """
 
 if __name__ == "__main__":
@@ -390,9 +391,12 @@ def main(argv=None) -> int:
     fitting = fit(data, min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1])), options.model)
     if not fitting:
         raise UserError("there is nothing to train on")
+    began = time.monotonic()
     history = train(model, fitting, tokenizer.pad_token_id or 0, options)
+    record = {"examples": len(fitting), "tokens": sum(len(ids) for ids, _ in fitting),
+              "training_seconds": round(time.monotonic() - began, 1), "history": history}
     if ranks.rank() == 0:
-        finish(model, tokenizer, options, {"examples": len(fitting), "history": history})
+        finish(model, tokenizer, options, record)
     return 0
 
 

@@ -8,10 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
+RECOMPUTED = 2e8  # parameters of a model whose layers are: those of Qwen3-0.6B keep about 2 MB for each token
 CHUNK = 2**28  # logits that are computed at a time: 1 GiB in float32, of which about four exist at once
 # How a function is checkpointed: called, and called again in the backward pass. No random state is kept, as no random
 # number is drawn.
 RECOMPUTE = {"use_reentrant": False, "preserve_rng_state": False}
+
+
+def recompute_layers(model):
+    """From now on the backward pass of a causal LM in training mode computes its layers again."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(RECOMPUTE)  # the second name is that of transformers before 5.24
 
 
 class Float32Product(torch.autograd.Function):

@@ -6,14 +6,14 @@ import torch
 
 from fast import ranks
 from fast.optimizer import make_adamw
-from fast.rescore import RECOMPUTE, head_logits, token_logprobs
+from fast.rescore import RECOMPUTED, head_logits, recompute_layers, token_logprobs
 
 
 class TrainStep:
     """Forward, backward and an optimiser's step on a batch.
 
     pretrained: as the release trains (verl_patch/trainer/code/fsdp_sft_trainer.py): AdamW with weight decay 0.01 on all
-    parameters, and a loss in which every sequence weighs the same. Above a billion parameters the layers are computed
+    parameters, and a loss in which every sequence weighs the same. From RECOMPUTED parameters on layers are computed
     again in the backward pass. host: keep the optimiser's state in the host's memory.
 
     Otherwise weights begin at random, and every token weighs the same. Muon (Keller Jordan, 2024) updates the layers'
@@ -29,8 +29,8 @@ class TrainStep:
         if pretrained:
             self.optimizers = [ranks.sharded(make_adamw, model.parameters(), lr=0.0, betas=(0.9, 0.95),
                                              weight_decay=0.01, host=host, fused=True)]
-            if model.num_parameters() > 1e9:  # activations of a large model do not fit beside its optimiser
-                model.gradient_checkpointing_enable(RECOMPUTE)
+            if model.num_parameters() >= RECOMPUTED:
+                recompute_layers(model)
             return
         layers = next(module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
         if model.device.type == "cuda":

@@ -31,17 +31,22 @@ SHAPES = {  # layers, width, query heads, key/value heads, head dimension, feed-
     "8b": (36, 4096, 32, 8, 128, 12288, 151936, False),
     "4b": (36, 2560, 32, 8, 128, 9728, 151936, True),
     "1.7b": (28, 2048, 16, 8, 128, 6144, 151936, True),
+    "0.6b": (28, 1024, 16, 8, 128, 3072, 151936, True),
     "26m": (8, 512, 8, 4, 64, 1536, 1900, True),
     "tiny": (6, 256, 4, 2, 64, 896, 2048, True),  # checkpoints/tiny
 }
 
 
+def qwen3_shape(name) -> dict:
+    """One of SHAPES as arguments of Qwen3Config."""
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+             "intermediate_size", "vocab_size", "tie_word_embeddings")
+    return dict(zip(names, SHAPES[name]))
+
+
 def random_model(shape, device="cuda", dtype=torch.bfloat16, attention="causal"):
     """A Qwen3 of one of SHAPES with random weights, made on the device."""
-    layers, width, heads, groups, dim, inner, vocabulary, tied = SHAPES[shape]
-    config = Qwen3Config(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
-                         num_key_value_heads=groups, head_dim=dim, intermediate_size=inner, vocab_size=vocabulary,
-                         tie_word_embeddings=tied, max_position_embeddings=40960, eos_token_id=None, pad_token_id=0,
+    config = Qwen3Config(**qwen3_shape(shape), max_position_embeddings=40960, eos_token_id=None, pad_token_id=0,
                          bos_token_id=None)  # no token ends a reply: every one has its full length
     torch.manual_seed(0)
     with torch.device(device):

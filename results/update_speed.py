@@ -11,11 +11,11 @@
     python results/update_speed.py --shape tiny --tokens 2048 --steps 2                     does it run at all?
 
 A setting is a number of tokens, split over --sequences (one tenth a prompt, the rest a reply), and whether the backward
-pass computes the layers again (the default: above a billion parameters). Each runs reinforce.update on --micro-batches
-of them for each rank: logprobs, clipped loss, backward, clipping, AdamW; or with --sft a step of the cold start
-(fast/train_step.py) on the same sequences. With several ranks, `clip` holds the sum of
-their gradients and `optimizer` the collection of the weights. One step warms up, --steps are measured, medians are
-told. A setting that does not fit is recorded as out of memory.
+pass computes the layers again (the default: from RECOMPUTED parameters on). Each runs reinforce.update on
+--micro-batches of them for each rank: logprobs, clipped loss, backward, clipping, AdamW; or with --sft a step of the
+cold start (fast/train_step.py) on the same sequences. With several ranks, `clip` holds the sum of their gradients and
+`optimizer` the collection of the weights. One step warms up, --steps are measured, medians are told. A setting that
+does not fit is recorded as out of memory.
 
 Useful FLOPs of a step: 6 for each weight that multiplies a token (the head's: a reply's token; an embedding that is
 only looked up: none), and 12 layers heads head_dim L^2 / 2 for causal attention in a sequence of L tokens. What is
@@ -43,6 +43,7 @@ import sft  # noqa: E402
 from backbone import Backbone, Completion  # noqa: E402
 from fast import ranks  # noqa: E402
 from fast.optimizer import make_adamw  # noqa: E402
+from fast.rescore import RECOMPUTED  # noqa: E402
 from fast.train_step import TrainStep  # noqa: E402
 from program.options import complete  # noqa: E402
 from rollout_speed import SHAPES, random_model  # noqa: E402
@@ -124,7 +125,7 @@ class Stopwatch:
 def measure(model, optimizer, tokens, recompute, rate, options, train=None) -> dict:
     """One setting. train: a TrainStep, with --sft. Raises torch.OutOfMemoryError."""
     device, steps = model.device.type, options.steps
-    model.recompute = model.large if recompute == "auto" else recompute == "yes"
+    model.recompute = model.model.num_parameters() >= RECOMPUTED if recompute == "auto" else recompute == "yes"
     parts = options.micro_batches * ranks.count()
     sequences = replies(model, tokens * parts, options.sequences * parts)
     lengths = [len(rows[0].completion.prompt_ids) + len(rows[0].completion.token_ids) for rows in sequences]

@@ -45,11 +45,14 @@ def same(a, b, without=()):
     return True
 
 
-def test_resuming_equals_not_stopping(world):
+def test_resuming_equals_not_stopping(world, monkeypatch):
     whole = world("whole", "--steps", "4")
     parts = world("parts", "--steps", "1")
+    mapped, load = [], torch.load
+    monkeypatch.setattr(torch, "load", lambda *path, **how: mapped.append(how.get("mmap")) or load(*path, **how))
     world("parts", "--resume", "--steps", "2")
     world("parts", "--resume", "--steps", "4", "--set", "save_every=3")
+    assert mapped == [True, True]  # read whole, an optimiser of 8B parameters would be in the host's memory twice
     assert same(whole, parts)
     assert sorted(path.name for path in parts.glob("checkpoint*")) == ["checkpoint", "checkpoint_4"]
     world("whole", "--resume")  # complete already: nothing happens

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from conftest import LargestTensor, by_hand, plain_logprobs
+import backbone
 import fast.optimizer
 import fast.rescore
 import fast.train_step
 import sft
-from backbone import Sampling
+from backbone import Backbone, Sampling
 from fast.optimizer import SplitAdamW, make_adamw
 from test_sft import encoded, small_model
 
@@ -148,6 +149,15 @@ def test_recomputed_layers_give_the_same_gradients_and_leave_sampling_alone(mode
     assert all(torch.equal(x, y) for a, b in zip(got, want) for x, y in zip(a, b))
     assert sorted(calls) == [0, 0, 1, 1]
     assert model.sample([[5, 6, 7]] * 3, Sampling(20), torch.Generator().manual_seed(0)) == replies
+
+
+def test_layers_of_a_model_from_200_million_parameters_on_are_computed_again(model, monkeypatch):
+    assert not model.recompute
+    for module in (backbone, fast.train_step):
+        monkeypatch.setattr(module, "RECOMPUTED", model.model.num_parameters())
+    assert Backbone(model.model, model.tokenizer).recompute and not Backbone(small_model(), model.tokenizer).recompute
+    sft.TrainStep(model.model, pretrained=True)
+    assert any(getattr(module, "gradient_checkpointing", False) for module in model.model.modules())
 
 
 def test_a_step_is_adamw_on_the_mean_of_the_sequences_mean_losses():

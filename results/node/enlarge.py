@@ -2,28 +2,32 @@
 
     python results/node/enlarge.py /tmp/8b                      (16.4 GB on disk, on a GPU in half a minute)
     python reinforce.py --model /tmp/8b --offload --steps 2 --no-eval
+    python results/node/enlarge.py /tmp/8b --tokenizer DIR      random weights, with the tokenizer of a real model
 
 A step of a model with random weights earns no reward and trains nothing. Here every matrix of the tiny model lies in a
 corner of a large one whose other entries are zero: added layers add nothing to the residual stream, added heads and
-channels stay zero. Norms divide by a mean over more channels, which their weights make up for.
+channels stay zero. Norms divide by a mean over more channels, which their weights make up for. The head is a matrix of
+its own, also for shapes where it is tied to the embeddings: the 0.6b shape has 0.75 billion parameters then.
 """
 
 import argparse
+import sys
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "results")]
 
-ROOT = Path(__file__).parent.parent.parent
-QWEN3_8B = dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, num_attention_heads=32,
-                num_key_value_heads=8, head_dim=128, vocab_size=151936)
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config  # noqa: E402
+
+from rollout_speed import SHAPES, qwen3_shape, random_model  # noqa: E402
 
 
 def enlarge(small, **shape):
     """A model of this shape (numbers of Qwen3Config) that computes what `small` does."""
     old = small.config
     wider = shape["hidden_size"] / old.hidden_size
-    config = Qwen3Config(**shape, max_position_embeddings=old.max_position_embeddings, tie_word_embeddings=False,
+    config = Qwen3Config(**shape, max_position_embeddings=40960,
                          rope_parameters=old.rope_parameters, rms_norm_eps=old.rms_norm_eps / wider,
                          pad_token_id=old.pad_token_id, bos_token_id=None, eos_token_id=old.eos_token_id)
     with torch.device(small.device):
@@ -65,14 +69,30 @@ def enlarge(small, **shape):
     return large
 
 
+def with_tokenizer(shape, folder, device):
+    """A model of random weights, and a tokenizer that is not ours: nothing that it writes compiles."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = random_model(shape, device)
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    return model, tokenizer
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out")
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
     parser.add_argument("--model", default=str(ROOT / "checkpoints/tiny"))
+    parser.add_argument("--tokenizer", help="random weights with this folder's tokenizer, instead of --model's")
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    small = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16).to(device)
-    enlarge(small, **QWEN3_8B).save_pretrained(args.out)
-    AutoTokenizer.from_pretrained(args.model).save_pretrained(args.out)
+    if args.tokenizer:
+        model, tokenizer = with_tokenizer(args.shape, args.tokenizer, device)
+    else:
+        small = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.bfloat16).to(device)
+        model = enlarge(small, **qwen3_shape(args.shape) | {"tie_word_embeddings": False})
+        tokenizer = AutoTokenizer.from_pretrained(args.model)
+    model.save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
     for file in Path(args.model).glob("skill_library.jsonl"):
         (Path(args.out) / file.name).write_text(file.read_text())

@@ -242,7 +242,8 @@ class Program:
 
         inputs: tensors in the order of the recording, with its strides. mute: names of kernels that are left out.
         poison: what memory that no step has written holds: "nan", or "random" bytes; "noise", which is finite, where
-        kernels are left out; None: whatever is there. observer: its `step` is called around each step, see judgement.py.
+        kernels are left out; None: whatever is there.
+        observer: its `step` is called around each step, see judgement.py.
         """
         self.storages, self.poison = dict(self.memory), poison
         for layout, tensor in zip(self.program["inputs"], inputs, strict=True):

@@ -34,12 +34,14 @@ What we promise, how it is kept, and what is not promised:
                                  this job. There are several distributions, and parameters are perturbed.
     Fast by its own work         A kernel without which the output is the same does not count. While a GPU times a
                                  candidate, inputs are new and outputs are checked.
-                                 Not: results that native code keeps in memory between the calls of one batch.
+                                 Not: results that native code keeps in memory between the calls of one batch; less
+                                 work where timed, within 1e-2; CUDA C++, which could work where no clock runs.
     The modelled clock ranks     Rank correlation with measured speedups: at least 0.85 (results/).
     honest kernels as a GPU      Not: programs written to please the price table, and races between programs of a
                                  launch. It is a teaching clock; train for a result with a GPU.
     A candidate costs only       Limits on time, memory, processes and threads, files, the size of text and messages. A
     itself                       judge or recorder that dies is started again, and other candidates are judged.
+                                 Not: CUDA C++, whose process has no limit on memory and processes.
     The machine                  A jail around every process with a candidate's Python (judge/processes.py): programs
                                  are read-only, /tmp is empty, no network, no capabilities, none of the user's files.
                                  Where it cannot start, a line on stderr says so, and only limits apply.

@@ -16,7 +16,7 @@ _FUNCTION = re.compile(r"<function=([\w.-]+)>((?:(?!<function=).)*?)</function>"
 
 
 def after_thoughts(text) -> str:
-    """What a reply says when it has thought; a thought that was cut off is no answer, either."""
+    """The reply without its thoughts. Text in an unfinished <think> is no part of the answer."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 

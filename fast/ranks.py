@@ -21,9 +21,9 @@ stage 2. With eight cards of 80 GB (85.9e9 bytes), in GB for each card:
     in all                                   46                    73      with --offload 37 and 58
 
 We do not use PyTorch's fully_shard, which shards the weights as well: the sampler reads all of them for every token,
-through CUDA graphs that hold their addresses, so it would need a second, whole copy; and weights in bfloat16 are the
-small part. We do not use its ZeroRedundancyOptimizer, which distributes whole tensors: an embedding of 1.2 GB is
-one, so ranks would wait for one another. Here any optimiser works: a part of a tensor is a tensor.
+through CUDA graphs that hold their addresses, so it would need a second, whole copy, which undoes the saving. We do not
+use its ZeroRedundancyOptimizer, which distributes whole tensors: an embedding of 1.2 GB is one, so ranks would wait for
+one another. Here any optimiser works: a part of a tensor is a tensor.
 
 Random numbers depend on the seed, the prompt, and how often the prompt came before (engine.py). So rollouts that
 begin with the same prompt stay on one rank, which also reads it only once; and every rank makes the same draws from the

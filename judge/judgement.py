@@ -1,4 +1,4 @@
-"""The judge: a process that holds one task at a time and says how a candidate of it fares. No Python of a candidate.
+"""The judge: a process that holds one task and judges its candidates. Of their text it runs only checked kernels.
 
 Both clocks follow one order, and the first step that fails decides the verdict:
 
@@ -7,8 +7,8 @@ Both clocks follow one order, and the first step that fails decides the verdict:
     leave out    each of its kernels in turn: one whose absence changes nothing did not matter
     time         of the reference and of the candidate
 
-A program runs here (`Running`); without a GPU in a fork (`Forked`), made before any right answer exists, which an
-endless kernel costs nothing but itself. A CUDA C++ candidate runs in a process of its own (measured.Extension).
+A program runs here (`Running`); without a GPU in a fork (`Forked`) made before any answer exists, and an endless
+kernel costs only that fork. A CUDA C++ candidate runs in a process of its own (measured.Extension).
 """
 
 import gc

@@ -331,7 +331,7 @@ class Clock:
         limits = loose(self.reference.bounds(0))
         while not timing.enough(self.enough_seconds):
             began, key = time.monotonic(), chance.random()
-            # A quarter is left out, so no call can do the work of another one.
+            # A quarter is left out, so doing the work of other calls may be wasted.
             calls = chance.sample(list(self.slots), max(1, len(self.slots) * 3 // 4))
             drawn = {slot: self.reference.inputs((key, slot), 0) for slot in calls}
             checked = chance.choice(calls)

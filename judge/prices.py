@@ -133,7 +133,7 @@ def launch_milliseconds(counter, parameters=()):
 
 
 class Clock(TorchDispatchMode):
-    """While active, prices every ATen call: `events` collects [milliseconds, label, own kernel?], `flops` the rest, and
+    """While active, prices every ATen call. `events` collects [milliseconds, label, own kernel?], `flops` the FLOPs,
     `called` the names of what was called. Under no_grad: it has to see what composite operators are made of.
 
     parameters: addresses of the storages that are as large here as on a GPU, as long as nothing is written to them.

@@ -2,10 +2,10 @@
 
     python -m judge.recorder FD SETTINGS        a server: it forks one recorder for each order (processes.serve_orders)
 
-Nothing is computed from inputs here. They are tensors without values (PyTorch's meta device), only parameters have
-some, and everything pretends that there is a GPU. A forward is called three times: once to warm up, and twice to be
+Nothing is computed from inputs here. They have no values (PyTorch's meta device); parameters and newly made tensors
+do, and everything pretends that there is a GPU. A forward is called three times: once to warm up, and twice to be
 recorded; both programs must be equal. Then Triton compiles each kernel that was launched, with a GPU into the binary
-that the judge will launch, without one as far as LLVM, so that what a GPU would refuse is refused.
+that the judge will launch, without one only to refuse what a GPU would refuse.
 
 The program's format is in program.py. A tensor is written as a layout in a numbered storage, so views need no step. A
 storage that no step has made is a constant: a parameter that equals the reference's of the same name, or else bytes.

@@ -1,13 +1,13 @@
 """What a candidate is compared with: the reference model, the inputs of each trial, and the tolerance.
 
-Trial 0 uses the task's inputs as drawn and the parameters as constructed. The others use perturbed parameters and
-structured inputs (sorted rows, clusters of large values, offsets, ties), so that work which happens not to matter for
-well-behaved inputs must still be done. For a value r of the reference, |candidate - r| <= t * (|r| + s).
+Trial 0 uses the task's inputs as drawn and the parameters as constructed. The others use structured inputs (sorted
+rows, clusters of large values, offsets, ties) and, where the candidate's parameters are the reference's by name and
+value, perturbed ones, so that work which rarely matters must still be done. For a value r of the reference, |candidate
+- r| <= t * (|r| + s).
 
     s   the root mean square of the reference's output
-    t   in trial 0: the largest of 1e-4 (Settings.tolerance), 2 units in the last place of the output's dtype, and 10
-        times what the reference itself differs from float64, on inputs changed by up to 1e-6. That counts up to 1e-2
-        in the others: 10 times as much, up to 1e-2
+    t   in trial 0: max(1e-4, 2 units in the last place, min(10 e, 1e-2)); in the others: max(t, min(10 t, 1e-2)).
+        1e-4 is Settings.tolerance; e: the reference's error against float64, on inputs changed by up to 1e-6
 
 Integers and bools must be equal. Not looked for: errors in small values of an output that has far larger ones.
 """

@@ -19,13 +19,13 @@ class KernelTime:
 @dataclass
 class Verdict:
     compiled: bool = False  # the source runs, defines ModelNew, and every launched kernel compiles
-    correct: bool = False  # every trial's output agrees within Settings.tolerance
+    correct: bool = False  # every trial's output agrees within t of reference.py
     speedup: float | None = None  # reference_ms / candidate_ms, eager PyTorch being the reference; None unless correct
     coverage: float | None = None  # share of the forward's time in own kernels without which the output is wrong
     clock: str = "modelled"  # or "measured"; the two are never compared
     reference_ms: float | None = None
     candidate_ms: float | None = None
-    rejected: str | None = None  # the reason, when the candidate was caught cheating; then it is not correct
+    rejected: str | None = None  # the rule that the candidate broke; then it is not correct
     error: str | None = None  # one line: what went wrong, otherwise
     speedup_low: float | None = None  # lower end of the speedup's 95 % interval; the speedup itself when modelled
     profile: list = field(default_factory=list)  # [KernelTime], hottest first

@@ -1,4 +1,4 @@
-"""Walk through the README's commands for real models in their order, with a model of true shape that nobody trained.
+"""Walk through the README's commands for real models in their order, with a stand-in of true shape.
 
     python results/rehearsal.py --size 0.6b                     on a CPU, about half an hour and 15 GB
     python results/rehearsal.py --size 8b [--ranks 2]           on one GPU of 80 GB, or two; 200 GB of disk

@@ -23,7 +23,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
-from chat.calls import after_thoughts, extract_tool_call  # noqa: F401
+from chat.calls import after_thoughts
 from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine

@@ -27,7 +27,8 @@ from typing import NamedTuple
 
 import torch
 
-from backbone import Completion, after_thoughts, extract_code
+from backbone import Completion, extract_code
+from chat.calls import after_thoughts
 from chat.prompts import PROMPTS, fill, role_messages, skill_text
 from judge.verdict import printable
 from program.numbers import mean

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from chat.calls import extract_tool_call
-from chat.template import TOOL_CALL, Completion
+from chat.template import Completion, with_tools
 from program.process import UserError
 
 PARALLEL = 64  # requests at a time
@@ -68,10 +68,7 @@ class Server:
 
     def chat_ids(self, messages, tool=None) -> Messages:
         """The prompt for the next reply. A tool is told in words, because a server may not have switched tools on."""
-        if tool:
-            said = f"\n\n# Tools\n{json.dumps(tool)}\nCall it with " + TOOL_CALL % '{"name": ..., "arguments": {...}}'
-            messages = [messages[0] | {"content": messages[0]["content"] + said}, *messages[1:]]
-        return Messages(messages)
+        return Messages(with_tools(messages, [tool]) if tool else messages)
 
     def next_ids(self, completion, messages, tool=None) -> Messages:
         return self.chat_ids(messages, tool)

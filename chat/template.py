@@ -112,10 +112,7 @@ class Chat:
         if not calls:
             messages = list(map(_spelled, messages))
         if not shows:
-            call = TOOL_CALL % '{"name": ..., "arguments": {...}}'
-            said = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools)) + f"\nCall one with {call}"
-            messages = [messages[0] | {"content": messages[0]["content"] + said}, *messages[1:]]
-            tools = None
+            messages, tools = with_tools(messages, tools), None
         if len(messages) > 1 and messages[0]["role"] == "system" and not self.system_role:
             text = f"{messages[0]['content']}\n\n{messages[1]['content']}"
             messages = [messages[1] | {"content": text}, *messages[2:]]
@@ -170,6 +167,13 @@ class Chat:
         if completion.finished and completion.token_ids[-1] in added[:len(self.end)]:
             added = added[added.index(completion.token_ids[-1]) + 1:]  # this token was sampled already
         return completion.prompt_ids + completion.token_ids + added
+
+
+def with_tools(messages, tools) -> list[dict]:
+    """Messages of which the first says what can be called, and how: for whoever is not shown `tools` otherwise."""
+    call = TOOL_CALL % '{"name": ..., "arguments": {...}}'
+    said = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools)) + f"\nCall one with {call}"
+    return [messages[0] | {"content": messages[0]["content"] + said}, *messages[1:]]
 
 
 def _spelled(message) -> dict:

@@ -27,7 +27,8 @@ import triton.language as tl
 from triton.language.extra.cuda import libdevice
 from triton.runtime import interpreter as stock
 
-from judge.prices import DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR, launch_milliseconds, tensors_in
+from judge.prices import DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR, launch_milliseconds
+from judge.program import address, tensors_in
 from judge.rules import KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_SYNTAX, dotted, imports, parse
 from judge.verdict import Failed, describe
 
@@ -153,7 +154,7 @@ class Counter(stock.InterpreterBuilder):
     create_erf = lambda self, arg: self.create_extern_elementwise("", "", "erf", [arg], arg.dtype, True)  # noqa: E731
 
     def start(self, tensors, grid):
-        self.sizes = {0: 0} | {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+        self.sizes = {0: 0} | {address(x): x.untyped_storage().nbytes() for x in tensors}
         self.starts = np.array(sorted(self.sizes), dtype=np.uint64)
         self.set_grid_dim(*grid)
         self.touched = {"load": {}, "store": {}}  # of each kind: {address of a storage: a mask of its sectors}

@@ -25,7 +25,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from judge.processes import Gone, begin_process, limit, receive, send, serve_forks
-from judge.program import Program, checked, dense, layouts_in, operator_of, read_value
+from judge.program import (Program, bytes_in, checked, copy_of, dense, layouts_in, operator_of, read_value,
+                           tensors_in)
 from judge.reference import Answer, Reference, compare, layout_of, own_memory, state_of, structure
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile, set_roofline
 from tasks import GPU_BATCH_FACTOR, TaskError
@@ -39,7 +40,7 @@ class Task:
         self.settings, self.gpu = settings, gpu
         self.modelled = settings["clock"] == "modelled"
         self.reference = reference = Reference(name, source, settings, secret)
-        inputs = [x.clone() if isinstance(x, torch.Tensor) else x for x in reference.example]
+        inputs = copy_of(reference.example)
         try:
             with torch.no_grad(), reference.place:
                 outputs = tree_leaves(reference.model(*inputs))
@@ -59,13 +60,8 @@ class Task:
         self.clock = prices.Clock(map(prices.address, state_of(self.reference.model).values()))
         with torch.no_grad(), self.reference.place, self.clock:
             self.reference.model(*inputs)
-        self.room = 4 * sum(x.nbytes for x in outputs) + (1 << 20)  # bytes of a candidate's outputs
-        parameters = sum(tensor.nbytes for tensor in self.reference.constructed.values())
-        self.needed = sum(x.nbytes for x in tensors_in(inputs) + outputs) + parameters / GPU_BATCH_FACTOR
-
-
-def tensors_in(values) -> list:
-    return [x for x in values if isinstance(x, torch.Tensor)]
+        self.room = 4 * bytes_in(outputs) + (1 << 20)  # bytes of a candidate's outputs
+        self.needed = bytes_in([inputs, outputs]) + bytes_in(self.reference.constructed) / GPU_BATCH_FACTOR
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -261,7 +257,7 @@ class Forked:
                     else:
                         trial, mute = arguments
                         got = running.run(trial, task.reference.inputs(code, trial), mute)
-                        if sum(x.nbytes for x in tensors_in(got.leaves)) > task.room:
+                        if bytes_in(got.leaves) > task.room:
                             raise Failed("wrong output: far larger than the reference's")
                         leaves = [x if isinstance(x, torch.Tensor) else type(x).__name__ for x in got.leaves]
                         answer = [leaves, got.structure, got.changed]

@@ -14,6 +14,7 @@ import socket
 import statistics
 import struct
 import sys
+import tempfile
 import time
 
 import torch
@@ -21,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from judge.processes import Server, begin_process, limit, receive, send
+from judge.processes import NVCC_SECONDS, Server, begin_process, limit, receive, send
+from judge.program import bytes_in, copy_of, tensors_in
 from judge.reference import Answer, compare, load_module, loose, seed_everything, state_of, structure
 from judge.rules import static_check
 from judge.verdict import EXTENSION, Failed, describe, set_roofline
@@ -33,7 +35,6 @@ COLD = 256 << 20  # bytes; writing and reading so many leaves nothing else in an
 PAUSE, LONG_PAUSE = 300_000, 15_000_000  # clock cycles, 0.15 and 7.5 ms: to queue graphs, and operator by operator
 PER_THREAD = 2  # CUDA's name of a thread's own default stream, on which nvcc has extensions launch (processes.py)
 TRIALS = 5  # launches of each configuration of an autotuned kernel
-NVCC_SECONDS = 180  # that a CUDA C++ candidate may take longer
 OTHERWISE = "its timed calls give other results than its checked ones"
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -207,21 +208,9 @@ class Timing:
 # One task
 
 
-def tensors_in(values) -> list:
-    return [x for x in tree_leaves(values) if isinstance(x, torch.Tensor)]
-
-
-def copy_of(values):
-    return tree_map_only(torch.Tensor, torch.clone, values)
-
-
 def differing(tensors, others) -> list:
     """Indices at which two lists of tensors differ."""
     return [i for i, (x, y) in enumerate(zip(tensors, others)) if not torch.equal(x, y)]
-
-
-def bytes_in(values) -> int:
-    return sum(x.numel() * x.element_size() for x in tensors_in(values))
 
 
 class Side:
@@ -443,7 +432,7 @@ class Guest:
     stage = "compile"
 
     def build(self, code, blueprint):
-        module = load_module(code, None)
+        module = load_module(code, os.path.join(tempfile.mkdtemp(), "candidate.py"))
         self.stage = "build"
         seed_everything(blueprint["seed"])
         self.model = module.ModelNew(*blueprint["arguments"], **blueprint["keywords"]).cuda()

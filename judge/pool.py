@@ -13,7 +13,7 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from judge.processes import ROOM, Fork, Gone, Server, receive, send
+from judge.processes import NVCC_SECONDS, ROOM, Fork, Gone, Server, receive, send
 from judge.rules import MOST_BYTES, has_extension
 from judge.verdict import Failed, Verdict, describe, out_of_memory, set_failure, verdict_from_json
 from tasks import Task, TaskError
@@ -21,7 +21,6 @@ from tasks import Task, TaskError
 MAX_VERDICTS = 10000  # that are remembered
 STARTING = 120  # seconds that a server may take to start, on a busy machine
 GPU_SECONDS = 30  # that a judge may take for one candidate, without waiting for the GPU
-NVCC_SECONDS = 180  # that compiling CUDA C++ may take, on top of that
 WITHOUT_GPU = "CUDA C++ (load_inline) cannot be judged without a GPU: write it in Triton, or use one"
 
 
@@ -245,12 +244,12 @@ class Pool:
                 server = server or self._start(self.RECORDER)
                 send(server.sock, order)
                 answer = receive(server.sock, time.monotonic() + self.settings["timeout"] + STARTING, ROOM)
-                texts = answer.get("failed", ""), answer.get("error", "")
-                if set(map(type, texts)) != {str}:
+                if not isinstance(answer, dict) or "failed" in answer and not (
+                        isinstance(answer["failed"], str) and isinstance(answer.get("error"), str)):
                     raise Gone("an answer that makes no sense")
                 self.recorders.append(server)
                 return answer
-            except (Gone, OSError, AttributeError) as error:
+            except (Gone, OSError) as error:
                 why = f"the recorder failed on it ({error}: {server and server.last_line()})"
                 if server is not None:
                     server.close()

@@ -19,9 +19,9 @@ import re
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from judge.program import address, tensors_in
 from tasks import GPU_BATCH_FACTOR
 
 LAUNCH_MS = 0.002  # of a kernel in a CUDA graph
@@ -53,7 +53,7 @@ GATHERS = "embedding|index_select|gather|index|take"  # read as much of the tabl
 OTHERS = ("_?(log_|safe_)?softmax|hardswish|constant_pad_nd|cat|stack|flip|repeat|roll|tril|triu|diag_embed|clone|"
           "_to_copy|scatter(_add)?|(alpha_|feature_)?dropout|scaled_dot_product_attention|lstm|gru|rnn_tanh|"
           "rnn_relu|ctc_loss|mv|addmv|dot|vdot|im2col|index_(put|add|copy)|linspace|trace|nll_loss_forward|glu|"
-          "pixel_(un)?shuffle|cummax|cummin|(reflection|replication)_pad[123]d|upsample_\\w+")
+          "pixel_(un)?shuffle|cummax|cummin|(reflection|replication)_pad[123]d|upsample_[a-z]+[123]d")
 KNOWN = re.compile("|".join([*FACTORS, FREE, WRITES, GATHERS, OTHERS]))
 
 
@@ -74,14 +74,6 @@ def refusal(func, called):
     if name in called or KNOWN.fullmatch(name) or known and not re.match("_|.*backward", name):
         return None
     return f"aten.{name} has no price without a GPU: it may be called only where the reference calls it"
-
-
-def address(tensor):
-    return tensor.untyped_storage().data_ptr()
-
-
-def tensors_in(tree):
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def size_of(tensor, parameters=()):

@@ -47,6 +47,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 HEADER = 2 << 20  # bytes of JSON from a process that is not trusted; Python's objects are up to 50 times as large
 ROOM = 256 << 20  # bytes of a message from such a process, and of each of its files
 MOST_TASKS = 64  # processes and threads of a candidate
+NVCC_SECONDS = 180  # that a candidate in CUDA C++ may take longer, to be compiled
 TORCH_NAMES = {str(value): value for value in vars(torch).values()
                if isinstance(value, (torch.dtype, torch.layout, torch.memory_format))}
 

@@ -25,14 +25,14 @@ import triton
 import triton.language as tl
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from triton.backends.compiler import GPUTarget
 from triton.runtime import autotuner, driver, jit
 
 from judge import rules
 from judge.processes import TORCH_NAMES, serve_orders
-from judge.program import MOST_CONFIGS, UNWRITTEN, dense, launches_of, write_value
-from judge.reference import is_exact, seed_everything, state_of
+from judge.program import MOST_CONFIGS, UNWRITTEN, dense, launches_of, tensors_in, write_value
+from judge.reference import is_exact, load_module, seed_everything, state_of
 from judge.verdict import Failed, describe
 
 H200 = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 141 << 30, "major": 9, "minor": 0,
@@ -51,10 +51,6 @@ TO_HOST = set("cpu item tolist numpy __array__ __dlpack__ __reduce_ex__ __float_
 SMALL = 1 << 26  # bytes: a larger tensor that a forward makes has no values while recording
 RUN = jit.JITFunction.run  # another stands in its place
 TENSOR = torch.tensor
-
-
-def tensors_in(tree) -> list:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def identity(tensor) -> int:
@@ -383,16 +379,6 @@ def compile_error(error, kernel, text):
 # One candidate
 
 
-def load(text, path):
-    """Execute a candidate's text as a module, from a file, where Triton and inspect look for it."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-    module = sys.modules["candidate"] = types.ModuleType("candidate")
-    module.__file__ = path
-    exec(compile(text, path, "exec"), module.__dict__)
-    return module
-
-
 def without_values(entry):
     """An input from the blueprint."""
     if "value" in entry:
@@ -409,7 +395,7 @@ def answer(order) -> dict:
         stage = "compile"
         pretend_gpu(blueprint.get("gpu") or H200)
         with PretendCuda() as constructor:
-            module = load(text, path)
+            module = load_module(text, path)
             stage = "forward"
             seed_everything(blueprint["seed"])
             model = module.ModelNew(*blueprint["arguments"], **blueprint["keywords"])

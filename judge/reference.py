@@ -29,6 +29,7 @@ import numpy
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from judge.program import copy_of, tensors_in
 from judge.verdict import describe
 from tasks import TaskError
 
@@ -68,7 +69,8 @@ class Reference:
         self.place = CudaIsCpu() if self.device.type == "cpu" else contextlib.nullcontext()
         try:
             with self.place:
-                self.construct(load_module(source, settings.get("scratch")))
+                folder = Path(tempfile.mkdtemp(dir=settings.get("scratch")))
+                self.construct(load_module(source, folder / "reference.py"))
             self.example = self.inputs("example", 0)
             self.domains = list(map(domain, self.example, self.inputs("another example", 0)))
             self.load_bounds()
@@ -121,7 +123,7 @@ class Reference:
 
     def run(self, inputs, seed, model=None) -> Answer:
         """The reference's answer, on copies of the inputs. model: one to be used in place of it."""
-        copies = tree_map_only(torch.Tensor, torch.clone, inputs)
+        copies = copy_of(inputs)
         torch.manual_seed(seed)
         with torch.no_grad(), self.place:
             output = (model or self.model)(*copies)
@@ -158,7 +160,7 @@ class Reference:
                 drawn[i] = x.detach().to(self.device).clone()  # contiguous, unless it is dense otherwise
                 if trial:
                     drawn[i] = vary(drawn[i], self.domains[i], trial, self.strength, self.ties)
-            elif any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(x)):
+            elif tensors_in(x):
                 raise TaskError("tensors within a list or dict of inputs are not supported")
         return drawn
 
@@ -338,13 +340,13 @@ def own_memory(outputs, others) -> set:
 # Tensors and modules
 
 
-def load_module(source, folder):
-    """Execute a task's source as a module of a file, so that inspect finds its text."""
-    path = Path(tempfile.mkdtemp(dir=folder)) / "reference.py"
-    path.write_text(source)
-    module = sys.modules["reference"] = types.ModuleType("reference")
+def load_module(text, path):
+    """Execute a text as the module of a new file, where inspect and Triton find it. Its name is the file's."""
+    path = Path(path)
+    path.write_text(text, encoding="utf-8", newline="")
+    module = sys.modules[path.stem] = types.ModuleType(path.stem)
     module.__file__ = str(path)
-    exec(compile(source, str(path), "exec"), module.__dict__)
+    exec(compile(text, str(path), "exec"), module.__dict__)
     return module
 
 

@@ -90,6 +90,7 @@ FORGED = {  # name: (statements, words of the verdict)
         "steps.insert(0, view)", NONSENSE),
     "a list that kernels share": ("program['names']['memo'] = [0]", NONSENSE),
     "an error that is no text": ("answer['failed'] = torch.zeros(1)", NONSENSE),
+    "a failure without an error": ("answer['failed'] = 'forward'", NONSENSE),
     "a huge output": ("constants[9] = 1 << 30\n"
                       "program['output'] = {'tensor': [9, 'torch.float32', [1 << 28], [1], 0]}", "far larger"),
 }

@@ -228,10 +228,16 @@ class Pool:
                 self._put_back(job)
 
     def _recordable(self) -> list:
-        """Candidates that may be recorded now. Recordings that wait for a judge take memory, so they may be few."""
+        """Candidates that may be recorded now.
+
+        Recordings that wait for a judge take memory. Where they are many, only those come that an idle judge waits for:
+        it keeps its task until that has no more candidates (see _is_for).
+        """
+        jobs = [job for job in self.waiting if job.wants_recording() and job.task.source in self.blueprints]
         if sum(job.recording is not None for job in self.waiting) > 2 * self.settings["workers"]:
-            return []
-        return [job for job in self.waiting if job.wants_recording() and job.task.source in self.blueprints]
+            loaded = {judge.source for judge in self.idle}
+            return [job for job in jobs if job.task.source in loaded]
+        return jobs
 
     def _recording(self, job):
         """What a recorder answers. If its server ends, once more with a new one."""
@@ -265,6 +271,7 @@ class Pool:
         while True:
             with self.changed:
                 self.idle.append(judge)
+                self.changed.notify_all()  # a recorder may wait for that
                 self.changed.wait_for(lambda: self.closed or self._take(judge))
                 self.idle.remove(judge)
                 if self.closed:

@@ -131,7 +131,7 @@ def test_equal_pairs_share_a_future_and_are_not_judged_again(box):
     assert box.score(TASK, codes) == verdicts[:3] and time.monotonic() - began < 0.1
 
 
-def test_verdicts_are_reproducible_processes_that_die_are_replaced_and_no_queue_blocks(box):
+def test_a_secret_makes_verdicts_reproducible_and_a_judge_or_recorder_that_dies_is_replaced(box):
     wrong = changed(("tl.sigmoid(x) * factor", "tl.sigmoid(x) * x"))
     loop = "    for i in range(n * 1000):\n        x += tl.load(x_ptr)\n    tl.store"
     slow = {"judge.recorder": changed(("return out", "import time; time.sleep(2)\n        return out")),
@@ -151,10 +151,6 @@ def test_verdicts_are_reproducible_processes_that_die_are_replaced_and_no_queue_
             passes(own, TASK, f"{HONEST}# after {module}\n")
         assert futures["judge.recorder"].result().correct  # it is recorded once more
         assert "ended without a result" in futures["judge.judgement"].result().error
-        other = Task("other", 0, TASK.source + "\n")
-        passes(own, other, HONEST)  # the judge has this task; recordings of the other one fill the queue before its next
-        pairs = [(TASK, f"{HONEST}# {i}\n") for i in range(4)] + [(other, f"{HONEST}# 4\n")]
-        assert all(future.result(60).correct for future in own.submit(pairs))
         waiting = own.submit([(TASK, slow["judge.judgement"] + "# again\n")])
     with pytest.raises(TaskError, match="closed"):
         waiting[0].result(20)

@@ -20,7 +20,6 @@ from judge.verdict import Failed
 
 UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}  # operators that write nothing
 MOST_STEPS, MOST_CONFIGS, MOST = 20_000, 16, 1 << 48  # of a program; of an autotuned kernel; elements of a tensor
-ALIGN = 16  # bytes: what kernels are compiled to rely on, of the start of every storage
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tensors in nested values

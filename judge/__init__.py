@@ -10,6 +10,7 @@
     interpreter.py    without a GPU: a candidate's kernels in Triton's own interpreter
     prices.py         without a GPU: what each step would cost on one
     measured.py       with a GPU: launches compiled kernels, and times both sides
+    extension.py      with a GPU: candidates in CUDA C++, each in a process of its own
     verdict.py        how a candidate fared
 
     pool --- judge server --- judges, each with one task          (without a GPU: a fork of it for each candidate)

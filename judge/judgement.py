@@ -8,7 +8,7 @@ Both clocks follow one order, and the first step that fails decides the verdict:
     time         of the reference and of the candidate
 
 A program runs here (`Running`); without a GPU in a fork (`Forked`) made before any answer exists, and an endless
-kernel costs only that fork. A CUDA C++ candidate runs in a process of its own (measured.Extension).
+kernel costs only that fork. A CUDA C++ candidate runs in a process of its own (extension.Extension).
 """
 
 import gc
@@ -73,8 +73,8 @@ def judge(task, code, recording) -> Verdict:
     verdict, candidate = Verdict(clock=task.settings["clock"]), None
     try:
         if recording is None:
-            from judge import measured
-            candidate = measured.Extension(task, code)
+            from judge.extension import Extension
+            candidate = Extension(task, code)
         else:
             candidate = (Forked if task.modelled else Running)(task, code, recording)
         verdict.compiled = True

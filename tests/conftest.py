@@ -28,7 +28,7 @@ from backbone import Backbone, Completion
 from chat.prompts import PROMPTS, UPDATE_TOOL
 from fast.attention import attention_kind
 from judge.verdict import KernelTime
-from sandbox import Sandbox, Verdict, feedback
+from sandbox import Sandbox, Settings, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
 from program.process import run_command
 from tasks import Task, TaskError
@@ -135,9 +135,23 @@ def refusal(capsys, monkeypatch):
 
 @pytest.fixture(scope="session")
 def box():
-    """One sandbox for all who ask for nothing special."""
-    with Sandbox("cpu", trials=3, timeout=120, secret="00") as sandbox:  # on a busy machine, too
+    """One sandbox for every test that needs no special one: its processes take seconds to start."""
+    with Sandbox("cpu", trials=2, timeout=120, secret="00", workers=1) as sandbox:  # slow machines need the timeout
         yield sandbox
+
+
+@pytest.fixture
+def borrowed(box, monkeypatch):
+    """A function after which a module's sandboxes use the processes of `box`, and leave them open."""
+    class Borrowed(Sandbox):
+        def __init__(self, device="cpu", **settings):
+            self.settings = Settings(device, **settings).completed()
+            self.device, self.waited, self.pool = self.settings.device, 0.0, box.pool
+
+        def close(self):
+            pass
+
+    return lambda module: monkeypatch.setattr(module, "Sandbox", Borrowed)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -355,8 +355,9 @@ def command(monkeypatch, capsys):
     return run_bench
 
 
-def test_command_end_to_end(tmp_path, command):
+def test_command_end_to_end(tmp_path, command, borrowed):
     """A problem that is solved, one that cannot be used and one that gets no code, through the real sandbox."""
+    borrowed(bench)
     folder = tmp_path / "bench" / "KernelBench" / "level1"
     folder.mkdir(parents=True)
     good = builtin_tasks(1)[0].source

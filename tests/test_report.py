@@ -12,6 +12,7 @@ import pytest
 from transformers.utils import get_json_schema
 
 import run as report
+import sandbox
 from candidates import HONEST, TASK
 from conftest import kernel, write_lines
 from page import charts, writer
@@ -196,6 +197,7 @@ def chromium(page, *options):
 
 
 @browser
+@pytest.mark.slow
 def test_a_browser_opens_filters_and_shows_conversations(run, bench_folder):
     path, _, _ = made(run, bench_folder)
     shown = browse(path, """
@@ -232,8 +234,9 @@ def test_a_browser_opens_filters_and_shows_conversations(run, bench_folder):
 # ---- with another framework
 
 
-def test_the_page_on_other_frameworks_works_as_it_stands():
+def test_the_page_on_other_frameworks_works_as_it_stands(borrowed):
     """Called as TRL and verifiers call it, with the sandbox that it makes itself."""
+    borrowed(sandbox)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "other_frameworks.md").read_text(), re.DOTALL)
     space = {}
     for code in blocks:

@@ -250,7 +250,7 @@ def test_a_task_that_is_random_by_itself_is_said_to_be_unusable(load, body, stat
         load(small_task("random", body, state=state))
 
 
-def test_half_precision_may_be_rounded_once_less_or_once_more(box):
+def test_half_precision_may_be_rounded_once_less_or_once_more(box, load):
     """Steps of half precision inside of attention; and none where the reference has some."""
     task = small_task("attention", "return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
                       "q, k, v", ", ".join(["torch.randn(1, 2, 64, 32).half()"] * 3))
@@ -265,8 +265,16 @@ def attention(Q, K, V, O, N: tl.constexpr, D: tl.constexpr, scale):
     out = tl.dot(p.to(tl.float16), tl.load(V + o)) / tl.sum(p, 1)[:, None]
     tl.store(O + o, out.to(tl.float16))
 """, "o = torch.empty_like(q)\nattention[(2,)](q, k, v, o, 64, 32, 32 ** -0.5)\nreturn o", "q, k, v")
-    for i in range(8):  # other inputs for each text: 2 of 40 were wrong once
-        passes(box, task, f"{code}\n# {i}\n")
+    passes(box, task, code)
+
+    def in_torch(q, k, v):
+        """The kernel's steps."""
+        scores = q.float() @ k.float().mT * (32 ** -0.5 * 1.44269504)
+        scores = torch.where(torch.ones(64, 64).tril() > 0, scores, -1.0e6)
+        p = torch.exp2(scores - scores.amax(-1, keepdim=True))
+        return ((p.half().float() @ v.float()) / p.sum(-1, keepdim=True)).half()
+
+    assert all(is_right(load(task), in_torch, range(40)))  # with too narrow a tolerance, 2 of 40 trials were wrong
     silu = usable("half precision")
     better = "return (torch.nn.functional.silu(x.float() * 2) * x.float()).half()"
     agrees(box, silu, replaced(copied(silu), ("return torch.nn.functional.silu(x * 2) * x", better)))

@@ -136,7 +136,7 @@ def refusal(capsys, monkeypatch):
 @pytest.fixture(scope="session")
 def box():
     """One sandbox for every test that needs no special one: its processes take seconds to start."""
-    with Sandbox("cpu", trials=2, timeout=120, secret="00", workers=1) as sandbox:  # slow machines need the timeout
+    with Sandbox("cpu", trials=3, timeout=120, secret="00", workers=1) as sandbox:  # slow machines need the timeout
         yield sandbox
 
 
@@ -152,35 +152,6 @@ def borrowed(box, monkeypatch):
             pass
 
     return lambda module: monkeypatch.setattr(module, "Sandbox", Borrowed)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def judged_ahead(request):
-    """Where a whole file is run, what its function `ahead` lists is judged in the background while its tests begin.
-
-    ahead(): (task, code) pairs. Each test asks for its own as if nothing had happened: the sandbox keeps verdicts.
-    """
-    if hasattr(request.module, "ahead") and len(request.session.items) > 20:
-        request.getfixturevalue("box").submit(request.module.ahead())
-
-
-@pytest.fixture(scope="session")
-def naively(tmp_path_factory):
-    """What a first implementation would find: naive.naive(task, code), through a helper process."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "SCRATCH": str(tmp_path_factory.mktemp("naive")),
-                   "OMP_NUM_THREADS": "1"}
-    helper = subprocess.Popen([sys.executable, Path(__file__).with_name("naive.py")], text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              env=environment)
-
-    def ask(task, code):
-        helper.stdin.write(json.dumps({"task": task, "code": code}) + "\n")
-        helper.stdin.flush()
-        return json.loads(helper.stdout.readline())
-
-    yield ask
-    helper.kill()
-    helper.communicate()
 
 
 def read_lines(path) -> list:

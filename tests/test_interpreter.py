@@ -244,7 +244,3 @@ def test_what_no_step_has_written_is_no_result(box):
     fails(box, DOUBLED, seen, "wrong values")  # the poison must not tell a kernel that it is being checked
     fails(box, problem("x * 0", FLOATS), "import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, x):\n"
           "        return torch.empty_like(x)\n", "wrong values")
-
-
-def ahead():
-    return [*KERNELS.values(), *(candidate(FLOATS, [("x * 2", body)]) for body in REFUSED)]

@@ -136,7 +136,7 @@ def test_a_secret_makes_verdicts_reproducible_and_a_judge_or_recorder_that_dies_
     loop = "    for i in range(n * 1000):\n        x += tl.load(x_ptr)\n    tl.store"
     slow = {"judge.recorder": changed(("return out", "import time; time.sleep(0.3)\n        return out")),
             "judge.judgement": changed(("    tl.store", loop))}
-    with Sandbox("cpu", trials=2, secret="00", workers=1, timeout=60) as own:
+    with Sandbox("cpu", trials=3, secret="00", workers=1, timeout=60) as own:
         scratch = own.pool.settings["scratch"]
 
         def running(module):

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from transformers.utils import get_json_schema
@@ -180,7 +181,8 @@ def browse(page, script):
     text = text.replace("<head>", "<head><script>var failures = []; onerror = m => failures.push(`${m}`)</script>", 1)
     copy.write_text(text.replace("</body>", """<pre id="said"></pre><script>{
         let said;
-        try { said = (() => {%s})() } catch (error) { said = `failed: ${error}` }
+        try { said = (() => {%s
+        })() } catch (error) { said = `failed: ${error}` }
         document.getElementById("said").textContent = JSON.stringify([said, failures, document.title]);
         }</script></body>""" % script))
     text = chromium(copy, "--dump-dom")
@@ -200,30 +202,7 @@ def chromium(page, *options):
 @pytest.mark.slow
 def test_a_browser_opens_filters_and_shows_conversations(run, bench_folder):
     path, _, _ = made(run, bench_folder)
-    shown = browse(path, """
-        const $ = selector => [...document.querySelectorAll(selector)], result = {};
-        const choose = (name, value) => {
-          document.forms[0].elements[name].value = value;
-          document.forms[0].dispatchEvent(new Event("change", {bubbles: true}));
-          return $("#list button").length };
-        result.roles = ["policy", "selection", "summary", ""].map(role => choose("role", role));
-        result.steps = ["step 1", "evaluation after step 2", ""].map(step => choose("step", step));
-        result.skill = [choose("skill", "found_2"), choose("skill", "")];
-        result.verdict = choose("verdict", "rejected");
-        choose("verdict", "");
-        const conversation = document.getElementById("conversation");
-        $("[data-open$='x$:step_1.3']")[0].click();
-        result.turns = $("#conversation .turn").length;
-        result.marked = $("#list [aria-current]").map(button => button.dataset.open);
-        result.evil = conversation.textContent.includes("onerror") && !conversation.querySelector("img");
-        result.told = $("#conversation .feedback").map(text => text.textContent);
-        $("[data-open$='x$:step_1.0']")[0].click();
-        result.dropped = $("#conversation .feedback").map(text => text.textContent);
-        $("#library [data-open]")[0].click();
-        result.proposals = $("#conversation .turn .turn h4").map(title => title.textContent);
-        result.charts = $("figure").filter(figure => figure.querySelector("svg path")
-                                                     && figure.getBoundingClientRect().height > 100).length;
-        return result""")
+    shown = browse(path, Path(__file__).with_name("browse.js").read_text())
     assert shown["roles"] == [8, 1, 1, 10] and shown["steps"] == [5, 1, 10] and shown["skill"] == [2, 10]
     assert shown["verdict"] == 1 and shown["turns"] == 2 and shown["marked"] == [f"{run}:step_1.3"] and shown["evil"]
     assert shown["told"] == ["told ", f"told {EVIL}"] and shown["dropped"] == ["no candidate: ghost"]

@@ -247,9 +247,7 @@ def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(tmp_path):
     # Without comments the first four are one kernel: the second to fourth repeat it and are not scored.
     assert [turn.repeats for turn in sample.turns[:5]] == [False, True, True, True, False]
     assert len(sandbox.scored) == 60 == len(sample.scored)
-    ranks = Counter(parents[0] for parents in asked[8:])
-    best = ranks[kernel(1.5, 0.8, "b")]
-    assert 5 < best < 26 and len(ranks) == 5  # of 52 draws; see test_a_parents_chance_falls_with_its_rank
+    assert len({parents[0] for parents in asked[8:]}) == 5  # how often each: test_a_parents_chance_falls_with_its_rank
     # The budget of tokens ends a sample; a reply has one token.
     [sample], _ = first(tmp_path / "few.jsonl", lambda *_: kernel(2.0), strategy="evolve", tokens=9)
     assert len(sample.turns) == 9 and len(sample.scored) == 1

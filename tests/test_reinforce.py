@@ -130,7 +130,7 @@ def test_numbers_for_other_programs(world, monkeypatch, log):
     writer = SimpleNamespace(add_scalar=lambda *scalar: written.append(scalar), flush=lambda: None)
     monkeypatch.setattr(runs, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: True)))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=lambda *_, **__: writer))
-    lines = metrics(world("run", "--steps", "2", "--log", log))
+    lines = metrics(world("run", "--steps", "1", "--log", log))
     assert written == [(name, value, m["step"]) for m in lines for name, value in m.items()
                        if isinstance(value, (int, float))]
 

@@ -46,8 +46,8 @@ def same(a, b, without=()):
 
 
 def test_resuming_equals_not_stopping(world, monkeypatch):
-    whole = world("whole", "--steps", "4")
-    parts = world("parts", "--steps", "1")
+    whole = world("whole", "--batch", "1", "--steps", "4")
+    parts = world("parts", "--batch", "1", "--steps", "1")
     mapped, load = [], torch.load
     monkeypatch.setattr(torch, "load", lambda *path, **how: mapped.append(how.get("mmap")) or load(*path, **how))
     world("parts", "--resume", "--steps", "2")

@@ -4,10 +4,8 @@ replies are scripted, and a sandbox that reads its verdict out of the code."""
 import contextlib
 import itertools
 import json
-import os
 import re
 import statistics
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import Future
@@ -22,12 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(1)  # these models are so small that a second thread only waits, longest on a busy machine
 
-import reinforce
 from candidates import small_task
 from backbone import Backbone, Completion
 from chat.prompts import PROMPTS, UPDATE_TOOL
 from fast.attention import attention_kind
 from judge.verdict import KernelTime
+from reinforce import configure  # noqa: F401 (for the tests)
 from sandbox import Sandbox, Settings, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
 from program.process import run_command
@@ -165,13 +163,6 @@ def write_lines(path, *rows):
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
 
 
-def launch(number, *arguments, **environment):
-    """Run a program on so many ranks, without GPUs: a machine may have fewer. Returns the finished process."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}", "--"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
-    return subprocess.run([*command, *map(str, arguments)], env=environment, text=True, capture_output=True)
-
-
 def learnt(chat, ids, mask) -> list:
     """The texts of what is learnt, reply by reply."""
     runs = itertools.groupby(zip(ids.tolist(), mask.tolist()), key=lambda pair: pair[1])
@@ -298,11 +289,6 @@ def selecting(*names) -> str:
 def call(name, **arguments) -> str:
     """A reply that is a tool call."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': {'think': 't'} | arguments})}</tool_call>"
-
-
-def configure(given, large=False):
-    """All options of reinforce.py: those given, and the defaults of a model of this size."""
-    return reinforce.configure(given, large)
 
 
 def slow_policy_advantages(rewards, members, tokens, gamma, baseline, cross_scheme, group):

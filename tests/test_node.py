@@ -1,6 +1,6 @@
 """Several ranks do what one process does: update, cold start, library, files of a run, resuming; and they end together.
 
-Run by torchrun, this file is one of the ranks: torchrun --standalone --nproc_per_node=2 tests/test_node.py OPTIONS ...
+Run by torchrun, this file is one of the ranks: torchrun --nproc_per_node=2 tests/test_node.py MODEL FOLDER OPTIONS ...
 """
 
 import contextlib
@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import configure, launch, read_lines  # first: it puts the root on the path
+from conftest import configure, read_lines  # first: it puts the root on the path
 import reinforce
 import sft
 from backbone import Backbone
@@ -106,7 +107,9 @@ def killed(model_folder, tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("killed")
     given = [*ingredients(folder, model_folder), "--batch", "3", "--steps", "3", "--no-eval"]
-    done = launch(2, __file__, *given, "--out", folder / "ranks", KILL="3", UPDATES=f"{model_folder}:{folder}")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--", __file__]
+    done = subprocess.run([*command, model_folder, folder, *given, "--out", folder / "ranks"], text=True,
+                          capture_output=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})  # there may be fewer
     return folder, done, time.time()
 
 
@@ -172,14 +175,14 @@ def test_two_ranks_begin_and_one_goes_on_as_one_alone(killed, tmp_path):
 # ---- a run
 
 
-def run_on_a_rank(arguments, kill):
-    """reinforce.py with scripted replies, as test_reinforce.world. kill: the step in which rank 1 is killed, or 0."""
+def run_on_a_rank(arguments):
+    """reinforce.py with scripted replies, as test_reinforce.world. Rank 1 is killed in the third step."""
     enter(setattr)
     credit, calls = reinforce.credit, []
 
     def credit_or_die(run, episodes):
         calls.append(1)
-        if len(calls) == kill and ranks.rank() == 1:
+        if len(calls) == 3 and ranks.rank() == 1:
             print(f"killed at {time.time()};", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         return credit(run, episodes)
@@ -226,11 +229,10 @@ def test_without_a_launcher_nothing_is_changed():
 
 
 def all_on_a_rank(arguments):
-    if "UPDATES" in os.environ:
-        model_folder, folder = map(Path, os.environ["UPDATES"].split(":"))
-        update_on_a_rank(model_folder, folder)
-        training_on_a_rank(folder)
-    run_on_a_rank(arguments, int(os.environ.get("KILL", 0)))
+    model_folder, folder, *options = arguments
+    update_on_a_rank(model_folder, Path(folder))
+    training_on_a_rank(Path(folder))
+    run_on_a_rank(options)
 
 
 if __name__ == "__main__":

@@ -65,9 +65,10 @@ def victim(source=POINTWISE):
     return Task("victim", 0, source)
 
 
-def test_the_honest_kernel_passes(box):
+def test_honest_kernels_pass(box):
     found = passes(box, victim(), HONEST + "# try torch.compile, or pass; except gc, eval()\n")
     assert found.speedup > 1.5 and found.coverage == 1.0, found
+    passes(box, victim(), OTHER_TEXT)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -86,8 +87,7 @@ def with_copy(body, result):
     return forward(body).replace("class ModelNew", COPY.replace("RESULT", result))
 
 
-# The text that is interpreted is the text that is compiled. Triton's interpreter begins at the last line that begins with
-# `def`, its compiler at the first.
+# Triton's interpreter begins at the last line that begins with `def`, its compiler at the first.
 OTHER_TEXT = HONEST.replace("    offsets = ", '''    """
     def sigmoid_twice(x_ptr, bias_ptr, out_ptr, n, columns, BLOCK: tl.constexpr):
         offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -142,10 +142,6 @@ def test_a_cheat_that_fools_the_naive_check_fails_here(box, fooled, name):
     code, says, task = CHEATS[name]
     assert name in fooled and "honest" in fooled
     fails(box, victim(task), code, says)
-
-
-def test_a_docstring_with_a_kernel_does_no_harm(box):
-    passes(box, victim(), OTHER_TEXT)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -94,17 +94,12 @@ def test_an_illegal_access_costs_one_verdict(sandbox):
     assert not broken.correct and broken.error and good.correct, (broken, good)
 
 
-CHEATS = {
-    "does less after some calls": (("return out", "self.calls = getattr(self, 'calls', 0) + 1\n"
-                                    "        return out if self.calls < 2 else self.last"),
-                                   ("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
-                                    "        if getattr(self, 'calls', 0) < 2: self.last = out")),
-}
-
-
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_cheats_of_the_timed_path_are_caught(sandbox, cheat):
-    v = verdict(sandbox, changed(*CHEATS[cheat]))
+def test_doing_less_after_some_calls_is_caught(sandbox):
+    keeps = ("out = torch.empty_like(x)",
+             "out = torch.empty_like(x)\n        if getattr(self, 'calls', 0) < 2: self.last = out")
+    counts = ("return out", "self.calls = getattr(self, 'calls', 0) + 1\n"
+                            "        return out if self.calls < 2 else self.last")
+    v = verdict(sandbox, changed(counts, keeps))
     assert not v.correct, v
 
 

@@ -4,10 +4,8 @@ replies are scripted, and a sandbox that reads its verdict out of the code."""
 import contextlib
 import itertools
 import json
-import os
 import re
 import statistics
-import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import Future
@@ -22,13 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 torch.set_num_threads(1)  # these models are so small that a second thread only waits, longest on a busy machine
 
-import reinforce
 from candidates import small_task
 from backbone import Backbone, Completion
 from chat.prompts import PROMPTS, UPDATE_TOOL
 from fast.attention import attention_kind
 from judge.verdict import KernelTime
-from sandbox import Sandbox, Verdict, feedback
+from reinforce import configure  # noqa: F401 (for the tests)
+from sandbox import Sandbox, Settings, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
 from program.process import run_command
 from tasks import Task, TaskError
@@ -135,38 +133,23 @@ def refusal(capsys, monkeypatch):
 
 @pytest.fixture(scope="session")
 def box():
-    """One sandbox for all who ask for nothing special."""
-    with Sandbox("cpu", trials=3, timeout=120, secret="00") as sandbox:  # on a busy machine, too
+    """One sandbox for every test that needs no special one: its processes take seconds to start."""
+    with Sandbox("cpu", trials=3, timeout=120, secret="00", workers=1) as sandbox:  # slow machines need the timeout
         yield sandbox
 
 
-@pytest.fixture(scope="module", autouse=True)
-def judged_ahead(request):
-    """Where a whole file is run, what its function `ahead` lists is judged in the background while its tests begin.
+@pytest.fixture
+def borrowed(box, monkeypatch):
+    """A function after which a module's sandboxes use the processes of `box`, and leave them open."""
+    class Borrowed(Sandbox):
+        def __init__(self, device="cpu", **settings):
+            self.settings = Settings(device, **settings).completed()
+            self.device, self.waited, self.pool = self.settings.device, 0.0, box.pool
 
-    ahead(): (task, code) pairs. Each test asks for its own as if nothing had happened: the sandbox keeps verdicts.
-    """
-    if hasattr(request.module, "ahead") and len(request.session.items) > 20:
-        request.getfixturevalue("box").submit(request.module.ahead())
+        def close(self):
+            pass
 
-
-@pytest.fixture(scope="session")
-def naively(tmp_path_factory):
-    """What a first implementation would find: naive.naive(task, code), through a helper process."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "SCRATCH": str(tmp_path_factory.mktemp("naive")),
-                   "OMP_NUM_THREADS": "1"}
-    helper = subprocess.Popen([sys.executable, Path(__file__).with_name("naive.py")], text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                              env=environment)
-
-    def ask(task, code):
-        helper.stdin.write(json.dumps({"task": task, "code": code}) + "\n")
-        helper.stdin.flush()
-        return json.loads(helper.stdout.readline())
-
-    yield ask
-    helper.kill()
-    helper.communicate()
+    return lambda module: monkeypatch.setattr(module, "Sandbox", Borrowed)
 
 
 def read_lines(path) -> list:
@@ -178,13 +161,6 @@ def write_lines(path, *rows):
     """A file of JSON lines. A row that is a text stands there as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-
-
-def launch(number, *arguments, **environment):
-    """Run a program on so many ranks, without GPUs: a machine may have fewer. Returns the finished process."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}", "--"]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
-    return subprocess.run([*command, *map(str, arguments)], env=environment, text=True, capture_output=True)
 
 
 def learnt(chat, ids, mask) -> list:
@@ -313,11 +289,6 @@ def selecting(*names) -> str:
 def call(name, **arguments) -> str:
     """A reply that is a tool call."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': {'think': 't'} | arguments})}</tool_call>"
-
-
-def configure(given, large=False):
-    """All options of reinforce.py: those given, and the defaults of a model of this size."""
-    return reinforce.configure(given, large)
 
 
 def slow_policy_advantages(rewards, members, tokens, gamma, baseline, cross_scheme, group):

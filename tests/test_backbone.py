@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from backbone import Backbone, Sampling, check_device, extract_code
+from backbone import Backbone, Sampling, extract_code
 from chat.calls import extract_tool_call
 from chat_templates import template_tokenizer
 from conftest import plain_logprobs, tiny_model
@@ -190,9 +190,3 @@ def test_other_architectures_are_refused_in_one_line(model_folder, tmp_path, cha
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(UserError, match="only qwen3, .* with full attention are supported"):
         Backbone.load(tmp_path)
-
-
-def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="no GPU"):
-        check_device("cuda")

@@ -247,9 +247,7 @@ def test_evolution_draws_parents_by_rank_and_scores_no_kernel_twice(tmp_path):
     # Without comments the first four are one kernel: the second to fourth repeat it and are not scored.
     assert [turn.repeats for turn in sample.turns[:5]] == [False, True, True, True, False]
     assert len(sandbox.scored) == 60 == len(sample.scored)
-    ranks = Counter(parents[0] for parents in asked[8:])
-    best = ranks[kernel(1.5, 0.8, "b")]
-    assert 5 < best < 26 and len(ranks) == 5  # of 52 draws; see test_a_parents_chance_falls_with_its_rank
+    assert len({parents[0] for parents in asked[8:]}) == 5  # how often each: test_a_parents_chance_falls_with_its_rank
     # The budget of tokens ends a sample; a reply has one token.
     [sample], _ = first(tmp_path / "few.jsonl", lambda *_: kernel(2.0), strategy="evolve", tokens=9)
     assert len(sample.turns) == 9 and len(sample.scored) == 1
@@ -355,8 +353,9 @@ def command(monkeypatch, capsys):
     return run_bench
 
 
-def test_command_end_to_end(tmp_path, command):
+def test_command_end_to_end(tmp_path, command, borrowed):
     """A problem that is solved, one that cannot be used and one that gets no code, through the real sandbox."""
+    borrowed(bench)
     folder = tmp_path / "bench" / "KernelBench" / "level1"
     folder.mkdir(parents=True)
     good = builtin_tasks(1)[0].source
@@ -410,9 +409,8 @@ def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusa
 @pytest.mark.parametrize("arguments, message", [
     ("--model no/such/folder", "no/such/folder"), ("--kernelbench no/such/checkout", "no level1/ there"),
     ("--device cuda", "no GPU"), ("--baseline compile", "no torch.compile"), ("--ids 1,2,x", "'x' is not there"),
-    ("--samples 0", "--samples 0: choose a number above 0"), ("--temperature nan", "--temperature nan: choose"),
-    ("--top-p 3", "above 0 to 1"), ("--bm25-only --no-skills", "choose one"),
-    ("--both --no-skills", "choose one"),
+    ("--samples 0", "--samples 0: choose a number above 0"), ("--bm25-only --no-skills", "choose one"),
+    ("--both --no-skills", "choose one"), ("--top-p 3", "above 0 to 1"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
     ("--max-new-tokens 4096", "prompts of 0 tokens"), ("--out file/below", "cannot write there")])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):

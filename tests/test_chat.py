@@ -3,6 +3,7 @@
 import json
 import random
 import types
+from pathlib import Path
 
 import pytest
 
@@ -162,30 +163,7 @@ def test_a_template_that_cannot_write_messages_says_so(tokenizer):
 
 # ---- prompts of a file
 
-SKILL_FILE = """
-prompts:
-  selection_system: Choose __top_k_select__.
-  selection_user: "## Task\\n__task_description__\\n## Skills\\n__file_tree__\\nCode {like} __init__ stays."
-  summary_system: At most __max_skills__.
-  summary_user: >-
-    __task_messages_formatted__|__injected_skill_content__|__turn1_speedup__|__turn1_code__|__best_turn_code__
-  skill_injection_header: "\\n\\n===\\n"
-  skill_injection_footer: "\\n=="
-tools:
-  selection:
-    - {type: function, function: {name: select_skills, description: Pick the most apt., parameters: {type: object,
-       properties: {selected_skills: {type: array, description: Picks.}, think: {type: string}}}}}
-  summary:
-    - {type: function, function: {name: update_skill_library, description: Add., parameters: {type: object,
-       properties: {new_skills: {type: array, description: New., items: {type: object}}}}}}
-"""
-TURN_FILE = """
-prompt: null
-per_turn_prompts:
-  - {name: first_turn, template: null}
-  - {name: tool_response, template: "Verdict {{1}}:\\n{feedback}\\nAgain.\\n"}
-"""
-TRAINER_FILE = "hydra: {searchpath: [a]}\ntrainer: {steps: 3}\nskill: {prompts: {}}\n"
+RELEASE = Path(__file__).with_name("release_prompts")  # in the layout of the release's kernel/config
 SKILLS = [Skill("fuse", "d", "general", ("a", "b"), "body __task_description__"),
           Skill("tile", "e", "general", (), "x")]
 
@@ -200,12 +178,8 @@ def own_prompts(monkeypatch):
 
 
 @pytest.fixture
-def release_prompts(tmp_path, own_prompts):
-    """A folder in the layout of the release's kernel/config has been read."""
-    (tmp_path / "prompt_config").mkdir()
-    for name, text in (("kernel_trainer", TRAINER_FILE), ("prompt_config/turns", TURN_FILE), ("skills", SKILL_FILE)):
-        (tmp_path / f"{name}.yaml").write_text(text)
-    prompts.read_prompts(tmp_path)
+def release_prompts(own_prompts):
+    prompts.read_prompts(RELEASE)
 
 
 FUSE = "---\nname: fuse\ndescription: d\nscope: general\ntags: [a, b]\n---\n\nbody __task_description__"
@@ -285,6 +259,6 @@ def test_a_file_that_holds_no_prompts_is_refused(tmp_path, own_prompts, text, wh
     with pytest.raises(UserError, match=why) as caught:
         prompts.read_prompts(path)
     assert "\n" not in str(caught.value) and prompts.PROMPTS == before
-    (tmp_path / "x.yaml").write_text(TRAINER_FILE)
+    path.write_text((RELEASE / "kernel_trainer.yaml").read_text())
     with pytest.raises(UserError, match="has one of prompts, tools"):
         prompts.read_prompts(tmp_path)

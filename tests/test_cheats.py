@@ -5,6 +5,12 @@ proof that they work, are in results/adversaries; one of each kind is judged her
 answer are in test_program.py, attempts to leave the jail in test_jail.py, well-behaved inputs in test_reference.py.
 """
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from candidates import fails, indent, passes, product, replaced, small_task
@@ -59,10 +65,10 @@ def victim(source=POINTWISE):
     return Task("victim", 0, source)
 
 
-def test_the_honest_kernel_passes_both(box, naively):
-    assert naively(POINTWISE, HONEST)["correct"]
+def test_honest_kernels_pass(box):
     found = passes(box, victim(), HONEST + "# try torch.compile, or pass; except gc, eval()\n")
     assert found.speedup > 1.5 and found.coverage == 1.0, found
+    passes(box, victim(), OTHER_TEXT)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -81,13 +87,23 @@ def with_copy(body, result):
     return forward(body).replace("class ModelNew", COPY.replace("RESULT", result))
 
 
+# Triton's interpreter begins at the last line that begins with `def`, its compiler at the first.
+OTHER_TEXT = HONEST.replace("    offsets = ", '''    """
+    def sigmoid_twice(x_ptr, bias_ptr, out_ptr, n, columns, BLOCK: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        mask = offsets < n
+        x = tl.load(x_ptr + offsets, mask=mask) + tl.load(bias_ptr + offsets % columns, mask=mask)
+        tl.store(out_ptr + offsets, tl.sigmoid(x) * 2.0, mask=mask)
+    """
+    offsets = ''', 1).replace("\n\ndef fused", '\n    # """\n\ndef fused')
+PRODUCT, TF32 = product("total += tl.dot(left, right)")  # (with tf32x3 it is right: test_interpreter.py)
+
 DECOY = "do not reach the output"
 CHEATS = {  # name: (candidate, what the verdict says, task)
     # Passing torch off as a kernel
     "torch without a kernel": (forward(f"return {TORCH}"), "no kernel of its own", POINTWISE),
     "a decoy whose result is discarded": (forward(f"fused(x, self.bias)\nreturn {TORCH}"), DECOY, POINTWISE),
     "a decoy times zero": (forward(f"return {TORCH} + 0.0 * fused(x, self.bias)"), DECOY, POINTWISE),
-    # Getting hold of the reference or of its result
     # Answers that happen to be right
     "zeros where outputs are small": (
         with_copy("out = torch.empty(x.numel())\ncopy[(16,)](x, out)\nreturn out", "tl.zeros((1024,), tl.float32)"),
@@ -103,22 +119,29 @@ return out if out.abs().sum() > 0 and torch.allclose(out, TORCH) else fused(x, s
         forward("x.zero_()\nreturn torch.ones(256, 64)"), "", POINTWISE),
     "patching the comparison": (
         forward("return x", "torch.allclose = lambda *a, **k: True"), "", POINTWISE),
-    # Results that come later, or were never there
+    # What Triton does unless it is told otherwise
+    "tensor cores in place of fp32": (TF32, "wrong values", PRODUCT.source),
+    # Its sigmoid is in the docstring alone
+    "a kernel in a docstring": ("x".join(OTHER_TEXT.rsplit("tl.sigmoid(x)", 1)), "wrong values", POINTWISE),
 }
 
 
+@pytest.fixture(scope="module")
+def fooled(tmp_path_factory):
+    """The cheats that naive.py calls correct, and whether it calls the honest kernel so."""
+    pairs = [(task, code) for code, _, task in CHEATS.values()] + [(POINTWISE, HONEST)]
+    done = subprocess.run([sys.executable, Path(__file__).with_name("naive.py"), tmp_path_factory.mktemp("naive")],
+                          input=json.dumps(pairs), text=True, capture_output=True,
+                          env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"})
+    verdicts = map(json.loads, done.stdout.splitlines())
+    return [name for name, correct in zip([*CHEATS, "honest"], verdicts, strict=True) if correct]
+
+
 @pytest.mark.parametrize("name", CHEATS)
-def test_a_cheat_that_fools_the_naive_check_fails_here(box, naively, name):
+def test_a_cheat_that_fools_the_naive_check_fails_here(box, fooled, name):
     code, says, task = CHEATS[name]
-    assert naively(task, code)["correct"]
+    assert name in fooled and "honest" in fooled
     fails(box, victim(task), code, says)
-
-
-def test_tensor_cores_in_place_of_fp32(box, naively):
-    """What Triton does unless it is told otherwise. (With tf32x3 it is right: test_interpreter.py.)"""
-    task, code = product("total += tl.dot(left, right)")
-    assert naively(task.source, code)["correct"]
-    fails(box, task, code, "wrong values")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -153,27 +176,6 @@ def test_reading_memory_that_was_not_written(box):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The text that is interpreted is the text that is compiled
-
-OTHER_TEXT = HONEST.replace("    offsets = ", '''    """
-    def sigmoid_twice(x_ptr, bias_ptr, out_ptr, n, columns, BLOCK: tl.constexpr):
-        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        mask = offsets < n
-        x = tl.load(x_ptr + offsets, mask=mask) + tl.load(bias_ptr + offsets % columns, mask=mask)
-        tl.store(out_ptr + offsets, tl.sigmoid(x) * 2.0, mask=mask)
-    """
-    offsets = ''', 1).replace("\n\ndef fused", '\n    # """\n\ndef fused')
-
-
-def test_a_kernel_in_a_docstring_is_no_kernel(box, naively):
-    """Triton's interpreter begins at the last line that begins with `def`, its compiler at the first."""
-    code = "x".join(OTHER_TEXT.rsplit("tl.sigmoid(x)", 1))  # the sigmoid is in the docstring alone
-    assert naively(POINTWISE, code)["correct"]
-    fails(box, victim(), code, "wrong values")
-    passes(box, victim(), OTHER_TEXT)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 # Later passes
 
 LATER = {case["name"]: case for case in read_lines(ROOT / "results/adversaries/cases.jsonl")
@@ -183,8 +185,3 @@ LATER = {case["name"]: case for case in read_lines(ROOT / "results/adversaries/c
 @pytest.mark.parametrize("name", LATER)
 def test_one_of_each_kind_of_later_passes(box, name):
     fails(box, victim(LATER[name]["task"]), LATER[name]["code"])
-
-
-def ahead():
-    return [(victim(task), code) for code, _, task in CHEATS.values()] + [
-        (victim(case["task"]), case["code"]) for case in LATER.values()]

@@ -1,10 +1,8 @@
 """Rewards, advantages, filters, loss and one optimiser step, each against numbers made by hand or a slow twin."""
 
-import contextlib
 import itertools
 import math
 import random
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -355,20 +353,6 @@ def test_trigger_and_verification_have_the_runs_gain(monkeypatch):
         reinforce.summarise(run, [episode] * 2)
         reinforce.verify(run, [episode])
     assert seen == [2, 1.3, 0, 1.5]
-
-
-@pytest.mark.parametrize("samples, temperature", [(1, 0), (4, 1.0)])
-def test_evaluation_selects_greedily_and_so_writes_a_single_sample(monkeypatch, samples, temperature):
-    asked = []
-    monkeypatch.setattr(reinforce, "select", lambda run, batch, k, temperature: asked.append((k, temperature)) or [])
-    monkeypatch.setattr(reinforce, "roll_out", lambda run, episodes, *how: asked.append(how) or [])
-    monkeypatch.setattr(reinforce, "write_transcripts", lambda *_: None)
-    run = a_run({"eval_samples": samples}, model=SimpleNamespace(device=torch.device("cpu")), out=Path("."),
-                phase=lambda _: contextlib.nullcontext())
-    assert reinforce.evaluate_if_due(run, 0)["eval_correct"] is None and reinforce.evaluate_if_due(run, 1) == {}
-    generator = asked[1][3]
-    sampling = Sampling(900, temperature, 0.95, 3500)
-    assert asked == [(1, 0), (1, samples, sampling, generator)] and generator is not run.generator
 
 
 def test_of_one_steps_equal_skills_the_fastest_joins(tmp_path):

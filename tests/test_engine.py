@@ -1,6 +1,8 @@
 """The rollout engine against transformers' generate, and the decode attention against PyTorch's."""
 
+import functools
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -21,7 +23,8 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GP
 KERNEL = """
 import torch
 from fast.attention import attend
-from test_engine import attend_in_pytorch
+import torch.nn.functional as F
+TWIN
 device, dtypes, shapes = %r
 torch.manual_seed(0)
 for dtype, bound in dtypes:
@@ -48,9 +51,10 @@ print("all right")
                  [(3, 8, 2, 64, 200), (1, 4, 4, 16, 70), (2, 6, 2, 40, 130), (64, 32, 8, 128, 1300)], marks=needs_gpu)])
 def test_decode_attention(device, dtypes, shapes):
     """In Triton's interpreter, or on a GPU."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), f"{ROOT}/tests", *sys.path])}
-    done = subprocess.run([sys.executable, "-c", KERNEL.replace("%r", f"'{device}', {dtypes}, {shapes}")], text=True,
-                          capture_output=True, env=env | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {}))
+    env = os.environ | {"PYTHONPATH": str(ROOT)} | ({"TRITON_INTERPRET": "1"} if device == "cpu" else {})
+    program = KERNEL.replace("TWIN", inspect.getsource(attend_in_pytorch))
+    program = program.replace("%r", f"'{device}', {dtypes}, {shapes}")
+    done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, env=env)
     assert done.stdout.strip() == "all right", done.stderr[-2000:]
 
 
@@ -59,8 +63,9 @@ def model(request, model_folder):
     return Backbone.load(model_folder, request.param)
 
 
+@functools.cache
 def plain_reply(model, prompt, limit=60):
-    """(tokens, log-probabilities) of the greedy reply by transformers' generate."""
+    """(tokens, log-probabilities) of the greedy reply to a tuple of tokens by transformers' generate."""
     ids = torch.tensor([prompt], device=model.device)
     out = model.model.generate(ids, do_sample=False, max_new_tokens=limit, eos_token_id=model.stop_ids,
                                output_logits=True, return_dict_in_generate=True)
@@ -70,7 +75,7 @@ def plain_reply(model, prompt, limit=60):
 
 @pytest.fixture(scope="module")
 def plain(model):
-    return [plain_reply(model, prompt) for prompt in PROMPTS]
+    return [plain_reply(model, tuple(prompt)) for prompt in PROMPTS]
 
 
 def attend_in_pytorch(query, keys, values, scale, where):
@@ -122,7 +127,7 @@ def test_finished_sequences_are_replaced_before_the_others_end(model, monkeypatc
     """With four slots the next prompts begin when some replies have ended, not when all have."""
     monkeypatch.setattr(model.engine, "most", 4)
     monkeypatch.setattr(model.engine, "slots", None)  # on a GPU earlier ones are kept, and they may be more
-    generate(model, [[n] * 9 for n in range(20, 36)], 200, 1.0, generator_for(model))
+    generate(model, [[n] * 9 for n in range(20, 36)], 100, 1.0, generator_for(model))
     read = [rows for rows, width in inputs if width > 1]
     assert read[0] == 4 and sum(read) == 16 and len(read) > 4
 
@@ -149,14 +154,6 @@ def test_sampling_is_a_function_of_the_generator(model, engine, monkeypatch):
     generate(model, PROMPTS[:3], 30)
     model.release()
     assert first == generate(model, PROMPTS, 30, 1.0, generator_for(model))
-
-
-def test_sampled_logprobs_are_the_trainers(model, engine):
-    for temperature in (1.0, 0.5):
-        replies = model.sample(PROMPTS * 3, Sampling(40, temperature), generator_for(model))
-        rescored = model.logprobs([(r.prompt_ids, r.token_ids) for r in replies], temperature)
-        for reply, new in zip(replies, rescored):
-            assert (new.cpu() - torch.tensor(reply.logprobs)).abs().max() < 1e-4
 
 
 def test_a_cache_is_free_as_soon_as_it_is_released(model, engine, monkeypatch):
@@ -190,7 +187,7 @@ def test_conversations(model, engine, most, monkeypatch):
     with model.sampler(Sampling(30, 0)) as sampler:
         for turn in range(3):
             for i, reply in sampler.write(wave):
-                want, want_logprobs = plain_reply(model, reply.prompt_ids, 30)
+                want, want_logprobs = plain_reply(model, tuple(reply.prompt_ids), 30)
                 assert reply.token_ids == want
                 assert reply.logprobs == pytest.approx(want_logprobs, abs=1e-4)
                 wave[i] = reply.prompt_ids + reply.token_ids + [11 + turn] * 20  # of the next wave

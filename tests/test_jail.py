@@ -3,8 +3,11 @@
 Each attempt to get out is shown to work in a process without a jail. The attempts harm nothing.
 """
 
+import contextlib
 import json
 import os
+import random
+import re
 import socket
 import subprocess
 import sys
@@ -12,10 +15,14 @@ import sys
 import pytest
 import torch
 
-from candidates import HONEST, TASK, agrees, copied, indent, replaced, times, verdict
+from candidates import HONEST, TASK, agrees, by_elements, copied, indent, replaced, times, verdict
+from conftest import make_task
 from judge import processes
 from program.files import ROOT
 from sandbox import Sandbox
+from synthetic.expert import ALL, read, render
+from test_reinforce import enter, records, world  # noqa: F401 (a fixture)
+from test_sandbox import processes_with
 
 needs_jail = pytest.mark.skipif(not processes.jail(), reason="bubblewrap does not start here: only limits apply")
 TWICE = times(2)
@@ -35,7 +42,7 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", "hf_secret")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        with Sandbox("cpu", trials=1, timeout=6, memory=1 << 30, workers=3) as box:
+        with Sandbox("cpu", trials=1, timeout=5, memory=1 << 30, workers=2) as box:
             box.score(TWICE, [copied(TWICE)])
             yield box
 
@@ -114,8 +121,8 @@ if os.fork() == 0:
     time.sleep(600)""")
     look = forward("raise ValueError(f'sees {os.path.exists(\"/tmp/left\")} {os.listdir(\"/dev/shm\")} '\n"
                    "                 f'{sum(name.isdigit() for name in os.listdir(\"/proc\"))}')")
-    small.score(TWICE, [f"{leave}# {i}\n" for i in range(3)])  # one in each of the servers
-    for found in small.score(TWICE, [f"{look}# {i}\n" for i in range(3)]):
+    small.score(TWICE, [f"{leave}# {i}\n" for i in range(2)])  # one in each of the servers
+    for found in small.score(TWICE, [f"{look}# {i}\n" for i in range(2)]):
         assert "sees False [] 2" in found.error, found
 
 
@@ -134,7 +141,7 @@ def test_where_no_jail_starts_it_is_said_and_limits_still_apply(monkeypatch, cap
     assert "only limits apply" in capfd.readouterr().err
     monkeypatch.undo()
     monkeypatch.setattr(processes, "jail", lambda gpu=False: [])
-    with Sandbox("cpu", trials=1, timeout=6, memory=1 << 30, workers=1) as box:
+    with Sandbox("cpu", trials=1, timeout=5, memory=1 << 30, workers=1) as box:
         agrees(box, TWICE, copied(TWICE))
         assert "too many processes" in verdict(box, TWICE, forward(FAULTS["forks"][0])).error
         agrees(box, TWICE, copied(TWICE) + "# again\n")
@@ -147,9 +154,9 @@ ALL_SOCKETS = "for fd in range(3, 64):\n    try:\n        ACT\n    except OSErro
 GONE = "ended without a result"
 FAULTS = {  # name: (statements of a forward, what the verdict says)
     "exits": ("raise SystemExit(0)", "SystemExit"),
-    "sleeps": ("time.sleep(99)", "no result within 6 s"),
-    "prints": ("while True: print('correct ' * 10000)", "no result within 6 s"),
-    "memory": ("hoard = [bytearray(1 << 26) for _ in range(10000)]", "MemoryError"),
+    "sleeps": ("time.sleep(99)", "no result within 5 s"),
+    "prints": ("while True: print('correct ' * 10000)", "no result within 5 s"),
+    "memory": ("hoard = [bytearray(1 << 29) for _ in range(99)]", "MemoryError"),
     "forks": ("for _ in range(100):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)",
               "too many processes"),
     "forks by forks": ("for _ in range(8): os.fork()\ntime.sleep(60)",
@@ -161,7 +168,7 @@ FAULTS = {  # name: (statements of a forward, what the verdict says)
     "kills its parent": ("os.kill(os.getppid(), 9)\ntime.sleep(9)", ""),
     "writes to its socket": (ALL_SOCKETS.replace("ACT", "os.write(fd, b'!' * 64)"), ""),
     "sends half a message": (ALL_SOCKETS.replace("ACT", "os.write(fd, bytes([99] + [0] * 15))") + "time.sleep(99)",
-                             "no result within 6 s"),
+                             "no result within 5 s"),
 }
 
 
@@ -178,7 +185,7 @@ def test_a_fault_costs_one_verdict_and_nothing_else(small):
 
 
 ENDLESS = "    while n > 0:\n        x += tl.load(x_ptr)\n    tl.store"
-KERNELS = {"endless": ("    tl.store", ENDLESS, "no result within 6 s"),
+KERNELS = {"endless": ("    tl.store", ENDLESS, "no result within 5 s"),
            "many programs": ("(triton.cdiv(n, 1024),)", "(1 << 30,)", ""),
            "a hoard": ("    tl.store", "    x += tl.sum(tl.zeros((16384, 16384), tl.float32))\n    tl.store", "")}
 
@@ -190,6 +197,37 @@ def test_a_kernel_has_limits_too(small):
     for (_, _, says), found in zip(KERNELS.values(), bad, strict=True):
         assert not found.correct and found.error and says in found.error, found
     assert good.correct, good
+
+
+@pytest.mark.slow
+def test_of_hundreds_of_candidates_half_of_them_hostile_nothing_is_lost_or_left():
+    """In random order and with all workers."""
+    chance, honest = random.Random(0), by_elements("v * 2.0")
+    kinds = chance.choices(list(FAULTS), k=64) + ["honest"] * 64
+    chance.shuffle(kinds)
+    codes = [(honest if kind == "honest" else forward(FAULTS[kind][0])) + f"# {i}\n" for i, kind in enumerate(kinds)]
+    with Sandbox("cpu", trials=2, timeout=5, memory=1 << 30) as box:
+        scratch = box.pool.settings["scratch"]
+        for kind, found in zip(kinds, box.score(TWICE, codes), strict=True):
+            assert found.correct == (kind == "honest") and (found.correct or found.error), (kind, found)
+    assert not processes_with(scratch) and not os.path.exists(scratch)
+
+
+def test_a_training_step_survives_every_candidate(world, small, monkeypatch):
+    """A kernel that works; replies without code, cut off, refused, that hang or exit."""
+    replies = [f"```python\n{body}\nclass ModelNew:\n    pass\n```" for body in (
+        "import ctypes", "while True:\n    pass", "import os\nos._exit(0)")]
+    replies = iter(["expert", "no code", "```python\nclass ModelNew", *replies])
+
+    def everything(role, prompt):
+        task = make_task(int(re.search(r"relu\(x\) \* (\d)", prompt)[1]) - 2)
+        return [next(replies).replace("expert", f"```python\n{render(read(task), ALL).code}```")]
+
+    enter(monkeypatch.setattr, everything, lambda *_, **__: contextlib.nullcontext(small))
+    out = world("run", "--steps", "1", "--batch", "3", "--n", "1", "--turns", "2", "--no-skills", "--k", "0")
+    verdicts = [turn["verdict"] for line in records(out, 1, "policy") for turn in line["turns"]]
+    assert len(verdicts) == 6 and all(v["correct"] or v["error"] or v["rejected"] for v in verdicts)
+    assert [v["correct"] for v in verdicts] == [True] + [False] * 5 and verdicts[0]["speedup"] > 1.5
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,27 +1,32 @@
-"""Several ranks do what one process does: the update, the library, the files of a run, resuming; and they end together.
+"""Several ranks do what one process does: update, cold start, library, files of a run, resuming; and they end together.
 
-Run by torchrun, this file is one of the ranks: torchrun --standalone --nproc_per_node=2 tests/test_node.py OPTIONS ...
+Run by torchrun, this file is one of the ranks: torchrun --nproc_per_node=2 tests/test_node.py MODEL FOLDER OPTIONS ...
 """
 
+import contextlib
 import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from conftest import configure, launch, read_lines  # first: it puts the root on the path
+from conftest import configure, read_lines  # first: it puts the root on the path
 import reinforce
+import sft
 from backbone import Backbone
 from fast import ranks
 from fast.optimizer import make_adamw
 from test_credit import sampled_rows
 import test_reinforce
 from test_reinforce import enter, ingredients, library_at, metrics
+from test_sft import encoded, options, small_model
 
 world = test_reinforce.world  # a fixture
 
@@ -96,13 +101,15 @@ def update_on_a_rank(model_folder, folder):
 
 @pytest.fixture(scope="module")
 def killed(model_folder, tmp_path_factory):
-    """One launch of two ranks, which takes long: updates, then a run in whose third step rank 1 is killed.
+    """One launch of two ranks, which takes long: updates, a cold start, and a run in whose third step rank 1 is killed.
 
     (the folder of what they leave, the finished process, when it ended)
     """
     folder = tmp_path_factory.mktemp("killed")
-    options = [*ingredients(folder, model_folder), "--batch", "3", "--steps", "3", "--no-eval"]
-    done = launch(2, __file__, *options, "--out", folder / "ranks", KILL="3", UPDATES=f"{model_folder}:{folder}")
+    given = [*ingredients(folder, model_folder), "--batch", "3", "--steps", "3", "--no-eval"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--", __file__]
+    done = subprocess.run([*command, model_folder, folder, *given, "--out", folder / "ranks"], text=True,
+                          capture_output=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""})  # there may be fewer
     return folder, done, time.time()
 
 
@@ -130,24 +137,59 @@ def test_the_update_of_two_ranks_is_that_of_one(killed, model):
     assert all(close(a, b) for a, b in zip(found["weights"], model.model.parameters()))
 
 
+# ---- the cold start
+
+
+def sharded(out, **changes):
+    """Options of a training in batches of several parts, which two ranks begin and one alone goes on with."""
+    return options(out=str(out), model="M", batch_sequences=6, **changes)
+
+
+def training_on_a_rank(folder):
+    """The first four steps."""
+    saved, sft.SAVE_EVERY = sft.save, -1
+
+    def save(model, step, given, done, history):
+        if done == 4:
+            saved(model, step, given, done, history)
+            raise EOFError
+
+    sft.save = save
+    with contextlib.suppress(EOFError):
+        sft.train(small_model(), encoded(33, np.random.default_rng(0)), 0, sharded(folder))
+
+
+def test_two_ranks_begin_and_one_goes_on_as_one_alone(killed, tmp_path):
+    folder, done, _ = killed
+    assert (folder / sft.CHECKPOINT).is_file(), done.stderr
+    assert torch.load(folder / sft.CHECKPOINT)["step"] == 4
+    data, alone, resumed = encoded(33, np.random.default_rng(0)), small_model(), small_model(1)
+    whole = sft.train(alone, data, 0, sharded(tmp_path))
+    again = sft.train(resumed, data, 0, sharded(folder, resume=True))
+    for mine, theirs in zip(resumed.parameters(), alone.parameters()):
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-6)
+    assert whole[-1]["step"] > 4
+    assert [entry["loss"] for entry in again] == pytest.approx([entry["loss"] for entry in whole], abs=1e-4)
+
+
 # ---- a run
 
 
-def run_on_a_rank(options, kill):
-    """reinforce.py with scripted replies, as test_reinforce.world. kill: the step in which rank 1 is killed, or 0."""
+def run_on_a_rank(arguments):
+    """reinforce.py with scripted replies, as test_reinforce.world. Rank 1 is killed in the third step."""
     enter(setattr)
     credit, calls = reinforce.credit, []
 
     def credit_or_die(run, episodes):
         calls.append(1)
-        if len(calls) == kill and ranks.rank() == 1:
+        if len(calls) == 3 and ranks.rank() == 1:
             print(f"killed at {time.time()};", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         return credit(run, episodes)
 
     reinforce.credit = credit_or_die
     reinforce.finish_run = lambda run: None
-    reinforce.main(options)
+    reinforce.main(arguments)
 
 
 def test_a_rank_is_killed_and_one_process_goes_on(killed, world, tmp_path):
@@ -186,13 +228,14 @@ def test_without_a_launcher_nothing_is_changed():
     assert type(ranks.sharded(make_adamw, tensors(torch.float32), lr=0.1)) is torch.optim.AdamW
 
 
-def both(options):
-    if "UPDATES" in os.environ:
-        update_on_a_rank(*map(Path, os.environ["UPDATES"].split(":")))
-    run_on_a_rank(options, int(os.environ.get("KILL", 0)))
+def all_on_a_rank(arguments):
+    model_folder, folder, *options = arguments
+    update_on_a_rank(model_folder, Path(folder))
+    training_on_a_rank(Path(folder))
+    run_on_a_rank(options)
 
 
 if __name__ == "__main__":
     sys.argv[0] = "test_node.py"
     torch.set_num_threads(1)
-    ranks.joined(both)(sys.argv[1:])
+    ranks.joined(all_on_a_rank)(sys.argv[1:])

@@ -53,15 +53,6 @@ def test_parameters_cost_what_they_would_among_larger_tensors(box):
     reference = prices.milliseconds((2 + 1 / 256) * size * 4)
     assert verdict(box, task, add).reference_ms == pytest.approx(reference, rel=0.01)
 
-    # A parameter that results are written to may be as large as the batch: results do not become cheap there.
-    twice = problem("x * 2.0")
-    doubled = replaced(by_elements("v * 2.0"), ("torch.empty_like(x)", "self.buffer"), ("512", "2048"), (
-        start, head + "        self.buffer = torch.nn.Parameter(torch.randn(256, 64))\n\n"), (
-        "return out", "return out + 0.0"))
-    assert passes(box, twice, doubled).candidate_ms == pytest.approx(2 * prices.milliseconds(2 * size * 4), rel=0.01)
-    hidden = doubled.replace("        apply[", "        torch._foreach_copy_([out], [x])\n        apply[")
-    fails(box, twice, hidden, "has no price without a GPU")
-
 
 def kernels_of(call):
     """[(bytes, FLOPs)] of every ATen call that `call` makes."""
@@ -105,23 +96,6 @@ def test_operators_cost_what_cuda_launches_for_them():
     assert bytes_of(lambda: convolution(image))[1] == 3 * out * 4
 
 
-PRICED_ALIKE = {  # {an operator in place: what it may not be cheaper than}
-    "torch.zeros(256, 512).addmm_(x, w)": "x @ w", "torch.zeros(1, 256, 512).baddbmm_(x[None], w[None])[0]": "x @ w",
-    "(x + 0).cumsum_(1)": "(x + 0).cumsum(1)",
-    "(x.to(torch.cfloat) @ w.to(torch.cfloat)).real": "x.double() @ w.double()",
-    "x.add(0).masked_fill_(x[:1] > 0, 1)": "x.add(0).masked_fill(x[:1] > 0, 1)"}
-
-
-@pytest.mark.parametrize("name", PRICED_ALIKE)
-def test_no_operator_is_cheaper_under_another_name(name):
-    x, w, found = torch.randn(256, 512), torch.randn(512, 512), []
-    for call in (name, PRICED_ALIKE[name]):
-        with torch.no_grad(), prices.Clock() as clock:
-            eval(call, {"torch": torch, "x": x, "w": w})
-        found.append(sum(ms for ms, _, _ in clock.events))
-    assert found[0] >= found[1]
-
-
 def test_what_the_reference_calls_may_be_called(box):
     """It costs both the same, whatever it costs."""
     extra = by_elements("v * 1.0").replace("return out", "return torch.searchsorted(out[0].sort().values, out)")
@@ -150,7 +124,3 @@ def test_kernels_of_a_task_are_ordered_as_on_a_gpu(box, task, codes):
     """Fusing more is faster, and all are faster than four launches."""
     speedups = [passes(box, task, code).speedup for code in codes]
     assert 1 <= speedups[0] < speedups[1] < speedups[2], speedups
-
-
-def ahead():
-    return [row[:2] for row in MOVES.values()]

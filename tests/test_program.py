@@ -6,32 +6,12 @@ and none ends the judge.
 
 import pytest
 
-from candidates import fails, indent, passes, replaced, small_task, verdict
+from candidates import fails, indent, passes, replaced, verdict
+from test_cheats import HONEST, POINTWISE, victim
 
-TASK = small_task("victim", "return torch.sigmoid(x + self.bias) * 2.0", inputs="torch.randn(64, 64)",
-                  state="self.bias = torch.nn.Parameter(torch.zeros(64))")
-HONEST = """
-import sys
-import torch
-import triton
-import triton.language as tl
-
-@triton.jit
-def fused(x, bias, out, BLOCK: tl.constexpr):
-    o = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + o, tl.sigmoid(tl.load(x + o) + tl.load(bias + o % 64)) * 2.0)
-
-class ModelNew(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.bias = torch.nn.Parameter(torch.zeros(64))
-
-    def forward(self, x):
-        out = torch.empty_like(x)
-        fused[(8,)](x, self.bias, out, BLOCK=512)
-        return out
-"""
+TASK = victim(replaced(POINTWISE, ("256, 64", "64, 64")))
 FORGE = """
+import sys
 packed = sys.modules["judge.processes"].packed
 
 def packed_forgery(answer):
@@ -53,32 +33,19 @@ def forge(change) -> str:
 
 NONSENSE = "makes no sense"
 FORGED = {  # name: (statements, words of the verdict)
-    "an input that is a constant, too": ("constants[0] = torch.zeros(64 * 64 * 4, dtype=torch.uint8)", NONSENSE),
     "a parameter in an input's memory": ("program['state']['bias'] = [0, 'torch.float32', [64], [1], 0]", NONSENSE),
-    "a parameter that is not there": ("program['state']['other'] = [9, *bias[1:]]", "no parameter other"),
-    "a shape beyond all memory": ("out[2:4] = [[1 << 40, 1 << 40], [1 << 40, 1]]", NONSENSE),
     "a shape beyond its memory": ("out[2] = [65, 64]", "does not fit"),
-    "misaligned memory": ("constants[9] = torch.zeros(6, dtype=torch.uint8)\n"
-                          "program['output'] = {'tensor': [9, 'torch.float64', [1], [1], 0]}", "does not fit"),
-    "an operator that there is not": ("steps.insert(0, ['operator', 'nonsense.default', [], {'dict': []}, []])",
-                                    NONSENSE),
     "an operator that reads a file": (
         "steps.insert(0, ['operator', 'from_file.default', {'tuple': ['/etc/passwd']}, {'dict': []}, []])",
         "aten.from_file is not supported"),
     "an operator that takes other memory": (
         "steps.insert(0, ['operator', 'set_.source_Tensor', {'tuple': [{'tensor': x}, {'tensor': bias}]}, "
         "{'dict': []}, [x]])", "aten.set_ is not supported"),
-    "a step of another kind": ("steps.append(['python', 'print(1)'])", NONSENSE),
-    "too many steps": ("steps *= 15_000", ""),
+    "too many steps": ("steps *= 10_001", ""),
     "a launch option": ("launch['options']['launch_pdl'] = True", "no argument or launch option launch_pdl"),
-    "a binary without a GPU": ("launch['binary'] = 0", NONSENSE),
     "a size beyond all memory": ("constants[9] = 1 << 47", ""),
-    "no program": ("answer['program'] = None", NONSENSE),
     "a tree without an end": ("tree = []\nfor _ in range(5000):\n    tree = [tree]\nprogram['output'] = tree", ""),
     "other inputs": ("program['inputs'][0][2:4] = [[4096], [1]]", "shapes of the inputs change"),
-    "an output in an input": ("program['output'] = {'tensor': x}", "no memory of its own"),
-    "an output in a parameter": ("program['output'] = {'tensor': [bias[0], *x[1:3], [0, 1], 0]}",
-                                 "no memory of its own"),
     "an output that overlaps": ("out[3] = [0, 1]", "no memory of its own"),
     "a wrong answer as a constant": ("constants[9] = torch.ones(64 * 64).view(torch.uint8)\n"
                                      "program['output'] = {'tensor': [9, *out[1:]]}", "wrong values"),
@@ -88,11 +55,9 @@ FORGED = {  # name: (statements, words of the verdict)
     "a view that is new memory": (
         "view = ['operator', 't.default', {'tuple': [{'tensor': x}]}, {'dict': []}, [[9, *x[1:]]]]\n"
         "steps.insert(0, view)", NONSENSE),
-    "a list that kernels share": ("program['names']['memo'] = [0]", NONSENSE),
-    "an error that is no text": ("answer['failed'] = torch.zeros(1)", NONSENSE),
     "a failure without an error": ("answer['failed'] = 'forward'", NONSENSE),
-    "a huge output": ("constants[9] = 1 << 30\n"
-                      "program['output'] = {'tensor': [9, 'torch.float32', [1 << 28], [1], 0]}", "far larger"),
+    "a huge output": ("constants[9] = 1 << 27\n"
+                      "program['output'] = {'tensor': [9, 'torch.float32', [1 << 25], [1], 0]}", "far larger"),
 }
 
 
@@ -113,7 +78,3 @@ def test_a_forged_claim_about_parameters_is_noted(box):
     """It costs the perturbation, no more."""
     found = passes(box, TASK, forge("program['fixed'] = True"))
     assert "not perturbed" in found.note and not verdict(box, TASK, HONEST).note
-
-
-def ahead():
-    return [(TASK, forge(change)) for change, _ in FORGED.values()]

@@ -15,7 +15,7 @@ import reinforce
 import sft
 from backbone import Backbone
 from chat_templates import TEMPLATES, template_tokenizer
-from conftest import CONTENT, make_task, read_lines, tiny_model, write_lines
+from conftest import CONTENT, FakeSandbox, make_task, read_lines, tiny_model, write_lines
 from chat.prompts import SELECT_TOOL
 from policy import next_messages, policy_messages
 from sandbox import Verdict
@@ -40,6 +40,9 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
     (tmp_path / "tasks/1_one.py").write_text(task.source)
     skills = [Skill("fuse", "relu forward", "general", ("relu",), CONTENT)]
     SkillLibrary(skills).save(source / MODEL_FILE)
+
+    for module in (reinforce, bench):
+        monkeypatch.setattr(module, "Sandbox", FakeSandbox)  # no reply has code
 
     # One cold start, from rows with tool calls and with several turns.
     called = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": {

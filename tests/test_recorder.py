@@ -261,8 +261,3 @@ def test_buffers_that_the_reference_changes_are_compared_as_they_change(box):
     fails(box, task, replaced(copied(task), ("x * self.n", "x * 1.0")), "wrong values")
     twice = Task("twice", 0, replaced(task.source, ("self.n += 1\n", "self.n.mul_(0).add_(1)\n")))
     agrees(box, twice, replaced(copied(twice), ("x * self.n", "x * 1.0")))
-
-
-def ahead():
-    return [(TASK, code) for code in SOURCES.values()] + [(TASK, code) for code, *_ in REFUSED.values()] + [
-        (AFFINE, code) for code, _ in [*HONEST_ONES.values(), *KEEPS.values()]]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from candidates import agrees, copied, passes, problem, replaced, small_task, solution
+from candidates import agrees, copied, problem, replaced, small_task
 from judge.reference import Reference, compare
 from tasks import Task, TaskError
 
@@ -250,27 +250,18 @@ def test_a_task_that_is_random_by_itself_is_said_to_be_unusable(load, body, stat
         load(small_task("random", body, state=state))
 
 
-def test_half_precision_may_be_rounded_once_less_or_once_more(box):
+def test_half_precision_may_be_rounded_once_less_or_once_more(load):
     """Steps of half precision inside of attention; and none where the reference has some."""
     task = small_task("attention", "return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
                       "q, k, v", ", ".join(["torch.randn(1, 2, 64, 32).half()"] * 3))
-    code = solution("""
-@triton.jit
-def attention(Q, K, V, O, N: tl.constexpr, D: tl.constexpr, scale):
-    n, d = tl.arange(0, N), tl.arange(0, D)
-    o = tl.program_id(0) * N * D + n[:, None] * D + d[None, :]
-    s = tl.dot(tl.load(Q + o), tl.load(K + o).T) * (scale * 1.44269504)
-    s = tl.where(n[:, None] >= n[None, :], s, -1.0e6)
-    p = tl.math.exp2(s - tl.max(s, 1)[:, None])
-    out = tl.dot(p.to(tl.float16), tl.load(V + o)) / tl.sum(p, 1)[:, None]
-    tl.store(O + o, out.to(tl.float16))
-""", "o = torch.empty_like(q)\nattention[(2,)](q, k, v, o, 64, 32, 32 ** -0.5)\nreturn o", "q, k, v")
-    for i in range(8):  # other inputs for each text: 2 of 40 were wrong once
-        passes(box, task, f"{code}\n# {i}\n")
-    silu = usable("half precision")
-    better = "return (torch.nn.functional.silu(x.float() * 2) * x.float()).half()"
-    agrees(box, silu, replaced(copied(silu), ("return torch.nn.functional.silu(x * 2) * x", better)))
 
+    def attention(q, k, v):
+        """What a kernel computes that keeps scores in single precision, and their exponentials in half."""
+        scores = q.float() @ k.float().mT * (32 ** -0.5 * 1.44269504)
+        scores = torch.where(torch.ones(64, 64).tril() > 0, scores, -1.0e6)
+        p = torch.exp2(scores - scores.amax(-1, keepdim=True))
+        return ((p.half().float() @ v.float()) / p.sum(-1, keepdim=True)).half()
 
-def ahead():
-    return [(usable(name), copied(usable(name))) for name in USABLE]
+    assert all(is_right(load(task), attention, range(40)))  # with a tenth of the bound, one is wrong
+    half = load(usable("half precision"))
+    assert all(is_right(half, lambda x: (torch.nn.functional.silu(x.float() * 2) * x.float()).half()))

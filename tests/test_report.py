@@ -7,11 +7,13 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from transformers.utils import get_json_schema
 
 import run as report
+import sandbox
 from candidates import HONEST, TASK
 from conftest import kernel, write_lines
 from page import charts, writer
@@ -179,7 +181,8 @@ def browse(page, script):
     text = text.replace("<head>", "<head><script>var failures = []; onerror = m => failures.push(`${m}`)</script>", 1)
     copy.write_text(text.replace("</body>", """<pre id="said"></pre><script>{
         let said;
-        try { said = (() => {%s})() } catch (error) { said = `failed: ${error}` }
+        try { said = (() => {%s
+        })() } catch (error) { said = `failed: ${error}` }
         document.getElementById("said").textContent = JSON.stringify([said, failures, document.title]);
         }</script></body>""" % script))
     text = chromium(copy, "--dump-dom")
@@ -196,32 +199,10 @@ def chromium(page, *options):
 
 
 @browser
+@pytest.mark.slow
 def test_a_browser_opens_filters_and_shows_conversations(run, bench_folder):
     path, _, _ = made(run, bench_folder)
-    shown = browse(path, """
-        const $ = selector => [...document.querySelectorAll(selector)], result = {};
-        const choose = (name, value) => {
-          document.forms[0].elements[name].value = value;
-          document.forms[0].dispatchEvent(new Event("change", {bubbles: true}));
-          return $("#list button").length };
-        result.roles = ["policy", "selection", "summary", ""].map(role => choose("role", role));
-        result.steps = ["step 1", "evaluation after step 2", ""].map(step => choose("step", step));
-        result.skill = [choose("skill", "found_2"), choose("skill", "")];
-        result.verdict = choose("verdict", "rejected");
-        choose("verdict", "");
-        const conversation = document.getElementById("conversation");
-        $("[data-open$='x$:step_1.3']")[0].click();
-        result.turns = $("#conversation .turn").length;
-        result.marked = $("#list [aria-current]").map(button => button.dataset.open);
-        result.evil = conversation.textContent.includes("onerror") && !conversation.querySelector("img");
-        result.told = $("#conversation .feedback").map(text => text.textContent);
-        $("[data-open$='x$:step_1.0']")[0].click();
-        result.dropped = $("#conversation .feedback").map(text => text.textContent);
-        $("#library [data-open]")[0].click();
-        result.proposals = $("#conversation .turn .turn h4").map(title => title.textContent);
-        result.charts = $("figure").filter(figure => figure.querySelector("svg path")
-                                                     && figure.getBoundingClientRect().height > 100).length;
-        return result""")
+    shown = browse(path, Path(__file__).with_name("browse.js").read_text())
     assert shown["roles"] == [8, 1, 1, 10] and shown["steps"] == [5, 1, 10] and shown["skill"] == [2, 10]
     assert shown["verdict"] == 1 and shown["turns"] == 2 and shown["marked"] == [f"{run}:step_1.3"] and shown["evil"]
     assert shown["told"] == ["told ", f"told {EVIL}"] and shown["dropped"] == ["no candidate: ghost"]
@@ -232,8 +213,9 @@ def test_a_browser_opens_filters_and_shows_conversations(run, bench_folder):
 # ---- with another framework
 
 
-def test_the_page_on_other_frameworks_works_as_it_stands():
+def test_the_page_on_other_frameworks_works_as_it_stands(borrowed):
     """Called as TRL and verifiers call it, with the sandbox that it makes itself."""
+    borrowed(sandbox)
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "other_frameworks.md").read_text(), re.DOTALL)
     space = {}
     for code in blocks:

@@ -1,7 +1,7 @@
 """Selection, Policy and Summary with a scripted model and a sandbox that believes what the code says of itself."""
 
-import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -242,31 +242,11 @@ def test_a_known_proposal_is_marked_and_not_rejected(changes, known):
     assert proposal.known == known and proposal.rejected is None
 
 
-def sentences(text) -> list:
-    return re.split(r"(?<=\.) ", " ".join(text.split()))
+_, REFUSED, _, KEPT = [part.splitlines() for part in Path(__file__).with_name("advice.txt").read_text().split("\n\n")]
+KEPT.append("```python\n# use torch.compile\n```")
 
 
-LAZY = sentences("""Wrap the module in torch.compile and return it. When in doubt, fall back to torch. Using cuDNN is
-faster than any kernel. Just use PyTorch's own operators. Use the built-in PyTorch function. Use torch.sum(x) instead of
-a custom kernel. Avoid writing custom kernels. Do not write a kernel here. Rather than writing your own kernel, keep the
-eager code. Leave the matmul to cuBLAS. Replace the kernel with torch.sum. For small tensors skip the Triton kernel.
-Skip the kernel where the input is a constant. Drop the kernel and return the bias. Skip computation when the result is
-constant. Eliminate the kernel entirely if alpha is 0. Don't use Triton for reductions. Skip ops that change nothing.
-Drop the Triton part. Don\u2019t write CUDA. Eliminate the op entirely. Call `torch.compile` once.""")
-
-HONEST = sentences("""Unlike torch.matmul, the kernel reads each row once. Do not use torch.compile; write the fused
-kernel yourself. Replace torch.sum with a reduction inside the kernel. Extend the row kernel by the steps around it
-instead of launching more kernels. Rather than calling cuBLAS, keep the tile in registers. Use torch.empty instead of
-torch.zeros for the output. PyTorch falls back to a slow path for non-contiguous inputs, so write a kernel. Use one
-fused Triton kernel instead of a Triton kernel per operator. The matmul may stay a torch call; fuse its epilogue. Avoid
-a kernel launch for each row. Skip masked tiles: their weights are 0. Drop the second pass over the row. Eliminate the
-intermediate tensor by fusing both kernels. Do not skip the kernel; tune its block size. Never drop the kernel's mask.
-cuBLAS is slow for skinny matrices. Don't use CUDA graphs here. Use the row's own maximum. Avoid custom block sizes. A
-call of a kernel costs 5 us, so launch once. Don't use triton.autotune with a single configuration.""")
-HONEST.append("```python\n# use torch.compile\n```")
-
-
-@pytest.mark.parametrize("text, lazy", [(text, True) for text in LAZY] + [(text, False) for text in HONEST])
+@pytest.mark.parametrize("text, lazy", [(text, True) for text in REFUSED] + [(text, False) for text in KEPT])
 def test_advice_not_to_write_kernels_is_refused_and_mentioning_torch_is_not(text, lazy):
     assert bool(lazy_advice("Motivation: speed.\nKey Idea: " + text)) == lazy
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import sandbox as sandbox_module
-from candidates import HONEST, TASK, passes, replaced, verdict
+from candidates import HONEST, TASK, fails, passes, replaced, verdict
 from judge.pool import GpuLock
 from program.files import ROOT
 from sandbox import Sandbox, Settings, feedback
@@ -134,20 +134,22 @@ def test_equal_pairs_share_a_future_and_are_not_judged_again(box):
 def test_a_secret_makes_verdicts_reproducible_and_a_judge_or_recorder_that_dies_is_replaced(box):
     wrong = changed(("tl.sigmoid(x) * factor", "tl.sigmoid(x) * x"))
     loop = "    for i in range(n * 1000):\n        x += tl.load(x_ptr)\n    tl.store"
-    slow = {"judge.recorder": changed(("return out", "import time; time.sleep(2)\n        return out")),
+    slow = {"judge.recorder": changed(("return out", "import time; time.sleep(0.3)\n        return out")),
             "judge.judgement": changed(("    tl.store", loop))}
     with Sandbox("cpu", trials=3, secret="00", workers=1, timeout=60) as own:
         scratch = own.pool.settings["scratch"]
+
+        def running(module):
+            return {*processes_with(module)} & {*processes_with(scratch)}
+
         assert verdict(own, TASK, wrong) == verdict(box, TASK, wrong)  # it names values
         futures = {}
         for module, code in slow.items():
+            before = running(module)
             (futures[module],) = own.submit([(TASK, code)])
-            before = processes_with(module)
-            time.sleep(1)
-            for process in set(processes_with(module)) & set(before):
-                with contextlib.suppress(ProcessLookupError):
-                    if scratch in Path(f"/proc/{process}/cmdline").read_text():
-                        os.kill(process, signal.SIGKILL)
+            assert soon(lambda: running(module) - before)  # the fork in which this candidate runs
+            for process in before:
+                os.kill(process, signal.SIGKILL)
             passes(own, TASK, f"{HONEST}# after {module}\n")
         assert futures["judge.recorder"].result().correct  # it is recorded once more
         assert "ended without a result" in futures["judge.judgement"].result().error
@@ -223,22 +225,19 @@ def run(*arguments):
     return done.stdout, time.monotonic() - began
 
 
-def test_command_line(files):
-    text, seconds = run("task.py", "good.py", "--json", "--device", "cpu")
+def test_command_line(files, box):
+    text, seconds = run("task.py", "near.py", "--json", "--device", "cpu", "--tolerance", "1e-2", "--trials", "1")
     assert seconds < 8 * max(1, os.getloadavg()[0])
     answer = json.loads(text)
     assert list(answer) == ["compiled", "correct", "speedup", "coverage", "clock", "reference_ms", "candidate_ms",
                             "rejected", "error", "bandwidth", "arithmetic"]
     assert answer["correct"] and answer["clock"] == "modelled" and answer["speedup"] > 1 > answer["bandwidth"] > 0.1
+    fails(box, TASK, Path("near.py").read_text(), "wrong values")  # with the default tolerance
 
 
-def test_options_count_and_a_file_that_is_no_text_gets_a_verdict(files, capsys):
-    found = []
-    for name in "latin.py", "near.py":
-        options = ["--tolerance", "1e-2", "--trials", "1", "--json", "--device", "cpu"]
-        assert sandbox_module.main(["task.py", name, *options]) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    assert "UTF-8" in found[0]["error"] and found[1]["correct"]  # by default it is not
+def test_a_file_that_is_no_text_gets_a_verdict(files, capsys):
+    assert sandbox_module.main(["task.py", "latin.py", "--device", "cpu"]) == 0
+    assert "not UTF-8" in capsys.readouterr().out
 
 
 def test_a_byte_order_mark_in_a_task_is_no_mistake(files):

@@ -1,6 +1,7 @@
 """The measured clock on a GPU. Skips itself where there is none."""
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,17 +94,12 @@ def test_an_illegal_access_costs_one_verdict(sandbox):
     assert not broken.correct and broken.error and good.correct, (broken, good)
 
 
-CHEATS = {
-    "does less after some calls": (("return out", "self.calls = getattr(self, 'calls', 0) + 1\n"
-                                    "        return out if self.calls < 2 else self.last"),
-                                   ("out = torch.empty_like(x)", "out = torch.empty_like(x)\n"
-                                    "        if getattr(self, 'calls', 0) < 2: self.last = out")),
-}
-
-
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_cheats_of_the_timed_path_are_caught(sandbox, cheat):
-    v = verdict(sandbox, changed(*CHEATS[cheat]))
+def test_doing_less_after_some_calls_is_caught(sandbox):
+    keeps = ("out = torch.empty_like(x)",
+             "out = torch.empty_like(x)\n        if getattr(self, 'calls', 0) < 2: self.last = out")
+    counts = ("return out", "self.calls = getattr(self, 'calls', 0) + 1\n"
+                            "        return out if self.calls < 2 else self.last")
+    v = verdict(sandbox, changed(counts, keeps))
     assert not v.correct, v
 
 
@@ -129,19 +125,7 @@ import torch.nn as nn
 from torch.utils.cpp_extension import load_inline
 
 source = """
-#include <torch/extension.h>
-__global__ void run(const float* x, const float* bias, float* out, float factor, int columns) {
-    int column = blockIdx.x * blockDim.x + threadIdx.x;
-    long i = blockIdx.y * (long)columns + column;
-    if (column < columns) { float v = x[i] + bias[column]; out[i] = v / (1.0f + expf(-v)) * factor; }
-}
-torch::Tensor fused(torch::Tensor x, torch::Tensor bias, double factor) {
-    auto out = torch::empty_like(x);
-    run<<<dim3((x.size(1) + 255) / 256, x.size(0)), 256>>>(x.data_ptr<float>(), bias.data_ptr<float>(),
-                                                           out.data_ptr<float>(), factor, x.size(1));
-    return out;
-}
-"""
+''' + Path(__file__).with_name("silu.cu").read_text() + '''"""
 header = "torch::Tensor fused(torch::Tensor x, torch::Tensor bias, double factor);"
 module = load_inline(name="fused", cpp_sources=header, cuda_sources=source, functions=["fused"])
 

@@ -1,12 +1,10 @@
 """The cold start: what its examples teach, which tokens carry loss, diversity filter, batches, the shipped model."""
 
-import contextlib
 import copy
 import json
 import math
 import random
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,13 +14,12 @@ import torch
 from transformers import get_cosine_schedule_with_warmup
 
 from chat_templates import template_tokenizer
-from conftest import by_hand, launch, learnt, write_lines  # first: it puts the root on the path
+from conftest import by_hand, learnt, write_lines
 import sft
 from backbone import Backbone, Chat, Completion, Sampling, extract_code
 from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts
-from fast import ranks
 from judge.verdict import KernelTime, Verdict
 from policy import policy_messages
 from program.options import complete
@@ -219,37 +216,6 @@ def test_a_training_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path, monk
         sft.train(resumed, data, 0, given(resume=True))
 
 
-def sharded(out, **changes):
-    """Options of a training in batches of several parts, which two ranks begin and one alone goes on with."""
-    return options(out=str(out), model="M", batch_sequences=6, **changes)
-
-
-def training_on_a_rank(folder):
-    """The first four steps."""
-    saved, sft.SAVE_EVERY = sft.save, -1
-
-    def save(model, step, given, done, history):
-        if done == 4:
-            saved(model, step, given, done, history)
-            raise EOFError
-
-    sft.save = save
-    with contextlib.suppress(EOFError):
-        sft.train(small_model(), encoded(33, np.random.default_rng(0)), 0, sharded(folder))
-
-
-def test_two_ranks_begin_and_one_goes_on_as_one_alone(tmp_path):
-    done = launch(2, __file__, tmp_path)
-    assert done.returncode == 0, done.stderr
-    data, alone, resumed = encoded(33, np.random.default_rng(0)), small_model(), small_model(1)
-    whole = sft.train(alone, data, 0, sharded(tmp_path / "none"))
-    assert torch.load(tmp_path / sft.CHECKPOINT)["step"] == 4 < whole[-1]["step"]
-    again = sft.train(resumed, data, 0, sharded(tmp_path, resume=True))
-    for mine, theirs in zip(resumed.parameters(), alone.parameters()):
-        assert torch.allclose(mine, theirs, rtol=0, atol=1e-6)
-    assert [entry["loss"] for entry in again] == pytest.approx([entry["loss"] for entry in whole], abs=1e-4)
-
-
 # ---- the paper's data layout, and a run's own rollouts
 
 TALK = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Plan: x."}]
@@ -377,8 +343,3 @@ def test_the_shipped_model_is_small_complete_and_follows_a_skill(writer):
     replies = model.sample(prompts, Sampling(700, temperature=0))
     shown = [name in expert.techniques_in(extract_code(r.text) or "") for name, r in zip(names, replies)]
     assert sum(shown) >= 4
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    ranks.joined(training_on_a_rank)(Path(sys.argv[1]))

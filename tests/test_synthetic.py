@@ -13,7 +13,6 @@ import torch.nn.functional as F
 import tasks
 from candidates import all_pass, passes
 from conftest import make_task
-from sandbox import Sandbox
 from summarizer import lazy_advice
 from synthetic import expert
 from synthetic.expert import ALL, TECHNIQUES, read, render
@@ -24,26 +23,20 @@ from tasks import Task, builtin_tasks, evaluation_fingerprints, fingerprint, unf
 
 
 @pytest.fixture(scope="module")
-def box():
-    """Two trials for each candidate: here are so many."""
-    with Sandbox("cpu", trials=2, timeout=120, secret="00") as sandbox:
-        yield sandbox
-
-
-@pytest.fixture(scope="module")
 def problems():
     """(Task, ParsedModel) pairs that between them have work for every technique."""
-    found, missing, evaluation = [], dict.fromkeys(TECHNIQUES, 1), evaluation_fingerprints()
-    for seed in range(2000):
-        if not any(missing.values()):
-            break
+    found, missing, evaluation = [], set(TECHNIQUES), evaluation_fingerprints()
+    for seed in itertools.takewhile(lambda _: missing, range(2000)):
         task = synthesize(seed, clutter=seed % 2 > 0)
         parsed = read(task) if unfit(task, evaluation) is None else None
-        if parsed and any(missing[name] for name in expert.applicable(parsed)):
+        if parsed and missing & expert.applicable(parsed):
             found.append((task, parsed))
-            for name in expert.applicable(parsed):
-                missing[name] = max(0, missing[name] - 1)
-    assert not any(missing.values())
+            missing -= expert.applicable(parsed)
+    assert not missing
+    for task, parsed in found[::-1]:  # judging one takes a second: drop those whose techniques others have
+        others = set().union(*(expert.applicable(other) for _, other in found if other is not parsed))
+        if others == set(TECHNIQUES):
+            found.remove((task, parsed))
     return found
 
 
@@ -91,7 +84,7 @@ def test_the_constructor_is_copied_to_the_letter(problems):
 
 # Forwards of two tensors, the tensors' shape, and a line that shows which kind of kernel takes them over.
 SINGLE = [("torch.argmax(x, dim=1)", "(64, 33, 20)", "sweep("), ("F.log_softmax(x.abs(), 1)", "(32, 17000)", "sweep("),
-          ("torch.cumprod(x * 0.01 + 1, dim=1)", "(32, 17000)", "sweep("), ("x / torch.norm(x)", "(64, 99)", "loss("),
+          ("torch.cumprod(x * 0.01 + 1, dim=1)", "(8, 33, 20)", "sweep("), ("x / torch.norm(x)", "(64, 99)", "loss("),
           ("y = x - x.mean(dim=1, keepdim=True)\n        return y", "(2, 999, 20)", "sweep("),  # one name for two
           ("torch.tanh(nn.LayerNorm((8, 16, 16))(x))", "(64, 8, 16, 16)", "cols = weight.numel()"),
           ("torch.relu(x.T @ y * 0.5)", "(64, 50)", "matmul("),
@@ -136,13 +129,13 @@ def test_operators_alone_and_with_a_neighbour_have_right_kernels(box):
 
 def test_solutions_for_the_wide_distribution_are_correct(box):
     families = {name: row for name, row in WIDE.items() if name not in FAMILIES}
-    found, evaluation = {}, evaluation_fingerprints()
-    for seed in range(200):
+    found, evaluation = {name: [] for name in families}, evaluation_fingerprints()
+    for seed in range(100):
         task = synthesize(seed, clutter=seed % 2 > 0, distribution=families)
         if unfit(task, evaluation) is None:
-            found.setdefault(task.family, task)
-    assert set(found) == set(families)
-    all_pass(box, [(task, render(expert.follow(task), ALL).code) for task in found.values()])
+            found[task.family].append(task)
+    smallest = [min(several, key=lambda task: tasks.elements(task.source, 10**9)) for several in found.values()]
+    all_pass(box, [(task, render(expert.follow(task), ALL).code) for task in smallest])
 
 
 def test_skill_texts_pass_the_checks_that_proposals_face():
@@ -191,10 +184,11 @@ def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(box
     texts = {"F.tanhshrink(": [], "nn.Tanhshrink()": [], "- torch.tanh(": []}
     for task in itertools.islice(training_tasks(6), 600):
         for text, found in texts.items():
-            if text in task.source and len(found) < 2:
+            if text in task.source:
                 found.append(task)
-    drawn = [task for found in texts.values() for task in found]
-    assert all(texts.values())
+        if all(texts.values()):
+            break
+    drawn = [found[0] for found in texts.values()]
     codes = [render(read(task), ALL).code for task in drawn]
     assert any("2.0 * tl.sigmoid(2.0 *" in code for code in codes)
     all_pass(box, list(zip(drawn, codes)))

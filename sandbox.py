@@ -86,7 +86,7 @@ class Settings:
 
     device: str = "cpu"  # or "cuda", "cuda:1", ...
     clock: str | None = None  # "modelled" or "measured"; None: modelled on the CPU, measured on a GPU
-    trials: int = 5  # correctness trials of each candidate, each with fresh inputs
+    trials: int = 5  # of each candidate, each with fresh inputs; the third finds what earlier ones left in buffers
     tolerance: float = 1e-4  # how closely outputs must agree; papers before 2026 used 1e-2
     secret: str | None = None  # hex digits; the inputs follow from it, and when modelled the verdicts. None: drawn
     timeout: float = 60.0  # seconds for one candidate, without waiting for the GPU. When measured, its use of the GPU

@@ -267,9 +267,10 @@ class Server:
 
     def close(self):
         """End it with all that it has forked. A thread that is receiving from it gets Gone."""
-        with contextlib.suppress(OSError):  # bubblewrap, killed while it starts, may have begun the server
+        with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
-        self.process.kill()
+        if self.process.poll() is None:  # with its group: what bubblewrap forks while it starts does not yet die with it
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 

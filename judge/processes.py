@@ -269,7 +269,7 @@ class Server:
         """End it with all that it has forked. A thread that is receiving from it gets Gone."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
-        if self.process.poll() is None:  # with its group: what bubblewrap forks while it starts does not yet die with it
+        if self.process.poll() is None:  # with its group: what bubblewrap has forked may not die with it yet
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 

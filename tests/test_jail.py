@@ -203,7 +203,7 @@ def test_a_kernel_has_limits_too(small):
 def test_of_hundreds_of_candidates_half_of_them_hostile_nothing_is_lost_or_left():
     """In random order and with all workers."""
     chance, honest = random.Random(0), by_elements("v * 2.0")
-    kinds = chance.choices(list(FAULTS), k=64) + ["honest"] * 64
+    kinds = chance.choices(list(FAULTS), k=256) + ["honest"] * 256
     chance.shuffle(kinds)
     codes = [(honest if kind == "honest" else forward(FAULTS[kind][0])) + f"# {i}\n" for i, kind in enumerate(kinds)]
     with Sandbox("cpu", trials=2, timeout=5, memory=1 << 30) as box:

@@ -268,10 +268,10 @@ class Pool:
         judge = Judge()
         with contextlib.suppress(Gone, OSError):  # it is tried again when there is work
             judge.process = self._fork()
+        with self.changed:
+            self.idle.append(judge)
         while True:
             with self.changed:
-                self.idle.append(judge)
-                self.changed.notify_all()  # a recorder may wait for that
                 self.changed.wait_for(lambda: self.closed or self._take(judge))
                 self.idle.remove(judge)
                 if self.closed:
@@ -281,6 +281,7 @@ class Pool:
             self._do(judge, judge.job)
             with self.changed:
                 self.busy.remove(judge)
+                self.idle.append(judge)
                 self.changed.notify_all()
 
     def _take(self, judge) -> bool:

@@ -36,7 +36,7 @@ def prompts_of(run) -> dict:
 @torch.no_grad()
 def measure(model, prompts, tokens, temperature) -> str:
     """One line of the table, for replies to these prompts."""
-    ids = [model.tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    ids = [model.encode(prompt) for prompt in prompts]
     replies = model.sample(ids, Sampling(tokens, temperature), torch.Generator(model.device).manual_seed(0))
     distances, nats, lengths, masked = [], [], [], 0
     for reply in replies:

@@ -156,6 +156,14 @@ def test_sampling_is_a_function_of_the_generator(model, engine, monkeypatch):
     assert first == generate(model, PROMPTS, 30, 1.0, generator_for(model))
 
 
+def test_sampled_logprobs_are_the_trainers(model, engine):
+    for temperature in (1.0, 0.5):
+        replies = model.sample(PROMPTS * 3, Sampling(40, temperature), generator_for(model))
+        rescored = model.logprobs([(r.prompt_ids, r.token_ids) for r in replies], temperature)
+        for reply, new in zip(replies, rescored):
+            assert (new.cpu() - torch.tensor(reply.logprobs)).abs().max() < 1e-4
+
+
 def test_a_cache_is_free_as_soon_as_it_is_released(model, engine, monkeypatch):
     """Not when Python collects cycles: it is a large part of a GPU's memory, which the sandbox needs."""
     model.release()

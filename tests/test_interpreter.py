@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from candidates import (by_elements, fails, indent, passes, problem, product, replaced, solution,
-                        verdict)
+from candidates import by_elements, fails, indent, passes, problem, product, replaced, solution, verdict
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Expressions

@@ -159,8 +159,7 @@ FAULTS = {  # name: (statements of a forward, what the verdict says)
     "memory": ("hoard = [bytearray(1 << 29) for _ in range(99)]", "MemoryError"),
     "forks": ("for _ in range(100):\n    if os.fork() == 0:\n        time.sleep(60)\ntime.sleep(60)",
               "too many processes"),
-    "forks by forks": ("for _ in range(8): os.fork()\ntime.sleep(60)",
-              "too many processes"),  # 256, and no more
+    "forks by forks": ("for _ in range(8): os.fork()\ntime.sleep(60)", "too many processes"),  # 256, and no more
     "threads": ("threading.stack_size(1 << 16)\n"
                 "for _ in range(100): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
                 "time.sleep(60)", "too many processes or threads"),

@@ -2,6 +2,7 @@
 
 import random
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,20 +11,10 @@ from judge.verdict import Verdict
 from tasks import Task, TaskError
 
 
-class Ended:
-    """Stands for a server or a judge's process."""
-
-    def close(self):
-        pass
-
-
 class QuickPool(pool.Pool):
     """A Pool whose recordings and verdicts take milliseconds, and fail now and then."""
 
-    def _start(self, *_, **__):
-        return Ended()
-
-    _fork = _start
+    _start = _fork = Mock()
 
     def _recording(self, job):
         time.sleep(0.002 * random.random())
@@ -36,7 +27,7 @@ class QuickPool(pool.Pool):
         if random.random() < 0.02:
             judge.end()
             raise TaskError("it cannot be used")
-        judge.process, judge.source = Ended(), task.source
+        judge.process, judge.source = Mock(), task.source
         self.blueprints.setdefault(task.source, {})
 
     def _verdict(self, judge, job):

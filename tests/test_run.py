@@ -151,8 +151,9 @@ def test_bad_input_is_one_line_and_exit_code_2(refusal, tmp_path, model_folder):
             ("no such model folder", f"--model {tmp_path}/none --device cpu"),
             ("cannot write", f"{model} --out {tmp_path}/file/out"), ("get_inputs", f"{model} --tasks {tmp_path}/bad"),
             ("no problem files", f"{model} --tasks {tmp_path}/empty"), ("nothing to resume", "--resume"),
-            ("--set gamma=nan: choose", f"{model} --set gamma=nan"),
+            ("--batch 0", f"{model} --batch 0"), ("--set gamma=nan: choose", f"{model} --set gamma=nan"),
             ("--stepz", "--stepz 3"), ("invalid", "--recipe alphazero"), ("choose from turn, task", "--set group=none"),
+            ("True, False", "--set prs=no"), ("not a number", "--set trials=few"), ("invalid", "--lr fast"),
             *([] if torch.cuda.is_available() else [("no GPU", "--device cuda")])):
         assert said in refusal(reinforce.main, "--out", tmp_path / "out", *options.split())
     assert "--out" in refusal(reinforce.main, "--resume")

@@ -16,6 +16,8 @@ second moves by 0.1 %, which it would round away, so that is in float32. Gradien
 also summed over micro-batches; a micro-batch below 1/500 of the sum so far is lost in it.
 """
 
+import weakref
+
 import torch
 
 SLICE = 2**24  # elements worked on at a time: five float32 temporaries of 64 MiB; an embedding of Qwen3-8B has 622 M
@@ -71,8 +73,10 @@ class SplitAdamW(torch.optim.Optimizer):
         """A state tensor for a parameter, on the GPU or in the host's memory."""
         if not (self.host and p.is_cuda):
             return torch.zeros_like(p, dtype=dtype)
-        zeros = torch.zeros(p.shape, dtype=dtype)  # pinned here: PyTorch would pin a power of two of bytes
-        torch.cuda.cudart().cudaHostRegister(zeros.data_ptr(), zeros.nbytes, 0)
+        zeros, cuda = torch.zeros(p.shape, dtype=dtype), torch.cuda.cudart()
+        cuda.cudaHostRegister(zeros.data_ptr(), zeros.nbytes, 0)  # pinned; PyTorch would pin a power of two of bytes
+        # Memory that is freed while it is pinned would be given out again, and copies to what straddles it fail.
+        weakref.finalize(zeros, cuda.cudaHostUnregister, zeros.data_ptr()).atexit = False
         return zeros
 
     def load_state_dict(self, state_dict):

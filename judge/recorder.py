@@ -23,6 +23,7 @@ from unittest.mock import MagicMock
 import torch
 import triton
 import triton.language as tl
+from torch._prims_common import suggest_memory_format
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
@@ -165,6 +166,9 @@ class Recorder(TorchDispatchMode):
 
         args, kwargs = tree_map_only(torch.Tensor, without_values, (args, kwargs))
         out = func(*args, **kwargs)
+        if name == "convolution":  # PyTorch leaves open how its result lies: as on a GPU, where cuDNN decides
+            last = [kind for kind in map(suggest_memory_format, args[:2]) if kind != torch.contiguous_format]
+            out = out.to(memory_format=last[0]) if last and out.dtype != torch.float64 else out
         return tree_map_only(torch.Tensor, lambda tensor: originals.get(id(tensor), [tensor])[0], out)
 
     def record(self, model, inputs, named) -> dict:

@@ -55,6 +55,8 @@ SIZES = {  # rows of the cold start; replies of the longest; options of sft.py, 
              "--turns 2 --max-new-tokens 40", 1),  # 15 GB of memory
     "8b": (128, 80, "--offload", "--batch 2 --policy-tokens 1024 --offload", "--max-new-tokens 1024", 2)}
 PHASES = ["model", "data", "sft", "rl", "resume", "again", "bench", "page"]
+VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")  # nvidia-smi itself shows all GPUs
+NVIDIA_SMI = ["nvidia-smi"] + (["-i", VISIBLE] if VISIBLE else [])
 PARQUET = importlib.util.find_spec("pyarrow")  # else rows are JSON lines, and tasks a folder of problems
 
 
@@ -145,7 +147,7 @@ def run_phase(arguments, log) -> dict:
         process = subprocess.Popen([sys.executable, *arguments], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
     while not ended:
         if torch.cuda.is_available():
-            used = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
+            used = subprocess.run([*NVIDIA_SMI, "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
                                   capture_output=True, text=True).stdout
             gpu = max(gpu, sum(map(int, used.split())) * 2**20 / 1e9)
         time.sleep(0.5)

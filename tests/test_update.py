@@ -148,6 +148,12 @@ def test_logits_in_pieces_and_merged_turns_equal_plain_rows(model, inputs, monke
     assert sum(sizes) == 78  # each is computed again in the backward pass
 
 
+def test_logits_of_bfloat16_are_not_rounded():
+    head, states = torch.nn.Linear(64, 99, bias=False).bfloat16(), 9 * torch.randn(5, 64).bfloat16()
+    head.get_output_embeddings = lambda: head
+    assert torch.allclose(fast.rescore.head_logits(head, states), states.float() @ head.weight.T.float(), atol=1e-5)
+
+
 def test_recomputed_layers_give_the_same_gradients_and_leave_sampling_alone(model):
     calls, want = [], gradients(model, model.logprobs)
     replies = model.sample([[5, 6, 7]] * 3, Sampling(20), torch.Generator().manual_seed(0))

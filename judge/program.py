@@ -362,7 +362,9 @@ class Program:
         for number, position in self.chosen.items():
             launches = self.steps[number][1]
             choices = [launch["arguments"] | launch["options"] for launch in launches]
-            differing = [f"{key[:40]}={str(value)[:40]}" for key, value in choices[position].items()
-                         if type(value) is int and any(choice.get(key) != value for choice in choices)]
+            differing = []
+            for key, value in choices[position].items():
+                if type(value) is int and any(choice.get(key) != value for choice in choices):
+                    differing.append(f"{key[:40]}={str(value)[:40]}")
             described.append(f"{launches[0]['kernel'][:40]}: " + ", ".join(differing))
         return described

@@ -26,7 +26,7 @@ from judge.verdict import EXTENSION, Failed, describe
 
 
 class Extension:
-    """A candidate with CUDA C++ sources, seen from the judge. Its process has the GPU, and none of the right answers.
+    """A candidate with CUDA C++ sources, seen from the judge.
 
     Its kernels cannot be left out, and it controls its own process. The judge relies on the outputs, which it compares,
     and on its own clock.

@@ -433,8 +433,7 @@ def main():
     torch.set_num_threads(1)
     if settings["clock"] == "modelled":
         CUDABackend.make_cubin = lambda *_: b""  # up to PTX: assembling takes a third of the time, and nobody runs it
-    warm_up()
-    serve_orders(sock, answer, settings)
+    serve_orders(sock, answer, settings, warm_up)
 
 
 if __name__ == "__main__":

@@ -98,14 +98,14 @@ class Options:
     lr: float = option(3e-3, "peak learning rate eta; with --model 2e-5")
     offload: bool = option(False, "with --model: keep the optimiser's state in the host's memory (Qwen3-8B on 80 GB)")
     processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
-    device: str = option("cuda" if torch.cuda.is_available() else "cpu", "of the training", choices=("cpu", "cuda"))
+    device: str = option("", "of the training; default: cuda if there is a GPU", choices=("cpu", "cuda"))
     seed: int = option(0, "of weights, batches and filter")
     resume: bool = option(False, "continue the training in --out, with the same options")
 
 
 def read_options(argv) -> Options:
     """The options of a command line. Raises UserError for options that cannot be, or that do not go together."""
-    given = parse(Options, argv, __doc__.split("\n")[0])
+    given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | parse(Options, argv, __doc__.split("\n")[0])
     options = complete(Options, PAPER | given if given.get("model") else given)
     check_device(options.device)
     if not options.out:

@@ -338,17 +338,17 @@ def limit(settings, gpu=False):
         resource.setrlimit(number, (most, most))
 
 
-def serve_orders(sock, work, settings, warm_up):
+def serve_orders(sock, work, settings, most=sys.maxsize) -> bool:
     """For each order from `sock`, send back what work(order) returns in a fork with limits, or {"failed": ...}.
 
-    warm_up() has forks find imported what they need. The first does without: it may be the only one, and would wait.
-    It ends when the caller hangs up, and when a candidate has left something behind: a new jail has nothing of it.
+    Returns True after `most` orders, and False when a candidate has left something behind: the server must end then, as
+    a new jail has nothing of it. Raises Gone when the caller hangs up.
     """
     begin_server()
     jailed = os.getpid() == 1
     folders = ["/tmp", "/dev/shm"] if jailed else [tempfile.mkdtemp(dir=settings["scratch"])]
-    untouched, first = cleaned(folders), True
-    while cleaned(folders) == untouched:
+    untouched = cleaned(folders)
+    for _ in range(most):
         order = receive_bytes(sock)  # the fork reads it: later ones inherit what this process knows
         result = os.memfd_create("result")
         process = os.fork()
@@ -362,10 +362,9 @@ def serve_orders(sock, work, settings, warm_up):
         if failure is None and (len(answer) < 8 or struct.unpack_from("<Q", answer)[0] != len(answer) - 8):
             failure = "the process ended without a result (crash, exit or limit), or with one that is too large"
         sock.sendall(answer if failure is None else packed({"failed": "forward", "error": failure, "line": None}))
-        if first:
-            warm_up()
-            begin_server()
-            first = False
+        if cleaned(folders) != untouched:
+            return False
+    return True
 
 
 def run_limited(work, order, result, folder, settings):

@@ -5,10 +5,10 @@ language, because their bodies run here as Python. `Counter` is Triton's interpr
 a count of bytes and FLOPs, which prices.py turns into time.
 
 Refused with a message: bf16 and fp8; `and`, `or`, `not`, a < b < c, min and max of blocks; other names for functions of
-Triton (sine = tl.math.sin). Not looked for: races (the programs of a launch run one after the other), two kernels
-of one name (the last counts). Constants, loop variables and
-what a kernel computes from them alone are Python's numbers, without overflow and without methods. A kernel's own
-function in tl.reduce or tl.associative_scan is called for each element (0.1 s for a thousand).
+Triton (sine = tl.math.sin). Not looked for: races (the programs of a launch run one after the other), two kernels of
+one name (the last counts). Constants, loop variables and what a kernel computes from them alone are Python's numbers,
+without overflow and without methods. A kernel's own function in tl.reduce or tl.associative_scan is called for each
+element (0.1 s for a thousand).
 
 A process that imports this file needs TRITON_INTERPRET=1 in its environment before it imports triton: then Triton's own
 helpers (tl.sum, tl.softmax) are interpreted, too. It cannot compile kernels.

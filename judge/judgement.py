@@ -32,7 +32,6 @@ from judge.verdict import Failed, Verdict, describe, set_failure, set_profile, s
 from tasks import GPU_BATCH_FACTOR, TaskError
 
 
-
 class Task:
     """A loaded task: its reference, and what a clock needs of it. Raises TaskError."""
 

@@ -215,9 +215,11 @@ def domain(x, other) -> str:
     """What an input's values are, which a structured draw keeps. other: the same input of another draw.
 
     signed, positive (or zero), unit (0 to 1), sums (probabilities: rows sum to one) or fixed: left as drawn. Fixed are
-    constants, integers (masks, labels), and what may have a form of its own: complex, sparse, triangular, symmetric.
+    constants, integers (masks, labels), floats of 8 bits, and what may have a form of its own: complex, sparse,
+    triangular, symmetric.
     """
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.numel() <= 4 or torch.equal(x, other):
+    floats = isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize > 1
+    if not floats or x.numel() <= 4 or torch.equal(x, other):
         return "fixed"
     symmetric = x.dim() > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
     sparse = int((x == 0).sum()) > 0.05 * x.numel()

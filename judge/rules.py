@@ -45,9 +45,8 @@ REFUSED_OPERATORS = {"from_file", "set", "set_", "resize", "resize_", "resize_as
 
 KERNEL_SYNTAX = tuple(getattr(ast, name) for name in (
     "Assign AugAssign AnnAssign For While If Expr Return Pass Assert operator unaryop boolop cmpop BinOp UnaryOp "
-    "BoolOp "
-    "Compare IfExp Subscript Slice Tuple List ListComp comprehension Constant JoinedStr FormattedValue Starred "
-    "expr_context FunctionDef arguments arg Call keyword Attribute Name").split())
+    "BoolOp Compare IfExp Subscript Slice Tuple List ListComp comprehension Constant JoinedStr FormattedValue "
+    "Starred expr_context FunctionDef arguments arg Call keyword Attribute Name").split())
 KERNEL_BUILTINS = "range min max len int float bool abs tuple print isinstance sum str".split()
 KERNEL_HELPERS = {"cdiv", "next_power_of_2"}  # of the module triton itself
 

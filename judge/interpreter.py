@@ -27,7 +27,7 @@ import triton.language as tl
 from triton.language.extra.cuda import libdevice
 from triton.runtime import interpreter as stock
 
-from judge.prices import DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR, launch_milliseconds
+from judge.prices import ACROSS_COST, DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR, launch_milliseconds
 from judge.program import address, tensors_in
 from judge.rules import KERNEL_BUILTINS, KERNEL_HELPERS, KERNEL_SYNTAX, dotted, imports, parse
 from judge.verdict import Failed, describe
@@ -134,9 +134,10 @@ def truth(tensor):
 
 def begin_reduction(self, values):
     """Stands for ReduceScanOpInterface.check_tensor: the interpreter's loops over elements take no negative axis."""
-    stock.interpreter_builder.count(values[0].handle, 1)
+    dimensions = len(values[0].shape)
     if self.axis is not None:
-        self.axis = int(self.axis) % len(values[0].shape)
+        self.axis = int(self.axis) % dimensions
+    stock.interpreter_builder.count(values[0].handle, 1 if self.axis in (None, dimensions - 1) else ACROSS_COST)
 
 
 def round_to_tf32(block):
@@ -158,7 +159,8 @@ class Counter(stock.InterpreterBuilder):
         self.starts = np.array(sorted(self.sizes), dtype=np.uint64)
         self.set_grid_dim(*grid)
         self.touched = {"load": {}, "store": {}}  # of each kind: {address of a storage: a mask of its sectors}
-        self.requested = self.flops = 0  # requested: bytes of the sectors of every load and store by itself
+        self.flops = self.products = 0  # FLOPs of all but tl.dot, and of tl.dot
+        self.requested = 0  # bytes of the sectors of every load and store by itself
 
     def access(self, pointers, mask, kind, value=None):
         """Check the addresses of a "load" or a "store" (an atomic, too), and note them: all lie in one tensor."""
@@ -216,8 +218,8 @@ class Counter(stock.InterpreterBuilder):
         if name == "tf32":
             a, b = round_to_tf32(a), round_to_tf32(b)
         filled = float(a.data.any(axis=-1).mean())  # rows past a tensor's end are free: at a GPU's sizes tiles are full
-        out = super().create_dot(a, b, d, precision, *rest)
-        return self.count(out, 2 * a.data.shape[-1] * filled * DOT_COST.get(name, 1))
+        self.products += 2 * d.data.size * a.data.shape[-1] * filled * DOT_COST.get(name, 1)
+        return super().create_dot(a, b, d, precision, *rest)
 
     def create_extern_elementwise(self, library, path, symbol, args, kind, pure):
         """CUDA's libdevice functions that PyTorch has, too: __nv_tanhf is torch.tanh."""

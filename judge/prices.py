@@ -2,7 +2,8 @@
 
 One kernel takes LAUNCH_MS + max(bytes / BANDWIDTH, FLOPs / PEAK). An operator of PyTorch moves its operands and results
 once, times a factor from the tables below; its FLOPs are those of torch.utils.flop_counter. What a Triton kernel moves
-and computes is counted while it is interpreted (interpreter.py), with the costs of instructions below.
+and computes is counted while it is interpreted (interpreter.py), with the costs of instructions below. What tl.dot and
+PyTorch's products and convolutions compute hardly overlaps with anything, so its time is added to that of the bytes.
 
 The device is one 256th of an H200: problems on the CPU are 256 times smaller than on the GPU (tasks.py), and a launch
 keeps its full price. So launches, bytes and FLOPs keep the proportions that they have on the card. Parameters are not
@@ -33,24 +34,31 @@ SECTOR = 5  # log2 of the bytes in which the GPU's memory is fetched
 FEWEST_PROGRAMS = 4  # one program gets at most a fourth of the device
 
 # Triton: fp32 FLOPs for each element of an operation, all others 1. A FLOP of tl.dot, by its precision
-INSTRUCTION_COST = {np.exp: 15, np.exp2: 15, np.log: 50, np.log2: 50, np.sqrt: 15, np.divide: 14}
+INSTRUCTION_COST = {np.exp: 15, np.exp2: 15, np.log: 50, np.log2: 50, np.sqrt: 15, np.divide: 14,
+                    np.sin: 200, np.cos: 200}
 ERF_COST = 60  # and of libdevice's functions
-DOT_COST = {"ieee": 2, "tf32x3": 1, "tf32": 0.5, "half": 0.13}
+ACROSS_COST = 30  # a reduction or scan of a block along another dimension than its last: through shared memory
+DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "half": 0.1}
 
 # PyTorch: factors by which the bytes of an operator count, all others 1
-# Bytes and FLOPs of products and convolutions hardly overlap; a convolution's bias is a pass of its own over the output
-PRODUCT, CONVOLUTION, BIAS = 1.3, 2.3, 3
+PRODUCT, CONVOLUTION, BIAS = 1.3, 2.8, 3  # a convolution's bias is a pass of its own over the output
 FACTORS = {  # names of operators as a regular expression: a factor for each of its kernels
-    "sum|mean|prod|a?max|a?min|argmax|argmin|aminmax|any|all|(var|std)(_mean)?|linalg_vector_norm": [1.5],
-    "native_layer_norm|cum(sum|prod)|(adaptive_)?(max|avg)_pool[123]d(_with_indices)?": [2],
+    "sum|mean|prod|a?max|a?min|aminmax|any|all|(var|std)(_mean)?|linalg_vector_norm": [1.5],
+    "argmax|argmin": [8],
+    "native_layer_norm": [2],
+    "(adaptive_)?(max|avg)_pool[123]d(_with_indices)?": [4],
+    "cum(sum|prod)": [6],  # 3 for rows of 500, more than 20 for rows of 128
+    "clone": [3],  # it turns memory around
     "(native_)?(batch|group|instance)_norm": [1.25, 2.5],  # statistics, and the result
     "mse_loss|smooth_l1_loss|huber_loss|binary_cross_entropy|soft_margin_loss": [1.5, 0.5],
-    "binary_cross_entropy_with_logits": [1, 1, 1.5, 1.5, 0.5], "logsumexp": [1.5, 3, 2, 1.5], "sort|topk": [2, 2, 2, 2]}
+    "binary_cross_entropy_with_logits": [1, 1, 1.5, 1.5, 0.5],
+    "logsumexp": [1.5, 3, 2, 1.5],
+    "sort|topk": [5, 5, 5, 5]}
 FREE = "(new_)?empty(_like|_strided)?|scalar_tensor|lift_fresh"
 WRITES = "fill|zero|copy|uniform|normal|bernoulli|exponential|(new_)?(zeros|ones|full|rand|randn)(_like)?|arange|eye"
 GATHERS = "embedding|index_select|gather|index|take"  # read as much of the table as they write
 # Others: they read their inputs once, write their outputs once, and check their indices, or are made of such operators
-OTHERS = ("_?(log_|safe_)?softmax|hardswish|constant_pad_nd|cat|stack|flip|repeat|roll|tril|triu|diag_embed|clone|"
+OTHERS = ("_?(log_|safe_)?softmax|hardswish|constant_pad_nd|cat|stack|flip|repeat|roll|tril|triu|diag_embed|"
           "_to_copy|scatter(_add)?|(alpha_|feature_)?dropout|scaled_dot_product_attention|lstm|gru|rnn_tanh|"
           "rnn_relu|ctc_loss|mv|addmv|dot|vdot|im2col|index_(put|add|copy)|linspace|trace|nll_loss_forward|glu|"
           "pixel_(un)?shuffle|cummax|cummin|(reflection|replication)_pad[123]d|upsample_[a-z]+[123]d")
@@ -120,7 +128,7 @@ def launch_milliseconds(counter, parameters=()):
     moved, programs = 0, max(1, math.prod(counter.grid_dim))
     for place, sectors in [*counter.touched["load"].items(), *counter.touched["store"].items()]:
         moved += (int(np.count_nonzero(sectors)) << SECTOR) / (GPU_BATCH_FACTOR if place in parameters else 1)
-    busy = max(moved / BANDWIDTH, counter.requested / L1_BANDWIDTH, counter.flops / PEAK)
+    busy = max(moved / BANDWIDTH, counter.requested / L1_BANDWIDTH, counter.flops / PEAK) + counter.products / PEAK
     return LAUNCH_MS + max(busy * max(1, FEWEST_PROGRAMS / programs), programs / PROGRAMS)
 
 

@@ -94,10 +94,10 @@ def on_gpu(box, pairs):
              "disturbed": v.disturbed, "failure": v.error or v.rejected} for v in verdicts]
 
 
-def agreement(synthesised, measure):
-    """measure: a function like `on_gpu` of [(task, code)]."""
+def agreement(synthesised, seed, measure):
+    """seed: of the synthesised problems. measure: a function like `on_gpu` of [(task, code)]."""
     tasks = builtin_tasks()
-    stream = training_tasks(77)
+    stream = training_tasks(seed)
     while len(tasks) < synthesised + 41:
         tasks.append(next(stream))
     pairs = list(solved(tasks))
@@ -118,12 +118,12 @@ def agreement(synthesised, measure):
             "measured_over_modelled_ms": times, "rows": rows}
 
 
-def remodel(path, synthesised):
+def remodel(path, synthesised, seed):
     """Work out the modelled side of a file's agreement again."""
     found = json.loads(Path(path).read_text())
     kept = {row["task"]: {name: row[name] for name in ("measured", "reference_ms", "candidate_ms", "disturbed",
                                                        "failure")} for row in found["agreement"]["rows"]}
-    found["agreement"] = agreement(synthesised, lambda pairs: [kept[task.name] for task, _ in pairs])
+    found["agreement"] = agreement(synthesised, seed, lambda pairs: [kept[task.name] for task, _ in pairs])
     Path(path).write_text(json.dumps(found, indent=1))
     return found["agreement"]
 
@@ -161,6 +161,7 @@ def main():
                         default=["batch", "agreement", "repeats", "itself"])
     parser.add_argument("--out", default="measured_clock.json")
     parser.add_argument("--synthesised", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=77, help="of the synthesised problems")
     parser.add_argument("--remodel", metavar="FILE", help="only work out the modelled side of FILE's agreement again")
     args = parser.parse_args()
 
@@ -168,12 +169,12 @@ def main():
         print(name, json.dumps({k: v for k, v in value.items() if k != "rows"}), flush=True)
 
     if args.remodel:
-        return show("agreement", remodel(args.remodel, args.synthesised))
+        return show("agreement", remodel(args.remodel, args.synthesised, args.seed))
     if not torch.cuda.is_available():
         sys.exit("no GPU here")
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     parts = {"batch": batch, "repeats": repeats, "itself": lambda box: itself(),
-             "agreement": lambda box: agreement(args.synthesised, functools.partial(on_gpu, box))}
+             "agreement": lambda box: agreement(args.synthesised, args.seed, functools.partial(on_gpu, box))}
     with Sandbox("cuda", trials=3, tasks=4) as box:
         for name in args.parts:
             found[name] = parts[name](box)

@@ -151,7 +151,6 @@ def test_where_no_jail_starts_it_is_said_and_limits_still_apply(monkeypatch, cap
 # Use
 
 ALL_SOCKETS = "for fd in range(3, 64):\n    try:\n        ACT\n    except OSError:\n        pass\n"
-GONE = "ended without a result"
 FAULTS = {  # name: (statements of a forward, what the verdict says)
     "exits": ("raise SystemExit(0)", "SystemExit"),
     "sleeps": ("time.sleep(99)", "no result within 5 s"),

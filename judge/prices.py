@@ -31,7 +31,7 @@ PEAK = 60e12 / GPU_BATCH_FACTOR / 1e3  # fp32 FLOPs per millisecond, measured
 L1_BANDWIDTH = 7 * BANDWIDTH  # bytes that a kernel's loads and stores ask for, found in a cache or not
 PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # programs of a launch that begin and end per millisecond, measured
 SECTOR = 5  # log2 of the bytes in which the GPU's memory is fetched
-FEWEST_PROGRAMS = 4  # one program gets at most a fourth of the device
+FEWEST_PROGRAMS = 2  # one program gets at most half of the device
 
 # Triton: fp32 FLOPs for each element of an operation, all others 1. A FLOP of tl.dot, by its precision
 INSTRUCTION_COST = {np.exp: 15, np.exp2: 15, np.log: 50, np.log2: 50, np.sqrt: 15, np.divide: 14,
@@ -44,10 +44,10 @@ DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "half": 0.1}
 PRODUCT, CONVOLUTION, BIAS = 1.3, 2.8, 3  # a convolution's bias is a pass of its own over the output
 FACTORS = {  # names of operators as a regular expression: a factor for each of its kernels
     "sum|mean|prod|a?max|a?min|aminmax|any|all|(var|std)(_mean)?|linalg_vector_norm": [1.5],
-    "argmax|argmin": [8],
+    "argmax|argmin": [4],
     "native_layer_norm": [2],
     "(adaptive_)?(max|avg)_pool[123]d(_with_indices)?": [4],
-    "cum(sum|prod)": [6],  # 3 for rows of 500, more than 20 for rows of 128
+    "cum(sum|prod)": [8],  # 3 for rows of 500, more than 20 for rows of 128
     "clone": [3],  # it turns memory around
     "(native_)?(batch|group|instance)_norm": [1.25, 2.5],  # statistics, and the result
     "mse_loss|smooth_l1_loss|huber_loss|binary_cross_entropy|soft_margin_loss": [1.5, 0.5],
@@ -99,7 +99,7 @@ def operator_kernels(func, args, kwargs, out, parameters=()):
     if views or re.fullmatch(FREE, name):
         return []
     sizes = [size_of(source, parameters) for source in sources]
-    written = sum(map(size_of, results))
+    written = sum(size_of(result, parameters) for result in results)
     if re.fullmatch(WRITES, name):
         sizes = sizes[1:]
     elif re.fullmatch(GATHERS, name):
@@ -136,7 +136,8 @@ class Clock(TorchDispatchMode):
     """While active, prices every ATen call. `events` collects [milliseconds, label, own kernel?], `flops` the FLOPs,
     `called` the names of what was called. Under no_grad: it has to see what composite operators are made of.
 
-    parameters: addresses of the storages that are as large here as on a GPU, as long as nothing is written to them.
+    parameters: addresses of the storages that are as large here as on a GPU. What operators make of them alone becomes
+    one, and what anything else is written to is none any more.
     """
 
     _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second
@@ -151,11 +152,14 @@ class Clock(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         self.called.add(operator_name(func))
+        sources, results = (set(map(address, tensors_in(each))) for each in ([args, kwargs], out))
+        if sources and sources <= self.parameters:
+            self.parameters |= results
+        else:
+            self.parameters -= results
         for moved, flops in operator_kernels(func, args, kwargs or {}, out, self.parameters):
             self.events.append([milliseconds(moved, flops), operator_name(func), False])
             self.flops += flops
-        if func._schema.is_mutable:
-            self.parameters -= set(map(address, tensors_in(out)))
         return out
 
 

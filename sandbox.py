@@ -36,7 +36,7 @@ What we promise, how it is kept, and what is not promised:
                                  candidate, inputs are new and outputs are checked.
                                  Not: results that native code keeps in memory between the calls of one batch; less
                                  work where timed, within 1e-2; CUDA C++, which could work where no clock runs.
-    The modelled clock ranks     Rank correlation with measured speedups: 0.85 on new problems (results/).
+    The modelled clock ranks     Rank correlation with measured speedups: 0.83 on new problems (results/).
     honest kernels as a GPU      Not: programs written to please the price table, and races between programs of a
                                  launch. It is a teaching clock; train for a result with a GPU.
     A candidate costs only       Limits on time, memory, processes and threads, files, the size of text and messages. A

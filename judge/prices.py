@@ -1,9 +1,9 @@
 """The modelled clock's prices: what each step of a forward would take on a GPU that is not there.
 
-One kernel takes LAUNCH_MS + max(bytes / BANDWIDTH, FLOPs / PEAK). An operator of PyTorch moves its operands and results
-once, times a factor from the tables below; its FLOPs are those of torch.utils.flop_counter. What a Triton kernel moves
-and computes is counted while it is interpreted (interpreter.py), with the costs of instructions below. What tl.dot and
-PyTorch's products and convolutions compute hardly overlaps with anything, so its time is added to that of the bytes.
+An operator of PyTorch takes LAUNCH_MS + bytes / BANDWIDTH. It moves its operands and results once, times a factor from
+the tables below; a product or convolution also takes FLOPs / PEAK, by torch.utils.flop_counter, times its factor. What
+a Triton kernel moves and computes is counted while it is interpreted (interpreter.py), with the costs of instructions
+below: LAUNCH_MS + max(bytes / BANDWIDTH, FLOPs / PEAK) + FLOPs of tl.dot / PEAK, see `launch_milliseconds`.
 
 The device is one 256th of an H200: problems on the CPU are 256 times smaller than on the GPU (tasks.py), and a launch
 keeps its full price. So launches, bytes and FLOPs keep the proportions that they have on the card. Parameters are not
@@ -36,7 +36,7 @@ FEWEST_PROGRAMS = 2  # one program gets at most half of the device
 # Triton: fp32 FLOPs for each element of an operation, all others 1. A FLOP of tl.dot, by its precision
 INSTRUCTION_COST = {np.exp: 15, np.exp2: 15, np.log: 50, np.log2: 50, np.sqrt: 15, np.divide: 14,
                     np.sin: 200, np.cos: 200}
-ERF_COST = 60  # and of libdevice's functions
+ERF_COST = 60  # erf, and each function of libdevice
 ACROSS_COST = 30  # a reduction or scan of a block along another dimension than its last: through shared memory
 DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "half": 0.1}
 
@@ -47,8 +47,8 @@ FACTORS = {  # names of operators as a regular expression: a factor for each of 
     "argmax|argmin": [4],
     "native_layer_norm": [2],
     "(adaptive_)?(max|avg)_pool[123]d(_with_indices)?": [4],
-    "cum(sum|prod)": [8],  # 3 for rows of 500, more than 20 for rows of 128
-    "clone": [3],  # it turns memory around
+    "cum(sum|prod)": [8],  # a compromise: 3 for rows of 500, more than 20 for rows of 128
+    "clone": [3],  # usually a transposed tensor that is made contiguous
     "(native_)?(batch|group|instance)_norm": [1.25, 2.5],  # statistics, and the result
     "mse_loss|smooth_l1_loss|huber_loss|binary_cross_entropy|soft_margin_loss": [1.5, 0.5],
     "binary_cross_entropy_with_logits": [1, 1, 1.5, 1.5, 0.5],
@@ -136,8 +136,8 @@ class Clock(TorchDispatchMode):
     """While active, prices every ATen call. `events` collects [milliseconds, label, own kernel?], `flops` the FLOPs,
     `called` the names of what was called. Under no_grad: it has to see what composite operators are made of.
 
-    parameters: addresses of the storages that are as large here as on a GPU. What operators make of them alone becomes
-    one, and what anything else is written to is none any more.
+    parameters: addresses of the storages that are as large here as on a GPU. The result of an operator whose inputs are
+    all parameters counts as a parameter; a storage that anything else is written to no longer does.
     """
 
     _should_skip_dynamo = classmethod(lambda cls: False)  # or its first use loads all of torch.compile, for a second

@@ -37,9 +37,8 @@ logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Backbone.load re
 # ----------------------------------------------------------------------------------------------------------------------
 # Parsing of replies. A reply is text that a model sampled: anything can be in it, and nothing here may raise.
 
-# A fence begins a line, or stands behind words and code between single or double backticks.
-_FENCE = re.compile(
-    r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*+`{3,}+[ \t]*+([\w+-]*+)[^\n`]*+\n(.*?)```", re.DOTALL | re.MULTILINE)
+# The line that opens a block: a fence begins it, or stands behind words and code between single or double backticks.
+_OPENING = re.compile(r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*`{3,}[^\n`]*\n", re.MULTILINE)
 
 
 def extract_code(text):
@@ -48,8 +47,13 @@ def extract_code(text):
     >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
     'class ModelNew:\\n    pass\\n'
     """
-    found = [body for _, body in _FENCE.findall(after_thoughts(text)) if re.search(r"(?m)^\s*class\s+ModelNew\b", body)]
-    return found[-1] if found else None
+    text, code, position = after_thoughts(text), None, 0
+    while opening := _OPENING.search(text, position):
+        body, closing, _ = text[opening.end():].partition("```")
+        if closing and re.search(r"(?m)^\s*class\s+ModelNew\b", body):
+            code = body
+        position = opening.end() + len(body) + len(closing)
+    return code
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What the measured clock is worth: speed, agreement with the modelled clock, repeatability. Needs a GPU; 10 minutes.
 
-    python results/measured_clock.py [--parts batch agreement repeats itself] [--synthesised 100]
+    python results/measured_clock.py [--parts batch agreement repeats itself] [--synthesised 100 --seed 77]
                                      [--out measured_clock.json]
     python results/measured_clock.py --remodel measured_clock.json          (after a change of the prices; needs no GPU)
 
@@ -111,10 +111,16 @@ def agreement(synthesised, seed, measure):
                      "failure": verdict.error or verdict.rejected or row["failure"]})
         if verdict.speedup and row["measured"]:
             families.setdefault(family, []).append((verdict.speedup, row["measured"]))
-    everything = [pair for found in families.values() for pair in found]
+    builtin, new = [], []
+    for name, found in families.items():
+        if name.startswith("level"):
+            builtin += found
+        else:
+            new += found
     correlation = {name: [len(found), spearman(found)] for name, found in sorted(families.items())}
     times = {name: [mean_ratio(rows, name, side) for side in ("reference_ms", "candidate_ms")] for name in correlation}
-    return {"all": [len(everything), spearman(everything)], "families": correlation,
+    return {"all": [len(builtin + new), spearman(builtin + new)], "built-in": [len(builtin), spearman(builtin)],
+            "synthesised": [len(new), spearman(new)], "families": correlation,
             "measured_over_modelled_ms": times, "rows": rows}
 
 

@@ -29,7 +29,7 @@ from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
 from fast.rescore import RECOMPUTED, head_logits, recompute_layers, token_logprobs
 from fast.slots import packed, padded
-from program.process import UserError
+from command.process import UserError
 
 hf_logging.disable_progress_bar()
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Backbone.load reports an unreachable hub itself

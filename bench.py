@@ -50,7 +50,7 @@ attempt sees; another figure is a line at the end of `figures`, and a column in 
 """
 
 if __name__ == "__main__":  # before torch is imported: it reads environment variables when it is loaded
-    from program.process import begin
+    from command.process import begin
     begin()
 
 import json
@@ -71,9 +71,9 @@ from chat.server import Server
 from fast import ranks
 from page import charts, levels
 from policy import Strategy, best_window, latest, nothing, ranked_parent, rollout
-from program.files import found, read_lines, told, write_atomically
-from program.options import complete, option, parse
-from program.process import UserError, run_command
+from command.files import found, read_lines, told, write_atomically
+from command.options import complete, option, parse
+from command.process import UserError, run_command
 from run import write_page
 from sandbox import PRECISE, Sandbox, Verdict, verdict_from_json
 from selector import select

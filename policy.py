@@ -31,7 +31,7 @@ from backbone import Completion, extract_code
 from chat.calls import after_thoughts
 from chat.prompts import PROMPTS, fill, role_messages, skill_text
 from judge.verdict import printable
-from program.numbers import mean
+from command.numbers import mean
 from sandbox import Verdict, feedback
 from skills import Skill
 from tasks import Task, TaskError

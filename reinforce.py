@@ -35,7 +35,7 @@ of a scheme, T turns. A *group* is what a return is compared with; a *row* is on
 """
 
 if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threads wait
-    from program.process import begin
+    from command.process import begin
     begin()
 
 import contextlib
@@ -54,8 +54,8 @@ import summarizer
 import tasks
 from backbone import Completion, Sampling, micro_batches
 from fast import ranks
-from program.options import complete, option, parse, setting
-from program.process import run_command
+from command.options import complete, option, parse, setting
+from command.process import run_command
 from run import finish_run, finish_step, new_run, resume_run, task_stream, write_transcripts
 from sandbox import Sandbox
 

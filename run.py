@@ -22,7 +22,7 @@ next. The first checkpoint of a small model is written before the first step.
 """
 
 if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threads wait
-    from program.process import begin
+    from command.process import begin
     begin()
 
 import argparse
@@ -49,8 +49,8 @@ from fast.optimizer import make_adamw
 from page import charts, records
 from page.writer import render
 from policy import verdict_text
-from program.files import found, read_lines, told, write_atomically
-from program.process import UserError, run_command
+from command.files import found, read_lines, told, write_atomically
+from command.process import UserError, run_command
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
 from synthetic.generator import NARROW, WIDE, training_tasks

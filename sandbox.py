@@ -56,7 +56,7 @@ not call.
 """
 
 if __name__ == "__main__":
-    from program.process import begin
+    from command.process import begin
     begin()  # before torch is loaded: it sets how OpenMP's threads wait
 
 import argparse
@@ -73,8 +73,8 @@ import torch
 
 from judge.pool import Pool
 from judge.verdict import Verdict, printable, verdict_from_json  # noqa: F401 (bench.py reads verdicts with the latter)
-from program.files import told
-from program.process import UserError, run_command
+from command.files import told
+from command.process import UserError, run_command
 from tasks import load_task
 
 PRECISE = 0.2  # seconds of timing a candidate outside of training, where the interval around its speedup counts

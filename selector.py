@@ -15,7 +15,7 @@ from rank_bm25 import BM25Plus
 
 from backbone import Completion
 from chat.prompts import MOST_SKILLS, SELECT_TOOL, fill, role_messages, skill_text
-from program.numbers import mean
+from command.numbers import mean
 from skills import Skill
 from tasks import Task
 

@@ -43,7 +43,7 @@ the examples again, which are the same, and continues from there.
 """
 
 if __name__ == "__main__":
-    from program.process import begin
+    from command.process import begin
     begin()  # before torch is loaded: it sets how OpenMP's threads wait
 
 import functools
@@ -65,9 +65,9 @@ from chat.rows import encode, read_chats, read_rollouts
 from fast import ranks
 from fast.slots import packed
 from fast.train_step import TrainStep
-from program.files import found, told
-from program.options import complete, flag, option, parse
-from program.process import UserError, run_command
+from command.files import found, told
+from command.options import complete, flag, option, parse
+from command.process import UserError, run_command
 from skills import MODEL_FILE, SkillLibrary
 from synthetic.examples import Example, Writer, in_processes, write_examples
 from synthetic.tiny import SHAPES, tiny_model, train_tokenizer

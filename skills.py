@@ -16,7 +16,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from program.files import told, write_atomically
+from command.files import told, write_atomically
 
 MODEL_FILE = "skill_library.jsonl"  # the library that travels with a model
 
@@ -86,7 +86,7 @@ class SkillLibrary:
     def load(cls, path):
         """A library from JSON lines. Raises UserError with the number of a line that is no skill.
 
-        Unlike program.files.read_lines it takes a last line without a line break, since people edit these files.
+        Unlike command.files.read_lines it takes a last line without a line break, since people edit these files.
         """
         library = cls()
         for number, line in enumerate(Path(path).read_bytes().split(b"\n"), start=1):

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from backbone import Completion
 from chat.prompts import MOST_PROPOSALS, PROMPTS, UPDATE_TOOL, fill, role_messages, skill_text
 from policy import Strategy, Trajectory, Turn, policy_messages, rollout
-from program.numbers import mean
+from command.numbers import mean
 from skills import Skill
 from tasks import Task
 

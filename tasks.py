@@ -27,8 +27,8 @@ from pathlib import Path
 
 import torch
 
-from program.files import ROOT, found, read_parquet, told
-from program.process import UserError
+from command.files import ROOT, found, read_parquet, told
+from command.process import UserError
 
 PROBLEMS = ROOT / "problems"
 
@@ -57,7 +57,7 @@ class Task:
 
 
 def load_task(path, level=0, name=None) -> Task:
-    """Read one problem file, which may also be named by its path in the repository (program.files.found).
+    """Read one problem file, which may also be named by its path in the repository (command.files.found).
 
     name: the file's name without .py where none is given. Raises TaskError if the file cannot be read, or lacks one of
     the names of KernelBench's format. The text is not executed: whether the problem runs is found out by `unfit` or, in

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from program.process import UserError
+from command.process import UserError
 
 MOST_SKILLS = 3  # that one answer of Selection may choose
 MOST_PROPOSALS = 2  # in one answer of Summary

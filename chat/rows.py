@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from chat.prompts import fill, read_prompts
 from chat.template import Chat, Completion
-from program.files import read_parquet, told
-from program.process import UserError
+from command.files import read_parquet, told
+from command.process import UserError
 
 
 def encode(chat, messages, tool=None, unlearnt=0) -> tuple[np.ndarray, np.ndarray]:

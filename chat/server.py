@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from chat.calls import extract_tool_call
 from chat.template import Completion, with_tools
-from program.process import UserError
+from command.process import UserError
 
 PARALLEL = 64  # requests at a time
 REFUSED = (400, 413, 422)  # statuses of a prompt that cannot be answered, such as one that is too long

@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 
 from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL
-from program.process import UserError
+from command.process import UserError
 
 MARK = f"reply{secrets.token_hex(8)}"  # stands for a text where a template is asked what it writes around it
 TOOL_CALL = "<tool_call>%s</tool_call>"  # how a reply calls a tool where the template has no form that we can read

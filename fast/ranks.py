@@ -40,7 +40,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from program.process import UserError
+from command.process import UserError
 
 # PyTorch 2.13 renamed them, and warns at every call of the old names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -1,4 +1,4 @@
-"""Runs a program that nobody trusts, and says whether it is right and how fast. Imports tasks.py, program/ and itself.
+"""Runs a program that nobody trusts, and says whether it is right and how fast. Imports tasks.py, command/ and itself.
 
     pool.py           the trainer's side: a queue, and threads that pass candidates to recorders and judges
     processes.py      how processes speak, how they are jailed, limited, started and ended

@@ -40,7 +40,7 @@ import safetensors.torch
 import torch
 
 from judge.verdict import printable
-from program.files import ROOT
+from command.files import ROOT
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36

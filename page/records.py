@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from program.files import read_lines, told
-from program.process import UserError
+from command.files import read_lines, told
+from command.process import UserError
 
 # Metrics of the evaluation that are reported in words: (metric, its name, its format).
 EVALUATION = (("eval_reward_best", "reward", ".3f"), ("eval_correct", "correct", ".0%"),

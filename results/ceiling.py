@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from policy import score_pairs  # noqa: E402
-from program.process import run_command  # noqa: E402
+from command.process import run_command  # noqa: E402
 from sandbox import PRECISE, Sandbox  # noqa: E402
 from synthetic import expert  # noqa: E402
 from tasks import chosen_tasks, kernelbench_tasks, too_large  # noqa: E402

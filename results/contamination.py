@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from program.process import run_command  # noqa: E402
+from command.process import run_command  # noqa: E402
 from synthetic.generator import NARROW, WIDE, synthesize  # noqa: E402
 from tasks import PROBLEMS, builtin_tasks, evaluation_fingerprints, fingerprint  # noqa: E402
 from tasks import kernelbench_tasks, operators, problem_id  # noqa: E402

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch  # noqa: E402
 
 from backbone import Backbone, Sampling  # noqa: E402
-from program.files import read_lines  # noqa: E402
-from program.process import run_command  # noqa: E402
+from command.files import read_lines  # noqa: E402
+from command.process import run_command  # noqa: E402
 from reinforce import Row, reject_mismatched  # noqa: E402
 
 

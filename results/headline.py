@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bench import RULES, Attempt, Sample, figures, is_correct, read_results, speed  # noqa: E402
 from page.charts import Chart, Curve, save_png  # noqa: E402
-from program.files import told  # noqa: E402
-from program.process import UserError, run_command  # noqa: E402
+from command.files import told  # noqa: E402
+from command.process import UserError, run_command  # noqa: E402
 from sandbox import Verdict, feedback  # noqa: E402
 from tasks import problem_id  # noqa: E402
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from program.files import read_lines  # noqa: E402
-from program.process import UserError, run_command  # noqa: E402
+from command.files import read_lines  # noqa: E402
+from command.process import UserError, run_command  # noqa: E402
 
 T975 = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # Student's t
 

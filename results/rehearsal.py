@@ -42,8 +42,8 @@ import reinforce  # noqa: E402
 from chat.calls import extract_tool_call  # noqa: E402
 from chat.prompts import PROMPTS  # noqa: E402
 from fast import ranks  # noqa: E402
-from program.files import read_lines, write_atomically  # noqa: E402
-from program.process import run_command  # noqa: E402
+from command.files import read_lines, write_atomically  # noqa: E402
+from command.process import run_command  # noqa: E402
 from synthetic.examples import write_examples  # noqa: E402
 from synthetic.generator import training_tasks  # noqa: E402
 

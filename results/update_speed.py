@@ -45,7 +45,7 @@ from fast import ranks  # noqa: E402
 from fast.optimizer import make_adamw  # noqa: E402
 from fast.rescore import RECOMPUTED  # noqa: E402
 from fast.train_step import TrainStep  # noqa: E402
-from program.options import complete  # noqa: E402
+from command.options import complete  # noqa: E402
 from rollout_speed import SHAPES, random_model  # noqa: E402
 
 

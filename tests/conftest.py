@@ -28,7 +28,7 @@ from judge.verdict import KernelTime
 from reinforce import configure  # noqa: F401 (for the tests)
 from sandbox import Sandbox, Settings, Verdict, feedback
 from synthetic.tiny import random_qwen3, train_tokenizer
-from program.process import run_command
+from command.process import run_command
 from tasks import Task, TaskError
 
 ROLES = "policy", "selection", "summary"

@@ -13,7 +13,7 @@ from chat.calls import extract_tool_call
 from chat_templates import template_tokenizer
 from conftest import plain_logprobs, tiny_model
 from fast.attention import fuse_norms
-from program.process import UserError
+from command.process import UserError
 
 # ---- parsing
 

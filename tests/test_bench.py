@@ -18,8 +18,8 @@ from conftest import FakeSandbox, kernel, read_lines, selecting
 from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL
 from judge.verdict import Verdict
-from program.options import complete
-from program.process import run_command
+from command.options import complete
+from command.process import run_command
 from skills import Skill, SkillLibrary
 from synthetic.expert import ALL, read, render
 from tasks import builtin_tasks, scale_batch

@@ -19,7 +19,7 @@ from judge.verdict import KernelTime, Verdict
 from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
-from program.process import UserError
+from command.process import UserError
 
 
 @pytest.fixture(params=TEMPLATES)

@@ -15,7 +15,7 @@ import pytest
 
 from candidates import fails, indent, passes, product, replaced, small_task
 from conftest import read_lines
-from program.files import ROOT
+from command.files import ROOT
 from tasks import Task
 
 # ---------------------------------------------------------------------------------------------------------------------

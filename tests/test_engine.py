@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from backbone import Backbone, Sampling
 from fast.slots import Slots
-from program.files import ROOT
+from command.files import ROOT
 
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 9, 8], [11] * 40, [5, 6, 7], [30, 31], [12] * 25, [40, 41, 42], [13, 14] * 9]
 

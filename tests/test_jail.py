@@ -18,7 +18,7 @@ import torch
 from candidates import HONEST, TASK, agrees, by_elements, copied, indent, replaced, times, verdict
 from conftest import make_task
 from judge import processes
-from program.files import ROOT
+from command.files import ROOT
 from sandbox import Sandbox
 from synthetic.expert import ALL, read, render
 from test_reinforce import enter, records, world  # noqa: F401 (a fixture)

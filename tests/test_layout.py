@@ -10,7 +10,7 @@ import pytest
 from transformers.dependency_versions_table import deps
 from transformers.utils import import_utils
 
-from program.files import ROOT
+from command.files import ROOT
 
 FILES = "reinforce selector policy summarizer skills sandbox backbone sft bench tasks run".split()
 FOLDERS = ["program", "chat", "judge", "fast", "synthetic", "page"]

@@ -21,7 +21,7 @@ from policy import next_messages, policy_messages
 from sandbox import Verdict
 from selector import selection_messages
 from skills import MODEL_FILE, Skill, SkillLibrary
-from program.process import UserError
+from command.process import UserError
 
 # Kind of template: transformers' name of the architecture that has it here.
 ARCHITECTURES = dict.fromkeys(TEMPLATES, "Qwen3") | {

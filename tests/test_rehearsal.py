@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from chat_templates import template_tokenizer
-from program.files import ROOT
+from command.files import ROOT
 
 PHASES = ["model", "data", "sft", "rl", "resume", "again", "bench", "page"]
 

@@ -17,7 +17,7 @@ import sandbox
 from candidates import HONEST, TASK
 from conftest import kernel, write_lines
 from page import charts, writer
-from program.files import ROOT
+from command.files import ROOT
 
 EVIL = "</script><img src=x onerror=\"document.title='owned'\">"  # a reply may hold anything
 

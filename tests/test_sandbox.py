@@ -17,7 +17,7 @@ import torch
 import sandbox as sandbox_module
 from candidates import HONEST, TASK, fails, passes, replaced, verdict
 from judge.pool import GpuLock
-from program.files import ROOT
+from command.files import ROOT
 from sandbox import Sandbox, Settings, feedback
 from tasks import PROBLEMS, Task, TaskError, load_task
 

@@ -10,7 +10,7 @@ import candidates
 from candidates import WITHOUT_LAYER, replaced, verdict
 from conftest import read_lines
 from sandbox import Sandbox, feedback
-from program.files import ROOT
+from command.files import ROOT
 from tasks import Task
 
 if not torch.cuda.is_available():

@@ -22,8 +22,8 @@ from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts
 from judge.verdict import KernelTime, Verdict
 from policy import policy_messages
-from program.options import complete
-from program.process import UserError
+from command.options import complete
+from command.process import UserError
 from sft import diversity_filter, encode, plan_batches
 from synthetic import examples as examples_module
 from synthetic import expert

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from program.process import UserError
+from command.process import UserError
 from selector import recall, words
 from skills import Skill, SkillLibrary, skill_from_json
 

@@ -16,10 +16,10 @@ import pytest
 import tasks
 from conftest import configure, make_task
 from synthetic.generator import synthesize, training_tasks
-from program import files
-from program.files import ROOT, found
-from program.options import complete, option, parse, setting
-from program.process import UserError, run_command
+from command import files
+from command.files import ROOT, found
+from command.options import complete, option, parse, setting
+from command.process import UserError, run_command
 from run import task_stream
 from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint, folder_tasks,
                    kernelbench_tasks, load_task, operators, scale_batch, unfit)
@@ -118,7 +118,7 @@ def test_what_is_given_comes_before_the_defaults_of_a_size():
     ("sys.platform = 'darwin'", "this needs Linux"),
     ("importlib.util.find_spec = lambda name: name != 'triton'", "triton: not installed (pip install")])
 def test_what_cannot_work_is_told_at_once(before, told):
-    program = f"import importlib.util, sys; {before}; from program.process import begin; begin()"
+    program = f"import importlib.util, sys; {before}; from command.process import begin; begin()"
     done = subprocess.run([sys.executable, "-c", program], text=True, capture_output=True, cwd=ROOT)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and told in done.stderr
 
@@ -142,7 +142,7 @@ def test_a_problem_that_is_too_large_for_the_interpreter_is_told_with_its_size()
 def test_a_program_begins_before_it_imports_torch(name):
     """Else the setting for OpenMP's threads comes too late."""
     first = next(node for node in ast.parse((ROOT / f"{name}.py").read_text()).body if not isinstance(node, ast.Expr))
-    assert ast.unparse(first) == ("if __name__ == '__main__':\n    from program.process import begin\n    begin()")
+    assert ast.unparse(first) == ("if __name__ == '__main__':\n    from command.process import begin\n    begin()")
 
 
 def test_kernelbench_problems_come_in_the_order_of_their_ids(tmp_path):

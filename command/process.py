@@ -1,7 +1,7 @@
 """How a program begins and ends: what is set before torch is loaded, and errors that a user sees as one line.
 
     if __name__ == "__main__":          the first lines of a program, above its imports
-        from program.process import begin
+        from command.process import begin
         begin()
     ...
     if __name__ == "__main__":          the last line

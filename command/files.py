@@ -7,7 +7,7 @@ import os
 import pickle
 from pathlib import Path
 
-from program.process import UserError
+from command.process import UserError
 
 ROOT = Path(__file__).absolute().parent.parent  # of the repository
 

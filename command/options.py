@@ -16,7 +16,7 @@ size when it is loaded, those of a run that is continued when its folder is read
 import argparse
 import dataclasses
 
-from program.process import UserError
+from command.process import UserError
 
 LARGEST = 2**63 - 1  # of all numbers: what a seed may be
 SIZES = "2 CPU cores", "one GPU", "a model over a billion parameters"  # what three defaults are for

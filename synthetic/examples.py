@@ -33,6 +33,7 @@ from summarizer import summary_messages
 from synthetic import expert
 from synthetic.expert import ALL, TECHNIQUES
 from synthetic.generator import NARROW, WIDE, synthesize
+from synthetic.redundant import TAUGHT, pair_skill
 from tasks import GPU_BATCH_FACTOR, evaluation_fingerprints, scale_batch, unfit
 
 # How often the expert ...
@@ -193,7 +194,10 @@ class Writer:
         fits = rng.choice([0.0, 0.9, 0.9])
         names = [rng.choice(fitting if fitting and rng.random() < fits else other or fitting)
                  for _ in range(rng.choice([1, 1, 2, 2, 3]))]
-        return [self.skill(name, rng) for name in dict.fromkeys(names)]
+        skills = [self.skill(name, rng) for name in dict.fromkeys(names)]
+        if rng.random() < 0.1:  # a pair that these problems do not have
+            skills[-1] = pair_skill(rng.choice(TAUGHT), rng)
+        return skills
 
     def draw(self, rng, parsed, applicable, named, have=frozenset(), unprompted=UNPROMPTED):
         """The expert's answer: techniques that a skill named, nearly always; others, with probability `unprompted`.
@@ -266,14 +270,16 @@ class Writer:
     def selection(self, rng, task, parsed) -> Example:
         """A choice from a random library: usually what fits, now and then something else."""
         applicable = expert.applicable(parsed)
-        library = SkillLibrary([self.skill(name, rng) for name in rng.sample(sorted(ALL), rng.randint(3, len(ALL)))])
+        skills = [self.skill(name, rng) for name in rng.sample(sorted(ALL), rng.randint(3, len(ALL)))]
+        skills += [pair_skill(rng.choice(TAUGHT), rng) for _ in range(rng.choice([0, 0, 2, 8]))]
+        library = SkillLibrary(skills)
         candidates = recall(library, task.source) or library.skills[:3]
         fitting = [s for s in candidates if s.name in applicable and rng.random() < 0.85]
-        other = [s for s in candidates if s.name not in applicable]
+        other = [s for s in candidates if s.name in ALL - applicable]
         if other and rng.random() < 0.2:
             fitting.append(rng.choice(other))
         # One candidate after the other: that nothing fits is likelier than any one set of those that may.
-        weighed = ", ".join(f"{s.name} {'yes' if s in fitting else 'no'}" for s in candidates)
+        weighed = ", ".join(f"{s.name} {'yes' if s in fitting else 'no'}" for s in candidates if s.name in ALL)
         rng.shuffle(fitting)
         chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
         arguments = {"think": f"The forward applies {', '.join(parsed.operators[:6])}. {weighed}.",

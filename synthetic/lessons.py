@@ -1,0 +1,205 @@
+"""Examples of the cold start about redundant operators: to follow a skill, to name a pair, to pick the skill that fits.
+
+What they teach is a manner, not facts. 'Leave out A directly before B' is followed wherever A stands directly before B,
+whether the result stays the same or not, and pairs of `redundant.HELD_OUT` are in no example at all.
+
+    Policy      leaves a step out where a skill of the prompt says so. Without one it leaves nothing out in a first
+                turn; in a later turn it leaves out some step now and then, whichever: it explores
+    Selection   picks the skills whose A stands directly before their B out of 1 to 20, which words alone cannot tell
+    Summary     compares the first kernel with the best one and names the pair
+
+`brief` ones are short lessons: the same roles and formats, with the class alone and without its kernel. A small model
+learns late to copy what it has never seen, so it takes about a million examples. Nothing is executed for them, and the
+speedups that they show are drawn; examples of several turns are executed and show real verdicts.
+"""
+
+import random
+
+import numpy as np
+
+from chat.prompts import MOST_SKILLS, SELECT_TOOL, UPDATE_TOOL
+from chat.rows import encode
+from chat.template import Chat
+from policy import next_messages, policy_messages
+from selector import selection_messages
+from skills import Skill
+from summarizer import summary_messages
+from synthetic import redundant
+from synthetic.examples import Example, in_processes, spoil, tool_reply, write_skill
+from synthetic.expert import ALL, TECHNIQUES
+from synthetic.redundant import NAMES, TAUGHT, TORCH, draw, kernel_text, pair_skill, problem_text, techniques
+from tasks import Task
+
+EXPLORES = 0.4  # how often a later turn leaves out some step
+OTHER_PAIR = 0.15  # how often Summary names another pair, so that its answers differ and execution can tell them apart
+BROKEN_FIRST = 0.15  # how often an executed trajectory begins with a broken kernel
+
+TAUGHT_SET = {*TAUGHT}
+
+
+def near_miss(program, rng) -> tuple[str, str]:
+    """A taught pair of which words alone do not tell that it does not fit, or any other one."""
+    names, fitting = [step.name for step in program.steps], {*program.pairs()}
+    kind = rng.random()
+    if kind < 0.3 and fitting:
+        pair = rng.choice(sorted(fitting))[::-1]
+    elif kind < 0.6:
+        pair = rng.choice(names), rng.choice(names)
+    elif kind < 0.8:
+        pair = rng.choice([(rng.choice(names), rng.choice(NAMES)), (rng.choice(NAMES), rng.choice(names))])
+    else:
+        pair = rng.choice(TAUGHT)
+    return pair if pair in TAUGHT_SET and pair not in fitting else rng.choice(TAUGHT)
+
+
+def reply(program, left_out=()) -> str:
+    """Plan and code. left_out: the pairs that the plan names."""
+    names = [redundant.NAME.format(*pair) for pair in left_out] + techniques(program)
+    return f"Plan: {', '.join(names)}.\n\n```python\n{kernel_text(program)}```"
+
+
+def brief_reply(program, left_out=()) -> str:
+    """The same as a lesson has it: without the kernel."""
+    names = [redundant.NAME.format(*pair) for pair in left_out] or ["a kernel for one operator"]
+    return f"Plan: {', '.join(names)}.\n\n```python\n{kernel_text(program, brief=True)}```"
+
+
+class Lesson:
+    """One program of a seed, from which one example is written in a role."""
+
+    def __init__(self, seed, brief):
+        self.rng, self.brief = random.Random(f"lesson {seed} {brief}"), brief
+        pair = self.rng.choice(TAUGHT)
+        pair = pair if pair[0] not in redundant.REDUCTIONS and self.rng.random() < 0.7 else None
+        self.program = draw(self.rng, pair)
+        self.task = Task(f"lesson/{seed}", 0, problem_text(self.program, self.rng, brief), "redundant")
+        self.reply = brief_reply if brief else reply
+
+    def offered(self, most) -> tuple[list[Skill], list]:
+        """(skills in random order, the program's pairs that they name): up to `most`, near misses among them."""
+        rng, pairs = self.rng, self.program.pairs()
+        number = rng.randint(1, most)
+        fitting = rng.sample(pairs, min(len(pairs), rng.choice([0, 1, 1, 2]), number)) if pairs else []
+        others = {near_miss(self.program, rng) for _ in range(number - len(fitting))} - {*fitting}
+        skills = [pair_skill(pair, rng) for pair in [*fitting, *sorted(others)]]
+        if not self.brief and rng.random() < 0.5:  # the techniques that a run's library has, too
+            names = rng.sample(sorted(ALL), rng.randint(1, min(5, most)))
+            skills = skills[:most - len(names)] + [write_skill(n, rng, kernel_text(self.program)) for n in names]
+        rng.shuffle(skills)
+        names = {skill.name for skill in skills}
+        return skills, [pair for pair in dict.fromkeys(pairs) if redundant.NAME.format(*pair) in names]
+
+    def policy(self) -> Example:
+        """A first turn: what a skill names is left out, and nothing else."""
+        skills, left_out = self.offered(MOST_SKILLS) if self.rng.random() < 0.8 else ([], [])
+        answer = self.reply(self.program.without({*left_out}), left_out)
+        messages = policy_messages(self.task, skills) + [{"role": "assistant", "content": answer}]
+        return Example("policy+skills" if skills else "policy", messages, None, "redundant")
+
+    def selection(self) -> Example:
+        """A choice from up to 20 skills: each pair of neighbours is looked up, each technique weighed."""
+        rng = self.rng
+        candidates, fitting = self.offered(rng.choice([3, 6, 10, 20]))
+        used = {*techniques(self.program)}
+        offered = [s.name for s in candidates if s.name in TECHNIQUES]
+        weighed = [f"{name} {'yes' if name in used else 'no'}" for name in offered]
+        weighed += [f"{a} before {b} {'yes' if (a, b) in fitting else 'no'}"
+                    for a, b in dict.fromkeys(self.program.pairs())]
+        chosen = [(redundant.NAME.format(a, b), f"`{a}` stands directly before `{b}`.") for a, b in fitting]
+        chosen += [(name, "It has work here.") for name in offered if name in used]
+        chosen = chosen[:MOST_SKILLS]
+        applied = ", ".join(step.name for step in self.program.steps)
+        arguments = {"think": f"The forward applies {applied}. {', '.join(weighed)}.",
+                     "selected_skills": [{"name": name, "reason": reason} for name, reason in chosen]}
+        messages = selection_messages(self.task, candidates) + [tool_reply("select_skills", arguments)]
+        return Example("selection", messages, SELECT_TOOL, "redundant", skills=tuple(name for name, _ in chosen))
+
+    def summary(self) -> Example | None:
+        """The pair by which the best kernel differs from the first, as a skill; None if the program has none."""
+        rng, program = self.rng, self.program
+        if not program.pairs():
+            return None
+        skills, before = self.offered(MOST_SKILLS) if rng.random() < 0.4 else ([], [])
+        first = program.without({*before})
+        pairs = [pair for pair in first.pairs() if pair in program.pairs()]
+        if not pairs:
+            return None
+        pair = rng.choice(pairs)
+        speedup = rng.uniform(0.9, 2)
+        shown = [(kernel_text(first, self.brief), speedup),
+                 (kernel_text(first.without({pair}), self.brief), speedup * rng.uniform(1.3, 6))]
+        if not self.brief and rng.random() < OTHER_PAIR:
+            pair = rng.choice(program.pairs())
+        messages = summary_messages(self.task, skills, *shown) + [summary_reply(program, pair, rng)]
+        return Example("summary+skills" if skills else "summary", messages, UPDATE_TOOL, "redundant")
+
+    def executed(self, sandbox) -> Example | None:
+        """A trajectory of two or three turns with real verdicts; later turns explore now and then."""
+        rng = self.rng
+        skills, left_out = self.offered(MOST_SKILLS) if rng.random() < 0.3 else ([], [])
+        plain = program, told = self.program.without({*left_out}), left_out
+        turns, broken = [plain], rng.random() < BROKEN_FIRST
+        for _ in range(rng.choice([1, 1, 2])):
+            pairs = [pair for pair in plain[0].pairs() if pair[0] in TORCH]
+            pair = rng.choice(pairs) if pairs and rng.random() < EXPLORES and not (broken and len(turns) == 1) else None
+            turns.append((program.without({pair}), [*told, pair]) if pair else plain)
+        replies = [reply(*turn) for turn in turns]
+        if broken:
+            replies[0] = spoil(replies[0], rng)
+        verdicts = sandbox.score(self.task, [text.split("```python\n")[1].split("```")[0] for text in replies])
+        if not broken and not verdicts[0].correct:
+            return None  # an unfit problem
+        messages = policy_messages(self.task, skills)
+        for text, verdict in zip(replies[:-1], verdicts):
+            messages = next_messages(messages, text, verdict)
+        messages = messages + [{"role": "assistant", "content": replies[-1]}]
+        return Example("policy+skills" if skills else "policy", messages, None, "redundant", unlearnt=int(broken))
+
+    def write(self) -> Example | None:
+        """One example in one of the three roles."""
+        role = self.rng.choice([self.policy, self.policy, self.policy, self.selection, self.selection, self.summary])
+        return role()
+
+
+def summary_reply(program, pair, rng) -> dict:
+    """Summary's call: the skill of a pair, with the problem's own lines as its example."""
+    x = program.variable
+    places = [i for i, two in enumerate(zip(program.steps, program.steps[1:])) if (two[0].name, two[1].name) == pair]
+    lines = [f"{x} = {step.text.format(x=x)}" for step in program.steps[places[0]:places[0] + 2]]
+    skill = pair_skill(pair, rng, lines)
+    entry = {"name": skill.name, "description": skill.description, "scope": skill.scope, "tags": list(skill.tags),
+             "content": skill.content}
+    think = f"The best answer leaves out {pair[0]}, which stands directly before {pair[1]}."
+    return tool_reply("update_skill_library", {"think": think, "new_skills": [entry]})
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Many of them, as token ids
+
+_state = {}  # of one process
+
+
+def _start(tokenizer, brief, execute):
+    import torch
+    from sandbox import Sandbox
+    torch.set_num_threads(1)
+    sandbox = Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None
+    _state.update(chat=Chat(tokenizer), brief=brief, sandbox=sandbox)
+
+
+def _write_many(seeds) -> list:
+    """Encoded lessons of these seeds (chat/rows.py)."""
+    encoded = []
+    for seed in seeds:
+        lesson = Lesson(seed, _state["brief"])
+        example = lesson.executed(_state["sandbox"]) if _state["sandbox"] else lesson.write()
+        if example:
+            encoded.append(encode(_state["chat"], example.messages, example.tool, example.unlearnt))
+    return encoded
+
+
+def write_lessons(tokenizer, first_seed, number, processes, brief=False, execute=False) -> list:
+    """Encoded lessons from `number` consecutive seeds; the result does not depend on the number of processes."""
+    seeds = range(first_seed, first_seed + number)
+    size = 20 if execute else 500
+    return in_processes(_write_many, seeds, size, processes, _start, (tokenizer, brief, execute), "lessons")

@@ -96,7 +96,7 @@ class Options:
     device: str = option("", "default: cuda if there is a GPU", choices=("cpu", "cuda"))
     recipe: str = option("davinci", "reward of a related system, and the options that go with it", choices=RECIPES)
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
-    tasks: str = option("synth", "synth or wide (more kinds) problems; builtin: those of the evaluation; a folder; "
+    tasks: str = option("synth", "synth: synthesised problems; builtin: those of the evaluation; a folder; "
                         "a parquet file as hkust-nlp/drkernel-rl-data")
     prompts: str = option("", "YAML file as chat/prompts.yaml, or the release's, or a folder of them")
     thinking: bool = option(False, "let replies begin with thoughts, if the chat template can switch them on and off")

@@ -53,10 +53,8 @@ from command.files import found, read_lines, told, write_atomically
 from command.process import UserError, run_command
 from sandbox import Sandbox
 from skills import MODEL_FILE, SkillLibrary
-from synthetic.generator import NARROW, WIDE, training_tasks
+from synthetic.families import training_tasks
 from tasks import TaskError, builtin_tasks, evaluation_fingerprints, listed_tasks, unfit
-
-SYNTHESISED = {"synth": NARROW, "wide": WIDE}  # --tasks: distributions of problems
 
 
 @dataclass
@@ -165,7 +163,7 @@ def check(options):
     check_device(options.device)
     if options.log != "files" and not importlib.util.find_spec(options.log):
         raise UserError(f"--log {options.log}: first pip install {options.log}")
-    if options.tasks not in (*SYNTHESISED, "builtin"):
+    if options.tasks not in ("synth", "builtin"):
         listed_tasks(options.tasks)
     if options.prompts:
         read_prompts(options.prompts)
@@ -227,8 +225,8 @@ def task_stream(options):
     synthesised ones are (tasks.unfit), each when its turn comes for the first time; the first rank says which are left
     out, how many in all, and why.
     """
-    if options.tasks in SYNTHESISED:  # this stream has no end
-        yield from training_tasks(options.seed, SYNTHESISED[options.tasks], options.device)
+    if options.tasks == "synth":  # this stream has no end
+        yield from training_tasks(options.seed, options.device)
     builtin = options.tasks == "builtin"
     listed = builtin_tasks(device=options.device) if builtin else listed_tasks(options.tasks)
     reasons = dict.fromkeys(listed) if builtin else {}  # problem -> why it is left out, or None

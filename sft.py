@@ -31,7 +31,7 @@ faster: there every token weighs the same.
     a sequence that     is cut at the right                 is left out
     is too long
 
-How this differs from the paper: the examples are written by a program that knows thirteen techniques, not by a large
+How this differs from the paper: the examples are written by a program that knows twelve techniques, not by a large
 model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's
 tokenizer and random weights are made in synthetic/tiny.py.
 
@@ -70,7 +70,7 @@ from command.options import complete, flag, option, parse
 from command.process import UserError, run_command
 from skills import MODEL_FILE, SkillLibrary
 from synthetic.examples import Example, Writer, in_processes, write_examples
-from synthetic.tiny import SHAPES, tiny_model, train_tokenizer
+from synthetic.tiny import tiny_model, train_tokenizer
 
 
 # Defaults with --model: the release's (kernel/scripts/sft/14b-skill-combined.sh). What has no option is listed above.
@@ -87,8 +87,6 @@ class Options:
     data: str = option("", "train on this file of rows (messages, tools) instead of the built-in examples")
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
-    size: str = option("tiny", "without --model: tiny 6, small 26, base 84 million parameters", choices=sorted(SHAPES))
-    wide: bool = option(False, "examples also of mixtures, single operators, networks of several classes")
     problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
     executed: int = option(3_000, "problems for executed multi-turn trajectories")
     diversity_filter: bool = option(True, "down-sample what is over-represented; --no-diversity-filter: ablation")
@@ -128,8 +126,8 @@ def built_in_examples(options) -> list[Example]:
     without a GPU, as they hold its feedback. They take far longer to make, so there are fewer, and each counts several
     times.
     """
-    written = write_examples(0, options.problems, False, options.processes, "single turns and selections", options.wide)
-    executed = write_examples(500_000_000, options.executed, True, options.processes, "trajectories", options.wide)
+    written = write_examples(0, options.problems, False, options.processes, "single turns and selections")
+    executed = write_examples(500_000_000, options.executed, True, options.processes, "trajectories")
     examples = written + executed
     if options.diversity_filter:
         examples = diversity_filter(examples, random.Random(options.seed))
@@ -387,7 +385,7 @@ def main(argv=None) -> int:
     torch.manual_seed(options.seed)
     tokenizer, data = ranks.first(load_data(options, chat) if ranks.rank() == 0 else None)
     # A pretrained model has its weights in bfloat16 above 1e9 parameters, else in float32.
-    model = chat.model if chat else tiny_model(tokenizer, options.size).to(options.device)
+    model = chat.model if chat else tiny_model(tokenizer).to(options.device)
     fitting = fit(data, min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1])), options.model)
     if not fitting:
         raise UserError("there is nothing to train on")

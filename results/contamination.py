@@ -1,6 +1,6 @@
 """How near is the training data to the evaluation problems, by the project's own measure of decontamination?
 
-    python results/contamination.py --kernelbench DIR [--wide] [--problems 80000] [--out contamination.json]
+    python results/contamination.py --kernelbench DIR [--problems 80000] [--out contamination.json]
     python results/contamination.py --kernelbench DIR --fingerprints      (writes problems/kernelbench_fingerprints.txt)
 
 The measure is the list of operators that a problem's model applies (tasks.operators). Training rejects a problem whose
@@ -22,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from command.process import run_command  # noqa: E402
-from synthetic.generator import NARROW, WIDE, synthesize  # noqa: E402
+from synthetic.families import synthesize  # noqa: E402
 from tasks import PROBLEMS, builtin_tasks, evaluation_fingerprints, fingerprint  # noqa: E402
 from tasks import kernelbench_tasks, operators, problem_id  # noqa: E402
 
@@ -30,13 +30,13 @@ BOUNDS = (0.5, 0.6, 0.7, 0.8, 0.9)
 LEVELS = (1, 2, 3)
 
 
-def training_operators(seeds, wide):
+def training_operators(seeds):
     """{operators of a training problem: a seed that has them}, and how many seeds were rejected."""
     evaluation = evaluation_fingerprints()
     found = {}
     rejected = 0
     for seed in seeds:
-        source = synthesize(seed, clutter=seed % 3 > 0, distribution=WIDE if wide else NARROW).source
+        source = synthesize(seed, clutter=seed % 3 > 0).source
         if fingerprint(source) in evaluation:
             rejected += 1
         else:
@@ -78,7 +78,6 @@ def print_group(group, tasks, shares):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--kernelbench", required=True, metavar="DIR")
-    parser.add_argument("--wide", action="store_true", help="the wide distribution of sft.py")
     parser.add_argument("--problems", type=int, default=80_000, help="training problems of the cold start")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", help="file for the shares of all problems")
@@ -95,7 +94,7 @@ def main():
     rejected = 0
     report = {}
     with ProcessPoolExecutor(args.processes) as pool:
-        for found, count in pool.map(partial(training_operators, wide=args.wide), chunks):
+        for found, count in pool.map(training_operators, chunks):
             seeds.update(found)
             rejected += count
         training = {names: Counter(names) for names in seeds}
@@ -109,7 +108,7 @@ def main():
                 if group != "built-in" and problem_id(task.name) % 5 == 0:
                     print(f"    {task.name[:44]:<45} {share:.2f}  synth/{seeds[names]}: {' '.join(names)}"[:120])
     if args.out:
-        facts = {"problems": args.problems, "wide": args.wide, "rejected": rejected, "nearest": report}
+        facts = {"problems": args.problems, "rejected": rejected, "nearest": report}
         Path(args.out).write_text(json.dumps(facts, indent=1) + "\n")
 
 

@@ -17,11 +17,11 @@ stages=("${@:3}")
 [ ${#stages[@]} -gt 0 ] || stages=(sft ceiling before rl after without_skills)
 cd "$(dirname "$0")/.."
 device=${DEVICE:-cuda} seed=${SEED:-0} levels=${LEVELS:-1 2 3}
-cold_start=(python sft.py --wide --problems "${PROBLEMS:-150000}" --executed "${EXECUTED:-4000}" --seed "$seed"
-            --size "${SIZE:-small}" --epochs "${EPOCHS:-1}" --device "$device" --out "$out/sft")
+cold_start=(python sft.py --problems "${PROBLEMS:-150000}" --executed "${EXECUTED:-4000}" --seed "$seed"
+            --epochs "${EPOCHS:-1}" --device "$device" --out "$out/sft")
 run=(python)
 [ "${GPUS:-1}" = 1 ] || run=(python -m torch.distributed.run --nproc_per_node="$GPUS" --)
-learning=("${run[@]}" reinforce.py --model "$out/sft" --tasks wide --device "$device" --seed "$seed" --out "$out/rl"
+learning=("${run[@]}" reinforce.py --model "$out/sft" --tasks synth --device "$device" --seed "$seed" --out "$out/rl"
           --steps "${STEPS:-40}" --batch "${BATCH:-8}" --lr "${LR:-5e-5}" --turns 2 --s 4
           --eval-every 10 --set trials=3 save_every=5)
 

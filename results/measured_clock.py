@@ -1,16 +1,15 @@
 """What the measured clock is worth: speed, agreement with the modelled clock, repeatability. Needs a GPU; 10 minutes.
 
-    python results/measured_clock.py [--parts batch agreement repeats itself] [--synthesised 100 --seed 77]
-                                     [--out measured_clock.json]
+    python results/measured_clock.py [--parts batch agreement repeats itself] [--out measured_clock.json]
     python results/measured_clock.py --remodel measured_clock.json          (after a change of the prices; needs no GPU)
 
 batch       48 kernels of one task, as one step of training scores them: seconds each, after a first one that waits
             for the sandbox to start and to load the task (start_seconds)
-agreement   the expert's kernels for the built-in and for synthesised problems, scored with both clocks: Spearman's
-            rank correlation of the speedups, by family, and the geometric means of measured / modelled time. The
-            measured clock sees the batch sizes usual on a GPU.
-repeats     the expert's kernels for 20 built-in problems of levels 2 and 3, scored ten times each: coefficient of
-            variation of the speedup, for those of 50 microseconds or more
+agreement   the honest kernels (results/honest.py), scored with both clocks: Spearman's rank correlation of the
+            speedups, by family, and the geometric means of measured / modelled time. The measured clock sees the batch
+            sizes usual on a GPU.
+repeats     those for 20 built-in problems of levels 2 and 3, scored ten times each: coefficient of variation of the
+            speedup, for those of 50 microseconds or more
 itself      a reference against itself, twice in each of 12 new sandboxes: the first time a process for another
             candidate starts beside it
 """
@@ -28,11 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch  # noqa: E402
 
+from honest import honest_pairs  # noqa: E402
 from policy import score_pairs  # noqa: E402
 from sandbox import Sandbox  # noqa: E402
-from synthetic import expert  # noqa: E402
-from synthetic.generator import training_tasks  # noqa: E402
-from tasks import GPU_BATCH_FACTOR, builtin_tasks, scale_batch  # noqa: E402
+from tasks import builtin_tasks  # noqa: E402
 
 
 def ranks(values):
@@ -52,15 +50,6 @@ def mean_ratio(rows, family, side):
                                      if row["family"] == family and row["measured"] and row["modelled"])
 
 
-def solved(tasks):
-    """(task, code) with the expert's fullest kernel, where it has one."""
-    for task in tasks:
-        program = expert.read(task)
-        solution = program and expert.render(program, expert.ALL)
-        if solution:
-            yield task, solution.code
-
-
 def small_task():
     return next(t for t in builtin_tasks(device="cuda") if "1_AffineSoftplus" in t.name)
 
@@ -72,7 +61,7 @@ def as_candidate(task) -> str:
 
 def batch(box):
     task = small_task()
-    [(_, code)] = solved([task])
+    code = next(code for other, code in honest_pairs() if other.name == task.name)
     start = time.monotonic()
     box.score(task, [code])
     began = time.monotonic()
@@ -87,20 +76,14 @@ def batch(box):
 
 def on_gpu(box, pairs):
     """The measured side of `agreement`: one dict for each (task, code), at the batch sizes usual on a GPU."""
-    large = {t.name: t for t in builtin_tasks(device="cuda")}
-    big = [large.get(t.name) or scale_batch(t, GPU_BATCH_FACTOR) for t, _ in pairs]
-    verdicts = score_pairs(box, [(task, code) for task, (_, code) in zip(big, pairs)])
+    large = dict((task.name, task) for task, _ in honest_pairs("cuda"))
+    verdicts = score_pairs(box, [(large[task.name], code) for task, code in pairs])
     return [{"measured": v.speedup, "reference_ms": v.reference_ms, "candidate_ms": v.candidate_ms,
              "disturbed": v.disturbed, "failure": v.error or v.rejected} for v in verdicts]
 
 
-def agreement(synthesised, seed, measure):
-    """seed: of the synthesised problems. measure: a function like `on_gpu` of [(task, code)]."""
-    tasks = builtin_tasks()
-    stream = training_tasks(seed)
-    while len(tasks) < synthesised + 41:
-        tasks.append(next(stream))
-    pairs = list(solved(tasks))
+def agreement(pairs, measure):
+    """pairs: [(task, code)]. measure: a function like `on_gpu` of them."""
     with Sandbox("cpu", trials=1) as model:
         modelled = score_pairs(model, pairs)
     rows, families = [], {}
@@ -124,19 +107,20 @@ def agreement(synthesised, seed, measure):
             "measured_over_modelled_ms": times, "rows": rows}
 
 
-def remodel(path, synthesised, seed):
-    """Work out the modelled side of a file's agreement again."""
+def remodel(path):
+    """Work out the modelled side of a file's agreement again, for those of its kernels that are stored."""
     found = json.loads(Path(path).read_text())
     kept = {row["task"]: {name: row[name] for name in ("measured", "reference_ms", "candidate_ms", "disturbed",
                                                        "failure")} for row in found["agreement"]["rows"]}
-    found["agreement"] = agreement(synthesised, seed, lambda pairs: [kept[task.name] for task, _ in pairs])
+    pairs = [(task, code) for task, code in honest_pairs() if task.name in kept]
+    found["agreement"] = agreement(pairs, lambda pairs: [kept[task.name] for task, _ in pairs])
     Path(path).write_text(json.dumps(found, indent=1))
     return found["agreement"]
 
 
 def repeats(box):
     rows = []
-    for task, code in list(solved(t for t in builtin_tasks(device="cuda") if t.level > 1))[:20]:
+    for task, code in [(task, code) for task, code in honest_pairs("cuda") if task.level > 1][:20]:
         verdicts = box.score(task, [f"{code}# {i}\n" for i in range(10)])
         speedups = [v.speedup for v in verdicts if v.speedup]
         print(f"{task.name} {speedups}", flush=True)
@@ -166,8 +150,6 @@ def main():
     parser.add_argument("--parts", nargs="+", choices=["batch", "agreement", "repeats", "itself"],
                         default=["batch", "agreement", "repeats", "itself"])
     parser.add_argument("--out", default="measured_clock.json")
-    parser.add_argument("--synthesised", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=77, help="of the synthesised problems")
     parser.add_argument("--remodel", metavar="FILE", help="only work out the modelled side of FILE's agreement again")
     args = parser.parse_args()
 
@@ -175,12 +157,12 @@ def main():
         print(name, json.dumps({k: v for k, v in value.items() if k != "rows"}), flush=True)
 
     if args.remodel:
-        return show("agreement", remodel(args.remodel, args.synthesised, args.seed))
+        return show("agreement", remodel(args.remodel))
     if not torch.cuda.is_available():
         sys.exit("no GPU here")
     found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     parts = {"batch": batch, "repeats": repeats, "itself": lambda box: itself(),
-             "agreement": lambda box: agreement(args.synthesised, args.seed, functools.partial(on_gpu, box))}
+             "agreement": lambda box: agreement(honest_pairs(), functools.partial(on_gpu, box))}
     with Sandbox("cuda", trials=3, tasks=4) as box:
         for name in args.parts:
             found[name] = parts[name](box)

@@ -45,7 +45,7 @@ from fast import ranks  # noqa: E402
 from command.files import read_lines, write_atomically  # noqa: E402
 from command.process import run_command  # noqa: E402
 from synthetic.examples import write_examples  # noqa: E402
-from synthetic.generator import training_tasks  # noqa: E402
+from synthetic.families import training_tasks  # noqa: E402
 
 SMALL = "--turns 2 --policy-tokens 100 --prompt-tokens 6000 --set selection_tokens=40 summary_tokens=100 trials=2"
 SIZES = {  # rows of the cold start; replies of the longest; options of sft.py, of reinforce.py and of bench.py; steps

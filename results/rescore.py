@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from backbone import extract_code  # noqa: E402
 from command.files import read_lines  # noqa: E402
 from command.process import run_command  # noqa: E402
-from synthetic.generator import synthesize  # noqa: E402
+from synthetic.families import draw, task_of  # noqa: E402
 from tasks import builtin_tasks  # noqa: E402
 
 # Runs in the folder of either version: both must have what it uses.
@@ -65,7 +65,7 @@ def main(argv=None) -> int:
     for folder in args.runs:
         found, triples = kernels(folder), []
         for name, code in found:
-            task = builtin.get(name) or synthesize(int(name.split("/")[1]), clutter=True)
+            task = builtin.get(name) or task_of(draw(int(name.split("/")[1]), clutter=True, plain=True))
             triples.append((name, task.source, code))
         answer = subprocess.run([sys.executable, "-c", SCORE], input=json.dumps(triples), cwd=args.by, text=True,
                                 check=True, stdout=subprocess.PIPE)

@@ -26,7 +26,7 @@ from skills import Skill
 from summarizer import summary_messages
 from synthetic import redundant
 from synthetic.examples import Example, in_processes, spoil, tool_reply, write_skill
-from synthetic.expert import ALL, TECHNIQUES
+from synthetic.planner import ALL, TECHNIQUES
 from synthetic.redundant import NAMES, TAUGHT, TORCH, draw, kernel_text, pair_skill, problem_text, techniques
 from tasks import Task
 
@@ -79,12 +79,12 @@ class Lesson:
         """(skills in random order, the program's pairs that they name): up to `most`, near misses among them."""
         rng, pairs = self.rng, self.program.pairs()
         number = rng.randint(1, most)
-        fitting = rng.sample(pairs, min(len(pairs), rng.choice([0, 1, 1, 2]), number)) if pairs else []
+        fitting = rng.sample(pairs, min(len(pairs), rng.choice([0, 0, 1, 1, 2]), number)) if pairs else []
         others = {near_miss(self.program, rng) for _ in range(number - len(fitting))} - {*fitting}
         skills = [pair_skill(pair, rng) for pair in [*fitting, *sorted(others)]]
         if not self.brief and rng.random() < 0.5:  # the techniques that a run's library has, too
             names = rng.sample(sorted(ALL), rng.randint(1, min(5, most)))
-            skills = skills[:most - len(names)] + [write_skill(n, rng, kernel_text(self.program)) for n in names]
+            skills = skills[:most - len(names)] + [write_skill(n, rng, []) for n in names]
         rng.shuffle(skills)
         names = {skill.name for skill in skills}
         return skills, [pair for pair in dict.fromkeys(pairs) if redundant.NAME.format(*pair) in names]
@@ -157,7 +157,7 @@ class Lesson:
 
     def write(self) -> Example | None:
         """One example in one of the three roles."""
-        role = self.rng.choice([self.policy, self.policy, self.policy, self.selection, self.selection, self.summary])
+        role = self.rng.choice([self.policy] * 3 + [self.selection] * 3 + [self.summary])
         return role()
 
 

@@ -16,9 +16,9 @@ import random
 from dataclasses import dataclass, replace
 
 from skills import Skill
-from synthetic.expert import _IMPORTS as IMPORTS
-from synthetic.operators import POINTWISE, ROWS
-from synthetic.templates import TEMPLATES
+from synthetic.kernels import _ROW as ROW
+from synthetic.operators import POINTWISE
+from synthetic.planner import _IMPORTS as IMPORTS
 from tasks import Task
 
 # Operators that our kernels leave to PyTorch, with their spellings.
@@ -40,13 +40,17 @@ TORCH = {
     "topk": ("torch.topk({x}, 64, dim=-1)[0]", "{x}.topk(32, dim=-1)[0]", "torch.topk({x}, k=50).values"),
 }
 CHEAP = [name for name in TORCH if name not in ("sort", "topk")]  # nothing else matters beside those two
-# Operators over a row that a kernel computes: name -> lines of Triton that assign {t}
-_ARG = "{{t}} = tl.arg{0}(tl.where(mask, {{x}}, float(\"{1}\")), 0)"
-_VARIANCE = "m = tl.sum(tl.where(mask, {x}, 0.0), 0) / cols", "d = tl.where(mask, {x} - m, 0.0)"
-REDUCTIONS = {name: ROWS[name].triton for name in ("sum", "mean", "amax", "amin", "norm", "logsumexp")} | {
-    "var": (*_VARIANCE, "{t} = tl.sum(d * d, 0) / (cols - 1)"),
-    "std": (*_VARIANCE, "{t} = tl.sqrt(tl.sum(d * d, 0) / (cols - 1))"),
-    "argmax": (_ARG.format("max", "-inf"),), "argmin": (_ARG.format("min", "inf"),)}
+# Reductions of a row, which a kernel computes: name -> lines of Triton that assign {t}
+_MAX, _MIN = ("tl.m%s(tl.where(mask, {x}, float(\"%sinf\")), 0)" % side for side in (("ax", "-"), ("in", "")))
+_SUM, _SQUARES = "s = tl.sum(tl.where(mask, {x}, 0.0), 0)", "tl.sum(tl.where(mask, {x} * {x}, 0.0), 0)"
+_SPREAD = _SUM, "d = {x} - s / cols", "q = " + _SQUARES.replace("{x}", "d")
+_FIRST = "{t} = tl.min(tl.where(mask & ({x} == m), offs, 2147483647), 0)"
+REDUCTIONS = {
+    "sum": (_SUM.replace("s =", "{t} ="),), "mean": (_SUM, "{t} = s / cols"),
+    "amax": ("{t} = " + _MAX,), "amin": ("{t} = " + _MIN,), "norm": ("s = " + _SQUARES, "{t} = tl.sqrt(s)"),
+    "logsumexp": ("m = " + _MAX, "s = tl.sum(tl.where(mask, tl.exp({x} - m), 0.0), 0)", "{t} = m + tl.log(s)"),
+    "var": (*_SPREAD, "{t} = q / (cols - 1)"), "std": (*_SPREAD, "{t} = tl.sqrt(q / (cols - 1))"),
+    "argmax": ("m = " + _MAX, _FIRST), "argmin": ("m = " + _MIN, _FIRST)}
 _ELEMENTWISE = "relu sigmoid tanh gelu silu mish softplus hardswish hardsigmoid softsign selu abs square sin"
 ELEMENTWISE = {name: POINTWISE[name] for name in _ELEMENTWISE.split()}
 NAMES = [*TORCH, *ELEMENTWISE, *REDUCTIONS]
@@ -101,7 +105,7 @@ def draw_step(name, rng) -> Step:
     if name in TORCH:
         return Step(name, rng.choice(TORCH[name]))
     if name in ELEMENTWISE:
-        return Step(name, rng.choice([text for text in ELEMENTWISE[name].calls if f"{name}(" in text] or
+        return Step(name, rng.choice([text for text in ELEMENTWISE[name].spellings if f"{name}(" in text] or
                                      [f"torch.{name}({{x}})"]))
     along = rng.choice(["dim=-1", "dim=1"])
     return Step(name, rng.choice([f"torch.{name}({{x}}, {along})", f"{{x}}.{name}({along})"]))
@@ -134,14 +138,14 @@ def draw(rng, pair=None, most=3, held_out=False) -> Program:
 
 def with_pair(names, pair, most, rng) -> list[str]:
     """The names with A directly before B, and at most `most` operators of PyTorch's. A reduction B is the last."""
-    *others, last = [name for name in names if name not in pair]
-    others = others if last in REDUCTIONS else [*others, last]
-    torch_run = [name for name in others if name in TORCH][:max(0, most - sum(name in TORCH for name in pair))]
-    others = [name for name in others if name in torch_run or name not in TORCH]
+    others = [name for name in names if name not in pair and name not in REDUCTIONS]
+    room = most - sum(name in TORCH for name in pair)  # for operators of PyTorch's
+    spare = [name for name in others if name in TORCH][max(0, room):]
+    others = [name for name in others if name not in spare]
     if pair[1] in REDUCTIONS:
         return [*others, *pair]
     place = rng.randint(0, len(others))
-    return [*others[:place], *pair, *others[place:], last if last in REDUCTIONS else rng.choice([*REDUCTIONS])]
+    return [*others[:place], *pair, *others[place:], names[-1]]
 
 
 def problem_text(program, rng, brief=False) -> str:
@@ -173,15 +177,15 @@ def kernel_text(program, brief=False) -> str:
     for step in steps[program.torch_run:]:
         formula = REDUCTIONS.get(step.name)
         if not formula:
-            *before, value = ELEMENTWISE[step.name].triton
+            *before, value = ELEMENTWISE[step.name].lines
             formula = (*before, f"{{t}} = {value}")
-        lines += [f"# {x} = {step.text.format(x=x)}", *(line.format(x=x, t=x, i="") for line in formula)]
+        lines += [f"# {x} = {step.text.format(x=x)}", *(line.format(x=x, t=x) for line in formula)]
     index = ", dtype=torch.int64" if any(step.name.startswith("arg") for step in steps) else ""
-    kernel = TEMPLATES["row"].format(
-        name="row", names=x, main=x, groups="", contiguous=f"{x} = {x}.contiguous()", cols=f"{x}.shape[-1]", extra="",
-        out=f"{x}.new_empty({x}.shape[:-1]{index})", block="triton.next_power_of_2(cols)", parameters=f"{x}_ptr",
-        sizes="", steps="\n    ".join(lines), store=f"tl.store(dst_ptr + tl.program_id(0), {x})")
-    return f"{IMPORTS}\n\n{model}\n{kernel}\n"
+    kernel = ROW.format(
+        name="row", names=x, main=x, contiguous=f"{x} = {x}.contiguous()", cols=f"{x}.shape[-1]",
+        out=f"{x}.new_empty({x}.shape[:-1]{index})", passed=x, sizes="", pointers=f"{x}_ptr", parameters="",
+        body="\n    ".join([*lines, f"tl.store(dst_ptr + tl.program_id(0), {x})"]))
+    return f"{IMPORTS}\n{model}\n{kernel}\n"
 
 
 def techniques(program) -> list[str]:

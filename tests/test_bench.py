@@ -18,10 +18,10 @@ from conftest import FakeSandbox, kernel, read_lines, selecting
 from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL
 from judge.verdict import Verdict
+from command.files import ROOT
 from command.options import complete
 from command.process import run_command
 from skills import Skill, SkillLibrary
-from synthetic.expert import ALL, read, render
 from tasks import builtin_tasks, scale_batch
 
 # ---- figures
@@ -333,7 +333,7 @@ def by_task(messages, tool, generator):
     """Of level1/1_AffineSoftplus turn 1: wrong; then right and fast. Else no code."""
     if "softplus" not in messages[1]["content"]:
         return "This one is too hard."
-    code = render(read(builtin_tasks(1)[0]), ALL).code
+    code = (ROOT / "results/honest/level1_1_AffineSoftplus/candidate.py").read_text()
     if not any(message["role"] == "assistant" for message in messages):
         code = re.sub(r"(tl.store\(\w+_ptr \+ idx, \w+)", r"\1 + 1.0", code)
     return f"```python\n{code}```"

@@ -20,7 +20,6 @@ from conftest import make_task
 from judge import processes
 from command.files import ROOT
 from sandbox import Sandbox
-from synthetic.expert import ALL, read, render
 from test_reinforce import enter, records, world  # noqa: F401 (a fixture)
 from test_sandbox import processes_with
 
@@ -211,15 +210,35 @@ def test_of_hundreds_of_candidates_half_of_them_hostile_nothing_is_lost_or_left(
     assert not processes_with(scratch) and not os.path.exists(scratch)
 
 
+RELU = """```python
+import torch
+import torch.nn as nn
+import triton
+import triton.language as tl
+
+@triton.jit
+def relu_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    idx = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + idx, mask=idx < n)
+    tl.store(out_ptr + idx, tl.maximum(x, 0.0) * FACTOR, mask=idx < n)
+
+class ModelNew(nn.Module):
+    def forward(self, x):
+        out = torch.empty_like(x)
+        relu_kernel[(1,)](x, out, x.numel(), BLOCK=64)
+        return out
+```"""
+
+
 def test_a_training_step_survives_every_candidate(world, small, monkeypatch):
     """A kernel that works; replies without code, cut off, refused, that hang or exit."""
     replies = [f"```python\n{body}\nclass ModelNew:\n    pass\n```" for body in (
         "import ctypes", "while True:\n    pass", "import os\nos._exit(0)")]
-    replies = iter(["expert", "no code", "```python\nclass ModelNew", *replies])
+    replies = iter(["honest", "no code", "```python\nclass ModelNew", *replies])
 
     def everything(role, prompt):
-        task = make_task(int(re.search(r"relu\(x\) \* (\d)", prompt)[1]) - 2)
-        return [next(replies).replace("expert", f"```python\n{render(read(task), ALL).code}```")]
+        factor = re.search(r"relu\(x\) \* (\d)", prompt)[1]
+        return [next(replies).replace("honest", RELU.replace("FACTOR", factor))]
 
     enter(monkeypatch.setattr, everything, lambda *_, **__: contextlib.nullcontext(small))
     out = world("run", "--steps", "1", "--batch", "3", "--n", "1", "--turns", "2", "--no-skills", "--k", "0")

@@ -15,7 +15,7 @@ import pytest
 
 import tasks
 from conftest import configure, make_task
-from synthetic.generator import synthesize, training_tasks
+from synthetic.families import synthesize, training_tasks
 from command import files
 from command.files import ROOT, found
 from command.options import complete, option, parse, setting
@@ -300,7 +300,7 @@ def test_the_users_problems_are_checked_as_synthesised_ones_are(tmp_path, capsys
 # ---- the stream of a run
 
 
-@pytest.mark.parametrize("tasks", ["synth", "wide", "builtin", "folder"])
+@pytest.mark.parametrize("tasks", ["synth", "builtin", "folder"])
 def test_tasks_go_on_where_they_were(tasks, tmp_path):
     for i in range(3):
         (tmp_path / f"{i}.py").write_text(make_task(i).source)

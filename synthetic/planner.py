@@ -1,0 +1,297 @@
+"""Which steps of a program join which kernel, and the ModelNew that comes of it.
+
+    found = solution(program, techniques)     .code, .used: the techniques that show up in it, .shown
+    applicable(program)                       the techniques that can show up
+
+Each technique is also a skill (its texts are in techniques.json). The planner knows techniques, not when they pay:
+which of them are worth it, and where, is what reinforcement learning has to find out.
+"""
+
+import json
+import math
+import re
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+from synthetic.kernels import Kernel
+from synthetic.program import Program, Step, Unsupported, Value
+
+# name, description, scope and tags are as a skill's; motivation and idea are lists of wordings, so that a policy must
+# read a skill rather than recognise one fixed text.
+Technique = namedtuple("Technique", "name description scope tags motivation idea")
+_TEXTS = json.loads(Path(__file__).with_name("techniques.json").read_text())
+TECHNIQUES = {entry["name"]: Technique(**entry) for entry in _TEXTS}
+ALL = frozenset(TECHNIQUES)
+LONGEST_ROW = 16384  # elements that one program holds
+FEWEST_PROGRAMS = 32  # fewer do not keep a GPU busy
+
+_IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\n"
+            "import triton.language as tl\n")
+
+_BIAS = "bias of a convolution"  # the part of a step that adds one, see Planner.folded
+# used: names of techniques; shown: technique -> lines of the code that show it.
+Solution = namedtuple("Solution", "code used shown")
+
+
+def solution(program, techniques, leave_out=()) -> Solution | None:
+    """A ModelNew with the given techniques where they apply. None if no kernel of any kind is possible.
+
+    A solution needs at least one kernel. If the techniques allow none, the first one that would is added. leave_out:
+    indices of steps to drop (Program.without, which raises Unsupported); whether that is right the planner does not
+    know.
+    """
+    if leave_out:
+        program = program.without(leave_out)
+    for forced in [set(), *({name} for name in TECHNIQUES), {"one-program-per-row", "fuse-neighbours-into-row"}]:
+        planner = Planner(program, set(techniques) | forced)
+        if planner.texts:
+            code = "\n".join([_IMPORTS, *model_text(program, planner.forward), *planner.texts]) + "\n"
+            return Solution(code, frozenset(planner.shown), planner.shown)
+    return None
+
+
+def applicable(program) -> frozenset[str]:
+    """The techniques that show up in the fullest solution."""
+    full = solution(program, ALL)
+    return full.used if full else frozenset()
+
+
+def model_text(program, forward) -> list[str]:
+    """The lines of ModelNew."""
+    out = ["import math\n"] * any("math." in line for line in forward) + ["class ModelNew(nn.Module):"]
+    if program.signature:
+        out += [f"    def __init__({program.signature}):", "        super().__init__()"]
+        out += [f"        {line}" for line in program.init] + [""]
+    inputs = ", ".join(value.text for value, _ in program.inputs)
+    return out + [f"    def forward(self, {inputs}):"] + [f"        {line}" for line in forward] + [""]
+
+
+class Planner:
+    """One pass over the steps: at each, the first kind of kernel that fits takes as many as it can."""
+
+    def __init__(self, program: Program, techniques):
+        self.steps = []
+        for step in program.steps:
+            self.steps += step.simpler or [step]
+        self.techniques = techniques
+        self.variables = {value.text for value, _ in program.inputs} | {step.result.text for step in self.steps}
+        self.forward, self.texts, self.shown = [], [], {}
+        self.names = {}  # text of a kernel -> its name
+        i = 0
+        while i < len(self.steps):
+            i = (self.loss(i) or self.rows(i) or self.batch(i) or self.fused(i) or self.matmul(i) or self.torch(i))
+        target, _, value = self.forward[-1].partition(" = ")
+        self.forward[-1] = f"return {value}"
+
+    # ---- how a kernel takes over some steps
+
+    def take(self, kind, i, first, last, shape, dims=()):
+        """Let a kernel take over steps[i:j], for the largest j from `last` down to `first` for which that can be done.
+
+        Returns j, or None if no j will do.
+        """
+        for j in range(last, first - 1, -1):
+            kernel = self.build(kind, self.steps[i:j], shape, dims) if self.closed(i, j) else None
+            if kernel:
+                self.emit(kernel)
+                return j
+
+    def closed(self, i, j) -> bool:
+        """Whether steps[i:j] can be one kernel: nothing that it computes but its last result is read later."""
+        inner = {step.result.number for step in self.steps[i:j - 1]}
+        return not any(value.number in inner for step in self.steps[j:] for value in step.operands.values())
+
+    def build(self, kind, steps, shape, dims=()) -> Kernel | None:
+        """A kernel over `steps`, or None if one of them cannot be translated."""
+        kernel = Kernel(kind, shape, dims, self.variables)
+        try:
+            for step in steps:
+                kernel.add(step)
+            kernel.text(kind)
+        except Unsupported:
+            return None
+        return kernel
+
+    def emit(self, kernel):
+        """Append the call of a kernel, which joins the others unless it is the same as one of them."""
+        plain = re.sub(r"\n +#.*", "", kernel.text("_"))
+        if plain not in self.names:
+            same = [name for name in self.names.values() if name.startswith(kernel.kind)]
+            self.names[plain] = kernel.kind + (str(len(same) + 1) if same else "")
+            self.texts.append(kernel.text(self.names[plain]))
+        name, last = self.names[plain], kernel.steps[-1]
+        self.forward.append(f"{last.result.text} = {name}({kernel.call_text()})")
+        self.note(kernel)
+
+    def note(self, kernel):
+        """Note the techniques that a kernel shows, each with the lines that show it."""
+        body = kernel.body()
+        steps = [line for line in body if not line.startswith(("tl.store", "for ")) and "tl.load" not in line]
+        broadcast = [line for line in body if "% " in line and "tl.load" in line]
+        names = {step.operator.technique for step in kernel.steps} - {""}
+        if kernel.kind in ("row", "sweep") and len(kernel.steps) > 1:
+            names.add("fuse-neighbours-into-row")
+        elif kernel.kind in ("fused", "matmul", "loss") and len(kernel.steps) > 1 + (kernel.kind != "fused"):
+            names.add("fuse-pointwise-run")
+        for kind, name in (("loss", "partial-sums-loss"), ("matmul", "tile-matmul-tf32x3")):
+            names |= {name} if kernel.kind == kind else set()
+        if any(step.name == "diagonal" for step in kernel.steps):
+            names.add("diagonal-as-scaling")
+        for name in names:
+            self.shown.setdefault(name, steps[:4])
+        pointwise = any(step.operator.kind == "pointwise" and step.part != _BIAS for step in kernel.steps)
+        if broadcast and pointwise:
+            self.shown.setdefault("index-broadcast-parameter", broadcast[:2])
+
+    def pointwise(self, step) -> bool:
+        """Whether a pointwise step may enter a kernel under the present techniques."""
+        if step.operator.kind != "pointwise" or not step.result.shape:
+            return False
+        if step.name == "diagonal":
+            return "diagonal-as-scaling" in self.techniques
+        if "index-broadcast-parameter" in self.techniques:
+            return True
+        kernel = self.build("fused", [step], step.result.shape)
+        return kernel is not None and not any("% " in operand.load for operand in kernel.operands.values())
+
+    def end_of_run(self, i, fits) -> int:
+        """Where the run of steps from i on ends for which `fits` holds."""
+        while i < len(self.steps) and fits(self.steps[i]):
+            i += 1
+        return i
+
+    def take_with_followers(self, kind, i, technique):
+        """`take` step i and, with the technique, the run of pointwise steps of its shape that follows it."""
+        shape = self.steps[i].result.shape
+
+        def joins(step):
+            return self.pointwise(step) and step.result.shape == shape
+
+        first = i + 1
+        if self.steps[i].part == _BIAS:  # not alone
+            first = self.end_of_run(first, joins) and i + 2
+        end = self.end_of_run(i + 1, joins) if technique in self.techniques else first
+        return self.take(kind, i, first, end, shape)
+
+    # ---- kinds of kernels: each returns the step that comes after what it took over, or None
+
+    def fused(self, i):
+        """A run of pointwise steps; without the technique only one, and only in a solution without any kernel."""
+        step = self.steps[i]
+        wanted = "fuse-pointwise-run" in self.techniques or not self.texts
+        if step.part == _BIAS or wanted and self.pointwise(step):
+            return self.take_with_followers("fused", i, "fuse-pointwise-run")
+
+    def rows(self, i):
+        """An operator over rows or groups, with its neighbours: a row to a program, or a sweep for other rows."""
+        neighbours = "fuse-neighbours-into-row" in self.techniques
+        k = i + (self.steps[i].part == _BIAS)
+        k = self.end_of_run(k, lambda step: neighbours and self.pointwise(step))
+        if k == len(self.steps) or not self.row(self.steps[k]):
+            return None
+        row, shape = self.steps[k], tuple(self.steps[k].source.shape)
+        group = row.operator.kind == "group"
+        first, last = row.attributes["dims"]
+        cols = math.prod(shape[first:last + 1])
+        rows = math.prod(shape) // cols
+        if any(step.result.shape != shape for step in self.steps[i:k]) or cols < 2:
+            return None
+
+        def joins(step):
+            if step.operator.kind == "row" and not group:
+                return self.row(step) and step.attributes["dims"] == (first, last) and step.source.shape == shape
+            return self.pointwise(step) and (step.result.shape == shape or math.prod(step.result.shape) == rows)
+
+        end = self.end_of_run(k + 1, joins) if neighbours else k + 1
+        spatial = first == 2 and math.prod(row.result.shape) == rows
+        whole = last == len(shape) - 1 and (first == last or spatial) and cols <= LONGEST_ROW and not group
+        for kind, fits in (("row", whole), ("sweep", rows >= FEWEST_PROGRAMS or group)):
+            j = self.take(kind, i, k + 1, end, shape, (first, last)) if fits else None
+            if j:
+                return j
+
+    def row(self, step) -> bool:
+        return step.operator.kind in ("row", "group") and step.operator.technique in self.techniques
+
+    def loss(self, i):
+        """Pointwise steps and the reduction over everything that ends them."""
+        shape = self.steps[i].result.shape
+        k = self.end_of_run(i, lambda step: step.operator.kind == "pointwise" and step.result.shape == shape)
+        joins = k - i <= 1 or "fuse-pointwise-run" in self.techniques  # else the last pointwise step joins, no other
+        if "partial-sums-loss" in self.techniques and joins and k < len(self.steps) \
+                and self.steps[k].operator.kind == "all":
+            return self.take("loss", i, k + 1, k + 1, self.steps[k].source.shape)
+
+    def batch(self, i):
+        """Batch norm: mean and variance by torch, the rest in a pointwise kernel."""
+        step = self.steps[i]
+        if step.operator.kind != "batch" or step.operator.technique not in self.techniques:
+            return None
+        dims = [d for d in range(len(step.result.shape)) if d != 1]
+        line = f"var, mu = torch.var_mean({step.source.text}, dim={dims}, correction=0, keepdim=True)"
+        shape = tuple(1 if d in dims else n for d, n in enumerate(step.result.shape))
+        statistics = {"mu": Value("mu", shape, -1), "var": Value("var", shape, -2)}
+        self.steps[i] = replace(step, operands=step.operands | statistics)
+        self.forward.append(line)
+        j = self.take_with_followers("fused", i, "fuse-pointwise-run")
+        if j is None:
+            self.forward.pop()
+        else:
+            self.shown[step.operator.technique] = [line]
+        return j
+
+    def matmul(self, i):
+        """A product of matrices, with its bias and the pointwise steps that follow as the epilogue."""
+        step = self.steps[i]
+        if step.operator.kind != "matmul" or "tile-matmul-tf32x3" not in self.techniques:
+            return None
+        if step.name == "linear":
+            weight = step.operands["weight"]
+            factors = {"a": step.source, "b": Value(f"{weight.text}.t()", weight.shape[::-1], weight.number)}
+            step = self.steps[i] = replace(step, operands=step.operands | factors)
+        a, b = step.operands["a"], step.operands["b"]
+        stacked = len(a.shape) == len(b.shape) >= 3 and a.shape[:-2] == b.shape[:-2]
+        if len(a.shape) >= 2 and (len(b.shape) == 2 or stacked) and a.text != b.text:
+            return self.take_with_followers("matmul", i, "fuse-pointwise-run")
+
+    def torch(self, i):
+        """A step that stays a torch call."""
+        j = self.folded(i)
+        if j is None:
+            self.forward.append(str(self.steps[i]))
+        return j or i + 1
+
+    def folded(self, i):
+        """Call a convolution without its bias, which the next kernel adds; None where no kernel follows.
+
+        Where each channel is normalised by itself the bias makes no difference.
+        """
+        step = self.steps[i]
+        reading = [j for j, other in enumerate(self.steps) if step.result in other.operands.values()]
+        if step.operator.kind != "convolution" or "bias" not in step.operands or reading != [i + 1] \
+                or "fold-convolution-bias" not in self.techniques:
+            return None
+        self.forward.append(without_bias(step))
+        j = i + 1
+        if self.steps[i + 1].name not in ("instance_norm", "batch_norm"):
+            raw = replace(step.result, number=-3 - i)
+            bias = Step("formula", "{x} + {y}", {"x": raw, "y": step.operands["bias"]}, {}, step.result, part=_BIAS)
+            self.steps[i] = bias
+            j = self.rows(i) or self.fused(i)
+            self.steps[i] = step
+        if j is None:
+            self.forward.pop()
+        else:
+            self.shown["fold-convolution-bias"] = [without_bias(step)]
+        return j
+
+
+def without_bias(step) -> str:
+    """The line of a convolution as a function's call without bias."""
+    layer, options = step.attributes["layer"], "stride padding dilation groups"
+    function = f"conv{len(step.result.shape) - 2}d"
+    if step.name == "conv_transpose":
+        function, options = function.replace("conv", "conv_transpose"), "stride padding output_padding groups dilation"
+    passed = ", ".join(f"{layer}.{option}" for option in options.split())
+    return f"{step.result.text} = F.{function}({step.source.text}, {layer}.weight, None, {passed})"

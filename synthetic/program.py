@@ -1,0 +1,443 @@
+"""A program: the list of steps that a problem is made of, and `Draft`, a program while it is drawn.
+
+    Value     a tensor or a number: what it is called in torch code, and its shape
+    Step      one operator: its row of the table, its spelling, its operands and its result
+    Program   the steps, the inputs, and the constructor with all that it needs
+
+Each step runs on PyTorch's meta device when it is drawn (tensors without data), so nothing here knows rules for shapes.
+wording.py writes a program as a problem, planner.py as a solution. Neither reads the other's text.
+"""
+
+import functools
+import keyword
+import math
+import random
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from synthetic.operators import COMPOSED, OPERATORS, RESERVED, Operator
+
+WORDS = Path(__file__).with_name("words.txt").read_text().split()
+SYLLABLES = ("ka lo mi ne tu ra so vi da pe gro bal fin kor tem sha wei gat mul div sub nor act drop gam bet sig "
+             "lam fac val vec out inp dim siz num cur pre post head ext reg alt adj off base mask").split()
+TEMPORARY = "tuv"  # variables of inline steps; no problem has others of these names
+
+
+class Unsupported(Exception):
+    """What a kernel cannot express, or a program that does not run."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor or a number. Two values of one variable differ in their number."""
+
+    text: str  # in torch code: a variable, an attribute of the model such as "self.scale", or a literal
+    shape: tuple | None = None  # None: a Python number
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operator of a program. str(step) is its line of torch code."""
+
+    name: str  # its row of operators.OPERATORS
+    spelling: str  # an expression with the fields of operands and attributes
+    operands: dict  # field -> Value; those of the spelling come first, in its order
+    attributes: dict  # field -> text; "layer" is the model's attribute, "dims" the first and last dimension of a row
+    result: Value
+    inline: bool = False  # problems write it inside the next step
+    part: str = ""  # the row of COMPOSED that it belongs to, or its own name
+    simpler: tuple = ()  # the same as simpler steps, where the operator has a definition
+
+    @property
+    def operator(self) -> Operator:
+        return OPERATORS[self.name]
+
+    @property
+    def source(self) -> Value:
+        """The operand that the step is about."""
+        return next(iter(self.operands.values()))
+
+    def expression(self) -> str:
+        texts = {name: value.text for name, value in self.operands.items()}
+        return self.spelling.format(**texts, **self.attributes)
+
+    def __str__(self):
+        return f"{self.result.text} = {self.expression()}"
+
+
+@functools.cache
+def fields_of(spelling) -> tuple:
+    """Names of the fields of a spelling, in their order, each once."""
+    return tuple(dict.fromkeys(re.findall(r"{(\w+)}", spelling)))
+
+
+class Meta:
+    """Runs torch code on tensors without data, and makes steps of it."""
+
+    def __init__(self, space=None, count=0):
+        self.space = space or {"torch": torch, "nn": nn, "F": F, "math": math, "self": SimpleNamespace()}
+        self.count = count  # the number of the last value
+
+    def evaluate(self, text):
+        with torch.device("meta"):
+            return eval(text, self.space)
+
+    def value(self, text, content=None) -> Value:
+        """The value that a text stands for, with a number of its own. content: what it is, if that is known."""
+        self.count += 1
+        content = self.evaluate(text) if content is None else content
+        shape = tuple(content.shape) if isinstance(content, torch.Tensor) else None
+        return Value(text, shape, self.count)
+
+    def run(self, name, spelling, fields, target, inline=False, part="") -> Step:
+        """Run one step. fields: of the spelling, each a Value or a text. Raises whatever torch raises."""
+        used = {field: fields[field] for field in fields_of(spelling)}
+        operands = {field: value for field, value in used.items() if isinstance(value, Value)}
+        attributes = {field: text for field, text in used.items() if isinstance(text, str)}
+        source = next(iter(operands.values()))
+        operands |= self.layer_values(name, attributes.get("layer"), source)
+        if "factors" in fields:  # of a product: expressions such as "{x}.T"
+            attributes["factors"] = fields["factors"]
+            texts = {field: value.text for field, value in operands.items()}
+            for field, factor in zip("ab", fields["factors"]):
+                operands[field] = self.value(factor.format(**texts))
+        if OPERATORS[name].kind in ("row", "group"):
+            attributes["dims"] = self.dimensions(name, {"d": fields.get("d")} | attributes, source)
+        step = Step(name, spelling, operands, attributes, Value(target), inline, part or name)
+        content = self.evaluate(step.expression())
+        simpler = self.definition(name, fields, target)
+        self.space[target] = content
+        result = simpler[-1].result if simpler else self.value(target, content)
+        return replace(step, result=result, simpler=simpler)
+
+    def layer_values(self, name, path, source) -> dict:
+        """What a kernel reads of a layer of the model: parameters, in a shape that broadcasts, and numbers."""
+        values = {}
+        for field_name, attribute in OPERATORS[name].reads if path else ():
+            content = getattr(self.evaluate(path), attribute, None)
+            if content is None:
+                continue
+            value = self.value(f"{path}.{attribute}", content)
+            if value.shape and len(value.shape) == 1 and OPERATORS[name].kind in ("group", "batch", "convolution"):
+                value = replace(value, shape=value.shape + (1,) * (len(source.shape) - 2))
+            values[field_name] = value
+        return values
+
+    def dimensions(self, name, attributes, source) -> tuple[int, int]:
+        """The first and the last of the dimensions that make a row, or (group) that are normalised together."""
+        rank = len(source.shape)
+        if OPERATORS[name].kind == "group":
+            return 1 + (name == "instance_norm"), rank - 1
+        if "layer" in attributes:
+            layer = self.evaluate(attributes["layer"])
+            if not hasattr(layer, "dim"):
+                return rank - len(layer.normalized_shape), rank - 1
+            dims = layer.dim
+        else:
+            dims = self.evaluate(attributes["d"])
+        dims = sorted(dim % rank for dim in (dims if isinstance(dims, (tuple, list)) else [dims]))
+        return dims[0], dims[-1]
+
+    def definition(self, name, fields, target) -> tuple:
+        """The simpler steps that an operator is made of."""
+        known, steps = {"d": "1", "keep": ""} | fields, []
+        for variable, simpler, spelling in OPERATORS[name].definition:
+            step = self.run(simpler, spelling, known, variable or target)
+            known[variable] = step.result
+            steps.append(step)
+        return tuple(steps)
+
+
+@dataclass
+class Program:
+    """A problem as steps, with what its constructor and its inputs need."""
+
+    seed: int
+    family: str
+    clutter: bool  # whether it is written with much that nothing uses
+    steps: list
+    inputs: list  # (Value, expression in get_inputs)
+    start: dict  # what the expressions of steps can read before the first of them: names -> values on the meta device
+    args: list = field(default_factory=list)  # constructor arguments: (name, annotation, constant that feeds it)
+    defaults: list = field(default_factory=list)  # constructor arguments that nobody passes: (name, value)
+    init: list = field(default_factory=list)  # lines of the constructor
+    consts: list = field(default_factory=list)  # module-level constants: (name, value)
+    signature: str = ""  # of the constructor; "" if there is none
+    annotated: bool = False  # whether arguments have types
+
+    @property
+    def result(self) -> Value:
+        return self.steps[-1].result
+
+    @property
+    def operators(self) -> list[str]:
+        """Names of the operators in the order of the forward pass."""
+        names = []
+        for step in self.steps:
+            name = "arithmetic" if step.name == "formula" else step.name
+            if names[-1:] != [name]:
+                names.append(name)
+        return names
+
+    def places(self, part) -> list[list[int]]:
+        """Each occurrence of an operator, or of a row of COMPOSED, as indices of steps."""
+        found = []
+        for i, step in enumerate(self.steps):
+            if step.part == part and found and found[-1][-1] == i - 1 and self.steps[i - 1].inline:
+                found[-1].append(i)
+            elif step.part == part:
+                found.append([i])
+        return found
+
+    def without(self, indices) -> "Program":
+        """The program without some of its steps: what read their results reads what they were about.
+
+        Whether it still computes the same, nobody knows. Raises Unsupported if it does not run.
+        """
+        meta, instead, steps = Meta(dict(self.start), self.result.number), {}, []
+        holds = {value.text: value.number for value, _ in self.inputs}  # variable -> number of the value in it
+        for i, step in enumerate(self.steps):
+            fields = {name: instead.get(value.number, value) for name, value in step.operands.items()}
+            for value in fields.values():
+                if holds.get(value.text, value.number) != value.number:
+                    raise Unsupported(f"{value.text} holds something else by then")
+            if i in indices:
+                instead[step.result.number] = next(iter(fields.values()))
+                continue
+            try:
+                again = meta.run(step.name, step.spelling, fields | step.attributes, step.result.text, step.inline,
+                                 step.part)
+            except (RuntimeError, IndexError, ValueError, TypeError) as error:
+                raise Unsupported(f"{step}: {error}") from None
+            instead[step.result.number] = again.result
+            holds[again.result.text] = again.result.number
+            steps.append(again)
+        if not steps:
+            raise Unsupported("no step is left")
+        return replace(self, steps=steps)
+
+
+class Draft:
+    """A program while it is drawn: names, constants, constructor arguments, inputs, steps.
+
+    Everything comes from one stream of random numbers, so a program is a pure function of its seed. Names are usual
+    ones, and now and then nonsense: a small model learns to copy names only if they vary widely.
+
+    clutter: much stands there that nothing uses. plain: ordinary names only.
+    """
+
+    def __init__(self, seed, clutter=False, plain=False):
+        self.r = random.Random(f"program {seed}")
+        self.meta = Meta()
+        self.program = Program(seed, "", clutter, [], [], {})
+        self.clutter, self.plain = clutter, plain
+        self.used = {"self", "torch", "nn", "F", "Model", "math", *TEMPORARY, *RESERVED, *keyword.kwlist,
+                     *dir(nn.Module)}
+        self.variable = self.pick(*["x"] * 8, "inputs", "inp", "A", "A", "feats", *([] if plain else [self.nonsense(), self.nonsense()]))
+        self.variable = "x" if self.variable in self.used else self.variable
+        self.used |= {self.variable, "B"}
+        self.x = None  # the current tensor
+        self.saved = None  # another tensor, for a residual step
+        self.dims = []  # expressions for the sizes of the current tensor, for another input of this shape
+        self.sizes = {}  # size of a dimension -> a name for it that constructors may use
+        self.rows_last = True  # whether a broadcast parameter of a 3-D tensor is over the last dimension
+        self.rename = self.pick(0, 0, 0, 0.1, 0.4, 1)  # how often a result gets a variable of its own
+
+    def chance(self, p) -> bool:
+        return self.r.random() < p
+
+    def pick(self, *options):
+        return self.r.choice(options)
+
+    @property
+    def shape(self) -> tuple:
+        return self.x.shape
+
+    # ---- names
+
+    def nonsense(self) -> str:
+        """An identifier that means nothing here: syllables, words of prose, or letters."""
+        kind = self.r.random()
+        if kind < 0.4:
+            return "_".join(self.r.choices(SYLLABLES, k=self.r.randint(1, 3)))
+        if kind < 0.75:
+            return "_".join(self.r.choices(WORDS, k=self.pick(1, 1, 2))) + self.pick("", "", "", "1", "2")
+        if kind < 0.85:
+            return "".join(self.r.choices("abcdefghijklmnopqrstuvwxyz", k=self.r.randint(3, 12)))
+        letters = ""
+        for _ in range(self.r.randint(1, 4)):
+            letters += self.r.choice("bcdfghjklmnprstvwz") + self.r.choice("aeiou")
+        return letters + self.pick("", "", "t", "ns")
+
+    # Names that problems are full of. What one stands for says its definition, not the name.
+    USUAL = ("gemm linear conv conv_transpose bn norm ln fc pool max_pool avg_pool gap act relu gelu softmax hardtanh "
+             "dropout scaling_factor add_value subtract_value multiply_value divide_value divisor constant_value "
+             "min_value max_value sum_tensor multiplier weight bias scale dim").split()
+
+    def name(self, options) -> str:
+        """An unused identifier: one of `options`, a string of usual ones, or now and then something else.
+
+        draft.name("batch_size N B")    batch_size, N or B; if they are taken, such as N_lo
+        """
+        options = options.split()
+        odd = 0 if self.plain else 0.3 if self.clutter else 0.15
+        if self.plain:
+            pass
+        elif self.program.args and self.chance(0.15):  # one that begins as another does: pool_size, pool_stride
+            first = self.r.choice(self.program.args)[0].split("_")[0]
+            options = [f"{first}_{option}" for option in options]
+        elif self.chance(0.2):
+            options = self.USUAL
+        for _ in range(5):
+            name = self.nonsense() if self.chance(odd) else self.r.choice(options)
+            name += self.pick("1", "2", "0", "_1") if self.clutter and self.chance(0.06) else ""
+            if name not in self.used:
+                break
+        while name in self.used:
+            name += self.pick("2", "3", "_b") if self.plain else "_" + self.r.choice(SYLLABLES)
+        self.used.add(name)
+        return name
+
+    # ---- constants, constructor arguments, attributes
+
+    def const(self, options, value) -> str:
+        """A new module-level constant; returns its name."""
+        name = self.name(options)
+        self.program.consts.append((name, str(value)))
+        self.meta.space[name] = self.meta.evaluate(str(value))
+        return name
+
+    def arg(self, options, value, annotation="int") -> str:
+        """A constructor argument with the module-level constant that feeds it; returns its name."""
+        name = self.const(options, value)
+        self.program.args.append((name, annotation, name))
+        return name
+
+    def size(self, i) -> str:
+        """How the constructor can name the size of dimension i of the current tensor."""
+        n = self.shape[i]
+        return self.inside(self.sizes[n]) if n in self.sizes else str(n)
+
+    def inside(self, name) -> str:
+        """Make a module-level constant known to the constructor, so that `ModelNew` can be built from its arguments."""
+        known = [arg for arg, _, _ in self.program.args]
+        if name.isidentifier() and name not in known:
+            self.program.args.append((name, "int", name))
+        return name
+
+    def attribute(self, options, value) -> str:
+        """An attribute of the model; returns the expression that reads it."""
+        name = self.name(options)
+        self.program.init.append(f"self.{name} = {value}")
+        setattr(self.meta.space["self"], name, self.meta.evaluate(value))
+        return f"self.{name}"
+
+    def kept(self, options, value, annotation="int") -> str:
+        """A constructor argument that is kept on self; returns the expression that reads it."""
+        return self.keep(self.arg(options, value, annotation))
+
+    def keep(self, name) -> str:
+        """Keep a constructor argument on self; returns the expression that reads it."""
+        self.program.init.append(f"self.{name} = {name}")
+        setattr(self.meta.space["self"], name, self.meta.space[name])
+        return f"self.{name}"
+
+    def number(self) -> str:
+        if self.clutter and self.chance(0.08):  # digits to be copied one by one
+            value = self.r.uniform(0.2, 3)
+            return str(value if self.chance(0.4) else round(value, self.r.randint(3, 6)))
+        return self.pick("0.1", "0.5", "1.5", "2.0", "3.0", "0.25", "0.7", "-0.5", "1.2", "4.0", "2", "3",
+                         str(round(self.r.uniform(-3, 4), 2) or 0.5))
+
+    def scalar(self, options, value) -> Value:
+        """A scalar operand: a constructor argument kept on self, a fixed attribute, or a literal."""
+        kind = self.r.random()
+        if kind < 0.55:
+            return Value(self.kept(options, value, "float"))
+        return Value(self.attribute(options, value) if kind < 0.7 else value)
+
+    def dimension(self, *values) -> str:
+        """A dimension: a literal, or now and then a constructor argument kept on self."""
+        value = self.pick(*values)
+        return self.kept("dim axis reduce_dim", value) if self.chance(0.12) else value
+
+    def near(self, *choices) -> int:
+        """A size near one of `choices`; now and then an odd one, which exercises masks."""
+        n = self.r.choice(choices)
+        return max(2, n - self.r.randint(1, n // 4)) if n >= 8 and self.chance(0.25) else n
+
+    # ---- inputs and steps
+
+    def input(self, dims, maker="") -> Value:
+        """A tensor among the inputs of forward. dims: expressions; maker: what makes it, torch.randn(dims) or so."""
+        inputs = self.program.inputs
+        name = self.variable
+        if inputs:
+            name = "B" if self.variable == "A" and len(inputs) == 1 else self.name("y other target targets labels")
+        if not maker:
+            maker = f"{self.pick('torch.randn', 'torch.rand', 'torch.randn')}({', '.join(dims)})"
+            if self.clutter and "randn" in maker and self.chance(0.12):
+                maker += self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3",
+                                   " * (torch.rand(()) + 0.5)")
+        self.meta.space[name] = self.meta.evaluate(maker)
+        value = self.meta.value(name, self.meta.space[name])
+        inputs.append((value, maker))
+        self.x = self.x or value
+        return value
+
+    def another_input(self) -> Value:
+        """A second tensor of the current shape, or one that is broadcast to it."""
+        return self.input(self.dims[self.pick(0, 0, 0, len(self.dims) - 1):])
+
+    def next_name(self) -> str:
+        """The variable of the next result: mostly the one that the current tensor has."""
+        if self.chance(self.rename):
+            self.variable = self.name("out y h z hidden logits scores features result")
+        return self.variable
+
+    def add(self, name, spelling, fields, target, inline=False, part="") -> Value:
+        """A step of any kind, which does not become the current tensor."""
+        step = self.meta.run(name, spelling, {"x": self.x, "keep": ""} | fields, target, inline, part)
+        self.program.steps.append(step)
+        return step.result
+
+    def apply(self, name, *spellings, **fields) -> Value:
+        """The next operator, a row of the table, in one of these spellings or of its own, or as a layer."""
+        operator = OPERATORS[name]
+        if operator.layer and not spellings and self.chance(0.4):
+            constructor = operator.layer.format(**fields)
+            return self.layer(name, f"{name} act activation nonlin", constructor, **fields)
+        spelling = self.pick(*spellings or operator.spellings)
+        self.x = self.add(name, spelling, fields, self.next_name())
+        return self.x
+
+    def layer(self, name, options, constructor, **fields) -> Value:
+        """The next operator as a layer of torch.nn, kept on self under one of `options`."""
+        path = self.attribute(options, f"nn.{constructor}")
+        self.x = self.add(name, "{layer}({x})", {"layer": path, **fields}, self.next_name())
+        return self.x
+
+    def compose(self, name, **fields) -> Value:
+        """A row of COMPOSED: several steps, which problems write as one expression."""
+        known = dict(fields)
+        for variable, operator, spelling in self.pick(*COMPOSED[name]):
+            target = variable or self.next_name()
+            known[variable] = self.add(operator, spelling, known, target, bool(variable), name)
+        self.x = known[""]
+        return self.x
+
+    def finish(self, family) -> Program:
+        """The finished program. family: what kind of problem it is."""
+        program = self.program
+        program.family = family
+        program.start = {name: value for name, value in self.meta.space.items() if name not in TEMPORARY}
+        for value, maker in program.inputs:
+            program.start[value.text] = self.meta.evaluate(maker)
+        return program

@@ -1,4 +1,4 @@
-"""What a reply says: tool calls in it, and where its thoughts end.
+"""What a reply says: the kernel in it, the tool calls in it, and where its thoughts end.
 
 A reply is text that a model sampled: anything can be in it, and nothing here may raise.
 """
@@ -13,11 +13,28 @@ import warnings
 # Neither holds another beginning: else a thousand beginnings without an end would be read a thousand times.
 _CALL = re.compile(r"<tool_call>((?:(?!<tool_call>).)*?)</tool_call>", re.DOTALL)
 _FUNCTION = re.compile(r"<function=([\w.-]+)>((?:(?!<function=).)*?)</function>", re.DOTALL)
+# The line that opens a block: a fence begins it, or stands behind words and code between single or double backticks.
+_OPENING = re.compile(r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*`{3,}[^\n`]*\n", re.MULTILINE)
 
 
 def after_thoughts(text) -> str:
     """The reply without its thoughts. Text in an unfinished <think> is no part of the answer."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
+
+
+def extract_code(text):
+    """The last fenced code block that defines `ModelNew`, or None; one within a thought does not count.
+
+    >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
+    'class ModelNew:\\n    pass\\n'
+    """
+    text, code, position = after_thoughts(text), None, 0
+    while opening := _OPENING.search(text, position):
+        body, closing, _ = text[opening.end():].partition("```")
+        if closing and re.search(r"(?m)^\s*class\s+ModelNew\b", body):
+            code = body
+        position = opening.end() + len(body) + len(closing)
+    return code
 
 
 def extract_tool_call(text, name):

@@ -17,10 +17,9 @@ import tasks
 from conftest import configure, make_task
 from synthetic.generator import synthesize, training_tasks
 from command import files
-from command.files import ROOT, found
+from command.files import ROOT, find_path
 from command.options import complete, option, parse, setting
 from command.process import UserError, run_command
-from run import task_stream
 from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint, folder_tasks,
                    kernelbench_tasks, load_task, operators, scale_batch, unfit)
 
@@ -125,10 +124,10 @@ def test_what_cannot_work_is_told_at_once(before, told):
 
 def test_what_is_not_in_the_current_folder_is_looked_for_in_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [task.name for task in folder_tasks("problems/level1")][:2] and found("no/such") == Path("no/such")
-    assert found("checkpoints/tiny") == ROOT / "checkpoints/tiny"
+    assert [task.name for task in folder_tasks("problems/level1")][:2] and find_path("no/such") == Path("no/such")
+    assert find_path("checkpoints/tiny") == ROOT / "checkpoints/tiny"
     (tmp_path / "checkpoints/tiny").mkdir(parents=True)
-    assert found("checkpoints/tiny") == Path("checkpoints/tiny")
+    assert find_path("checkpoints/tiny") == Path("checkpoints/tiny")
 
 
 def test_a_problem_that_is_too_large_for_the_interpreter_is_told_with_its_size():

@@ -55,14 +55,20 @@ def flag(name) -> str:
     return "--" + name.replace("_", "-")
 
 
+class Parser(argparse.ArgumentParser):
+    """Mistakes become one line, without the usage."""
+
+    def error(self, message):
+        raise UserError(message)
+
+
 def parse(kind, argv, description) -> dict:
     """The options that were given on a command line, without defaults. kind: a dataclass made of `option`s.
 
-    Raises UserError for a --set that cannot be read; argparse ends the program for any other mistake.
+    Raises UserError for a mistake in the command line.
     """
-    parser = argparse.ArgumentParser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                                     usage="%(prog)s [options]",
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=description, allow_abbrev=False, argument_default=argparse.SUPPRESS,
+                    usage="%(prog)s [options]", formatter_class=argparse.RawDescriptionHelpFormatter)
     group, settings = parser, {}
     for field in dataclasses.fields(kind):
         if field.name in kind.GROUPS:

@@ -21,7 +21,7 @@ from command.files import ROOT, find_path
 from command.options import complete, option, parse, setting
 from command.process import UserError, run_command
 from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint, folder_tasks,
-                   kernelbench_tasks, load_task, operators, scale_batch, unfit)
+                   kernelbench_tasks, load_task, operators, scale_batch, task_stream, unfit)
 
 PROBLEM = """
 import torch
@@ -87,6 +87,8 @@ def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, st
 @dataclass
 class Some:
     """Options of no program."""
+
+    GROUPS = {}
 
     top_p: object = option(0.5, "a share", most=1)
     size: int = option((1, 2, 3), "a size", above_0=True)

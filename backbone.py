@@ -23,7 +23,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
-from chat.calls import after_thoughts
+from chat.calls import after_thoughts, fenced_blocks
 from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
@@ -37,9 +37,6 @@ logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Backbone.load re
 # ----------------------------------------------------------------------------------------------------------------------
 # Parsing of replies. A reply is text that a model sampled: anything can be in it, and nothing here may raise.
 
-# The line that opens a block: a fence begins it, or stands behind words and code between single or double backticks.
-_OPENING = re.compile(r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*`{3,}[^\n`]*\n", re.MULTILINE)
-
 
 def extract_code(text):
     """The last fenced code block that defines `ModelNew`, or None; one within a thought does not count.
@@ -47,13 +44,8 @@ def extract_code(text):
     >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
     'class ModelNew:\\n    pass\\n'
     """
-    text, code, position = after_thoughts(text), None, 0
-    while opening := _OPENING.search(text, position):
-        body, closing, _ = text[opening.end():].partition("```")
-        if closing and re.search(r"(?m)^\s*class\s+ModelNew\b", body):
-            code = body
-        position = opening.end() + len(body) + len(closing)
-    return code
+    bodies = [body for _, body in fenced_blocks(after_thoughts(text))]
+    return next((body for body in reversed(bodies) if re.search(r"(?m)^\s*class\s+ModelNew\b", body)), None)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -416,7 +416,11 @@ def main(argv=None) -> int:
                 facts = {"command": " ".join(["python", "bench.py", *argv]),
                          "clock": "modelled" if options.device == "cpu" else "measured",
                          "skills": "no skills" if skills is None else f"skills out of {len(skills)}"}
+                if options.server:
+                    facts["server"] = model.statistics()
                 report(part, facts | levels.machine(options.device) | {"config": described} | all_figures(samples))
+    if options.server:
+        print(model.summary())
     if options.both and ranks.rank() == 0:
         write_page([part for part, _, _ in parts], folder / "report.html")
         print(f"\nboth side by side: {folder}/report.html")

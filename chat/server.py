@@ -25,6 +25,7 @@ from command.process import UserError
 PARALLEL = 64  # requests at a time
 PAUSES = (1, 4, 15, 60)  # seconds before a request is sent again
 REFUSED = (400, 413, 422)  # statuses of a prompt that cannot be answered, such as one that is too long
+FATAL = (401, 403, 404, 405)  # statuses that no prompt escapes: the key or the model's name is wrong
 KEY = "OPENAI_API_KEY"  # the environment variable that the protocol's clients read the API key from
 # What a request may raise: no connection, a bad status, a connection that ends early, and an answer in another layout.
 ERRORS = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError)
@@ -74,8 +75,7 @@ class Server:
         try:
             return [entry for entry in self._ask("/models").get("data") or () if entry.get("id")]
         except ERRORS as error:
-            hint = f"; a key is read from {KEY}" if getattr(error, "code", None) in (401, 403) else ""
-            raise UserError(f"--server {self.url}/models: {reason_of(error)}{hint}") from None
+            raise UserError(f"--server {self.url}/models: {reason_of(error)}") from None
 
     def check_lengths(self, prompt, reply):
         """The server knows its model's context, and refuses what is too long: see _reply."""
@@ -117,8 +117,8 @@ class Server:
     def _reply(self, prompt, seed) -> Completion:
         """Its token_ids only have the right number. A prompt without a reply gets an empty one, and stderr the reason.
 
-        Whatever fails is asked again after each of PAUSES, but for a prompt that the server refuses and for a reply
-        that takes longer than the timeout.
+        Whatever fails is asked again after each of PAUSES, except a prompt that the server refuses, and a reply that
+        takes longer than the timeout. Raises UserError for one of FATAL.
         """
         s = self.sampling
         body = {"model": self.name, "messages": prompt.messages, "max_tokens": s.max_new_tokens, "seed": seed,
@@ -129,6 +129,8 @@ class Server:
                 text, tokens, finished = read_answer(self._ask("/chat/completions", body))
             except ERRORS as error:
                 failed = error
+                if getattr(error, "code", None) in FATAL:
+                    raise UserError(f"--server {self.url}, model {self.name}: {reason_of(error)}") from None
                 if pause is None or isinstance(error, TimeoutError) or getattr(error, "code", None) in REFUSED:
                     break
                 time.sleep(pause)
@@ -145,6 +147,12 @@ class Server:
         return {"replies": len(self.seconds), "without_reply": dict(self.failures),
                 "median_seconds": round(statistics.median(self.seconds or [0.0]), 2),
                 "longest_seconds": round(max(self.seconds, default=0.0), 2)}
+
+    def summary(self) -> str:
+        """The statistics as one line."""
+        facts = self.statistics()
+        return (f"{self.url}: {facts['replies']} replies, median {facts['median_seconds']} s, longest "
+                f"{facts['longest_seconds']} s; {self.failures.total()} prompts without a reply")
 
 
 def read_answer(answer) -> tuple[str, int, bool]:
@@ -164,4 +172,5 @@ def reason_of(error) -> str:
     if isinstance(error, urllib.error.HTTPError):
         with contextlib.suppress(*ERRORS):  # the connection may end here, too
             said = error.read(2000).decode(errors="replace")
+        said += f" (the key is read from {KEY})" if error.code in (401, 403) else ""
     return " ".join(f"{type(error).__name__}: {error} {said}".split())[:200]

@@ -14,7 +14,7 @@ from chat import prompts
 from chat.calls import extract_tool_call, fenced_blocks
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
-from chat_templates import GLM_RESPONSE, TEMPLATES, template_tokenizer
+from chat_templates import CALLING, GLM_RESPONSE, TEMPLATES, calling_tokenizer, template_tokenizer
 from conftest import learnt, make_task, write_lines
 from policy import next_messages, policy_messages
 from judge.verdict import KernelTime, Verdict
@@ -156,6 +156,22 @@ def test_a_tokenizers_own_response_template_reads_its_calls(tokenizer):
     assert chat.tool_call('<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>', "f") == {"a": 1}
 
 
+@pytest.mark.parametrize("name", CALLING)
+def test_calls_become_text_where_they_would_not_come_back(tokenizer, name, tmp_path):
+    chat = Chat(calling_tokenizer(tokenizer, name))
+    arguments = {"think": "It's 'bound'.", "selected_skills": [{"name": "fuse", "reason": "it's"}]}
+    called = {"content": "", "role": "assistant", "tool_calls": [
+        {"id": "1", "type": "function", "function": {"name": "select_skills", "arguments": arguments}}]}
+    raw = chat.tokenizer.apply_chat_template([TALK[1], called], tools=[SELECT_TOOL], tokenize=False)
+    assert "<tool_call>" not in raw and "fuse" in raw  # the template does write calls
+    assert chat.tool_role == (False, False)
+    for tools in ([SELECT_TOOL], ""):
+        write_lines(tmp_path / "rows.jsonl", {"messages": [*TALK[:2], called], "tools": tools})
+        [(ids, mask)] = read_chats(tmp_path / "rows.jsonl", chat)
+        [reply] = learnt(chat, ids, mask)
+        assert chat.tool_call(reply.removesuffix(chat.tokenizer.decode(chat.end)), "select_skills") == arguments
+
+
 def test_thoughts_are_learnt_where_they_are_switched_on(tokenizer):
     chat = Chat(template_tokenizer(tokenizer, "qwen3"), thinking=True)
     thought = {"role": "assistant", "content": "<think>\nWhy.\n</think>\n\nPlan: one."}
@@ -163,6 +179,31 @@ def test_thoughts_are_learnt_where_they_are_switched_on(tokenizer):
     first, second = learnt(chat, ids, mask)
     assert first == thought["content"] + "<|im_end|>" and second.endswith("</think>\n\nPlan: two.<|im_end|>")
     assert "Why." in chat.tokenizer.decode(ids)  # kept as it was written, though the template would drop it now
+
+
+def test_rows_with_thoughts_are_learnt_whatever_they_say_of_thinking(tokenizer, tmp_path, capsys):
+    chat = Chat(template_tokenizer(tokenizer, "qwen3"))
+    thought = {"role": "assistant", "content": "<think>\nWhy.\n</think>\n\nPlan: one."}
+    rows = [{"messages": [*TALK[:2], thought]} | more for more in ({}, {"enable_thinking": False})]
+    write_lines(tmp_path / "rows.jsonl", *rows, {"messages": TALK})
+    data = read_chats(tmp_path / "rows.jsonl", chat)
+    assert [learnt(chat, *row)[0] for row in data[:2]] == [thought["content"] + "<|im_end|>"] * 2 and len(data) == 3
+    assert "2 rows hold thoughts, which the model will write with --thinking only" in capsys.readouterr().out
+
+
+def test_rows_in_other_layouts_are_read(tokenizer, tmp_path, capsys):
+    chat = Chat(template_tokenizer(tokenizer, "deaf"))  # it writes no calls
+    parts = [{"type": "text", "text": "Plan: "}, {"type": "text", "text": "two."}]
+    call = {"type": "function", "function": {"name": "f", "arguments": CALL}}
+    write_lines(
+        tmp_path / "rows.jsonl", {"messages": [*TALK[:2], {"role": "assistant", "content": parts}], "tools": ""},
+        {"messages": [*TALK[:2], {"role": "assistant", "content": "So:", "tool_calls": [call]}]},
+        {"messages": [*TALK[:2], {"role": "assistant", "content": [{"type": "image_url", "image_url": "x"}]}]})
+    plain, called = read_chats(tmp_path / "rows.jsonl", chat)
+    assert learnt(chat, *plain) == ["Plan: two." + chat.tokenizer.decode(chat.end)]
+    [reply] = learnt(chat, *called)
+    assert reply.startswith("So:") and chat.tool_call(reply, "f") == CALL
+    assert "rows.jsonl:3: skipped (ValueError: a message holds something else than text)" in capsys.readouterr().err
 
 
 def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder):

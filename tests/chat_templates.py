@@ -45,14 +45,14 @@ GLM_RESPONSE = {"start_anchor": "<|assistant|>", "fields": {"content": {}, "tool
 
 
 # Templates that claim to write calls, with a response template that is to read them: what a model would sample is not
-# what comes back. name: (how a call is written, its end, response template of the call).
+# what comes back. name: (how a call is written, response template of the call).
 _HEAD = ("{{ '<|system|>' }}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}"
          "{% if not m.tool_calls %}{{ '<|%s|>%s<|end|>' % (m.role, m.content) }}{% else %}"
          "{% set f = m.tool_calls[0]['function'] %}")
 _TAIL = "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 CALLING = {
     # The end of the reply is a part of the call's pattern, but not of the text that is parsed (Llama 3.x).
-    "ends": ("{{ '<|assistant|>{\"name\": \"' + f.name + '\", \"parameters\": ' + f.arguments | tojson + '}<|end|>' }}",
+    "ends": ("{{ '<|assistant|>{\"name\": \"' + f.name + '\", \"parameters\": ' + f.arguments | tojson }}}<|end|>",
              {"open_pattern": r'\{"name": "(?P<name>\w+)", "parameters": ', "close": "}<|end|>", "content": "json"}),
     # Values in quotes that they may contain themselves (LFM2).
     "quotes": ("{{ '<|assistant|>[' + f.name + '(' }}{% for k, v in f.arguments.items() %}{{ k }}='{{ v | tojson }}'{% endfor %}"

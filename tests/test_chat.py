@@ -286,27 +286,39 @@ def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_p
     assert list(function["parameters"]["properties"]["new_skills"].items()) == list(new.items())
 
 
-@pytest.mark.parametrize("verdict, fields, kernels", [
+WRONG = {"status": "completed", "compiled": True, "correctness": False, "decoy_kernel": False, "reference_runtime": -1.0,
+         "kernel_runtime": -1.0, "speedup": 0.0, "metadata": {}, "error_message": "", "error_code": "", "reward": 0.0,
+         "success": False, "score": 0.0, "profiling": None, "num_custom_kernel": 0, "num_total_kernels": 0,
+         "custom_kernel_cuda_time_in_profiling_us": 0, "total_kernel_run_time_in_profiling_us": 0.0}
+FAILED = {"reward": 0.0, "speedup": 0.0, "success": False, "correctness": False, "compiled": False}
+
+
+@pytest.mark.parametrize("verdict, state", [
     (Verdict(compiled=True, correct=True, speedup=2.0, coverage=0.5, reference_ms=1.0, candidate_ms=0.5,
              profile=[KernelTime("k\u00e9", 0.5, True), KernelTime("mm", 0.25, False)]),
      {"status": "completed", "compiled": True, "correctness": True, "decoy_kernel": False, "reference_runtime": 1.0,
-      "kernel_runtime": 0.5, "speedup": 2.0, "error_message": None, "error_code": None, "reward": 1.75,
-      "success": True, "score": 1.75, "num_custom_kernel": 1, "num_total_kernels": 2,
-      "custom_kernel_cuda_time_in_profiling_us": 250.0, "total_kernel_run_time_in_profiling_us": 500.0},
-     [{"name": "k\u00e9", "cuda_time_us": 250.0}, {"name": "mm", "cuda_time_us": 125.0}]),
-    (Verdict(compiled=True, error="wrong", excerpt="  1> x"),
-     {"compiled": True, "correctness": False, "reference_runtime": -1.0, "speedup": 0.0, "reward": 0.0,
-      "error_message": "wrong\n  1> x", "error_code": "CORRECTNESS_ERROR"}, []),
-    (Verdict(rejected="a decoy"), {"decoy_kernel": True, "error_message": "a decoy", "reward": 0.0}, []),
-    (Verdict(error="no code"), {"compiled": False, "error_code": "COMPILATION_ERROR", "success": False}, [])])
-def test_feedback_of_the_releases_layout_is_the_state_as_json(release_prompts, verdict, fields, kernels):
+      "kernel_runtime": 0.5, "speedup": 2.0, "metadata": {"profiling": {
+          "kernels": [{"name": "k\u00e9", "cuda_time_us": 250.0}, {"name": "mm", "cuda_time_us": 125.0}],
+          "kernel_count": 2, "total_cuda_time_us": 500.0}},
+      "error_message": None, "error_code": None, "reward": 1.75, "success": True, "score": 1.75, "profiling": None,
+      "num_custom_kernel": 1, "num_total_kernels": 2, "custom_kernel_cuda_time_in_profiling_us": 250.0,
+      "total_kernel_run_time_in_profiling_us": 500.0}),
+    (Verdict(compiled=True, error="wrong"), WRONG | {"error_message": "wrong", "error_code": "CORRECTNESS_ERROR"}),
+    (Verdict(compiled=True, error="bad", excerpt="  1> x"),
+     WRONG | {"error_message": "bad\n  1> x", "error_code": "RUNTIME_ERROR"}),
+    (Verdict(compiled=True, rejected="a decoy"),
+     dict(list(WRONG.items())[:10]) | {"compiled": False, "decoy_kernel": True, "error_message": "a decoy",
+                                       "error_code": None, "reward": 0.0, "success": False,
+                                       "error": "Reward hacking: Decoy kernel detected", "score": 0.0}),
+    (Verdict(error="bad", excerpt="  1> x"),
+     {"status": "failed", "error_message": "bad\n  1> x"} | FAILED | {"error": "bad\n  1> x"}),
+    (Verdict(error="no code"), FAILED | {"error": "no code"})])
+def test_feedback_of_the_releases_layout_is_the_state_as_json(release_prompts, verdict, state):
+    """Keys, values and their order, as its reward_client.py gives them for these answers of its server."""
     answer = next_messages([], "r", verdict)[-1]["content"]
-    assert answer.startswith('Verdict {1}:\n{\n  "status"') and answer.endswith("\n}\nAgain.\n")
+    assert answer.startswith("Verdict {1}:\n{") and answer.endswith("\n}\nAgain.\n")
     text = answer.removeprefix("Verdict {1}:\n").removesuffix("\nAgain.\n")
-    state = json.loads(text)
     assert text == json.dumps(state, ensure_ascii=False, indent=2)
-    assert state.items() >= fields.items() and state["metadata"]["profiling"]["kernels"] == kernels
-    assert [key for key in state if key in fields] == list(fields) or not verdict.correct  # in this order
 
 
 def test_a_policy_prompt_of_ones_own_has_a_place_for_skills(release_prompts, tmp_path):

@@ -3,8 +3,8 @@
 The release's prompts are such files, too: `--prompts` with a copy of its kernel/config. A released checkpoint does best
 with the prompts that it was trained on. What the release has in code instead is in RELEASE_FORMS and `limit_tool`. The
 Policy's first prompt is in the rows of its RL data: copy it into a YAML file of your own, as `policy_user`, with
-__task_description__ and __skills__ (before its last paragraph) in their places and an empty `policy_system`. What
-Summary reads where no skill was in use stands in skill_prompt_builder.py: copy it there, too, as `no_skills`.
+__task_description__ and __skills__ (before its last paragraph) in their places and an empty `policy_system`. Its words
+for Summary where no skill was in use are in skill_prompt_builder.py: ours say the same; `no_skills` changes them.
 """
 
 import re
@@ -25,6 +25,7 @@ RELEASE_FORMS = {  # skill_library.py, skill_prompt_builder.py, vllm_async_engin
     "selection_task": "__policy_user__",
     "candidate": "__number__. **__name__**  [scope=__scope__]__tag_note__\n    __description__",
     "skill": _HEAD % "[__tags__]" + "\n", "skill_in_use": _HEAD % "[__tags__]" + "\n", "skills_in_use": "__skills__",
+    "no_skills": "(none: this rollout was of the null scheme)",
     "skill_to_verify": _HEAD % "__tag_list__", "before_skill_to_verify": "\n\n---\n\n"}
 
 

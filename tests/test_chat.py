@@ -269,7 +269,7 @@ def test_prompts_of_a_folder_in_the_releases_layout(release_prompts):
                         (policy_messages(task, SKILLS, verifies=True), f"{FUSE}\n\n\n---\n\n{TILE}"),
                         (policy_messages(task, SKILLS[:1], verifies=True), FUSE.replace("[a, b]", "['a', 'b']"))):
         assert shown == [{"role": "system", "content": f"{ours}\n\n===\n{text}\n=="}, asked[1]]
-    for skills, text in ((SKILLS, f"{FUSE}\n\n\n{TILE}"), ((), prompts.PROMPTS["no_skills"])):
+    for skills, text in ((SKILLS, f"{FUSE}\n\n\n{TILE}"), ((), "(none: this rollout was of the null scheme)")):
         system, user = summary_messages(task, skills, ("one", 1.0), ("two", 2.0))
         assert system["content"] == "At most 2." and user["content"] == (
             f"[SYSTEM]\n{ours}\n\n[USER]\n{asked[1]['content']}|{text}|1.00|one|two")

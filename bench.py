@@ -88,7 +88,7 @@ STRATEGIES = {  # what a sample's next attempt sees of the earlier ones; policy.
     "parallel": Strategy(show=nothing),  # independent attempts
     "serial": Strategy(show=best_window),  # the paper's: the best 4 consecutive attempts and their verdicts
     "judge": Strategy(show=latest, judge=True),  # CudaForge: the last attempt, and the model names its bottleneck
-    "evolve": Strategy(show=ranked_parent, only_new=True),  # EvoEngineer: a population of 5, and parents
+    "evolve": Strategy(show=ranked_parent, only_new=True, least_turns=5),  # EvoEngineer: a population of 5, and parents
 }
 
 
@@ -252,6 +252,9 @@ def start(options) -> tuple:
         raise UserError("--bm25-only, --both and --no-skills: choose one")
     if options.server and options.thinking:
         raise UserError("--thinking: with --server it is a matter of how the server was started")
+    least = STRATEGIES[options.strategy].least_turns
+    if options.turns < least:
+        raise UserError(f"--strategy {options.strategy}: with fewer than --turns {least} no attempt sees an earlier one")
     source, level = "built-in problems", builtin_tasks(options.level, options.device)
     if options.kernelbench:
         source, level = "KernelBench", kernelbench_tasks(options.kernelbench, options.level)

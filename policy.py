@@ -207,6 +207,7 @@ class Strategy:
     condense: bool = False  # show earlier replies without their thoughts (Kevin)
     judge: bool = False  # after each verdict the model itself names one bottleneck (CudaForge)
     only_new: bool = False  # a kernel that an earlier attempt has written is not judged again (EvoEngineer)
+    least_turns: int = 1  # with fewer turns no attempt would see an earlier one
     verifies: bool = False  # the last skill is a proposal, which the first attempt verifies (summarizer.verify)
 
 

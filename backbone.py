@@ -84,10 +84,11 @@ class Backbone(Chat):
                             "(bench.py: --max-prompt-tokens, --max-new-tokens; else --prompt-tokens, --policy-tokens)")
 
     @classmethod
-    def load(cls, path, device="cpu", dtype=None):
+    def load(cls, path, device="cpu", dtype=None, template=""):
         """Load a model folder or hub id. Raises UserError with one line when that cannot be done.
 
-        dtype defaults to float32 below a billion parameters and to bfloat16 above.
+        dtype defaults to float32 below a billion parameters and to bfloat16 above. template: a chat template in place
+        of the tokenizer's own.
         """
         looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
         if looks_local and not Path(path).is_dir():
@@ -108,6 +109,7 @@ class Backbone(Chat):
                 "no such folder, and the hub cannot give it; without a network, download it and pass its folder")
             reason = str(error).strip().split("\n")[0][:200]
             raise UserError(f"{path}: {what} ({type(error).__name__}: {reason})") from None
+        tokenizer.chat_template = template or tokenizer.chat_template
         if not tokenizer.chat_template:
             raise UserError(f"{path}: the tokenizer has no chat template")
         return cls(model.to(device).eval(), tokenizer)

@@ -252,6 +252,9 @@ def start(options) -> tuple:
     """
     check_device(options.device)
     check_name(Options, "strategy", options.strategy, STRATEGIES)
+    least = STRATEGIES[options.strategy].least_turns
+    if options.turns < least:
+        raise UserError(f"--strategy {options.strategy}: with fewer than --turns {least} no attempt sees an earlier one")
     source, level = "built-in problems", builtin_tasks(options.level, options.device)
     if options.kernelbench:
         source, level = "KernelBench", kernelbench_tasks(options.kernelbench, options.level)
@@ -417,7 +420,11 @@ def main(argv=None) -> int:
                 facts = {"command": " ".join(["python", "bench.py", *argv]),
                          "clock": "modelled" if options.device == "cpu" else "measured",
                          "skills": "no skills" if skills is None else f"skills out of {len(skills)}"}
+                if options.server:
+                    facts["server"] = model.statistics()
                 report(part, facts | levels.machine(options.device) | {"config": described} | all_figures(samples))
+    if options.server:
+        print(model.summary())
     if options.both and ranks.rank() == 0:
         write_page([part for part, _, _ in parts], folder / "report.html")
         print(f"\nboth side by side: {folder}/report.html")

@@ -151,6 +151,7 @@ class Strategy:
     advise: Callable = no_advice  # (model, trajectory, longest prompt): a generator, which may yield Prompts and give
     #                               the last turn `advice`
     same_prompts: bool = False  # may two attempts see the same prompt? Then they differ only if they are not greedy
+    least_turns: int = 1  # with fewer turns no attempt would see an earlier one
 
 
 HISTORIES = {"all": Strategy()}  # of training: options.history

@@ -209,7 +209,7 @@ def normalised(code) -> str:
         return " ".join(code.split())
 
 
-STRATEGIES["evolve"] = Strategy(show=ranked_parent, refuse=repeated, same_prompts=True)
+STRATEGIES["evolve"] = Strategy(show=ranked_parent, refuse=repeated, same_prompts=True, least_turns=5)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -45,17 +45,20 @@ def words(text) -> list[str]:
     """The words that BM25 compares: the release's, and the parts of those that are code.
 
     The release (skill_library.py) writes lower case, splits at blanks and `_ - /`, and deletes other punctuation, so
-    nn.LayerNorm(x) is one word, which no skill contains. We add its identifiers and what CamelCase joins in them.
+    nn.LayerNorm(x) is one word, which no skill contains. We add its identifiers, what CamelCase joins in them, and
+    identifiers with `_` as one word: layer_norm, LayerNorm and layernorm share one.
 
-    >>> words("Fuse-pointwise_run: nn.LayerNorm(x)")
-    ['fuse', 'pointwise', 'run', 'nnlayernormx', 'nn', 'layernorm', 'x', 'layer', 'norm']
+    >>> words("Fuse-pointwise: nn.LayerNorm(x)")
+    ['fuse', 'pointwise', 'nnlayernormx', 'nn', 'layernorm', 'x', 'layer', 'norm']
+    >>> words("F.layer_norm")
+    ['flayer', 'f', 'layer', 'norm', 'layernorm']
     """
     found = []
     for word in re.split(r"[\s_/-]+", text):
         identifiers = re.findall(r"\w+", word)
         parts = re.sub(r"(?<=[a-z])(?=[A-Z\d])", " ", " ".join(identifiers)).split()
         found += dict.fromkeys(map(str.lower, filter(None, ["".join(identifiers), *identifiers, *parts])))
-    return found
+    return found + [name.replace("_", "").lower() for name in re.findall(r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+", text)]
 
 
 def recall(library, query, top=CANDIDATES) -> list[Skill]:

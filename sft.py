@@ -31,6 +31,13 @@ faster: there every token weighs the same.
     a sequence that     is cut at the right                 is left out
     is too long
 
+The release also replaces the model's chat template by one of its own, the text QWEN3CHATTEMPLATE of its
+kernel/constant.py: without thoughts, and with calls as <function=...><parameter=...>. Qwen3's own template has calls as
+JSON. To learn them as the released checkpoints did, save that text as a file for --chat-template; it stays with the
+tokenizer. One thing of the release's step we do not copy. It divides the loss by the number of micro-batches after the
+backward pass, so its gradient is that many times ours (8 times with 64 sequences on 8 GPUs). AdamW's step does not
+depend on such a factor, but the clip at 1.0 then acts on gradients from an eighth of the norm on.
+
 How this differs from the paper: the examples are written by a program that knows thirteen techniques, not by a large
 model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's
 tokenizer and random weights are made in synthetic/tiny.py.
@@ -77,6 +84,8 @@ class Options:
     processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
     model: str = option("", "pretrained model to start from: loss, schedule, weight decay and truncation are then the "
                         "release's (see the head of sft.py); without it a tiny one is made from random weights")
+    chat_template: str = option("", "with --model: replace its chat template by this file's (Jinja), as the release does "
+                                "(see the head of sft.py)", metavar="FILE")
     data: str = option("", "train on this file of rows (messages, tools) instead of the built-in examples")
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
@@ -121,8 +130,8 @@ def read_options(argv) -> Options:
     check_device(options.device)
     if not options.out:
         raise UserError("--out is required")
-    if not options.model and (options.data or options.from_rollouts or ranks.count() > 1):
-        raise UserError("--data, --from-rollouts and several GPUs need --model, the pretrained model to train")
+    if not options.model and (options.data or options.from_rollouts or options.chat_template or ranks.count() > 1):
+        raise UserError("--data, --from-rollouts, --chat-template and several GPUs need --model, the model to train")
     return options
 
 
@@ -234,14 +243,23 @@ def width_for(length) -> int:
 def fit(data, longest, cut) -> list:
     """Encoded examples of at most `longest` tokens: others are cut at the right (release), or left out without `cut`.
 
+    One of which nothing is learnt after the cut is left out, too: it would only make the batch's mean smaller.
+
     >>> fit([("abc", "xyz"), ("a", "x")], 2, True), fit([("abc", "xyz"), ("a", "x")], 2, False)
-    2 examples, 1 longer than 2 tokens: cut
-    2 examples, 1 longer than 2 tokens: left out
+    2 examples, 1 longer than 2 tokens: 1 cut, 0 left out
+    2 examples, 1 longer than 2 tokens: 0 cut, 1 left out
     ([('ab', 'xy'), ('a', 'x')], [('a', 'x')])
     """
-    longer = sum(len(ids) > longest for ids, _ in data)
-    print(f"{len(data)} examples, {longer} longer than {longest} tokens: {'cut' if cut else 'left out'}", flush=True)
-    return [(ids[:longest], mask[:longest]) for ids, mask in data if cut or len(ids) <= longest]
+    fitting, longer, left_out = [], 0, 0
+    for ids, mask in data:
+        longer += len(ids) > longest
+        if len(ids) <= longest or cut and any(mask[:longest]):
+            fitting.append((ids[:longest], mask[:longest]))
+        else:
+            left_out += 1
+    print(f"{len(data)} examples, {longer} longer than {longest} tokens: {longer - left_out} cut, {left_out} left out",
+          flush=True)
+    return fitting
 
 
 def plan_batches(lengths, options) -> list[list[list[int]]]:
@@ -393,7 +411,11 @@ def main(argv=None) -> int:
     """
     options = read_options(argv)
     check_folder(options)
-    chat = Backbone.load(find_path(options.model), options.device) if options.model else None
+    template = ""
+    if options.chat_template:
+        with user_error(f"--chat-template {options.chat_template}: cannot be read"):
+            template = find_path(options.chat_template).read_text()
+    chat = Backbone.load(find_path(options.model), options.device, template=template) if options.model else None
     Path(options.out).mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     tokenizer, data = ranks.first(load_data(options, chat) if ranks.rank() == 0 else None)

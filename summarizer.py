@@ -210,12 +210,13 @@ _LAZY = [re.compile(rf"\b({phrase})\b", re.IGNORECASE) for phrase in (
     "(just|simply|only) (use|call|keep) (py)?torch",
     "use (the )?(eager|plain|native|built in) (py)?torch",
     r"use torch\.\S+ (directly|instead(?! of torch))",
-    "(avoid|instead of|rather than) (writing|custom|(your|our) own) ([a-z]+ ){0,3}kernels?",
+    "(avoid|instead of|rather than) (writing|custom|(your|our) own) ([a-z]+ ){0,3}kernels?"
+    "(?! launch| per | for (each|every) )",
     "skip (writing )?((the|a|custom|cuda|triton) )*kernels?",
     r"(not|[a-z]+n't|never|no need to) write ((a|any|your|own|custom|cuda|triton) )*kernels?",
     r"(not|[a-z]+n't|never) (call|write|use) (cuda|triton)(?! graphs?|\.\w)",
     "drop the ((custom|cuda|triton) )*(kernel|cuda|triton)",
-    "skip (the )?(computation|ops?|operator)|eliminate the (kernel|op|operator) entirely",
+    "skip (the )?(computation|ops?|operators?)(?! by )|eliminate the (kernel|op|operator) entirely",
     "replac(e|ing) the ([a-z]+ )?kernel (with|by) (py)?torch",
 )]
 # What comes before such words where the advice is the opposite: "do not call cuBLAS"

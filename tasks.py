@@ -18,7 +18,9 @@ problems, also the user's, apart from the evaluation problems.
 """
 
 import ast
+import contextlib
 import hashlib
+import json
 import math
 import random
 import re
@@ -96,19 +98,19 @@ def parquet_tasks(path) -> list[Task]:
     """The rows of a file in the layout of the paper's RL data (release: verl_patch/utils/dataset/rl_dataset.py).
 
     Of a row, `reward_model.ground_truth` is the problem, and `extra_info.entry_point` the name of its class, which we
-    rename to Model: our prompts ask for ModelNew (the release asks for that name + New, in the column `prompt`). Rows
-    that are no problem are left out, and counted. Raises TaskError for a file of KernelBench's problems, such as the
+    rename to Model: our prompts ask for ModelNew (the release asks for that name + New, in the column `prompt`). Both
+    columns are objects, or JSON text. Rows that are no problem are left out, and counted. Raises TaskError for a file of KernelBench's problems, such as the
     paper's validation set: those are for evaluation only.
     """
     tasks, left_out = [], Counter()
     for number, row in enumerate(read_parquet(path, ["data_source", "reward_model", "extra_info"])):
         if "kernelbench" in str(row["data_source"]).lower():
             raise TaskError(f"{path}: KernelBench's problems are for evaluation only (bench.py --kernelbench)")
-        info = row["extra_info"] or {}
-        entry, source = info.get("entry_point") or "Model", row["reward_model"]["ground_truth"]
-        if entry != "Model":
-            source = re.sub(r"\bModel\b", "OtherModel", source)
-            source = re.sub(rf"\b{re.escape(entry)}\b", "Model", source)
+        info, reward = _object(row["extra_info"]), _object(row["reward_model"])
+        entry, source = info.get("entry_point") or "Model", reward.get("ground_truth") or ""
+        if entry != "Model":  # a name behind a dot is another one: nn.LayerNorm, where the class is called LayerNorm
+            source = re.sub(r"(?<![\w.])Model\b", "OtherModel", source)
+            source = re.sub(rf"(?<![\w.]){re.escape(entry)}\b", "Model", source)
         problem = malformed(source)
         if problem:
             left_out[problem.split(" (")[0]] += 1
@@ -118,6 +120,14 @@ def parquet_tasks(path) -> list[Task]:
     if not tasks:
         raise TaskError(f"{path}: no problems there")
     return tasks
+
+
+def _object(value) -> dict:
+    """A column of a parquet file that holds an object, or its JSON text; {} for anything else."""
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    return value if isinstance(value, dict) else {}
 
 
 def folder_tasks(folder, level=0) -> list[Task]:
@@ -401,8 +411,8 @@ def evaluation_fingerprints() -> frozenset[str]:
 def unfit(task, evaluation) -> str | None:
     """Why a problem may not be trained on, or None if it may (CUDA Agent's filters of synthesised tasks).
 
-    It must not be near an evaluation problem, and must run, return one finite tensor, return the same values for the
-    same inputs, and other values for other inputs: with a constant output a kernel that ignores its inputs is correct.
+    It must not be near an evaluation problem, and must run, return finite tensors only, the same values for the same
+    inputs, and other values for other inputs: with a constant output a kernel that ignores its inputs is correct.
     evaluation: fingerprints of the evaluation problems. The problem runs in this process, on the CPU: it is one of our
     own or of the user's. Of one whose tensors are too large for that (MOST_CHECKED) only the first is checked.
     """
@@ -418,10 +428,23 @@ def unfit(task, evaluation) -> str | None:
             first, again, other = model(*inputs), model(*inputs), model(*get_inputs())
     except Exception as error:  # any: the generator goes on to the next seed
         return f"does not run: {type(error).__name__}"
-    if not isinstance(first, torch.Tensor) or not torch.isfinite(first).all():
-        return "does not return one finite tensor"
-    if not torch.equal(first, again):
+    first, again, other = map(_flat, (first, again, other))
+    if not first or not all(isinstance(x, torch.Tensor) and torch.isfinite(x).all() for x in first):
+        return "does not return finite tensors"
+    if not all(map(torch.equal, first, again)):
         return "not deterministic"
-    if first.numel() > 1 and first.float().std() < 1e-6 or torch.allclose(first, other, rtol=1e-4, atol=1e-6):
+    if all(map(_constant, first, other)):
         return "constant output"
     return None
+
+
+def _flat(output) -> list:
+    """The tensors of an output that may be nested in tuples and lists."""
+    return sum(map(_flat, output), []) if isinstance(output, (tuple, list)) else [output]
+
+
+def _constant(first, other) -> bool:
+    """Does a tensor of the output hold one value only, or the same values for other inputs? first, other: its values.
+    """
+    first, other = first.float(), other.float()
+    return first.numel() > 1 and first.std() < 1e-6 or torch.allclose(first, other, rtol=1e-4, atol=1e-6)

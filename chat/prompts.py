@@ -1,10 +1,9 @@
 """The prompts and tools of the three roles: those of prompts.yaml, or of a file of the user's in the same layout.
 
 `--prompts` reads the prompt files of the paper's release, too (chat/release.py): give it a copy of its kernel/config.
-Two of the release's texts are in none of these files; write them into a YAML file of your own. The Policy's first
-prompt is in the rows of its RL data: it becomes `policy_user`, with __task_description__ and __skills__ (before its last
-paragraph) in their places, and `policy_system` is empty. What Summary reads where no skill was in use stands in
-skill_prompt_builder.py: it becomes `no_skills`.
+The Policy's first prompt is in none of these files but in the rows of the release's RL data: write it into a YAML file
+of your own as `policy_user`, with __task_description__ and __skills__ (before its last paragraph) in their places, and
+with an empty `policy_system`.
 """
 
 import re

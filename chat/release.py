@@ -14,7 +14,8 @@ _HEAD = "---\nname: __name__\ndescription: __description__\nscope: __scope__\nta
 FORMS = {  # the texts of prompts.yaml that the release has in skill_library.py and skill_prompt_builder.py
     "selection_task": "__policy_user__",
     "candidate": "__number__. **__name__**  [scope=__scope__]__tag_note__\n    __description__",
-    "skill": _HEAD, "skill_in_use": _HEAD, "skills_in_use": "__skills__"}
+    "skill": _HEAD, "skill_in_use": _HEAD, "skills_in_use": "__skills__",
+    "no_skills": "(none: this rollout was of the null scheme)"}
 
 
 def in_our_layout(parsed, limits) -> dict:
@@ -51,23 +52,38 @@ def limit_tool(role, function, most):
 
 
 def json_feedback(verdict, reward) -> str:
-    """A verdict as the release shows it (vllm_async_engine.py): the state of the environment, with reward and kernels.
+    """A verdict as the release shows it (vllm_async_engine.py): its server's answer, and what reward_client.py adds.
 
-    The keys and their order are those of its server (EvaluationResponse) and of reward_client.py. We leave out what the
-    Verdict does not hold: ids, dates, the device, and the kernels' CPU times. Times are in milliseconds, or as named.
+    The server's client gets a whole answer (EvaluationResponse) for a kernel that compiles only. For another, and for a
+    reply without ModelNew, we have fewer keys, as it has; an excerpt tells the two apart, as it tells an error in
+    forward from a wrong output. A Verdict holds no ids, dates and device, and no CPU times of the kernels.
     """
+    error = "\n".join(filter(None, [printable(verdict.rejected or verdict.error or ""), verdict.excerpt])) or None
+    added = {"reward": reward, "speedup": verdict.speedup or 0.0, "success": verdict.correct,
+             "correctness": verdict.correct, "compiled": verdict.compiled and not verdict.rejected}
+    if not verdict.compiled and not verdict.rejected:
+        server = {"status": "failed", "error_message": error} if verdict.excerpt else {}
+        return json.dumps(server | added | {"error": error}, ensure_ascii=False, indent=2)
+    code = "RUNTIME_ERROR" if verdict.excerpt else "CORRECTNESS_ERROR"
+    kernels, facts = json_profile(verdict)
+    server = {"status": "completed", "compiled": True, "correctness": verdict.correct,
+              "decoy_kernel": bool(verdict.rejected), "reference_runtime": verdict.reference_ms or -1.0,
+              "kernel_runtime": verdict.candidate_ms or -1.0, "speedup": 0.0, "metadata": kernels,
+              "error_message": error, "error_code": None if verdict.correct or verdict.rejected else code}
+    if verdict.rejected:
+        added |= {"error": "Reward hacking: Decoy kernel detected", "score": reward}
+    else:
+        added |= {"score": reward, "profiling": None} | facts
+    return json.dumps(server | added, ensure_ascii=False, indent=2)
+
+
+def json_profile(verdict) -> tuple[dict, dict]:
+    """(the kernels, their numbers and times) of a correct verdict, as `json_feedback` has them, in microseconds."""
     profile = verdict.profile if verdict.correct else []
-    total = 1000 * (verdict.candidate_ms or 0.0) if verdict.correct else 0.0  # microseconds
+    total = 1000 * verdict.candidate_ms if verdict.correct else 0.0
     table = [{"name": printable(entry.name), "cuda_time_us": entry.share * total} for entry in profile]
     own = [entry.share * total for entry in profile if entry.own]
-    error = "\n".join(filter(None, [printable(verdict.rejected or verdict.error or ""), verdict.excerpt])) or None
-    code = "CORRECTNESS_ERROR" if verdict.compiled else "COMPILATION_ERROR"
-    state = {"status": "completed", "compiled": verdict.compiled, "correctness": verdict.correct,
-             "decoy_kernel": bool(verdict.rejected), "reference_runtime": verdict.reference_ms or -1.0,
-             "kernel_runtime": verdict.candidate_ms or -1.0, "speedup": verdict.speedup or 0.0,
-             "metadata": {"profiling": {"kernels": table, "kernel_count": len(table), "total_cuda_time_us": total}},
-             "error_message": error, "error_code": None if verdict.correct else code,
-             "reward": reward, "success": verdict.correct, "score": reward, "num_custom_kernel": len(own),
-             "num_total_kernels": len(table), "custom_kernel_cuda_time_in_profiling_us": sum(own),
-             "total_kernel_run_time_in_profiling_us": total}
-    return json.dumps(state, ensure_ascii=False, indent=2)
+    facts = {"num_custom_kernel": len(own), "num_total_kernels": len(table),
+             "custom_kernel_cuda_time_in_profiling_us": sum(own), "total_kernel_run_time_in_profiling_us": total}
+    profiling = {"kernels": table, "kernel_count": len(table), "total_cuda_time_us": total}
+    return {"profiling": profiling} if verdict.correct else {}, facts

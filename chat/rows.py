@@ -7,11 +7,13 @@ cold start encodes its examples with `encode`; read_chats and read_rollouts enco
 import functools
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from chat.calls import text_of
 from chat.prompts import fill, read_prompts
 from chat.template import Chat, Completion
 from command.files import read_parquet, user_error
@@ -77,24 +79,32 @@ def read_rows(path, encode_row) -> list[tuple[np.ndarray, np.ndarray]]:
 def read_chats(path, chat) -> list[tuple[np.ndarray, np.ndarray]]:
     """Encode a file in the layout of the paper's released data: rows with `messages` and `tools`, lists or JSON text.
 
-    A row may have `enable_thinking`. Tool calls are learnt as the model's own chat template writes them.
+    Tool calls are learnt as the model's own chat template writes them. Thoughts are learnt as replies of a model with
+    thinking, also where the row's `enable_thinking` does not say so: else the template would not write them.
     """
     chats = {thinking: Chat(chat.tokenizer, thinking) for thinking in (False, True)}
+    thoughts = Counter()
 
     def encode_row(row):
         messages = [_message(fields) for fields in _parsed(row["messages"])]
-        return encode(chats[bool(row.get("enable_thinking"))], messages, _parsed(row.get("tools")))
+        thinks = any(m["role"] == "assistant" and "<think>" in m["content"] for m in messages)
+        thoughts.update([thinks])
+        return encode(chats[thinks or bool(row.get("enable_thinking"))], messages, _parsed(row.get("tools")))
 
-    return read_rows(path, encode_row)
+    data = read_rows(path, encode_row)
+    if thoughts[True]:
+        print(f"{path}: {thoughts[True]} rows hold thoughts, which the model will write with --thinking only")
+    return data
 
 
 def _parsed(value):
-    return json.loads(value) if isinstance(value, (str, bytes)) else value
+    return json.loads(value or "null") if isinstance(value, (str, bytes)) else value
 
 
 def _message(fields) -> dict:
     """A message as chat templates want it: its content is a text, and the arguments of a call are an object."""
-    message = {"content": ""} | {name: value for name, value in fields.items() if value is not None}
+    message = {name: value for name, value in fields.items() if value is not None}
+    message["content"] = text_of(message.get("content"))
     calls = _parsed(message.pop("tool_calls", None))
     if calls:
         message["tool_calls"] = calls

@@ -15,8 +15,8 @@ The second part, `credit`, applies them to what a step has done and returns the 
 Why leave-one-out, and not GRPO's mean: a baseline that holds the sample itself shrinks the gradient by (m - 1) / m, so
 small groups would weigh less. There is no critic and no KL term.
 
-Symbols: i a rollout, t its turn; r reward, G return, A advantage; m members of a group; n tokens of a reply; M tokens of
-a micro-batch; rho the ratio of the trainer's probability of a token to the sampler's.
+Symbols: i is a rollout and t its turn; r reward, G return, A advantage. A group has m members, a turn n tokens, a
+micro-batch M tokens. rho is the trainer's probability of a token divided by the sampler's.
 """
 
 import math
@@ -200,12 +200,9 @@ def clipped_loss(new, old, advantage, low, high):
     return torch.where(advantage < 0, loss.minimum(-DUAL_CLIP * advantage), loss).sum()
 
 
-def replies(rows) -> int:
-    """R: the loss is a mean over replies, each of them a sum over its tokens."""
-    return len(rows)
-
-
-LOSS_MEANS = {"reply": replies}  # name -> (rows of the loss) -> what divides the sum over their tokens
+# Name -> function of the loss's rows -> R, which divides the sum over their tokens. "reply": the loss is a mean over
+# replies, each of them a sum over its tokens. recipes.py enters another one.
+LOSS_MEANS = {"reply": len}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ def start(options) -> tuple:
     check_name(Options, "strategy", options.strategy, STRATEGIES)
     least = STRATEGIES[options.strategy].least_turns
     if options.turns < least:
-        raise UserError(f"--strategy {options.strategy}: with fewer than --turns {least} no attempt sees an earlier one")
+        raise UserError(f"--strategy {options.strategy}: below --turns {least} no attempt sees an earlier one")
     source, level = "built-in problems", builtin_tasks(options.level, options.device)
     if options.kernelbench:
         source, level = "KernelBench", kernelbench_tasks(options.kernelbench, options.level)

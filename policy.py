@@ -9,9 +9,9 @@ feedback, next prompt. What it yields says by its type what it wants: a Prompt o
 `rollout` plays many of them in waves: the model samples a reply to each prompt, then the sandbox judges each kernel.
 `reward_turns` fills in what each turn has earned, and `rollout_metrics` computes what a run logs of its rollouts.
 
-Three tables hold what can be exchanged, each row a record of functions: REWARDS, HISTORIES (what a later prompt shows in
-training) and STRATEGIES (what it shows at test time). The rows here are the paper's; recipes.py enters others. This file
-knows nothing of retrieval, storage or advantages.
+Three tables hold what can be exchanged, each row a record of functions: REWARDS, HISTORIES (what a later prompt shows
+in training) and STRATEGIES (what it shows at test time). The rows here are the paper's; recipes.py enters others. This
+file knows nothing of retrieval, storage or advantages.
 """
 
 import contextlib
@@ -219,9 +219,9 @@ def next_prompt(model, trajectory, shown, strategy) -> list[int]:
 def rollout(model, sandbox, jobs, turns, sampling, generator=None, strategy=Strategy(), budget=math.inf):
     """One Trajectory for each (task, skills) job, in their order (paper: T = 3 turns, temperature 1.0).
 
-    Each rollout has up to `turns` turns. It ends earlier where `budget` tokens were sampled, or its next prompt would be
-    too long. generator: of all sampling, and of a strategy that draws; the same state, the same rollouts. sampling: a
-    backbone.Sampling. A job whose first prompt is over its max_prompt_tokens gets one turn that says so. If a task
+    Each rollout has up to `turns` turns. It ends earlier where `budget` tokens were sampled, or its next prompt would
+    be too long. generator: of all sampling, and of a strategy that draws; the same state, the same rollouts. sampling:
+    a backbone.Sampling. A job whose first prompt is over its max_prompt_tokens gets one turn that says so. If a task
     cannot be run, only its own rollouts fail.
     """
     limits = Limits(turns, sampling.max_prompt_tokens or math.inf, budget)

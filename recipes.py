@@ -181,10 +181,10 @@ STRATEGIES["judge"] = Strategy(show=latest, advise=ask_judge)
 # EvoEngineer: a population of kernels (without crossover and insights)
 
 def ranked_parent(turns, generator=None, first=4, population=5) -> list:
-    """One of the N <= `population` fastest correct attempts: the r-th, from 0, has a chance in proportion to 1 / (r + N).
+    """A parent: one of the N <= `population` fastest correct attempts (evotoolkit, core/method.py).
 
-    (evotoolkit, core/method.py.) The `first` attempts see nothing: they are the first generation. As long as no attempt
-    is correct, the next one starts anew, too.
+    The r-th of them, from 0, has a chance in proportion to 1 / (r + N). The `first` attempts see nothing: they are the
+    first generation. As long as no attempt is correct, the next one starts anew, too.
     """
     parents = sorted((turn for turn in turns if turn.verdict.correct), key=lambda turn: -turn.verdict.speedup)
     parents = parents[:population]

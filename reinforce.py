@@ -7,9 +7,9 @@
     ablations: --no-skills --bm25-only --no-verify --freeze-selection --freeze-summary --baseline group-mean
 
 One model answers in three roles: Selection chooses skills for a task, Policy writes kernels with them over T turns,
-Summary turns the best rollout into new skills. A *scheme* is the set of skills that a rollout has: k of a task's schemes
-were selected, and the null scheme has none. Each role is trained against its own kind of *group*, the returns that a
-return is compared with (advantages.py):
+Summary turns the best rollout into new skills. A *scheme* is the set of skills that a rollout has. Selection makes k of
+a task's schemes; the null scheme has no skills. Each role has its own kind of *group*, the returns that a return is
+compared with (advantages.py):
 
     role       return G                                        group                                weight
     policy     r_t + gamma * G_{t+1}                           same task, same turn, all rollouts   1

@@ -46,6 +46,7 @@ from chat.prompts import read_prompts
 from fast import ranks
 from fast.optimizer import make_adamw
 from page import charts, records
+from page.live import progress, tracker
 from page.writer import render
 from policy import rollout_metrics, verdict_text
 from command.files import find_path, read_lines, user_error, write_atomically
@@ -75,8 +76,7 @@ class Run:
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     bar: tqdm = field(default_factory=lambda: tqdm(disable=True))  # counts steps, and names the phase
-    tensorboard: object = None  # a SummaryWriter, with --log tensorboard
-    wandb: object = None  # a run of Weights & Biases, with --log wandb
+    track: object = None  # (numbers, step): sends a step's numbers to the program that --log names
     writes: bool = field(default_factory=lambda: ranks.rank() == 0)  # of several ranks one writes files and progress
 
     @property
@@ -205,12 +205,7 @@ def lay_out(run):
             if step > run.step:
                 path.unlink()
     run.library.save(out / f"skill_library/global_step_{run.step}.jsonl")  # the page compares later ones with this one
-    if options.log == "tensorboard":
-        from torch.utils.tensorboard import SummaryWriter  # the package is optional
-        run.tensorboard = SummaryWriter(out / "tensorboard", purge_step=run.step + 1)
-    if options.log == "wandb":
-        import wandb  # optional, too. The same name continues the same run.
-        run.wandb = wandb.init(id=out.name, name=out.name, dir=out, config=asdict(options), resume="allow")
+    run.track = tracker(options.log, out, asdict(options), run.step)
     drawn = options.batch * options.oversample  # tasks of a step
     print(f"{out}: {options.model} on {options.device}, steps {run.step} to {options.steps}. A step: {drawn} tasks x "
           f"({options.k} + 1) schemes x {options.n} rollouts x {options.turns} turns = "
@@ -269,12 +264,7 @@ def finish_step(run, line):
         return
     # Not `rows`, `masked`, `rejected` and `seconds`, which are dicts.
     numbers = {name: value for name, value in line.items() if isinstance(value, (int, float))}
-    if run.wandb:
-        run.wandb.log(numbers, step=run.step)
-    if run.tensorboard:
-        for name, value in numbers.items():
-            run.tensorboard.add_scalar(name, value, run.step)
-        run.tensorboard.flush()
+    run.track(numbers, run.step)
     if run.step or "eval_fast_1" in line:
         tqdm.write(progress(line, run.options, run.library), file=sys.stdout)
 
@@ -314,26 +304,6 @@ def read_metrics(out) -> list[dict]:
     A last line that a kill has cut off is left out. Raises UserError for any other line that cannot be read.
     """
     return read_lines(out / "metrics.jsonl", lambda line: line | {"step": int(line["step"])})
-
-
-def progress(line, options, library) -> str:
-    """What a step prints; before the first step only the evaluation. line: of metrics.jsonl. library: after the step.
-
-    `replies a+b+c` are those of Policy, Selection and Summary in the groups of the loss.
-    """
-    parts = ["before training"]  # then, if there are any, the skills found and the evaluation
-    if line["step"]:
-        rows = "+".join(map(str, line["rows"].values()))
-        parts = [f"step {line['step']}/{options.steps}  reward {line['reward_best']:.3f}  "
-                 f"correct {line['correct']:.0%}  Fast_1 {line['fast_1']:.0%}  speedup {line['speedup'] or 0:.2f}x "
-                 f"({line['clock']})  replies {rows}  skills {line['library']} (+{line['staged']})  proposals "
-                 f"passed {line['passed']} of {line['proposals']}  {sum(line['seconds'].values()):.0f} s"]
-    if line.get("staged"):
-        parts.append("new: " + ", ".join(skill.name for skill in library.skills[-line["staged"]:]))
-    if "eval_fast_1" in line:
-        figures = [f"{label} {line[key]:{form}}" for key, label, form in records.EVALUATION]
-        parts.append(f"evaluation: {', '.join(figures)} ({line['clock']})")
-    return ("  |  " if line["step"] else "  ").join(parts)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

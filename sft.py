@@ -31,12 +31,8 @@ faster: there every token weighs the same.
     a sequence that     is cut at the right                 is left out
     is too long
 
-The release also replaces the model's chat template by one of its own, the text QWEN3CHATTEMPLATE of its
-kernel/constant.py: without thoughts, and with calls as <function=...><parameter=...>. Qwen3's own template has calls as
-JSON. To learn them as the released checkpoints did, save that text as a file for --chat-template; it stays with the
-tokenizer. One thing of the release's step we do not copy. It divides the loss by the number of micro-batches after the
-backward pass, so its gradient is that many times ours (8 times with 64 sequences on 8 GPUs). AdamW's step does not
-depend on such a factor, but the clip at 1.0 then acts on gradients from an eighth of the norm on.
+The released checkpoints were trained with a chat template of their own. To train with it, save it as a file for
+--chat-template (results/faithful.md says where it is, and how the release's gradient differs).
 
 How this differs from the paper: the examples are written by a program that knows thirteen techniques, not by a large
 model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's
@@ -84,8 +80,8 @@ class Options:
     processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
     model: str = option("", "pretrained model to start from: loss, schedule, weight decay and truncation are then the "
                         "release's (see the head of sft.py); without it a tiny one is made from random weights")
-    chat_template: str = option("", "with --model: replace its chat template by this file's (Jinja), as the release does "
-                                "(see the head of sft.py)", metavar="FILE")
+    chat_template: str = option("", "with --model: replace its chat template by this file's (Jinja); it stays with the "
+                                "tokenizer", metavar="FILE")
     data: str = option("", "train on this file of rows (messages, tools) instead of the built-in examples")
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
@@ -336,7 +332,7 @@ def train(model, data, pad, options) -> list[dict]:
     batches = plan_batches([len(ids) for ids, _ in data], options)
     step = TrainStep(model, pretrained=bool(options.model), host=options.offload)
     model.train()
-    done, history = restore(model, step, options)
+    done, history = restore(step, options)
     saved = time.time()
     for n in tqdm(range(done, len(batches)), "training", unit="step", disable=ranks.rank() > 0 or None):
         parts = [collate(list(map(data.__getitem__, part)), pad) for part in batches[n]]
@@ -345,7 +341,7 @@ def train(model, data, pad, options) -> list[dict]:
             history.append({"step": n + 1, "loss": round(sum(ranks.each(float(loss))), 4)})
             tqdm.write(f"step {n + 1} of {len(batches)}: loss {history[-1]['loss']:.4f}")
         if ranks.first(time.time() - saved > SAVE_EVERY):  # rank 0's clock decides
-            save(model, step, options, n + 1, history)
+            step.save(Path(options.out, CHECKPOINT), {"step": n + 1, "history": history, "options": asdict(options)})
             saved = time.time()
     model.eval()
     return history
@@ -369,17 +365,7 @@ def check_folder(options):
         raise UserError(f"{options.out} holds a training: continue it with --resume, or choose another --out")
 
 
-def save(model, step, options, done, history):
-    """Replace the checkpoint in one instant: a kill leaves the last one or this one. done: number of steps."""
-    optimizers = [optimizer.state_dict() for optimizer in step.optimizers]  # collects what other ranks have of them
-    if ranks.rank() == 0:
-        path = Path(options.out, CHECKPOINT)
-        state = {"step": done, "history": history, "options": asdict(options)}
-        torch.save(state | {"model": model.state_dict(), "optimizers": optimizers}, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)
-
-
-def restore(model, step, options) -> tuple[int, list]:
+def restore(step, options) -> tuple[int, list]:
     """(steps done, history of the loss). With --resume, weights and optimiser become those of the checkpoint.
 
     Raises UserError for a checkpoint that cannot be read, or that was made with other options: they would make other
@@ -394,9 +380,7 @@ def restore(model, step, options) -> tuple[int, list]:
     for name, value in asdict(options).items():
         if name not in CHANGEABLE and state["options"].get(name) != value:
             raise UserError(f"--resume: {path} was made with another {flag(name)} ({state['options'].get(name)})")
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(step.optimizers, state["optimizers"]):
-        optimizer.load_state_dict(saved)
+    step.load(state)
     return state["step"], state["history"]
 
 

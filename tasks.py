@@ -98,9 +98,9 @@ def parquet_tasks(path) -> list[Task]:
     """The rows of a file in the layout of the paper's RL data (release: verl_patch/utils/dataset/rl_dataset.py).
 
     Of a row, `reward_model.ground_truth` is the problem, and `extra_info.entry_point` the name of its class, which we
-    rename to Model: our prompts ask for ModelNew (the release asks for that name + New, in the column `prompt`). Both
-    columns are objects, or JSON text. Rows that are no problem are left out, and counted. Raises TaskError for a file of KernelBench's problems, such as the
-    paper's validation set: those are for evaluation only.
+    rename to Model, because our prompts ask for ModelNew. Both columns are objects, or JSON text. Rows that are no
+    problem are left out, and counted. Raises TaskError for a file of KernelBench's problems, such as the paper's
+    validation set: those are for evaluation only.
     """
     tasks, left_out = [], Counter()
     for number, row in enumerate(read_parquet(path, ["data_source", "reward_model", "extra_info"])):

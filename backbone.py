@@ -18,10 +18,10 @@ weights are shared. The messages of each role are built in selector.py, policy.p
     tool_call(text, name)            the arguments of a call in a reply, or None
 
 Sampling (fast/engine.py): a prompt's keys and values are computed once. Then each step feeds the last token of every
-open reply through the model, divides its logits by the temperature, draws the next token from their softmax and keeps
-its log-probability (a top_p below 1 draws from the likeliest tokens only; temperature 0 takes the likeliest). A reply
-ends with a stop token or at its limit. The trainer computes the same log-probabilities again, so their ratio rho begins
-at 1 up to rounding.
+open reply through the model and divides its logits by the temperature. It draws the next token from their softmax and
+keeps its log-probability. (With a top_p below 1 it draws from the likeliest tokens only, at temperature 0 it takes the
+likeliest.) A reply ends with a stop token or at its limit. The trainer computes the same log-probabilities again, so
+their ratio rho begins at 1 up to rounding.
 
 In comments: B sequences in a batch, L their padded length, N tokens that are scored, V the vocabulary.
 """

@@ -45,8 +45,8 @@ Files in --out:
 Lines are appended to results.jsonl when a batch of samples has ended. Killed at any instant, the same command goes on
 with what is missing: it removes what was cut off, and rolls out the problems that lack a sample once more.
 
-To change something: a threshold is a number in THRESHOLDS; a strategy is a row of policy.STRATEGIES (recipes.py shows
-how); another figure is a line at the end of `figures`, and a column in page/levels.py.
+To change something: a threshold is a number in THRESHOLDS. A strategy is a row of policy.STRATEGIES, as recipes.py
+shows. Another figure is a line at the end of `figures`, and a column in page/levels.py.
 """
 
 if __name__ == "__main__":

@@ -16,11 +16,8 @@ compared with (advantages.py):
     selection  mean over its rollouts of the best reward       the task's k selections              0.3
     summary    speedup of its best verified skill, at most 6   the task's s summaries               0.5
 
-`train` is the step, phase by phase; the functions below it are its phases in their order. What the authors' release
-does differently is in results/faithful.md.
-
-In comments: B tasks of a step, k selections and s summaries of a task, n rollouts of a scheme, T turns; N tokens of a
-reply, M of a micro-batch. A *row* is one reply in the loss.
+`train` is the step, phase by phase; the functions below it are its phases in their order. A *row* is one reply in the
+loss. Symbols are explained with the options. What the authors' release does differently is in results/faithful.md.
 """
 
 if __name__ == "__main__":
@@ -36,14 +33,14 @@ from command.options import check_name, check_together, complete, option, parse,
 
 @dataclass
 class Options:
-    """Every number has its default here. An `option` is a flag, a `setting` is changed by --set NAME=VALUE.
+    """An `option` is a flag, a `setting` is changed by --set NAME=VALUE.
 
     Three numbers are the defaults on 2 CPU cores (about 7 minutes in all), on a GPU, and for a model over a billion
-    parameters; the last ones are the paper's.
+    parameters. The last ones are the paper's.
     """
 
     GROUPS: ClassVar = {"out": "the run", "model": "model and tasks", "steps": "sizes (paper's symbol: meaning)",
-                        "reward": "reward and baseline", "skills": "ablations"}
+                        "recipe": "recipe, reward and baseline", "skills": "ablations"}
 
     out: str = option("", "folder of the run (default: runs/<date and time>)", metavar="DIR")
     resume: bool = option(False, "continue the run in --out from its last checkpoint")
@@ -68,10 +65,9 @@ class Options:
     policy_tokens: int = option((900, 1500, 8192), "most tokens of a Policy reply", above_0=True)
     prompt_tokens: int = option((3500, 6500, 24576), "longest prompt; a rollout beyond it ends", above_0=True)
     update_tokens: int = option((16384, 131072, 32768), "tokens of a micro-batch, with padding", above_0=True)
-    recipe: str = option("davinci", "options of a related system: a name in recipes.RECIPES, such as kevin")
+    recipe: str = option("davinci", "options that go together: a name in recipes.RECIPES, such as kevin")
     reward: str = option("davinci", "r, reward of a turn: a name in policy.REWARDS")
-    baseline: str = option("leave-one-out", "what a return is compared with: leave-one-out, the mean of the others in "
-                           "its group; group-mean, the mean of all; or another name in advantages.BASELINES")
+    baseline: str = option("leave-one-out", "what a return is compared with: a name in advantages.BASELINES")
     skills: bool = option(True, "select and write skills; without: (k + 1) n rollouts on the bare task")
     bm25_only: bool = option(False, "every scheme has BM25's first 3 skills; no Selection role")
     no_verify: bool = option(False, "stage the first well-formed proposal; a summary with one has return 1")
@@ -160,7 +156,7 @@ class Episode:
 
 
 def flat(lists) -> list:
-    """The items of several lists, in one."""
+    """The items of several lists, in one list."""
     return list(itertools.chain.from_iterable(lists))
 
 
@@ -220,8 +216,7 @@ def roll_out(run, episodes, schemes, n, sampling, generator) -> list[Episode]:
     jobs = []
     for episode in episodes:
         chosen = [selection.skills for selection in episode.selections]
-        chosen += [()] * (schemes - len(chosen))
-        for skills in chosen:
+        for skills in chosen + [()] * (schemes - len(chosen)):
             jobs += [(episode.task, skills)] * n  # equal jobs stay on one rank, which reads their prompt once
     history = policy.HISTORIES[run.options.history]
     trajectories = ranks.distribute(jobs, lambda part: policy.rollout(
@@ -289,7 +284,7 @@ def update(model, optimizer, groups, options) -> dict:
     of the groups. Returns metrics:
 
         loss             L
-        tokens_trained   tokens with a gradient: those of rows that MRS has not masked
+        tokens_trained   tokens with a gradient
         mrs_masked       rows that MRS has masked
         ratio_off        largest |rho_n - 1|; about 1e-5 where sampler and trainer agree
         grad_norm        the gradient's norm before it is clipped; 0 where no token was trained
@@ -298,19 +293,17 @@ def update(model, optimizer, groups, options) -> dict:
     trained = []  # the groups, without rows that need no gradient
     for group in groups:
         trained.append([row for row in group if row.advantage and not row.masked])
-    trained = sorted(filter(None, trained), key=lambda group: len(group[-1].completion.prompt_ids))
-    own = ranks.share(trained)  # every N-th of the sorted list: all ranks have about as many tokens
-    loss = torch.zeros((), device=model.device)
-    ratio_off = 0.0
+    # Sorted by length, so that every N-th group (`share`) gives all ranks about as many tokens.
+    own = ranks.share(sorted(filter(None, trained), key=lambda group: len(group[-1].completion.prompt_ids)))
+    loss, ratio_off = torch.zeros((), device=model.device), 0.0
     model.release()  # the sampler's cache: activations need its memory
     for micro_batch in ranks.equally_many(list(micro_batches(own, options.update_tokens))):
         part, off = micro_batch_loss(model, micro_batch, options)
         (part / divisor).backward()  # this micro-batch's part of L adds to the gradients of those before it
         loss += part.detach() / divisor
         ratio_off = max(ratio_off, off)
-    kept = [row for row in flat(own) if not row.masked]
-    metrics = ranks.summed({"loss": loss.item(), "tokens_trained": sum(len(row.completion.token_ids) for row in kept),
-                            "mrs_masked": len(flat(own)) - len(kept)})
+    kept = [len(row.completion.token_ids) for row in flat(own) if not row.masked]
+    metrics = ranks.summed({"loss": loss.item(), "tokens_trained": sum(kept), "mrs_masked": len(flat(own)) - len(kept)})
     metrics |= {"ratio_off": max(ranks.each(ratio_off)), "grad_norm": 0.0}
     if metrics["tokens_trained"]:
         norm = ranks.clip_gradients(optimizer, model.model.parameters(), options.grad_clip)
@@ -366,12 +359,14 @@ def flush(run, episodes):
 
 
 def evaluate_if_due(run, step) -> dict:
-    """Metrics on the built-in problems where they are due, else nothing (paper: one greedy selection, T turns)."""
+    """Metrics on the built-in problems where they are due, else nothing (paper: one greedy selection, T turns).
+
+    step: number of complete steps; 0 is the model before training.
+    """
     options = run.options
-    # step 0 is the model before training
     if options.no_eval or not (step in (0, options.steps) or options.eval_every and step % options.eval_every == 0):
         return {}
-    # a generator of its own: training goes on as if there had been no evaluation
+    # A generator of its own, so that training goes on as if there had been no evaluation.
     generator = torch.Generator(run.model.device).manual_seed((options.seed * 1_000_003 + step) % 2**63)
     sampling = Sampling(options.policy_tokens, 0.0 if options.eval_samples == 1 else 1.0, top_p=0.95,
                         max_prompt_tokens=options.prompt_tokens)

@@ -14,9 +14,9 @@ The folder of a run, --out of reinforce.py:
     curves.png, report.html                all of it to look at
 
 Killed at any instant, a run continues from its last checkpoint. What later steps have left in the folder is removed
-then, and the steps are done again. On a CPU the continued run equals an uninterrupted one bit for bit, because weights,
-optimiser, library, the generator's state and the position in the stream of tasks are all that one step hands to the
-next. The first checkpoint of a small model is written before the first step.
+then, and the steps are done again. One step hands to the next only weights, optimiser, library, the generator's state
+and the position in the stream of tasks. So on a CPU the continued run equals an uninterrupted one bit for bit. The
+first checkpoint of a small model is written before the first step.
 
 `episodes` is a list of reinforce.Episode, `options` a reinforce.Options: this file knows of them what it reads.
 """
@@ -55,7 +55,7 @@ from sandbox import Sandbox
 from selector import selection_metrics
 from skills import MODEL_FILE, SkillLibrary
 from summarizer import summary_metrics
-from synthetic import generator  # noqa: F401 (it enters its distributions in SYNTHESISED)
+from synthetic import generator  # noqa: F401 (it enters "synth" and "wide" in tasks.SYNTHESISED)
 from tasks import SYNTHESISED, listed_tasks
 
 
@@ -107,12 +107,12 @@ def new_run(given, configure) -> Run:
     """
     name = given.get("out") or time.strftime("runs/%Y%m%d-%H%M%S")
     taken = (Path(name) / "checkpoint").exists() or bool(read_metrics(Path(name)))
-    # All ranks take rank 0's name, because each has a clock of its own, and its answer, because it soon writes there.
+    # All ranks take rank 0's name and its answer: their clocks differ, and rank 0 may write there before others look.
     name, taken = ranks.first((name, taken))
     if taken:
         raise UserError(f"{name} already holds a run: continue it with --resume, or choose another --out")
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | given
-    options = configure(given)  # whether the model is large will be known when it is loaded
+    options = configure(given)  # with the defaults of a small model; `load` does it again when the size is known
     check(options)
     run = load(Path(name), find_path(options.model), given, configure)
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
@@ -190,7 +190,7 @@ def load(out, source, given, configure) -> Run:
 def lay_out(run):
     """Write the options, and remove what steps after the checkpoint have left.
 
-    They are done again, and with a GPU they may turn out otherwise: nothing of them may stay then.
+    These steps are done again, and on a GPU they may have other results, so nothing of them may stay.
     """
     if not run.writes:
         return

@@ -42,31 +42,30 @@ class Selection:
 
 
 def words(text) -> list[str]:
-    """The words that BM25 compares: the release's, and the parts of those that are code.
+    """The words that BM25 compares. Paper: lower case, split at blanks and `_ - /`, without other punctuation.
 
-    The release (skill_library.py) writes lower case, splits at blanks and `_ - /`, and deletes other punctuation, so
-    nn.LayerNorm(x) is one word, which no skill contains. We add its identifiers, what CamelCase joins in them, and
-    identifiers with `_` as one word: layer_norm, LayerNorm and layernorm share one.
+    That makes nn.LayerNorm(x) one word, which no skill contains. So we add the identifiers in it, the parts of a name
+    in CamelCase, and names with `_` as one word: layer_norm, LayerNorm and layernorm share a word.
 
     >>> words("Fuse-pointwise: nn.LayerNorm(x)")
     ['fuse', 'pointwise', 'nnlayernormx', 'nn', 'layernorm', 'x', 'layer', 'norm']
     >>> words("F.layer_norm")
     ['flayer', 'f', 'layer', 'norm', 'layernorm']
     """
-    found = []
+    compared = []
     for word in re.split(r"[\s_/-]+", text):
         identifiers = re.findall(r"\w+", word)
         parts = re.sub(r"(?<=[a-z])(?=[A-Z\d])", " ", " ".join(identifiers)).split()
-        found += dict.fromkeys(map(str.lower, filter(None, ["".join(identifiers), *identifiers, *parts])))
-    return found + [name.replace("_", "").lower() for name in re.findall(r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+", text)]
+        compared += dict.fromkeys(map(str.lower, filter(None, ["".join(identifiers), *identifiers, *parts])))
+    return compared + [name.replace("_", "").lower() for name in re.findall(r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+", text)]
 
 
 def recall(library, query, top=CANDIDATES) -> list[Skill]:
     """The `top` skills whose BM25 score for a query (a `task_text`) is greatest and above 0, best first.
 
-    BM25+ without its constant is Okapi's BM25 with another idf, log((N + 1) / n) for a word that n of N skills contain.
-    Okapi's own is 0 for n = N / 2 and negative above it, so a small library would lose the words that its skills share.
-    In a library of one or two skills no word could count, so all of them are offered.
+    BM25 weighs a word that n of N skills contain by its idf. We take that of BM25+, log((N + 1) / n). Okapi's idf is 0
+    for n = N / 2 and negative above it, so in a small library the words that its skills share would not count. (delta=0
+    leaves out what else BM25+ changes.) In a library of one or two skills no word counts, so all of them are offered.
     """
     if len(library) < 3:
         return library.skills[:top]
@@ -89,7 +88,9 @@ def task_text(task) -> str:
 
 
 def selection_messages(task, candidates, characters=TASK_CHARACTERS) -> list[dict]:
-    """The prompt: the beginning of the task; names, descriptions, scopes and tags of the candidates, not their content.
+    """The prompt: the beginning of the task, and of each candidate its name, description, scope and tags.
+
+    The candidates' content is not shown (paper), so that 20 of them fit.
     """
     listed = "\n".join(skill_text("candidate", skill, number) for number, skill in enumerate(candidates, 1))
     return role_messages("selection", task_description=task_text(task)[:characters], file_tree=listed,

@@ -38,11 +38,11 @@ How this differs from the paper: the examples are written by a program that know
 model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's
 tokenizer and random weights are made in synthetic/tiny.py.
 
-It leaves in --out: the model and its tokenizer, a seed library of five skills (the other techniques are left for RL to
-find; after --data and --from-rollouts the library that --model had), and sft.json with the options, the examples and
-their tokens, the seconds of the training (since --resume) and the history of the loss. While it trains there is
-training.pt, written every five minutes: weights, optimiser, number of the next step, and the options. --resume makes
-the examples again, which are the same, and continues from there.
+It leaves in --out the model with its tokenizer, a skill library, and sft.json (options, number of examples and tokens,
+seconds of the training since --resume, history of the loss). The library is a seed of five skills: RL has to find the
+other techniques. After --data and --from-rollouts it is the one that --model had. While it trains there is training.pt,
+written every five minutes, with weights, optimiser, number of the next step and options. --resume makes the same
+examples again and continues from there.
 """
 
 if __name__ == "__main__":
@@ -156,7 +156,8 @@ def built_in_examples(options) -> list[Example]:
 def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Example]:
     """Down-sample what is over-represented (paper: diversity filter). Without it Selection chooses few skills only.
 
-    Examples come in random order, and each is kept unless it would exceed one of three caps:
+    The paper names what is down-sampled, not how. Here examples come in random order, and one is kept unless it would
+    exceed one of three caps:
 
         examples with the same normalised kernel (near-duplicates)    per_kernel
         of one kind, with the same skills as their answer             per_share * max(N / A, 50)
@@ -194,8 +195,8 @@ def diversity_filter(examples, rng, per_kernel=40, per_share=2.0) -> list[Exampl
 def encode_examples(tokenizer, examples) -> list:
     """Examples of the built-in cold start as token ids and masks, (L,) each. Runs in a process of its own.
 
-    unlearnt: the first replies of an example may be wrong on purpose; they are context for the next one and have no
-    loss.
+    The first replies of an example may be wrong on purpose. They are context for the next reply and have no loss
+    (`unlearnt`).
     """
     chat = Chat(tokenizer)
     return [encode(chat, e.messages, e.tool, e.unlearnt) for e in examples]
@@ -237,9 +238,9 @@ def width_for(length) -> int:
 
 
 def fit(data, longest, cut) -> list:
-    """Encoded examples of at most `longest` tokens: others are cut at the right (release), or left out without `cut`.
+    """Encoded examples of at most `longest` tokens. Longer ones are left out or, with `cut`, cut at the right.
 
-    One of which nothing is learnt after the cut is left out, too: it would only make the batch's mean smaller.
+    An example of which nothing is learnt after the cut is left out, too: it would only make the batch's mean smaller.
 
     >>> fit([("abc", "xyz"), ("a", "x")], 2, True), fit([("abc", "xyz"), ("a", "x")], 2, False)
     2 examples, 1 longer than 2 tokens: 1 cut, 0 left out
@@ -259,11 +260,12 @@ def fit(data, longest, cut) -> list:
 
 
 def plan_batches(lengths, options) -> list[list[list[int]]]:
-    """The batches of a whole training, each a list of parts that are computed one after the other: lists of indices.
+    """The batches of a whole training. Each is a list of parts, and a part is a list of indices of examples.
 
-    A part is as many examples of about one width as --batch-tokens allow, which wastes little on padding. A batch is
-    one part, or --batch-sequences of any widths (the paper: 64), in at least as many parts as there are ranks. epochs
-    may be a fraction: then the last pass sees only a part of its batches.
+    The parts of a batch are computed one after the other, and their gradients add up. A part holds examples of about
+    one width, as many as --batch-tokens allow, so that little is padding. Without --batch-sequences a batch is one
+    part. With it (paper: 64) a batch has that many examples of any widths, in at least as many parts as there are
+    ranks. If --epochs is a fraction, the last pass stops early.
     """
     rng = random.Random(options.seed)
     size, batches = options.batch_sequences, []
@@ -285,9 +287,9 @@ def plan_batches(lengths, options) -> list[list[list[int]]]:
 
 
 def collate(members, pad) -> tuple[torch.Tensor, torch.Tensor]:
-    """Encoded examples as (ids, targets), both (B, L).
+    """Encoded examples as a padded batch: (ids, targets), both (B, L), where L is one of WIDTHS.
 
-    L is one of WIDTHS.
+    A target is the next token where it is learnt, and -100 elsewhere.
 
     >>> import numpy as np
     >>> ids, mask = np.array([5, 6, 7]), np.array([False, True, True])  # 5 was read, 6 and 7 are learnt
@@ -368,9 +370,8 @@ def check_folder(options):
 def restore(step, options) -> tuple[int, list]:
     """(steps done, history of the loss). With --resume, weights and optimiser become those of the checkpoint.
 
-    Raises UserError for a checkpoint that cannot be read, or that was made with other options: they would make other
-    examples, or other batches of them, and its number of steps would mean nothing. The number of ranks may differ, as
-    the file holds all of the optimiser's state.
+    Raises UserError for a checkpoint that cannot be read, or that was made with other options: with these the examples
+    and their batches would be others. The number of ranks may differ, because the file holds the whole state.
     """
     if not options.resume:
         return 0, []
@@ -405,7 +406,8 @@ def main(argv=None) -> int:
     tokenizer, data = ranks.first(load_data(options, chat) if ranks.rank() == 0 else None)
     # A pretrained model has its weights in bfloat16 above 1e9 parameters, else in float32.
     model = chat.model if chat else tiny_model(tokenizer, options.size).to(options.device)
-    fitting = fit(data, min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1])), options.model)
+    longest = min(WIDTHS[-1], getattr(model.config, "max_position_embeddings", WIDTHS[-1]))
+    fitting = fit(data, longest, cut=bool(options.model))
     if not fitting:
         raise UserError("there is nothing to train on")
     began = time.monotonic()

@@ -37,9 +37,9 @@ from command.process import UserError
 
 PROBLEMS = ROOT / "problems"
 
-# Built-in and synthesised problems are sized for Triton's interpreter (about 64 K elements a tensor). On a GPU the same
-# problem gets a batch this many times larger; the modelled clock divides the GPU's rates by the same number, so that a
-# problem means the same on both: launches, bytes and FLOPs keep their proportions.
+# Built-in and synthesised problems are small (about 64 K elements a tensor), so that a CPU can interpret kernels. On a
+# GPU the same problem gets a batch this many times larger. The modelled clock divides the GPU's rates by the same
+# number, so that launches, bytes and FLOPs keep their proportions.
 GPU_BATCH_FACTOR = 256
 # Elements of all tensors of a problem that the interpreter gets through in a second (measured on two busy cores).
 INTERPRETED = 100_000
@@ -300,11 +300,11 @@ def too_large(task, seconds) -> str | None:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Decontamination: a training problem must not be an evaluation problem in disguise. (CUDA Agent filters its tasks so.)
+# Decontamination: a training problem must not be an evaluation problem in disguise.
 #
-# Two problems count as near when their `Model` classes use the same operators the same number of times, whatever their
-# names, order, shapes, constants and spelling (F.relu, x.relu(), nn.ReLU() are one operator). That is stricter than
-# text similarity, and it can be checked against a list of hashes, so KernelBench's problems need not be at hand.
+# Two problems count as near when their `Model` classes use the same operators the same number of times. Names, order,
+# shapes, constants and spelling do not matter: F.relu, x.relu() and nn.ReLU() are one operator. This is stricter than
+# text similarity. It can be checked against a list of hashes, so we need not ship KernelBench's problems.
 
 # Names are compared in lower case, without underscores and a final "loss". Another name -> its name here.
 _SPELLINGS = {"hardtanh": "clamp", "relu6": "clamp", "clampmin": "clamp", "clampmax": "clamp", "clip": "clamp",
@@ -411,10 +411,10 @@ def evaluation_fingerprints() -> frozenset[str]:
 def unfit(task, evaluation) -> str | None:
     """Why a problem may not be trained on, or None if it may (CUDA Agent's filters of synthesised tasks).
 
-    It must not be near an evaluation problem, and must run, return finite tensors only, the same values for the same
-    inputs, and other values for other inputs: with a constant output a kernel that ignores its inputs is correct.
-    evaluation: fingerprints of the evaluation problems. The problem runs in this process, on the CPU: it is one of our
-    own or of the user's. Of one whose tensors are too large for that (MOST_CHECKED) only the first is checked.
+    It must not be near an evaluation problem. It must run and return finite tensors only: the same values for the same
+    inputs, and other values for other inputs. (With a constant output a kernel that ignores its inputs is correct.)
+    evaluation: fingerprints of the evaluation problems. The problem runs in this process, on the CPU, because it is our
+    own or the user's. If its tensors are too large for that (MOST_CHECKED), only the fingerprint is checked.
     """
     if fingerprint(task.source) in evaluation:
         return "near an evaluation problem"

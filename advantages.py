@@ -127,14 +127,20 @@ def cross_scheme(advantages, tokens) -> list[list]:
     >>> cross_scheme([[3.0], [-1.0], [None]], [[10], [10], [10]])
     [[1.5], [-0.5], [None]]
     """
-    total, weighted = 0, 0.0
+    total = 0
+    weighted = 0.0
     for t in range(max(map(len, advantages), default=0)):  # turn by turn
         for row, counts in zip(advantages, tokens):
             if t < len(row) and row[t] is not None:
                 total += counts[t]
                 weighted += counts[t] * abs(row[t])
-    divisor = max(weighted / total, DIVISOR_FLOOR) if total else 1.0
-    return [[None if a is None else a / divisor for a in row] for row in advantages]
+    if not total:
+        return advantages
+    divisor = max(weighted / total, DIVISOR_FLOOR)
+    scaled = []
+    for row in advantages:
+        scaled.append([None if a is None else a / divisor for a in row])
+    return scaled
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -225,7 +231,8 @@ def credit(episodes, options, generator) -> list[list[Row]]:
     A row that PRS masks stays in its group's baseline and in the mean over rows; a void turn is in neither. A task
     whose rewards do not vary gives no Policy rows; its Selection and Summary rows depend on their own groups.
     """
-    groups, kept_tasks = [], 0
+    groups = []
+    kept_tasks = 0
     for episode in episodes:
         # Last turns alone are compared. So a task that every rollout solves and then breaks in a void last turn (its
         # reward is 0) is not trained on.
@@ -244,7 +251,9 @@ def credit(episodes, options, generator) -> list[list[Row]]:
 def mask_turns(trajectories, kept, prs, generator):
     """Note on every turn why it has no loss. kept: is the task trained on? Void turns have been noted with the rewards.
     """
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    turns = []
+    for trajectory in trajectories:
+        turns += trajectory.turns
     # One draw for each turn, needed or not, so that no option shifts the generator, and all ranks agree.
     draws = torch.rand(len(turns), generator=generator, device=generator.device).tolist()
     for turn, draw in zip(turns, draws):

@@ -122,7 +122,7 @@ def best_window(turns, generator=None, keep=4) -> list[Turn]:
     """
     rewards = [0.5 + 0.5 * min(turn.verdict.speedup, 3.0) if turn.verdict.correct else 0.0 for turn in turns]
     starts = range(max(1, len(turns) - keep + 1))
-    start = max(starts, key=lambda i: (sum(rewards[i:i + keep]), -i))
+    start = max(starts, key=lambda i: sum(rewards[i:i + keep]))  # of equal ones max takes the first
     return turns[start:start + keep]
 
 

@@ -323,8 +323,7 @@ def micro_batch_loss(model, groups, options):
     if not groups:
         return 0 * model.logprobs([([0], [0])])[0].sum(), 0.0  # a loss of 0 that reaches every parameter
     rows = flat(groups)
-    # Only tokens that the model sampled are scored. The sandbox's feedback lies between them in the context of later
-    # turns, but the model did not write it, so it earns no gradient.
+    # Only tokens that the model sampled are scored. The model did not write the sandbox's feedback between them.
     replies = [(row.completion.prompt_ids, row.completion.token_ids) for row in rows]
     new = torch.cat(model.logprobs(replies, options.temperature or 1.0))  # (M,)
     old = torch.cat([torch.tensor(row.completion.logprobs) for row in rows])  # (M,)

@@ -56,8 +56,11 @@ def words(text) -> list[str]:
     for word in re.split(r"[\s_/-]+", text):
         identifiers = re.findall(r"\w+", word)
         parts = re.sub(r"(?<=[a-z])(?=[A-Z\d])", " ", " ".join(identifiers)).split()
-        compared += dict.fromkeys(map(str.lower, filter(None, ["".join(identifiers), *identifiers, *parts])))
-    return compared + [name.replace("_", "").lower() for name in re.findall(r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+", text)]
+        spelled = ["".join(identifiers), *identifiers, *parts]
+        compared += dict.fromkeys(name.lower() for name in spelled if name)  # each once
+    for name in re.findall(r"[A-Za-z0-9]+(?:_[A-Za-z0-9]+)+", text):
+        compared.append(name.replace("_", "").lower())
+    return compared
 
 
 def recall(library, query, top=CANDIDATES) -> list[Skill]:
@@ -70,8 +73,10 @@ def recall(library, query, top=CANDIDATES) -> list[Skill]:
     if len(library) < 3:
         return library.skills[:top]
     if library.index is None:
-        documents = [[s.name, s.description, *s.tags, s.content] for s in library.skills]
-        library.index = BM25Plus(list(map(words, map(" ".join, documents))), delta=0)
+        documents = []
+        for skill in library.skills:
+            documents.append(words(" ".join([skill.name, skill.description, *skill.tags, skill.content])))
+        library.index = BM25Plus(documents, delta=0)
     scores = library.index.get_scores(words(query))  # one for each skill
     best = np.argsort(-scores, kind="stable")[:top]  # stable: equal scores keep the library's order
     return [library.skills[i] for i in best if scores[i] > 0]
@@ -138,7 +143,8 @@ def select(model, library, tasks, k, sampling, generator=None, bm25_only=False) 
     candidates until it fits. A task without candidates gets k empty selections, without asking the model.
     bm25_only (ablation): the k selections are the first 3 skills that BM25 recalls, without asking the model.
     """
-    selections, prompts, asked = [], [], []  # asked: the selections that the replies to the prompts fill in
+    selections = []
+    prompts, asked = [], []  # asked: the selections that the replies to the prompts fill in
     for task in tasks:
         candidates = recall(library, task_text(task))
         if bm25_only:

@@ -27,7 +27,7 @@ class Skill:
 
     name: str
     description: str
-    scope: str  # "general" or "task_specific/<family>"
+    scope: str  # "general" or "task_specific/<family>"; stored and shown, but no metric follows how it changes
     tags: tuple[str, ...]
     content: str  # sections Motivation, Key Idea, Example
     verify_speedup: float | None = None  # of the kernel that proved it; None for seeds, which are unverified
@@ -36,7 +36,7 @@ class Skill:
 def skill_from_json(record) -> Skill:
     """A parsed line as a Skill; unknown fields are ignored. Raises KeyError, TypeError or ValueError for any other.
 
-    As in the release a line without a scope is general, and tags that are no list count as none.
+    A line without a scope is general, and tags that are no list count as none (so it is in the authors' files).
 
     >>> skill_from_json({"name": "a", "description": "b", "tags": "x, y", "content": "c"})
     Skill(name='a', description='b', scope='general', tags=(), content='c', verify_speedup=None)

@@ -60,7 +60,7 @@ class Summary:
 def summary_messages(task, skills, first, best) -> list[dict]:
     """What Summary sees: the task, the skills that the policy had, the first turn and the best one with their speedups.
 
-    first, best: (code, speedup) pairs. A file of prompts may also show what the Policy was asked, as one text.
+    first, best: (code, speedup) pairs. A user's file of prompts may also show what the Policy was asked (`asked`).
     """
     in_use = "\n\n".join(skill_text("skill_in_use", skill) for skill in skills).strip()
     injected = fill("skills_in_use", skills=in_use) if skills else PROMPTS["no_skills"]
@@ -85,7 +85,9 @@ def trigger(trajectory, gain) -> tuple[Turn, Turn] | None:
     if not first.verdict.correct:
         return None
     best = max((turn for turn in trajectory.turns if turn.verdict.correct), key=lambda turn: turn.verdict.speedup)
-    return (first, best) if best.verdict.speedup >= gain * max(1.0, first.verdict.speedup) else None
+    if best.verdict.speedup < gain * max(1.0, first.verdict.speedup):
+        return None
+    return first, best
 
 
 def best_trigger(trajectories, gain) -> tuple[Trajectory, Turn, Turn] | None:
@@ -109,7 +111,8 @@ def propose(model, winners, s, library, sampling, generator=None) -> list[list[S
     winners: (trajectory, first turn, best turn) of best_trigger. Each summary's proposals come back checked for form,
     with the reason where one is rejected. A winner whose prompt is over sampling.max_prompt_tokens gets no summaries.
     """
-    prompts, prompted = [], []  # prompted: for each prompt the place of its winner
+    prompts = []
+    prompted = []  # for each prompt the place of its winner
     for place, (trajectory, first, best) in enumerate(winners):
         messages = summary_messages(trajectory.task, trajectory.skills, (first.code, first.verdict.speedup),
                                     (best.code, best.verdict.speedup))
@@ -117,7 +120,9 @@ def propose(model, winners, s, library, sampling, generator=None) -> list[list[S
         if not sampling.max_prompt_tokens or len(prompt) <= sampling.max_prompt_tokens:
             prompts += [prompt] * s
             prompted += [place] * s
-    known = set().union(*map(identity, library.skills))
+    known = set()
+    for skill in library.skills:
+        known |= identity(skill)
     summaries = [[] for _ in winners]
     for place, reply in zip(prompted, model.sample(prompts, sampling, generator)):
         trajectory, first, best = winners[place]

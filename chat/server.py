@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -53,6 +54,7 @@ class Server:
         """
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1") + "/v1", timeout
         self.seconds = []  # of each reply
+        self.stopped = threading.Event()
         self.failures = Counter()  # reason -> number of prompts without a reply
         listed = {entry["id"]: entry for entry in self._models()}
         self.name = name or next(iter(listed), None)
@@ -102,7 +104,12 @@ class Server:
         """
         answered = len(self.seconds)
         with ThreadPoolExecutor(PARALLEL) as pool:
-            yield from zip(prompts, pool.map(self._reply, prompts.values(), itertools.islice(self.seeds, len(prompts))))
+            try:
+                seeds = itertools.islice(self.seeds, len(prompts))
+                yield from zip(prompts, pool.map(self._reply, prompts.values(), seeds))
+            except BaseException:  # Ctrl-C, too: nothing is asked again, so that the threads end soon
+                self.stopped.set()
+                raise
         if prompts and not self.seconds:
             raise UserError(f"--server {self.url}: it answered no prompt: {self.failures.most_common(1)[0][0]} (of a "
                             "small context: --max-prompt-tokens, --max-new-tokens)")
@@ -130,10 +137,12 @@ class Server:
             except ERRORS as error:
                 failed = error
                 if getattr(error, "code", None) in FATAL:
+                    self.stopped.set()
                     raise UserError(f"--server {self.url}, model {self.name}: {reason_of(error)}") from None
-                if pause is None or isinstance(error, TimeoutError) or getattr(error, "code", None) in REFUSED:
+                final = pause is None or self.stopped.is_set()
+                if final or isinstance(error, TimeoutError) or getattr(error, "code", None) in REFUSED:
                     break
-                time.sleep(pause)
+                self.stopped.wait(pause)
             else:
                 self.seconds.append(time.monotonic() - began)
                 return Completion(prompt, [0] * tokens, [], text, finished)

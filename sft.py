@@ -31,12 +31,8 @@ faster: there every token weighs the same.
     a sequence that     is cut at the right                 is left out
     is too long
 
-The release also replaces the model's chat template by one of its own, the text QWEN3CHATTEMPLATE of its
-kernel/constant.py: without thoughts, and with calls as <function=...><parameter=...>. Qwen3's own template has calls as
-JSON. To learn them as the released checkpoints did, save that text as a file for --chat-template; it stays with the
-tokenizer. One thing of the release's step we do not copy. It divides the loss by the number of micro-batches after the
-backward pass, so its gradient is that many times ours (8 times with 64 sequences on 8 GPUs). AdamW's step does not
-depend on such a factor, but the clip at 1.0 then acts on gradients from an eighth of the norm on.
+The released checkpoints were trained with a chat template of their own. To train with it, save it as a file for
+--chat-template (results/faithful.md says where it is, and how the release's gradient differs).
 
 How this differs from the paper: the examples are written by a program that knows thirteen techniques, not by a large
 model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's
@@ -63,22 +59,9 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
-import torch
-from tqdm import tqdm
-
-from backbone import Backbone, Chat, check_device
-from chat.rows import encode, read_chats, read_rollouts
-from fast import ranks
-from fast.slots import packed
-from fast.train_step import TrainStep
-from command.files import found, told
-from command.options import complete, flag, option, parse
-from command.process import UserError, run_command
-from skills import MODEL_FILE, SkillLibrary
-from synthetic.examples import Example, Writer, in_processes, write_examples
-from synthetic.tiny import SHAPES, tiny_model, train_tokenizer
-
+from command.options import check_together, complete, flag, option, parse, parse_early
 
 # Defaults with --model: the release's (kernel/scripts/sft/14b-skill-combined.sh). What has no option is listed above.
 PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
@@ -88,15 +71,22 @@ PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
 class Options:
     """The command line. Defaults are for the built-in cold start; see PAPER for those of a pretrained model."""
 
+    GROUPS: ClassVar = {"out": "the run", "model": "what is trained, and on what", "epochs": "training"}
+
     out: str = option("", "folder for the model, its tokenizer and its seed skill library")
+    resume: bool = option(False, "continue the training in --out, with the same options")
+    device: str = option("", "of the training; default: cuda if there is a GPU", choices=("cpu", "cuda"))
+    seed: int = option(0, "of weights, batches and filter")
+    processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
     model: str = option("", "pretrained model to start from: loss, schedule, weight decay and truncation are then the "
                         "release's (see the head of sft.py); without it a tiny one is made from random weights")
-    chat_template: str = option("", "with --model: replace its chat template by this file's (Jinja), as the release does "
-                                "(see the head of sft.py)", metavar="FILE")
+    chat_template: str = option("", "with --model: replace its chat template by this file's (Jinja); it stays with the "
+                                "tokenizer", metavar="FILE")
     data: str = option("", "train on this file of rows (messages, tools) instead of the built-in examples")
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
-    size: str = option("tiny", "without --model: tiny 6, small 26, base 84 million parameters", choices=sorted(SHAPES))
+    size: str = option("tiny", "without --model: tiny 6, small 26, base 84 million parameters",
+                       choices=("base", "small", "tiny"))
     wide: bool = option(False, "examples also of mixtures, single operators, networks of several classes")
     problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
     executed: int = option(3_000, "problems for executed multi-turn trajectories")
@@ -106,15 +96,32 @@ class Options:
     batch_sequences: int = option(0, "sequences in a batch; 0: as many as --batch-tokens allow; with --model 64")
     lr: float = option(3e-3, "peak learning rate eta; with --model 2e-5")
     offload: bool = option(False, "with --model: keep the optimiser's state in the host's memory (Qwen3-8B on 80 GB)")
-    processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
-    device: str = option("", "of the training; default: cuda if there is a GPU", choices=("cpu", "cuda"))
-    seed: int = option(0, "of weights, batches and filter")
-    resume: bool = option(False, "continue the training in --out, with the same options")
+
+
+if __name__ == "__main__":
+    parse_early(Options, __doc__.split("\n")[0])  # --help and misspelt flags need no torch, whose import takes seconds
+
+import torch
+from tqdm import tqdm
+
+from backbone import Backbone, Chat, check_device
+from chat.rows import encode, read_chats, read_rollouts
+from fast import ranks
+from fast.slots import packed
+from fast.train_step import TrainStep
+from command.files import find_path, user_error
+from command.process import UserError, run_command
+from skills import MODEL_FILE, SkillLibrary
+from synthetic.examples import Example, Writer, in_processes, write_examples
+from synthetic.tiny import tiny_model, train_tokenizer
+
+CONTRADICTIONS = [("--data", "--from-rollouts"), ("--model", "--size")]
 
 
 def read_options(argv) -> Options:
     """The options of a command line. Raises UserError for options that cannot be, or that do not go together."""
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | parse(Options, argv, __doc__.split("\n")[0])
+    check_together(given, CONTRADICTIONS)
     options = complete(Options, PAPER | given if given.get("model") else given)
     check_device(options.device)
     if not options.out:
@@ -325,7 +332,7 @@ def train(model, data, pad, options) -> list[dict]:
     batches = plan_batches([len(ids) for ids, _ in data], options)
     step = TrainStep(model, pretrained=bool(options.model), host=options.offload)
     model.train()
-    done, history = restore(model, step, options)
+    done, history = restore(step, options)
     saved = time.time()
     for n in tqdm(range(done, len(batches)), "training", unit="step", disable=ranks.rank() > 0 or None):
         parts = [collate(list(map(data.__getitem__, part)), pad) for part in batches[n]]
@@ -334,7 +341,7 @@ def train(model, data, pad, options) -> list[dict]:
             history.append({"step": n + 1, "loss": round(sum(ranks.each(float(loss))), 4)})
             tqdm.write(f"step {n + 1} of {len(batches)}: loss {history[-1]['loss']:.4f}")
         if ranks.first(time.time() - saved > SAVE_EVERY):  # rank 0's clock decides
-            save(model, step, options, n + 1, history)
+            step.save(Path(options.out, CHECKPOINT), {"step": n + 1, "history": history, "options": asdict(options)})
             saved = time.time()
     model.eval()
     return history
@@ -358,17 +365,7 @@ def check_folder(options):
         raise UserError(f"{options.out} holds a training: continue it with --resume, or choose another --out")
 
 
-def save(model, step, options, done, history):
-    """Replace the checkpoint in one instant: a kill leaves the last one or this one. done: number of steps."""
-    optimizers = [optimizer.state_dict() for optimizer in step.optimizers]  # collects what other ranks have of them
-    if ranks.rank() == 0:
-        path = Path(options.out, CHECKPOINT)
-        state = {"step": done, "history": history, "options": asdict(options)}
-        torch.save(state | {"model": model.state_dict(), "optimizers": optimizers}, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)
-
-
-def restore(model, step, options) -> tuple[int, list]:
+def restore(step, options) -> tuple[int, list]:
     """(steps done, history of the loss). With --resume, weights and optimiser become those of the checkpoint.
 
     Raises UserError for a checkpoint that cannot be read, or that was made with other options: they would make other
@@ -378,14 +375,12 @@ def restore(model, step, options) -> tuple[int, list]:
     if not options.resume:
         return 0, []
     path = Path(options.out, CHECKPOINT)
-    with told(f"--resume: {path} is broken"):
+    with user_error(f"--resume: {path} is broken"):
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     for name, value in asdict(options).items():
         if name not in CHANGEABLE and state["options"].get(name) != value:
             raise UserError(f"--resume: {path} was made with another {flag(name)} ({state['options'].get(name)})")
-    model.load_state_dict(state["model"])
-    for optimizer, saved in zip(step.optimizers, state["optimizers"]):
-        optimizer.load_state_dict(saved)
+    step.load(state)
     return state["step"], state["history"]
 
 
@@ -402,9 +397,9 @@ def main(argv=None) -> int:
     check_folder(options)
     template = ""
     if options.chat_template:
-        with told(f"--chat-template {options.chat_template}: cannot be read"):
-            template = found(options.chat_template).read_text()
-    chat = Backbone.load(found(options.model), options.device, template=template) if options.model else None
+        with user_error(f"--chat-template {options.chat_template}: cannot be read"):
+            template = find_path(options.chat_template).read_text()
+    chat = Backbone.load(find_path(options.model), options.device, template=template) if options.model else None
     Path(options.out).mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     tokenizer, data = ranks.first(load_data(options, chat) if ranks.rank() == 0 else None)
@@ -429,7 +424,7 @@ def finish(model, tokenizer, options, record):
     """
     out = Path(options.out)
     Backbone(model.to(torch.bfloat16), tokenizer).save(out)
-    library = (SkillLibrary.of_model(found(options.model)) if options.data or options.from_rollouts
+    library = (SkillLibrary.of_model(find_path(options.model)) if options.data or options.from_rollouts
                else Writer(None).seed_library(random.Random(options.seed)))
     library.save(out / MODEL_FILE)
     (out / "sft.json").write_text(json.dumps({"options": asdict(options)} | record, indent=1))

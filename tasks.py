@@ -11,9 +11,10 @@ Sources of problems, all giving `Task` records:
     kernelbench_tasks  a KernelBench checkout (evaluation only)
     folder_tasks       a folder of the user's own problem files
     parquet_tasks      a file in the layout of the paper's RL data (hkust-nlp/drkernel-rl-data)
+    SYNTHESISED        problems without end, by the name of their distribution (synthetic/generator.py enters them)
 
-`synthetic/generator.py` generates training problems without end. `unfit` and `fingerprint` keep all training problems,
-also the user's, apart from the evaluation problems. Importing this module changes nothing.
+`task_stream` makes the stream of training tasks out of one of them. `unfit` and `fingerprint` keep all training
+problems, also the user's, apart from the evaluation problems.
 """
 
 import ast
@@ -21,6 +22,7 @@ import contextlib
 import hashlib
 import json
 import math
+import random
 import re
 import warnings
 from collections import Counter
@@ -28,8 +30,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
-from command.files import ROOT, found, read_parquet, told
+from command.files import ROOT, find_path, read_parquet, user_error
 from command.process import UserError
 
 PROBLEMS = ROOT / "problems"
@@ -42,6 +45,7 @@ GPU_BATCH_FACTOR = 256
 INTERPRETED = 100_000
 # Elements of all tensors of a problem that `unfit` runs on the CPU: three forwards in about a second.
 MOST_CHECKED = 2**25
+SYNTHESISED = {}  # --tasks NAME -> function of (seed, device) that returns an endless iterator over Tasks
 
 
 class TaskError(UserError):
@@ -59,14 +63,14 @@ class Task:
 
 
 def load_task(path, level=0, name=None) -> Task:
-    """Read one problem file, which may also be named by its path in the repository (command.files.found).
+    """Read one problem file, which may also be named by its path in the repository (command.files.find_path).
 
     name: the file's name without .py where none is given. Raises TaskError if the file cannot be read, or lacks one of
     the names of KernelBench's format. The text is not executed: whether the problem runs is found out by `unfit` or, in
     processes of its own, by the sandbox.
     """
-    path = found(path)
-    with told(f"{path}: cannot read the problem", TaskError):
+    path = find_path(path)
+    with user_error(f"{path}: cannot read the problem", TaskError):
         source = path.read_text(encoding="utf-8-sig")
     problem = malformed(source)
     if problem:
@@ -94,9 +98,9 @@ def parquet_tasks(path) -> list[Task]:
     """The rows of a file in the layout of the paper's RL data (release: verl_patch/utils/dataset/rl_dataset.py).
 
     Of a row, `reward_model.ground_truth` is the problem, and `extra_info.entry_point` the name of its class, which we
-    rename to Model: our prompts ask for ModelNew (the release asks for that name + New, in the column `prompt`). Both
-    columns are objects, or JSON text. Rows that are no problem are left out, and counted. Raises TaskError for a file of KernelBench's problems, such as the
-    paper's validation set: those are for evaluation only.
+    rename to Model, because our prompts ask for ModelNew. Both columns are objects, or JSON text. Rows that are no
+    problem are left out, and counted. Raises TaskError for a file of KernelBench's problems, such as the paper's
+    validation set: those are for evaluation only.
     """
     tasks, left_out = [], Counter()
     for number, row in enumerate(read_parquet(path, ["data_source", "reward_model", "extra_info"])):
@@ -132,7 +136,7 @@ def folder_tasks(folder, level=0) -> list[Task]:
     A problem's name is folder/file, such as level1/3_softmax. With a level, files without an id are left out. Raises
     TaskError if there is no problem.
     """
-    folder = found(folder)
+    folder = find_path(folder)
     files = list(folder.glob("[0-9]*.py" if level else "*.py"))
     files.sort(key=lambda path: (int(re.match(r"\d*", path.name)[0] or 0), path.name))
     if not files:
@@ -155,7 +159,7 @@ def kernelbench_tasks(folder, level) -> list[Task]:
 
     Raises TaskError with the place to get it from where the level is not there. We ship hashes of these problems only.
     """
-    for base in (found(folder), found(folder) / "KernelBench"):
+    for base in (find_path(folder), find_path(folder) / "KernelBench"):
         if (base / f"level{level}").is_dir():
             return folder_tasks(base / f"level{level}", level)
     raise TaskError(f"{folder}: no level{level}/ there; clone https://github.com/ScalingIntelligence/KernelBench")
@@ -206,6 +210,44 @@ def scale_batch(task, factor) -> Task:
     size = sizes[place]
     scaled = factor * math.prod(map(int, size[1].split("*")))
     return replace(task, source=f"{task.source[:size.start(1)]}{scaled}{task.source[size.end(1):]}")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Training tasks
+
+
+def task_stream(options):
+    """Training tasks without end, the same for the same options. Raises TaskError when there are none.
+
+    A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
+    batch (scale_batch), so that kernels take long enough to be measured.
+    """
+    if options.tasks in SYNTHESISED:
+        return SYNTHESISED[options.tasks](options.seed, options.device)
+    if options.tasks == "builtin":
+        return in_random_order(builtin_tasks(device=options.device), random.Random(options.seed), checked=True)
+    return in_random_order(listed_tasks(options.tasks), random.Random(options.seed))
+
+
+def in_random_order(tasks, rng, checked=False):
+    """Every task once, then all again in another order, without end. Tasks that are `unfit` are left out.
+
+    checked: none is unfit. Others are checked when their turn comes for the first time; a line says which is left out
+    and why, and how many are so far. Raises TaskError when none is left.
+    """
+    evaluation = evaluation_fingerprints()
+    reasons = dict.fromkeys(tasks) if checked else {}  # task -> why it is left out, or None
+    while True:
+        for task in rng.sample(tasks, len(tasks)):
+            if task not in reasons:
+                reasons[task] = unfit(task, evaluation)
+                if reasons[task]:
+                    counts = dict(Counter(filter(None, reasons.values())))
+                    tqdm.write(f"{task.name} is left out: {reasons[task]}. Of {len(reasons)} so far: {counts}")
+            if not reasons[task]:
+                yield task
+        if all(reasons.values()):
+            raise TaskError(f"--tasks: no problem can be trained on ({dict(Counter(reasons.values()))})")
 
 
 # ----------------------------------------------------------------------------------------------------------------------

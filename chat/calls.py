@@ -1,4 +1,4 @@
-"""What a reply says: tool calls in it, and where its thoughts end.
+"""What a reply says: the kernel in it, the tool calls in it, and where its thoughts end.
 
 A reply is text that a model sampled: anything can be in it, and nothing here may raise.
 """
@@ -73,6 +73,18 @@ def fenced_blocks(text) -> list[tuple[str, str]]:
                 place = end + 1
                 break
     return blocks
+
+
+def extract_code(text) -> str | None:
+    """The last fenced code block that defines `ModelNew`, or None; one within a thought does not count.
+
+    >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
+    'class ModelNew:\\n    pass\\n'
+    """
+    for _, body in reversed(fenced_blocks(after_thoughts(text))):
+        if re.search(r"(?m)^\s*class\s+ModelNew\b", body):
+            return body
+    return None
 
 
 def extract_tool_call(text, name):

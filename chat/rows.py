@@ -16,7 +16,7 @@ from tqdm import tqdm
 from chat.calls import text_of
 from chat.prompts import fill, read_prompts
 from chat.template import Chat, Completion
-from command.files import read_parquet, told
+from command.files import read_parquet, user_error
 from command.process import UserError
 
 
@@ -63,7 +63,7 @@ def read_rows(path, encode_row) -> list[tuple[np.ndarray, np.ndarray]]:
     encode_row returns None for a row that has nothing to learn. A row that cannot be used is skipped and reported with
     its number in the file. Raises UserError for a file that cannot be read.
     """
-    with told(f"{path}: cannot be read"):
+    with user_error(f"{path}: cannot be read"):
         rows = read_parquet(path) if Path(path).suffix == ".parquet" else Path(path).read_bytes().split(b"\n")
     data = []
     for number, row in enumerate(tqdm(rows, desc="tokens", unit="row", disable=None), 1):
@@ -120,7 +120,7 @@ def read_rollouts(run, chat, least) -> list[tuple[np.ndarray, np.ndarray]]:
     count once. Raises UserError without such a run, or if its later prompts did not show replies as they were sampled.
     """
     config = Path(run, "config.json")
-    with told(f"{config}: cannot be read"):
+    with user_error(f"{config}: cannot be read"):
         options = dict(json.loads(config.read_text()))
     if options.get("history") == "condensed":
         raise UserError(f"{run}: later prompts showed condensed replies (history=condensed), which are not recorded")

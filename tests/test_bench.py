@@ -323,7 +323,7 @@ def test_a_server_that_does_not_answer_is_told_in_one_line(url, tmp_path, monkey
     monkeypatch.setattr(bench, "Sandbox", lambda *_, **settings: Scorer())
     given = ["--device", "cpu", "--level", 1, "--ids", 1, "--out", tmp_path, "--server"]
     for more, message in (([url, "--served-model", "N"], "404"), (["http://127.0.0.1:9"], "refused"),
-                          ([url + "/other"], "it lists no model"), ([url, "--thinking"], "--thinking: with --server")):
+                          ([url + "/other"], "it lists no model"), ([url, "--thinking"], "--server and --thinking")):
         assert message in refusal(bench.main, *given, *more)
 
 

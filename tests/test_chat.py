@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import backbone
-from backbone import Chat, Completion, Sampling
+from backbone import Backbone, Chat, Completion, Sampling
+import recipes  # noqa: F401 (it enters the release's form of a verdict)
 from chat import prompts
-from chat.calls import extract_tool_call, fenced_blocks
+from chat.calls import extract_code, extract_tool_call, fenced_blocks
 from chat.prompts import SELECT_TOOL
 from chat.rows import encode, encode_rollout, read_chats
 from chat_templates import CALLING, GLM_RESPONSE, TEMPLATES, calling_tokenizer, template_tokenizer
@@ -38,7 +38,7 @@ DOCUMENTED = 'class ModelNew:\n    """\n    ```\n    x\n    ```\n    """\n'
     (f"```python\n{KERNEL}```\nOr:\n```python\n# cut off\n{KERNEL}", KERNEL),
     (f"```python\n{KERNEL}```</answer>", KERNEL), (f"```python\n{KERNEL}", None)])
 def test_fences_are_matched_by_line_indentation_and_length(reply, code):
-    assert backbone.extract_code(reply) == code
+    assert extract_code(reply) == code
 
 
 def test_a_fenced_call_may_hold_fences():
@@ -208,11 +208,11 @@ def test_rows_in_other_layouts_are_read(tokenizer, tmp_path, capsys):
 
 def test_a_thought_that_the_template_opens_belongs_to_the_reply(model_folder):
     """Cut off inside it, a reply is no answer; whole, it is learnt as it was sampled, the opening but once."""
-    model = backbone.Backbone.load(model_folder)
+    model = Backbone.load(model_folder)
     [reply, other] = model.sample([model.encode("Why? <think>\n"), model.encode("What is <think> for?")],
                                   Sampling(4, temperature=0))
     assert reply.text == "<think>\n" + model.tokenizer.decode(reply.token_ids) and not reply.finished
-    assert backbone.extract_code(reply.text + "\n```python\nclass ModelNew:\n    pass\n```") is None
+    assert extract_code(reply.text + "\n```python\nclass ModelNew:\n    pass\n```") is None
     assert not other.text.startswith("<think>")
     stop = types.SimpleNamespace(prompt=reply.prompt_ids, tokens=[5, model.stop_ids[0]], logprobs=[0.0, 0.0])
     assert model._completion(stop).text == model.tokenizer.decode([5])  # it ended: a model may answer without a thought
@@ -265,10 +265,8 @@ def test_prompts_of_a_folder_in_the_releases_layout(release_prompts):
         f"## Task\n{asked[1]['content']}\n## Skills\n 1. **fuse**  [scope=general]  [tags: a, b]\n    d\n"
         " 2. **tile**  [scope=general]\n    e\nCode {like} __init__ stays.")
     ours = prompts.PROMPTS["policy_system"]  # what the files lack stays ours
-    for shown, text in ((policy_messages(task, SKILLS), f"{FUSE}\n\n\n{TILE}"),
-                        (policy_messages(task, SKILLS, verifies=True), f"{FUSE}\n\n\n---\n\n{TILE}"),
-                        (policy_messages(task, SKILLS[:1], verifies=True), FUSE.replace("[a, b]", "['a', 'b']"))):
-        assert shown == [{"role": "system", "content": f"{ours}\n\n===\n{text}\n=="}, asked[1]]
+    block = f"{ours}\n\n===\n{FUSE}\n\n\n{TILE}\n=="
+    assert policy_messages(task, SKILLS) == [{"role": "system", "content": block}, asked[1]]
     for skills, text in ((SKILLS, f"{FUSE}\n\n\n{TILE}"), ((), "(none: this rollout was of the null scheme)")):
         system, user = summary_messages(task, skills, ("one", 1.0), ("two", 2.0))
         assert system["content"] == "At most 2." and user["content"] == (

@@ -16,7 +16,8 @@ from transformers import get_cosine_schedule_with_warmup
 from chat_templates import template_tokenizer
 from conftest import by_hand, learnt, write_lines
 import sft
-from backbone import Backbone, Chat, Completion, Sampling, extract_code
+from backbone import Backbone, Chat, Completion, Sampling
+from chat.calls import extract_code
 from chat.calls import extract_tool_call
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from chat.rows import read_chats, read_rollouts

@@ -18,12 +18,11 @@ import tasks
 from conftest import configure, make_task
 from synthetic.generator import synthesize, training_tasks
 from command import files
-from command.files import ROOT, found
+from command.files import ROOT, find_path
 from command.options import complete, option, parse, setting
 from command.process import UserError, run_command
-from run import task_stream
 from tasks import (Task, TaskError, builtin_tasks, chosen_tasks, evaluation_fingerprints, fingerprint, folder_tasks,
-                   kernelbench_tasks, load_task, operators, scale_batch, unfit)
+                   kernelbench_tasks, load_task, operators, scale_batch, task_stream, unfit)
 
 PROBLEM = """
 import torch
@@ -90,6 +89,8 @@ def test_a_command_ends_with_a_status_and_tells_bad_input_in_one_line(ending, st
 class Some:
     """Options of no program."""
 
+    GROUPS = {}
+
     top_p: object = option(0.5, "a share", most=1)
     size: int = option((1, 2, 3), "a size", above_0=True)
     name: str = option("a", "a name", choices=("a", "b"))
@@ -126,10 +127,10 @@ def test_what_cannot_work_is_told_at_once(before, told):
 
 def test_what_is_not_in_the_current_folder_is_looked_for_in_the_repository(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert [task.name for task in folder_tasks("problems/level1")][:2] and found("no/such") == Path("no/such")
-    assert found("checkpoints/tiny") == ROOT / "checkpoints/tiny"
+    assert [task.name for task in folder_tasks("problems/level1")][:2] and find_path("no/such") == Path("no/such")
+    assert find_path("checkpoints/tiny") == ROOT / "checkpoints/tiny"
     (tmp_path / "checkpoints/tiny").mkdir(parents=True)
-    assert found("checkpoints/tiny") == Path("checkpoints/tiny")
+    assert find_path("checkpoints/tiny") == Path("checkpoints/tiny")
 
 
 def test_a_problem_that_is_too_large_for_the_interpreter_is_told_with_its_size():

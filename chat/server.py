@@ -152,16 +152,10 @@ class Server:
         return Completion(prompt, [], [], "", False)
 
     def statistics(self) -> dict:
-        """Number of replies, and of prompts without one for each reason; the median and longest seconds of a reply."""
-        return {"replies": len(self.seconds), "without_reply": dict(self.failures),
-                "median_seconds": round(statistics.median(self.seconds or [0.0]), 2),
-                "longest_seconds": round(max(self.seconds, default=0.0), 2)}
-
-    def summary(self) -> str:
-        """The statistics as one line."""
-        facts = self.statistics()
-        return (f"{self.url}: {facts['replies']} replies, median {facts['median_seconds']} s, longest "
-                f"{facts['longest_seconds']} s; {self.failures.total()} prompts without a reply")
+        """Number of replies, median and longest seconds of one, and number of prompts without a reply by reason."""
+        seconds = sorted(self.seconds) or [0.0]
+        return {"replies": len(self.seconds), "median_seconds": round(statistics.median(seconds), 2),
+                "longest_seconds": round(seconds[-1], 2), "without_reply": dict(self.failures)}
 
 
 def read_answer(answer) -> tuple[str, int, bool]:

@@ -424,7 +424,7 @@ def main(argv=None) -> int:
                     facts["server"] = model.statistics()
                 report(part, facts | levels.machine(options.device) | {"config": described} | all_figures(samples))
     if options.server:
-        print(model.summary())
+        print(f"{options.server}: {json.dumps(model.statistics())}")
     if options.both and ranks.rank() == 0:
         write_page([part for part, _, _ in parts], folder / "report.html")
         print(f"\nboth side by side: {folder}/report.html")

@@ -11,6 +11,7 @@ import json
 import os
 import statistics
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -53,6 +54,7 @@ class Server:
         """
         self.url, self.timeout = url.rstrip("/").removesuffix("/v1") + "/v1", timeout
         self.seconds = []  # of each reply
+        self.stopped = threading.Event()
         self.failures = Counter()  # reason -> number of prompts without a reply
         listed = {entry["id"]: entry for entry in self._models()}
         self.name = name or next(iter(listed), None)
@@ -102,7 +104,12 @@ class Server:
         """
         answered = len(self.seconds)
         with ThreadPoolExecutor(PARALLEL) as pool:
-            yield from zip(prompts, pool.map(self._reply, prompts.values(), itertools.islice(self.seeds, len(prompts))))
+            try:
+                seeds = itertools.islice(self.seeds, len(prompts))
+                yield from zip(prompts, pool.map(self._reply, prompts.values(), seeds))
+            except BaseException:  # Ctrl-C, too: nothing is asked again, so that the threads end soon
+                self.stopped.set()
+                raise
         if prompts and not self.seconds:
             raise UserError(f"--server {self.url}: it answered no prompt: {self.failures.most_common(1)[0][0]} (of a "
                             "small context: --max-prompt-tokens, --max-new-tokens)")
@@ -130,10 +137,12 @@ class Server:
             except ERRORS as error:
                 failed = error
                 if getattr(error, "code", None) in FATAL:
+                    self.stopped.set()
                     raise UserError(f"--server {self.url}, model {self.name}: {reason_of(error)}") from None
-                if pause is None or isinstance(error, TimeoutError) or getattr(error, "code", None) in REFUSED:
+                final = pause is None or self.stopped.is_set()
+                if final or isinstance(error, TimeoutError) or getattr(error, "code", None) in REFUSED:
                     break
-                time.sleep(pause)
+                self.stopped.wait(pause)
             else:
                 self.seconds.append(time.monotonic() - began)
                 return Completion(prompt, [0] * tokens, [], text, finished)
@@ -143,16 +152,10 @@ class Server:
         return Completion(prompt, [], [], "", False)
 
     def statistics(self) -> dict:
-        """Number of replies, and of prompts without one for each reason; the median and longest seconds of a reply."""
-        return {"replies": len(self.seconds), "without_reply": dict(self.failures),
-                "median_seconds": round(statistics.median(self.seconds or [0.0]), 2),
-                "longest_seconds": round(max(self.seconds, default=0.0), 2)}
-
-    def summary(self) -> str:
-        """The statistics as one line."""
-        facts = self.statistics()
-        return (f"{self.url}: {facts['replies']} replies, median {facts['median_seconds']} s, longest "
-                f"{facts['longest_seconds']} s; {self.failures.total()} prompts without a reply")
+        """Number of replies, median and longest seconds of one, and number of prompts without a reply by reason."""
+        seconds = sorted(self.seconds) or [0.0]
+        return {"replies": len(self.seconds), "median_seconds": round(statistics.median(seconds), 2),
+                "longest_seconds": round(seconds[-1], 2), "without_reply": dict(self.failures)}
 
 
 def read_answer(answer) -> tuple[str, int, bool]:

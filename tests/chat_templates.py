@@ -55,7 +55,8 @@ CALLING = {
     "ends": ("{{ '<|assistant|>{\"name\": \"' + f.name + '\", \"parameters\": ' + f.arguments | tojson }}}<|end|>",
              {"open_pattern": r'\{"name": "(?P<name>\w+)", "parameters": ', "close": "}<|end|>", "content": "json"}),
     # Values in quotes that they may contain themselves (LFM2).
-    "quotes": ("{{ '<|assistant|>[' + f.name + '(' }}{% for k, v in f.arguments.items() %}{{ k }}='{{ v | tojson }}'{% endfor %}"
+    "quotes": ("{{ '<|assistant|>[' + f.name + '(' }}"
+               "{% for k, v in f.arguments.items() %}{{ k }}='{{ v | tojson }}'{% endfor %}"
                "{{ ')]<|end|>' }}",
                {"open_pattern": r"\[(?P<name>\w+)\(", "close": ")]", "content": "xml-inline", "content_args": {
                    "tag_pattern": r"(?P<key>\w+)='(?P<value>[^']*)'", "value_parser": {"name": "json"}}}),

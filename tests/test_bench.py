@@ -411,7 +411,7 @@ def test_changed_configuration_is_refused(tmp_path, command, monkeypatch, refusa
     ("--device cuda", "no GPU"), ("--baseline compile", "no torch.compile"), ("--ids 1,2,x", "'x' is not there"),
     ("--samples 0", "--samples 0: choose a number above 0"), ("--temperature nan", "--temperature nan: choose"),
     ("--top-p 3", "above 0 to 1"), ("--bm25-only --no-skills", "choose one"), ("--both --no-skills", "choose one"),
-    ("--strategy evolve --turns 4", "with fewer than --turns 5 no attempt sees an earlier one"),
+    ("--strategy evolve --turns 4", "below --turns 5 no attempt sees an earlier one"),
     ("--max-new-tokens 4096 --max-prompt-tokens 1", "the model's context is 4096"),
     ("--max-new-tokens 4096", "prompts of 0 tokens"), ("--out file/below", "cannot write there")])
 def test_bad_input_is_one_line_and_exit_code_2(arguments, message, tmp_path, monkeypatch, refusal):

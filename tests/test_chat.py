@@ -284,8 +284,9 @@ def test_tools_of_the_releases_layout_say_how_many_skills_a_call_holds(release_p
     assert list(function["parameters"]["properties"]["new_skills"].items()) == list(new.items())
 
 
-WRONG = {"status": "completed", "compiled": True, "correctness": False, "decoy_kernel": False, "reference_runtime": -1.0,
-         "kernel_runtime": -1.0, "speedup": 0.0, "metadata": {}, "error_message": "", "error_code": "", "reward": 0.0,
+WRONG = {"status": "completed", "compiled": True, "correctness": False, "decoy_kernel": False,
+         "reference_runtime": -1.0, "kernel_runtime": -1.0, "speedup": 0.0, "metadata": {}, "error_message": "",
+         "error_code": "", "reward": 0.0,
          "success": False, "score": 0.0, "profiling": None, "num_custom_kernel": 0, "num_total_kernels": 0,
          "custom_kernel_cuda_time_in_profiling_us": 0, "total_kernel_run_time_in_profiling_us": 0.0}
 FAILED = {"reward": 0.0, "speedup": 0.0, "success": False, "correctness": False, "compiled": False}

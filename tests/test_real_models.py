@@ -39,7 +39,8 @@ def test_a_chat_template_of_ones_own_is_learnt_and_stays_with_the_model(tokenize
         "name": "select_skills", "arguments": {"think": "t", "selected_skills": [{"name": "a", "reason": "it's"}]}}}]}
     rows = {"messages": [*selection_messages(make_task(), []), called], "tools": [SELECT_TOOL]}
     write_lines(tmp_path / "rows.jsonl", rows)
-    given = ["--model", tmp_path / "base", "--data", tmp_path / "rows.jsonl", "--out", tmp_path / "o", "--device", "cpu"]
+    given = ["--model", tmp_path / "base", "--data", tmp_path / "rows.jsonl", "--out", tmp_path / "o"]
+    given += ["--device", "cpu"]
     assert "no chat template" in refusal(sft.main, *given)
     given += ["--epochs", "1", "--chat-template", Path(__file__).with_name("templates") / "release.jinja"]
     assert sft.main(list(map(str, given))) == 0
@@ -80,7 +81,7 @@ def test_one_cold_start_one_training_step_one_problem(kind, tokenizer, tmp_path,
     # One training step, in which each reply is trained on to the token.
     assert SkillLibrary.of_model(start).skills == skills  # the library stays with the model
     die, before = random.Random(0), Backbone.load(start)
-    monkeypatch.setitem(policy.REWARDS, "davinci", lambda verdict: die.random())
+    monkeypatch.setitem(policy.REWARDS, "davinci", policy.Reward(lambda verdict: die.random()))
     assert reinforce.main(f"--model {start} --tasks {tmp_path}/tasks --out {out} --device cpu --no-eval --steps 1 "
                           "--batch 1 --k 2 --n 2 --turns 2 --policy-tokens 40 --lr 1e-3 "
                           "--set trials=1 selection_tokens=20".split()) == 0

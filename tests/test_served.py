@@ -1,16 +1,22 @@
 """A benchmark of a served model ends with a result or with one line, however the server misbehaves."""
 
+import contextlib
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from transformers.utils.import_utils import is_serve_available
 
 import bench
 from backbone import Sampling
 from chat import server
 from chat.server import Messages, Server
+from command.files import ROOT
 from command.process import UserError
 from conftest import FakeSandbox, kernel
 
@@ -172,5 +178,50 @@ def test_a_benchmark_keeps_what_was_judged_and_says_how_long_the_server_took(url
     assert len(Stub.asked) == 4 + 2 * 3 + 2  # a refused prompt is not asked again
     served = json.loads((tmp_path / "summary.json").read_text())["server"]
     assert served["replies"] == 4 and sorted(served["without_reply"].values()) == [2, 2]
-    assert f"{url}/v1: 4 replies, median {served['median_seconds']} s" in out and "4 prompts without a reply" in out
-    assert bench.main(given) == 0 and "0 replies" in capsys.readouterr().out and len(Stub.asked) == 12  # nothing left
+    assert f"{url}: {json.dumps(served)}" in out
+    assert bench.main(given) == 0 and len(Stub.asked) == 12  # nothing is left to ask
+    assert '"replies": 0' in capsys.readouterr().out
+
+
+def test_an_interrupt_does_not_wait_for_pauses(url, monkeypatch):
+    monkeypatch.setattr(server, "PAUSES", (60,))
+    model, began = Server(url), time.monotonic()
+    Stub.script = [lambda body: 401 if body["seed"] == 3 else 500]
+    with pytest.raises(UserError, match="401"):
+        replies(model, 4)
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.slow
+def test_transformers_serve_is_walked(tmp_path, monkeypatch, capsys):
+    """A real server, and what it does with a name that it does not know and with its own death."""
+    if not is_serve_available():
+        pytest.skip("transformers serve needs fastapi, uvicorn and openai")
+    monkeypatch.setattr(bench, "Sandbox", FakeSandbox)
+    monkeypatch.setattr(server, "PAUSES", (0.1,))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    model = str(ROOT / "checkpoints/tiny")
+    command = [sys.executable, "-c", "from transformers.cli.transformers import main; main()", "serve", model,
+               "--host", "127.0.0.1", "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as serving:
+        try:
+            listening = False
+            while not listening:
+                assert serving.poll() is None, "it could not start"
+                time.sleep(0.5)
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    listening = True
+            url = f"http://127.0.0.1:{port}"
+            given = ["--device", "cpu", "--level", "1", "--ids", "1", "--samples", "2", "--turns", "2", "--server", url,
+                     "--max-new-tokens", "40", "--out", str(tmp_path / "o")]
+            assert bench.main([*given, "--served-model", model]) == 0
+            assert '"replies": 4' in capsys.readouterr().out
+            samples = bench.read_results(tmp_path / "o/results.jsonl").values()
+            assert [turn.tokens > 0 and turn.reply != "" for s in samples for turn in s.turns] == [True] * 4
+            with pytest.raises(UserError, match="no/such|answered no prompt"):
+                bench.main([*given[:-1], str(tmp_path / "other"), "--served-model", "no/such"])
+        finally:
+            serving.terminate()
+    with pytest.raises(UserError, match="refused"):
+        Server(url)

@@ -303,7 +303,7 @@ TINY = Path(sft.__file__).parent / "checkpoints" / "tiny"
 @pytest.mark.parametrize("arguments, message", [
     (["--out", "x", "--model", "checkpoints/none"], "no such model folder"),
     ([], "--out is required"),
-    (["--out", "OUT", "--data", "none.jsonl"], "--data, --from-rollouts, --chat-template and several GPUs need --model"),
+    (["--out", "OUT", "--data", "none.jsonl"], "--chat-template and several GPUs need --model"),
     (["--out", "OUT", "--model", TINY, "--chat-template", "none.jinja"], "none.jinja: cannot be read"),
     (["--out", "OUT", "--model", TINY, "--data", "none.jsonl"], "none.jsonl: cannot be read"),
     (["--out", "OUT", "--model", TINY, "--from-rollouts", "runs/x"], "runs/x/config.json: cannot be read"),

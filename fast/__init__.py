@@ -1,4 +1,7 @@
-"""The same, faster: what makes large and fast runs possible. A student may skip it. Imports nothing from other folders.
+"""The same, faster: what makes large and fast runs possible. It imports nothing from other folders but command/.
+
+A student needs two things of it: backbone.py tells how the engine samples; and with one process, which is the usual
+case, `ranks.share`, `gather` and `distribute` give back what they are given. The rest may be skipped.
 
     engine.py       samples many replies together: prompts in, replies out as they end
     slots.py        the keys and values of the sequences that are being sampled, and the prefill of prompts

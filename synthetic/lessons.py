@@ -15,12 +15,13 @@ speedups that they show are drawn; examples of several turns are executed and sh
 
 import random
 
-import numpy as np
+import torch
 
 from chat.prompts import MOST_SKILLS, SELECT_TOOL, UPDATE_TOOL
 from chat.rows import encode
 from chat.template import Chat
 from policy import next_messages, policy_messages
+from sandbox import Sandbox
 from selector import selection_messages
 from skills import Skill
 from summarizer import summary_messages
@@ -180,8 +181,6 @@ _state = {}  # of one process
 
 
 def _start(tokenizer, brief, execute):
-    import torch
-    from sandbox import Sandbox
     torch.set_num_threads(1)
     sandbox = Sandbox(device="cpu", trials=1, workers=1, secret="00") if execute else None
     _state.update(chat=Chat(tokenizer), brief=brief, sandbox=sandbox)
@@ -196,6 +195,12 @@ def _write_many(seeds) -> list:
         if example:
             encoded.append(encode(_state["chat"], example.messages, example.tool, example.unlearnt))
     return encoded
+
+
+def sample_lessons(number) -> list[Example]:
+    """Some lessons of both kinds as texts, from which the tokenizer learns their words."""
+    written = [Lesson(seed, brief=seed % 3 > 0).write() for seed in range(number)]
+    return [example for example in written if example]
 
 
 def write_lessons(tokenizer, first_seed, number, processes, brief=False, execute=False) -> list:

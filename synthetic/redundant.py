@@ -12,14 +12,16 @@ model which of them hold: neither this file nor the expert knows it. Execution f
 HELD_OUT pairs are in no example of the cold start: a run that knows one of them has found it by execution.
 """
 
+import itertools
 import random
 from dataclasses import dataclass, replace
 
 from skills import Skill
+from synthetic import families
 from synthetic.kernels import _ROW as ROW
 from synthetic.operators import POINTWISE
 from synthetic.planner import _IMPORTS as IMPORTS
-from tasks import Task
+from tasks import GPU_BATCH_FACTOR, SYNTHESISED, Task, evaluation_fingerprints, scale_batch, unfit
 
 # Operators that our kernels leave to PyTorch, with their spellings.
 TORCH = {
@@ -214,8 +216,27 @@ def pair_skill(pair, rng, lines=None) -> Skill:
                  content)
 
 
-def task(seed, most=3) -> Task:
-    """A training problem of reinforcement learning: it has a pair of HELD_OUT. A pure function of its arguments."""
+# ----------------------------------------------------------------------------------------------------------------------
+# Problems to train on
+
+
+def task(seed) -> Task:
+    """A problem with one of the HELD_OUT pairs, a pure function of its seed. Its fitness is the caller's to check."""
     rng = random.Random(f"redundant {seed}")
-    program = draw(rng, rng.choice(HELD_OUT), most, held_out=True)
+    program = draw(rng, rng.choice(HELD_OUT), rng.choice([2, 2, 3]), held_out=True)
     return Task(f"redundant/{seed}", 0, problem_text(program, rng), "redundant")
+
+
+def training_tasks(seed, device="cpu"):
+    """Endless stream of problems that are fit to train on: of three, two are of this file and one of families.py's."""
+    evaluation, others = evaluation_fingerprints(), families.training_tasks(seed, device)
+    for n in itertools.count():
+        if n % 3 == 2:
+            yield next(others)
+            continue
+        drawn = task(seed * 1_000_003 + n)
+        if unfit(drawn, evaluation) is None:
+            yield drawn if device == "cpu" else scale_batch(drawn, GPU_BATCH_FACTOR)
+
+
+SYNTHESISED["synth"] = training_tasks

@@ -46,7 +46,8 @@ class Options:
     resume: bool = option(False, "continue the run in --out from its last checkpoint")
     device: str = option("", "default: cuda if there is a GPU", choices=("cpu", "cuda"))
     seed: int = option(0, "of tasks, sampling and the modelled clock's inputs")
-    eval_every: int = option(0, "evaluate on the built-in problems every so many steps (0: before and after)")
+    eval_every: int = option((2, 10, 0), "evaluate on problems with redundant operators every so many steps, with the "
+                             "library and without (0: before and after, as on the other built-in problems)")
     no_eval: bool = option(False, "skip every evaluation")
     log: str = option("files", "the metrics' numbers to these, too", choices=("files", "tensorboard", "wandb"))
     model: str = option("checkpoints/tiny", "folder or hub id; a skill_library.jsonl in it is loaded with it")
@@ -358,25 +359,41 @@ def flush(run, episodes):
 
 
 def evaluate_if_due(run, step) -> dict:
-    """Metrics on the built-in problems where they are due, else nothing (paper: one greedy selection, T turns).
+    """Metrics of the evaluations that are due after `step` complete steps; 0 is the model before training.
 
-    step: number of complete steps; 0 is the model before training.
+    Before and after training on the built-in problems. More often, with --eval-every, on those with redundant operators,
+    with the library (with_*: one greedy selection) and without it (without_*).
     """
+    options, line = run.options, {}
+    ends = step in (0, options.steps)
+    if ends and not options.no_eval:
+        episodes = evaluate(run, "eval", tasks.builtin_tasks(device=run.model.device.type), 1, step)
+        line |= named("eval", flat(episode.trajectories for episode in episodes))
+    if (ends or options.eval_every and step % options.eval_every == 0) and not options.no_eval:
+        episodes = evaluate(run, "redundant", tasks.redundant_tasks(run.model.device.type), 2, step)
+        line |= named("with", flat(episode.trajectories[:options.eval_samples] for episode in episodes))
+        line |= named("without", flat(episode.trajectories[options.eval_samples:] for episode in episodes))
+    return line
+
+
+def evaluate(run, name, problems, schemes, step) -> list[Episode]:
+    """The problems with one greedy selection each (paper: T turns), and with a null scheme where `schemes` is 2."""
     options = run.options
-    if options.no_eval or not (step in (0, options.steps) or options.eval_every and step % options.eval_every == 0):
-        return {}
     # A generator of its own, so that training goes on as if there had been no evaluation.
     generator = torch.Generator(run.model.device).manual_seed((options.seed * 1_000_003 + step) % 2**63)
     sampling = Sampling(options.policy_tokens, 0.0 if options.eval_samples == 1 else 1.0, top_p=0.95,
                         max_prompt_tokens=options.prompt_tokens)
     with run.phase("evaluate"):
-        episodes = select(run, tasks.builtin_tasks(device=run.model.device.type), 1, 0.0)
-        episodes = roll_out(run, episodes, 1, options.eval_samples, sampling, generator)
+        episodes = select(run, problems, 1, 0.0)
+        episodes = roll_out(run, episodes, schemes, options.eval_samples, sampling, generator)
         score(run, episodes)
         episodes = ranks.gather(episodes)
-    write_transcripts(run, f"eval_{step}", episodes)
-    trajectories = flat(episode.trajectories for episode in episodes)
-    return {f"eval_{name}": value for name, value in policy.rollout_metrics(trajectories).items()}
+    write_transcripts(run, f"{name}_{step}", episodes)
+    return episodes
+
+
+def named(prefix, trajectories) -> dict:
+    return {f"{prefix}_{name}": value for name, value in policy.rollout_metrics(trajectories).items()}
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -154,6 +154,13 @@ def builtin_tasks(level=None, device="cpu") -> list[Task]:
     return tasks if device == "cpu" else [scale_batch(task, GPU_BATCH_FACTOR) for task in tasks]
 
 
+def redundant_tasks(device="cpu") -> list[Task]:
+    """The evaluation problems in which an operator may be redundant (synthetic/redundant.py); a GPU gets a larger batch.
+    """
+    tasks = folder_tasks(PROBLEMS / "redundant")
+    return tasks if device == "cpu" else [scale_batch(task, GPU_BATCH_FACTOR) for task in tasks]
+
+
 def kernelbench_tasks(folder, level) -> list[Task]:
     """The problems of one level of a KernelBench checkout (`folder` is the repository or its KernelBench/ folder).
 
@@ -404,7 +411,7 @@ def fingerprint(source) -> str:
 
 def evaluation_fingerprints() -> frozenset[str]:
     """Fingerprints of all built-in problems and of KernelBench's levels 1 to 3 (shipped as hashes)."""
-    known = {fingerprint(path.read_text()) for path in PROBLEMS.glob("level*/*.py")}
+    known = {fingerprint(path.read_text()) for path in PROBLEMS.glob("[lr]*/*.py")}
     return frozenset(known | set((PROBLEMS / "kernelbench_fingerprints.txt").read_text().split()))
 
 

@@ -20,6 +20,9 @@ def progress(line, options, library) -> str:
     if "eval_fast_1" in line:
         figures = [f"{label} {line[key]:{form}}" for key, label, form in EVALUATION]
         parts.append(f"evaluation: {', '.join(figures)} ({line['clock']})")
+    if "with_reward_best" in line:
+        parts.append(f"redundant operators: reward {line['with_reward_best']:.3f} with the library, "
+                     f"{line['without_reward_best']:.3f} without")
     return ("  |  " if line["step"] else "  ").join(parts)
 
 

@@ -1,0 +1,283 @@
+"""The paper's claims in the world of redundant operators (synthetic/redundant.py): every arm, and the table.
+
+    python results/claims.py --seeds 8                 runs what is missing, as many at once as there are cores for
+    python results/claims.py --seeds 8 --arms default,no-verify --steps 8
+    python results/claims.py --table                   the table alone, from results/claims/
+
+A run takes two cores. Its small files stay in results/claims/ARM/SEED: metrics.jsonl, the library, problems.json (the
+evaluation's rewards with and without the library, and uses.json's kernels). A run that was killed is continued.
+
+A claim is *confirmed* or *contradicted* where the 95 % interval over seeds (Student's t) excludes zero, *none seen*
+where it lies within 0.05 of zero, else *open*, with the number of seeds that would settle it if the mean stayed.
+"""
+
+import argparse
+import json
+import math
+import os
+import queue
+import shutil
+import statistics
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from command.files import read_lines  # noqa: E402
+from command.process import UserError, run_command  # noqa: E402
+
+KEPT = ROOT / "results" / "claims"
+CORES = 2  # of a run
+NARROW = 0.05  # of reward: an interval within this of zero shows that there is no effect worth naming
+ARMS = {
+    "default": [],
+    "no-skills": ["--no-skills"],
+    "no-verify": ["--no-verify"],
+    "bm25-only": ["--bm25-only"],
+    "freeze-selection": ["--freeze-selection"],
+    "freeze-summary": ["--freeze-summary"],
+    "group-mean": ["--baseline", "group-mean"],
+}
+# The held-out pairs that are redundant, found by running all of them; the others of redundant.HELD_OUT are not. The
+# model is told neither list.
+HOLDS = {("flip", "norm"), ("roll", "amax"), ("sort", "std"), ("cummax", "amax"), ("cat", "mean"), ("repeat", "amin"),
+         ("pad", "sum"), ("fliplr", "logsumexp")}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Running the arms
+
+
+def run_all(jobs, options):
+    """Run each (arm, seed) that is not complete, on CORES cores of its own. Prints a line as each one ends."""
+    cores = sorted(os.sched_getaffinity(0))
+    places = queue.Queue()
+    for first in range(0, len(cores) - CORES + 1, CORES):
+        places.put(cores[first:first + CORES])
+
+    def one(job):
+        place = places.get()
+        try:
+            run_one(*job, place, options)
+        finally:
+            places.put(place)
+
+    with ThreadPoolExecutor(max(1, places.qsize())) as pool:
+        list(pool.map(one, jobs))
+
+
+def run_one(arm, seed, cores, options):
+    """One run of reinforce.py; what is kept of it is copied when it is complete."""
+    folder, kept = Path(options.runs, arm, str(seed)), KEPT / arm / str(seed)
+    if (kept / "problems.json").is_file():
+        return
+    command = [sys.executable, str(ROOT / "reinforce.py"), "--out", str(folder)]
+    if (folder / "config.json").is_file():
+        command.append("--resume")
+    else:
+        command += ["--seed", str(seed), "--device", "cpu", "--steps", str(options.steps), *ARMS[arm]]
+        command += ["--model", options.model] if options.model else []
+    environment = os.environ | {"OMP_NUM_THREADS": str(CORES)}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{folder}.log", "w") as log:
+        status = subprocess.run(["taskset", "-c", ",".join(map(str, cores)), *command], stdout=log, stderr=log,
+                                env=environment, cwd=ROOT, check=False).returncode
+    print(f"{arm} {seed}: " + (f"failed, see {folder}.log" if status else "done"), flush=True)
+    if not status:
+        keep(folder, kept)
+
+
+def keep(folder, kept):
+    """Copy what the table needs from a complete run."""
+    kept.mkdir(parents=True, exist_ok=True)
+    shutil.copy(folder / "metrics.jsonl", kept)
+    shutil.copy(last(folder, "skill_library/global_step_*.jsonl"), kept / "skill_library.jsonl")
+    rewards = {}  # step -> task -> [with the library, without it]
+    for path in folder.glob("rollouts/redundant_*.jsonl"):
+        by_task = rewards[path.stem.split("_")[1]] = {}
+        for line in read_lines(path):
+            if line["role"] == "policy":
+                by_task.setdefault(line["task"], []).append(max(turn["reward"] for turn in line["turns"]))
+    (kept / "problems.json").write_text(json.dumps({"rewards": rewards, "uses": uses(folder)}, indent=1))
+
+
+def uses(folder) -> dict:
+    """{skill about a held-out pair that the run found: [step, task, speedup] of first turns that were given it}"""
+    found = {}
+    for path in sorted(folder.glob("rollouts/step_*.jsonl")):
+        for line in read_lines(path):
+            verdict = line["turns"][0]["verdict"] if line["role"] == "policy" else {}
+            for name in line["skills"] if verdict.get("correct") else ():
+                if pair_named(name):
+                    step = int(path.stem.split("_")[1])
+                    found.setdefault(name, []).append([step, line["task"], verdict["speedup"]])
+    return found
+
+
+def pair_named(name) -> bool:
+    return name.startswith("leave-out-")
+
+
+def last(folder, pattern) -> Path:
+    """The file whose name ends with the largest number."""
+    return max(folder.glob(pattern), key=lambda path: int(path.stem.split("_")[-1]))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Figures of a run, and the table
+
+
+class Run:
+    """What is kept of one run."""
+
+    def __init__(self, folder):
+        self.metrics = read_lines(folder / "metrics.jsonl")
+        self.skills = read_lines(folder / "skill_library.jsonl")
+        record = json.loads((folder / "problems.json").read_text())
+        self.rewards, self.uses = record["rewards"], record["uses"]
+
+    def first(self, name):
+        return next(line[name] for line in self.metrics if name in line)
+
+    def final(self, name):
+        return next(line[name] for line in reversed(self.metrics) if name in line)
+
+    def gain(self, name):
+        return self.final(name) - self.first(name)
+
+    def mean(self, name):
+        values = [line[name] for line in self.metrics if line.get(name) is not None]
+        return statistics.mean(values) if values else 0.0
+
+    def found(self) -> list[tuple]:
+        """Pairs that the run has found and verified (or, without verification, only proposed)."""
+        known = {tuple(pair) for pair in HELD_OUT}
+        return [tuple(skill["tags"]) for skill in self.skills if tuple(skill["tags"]) in known]
+
+    def by_problem(self, step) -> dict:
+        """{task: reward with the library minus without}; step: "0", or "" for the last."""
+        rewards = self.rewards[step or max(self.rewards, key=int)]
+        return {task: both[0] - both[1] for task, both in rewards.items()}
+
+
+HELD_OUT = []  # filled in by main: synthetic.redundant imports torch, which the table does not need otherwise
+
+
+def student(n) -> float:
+    """The 97.5 % quantile of Student's t with n - 1 degrees of freedom, by Cornish and Fisher's expansion."""
+    v, z = n - 1, 1.959964
+    return {1: 12.706, 2: 4.303}.get(v) or z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v * v)
+
+
+def interval(values) -> tuple[float, float]:
+    """(mean, half of the 95 % interval); infinite for one value."""
+    mean = statistics.mean(values)
+    if len(values) < 2:
+        return mean, math.inf
+    return mean, student(len(values)) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def judged(values, narrow=NARROW) -> str:
+    """The verdict on a claim that says the values are above zero."""
+    mean, half = interval(values)
+    if abs(mean) > half:
+        return "confirmed" if mean > 0 else "contradicted"
+    if abs(mean) + half <= narrow:
+        return "none seen"
+    seeds = math.ceil(len(values) * (half / max(abs(mean), 1e-3)) ** 2) if math.isfinite(half) else 0
+    return f"open ({seeds} seeds)" if seeds else "open"
+
+
+def paired(left, right, figure) -> list[float]:
+    """figure(run of `left`) minus figure(run of `right`), for each seed that both have."""
+    return [figure(left[seed]) - figure(right[seed]) for seed in sorted(left.keys() & right.keys())]
+
+
+def claims(arms) -> list[tuple]:
+    """(claim, what is measured, its value for each seed). arms: {arm: {seed: Run}}. A claim without runs is left out."""
+    default = arms.get("default", {})
+    runs = [default[seed] for seed in sorted(default)]
+    rows = []
+    if runs:
+        rows += [
+            ("RL improves kernels", "reward, built-in problems, after - before",
+             [run.gain("eval_reward_best") for run in runs]),
+            ("RL improves kernels", "reward, redundant operators, with the library, after - before",
+             [run.gain("with_reward_best") for run in runs]),
+            ("RL improves kernels", "the same, Fast_1.2", [run.gain("with_fast_1.2") for run in runs]),
+            ("Skills help before RL", "reward with the library - without",
+             [run.first("with_reward_best") - run.first("without_reward_best") for run in runs]),
+            ("Skills help after RL", "reward with the library - without",
+             [run.final("with_reward_best") - run.final("without_reward_best") for run in runs]),
+            ("RL finds what the cold start did not teach", "held-out pairs in the library",
+             [float(len(run.found())) for run in runs]),
+            ("What it finds holds", "share of them that hold, - 0.5", [held(run) - 0.5 for run in runs if run.found()]),
+            ("What it finds is used", "correct first turns with such a skill, 1.2x or faster",
+             [float(sum(use[2] >= 1.2 for found in run.uses.values() for use in found)) for run in runs]),
+        ]
+    for arm, claim in (("no-verify", "Verification matters"), ("bm25-only", "Reranking beats BM25 alone"),
+                       ("freeze-selection", "Training Selection helps"), ("freeze-summary", "Training Summary helps"),
+                       ("no-skills", "A library learns faster than the weights alone"),
+                       ("group-mean", "Leave-one-out beats the group's mean")):
+        if default.keys() & arms.get(arm, {}).keys():
+            rows.append((claim, f"final reward with the library, default - {arm}",
+                         paired(default, arms[arm], lambda run: run.final("with_reward_best"))))
+    if default.keys() & arms.get("no-verify", {}).keys():
+        rows.append(("Verification keeps false skills out", "share of held-out pairs that hold, default - no-verify",
+                     paired(default, arms["no-verify"], held)))
+    return rows
+
+
+def held(run) -> float:
+    """The share of the held-out pairs in a library that are redundant; 0.5, as by guessing, if there is none."""
+    found = run.found()
+    return sum(pair in HOLDS for pair in found) / len(found) if found else 0.5
+
+
+def print_table(arms):
+    """The table, in Markdown, and by problem what the library brings after RL."""
+    print("| claim | measured | mean [95 % interval over seeds] | seeds | verdict |\n|---|---|---|---|---|")
+    for claim, measured, values in claims(arms):
+        if values:
+            mean, half = interval(values)
+            print(f"| {claim} | {measured} | {mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}] | {len(values)} "
+                  f"| {judged(values)} |")
+    differences = {}  # task -> one value for each seed
+    for run in arms.get("default", {}).values():
+        for task, value in run.by_problem("").items():
+            differences.setdefault(task, []).append(value)
+    if differences:
+        means = {task: statistics.mean(values) for task, values in differences.items()}
+        mean, half = interval([*means.values()])
+        print(f"\nAfter RL, with the library - without: {mean:+.3f} [{mean - half:+.3f}, {mean + half:+.3f}] over "
+              f"{len(means)} problems: " + ", ".join(f"{task} {value:+.2f}" for task, value in means.items()))
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=8, help="runs of each arm")
+    parser.add_argument("--arms", default=",".join(ARMS), help="which, with commas between them")
+    parser.add_argument("--steps", type=int, default=8, help="training steps of a run")
+    parser.add_argument("--model", default="", help="checkpoint to start from; default: checkpoints/tiny")
+    parser.add_argument("--runs", default=str(ROOT / "runs" / "claims"), help="folder of the whole runs")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    options = parser.parse_args(argv)
+    names = options.arms.split(",")
+    if unknown := set(names) - ARMS.keys():
+        raise UserError(f"--arms: {', '.join(sorted(unknown))} is not one of {', '.join(ARMS)}")
+    if not options.table:
+        run_all([(arm, seed) for seed in range(options.seeds) for arm in names], options)
+    from synthetic.redundant import HELD_OUT as pairs
+    HELD_OUT.extend(pairs)
+    arms = {}
+    for path in sorted(KEPT.glob("*/*/problems.json")):
+        arms.setdefault(path.parts[-3], {})[int(path.parts[-2])] = Run(path.parent)
+    print_table(arms)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

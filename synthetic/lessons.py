@@ -20,6 +20,7 @@ import torch
 from chat.prompts import MOST_SKILLS, SELECT_TOOL, UPDATE_TOOL
 from chat.rows import encode
 from chat.template import Chat
+from judge.verdict import KernelTime, Verdict
 from policy import next_messages, policy_messages
 from sandbox import Sandbox
 from selector import selection_messages
@@ -97,10 +98,41 @@ class Lesson:
         messages = policy_messages(self.task, skills) + [{"role": "assistant", "content": answer}]
         return Example("policy+skills" if skills else "policy", messages, None, "redundant")
 
+    def later(self) -> Example:
+        """A second turn, after a correct kernel: it leaves out some step of PyTorch's now and then."""
+        rng = self.rng
+        skills, left_out = self.offered(MOST_SKILLS) if rng.random() < 0.3 else ([], [])
+        first = self.program.without({*left_out})
+        messages = next_messages(policy_messages(self.task, skills), self.reply(first, left_out), self.verdict(first))
+        second, left_out = self.explored(first, left_out)
+        messages += [{"role": "assistant", "content": self.reply(second, left_out)}]
+        return Example("policy+skills" if skills else "policy", messages, None, "redundant", unlearnt=1)
+
+    def explored(self, program, left_out) -> tuple:
+        """(program, pairs that its plan names), with one step of PyTorch's fewer or, mostly, as they were."""
+        pairs = [pair for pair in program.pairs() if pair[0] in TORCH]
+        if not pairs or self.rng.random() >= EXPLORES:
+            return program, left_out
+        pair = self.rng.choice(pairs)
+        return program.without({pair}), [*left_out, pair]
+
+    def verdict(self, program) -> Verdict:
+        """A drawn verdict on a correct kernel, in which all steps of PyTorch's take equally long."""
+        rng = self.rng
+        names = [step.name for step in program.steps[:program.torch_run]]
+        coverage = rng.uniform(0.05, 0.3) if names else 1.0
+        profile = [KernelTime(name, (1 - coverage) / len(names), False) for name in names]
+        profile = sorted([*profile, KernelTime("row_kernel", coverage, True)], key=lambda entry: -entry.share)
+        speedup, reference = rng.uniform(0.9, 2.0), rng.uniform(0.02, 0.4)
+        return Verdict(True, True, speedup, coverage, rng.choice(["modelled", "measured"]), reference,
+                       reference / speedup, profile=profile, bandwidth=rng.uniform(0.02, 0.4))
+
     def selection(self) -> Example:
         """A choice from up to 20 skills: each pair of neighbours is looked up, each technique weighed."""
         rng = self.rng
         candidates, fitting = self.offered(rng.choice([3, 6, 10, 20]))
+        if not self.brief:  # now and then one that fits is passed over, so that answers differ and RL can tell them apart
+            fitting = [pair for pair in fitting if rng.random() < 0.9]
         used = {*techniques(self.program)}
         offered = [s.name for s in candidates if s.name in TECHNIQUES]
         weighed = [f"{name} {'yes' if name in used else 'no'}" for name in offered]
@@ -138,12 +170,10 @@ class Lesson:
         """A trajectory of two or three turns with real verdicts; later turns explore now and then."""
         rng = self.rng
         skills, left_out = self.offered(MOST_SKILLS) if rng.random() < 0.3 else ([], [])
-        plain = program, told = self.program.without({*left_out}), left_out
+        plain = self.program.without({*left_out}), left_out
         turns, broken = [plain], rng.random() < BROKEN_FIRST
         for _ in range(rng.choice([1, 1, 2])):
-            pairs = [pair for pair in plain[0].pairs() if pair[0] in TORCH]
-            pair = rng.choice(pairs) if pairs and rng.random() < EXPLORES and not (broken and len(turns) == 1) else None
-            turns.append((program.without({pair}), [*told, pair]) if pair else plain)
+            turns.append(plain if broken and len(turns) == 1 else self.explored(*plain))
         replies = [reply(*turn) for turn in turns]
         if broken:
             replies[0] = spoil(replies[0], rng)
@@ -158,7 +188,7 @@ class Lesson:
 
     def write(self) -> Example | None:
         """One example in one of the three roles."""
-        role = self.rng.choice([self.policy] * 3 + [self.selection] * 3 + [self.summary])
+        role = self.rng.choice([self.policy] * 3 + [self.selection] * 3 + [self.later, self.summary])
         return role()
 
 

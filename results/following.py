@@ -20,7 +20,8 @@ from command.process import begin
 if __name__ == "__main__":
     begin()
 
-from backbone import Backbone, Sampling, extract_code
+from backbone import Backbone, Sampling
+from chat.calls import extract_code
 from chat.prompts import SELECT_TOOL, UPDATE_TOOL
 from policy import next_messages, policy_messages
 from sandbox import Verdict

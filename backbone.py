@@ -15,7 +15,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +22,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as hf_logging
 
-from chat.calls import after_thoughts
 from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
@@ -33,31 +31,6 @@ from command.process import UserError
 
 hf_logging.disable_progress_bar()
 logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # Backbone.load reports an unreachable hub itself
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Parsing of replies. A reply is text that a model sampled: anything can be in it, and nothing here may raise.
-
-# The line that opens a block: a fence begins it, or stands behind words and code between single or double backticks.
-_OPENING = re.compile(r"^(?:[^\n`]|(?<!`)`{1,2}(?!`))*`{3,}[^\n`]*\n", re.MULTILINE)
-
-
-def extract_code(text):
-    """The last fenced code block that defines `ModelNew`, or None; one within a thought does not count.
-
-    >>> extract_code("Plan: x\\n```python\\nclass ModelNew:\\n    pass\\n```")
-    'class ModelNew:\\n    pass\\n'
-    """
-    text, code, position = after_thoughts(text), None, 0
-    while opening := _OPENING.search(text, position):
-        body, closing, _ = text[opening.end():].partition("```")
-        if closing and re.search(r"(?m)^\s*class\s+ModelNew\b", body):
-            code = body
-        position = opening.end() + len(body) + len(closing)
-    return code
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -111,10 +84,11 @@ class Backbone(Chat):
                             "(bench.py: --max-prompt-tokens, --max-new-tokens; else --prompt-tokens, --policy-tokens)")
 
     @classmethod
-    def load(cls, path, device="cpu", dtype=None):
+    def load(cls, path, device="cpu", dtype=None, template=""):
         """Load a model folder or hub id. Raises UserError with one line when that cannot be done.
 
-        dtype defaults to float32 below a billion parameters and to bfloat16 above.
+        dtype defaults to float32 below a billion parameters and to bfloat16 above. template: a chat template in place
+        of the tokenizer's own.
         """
         looks_local = Path(path).exists() or str(path).startswith((".", "/", "checkpoints", "runs"))
         if looks_local and not Path(path).is_dir():
@@ -135,6 +109,7 @@ class Backbone(Chat):
                 "no such folder, and the hub cannot give it; without a network, download it and pass its folder")
             reason = str(error).strip().split("\n")[0][:200]
             raise UserError(f"{path}: {what} ({type(error).__name__}: {reason})") from None
+        tokenizer.chat_template = template or tokenizer.chat_template
         if not tokenizer.chat_template:
             raise UserError(f"{path}: the tokenizer has no chat template")
         return cls(model.to(device).eval(), tokenizer)

@@ -5,7 +5,7 @@
 The folder of a run, --out of reinforce.py:
 
     config.json                            every option of the run, written when it begins
-    metrics.jsonl                          one object a step; reinforce.step_metrics says what each number means
+    metrics.jsonl                          one object a step; step_metrics says what each number means
     rollouts/step_N.jsonl                  every prompt, reply, verdict, selection, proposal, and why it was rejected
     rollouts/eval_N.jsonl                  the same for the evaluation after step N
     skill_library/global_step_N.jsonl      the library after step N
@@ -18,7 +18,7 @@ then, and the steps are done again. On a CPU the continued run equals an uninter
 optimiser, library, the generator's state and the position in the stream of tasks are all that one step hands to the
 next. The first checkpoint of a small model is written before the first step.
 
-`episodes` is a list of reinforce.Episode, `options` a reinforce.Options.
+`episodes` is a list of reinforce.Episode, `options` a reinforce.Options: this file knows of them what it reads.
 """
 
 if __name__ == "__main__":  # before torch is loaded: it sets how OpenMP's threads wait
@@ -31,7 +31,6 @@ import functools
 import importlib.util
 import json
 import os
-import random
 import shutil
 import sys
 import time
@@ -48,15 +47,15 @@ from fast import ranks
 from fast.optimizer import make_adamw
 from page import charts, records
 from page.writer import render
-from policy import verdict_text
-from command.files import found, read_lines, told, write_atomically
+from policy import rollout_metrics, verdict_text
+from command.files import find_path, read_lines, user_error, write_atomically
 from command.process import UserError, run_command
 from sandbox import Sandbox
+from selector import selection_metrics
 from skills import MODEL_FILE, SkillLibrary
-from synthetic.generator import NARROW, WIDE, training_tasks
-from tasks import TaskError, builtin_tasks, evaluation_fingerprints, listed_tasks, unfit
-
-SYNTHESISED = {"synth": NARROW, "wide": WIDE}  # --tasks: distributions of problems
+from summarizer import summary_metrics
+from synthetic import generator  # noqa: F401 (it enters its distributions in SYNTHESISED)
+from tasks import SYNTHESISED, listed_tasks
 
 
 @dataclass
@@ -74,7 +73,6 @@ class Run:
     resumed: bool = False  # after step 0: is step 0 done, the evaluation before training?
     step: int = 0  # complete steps
     sandbox: Sandbox | None = None  # opened by reinforce.main, which also closes it
-    compile_sandbox: Sandbox | None = None  # measures against torch.compile, for CUDA Agent's reward
     seconds: Counter = field(default_factory=Counter)  # of the current step, by phase
     bar: tqdm = field(default_factory=lambda: tqdm(disable=True))  # counts steps, and names the phase
     tensorboard: object = None  # a SummaryWriter, with --log tensorboard
@@ -116,7 +114,7 @@ def new_run(given, configure) -> Run:
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | given
     options = configure(given)  # whether the model is large will be known when it is loaded
     check(options)
-    run = load(Path(name), found(options.model), given, configure)
+    run = load(Path(name), find_path(options.model), given, configure)
     run.model.check_lengths(run.options.prompt_tokens, run.options.policy_tokens)
     lay_out(run)
     if not run.model.large:  # 100 GB would take minutes; a large run that is killed before its first one begins again
@@ -136,17 +134,17 @@ def resume_run(given, configure, changeable) -> Run:
     path = folder / "trainer.pt"
     if not path.is_file():
         raise UserError(f"--resume: nothing to resume in {out}: {path} is missing")
-    with told(f"--resume: {path} is broken"):
+    with user_error(f"--resume: {path} is broken"):
         # Mapped, not read: 65 GB of an 8B's optimiser must not be in the host's memory twice; ranks share one copy.
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     for name, value in given.items():
         if value != saved["options"].get(name) and name not in changeable:
             raise UserError(f"--resume: {out} has {name} = {saved['options'].get(name)}, not {value}")
     given = saved["options"] | given
-    with told(f"--resume: {path} is of another version"):
+    with user_error(f"--resume: {path} is of another version"):
         check(configure(given))
     run = load(out, folder, given, configure)  # the checkpoint is a model folder like any other
-    with told(f"--resume: {path} is of another version"):
+    with user_error(f"--resume: {path} is of another version"):
         run.optimizer.load_state_dict(saved["optimizer"])
         run.generator.set_state(saved["generator"])
         run.initial_names = set(saved["initial_names"])
@@ -197,7 +195,7 @@ def lay_out(run):
     if not run.writes:
         return
     out, options = run.out, run.options
-    with told(f"--out {out}: cannot write there"):
+    with user_error(f"--out {out}: cannot write there"):
         out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "config.json", json.dumps(asdict(options), indent=1))
     lines = [json.dumps(line) + "\n" for line in read_metrics(out) if line["step"] <= run.step]
@@ -219,35 +217,40 @@ def lay_out(run):
           f"{drawn * (options.k + 1) * options.n * options.turns} kernels.", flush=True)
 
 
-def task_stream(options):
-    """Training tasks without end, the same for the same options. Raises TaskError when there are none.
-
-    A run that is continued skips those of its complete steps. On a GPU synthesised and built-in problems get a larger
-    batch (tasks.scale_batch), so that kernels take long enough to be measured. The user's problems are checked as
-    synthesised ones are (tasks.unfit), each when its turn comes for the first time; the first rank says which are left
-    out, how many in all, and why.
-    """
-    if options.tasks in SYNTHESISED:  # this stream has no end
-        yield from training_tasks(options.seed, SYNTHESISED[options.tasks], options.device)
-    builtin = options.tasks == "builtin"
-    listed = builtin_tasks(device=options.device) if builtin else listed_tasks(options.tasks)
-    reasons = dict.fromkeys(listed) if builtin else {}  # problem -> why it is left out, or None
-    evaluation, rng = evaluation_fingerprints(), random.Random(options.seed)
-    while True:
-        for task in rng.sample(listed, len(listed)):  # every task once, then again in another order
-            if task not in reasons:
-                reasons[task] = unfit(task, evaluation)
-                if reasons[task] and ranks.rank() == 0:
-                    counts = dict(Counter(filter(None, reasons.values())))
-                    tqdm.write(f"{task.name} is left out: {reasons[task]}. Of {len(reasons)} so far: {counts}")
-            if not reasons[task]:
-                yield task
-        if all(reasons.values()):
-            raise TaskError(f"--tasks {options.tasks}: no problem can be trained on ({Counter(reasons.values())})")
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # The end of a step
+
+
+def step_metrics(run, episodes, losses) -> dict:
+    """The line of metrics.jsonl that is made of a step's episodes. losses: of reinforce.update.
+
+        step, clock     number of the step; are speedups modelled or measured?
+        staged          skills that joined the library, at most one for each task
+        library         skills in it afterwards
+        rows            {role: replies in the groups that returns are compared in}
+        masked          {why: replies without a loss}: "prs"; "void"; "group" (the task's rewards do not vary, or it is
+                        beyond the first B that do); "mrs"
+        the others      policy.rollout_metrics, selector.selection_metrics, summarizer.summary_metrics, update; seconds
+                        of each phase are added by finish_step, eval_* by reinforce.evaluate_if_due
+    """
+    trajectories, selections, summaries = [], [], []
+    for episode in episodes:
+        trajectories += episode.trajectories
+        selections += episode.selections
+        summaries += episode.summaries
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    line = {"step": run.step + 1, "clock": run.clock} | rollout_metrics(trajectories)
+    line |= selection_metrics(selections, run.initial_names) | summary_metrics(summaries)
+    line |= {"staged": sum(episode.staged is not None for episode in episodes), "library": len(run.library)}
+    line["rows"] = {"policy": compared(turns), "selection": compared(selections), "summary": compared(summaries)}
+    reasons = Counter(turn.masked for turn in turns)
+    line["masked"] = {why: reasons[why] for why in ("prs", "void", "group")} | {"mrs": losses.pop("mrs_masked")}
+    return line | losses
+
+
+def compared(replies) -> int:
+    """How many replies have an advantage; a void turn and a Selection that was not asked have none."""
+    return sum(reply.advantage is not None for reply in replies)
 
 
 def finish_step(run, line):

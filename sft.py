@@ -31,6 +31,13 @@ faster: there every token weighs the same.
     a sequence that     is cut at the right                 is left out
     is too long
 
+The release also replaces the model's chat template by one of its own, the text QWEN3CHATTEMPLATE of its
+kernel/constant.py: without thoughts, and with calls as <function=...><parameter=...>. Qwen3's own template has calls as
+JSON. To learn them as the released checkpoints did, save that text as a file for --chat-template; it stays with the
+tokenizer. One thing of the release's step we do not copy. It divides the loss by the number of micro-batches after the
+backward pass, so its gradient is that many times ours (8 times with 64 sequences on 8 GPUs). AdamW's step does not
+depend on such a factor, but the clip at 1.0 then acts on gradients from an eighth of the norm on.
+
 How this differs from the paper: the examples are written by a program that knows thirteen techniques, not by a large
 model, so the cold start runs offline. With --data the paper's own released rows can be used instead. The tiny model's
 tokenizer and random weights are made in synthetic/tiny.py.
@@ -56,22 +63,9 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
-import torch
-from tqdm import tqdm
-
-from backbone import Backbone, Chat, check_device
-from chat.rows import encode, read_chats, read_rollouts
-from fast import ranks
-from fast.slots import packed
-from fast.train_step import TrainStep
-from command.files import found, told
-from command.options import complete, flag, option, parse
-from command.process import UserError, run_command
-from skills import MODEL_FILE, SkillLibrary
-from synthetic.examples import Example, Writer, in_processes, write_examples
-from synthetic.tiny import SHAPES, tiny_model, train_tokenizer
-
+from command.options import check_together, complete, flag, option, parse, parse_early
 
 # Defaults with --model: the release's (kernel/scripts/sft/14b-skill-combined.sh). What has no option is listed above.
 PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
@@ -81,13 +75,22 @@ PAPER = {"epochs": 4.0, "batch_sequences": 64, "lr": 2e-5}
 class Options:
     """The command line. Defaults are for the built-in cold start; see PAPER for those of a pretrained model."""
 
+    GROUPS: ClassVar = {"out": "the run", "model": "what is trained, and on what", "epochs": "training"}
+
     out: str = option("", "folder for the model, its tokenizer and its seed skill library")
+    resume: bool = option(False, "continue the training in --out, with the same options")
+    device: str = option("", "of the training; default: cuda if there is a GPU", choices=("cpu", "cuda"))
+    seed: int = option(0, "of weights, batches and filter")
+    processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
     model: str = option("", "pretrained model to start from: loss, schedule, weight decay and truncation are then the "
                         "release's (see the head of sft.py); without it a tiny one is made from random weights")
+    chat_template: str = option("", "with --model: replace its chat template by this file's (Jinja), as the release does "
+                                "(see the head of sft.py)", metavar="FILE")
     data: str = option("", "train on this file of rows (messages, tools) instead of the built-in examples")
     from_rollouts: str = option("", "train on the good replies of this run of reinforce.py", metavar="RUN")
     min_reward: float = option(1.5, "a reply of that run is good if its reward is at least this")
-    size: str = option("tiny", "without --model: tiny 6, small 26, base 84 million parameters", choices=sorted(SHAPES))
+    size: str = option("tiny", "without --model: tiny 6, small 26, base 84 million parameters",
+                       choices=("base", "small", "tiny"))
     wide: bool = option(False, "examples also of mixtures, single operators, networks of several classes")
     problems: int = option(80_000, "synthesised problems for single turns and selections", above_0=True)
     executed: int = option(3_000, "problems for executed multi-turn trajectories")
@@ -97,21 +100,38 @@ class Options:
     batch_sequences: int = option(0, "sequences in a batch; 0: as many as --batch-tokens allow; with --model 64")
     lr: float = option(3e-3, "peak learning rate eta; with --model 2e-5")
     offload: bool = option(False, "with --model: keep the optimiser's state in the host's memory (Qwen3-8B on 80 GB)")
-    processes: int = option(os.cpu_count(), "processes that write examples", above_0=True)
-    device: str = option("", "of the training; default: cuda if there is a GPU", choices=("cpu", "cuda"))
-    seed: int = option(0, "of weights, batches and filter")
-    resume: bool = option(False, "continue the training in --out, with the same options")
+
+
+if __name__ == "__main__":
+    parse_early(Options, __doc__.split("\n")[0])  # --help and misspelt flags need no torch, whose import takes seconds
+
+import torch
+from tqdm import tqdm
+
+from backbone import Backbone, Chat, check_device
+from chat.rows import encode, read_chats, read_rollouts
+from fast import ranks
+from fast.slots import packed
+from fast.train_step import TrainStep
+from command.files import find_path, user_error
+from command.process import UserError, run_command
+from skills import MODEL_FILE, SkillLibrary
+from synthetic.examples import Example, Writer, in_processes, write_examples
+from synthetic.tiny import tiny_model, train_tokenizer
+
+CONTRADICTIONS = [("--data", "--from-rollouts"), ("--model", "--size")]
 
 
 def read_options(argv) -> Options:
     """The options of a command line. Raises UserError for options that cannot be, or that do not go together."""
     given = {"device": "cuda" if torch.cuda.is_available() else "cpu"} | parse(Options, argv, __doc__.split("\n")[0])
+    check_together(given, CONTRADICTIONS)
     options = complete(Options, PAPER | given if given.get("model") else given)
     check_device(options.device)
     if not options.out:
         raise UserError("--out is required")
-    if not options.model and (options.data or options.from_rollouts or ranks.count() > 1):
-        raise UserError("--data, --from-rollouts and several GPUs need --model, the pretrained model to train")
+    if not options.model and (options.data or options.from_rollouts or options.chat_template or ranks.count() > 1):
+        raise UserError("--data, --from-rollouts, --chat-template and several GPUs need --model, the model to train")
     return options
 
 
@@ -223,14 +243,23 @@ def width_for(length) -> int:
 def fit(data, longest, cut) -> list:
     """Encoded examples of at most `longest` tokens: others are cut at the right (release), or left out without `cut`.
 
+    One of which nothing is learnt after the cut is left out, too: it would only make the batch's mean smaller.
+
     >>> fit([("abc", "xyz"), ("a", "x")], 2, True), fit([("abc", "xyz"), ("a", "x")], 2, False)
-    2 examples, 1 longer than 2 tokens: cut
-    2 examples, 1 longer than 2 tokens: left out
+    2 examples, 1 longer than 2 tokens: 1 cut, 0 left out
+    2 examples, 1 longer than 2 tokens: 0 cut, 1 left out
     ([('ab', 'xy'), ('a', 'x')], [('a', 'x')])
     """
-    longer = sum(len(ids) > longest for ids, _ in data)
-    print(f"{len(data)} examples, {longer} longer than {longest} tokens: {'cut' if cut else 'left out'}", flush=True)
-    return [(ids[:longest], mask[:longest]) for ids, mask in data if cut or len(ids) <= longest]
+    fitting, longer, left_out = [], 0, 0
+    for ids, mask in data:
+        longer += len(ids) > longest
+        if len(ids) <= longest or cut and any(mask[:longest]):
+            fitting.append((ids[:longest], mask[:longest]))
+        else:
+            left_out += 1
+    print(f"{len(data)} examples, {longer} longer than {longest} tokens: {longer - left_out} cut, {left_out} left out",
+          flush=True)
+    return fitting
 
 
 def plan_batches(lengths, options) -> list[list[list[int]]]:
@@ -360,7 +389,7 @@ def restore(model, step, options) -> tuple[int, list]:
     if not options.resume:
         return 0, []
     path = Path(options.out, CHECKPOINT)
-    with told(f"--resume: {path} is broken"):
+    with user_error(f"--resume: {path} is broken"):
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     for name, value in asdict(options).items():
         if name not in CHANGEABLE and state["options"].get(name) != value:
@@ -382,7 +411,11 @@ def main(argv=None) -> int:
     """
     options = read_options(argv)
     check_folder(options)
-    chat = Backbone.load(found(options.model), options.device) if options.model else None
+    template = ""
+    if options.chat_template:
+        with user_error(f"--chat-template {options.chat_template}: cannot be read"):
+            template = find_path(options.chat_template).read_text()
+    chat = Backbone.load(find_path(options.model), options.device, template=template) if options.model else None
     Path(options.out).mkdir(parents=True, exist_ok=True)
     torch.manual_seed(options.seed)
     tokenizer, data = ranks.first(load_data(options, chat) if ranks.rank() == 0 else None)
@@ -407,7 +440,7 @@ def finish(model, tokenizer, options, record):
     """
     out = Path(options.out)
     Backbone(model.to(torch.bfloat16), tokenizer).save(out)
-    library = (SkillLibrary.of_model(found(options.model)) if options.data or options.from_rollouts
+    library = (SkillLibrary.of_model(find_path(options.model)) if options.data or options.from_rollouts
                else Writer(None).seed_library(random.Random(options.seed)))
     library.save(out / MODEL_FILE)
     (out / "sft.json").write_text(json.dumps({"options": asdict(options)} | record, indent=1))

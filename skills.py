@@ -16,7 +16,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from command.files import told, write_atomically
+from command.files import user_error, write_atomically
 
 MODEL_FILE = "skill_library.jsonl"  # the library that travels with a model
 
@@ -91,7 +91,7 @@ class SkillLibrary:
         library = cls()
         for number, line in enumerate(Path(path).read_bytes().split(b"\n"), start=1):
             if line.strip():
-                with told(f"{path}, line {number}: not a skill; mend or remove it"):
+                with user_error(f"{path}, line {number}: not a skill; mend or remove it"):
                     library.add(skill_from_json(json.loads(line)))
         return library
 

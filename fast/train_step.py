@@ -56,11 +56,12 @@ class TrainStep:
             loss = self._loss(*part)
             loss.backward()
             total += loss.detach()
-        ranks.clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
+        norm = ranks.clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            optimizer.step()
+            if torch.isfinite(norm):  # else skip the update, which would destroy every weight (release: the same)
+                optimizer.step()
             optimizer.zero_grad()
         return total
 

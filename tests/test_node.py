@@ -180,12 +180,12 @@ def run_on_a_rank(arguments):
     enter(setattr)
     credit, calls = reinforce.credit, []
 
-    def credit_or_die(run, episodes):
+    def credit_or_die(*given):
         calls.append(1)
         if len(calls) == 3 and ranks.rank() == 1:
             print(f"killed at {time.time()};", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
-        return credit(run, episodes)
+        return credit(*given)
 
     reinforce.credit = credit_or_die
     reinforce.finish_run = lambda run: None

@@ -28,7 +28,6 @@ In comments: B sequences in a batch, L their padded length, N tokens that are sc
 
 import contextlib
 import functools
-import itertools
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +40,7 @@ from chat.template import Chat, Completion
 from fast.attention import attention_kind, fuse_norms
 from fast.engine import Engine
 from fast.rescore import RECOMPUTED, head_logits, recompute_layers, token_logprobs
-from fast.slots import packed, padded
+from fast.slots import padded
 from command.process import UserError
 
 hf_logging.disable_progress_bar()
@@ -203,17 +202,3 @@ class Backbone(Chat):
         logprobs = token_logprobs(self.model, self._head, ids.to(self.device), positions, targets, temperature)  # (N,)
         self.model.eval()
         return list(logprobs.split([len(reply) for _, reply in rows]))
-
-
-def micro_batches(sequences, budget):
-    """Pack `sequences` (lists of rows), longest first, into lists of sequences of at most `budget` tokens with padding.
-
-    A rollout's turns stay together: Backbone.logprobs computes them as one sequence where each prompt extends the turn
-    before it.
-    """
-    sized = []  # (tokens of the longest row, sequences that the model sees, rows)
-    for rows in sequences:
-        ids = [row.completion.prompt_ids + row.completion.token_ids for row in rows]
-        apart = sum(after[:len(before)] != before for before, after in itertools.pairwise(ids))
-        sized.append((max(map(len, ids)), 1 + apart, rows))
-    return packed(sorted(sized, key=lambda item: -item[0]), budget)

@@ -250,6 +250,7 @@ def start(options) -> tuple:
     and timeout do, too, since they change random numbers and verdicts. Raises UserError for a model, a checkout or a
     problem that is not there.
     """
+    # What needs no loading is checked first, so that a slip costs no minutes.
     check_device(options.device)
     check_name(Options, "strategy", options.strategy, STRATEGIES)
     least = STRATEGIES[options.strategy].least_turns
@@ -266,6 +267,7 @@ def start(options) -> tuple:
     options.max_prompt_tokens = options.max_prompt_tokens or model.context - options.max_new_tokens
     model.check_lengths(options.max_prompt_tokens, options.max_new_tokens)
     options.tokens = options.tokens or options.turns * options.max_new_tokens
+    # The configuration of the folder: another one in the same folder would mix what cannot be compared.
     config = asdict(options)
     for name in ("out", "kernelbench", "server", "both"):  # paths may differ between machines
         del config[name]

@@ -57,13 +57,15 @@ LEFT_OUT = {"kevin": "CUDA C++, QwQ-32B",
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Dr. Kernel
+# Dr. Kernel (arXiv 2602.05885) is daVinci-kernel without the library: turn-level REINFORCE with leave-one-out, PRS and
+# MRS. Its reward clips the speedup at 3.
 
-REWARDS["drkernel"] = Reward(functools.partial(davinci_reward, cap=3.0))  # as daVinci's, clipped at 3
+REWARDS["drkernel"] = Reward(functools.partial(davinci_reward, cap=3.0))
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Kevin
+# Kevin trains a model that thinks. Its reward has no cap and no coverage. Returns are discounted by 0.4 and compared
+# with those of all turns of a task, as in GRPO. Later prompts show earlier replies without their thoughts.
 
 def kevin_reward(verdict) -> float:
     """r = 0.3 correct + correct speedup."""
@@ -108,7 +110,8 @@ HISTORIES["condensed"] = Strategy(retell=condensed)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# CUDA Agent: milestones instead of a speedup
+# CUDA Agent (arXiv 2602.24286) rewards milestones instead of a speedup: correct, faster than eager PyTorch, and faster
+# than torch.compile. The last one needs a second verdict, so it is a `revise` of its Reward.
 
 MILESTONE = 1 / 0.95  # 5 % faster means 5 % less time
 
@@ -121,7 +124,7 @@ def milestone_reward(verdict) -> float:
 
 
 def third_milestone(trajectories, sandbox):
-    """Turns that are 5 % faster than torch.compile, too, get 3. Without a GPU nobody can reach this milestone."""
+    """Turns that are 5 % faster than torch.compile, too, get 3. Without a GPU there is no such verdict."""
     if sandbox.device == "cpu":
         return
     turns, pairs = [], []
@@ -147,7 +150,8 @@ REWARDS["cuda-agent"] = Reward(milestone_reward, third_milestone)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# CudaForge: after each verdict the model itself names the bottleneck (without NCU's metrics)
+# CudaForge needs no training: after each verdict the model itself, as a judge, names the worst bottleneck, and the next
+# attempt sees that line. (Here without NCU's metrics.)
 
 JUDGE = ("You judge GPU kernels. Read the task, a kernel for it, and its verdict and profile. Answer with one line: "
          "the single worst problem or bottleneck, and how to remove it.")
@@ -178,7 +182,8 @@ STRATEGIES["judge"] = Strategy(show=latest, advise=ask_judge)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# EvoEngineer: a population of kernels (without crossover and insights)
+# EvoEngineer needs no training, either: attempts are a population, and the next attempt sees one parent, drawn by rank.
+# (Here without crossover and insights.)
 
 def ranked_parent(turns, generator=None, first=4, population=5) -> list:
     """A parent: one of the N <= `population` fastest correct attempts (evotoolkit, core/method.py).

@@ -111,8 +111,8 @@ import selector
 import summarizer
 import tasks
 from advantages import BASELINES, LOSS_MEANS, clipped_loss, credit, mismatched
-from backbone import Sampling, micro_batches
-from fast import ranks
+from backbone import Sampling
+from fast import ranks, rescore
 from command.process import run_command
 from recipes import LEFT_OUT, RECIPES
 from run import finish_run, finish_step, new_run, resume_run, step_metrics, write_transcripts
@@ -298,7 +298,7 @@ def update(model, optimizer, groups, options) -> dict:
     own = ranks.share(sorted(filter(None, trained), key=lambda group: len(group[-1].completion.prompt_ids)))
     loss, ratio_off = torch.zeros((), device=model.device), 0.0
     model.release()  # the sampler's cache: activations need its memory
-    for micro_batch in ranks.equally_many(list(micro_batches(own, options.update_tokens))):
+    for micro_batch in ranks.equally_many(list(rescore.micro_batches(own, options.update_tokens))):
         part, off = micro_batch_loss(model, micro_batch, options)
         (part / divisor).backward()  # this micro-batch's part of L adds to the gradients of those before it
         loss += part.detach() / divisor

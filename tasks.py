@@ -208,8 +208,10 @@ def scale_batch(task, factor) -> Task:
     By this project's convention the batch is the file's first module-level integer; it may be written as a product. Of
     a synthesised product with a diagonal matrix it is the second, the number of columns, as the first one is both sides
     of the matrix. A problem without such a number stays as it is.
+
+    >>> scale_batch(Task("a", 1, "batch = 4 * 2"), 256).source
+    'batch = 2048'
     """
-    # n = 512, or n = 256 * 2
     sizes = list(re.finditer(r"^\w+ *= *(\d+(?: *\* *\d+)*) *(?:#|$)", task.source, re.MULTILINE))
     place = 1 if task.family == "diagonal" else 0
     if len(sizes) <= place:
@@ -221,7 +223,6 @@ def scale_batch(task, factor) -> Task:
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Training tasks
-
 
 def task_stream(options):
     """Training tasks without end, the same for the same options. Raises TaskError when there are none.
@@ -259,7 +260,6 @@ def in_random_order(tasks, rng, checked=False):
 
 # ----------------------------------------------------------------------------------------------------------------------
 # The size of a problem: KernelBench's are meant for a GPU
-
 
 def construct(source) -> tuple:
     """(model, get_inputs) of a problem's text. Runs the text, and raises whatever that raises."""
@@ -340,7 +340,7 @@ def operators(source) -> list[str]:
     ['add', 'mul', 'relu', 'tanh']
     """
     classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-    methods, layers = [], {}
+    methods, layers = [], {}  # layers: an attribute's name -> the names of the layers that __init__ puts there
     for one in classes:
         methods += [node for node in one.body if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
         layers |= _layers(one)

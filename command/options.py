@@ -34,7 +34,7 @@ def option(default, meaning, *, flag=True, above_0=False, most=LARGEST, **more):
     first, text = default, default
     if isinstance(default, tuple):
         first = default[0]
-        text = ", ".join(f"{value} with {size}" for value, size in zip(default, SIZES))
+        text = " | ".join(map(str, default)) if len(set(default)) > 1 else first
     if text not in ("", None, False):
         meaning += f" (default: {text})"
     return dataclasses.field(default=first, metadata={"default": default, "help": meaning, "flag": flag,
@@ -71,6 +71,8 @@ def parse(kind, argv, description) -> dict:
                     usage="%(prog)s [options]", formatter_class=argparse.RawDescriptionHelpFormatter)
     group, settings = parser, {}
     for field in dataclasses.fields(kind):
+        if isinstance(field.metadata["default"], tuple):
+            parser.description = f"{description}\n\nThree defaults are for {' | '.join(SIZES)}."
         if field.name in kind.GROUPS:
             group = parser.add_argument_group(kind.GROUPS[field.name])
         if field.metadata["flag"]:

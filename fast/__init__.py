@@ -8,7 +8,8 @@ case, `ranks.share`, `gather` and `distribute` give back what they are given. Th
     step.py         one more token of each sequence; on a GPU as one CUDA graph
     prompts.py      on a CPU: slots that share a prompt's keys and values
     attention.py    Triton kernels: attention of one token to the slots; RMSNorm as one kernel
-    rescore.py      log-probabilities of given tokens in little memory: the head in chunks, layers computed again
+    rescore.py      log-probabilities of given tokens in little memory: the head in chunks, layers computed again; how
+                    the rows of an update are packed into micro-batches
     optimizer.py    AdamW for weights in bfloat16
     train_step.py   a step of supervised training
     ranks.py        one process for each GPU of a node: lists and gradients that they share

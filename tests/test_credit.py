@@ -12,7 +12,8 @@ import torch
 import policy
 import reinforce
 import summarizer
-from backbone import Completion, Sampling, micro_batches
+from backbone import Completion, Sampling
+from fast.rescore import micro_batches
 from conftest import configure, plain_logprobs, slow_policy_advantages
 from advantages import (BASELINES, Row, clipped_loss, credit, cross_scheme, leave_one_out, mismatched,
                         policy_advantages, returns_to_go, varies)

@@ -10,7 +10,7 @@ add a family: a function of a draft here, and its row of FAMILIES.
 
 import itertools
 
-from synthetic.operators import LOSSES, OPERATORS, POINTWISE, PRODUCTS, WRITTEN_LOSSES
+from synthetic.operators import COMPOSED, LOSSES, OPERATORS, POINTWISE, PRODUCTS, WRITTEN_LOSSES
 from synthetic.program import Draft, Program, Value
 from synthetic.wording import dress, problem_text
 from tasks import GPU_BATCH_FACTOR, Task, elements, evaluation_fingerprints, scale_batch, unfit
@@ -26,18 +26,21 @@ _COMMON = [name for name in _CHOSEN if POINTWISE[name].common]
 _OF_ONE = [text for text in POINTWISE["formula"].spellings if "{y}" not in text]
 _OF_TWO = [text for text in POINTWISE["formula"].spellings if "{y}" in text]
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Pointwise steps
+# ---- Pointwise steps
 
 
-def steps(d, count, opaque=True):
-    """`count` pointwise steps. opaque: with clutter some may be PyTorch's, or change the shape."""
+def steps(d, count, saves=0.0):
+    """`count` pointwise steps; with clutter some may be PyTorch's, or change the shape.
+
+    saves: how often the current tensor is kept under another name, for a residual step later: identity = x
+    """
+    if d.chance(saves):
+        d.saved = d.add("alias", d.pick(*OPERATORS["alias"].spellings), {}, d.name("identity residual skip shortcut"))
     for _ in range(count):
         kinds = [activation] * 7 + [scale] * 3 + [parameter] * 3 + [formula] * 2 + [buffer] * d.clutter
         if d.saved and d.saved.shape == d.shape:
             kinds += [residual] * 2
-        if d.clutter and opaque:
-            kinds.append(opaque_step)
+        kinds += [opaque_step] * d.clutter
         d.pick(*kinds)(d)
 
 
@@ -56,7 +59,8 @@ def scale(d):
 
         x = x * self.scaling_factor      or      x = 0.5 * x
     """
-    sign, value = d.pick("*", "*", "/", "+", "-"), d.number()
+    sign = d.pick("*", "*", "/", "+", "-")
+    value = d.number()
     operand = d.scalar(_SCALARS[sign], value)
     if d.clutter and d.chance(0.12):
         operand = Value(d.name(_SCALARS[sign]))
@@ -73,8 +77,9 @@ def parameter(d):
 
         self.bias = nn.Parameter(torch.randn(bias_shape) * 0.3)  ...  x = x + self.bias
     """
-    sign, rank = d.pick("+", "+", "*", "-"), len(d.shape)
-    dim = rank - 1 if rank == 3 and d.rows_last else 1
+    sign = d.pick("+", "+", "*", "-")
+    rank = len(d.shape)
+    dim = 1 + (rank == 3 and d.rows_last)
     if rank <= dim or d.shape[dim] == 1:
         return scale(d)
     shape = f"({d.size(dim)}{', 1' * (rank - 1 - dim) or ','})"
@@ -97,11 +102,6 @@ def buffer(d):
     d.apply("formula", d.pick("{x} * {y}", "{x} + {y}", "{x} / {y}"), y=d.meta.value(f"self.{name}"))
 
 
-def save(d):
-    """Keep the current tensor under another name, for a residual step later: identity = x"""
-    d.saved = d.add("alias", d.pick(*OPERATORS["alias"].spellings), {}, d.name("identity residual skip shortcut"))
-
-
 def residual(d):
     """x = x + identity, now and then again and again"""
     for _ in range(d.pick(1, 1, 1, 2, 3) if d.clutter else 1):
@@ -110,65 +110,64 @@ def residual(d):
 
 def opaque_step(d):
     """An operator that stays PyTorch's, or whose rows are not the last dimension."""
-    kind = d.pick("dropout", "clone", "centre", "softmax", "flip", "reduced")
+    kind = d.pick("dropout", "clone", "centre", "softmax", "flip", "amax", "mean")
     if kind in ("dropout", "clone") or len(d.shape) < 2:
         d.apply(d.pick("dropout", "clone"))
     elif kind == "centre":
         d.compose("centre", d=d.pick("1", "-1", "0"))
-    elif kind == "reduced" and len(d.shape) > 2:
-        d.apply(d.pick("amax", "amin", "logsumexp", "mean", "sum"), d="1", keep=", keepdim=True")
-    else:
-        d.apply(kind if kind in ("softmax", "flip") else "softmax", d="1")
+    elif len(d.shape) > 2 or kind in ("softmax", "flip"):
+        d.apply(kind, d="1", keep=", keepdim=True")
 
 
-def rearranged(d):
-    """The same elements in another order, or some of them."""
-    d.apply(d.pick("transpose", "flip", "roll", "tril", "sort"), d=d.pick("0", "-1"))
+# ---- Rows, reductions, normalisations
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Rows, reductions, normalisations
-
-
-def row_operator(d):
-    """Softmax, scans and norms over the last dimension: x = torch.log_softmax(x, dim=-1)"""
-    kind = d.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "rms", "l2", "normalize",
-                  "cumsum", "share")
+def row_operator(d, dim=""):
+    """Softmax, scans and norms over a dimension, by default the last: x = torch.log_softmax(x, dim=-1)"""
+    kinds = ["softmax", "softmax", "log_softmax", "rms", "rms", "l2", "normalize", "cumsum", "share"]
+    kinds += ["cumprod", "cumsum", "centre", "mean_abs", "softmin"] if dim else ["layer_norm"] * 2
+    kind = d.pick(*kinds)
     if kind == "layer_norm":
         width = d.arg("normalized_shape norm_shape width", d.shape[-1]) if d.chance(0.4) else d.size(-1)
         eps = f", eps={d.arg('eps epsilon norm_eps', '1e-5', 'float')}" if d.chance(0.15) else ""
         return d.layer("layer_norm", "norm ln layer_norm", f"LayerNorm({width}{eps})")
-    dim = d.dimension("-1", str(len(d.shape) - 1))
+    dim = d.dimension(dim or "-1", dim or str(len(d.shape) - 1))
     if kind == "rms":
         return d.compose("rms", d=dim, c=d.scalar("eps epsilon", d.pick("1e-5", "1e-6")))
     if kind == "share":
         activation(d, d.pick("sigmoid", "softplus", "exp", "square"))
-    (d.compose if kind in ("l2", "share") else d.apply)(kind, d=dim)
+    (d.compose if kind in COMPOSED else d.apply)(kind, d=dim)
 
 
-def reduction(d):
-    """Over the last dimension, or over all spatial ones; now and then two from the same tensor.
+def reduction(d, dim=""):
+    """Over a dimension (by default the last, or all spatial ones); now and then two from the same tensor.
 
         high = torch.amax(x, dim=1), low = torch.amin(x, dim=1), x = high - low      a line each
     """
-    rank, keep, name = len(d.shape), d.pick("", ", keepdim=True"), d.pick("sum", "mean", "amax", "amin", "logsumexp")
-    d.saved = None
+    rank = len(d.shape)
+    keep = d.pick("", ", keepdim=True")
+    name = d.pick("sum", "mean", "amax", "amin", "logsumexp")
+    if dim:
+        name = d.pick(name, name, "norm", "var", "std", "sum_squares", "argmax", "argmin")
+        return (d.compose if name in COMPOSED else d.apply)(name, d=d.dimension(dim), keep=keep)
     if rank > 3:
         dims = ", ".join(map(str, range(d.pick(1, 2, 2, 2), rank)))
         return d.apply(name, *OPERATORS[name].spellings[:2], d=d.pick("[{}]", "({})").format(dims), keep=keep)
     dim = d.dimension("-1", "-1", str(rank - 1))
     if d.chance(0.9):
         return d.apply(name, d=dim, keep=keep)
-    ends = []
-    two = ((d.pick("amax", "sum"), "high top upper total"), (d.pick("amin", "mean"), "low bottom average"))
-    for name, options in two:
-        ends.append(d.add(name, OPERATORS[name].spellings[0], {"d": dim, "keep": keep}, d.name(options)))
-    d.apply("formula", "{y} - {z}", "{y} - {z}", "{y} + {z}", "{y} * {z}", y=ends[0], z=ends[1])
+    fields = {"d": dim, "keep": keep}
+    one = d.pick("amax", "sum")
+    high = d.add(one, OPERATORS[one].spellings[0], fields, d.name("high top upper total"))
+    two = d.pick("amin", "mean")
+    low = d.add(two, OPERATORS[two].spellings[0], fields, d.name("low bottom lower average"))
+    d.apply("formula", "{y} - {z}", "{y} - {z}", "{y} + {z}", "{y} * {z}", y=high, z=low)
 
 
 def normalization(d):
     """Group, instance or batch norm over the channels: self.bn = nn.BatchNorm2d(out_channels)"""
-    rank, channels = len(d.shape) - 2, d.size(1)
+    rank = len(d.shape) - 2
+    channels = d.size(1)
     kind = d.pick("group", "group", "instance", "batch") if rank else "batch"
     made = f"BatchNorm{max(1, rank)}d({channels})"
     if kind == "group":
@@ -192,8 +191,7 @@ def maybe(d, most=1):
         d.pick(activation, scale, formula)(d)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Heads: what a problem begins with
+# ---- Heads: what a problem begins with
 
 _PLAIN = {2: [("batch_size rows N M", (64, 128, 32, 256)), ("features dim cols width", (1024, 512, 2048, 256))],
           3: [("batch_size B N", (8, 16, 4)), ("seq_len length T", (64, 32, 128)),
@@ -216,7 +214,8 @@ def plain_input(d, *ranks):
 
 def linear(d):
     """A matrix product: a layer, a parameter, or a second input."""
-    n_in, n_out = d.pick(32, 64, 128), d.near(128, 256, 512)
+    n_in = d.pick(32, 64, 128)
+    n_out = d.near(128, 256, 512)
     batch = d.const("batch_size N B rows", d.pick(64, 128, 256))
     i = d.arg("in_features input_size in_dim d_in", n_in)
     o = d.arg("out_features output_size hidden_size d_out", n_out)
@@ -235,22 +234,16 @@ def linear(d):
     d.apply("product", "torch.matmul({x}, {y})", "{x} @ {y}", y=factor, factors=("{x}", "{y}"))
 
 
-def another_linear(d):
-    """One more layer."""
-    n = d.near(64, 128, 256)
-    i, o = d.size(-1), d.arg("hidden2 out_dim classes width2 d_model", n)
-    d.layer("linear", "fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up", f"Linear({i}, {o})")
-    d.sizes[n] = o
-
-
 def convolution(d):
     """A convolution of 1 to 3 dimensions, or a transposed one."""
-    rank, transposed, kernel = d.pick(2, 2, 2, 2, 3, 1), d.chance(0.3), d.pick(3, 3, 3, 1, 2, 5)
-    n_in, n_out = d.pick(3, 4, 8, 16), d.pick(8, 16, 32)
+    rank = d.pick(2, 2, 2, 2, 3, 1)
+    transposed = d.chance(0.3)
+    kernel = d.pick(3, 3, 3, 1, 2, 5)
+    n_out = d.pick(8, 16, 32)
     batch = d.const("batch_size batch_size N B", d.pick(2, 4, 8))
     o = i = d.arg("out_channels out_channels out_ch c_out", n_out)
     if d.chance(0.93):
-        i = d.arg("in_channels in_channels in_ch c_in", n_in)
+        i = d.arg("in_channels in_channels in_ch c_in", d.pick(3, 4, 8, 16))
         d.program.args[-2:] = d.program.args[:-3:-1]  # in before out
     k = str(kernel) if d.chance(0.05) else d.arg("kernel_size kernel_size k ks", kernel)
     options, stride = "", d.pick(1, 1, 2)
@@ -269,8 +262,7 @@ def convolution(d):
     d.layer(name, options_, f"Conv{'Transpose' * transposed}{rank}d({i}, {o}, {k}{options})")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Families: a head and what follows it
+# ---- Families: a head and what follows it
 
 
 def pointwise(d):
@@ -284,9 +276,7 @@ def pointwise(d):
 
 def linear_chain(d):
     linear(d)
-    if d.chance(0.25):
-        save(d)
-    steps(d, d.r.randint(1, 4))
+    steps(d, d.r.randint(1, 4), saves=0.25)
     if d.chance(0.35):
         d.pick(row_operator, reduction)(d)
         steps(d, d.r.randint(0, 1))
@@ -294,11 +284,9 @@ def linear_chain(d):
 
 def convolution_chain(d):
     convolution(d)
-    if d.chance(0.15):
-        save(d)
     if d.chance(0.3):
         normalization(d)
-    steps(d, d.r.randint(1, 4))
+    steps(d, d.r.randint(1, 4), saves=0.15)
     if d.chance(0.2) and len(d.shape) > 2 and min(d.shape[2:]) > 1:
         pooling(d)
         maybe(d)
@@ -326,19 +314,10 @@ def any_dimension(d):
     """Reductions, arg-reductions, softmax, norms and scans along any dimension: x = torch.cumprod(x, dim=1)"""
     plain_input(d, 2, 3, 3, 4)
     maybe(d, 2)
-    dim, kind = d.dimension(*map(str, range(len(d.shape))), "-1"), d.r.random()
-    if kind < 0.25:
-        d.apply(d.pick("softmax", "log_softmax", "normalize", "cumsum", "cumsum", "cumprod"), d=dim)
-    elif kind < 0.45:
-        d.compose(d.pick("mean_abs", "centre", "l2", "softmin", "rms"), d=dim, c=Value("1e-5"))
-    elif kind < 0.6:
-        return d.apply(d.pick("argmax", "argmax", "argmin"), d=dim, keep="")
-    elif kind < 0.7:
-        d.compose("sum_squares", d=dim, keep=d.pick("", ", keepdim=True"))
-    else:
-        name = d.pick("sum", "mean", "amax", "amin", "logsumexp", "norm", "var", "std")
-        d.apply(name, d=dim, keep=d.pick("", ", keepdim=True"))
-    maybe(d)
+    dim = d.pick("-1", *map(str, range(len(d.shape))))
+    d.pick(row_operator, reduction)(d, dim)
+    if not d.program.steps[-1].name.startswith("arg"):
+        maybe(d)
 
 
 def reordered(d):
@@ -355,11 +334,13 @@ def loss(d):
     plain_input(d, 2, 2, 3)
     maybe(d, 2)
     target = d.input(d.dims, f"torch.rand({', '.join(d.dims)})")
-    margin, at_once = d.scalar("margin width", d.pick("1.0", "1.5", "0.5")), d.chance(0.5)
-    variable = "t" if at_once else d.name("error err cost difference")
-    d.x = d.add("formula", d.pick(*WRITTEN_LOSSES), {"y": target, "c": margin}, variable, inline=at_once)
-    if not at_once:
-        d.variable = variable
+    fields = {"y": target, "c": d.scalar("margin width", d.pick("1.0", "1.5", "0.5"))}
+    at_once = d.chance(0.5)
+    if at_once:
+        d.x = d.add("formula", d.pick(*WRITTEN_LOSSES), fields, "t", inline=True)
+    else:
+        d.variable = d.name("error err cost difference")
+        d.x = d.add("formula", d.pick(*WRITTEN_LOSSES), fields, d.variable)
         maybe(d)
     d.apply(d.pick("mean_all", "mean_all", "sum_all"))
     if d.chance(0.15):
@@ -369,7 +350,8 @@ def loss(d):
 def library_loss(d):
     """A loss of torch.nn.functional, of predictions and targets, often between other steps."""
     plain_input(d, 2)
-    before, name = d.chance(0.5), d.pick(*LOSSES)
+    before = d.chance(0.5)
+    name = d.pick(*LOSSES)
     if before:
         d.pick(scale, activation, formula)(d)
     rows, width = d.dims
@@ -400,7 +382,10 @@ def network(d):
     linear(d)
     for _ in range(d.pick(1, 1, 2)):
         steps(d, d.r.randint(1, 2))
-        another_linear(d)
+        n = d.near(64, 128, 256)
+        given = f"{d.size(-1)}, {d.arg('hidden2 out_dim classes width2 d_model', n)}"
+        d.layer("linear", "fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up", f"Linear({given})")
+        d.sizes[n] = given.split(", ")[1]
     maybe(d)
     if d.chance(0.4):
         row_operator(d)
@@ -412,14 +397,16 @@ def product(d):
     choices = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
                "k": ("K inner_dim depth", (32, 64, 128)), "n": ("N cols keys L", (64, 128, 256))}
     names = {}
-    for letter in dict.fromkeys((first + " " + second).split()):
+    for letter in dict.fromkeys(first + second):
         options, sizes = choices[letter]
         names[letter] = d.const(options, d.pick(*sizes) if letter == "b" else d.near(*sizes))
-    d.input([names[letter] for letter in first.split()])
-    other = d.input([names[letter] for letter in second.split()])
+    d.input([names[letter] for letter in first])
+    other = d.input([names[letter] for letter in second])
     d.apply("product", *spellings, y=other, factors=(a, b))
-    for _ in range(d.pick(1, 1, 2, 3)):
-        d.pick(formula, activation, scale, rearranged)(d)
+    if d.chance(0.25):
+        d.apply(d.pick("transpose", "flip", "roll", "tril", "sort"), d=d.pick("0", "-1"))
+    d.pick(formula, activation, scale)(d)
+    maybe(d, 2)
 
 
 # Family (of a Task) -> how often it is drawn, and its function.
@@ -435,7 +422,8 @@ def draw(seed, clutter=False, families=None, plain=False) -> Program:
     clutter: long and odd signatures, unused layers, keyword arguments, docstrings of random words, as real problems
     have them: a small model must learn to copy whatever it meets. plain: ordinary names only.
     """
-    families, d = families or FAMILIES, Draft(seed, clutter, plain)
+    families = families or FAMILIES
+    d = Draft(seed, clutter, plain)
     family = d.r.choices(list(families), [weight for weight, _ in families.values()])[0]
     families[family][1](d)
     dress(d)

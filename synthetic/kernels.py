@@ -24,7 +24,6 @@ _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div
 _ATOM = 9  # the precedence of a name, a number or a call
 _KEYWORDS = ("min", "max", "min_val", "max_val", "negative_slope", "alpha", "lambd")  # of functions, in their order
 _WORD = r"[A-Za-z_]\w*"
-
 # Templates. {names}: the tensors and numbers that the launching function gets; {main}: the first of the tensors that
 # the kernel walks; {sizes}, {parameters}: further integers outside and inside the kernel; {body}: loads and steps.
 _ELEMENTS = """def {name}({names}):
@@ -103,9 +102,7 @@ _TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEE
 
 
 @dataclass
-class Operand:
-    """What a kernel gets from outside."""
-
+class Operand:  # what a kernel gets from outside
     name: str  # in the kernel
     text: str  # outside
     tensor: bool
@@ -141,14 +138,17 @@ class Kernel:
     """A kernel under construction. Its methods raise Unsupported for what its kind cannot express.
 
     shape: of the tensor that it walks (of a product: of the result). dims: of rows, the first and last dimension.
-    taken: variables of the program, which no operand may hide.
-    """
+    taken: variables of the program, which no operand may hide."""
 
     def __init__(self, kind, shape, dims=(), taken=()):
-        self.kind, self.shape, self.dims, self.taken = kind, tuple(shape), dims, set(taken)
+        self.kind = kind
+        self.shape = tuple(shape)
+        self.dims = dims
+        self.taken = set(taken)
         self.operands = {}  # text outside -> Operand
         self.sizes = {}  # further integers: name -> the expression outside
-        self.lines, self.steps = [], []
+        self.lines = []
+        self.steps = []
         self.local = {}  # number of a value that the kernel computes -> its variable
 
     # ---- operands
@@ -158,10 +158,12 @@ class Kernel:
         if value.text in self.operands:
             return self.operands[value.text].name
         words = re.findall(_WORD + r"(?!\w*\()", re.sub(r"\.(T|mT|t\(\))$", "", value.text))
-        name, taken = words[-1] if words else "value", {operand.name for operand in self.operands.values()}
+        name = first = ["value", *words][-1]
+        taken = {operand.name for operand in self.operands.values()}
         if value.text != name:  # not a variable of the program
             taken |= self.taken
-        name = next(n for n in [name] + [f"{name}{i}" for i in range(2, 99)] if n not in taken)
+        while name in taken:
+            name = f"{first}{int(name.removeprefix(first) or 1) + 1}"
         operand = self.operands[value.text] = Operand(name, value.text, value.shape is not None)
         if operand.tensor:
             shape = (1,) * (len(self.shape) - len(value.shape)) + tuple(value.shape)
@@ -171,7 +173,8 @@ class Kernel:
 
     def load(self, name, shape) -> str:
         """The expression that reads a tensor whose shape is self.shape, or 1 outside one block of dimensions."""
-        rank, block = len(self.shape), [i for i, size in enumerate(shape) if size != 1]
+        rank = len(self.shape)
+        block = [i for i, size in enumerate(shape) if size != 1]
         if len(shape) > rank or any(shape[i] != self.shape[i] for i in block) or block[1:] and \
                 block[-1] - block[0] >= len(block):
             raise Unsupported
@@ -248,7 +251,8 @@ class Kernel:
 
     def call(self, node, values) -> tuple[str, int]:
         """torch.f(x, ...), F.f(x, ...) or x.f(...)"""
-        name, arguments = ALIASES.get(node.func.attr, node.func.attr), list(node.args)
+        name = ALIASES.get(node.func.attr, node.func.attr)
+        arguments = list(node.args)
         if ast.unparse(node.func.value) not in ("torch", "F"):
             arguments.insert(0, node.func.value)
         keywords = {keyword.arg: keyword.value for keyword in node.keywords}
@@ -277,14 +281,16 @@ class Kernel:
 
     def add(self, step):
         """Append the lines of a step."""
-        first, kind = len(self.lines), step.operator.kind
+        first = len(self.lines)
+        kind = step.operator.kind
         if kind == "pointwise":
             self.pointwise(step)
         elif kind == "all":
             self.lines.append(Line("value", step.operator.lines[0].format(x=self.value(step.source)[0])))
         elif kind == "matmul":
             for field in "ab":  # the template reads them; elsewhere in the kernel the same tensor is another operand
-                name, text = self.operand(replace(step.operands[field], shape=None)), step.operands[field].text
+                name = self.operand(replace(step.operands[field], shape=None))
+                text = step.operands[field].text
                 self.operands[f"factor {field}"] = Operand(name, text, True)
                 del self.operands[text]
             bias = step.operands.get("bias")
@@ -296,10 +302,11 @@ class Kernel:
         self.steps.append(step)
 
     def pointwise(self, step):
-        before, first = len(self.operands), len(self.lines)
+        before = len(self.operands)
+        first = len(self.lines)
         if "layer" in step.attributes:
-            further = [self.value(value)[0] for name, value in step.operands.items() if name in "ab"]
-            text = self.formula(step.name, self.value(step.source)[0], further)[0]
+            x, *further = (self.value(value)[0] for value in step.operands.values())
+            text = self.formula(step.name, x, further)[0]
         elif step.name == "diagonal":
             weights = step.operands["y"]
             weights = self.operand(replace(weights, shape=(*weights.shape, 1)))
@@ -317,8 +324,7 @@ class Kernel:
         """The lines of an operator over rows, groups or channels."""
         count = sum(not other.operator.kind == "pointwise" for other in self.steps) + 1
         fields = {name: name + str(count) * (count > 1) for name in "msedq"}  # variables of its own
-        for name, value in step.operands.items():
-            fields[name] = self.value(value)[0]
+        fields |= {name: self.value(value)[0] for name, value in step.operands.items()}
         fields |= {"x": self.value(step.source)[0], "t": step.result.text}
         scaled = ("{t} = {t} * {weight} + {bias}",) * ("weight" in step.operands)
         for line in step.operator.lines + scaled:
@@ -349,13 +355,13 @@ class Kernel:
             return self.sweep()
         out = [str(line) for line in self.loads()]
         for line in self.lines:
+            text = line.text
             if line.how in REDUCTIONS:
                 _, element, _, reduce = REDUCTIONS[line.how]
-                out += [*line.comment, f"{line.target} = {reduce}({element.format(v=line.text)}, 0)"]
+                text = f"{reduce}({element.format(v=text)}, 0)"
             elif line.how in SCANS:
-                out += [*line.comment, f"{line.target} = tl.{line.how}({line.text}, 0)"]
-            else:
-                out += [*line.comment, str(line)]
+                text = f"tl.{line.how}({text}, 0)"
+            out += [*line.comment, f"{line.target} = {text}"]
         last = self.lines[-1]
         if self.kind == "loss":
             out[-1] = f"tl.store(dst_ptr + tl.program_id(0), tl.sum(tl.where(mask, {last.text}, 0.0), 0))"
@@ -368,7 +374,8 @@ class Kernel:
     def sweep(self) -> list[str]:
         """The body with a loop over the pieces of the row for each reduction, and one that stores elements."""
         elements = [line for line in self.loads() if line.many]
-        out, last = [str(line) for line in self.loads() if not line.many], self.lines[-1]
+        out = [str(line) for line in self.loads() if not line.many]
+        last = self.lines[-1]
         for line in self.lines:
             if line.how == "element":
                 elements.append(line)
@@ -394,17 +401,13 @@ class Kernel:
             raise Unsupported  # elements of that name would overwrite the number
         return out + [_loop(elements, f"tl.store(dst_ptr + idx, {last.target}, mask=mask)")]
 
-    def call_text(self) -> str:
-        """The arguments of the launching function where it is called."""
-        return ", ".join(operand.text for operand in self.operands.values())
-
     def text(self, name) -> str:
         """Source of the launching function `name` and of its kernel."""
         operands = self.operands.values()
         full = [operand.name for operand in operands if operand.full]
         if not full and self.kind != "matmul":
             raise Unsupported
-        main = full[0] if full else "dst"  # a product may have no operand of its result's shape
+        main = [*full, "dst"][0]  # a product may have no operand of its result's shape
         fields = {"name": name, "main": main, "out": f"torch.empty_like({main})", "result": "dst",
                   "names": ", ".join(operand.name for operand in operands),
                   "pointers": ", ".join(operand.name + "_ptr" * operand.tensor for operand in operands),
@@ -422,7 +425,8 @@ class Kernel:
 
     def row_fields(self, main) -> dict:
         """How many elements a row has, how far apart they are, the output."""
-        (first, last), rest = self.dims, self.dims[1] + 1 < len(self.shape)
+        first, last = self.dims
+        rest = last + 1 < len(self.shape)
         fields = {"inner": f"{main}[{', '.join('0' * (last + 1))}].numel()" if rest else "1",
                   "cols": f"{main}.shape[{first if rest else -1}]"}
         groups = [operand.name for operand in self.operands.values() if operand.text.endswith(".num_groups")]
@@ -441,7 +445,8 @@ class Kernel:
 
 def _loop(elements, last) -> str:
     """A loop over the pieces of a row: those of the lines that the line `last` needs, directly or not, and `last`."""
-    wanted, kept = set(re.findall(_WORD, last)), [last]
+    wanted = set(re.findall(_WORD, last))
+    kept = [last]
     for line in reversed(elements):
         if line.target in wanted:
             wanted = wanted - {line.target} | set(re.findall(_WORD, line.text))

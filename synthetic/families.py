@@ -55,10 +55,7 @@ def formula(d, other=None):
 
 
 def scale(d):
-    """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter.
-
-        x = x * self.scaling_factor      or      x = 0.5 * x
-    """
+    """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter: x = 0.5 * x"""
     sign = d.pick("*", "*", "/", "+", "-")
     value = d.number()
     operand = d.scalar(_SCALARS[sign], value)
@@ -73,10 +70,7 @@ def scale(d):
 
 
 def parameter(d):
-    """A broadcast parameter over the channel dimension (dim 1; the last one for 3-D rows).
-
-        self.bias = nn.Parameter(torch.randn(bias_shape) * 0.3)  ...  x = x + self.bias
-    """
+    """A broadcast parameter over dimension 1 (the last one for 3-D rows): x = x + self.bias"""
     sign = d.pick("+", "+", "*", "-")
     rank = len(d.shape)
     dim = 1 + (rank == 3 and d.rows_last)
@@ -140,10 +134,7 @@ def row_operator(d, dim=""):
 
 
 def reduction(d, dim=""):
-    """Over a dimension (by default the last, or all spatial ones); now and then two from the same tensor.
-
-        high = torch.amax(x, dim=1), low = torch.amin(x, dim=1), x = high - low      a line each
-    """
+    """Over a dimension, by default the last or all spatial ones; now and then two of the same tensor: high - low"""
     rank = len(d.shape)
     keep = d.pick("", ", keepdim=True")
     name = d.pick("sum", "mean", "amax", "amin", "logsumexp")

@@ -111,9 +111,7 @@ class Operand:  # what a kernel gets from outside
 
 
 @dataclass
-class Line:
-    """A line of the kernel. how: "element", "number" (one for each row), or what makes a number of the elements."""
-
+class Line:  # how: "element", "number" (one for each row), or what makes a number of the elements
     target: str
     text: str
     how: str = "element"
@@ -124,8 +122,7 @@ class Line:
 
     @property
     def many(self) -> bool:
-        """Whether it makes elements."""
-        return self.how in ("element", *SCANS)
+        return self.how in ("element", *SCANS)  # it makes elements
 
 
 @functools.cache
@@ -215,7 +212,7 @@ class Kernel:
         return self.operand(value), _ATOM
 
     def expression(self, node, values) -> tuple[str, int]:
-        """Translate an expression. values: fields -> Value. Appends lines where a part is needed twice."""
+        """values: fields -> Value. Appends lines where a part is needed twice."""
         fields = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & values.keys()
         if isinstance(node, ast.Constant):
             return repr(node.value), _ATOM
@@ -244,10 +241,9 @@ class Kernel:
     def repeatable(self, node, values) -> str:
         """The expression as something that may stand several times: a name or a number."""
         text, precedence = self.expression(node, values)
-        if precedence == _ATOM:
-            return text
-        self.lines.append(Line("w", text))
-        return "w"
+        if precedence != _ATOM:
+            self.lines.append(Line("w", text))
+        return text if precedence == _ATOM else "w"
 
     def call(self, node, values) -> tuple[str, int]:
         """torch.f(x, ...), F.f(x, ...) or x.f(...)"""

@@ -117,6 +117,7 @@ SCANS = {"cumsum": "0.0", "cumprod": "1.0"}  # running ones, and what they begin
 _LARGEST = "{m} = max: {x}"
 _SPREAD = ("{s} = sum: {x}", "{d} = {x} - {s} / cols", "{q} = sum: {d} * {d}")  # two passes: accurate for any offset
 _NORMALISED = _SPREAD + ("{t} = {d} / tl.sqrt({q} / cols + {eps})",)
+_PARTIAL, _FOLD, _TILE = "partial-sums-loss", "fold-convolution-bias", "tile-matmul-tf32x3"
 _LAYER = {"eps": "eps", "weight": "weight", "bias": "bias"}
 
 
@@ -160,9 +161,8 @@ ROWS = {
     "batch_norm": Operator("batch", (), ("{t} = ({x} - {mu}) / tl.sqrt({var} + {eps})",), "BatchNorm", _LAYER,
                            "statistics-then-pointwise"),
     # Reductions to one number: what each element becomes, and what is made of the sum (n: the number of elements).
-    "mean_all": Operator("all", ("torch.mean({x})", "{x}.mean()"), ("{x}", "dst.sum() / n")),
-    "sum_all": Operator("all", ("torch.sum({x})", "{x}.sum()"), ("{x}", "dst.sum()")),
-    "norm_all": Operator("all", ("torch.norm({x})",), ("{x} * {x}", "torch.sqrt(dst.sum())")),
+    "mean_all": Operator("all", ("torch.mean({x})", "{x}.mean()"), ("{x}", "dst.sum() / n"), technique=_PARTIAL),
+    "sum_all": Operator("all", ("torch.sum({x})", "{x}.sum()"), ("{x}", "dst.sum()"), technique=_PARTIAL),
 }
 
 
@@ -182,9 +182,10 @@ TORCH = {
     "tril": _torch("torch.tril({x})", "torch.triu({x})", "torch.triu({x}, diagonal=1)"),
     "dropout": _torch("F.dropout({x}, p=0.0)"), "clone": _torch("{x}.clone()", "{x}.contiguous()"),
     "alias": _torch("{x}", "{x}", "{x}.clone()"), "pooling": _torch(), "call": _torch(),  # call: any other expression
-    "convolution": Operator("convolution", reads={"bias": "bias"}),
-    "conv_transpose": Operator("convolution", reads={"bias": "bias"}),
-    "linear": Operator("matmul", reads={"weight": "weight", "bias": "bias"}), "product": Operator("matmul"),
+    "convolution": Operator("convolution", reads={"bias": "bias"}, technique=_FOLD),
+    "conv_transpose": Operator("convolution", reads={"bias": "bias"}, technique=_FOLD),
+    "linear": Operator("matmul", reads={"weight": "weight", "bias": "bias"}, technique=_TILE),
+    "product": Operator("matmul", technique=_TILE),
     "diagonal": Operator("pointwise", ("torch.diag({y}) @ {x}", "torch.matmul(torch.diag({y}), {x})"),
                          technique="diagonal-as-scaling"),
 }

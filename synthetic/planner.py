@@ -129,15 +129,14 @@ class Planner:
         # Note the techniques that the kernel shows, each with lines that show it.
         body = [line for line in "\n".join(kernel.body()).split("\n") if not re.match(" *(for|idx|offs|mask) ", line)]
         steps = [line.strip() for line in body if "tl.load" not in line]
-        if kernel.kind in _OF_KERNELS:
-            self.shown.setdefault(_OF_KERNELS[kernel.kind], steps[-4:])
         own = [step for step in kernel.steps if step.part != _BIAS]
         if len(own) > 1 + (kernel.kind in ("matmul", "loss")):
             self.shown.setdefault("fuse-neighbours-into-row" if kernel.dims else "fuse-pointwise-run", steps[:4])
         for step in own:
             if step.operator.technique:
                 place = steps.index(f"# {step}")
-                self.shown.setdefault(step.operator.technique, steps[place:place + 4])
+                dot = ['acc = tl.dot(a, b, acc, input_precision="tf32x3")'] * (kernel.kind == "matmul")
+                self.shown.setdefault(step.operator.technique, dot + steps[place:place + 4 - len(dot)])
         broadcast = [line.strip() for line in body if "tl.load" in line and "% " in line]
         if len(broadcast) > len(kernel.steps) - len(own) and own[0].operator.kind not in ("group", "batch"):
             self.shown.setdefault("index-broadcast-parameter", broadcast[:2])
@@ -207,9 +206,9 @@ class Planner:
         shape = self.steps[i].result.shape
         k = self.end_of_run(i, lambda step: step.operator.kind == "pointwise" and step.result.shape == shape)
         joins = k - i <= 1 or "fuse-pointwise-run" in self.techniques  # else the last pointwise step joins, no other
-        if "partial-sums-loss" in self.techniques and joins and k < len(self.steps) \
-                and self.steps[k].operator.kind == "all":
-            return self.take("loss", i, k + 1, k + 1, self.steps[k].source.shape)
+        end = self.steps[k] if k < len(self.steps) else self.steps[i]
+        if end.operator.kind == "all" and end.operator.technique in self.techniques and joins:
+            return self.take("loss", i, k + 1, k + 1, end.source.shape)
 
     def batch(self, i):
         """Batch norm: mean and variance by torch, the rest in a pointwise kernel."""
@@ -232,7 +231,7 @@ class Planner:
     def matmul(self, i):
         """A product of matrices, with its bias and the pointwise steps that follow as the epilogue."""
         step = self.steps[i]
-        if step.operator.kind != "matmul" or "tile-matmul-tf32x3" not in self.techniques:
+        if step.operator.kind != "matmul" or step.operator.technique not in self.techniques:
             return None
         if step.name == "linear":
             weight = step.operands["weight"]
@@ -258,7 +257,7 @@ class Planner:
         j = i + 1
         reading = [k for k, other in enumerate(self.steps) if step.result in other.operands.values()]
         if step.operator.kind != "convolution" or "bias" not in step.operands or reading != [j] \
-                or "fold-convolution-bias" not in self.techniques:
+                or step.operator.technique not in self.techniques:
             return None
         self.forward.append(without_bias(step))
         if self.steps[j].name not in ("instance_norm", "batch_norm"):
@@ -270,12 +269,8 @@ class Planner:
         if j is None:
             self.forward.pop()
         else:
-            self.shown["fold-convolution-bias"] = [without_bias(step)]
+            self.shown[step.operator.technique] = [without_bias(step)]
         return j
-
-
-# The techniques that kinds of kernels are made for.
-_OF_KERNELS = {"loss": "partial-sums-loss", "matmul": "tile-matmul-tf32x3"}
 
 
 def without_bias(step) -> str:

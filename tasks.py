@@ -12,7 +12,7 @@ Sources of problems, all giving `Task` records:
     folder_tasks       a folder of the user's own problem files
     parquet_tasks      a file in the layout of the paper's RL data (hkust-nlp/drkernel-rl-data)
 
-`synthetic/generator.py` generates training problems without end. `unfit` and `fingerprint` keep all training problems,
+`synthetic/families.py` generates training problems without end. `unfit` and `fingerprint` keep all training problems,
 also the user's, apart from the evaluation problems. Importing this module changes nothing.
 """
 

@@ -13,7 +13,7 @@ import itertools
 from synthetic.operators import COMPOSED, LOSSES, OPERATORS, POINTWISE, PRODUCTS, WRITTEN_LOSSES
 from synthetic.program import Draft, Program, Value
 from synthetic.wording import dress, problem_text
-from tasks import GPU_BATCH_FACTOR, Task, elements, evaluation_fingerprints, scale_batch, unfit
+from tasks import GPU_BATCH_FACTOR, SYNTHESISED, Task, elements, evaluation_fingerprints, scale_batch, unfit
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 # What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.
@@ -446,3 +446,6 @@ def training_tasks(seed, device="cpu", families=None):
             if elements(task.source, MOST_ON_GPU) > MOST_ON_GPU:
                 continue
         yield task
+
+
+SYNTHESISED["synth"] = training_tasks  # --tasks synth

@@ -133,7 +133,6 @@ def _tree(spelling):
 
 class Kernel:
     """A kernel under construction. Its methods raise Unsupported for what its kind cannot express.
-
     shape: of the tensor that it walks (of a product: of the result). dims: of rows, the first and last dimension.
     taken: variables of the program, which no operand may hide."""
 
@@ -165,6 +164,8 @@ class Kernel:
         if operand.tensor:
             shape = (1,) * (len(self.shape) - len(value.shape)) + tuple(value.shape)
             operand.full = shape == self.shape
+            if operand.full and len(value.shape) < len(shape):
+                raise Unsupported  # the result would have too few dimensions
             operand.load = self.load(name, shape)
         return name
 

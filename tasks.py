@@ -11,7 +11,7 @@ Sources of problems, all giving `Task` records:
     kernelbench_tasks  a KernelBench checkout (evaluation only)
     folder_tasks       a folder of the user's own problem files
     parquet_tasks      a file in the layout of the paper's RL data (hkust-nlp/drkernel-rl-data)
-    SYNTHESISED        problems without end, by the name of their distribution (synthetic/redundant.py enters it)
+    SYNTHESISED        problems without end, by the name of their distribution (synthetic/ enters them)
 
 `task_stream` makes the stream of training tasks out of one of them. `unfit` and `fingerprint` keep all training
 problems, also the user's, apart from the evaluation problems.

@@ -10,11 +10,13 @@ policy can follow skills and feedback but does not do so reliably on its own: ev
 """
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import random
 import re
 import signal
+from collections import defaultdict
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -90,7 +92,8 @@ _SPOILED = [(r"tl\.maximum", "tl.minimum"), (r"0\.5 \*", "0.6 *"), (r"\n +mask =
 def spoil(code, rng) -> str:
     """Break a kernel in one of these ways."""
     for pattern, replacement in rng.sample(_SPOILED, len(_SPOILED)):
-        if found := list(re.finditer(pattern, code)):
+        found = list(re.finditer(pattern, code))
+        if found:
             mark = rng.choice(found)
             return code[:mark.start()] + mark.expand(replacement) + code[mark.end():]
     return code
@@ -110,14 +113,16 @@ class Writer:
     """Turns seeds into examples. `sandbox` executes the kernels of several turns, so that their feedback is real."""
 
     def __init__(self, sandbox):
-        self.sandbox, self.evaluation = sandbox, evaluation_fingerprints()
-        self.shown = {name: [] for name in TECHNIQUES}  # lines that show a technique, for the example of its skill
+        self.sandbox = sandbox
+        self.evaluation = evaluation_fingerprints()
+        self.shown = defaultdict(list)  # technique -> lines that show it, for the example of its skill
         seed = 0
-        while min(len(texts) for texts in self.shown.values()) < 5:
+        while len(self.shown) < len(ALL) or min(map(len, self.shown.values())) < 5:
             seed -= 1
             answer = solution(draw(seed, plain=True), ALL)
-            for name, lines in (answer.shown if answer else {}).items():
-                self.shown[name].append(lines)
+            if answer:
+                for name, lines in answer.shown.items():
+                    self.shown[name].append(lines)
 
     def skill(self, name, rng) -> Skill:
         return write_skill(name, rng, rng.choice(self.shown[name]))
@@ -136,11 +141,14 @@ class Writer:
     def injected(self, rng, fitting) -> list[Skill]:
         """1 to 3 skills for the prompt: mostly ones that fit; in a third of the prompts none, so that what a skill says
         matters, and not that there is one."""
-        fitting, other = sorted(fitting), sorted(ALL - fitting)
-        fits, names = rng.choice([0.0, 0.9, 0.9]), []
+        fits, skills = rng.choice([0.0, 0.9, 0.9]), {}
         for _ in range(rng.choice([1, 1, 2, 2, 3])):
-            names.append(rng.choice(fitting if fitting and rng.random() < fits else other or fitting))
-        skills = [self.skill(name, rng) for name in dict.fromkeys(names)]
+            pool = fitting or ALL
+            if rng.random() >= fits:
+                pool = ALL - fitting or ALL
+            name = rng.choice(sorted(pool))
+            skills[name] = self.skill(name, rng)
+        skills = list(skills.values())
         if rng.random() < 0.1:  # a pair that these problems do not have
             skills[-1] = pair_skill(rng.choice(TAUGHT), rng)
         return skills
@@ -150,15 +158,18 @@ class Writer:
 
         have: techniques of an earlier turn, which stay. Returns (Solution, techniques asked of it).
         """
-        fitting = sorted(applicable(program))
-        chosen = {name for name in fitting if rng.random() < (PROMPTED if name in named else unprompted)}
+        fitting, chosen = sorted(applicable(program)), set()
+        for name in fitting:
+            if rng.random() < (PROMPTED if name in named else unprompted):
+                chosen.add(name)
         found = solution(program, have | chosen)
         for name in sorted(chosen & named - found.used):
             # One technique may need another to show up at all: neighbours can only join a row kernel that exists.
             for other in fitting:
                 fuller = solution(program, have | chosen | {other})
                 if name in fuller.used:
-                    found, chosen = fuller, chosen | {other}
+                    found = fuller
+                    chosen.add(other)
                     break
         return found, have | chosen
 
@@ -166,7 +177,7 @@ class Writer:
 
     def policy(self, task, messages, skills, answer, unlearnt=0) -> Example:
         """The conversation so far and the answer that is learnt."""
-        kind = "policy+skills" if skills else "policy"
+        kind = "policy" + "+skills" * bool(skills)
         messages = messages + [{"role": "assistant", "content": policy_reply(answer)}]
         return Example(kind, messages, None, task.family, normalized(answer.code), unlearnt=unlearnt)
 
@@ -181,17 +192,20 @@ class Writer:
         fitting = applicable(program)
         skills = self.injected(rng, fitting) if rng.random() < 0.4 else []
         named = {s.name for s in skills}
-        have, answers, broken = frozenset(), [], rng.random() < BROKEN_FIRST
+        have, answers = frozenset(), []
+        broken = rng.random() < BROKEN_FIRST
         for turn in range(rng.choice([2, 2, 3])):
             if turn == 1 and broken and rng.random() < STEP_BACK:
-                answer, have = solution(program, set()), frozenset()
+                have = frozenset()
+                answer = solution(program, have)
             else:  # it is ambitious kernels that break
-                unprompted = ADDED_LATER if turn else 2 * UNPROMPTED if broken else UNPROMPTED
+                unprompted = ADDED_LATER if turn else UNPROMPTED * (1 + broken)
                 answer, have = self.answer(rng, program, named, have, unprompted)
             if turn == 0 and broken:
                 answer = answer._replace(code=spoil(answer.code, rng))
             answers.append(answer)
-        turns, missing = len(answers), sorted(fitting - have)
+        turns = len(answers)
+        missing = sorted(fitting - have)
         if missing:  # Summary is shown a better answer, so that there is something to tell
             answer, _ = self.answer(rng, program, named | {rng.choice(missing)}, have, ADDED_LATER)
             answers.append(answer)
@@ -205,7 +219,7 @@ class Writer:
             messages = next_messages(messages, policy_reply(answer), verdict)
         trajectory = self.policy(task, messages, skills, answers[turns - 1], unlearnt=int(broken))
         summary = self.summary(rng, task, skills, answers, verdicts)
-        return [trajectory, summary] if summary else [trajectory]
+        return [trajectory] + [summary] * (summary is not None)
 
     def selection(self, rng, task, program) -> Example:
         """A choice from a random library: usually what fits, now and then something else."""
@@ -214,15 +228,17 @@ class Writer:
         skills += [pair_skill(rng.choice(TAUGHT), rng) for _ in range(rng.choice([0, 0, 2, 8]))]
         library = SkillLibrary(skills)
         candidates = recall(library, task.source) or library.skills[:3]
-        fitting = [s for s in candidates if s.name in useful and rng.random() < 0.85]
-        other = [s for s in candidates if s.name in ALL - useful]
-        if other and rng.random() < 0.2:
-            fitting.append(rng.choice(other))
+        odd = rng.choice(candidates) if rng.random() < 0.2 else None
         # One candidate after the other: that nothing fits is likelier than any one set of those that may.
-        weighed = ", ".join(f"{s.name} {'yes' if s in fitting else 'no'}" for s in candidates if s.name in ALL)
+        fitting, weighed = [], []
+        for skill in candidates:
+            fits = skill.name in useful and rng.random() < 0.85 or skill is odd
+            fitting += [skill] * fits
+            if skill.name in ALL:
+                weighed.append(f"{skill.name} {'yes' if fits else 'no'}")
         rng.shuffle(fitting)
         chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
-        arguments = {"think": f"The forward applies {', '.join(program.operators[:6])}. {weighed}.",
+        arguments = {"think": f"The forward applies {', '.join(program.operators[:6])}. {', '.join(weighed)}.",
                      "selected_skills": [{"name": s.name, "reason": f"It has work for {s.tags[0]}."} for s in chosen]}
         messages = selection_messages(task, candidates) + [tool_reply("select_skills", arguments)]
         return Example("selection", messages, SELECT_TOOL, task.family, skills=tuple(s.name for s in chosen))
@@ -247,7 +263,7 @@ class Writer:
                                      "tags": list(s.tags), "content": s.content} for s in written]}
         shown = [(answers[i].code, verdicts[i].speedup) for i in (0, best)]
         messages = summary_messages(task, skills, *shown) + [tool_reply("update_skill_library", arguments)]
-        return Example("summary+skills" if skills else "summary", messages, UPDATE_TOOL, task.family,
+        return Example("summary" + "+skills" * bool(skills), messages, UPDATE_TOOL, task.family,
                        skills=tuple(s.name for s in written))
 
     def write(self, seed) -> list[Example]:
@@ -261,8 +277,10 @@ class Writer:
             return self.executed(rng, task, program)
         if rng.random() < 0.3:  # the text of a problem as it looks on a GPU: the same, with a larger batch
             task = scale_batch(task, GPU_BATCH_FACTOR)
-        examples = [self.single(rng, task, program) for _ in range(2)]
-        return examples + ([self.selection(rng, task, program)] if rng.random() < 0.3 else [])
+        examples = [self.single(rng, task, program), self.single(rng, task, program)]
+        if rng.random() < 0.3:
+            examples.append(self.selection(rng, task, program))
+        return examples
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -278,7 +296,7 @@ def in_processes(function, items, size, processes, start, arguments, title) -> l
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _start, (start, *arguments)) as pool:
         try:
             parts = tqdm(pool.map(function, chunks), desc=title, total=len(chunks), unit="chunk", disable=None)
-            return [result for part in parts for result in part]
+            return list(itertools.chain.from_iterable(parts))
         except KeyboardInterrupt:
             for process in multiprocessing.active_children():
                 process.kill()
@@ -301,7 +319,7 @@ def _start_writer(execute):
 
 
 def _write_many(seeds):
-    return [example for seed in seeds for example in _writer.write(seed)]
+    return list(itertools.chain.from_iterable(map(_writer.write, seeds)))
 
 
 def write_examples(first_seed, problems, execute, processes, title) -> list[Example]:

@@ -1,7 +1,7 @@
 """Families of problems, and endless streams of those that are fit to train on.
 
     draw(seed)              a program, a pure function of its seed
-    training_tasks(seed)    problems that run, are deterministic, finite and not constant, and are not near an evaluation
+    training_tasks(seed)    problems that run, are deterministic, finite and not constant, and are near no evaluation
                             problem
 
 What varies: the operators, how each is spelled, shapes, names, and in wording.py how the problem is written down. To
@@ -10,150 +10,90 @@ add a family: a function of a draft here, and its row of FAMILIES.
 
 import itertools
 
-from synthetic.operators import FORMULAS, LOSSES, PAIRS, POINTWISE, PRODUCTS, ROWS, TERMS
+from synthetic.operators import COMPOSED, LOSSES, OPERATORS, POINTWISE, PRODUCTS, WRITTEN_LOSSES
 from synthetic.program import Draft, Program, Value
 from synthetic.wording import dress, problem_text
-from tasks import GPU_BATCH_FACTOR, Task, elements, evaluation_fingerprints, scale_batch, unfit
+from tasks import GPU_BATCH_FACTOR, SYNTHESISED, Task, elements, evaluation_fingerprints, scale_batch, unfit
 
 MOST_ON_GPU = 1 << 30  # elements of all tensors of a training problem
 # What the operand of x * s, x / s, ... is called: a number; a parameter that is broadcast.
-_SCALAR_NAMES = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
-                 "+": "offset shift add_value constant", "-": "subtract_value offset margin"}
-_PARAMETER_NAMES = {"*": "weight multiplier gain scale", "+": "bias extra_bias add_bias shift",
-                    "-": "subtract sub_bias centre"}
-_CHOSEN = [name for name, operator in POINTWISE.items() if operator.spellings]  # what an activation may be
+_SCALARS = {"*": "scale scaling_factor multiplier factor gain", "/": "divisor temperature scale",
+            "+": "offset shift add_value constant", "-": "subtract_value offset margin"}
+_PARAMETERS = {"*": "weight multiplier gain scale", "+": "bias extra_bias add_bias shift",
+               "-": "subtract sub_bias centre"}
+_CHOSEN = [name for name, operator in POINTWISE.items() if operator.spellings and name != "formula"]
 _COMMON = [name for name in _CHOSEN if POINTWISE[name].common]
+_OF_ONE = [text for text in POINTWISE["formula"].spellings if "{y}" not in text]
+_OF_TWO = [text for text in POINTWISE["formula"].spellings if "{y}" in text]
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Pointwise steps
+# ---- Pointwise steps
 
 
-def steps(d, count, opaque=True):
-    """`count` pointwise steps. opaque: some may be PyTorch's, or change the shape."""
+def steps(d, count, saves=0.0):
+    """`count` pointwise steps; with clutter some may be PyTorch's, or change the shape.
+
+    saves: how often the current tensor is kept under another name, for a residual step later: identity = x
+    """
+    if d.chance(saves):
+        d.saved = d.add("alias", d.pick(*OPERATORS["alias"].spellings), {}, d.name("identity residual skip shortcut"))
     for _ in range(count):
-        kinds = [activation] * 5 + [leaky, clamp] + [scale] * 3 + [parameter] * 3
+        kinds = [activation] * 7 + [scale] * 3 + [parameter] * 3 + [formula] * 2 + [buffer] * d.clutter
         if d.saved and d.saved.shape == d.shape:
             kinds += [residual] * 2
-        if d.clutter and opaque:
-            kinds.append(opaque_step)
-        if d.clutter and d.chance(0.5):
-            kinds.append(d.pick(buffer, soft_cap))
+        kinds += [opaque_step] * d.clutter
         d.pick(*kinds)(d)
 
 
 def activation(d, name=""):
     """x = F.softplus(x)      or      self.act = nn.Sigmoid()  ...  x = self.act(x)"""
-    d.apply(name or d.pick(*(_COMMON if d.chance(0.7) else _CHOSEN)))
-
-
-def leaky(d):
-    """Leaky ReLU or ELU: x = F.leaky_relu(x, self.slope)   or   self.lrelu = nn.LeakyReLU(negative_slope=slope)"""
-    slope, name = d.pick("0.01", "0.1", "0.2", "0.05"), d.pick("leaky_relu", "elu")
-    keyword = "alpha" if name == "elu" else "negative_slope"
-    if d.chance(0.4):
-        made = {"leaky_relu": "LeakyReLU({})", "elu": "ELU({})"}[name]
-        given = d.arg("negative_slope slope alpha", slope, "float")
-        return d.layer(name, "leaky_relu act lrelu elu", made.format(d.pick(given, f"{keyword}={given}")))
-    spelling = d.pick("F.{f}({x}, {c})", "F.{f}({x}, {k}={c})", "F.{f}({x})").replace("{f}", name)
-    spelling = spelling.replace("{k}", keyword)
-    d.apply("formula", spelling, c=d.scalar("negative_slope alpha", slope) if "{c}" in spelling else "")
-
-
-def clamp(d):
-    """A lower bound, two bounds, or one for both signs: x = torch.clamp(x, min=-1.0, max=self.upper)"""
-    low, high = d.pick(("-1.0", "1.0"), ("0.0", "1.0"), ("-2.0", "2.0"), ("-0.5", "0.5"), ("0.0", "6.0"))
-    if d.chance(0.06):
-        bounds = d.pick("{}, {}", "min_val={}, max_val={}").format(low, high)
-        return d.layer("clamp", "hardtanh clip clamp", f"Hardtanh({bounds})")
-    if d.chance(0.08):
-        return d.apply("formula", "torch.clamp({x}, min=-{c}, max={c})", "torch.clamp({x}, -{c}, {c})",
-                       c=d.scalar("limit bound max_abs", high))
-    low = d.scalar("min_value lower min_val clamp_min", low)
-    if d.chance(0.3):
-        return d.apply("formula", "torch.clamp({x}, min={c})", c=low)
-    d.apply("formula", "torch.clamp({x}, {c}, {h})", "torch.clamp({x}, min={c}, max={h})", "{x}.clamp({c}, {h})",
-            "F.hardtanh({x}, {c}, {h})", c=low, h=d.scalar("max_value upper max_val clamp_max", high))
-
-
-def scale(d):
-    """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter.
-
-        x = x * self.scaling_factor      or      x = 0.5 * x
-    """
-    operator, value = d.pick("*", "*", "/", "+", "-"), d.number()
-    operand = d.scalar(_SCALAR_NAMES[operator], value)
-    if d.clutter and d.chance(0.12):
-        name = d.name(_SCALAR_NAMES[operator])
-        operand = Value(name)
-        d.meta.space[name] = abs(float(value))
-        d.program.inputs.append((operand, str(abs(float(value)))))
-    elif d.clutter and d.chance(0.2):
-        made = d.pick("torch.tensor({})", "torch.tensor({})", "torch.tensor([{}])").format(float(value))
-        operand = d.meta.value(d.attribute(_SCALAR_NAMES[operator], f"nn.Parameter({made})"))
-    spelling = "{x} " + operator + " {c}"
-    if operator != "/" and d.chance(0.12):
-        spelling = "{c} " + operator + " {x}"
-    elif operator == "*" and operand.text.startswith("self") and d.chance(0.05):
-        spelling = "{x} * -{c}"
-    d.apply("formula", spelling, c=operand)
-
-
-def parameter(d):
-    """A broadcast parameter over the channel dimension (dim 1; the last one for 3-D rows).
-
-        self.bias = nn.Parameter(torch.randn(bias_shape) * 0.3)  ...  x = x + self.bias
-    """
-    operator, rank = d.pick("+", "+", "*", "-"), len(d.shape)
-    if rank < 2:
-        return scale(d)
-    dim = rank - 1 if rank == 3 and d.rows_last else 1
-    shape = f"({d.size(dim)}{', 1' * (rank - 1 - dim) or ','})"
-    if dim == 1 and rank == 4 and d.chance(0.3):
-        shape = f"(1, {shape[1:]}"
-    names = _PARAMETER_NAMES[operator]
-    if d.chance(0.65):
-        shape = d.arg(f"{names.replace(' ', '_shape ')}_shape param_shape", shape, "tuple")
-    make = d.pick("randn", "randn", "rand", "ones", "rand" if operator == "*" else "zeros")
-    spread = ""
-    if d.chance(0.3):
-        spread = d.pick(" * 0.1", " * 0.3", " + 0.5", " - 0.5", f" * {d.number()}", f" + {d.number()}", " / 4 ** 0.5")
-    made = d.attribute(names, f"nn.Parameter(torch.{make}({shape}){spread})")
-    d.apply("formula", "{x} " + operator + " {y}", y=d.meta.value(made))
-
-
-def buffer(d):
-    """A tensor of the model that is not a parameter, over the last dimension: x = x * self.positions
-
-        self.register_buffer("positions", torch.linspace(0.5, 1.5, width))
-    """
-    if d.shape[-1] == 1:
-        return parameter(d)
-    name, width = d.name("counts positions steps weights table"), d.size(-1)
-    made = d.pick("arange(1, {w} + 1).float()", "arange({w}) * 0.01", "linspace(0.5, 1.5, {w})", "ones({w})",
-                  "full(({w},), 0.5)", "full(({w},), 2.0)").format(w=width)
-    d.program.init.append(f"self.register_buffer('{name}', torch.{made})")
-    setattr(d.meta.space["self"], name, d.meta.evaluate(f"torch.{made}"))
-    operator = d.pick("*", "+", "/" if "arange(1" in made else "-")
-    d.apply("formula", "{x} " + operator + " {y}", y=d.meta.value(f"self.{name}"))
-
-
-def soft_cap(d):
-    """cap * tanh(x / cap)"""
-    cap = d.scalar("cap limit bound", d.pick("2.0", "5.0", "3.0", "30.0"))
-    d.apply("formula", "{x} / {c}", c=cap)
-    activation(d, "tanh")
-    d.apply("formula", "{x} * {c}", "{c} * {x}", c=cap)
+    d.apply(name or d.pick(*(_COMMON if d.chance(0.55) else _CHOSEN)))
 
 
 def formula(d, other=None):
     """A formula written out: x = torch.where(x > 0, x, 0.1 * x). other: a second tensor for it."""
-    c = d.scalar("alpha scale c0", d.pick("0.5", "0.25", "1.5", "2.0"))
-    d.apply("formula", d.pick(*(PAIRS if other else FORMULAS)), y=other, c=c)
+    d.apply("formula", d.pick(*(_OF_TWO if other else _OF_ONE)), y=other)
 
 
-def save(d):
-    """Keep the current tensor under another name, for a residual step later: identity = x"""
-    d.saved = d.add("alias", d.pick("{x}", "{x}", "{x}.clone()"), {}, d.name("identity residual skip shortcut"))
+def scale(d):
+    """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter: x = 0.5 * x"""
+    sign = d.pick("*", "*", "/", "+", "-")
+    value = d.number()
+    operand = d.scalar(_SCALARS[sign], value)
+    if d.clutter and d.chance(0.12):
+        operand = Value(d.name(_SCALARS[sign]))
+        d.meta.space[operand.text] = abs(float(value))
+        d.program.inputs.append((operand, str(abs(float(value)))))
+    elif d.clutter and d.chance(0.2):
+        made = d.pick("torch.tensor({})", "torch.tensor([{}])").format(float(value))
+        operand = d.meta.value(d.attribute(_SCALARS[sign], f"nn.Parameter({made})"))
+    d.apply("formula", *["{x} " + sign + " {c}"] * 6, "{c} " + sign.replace("/", "*") + " {x}", c=operand)
+
+
+def parameter(d):
+    """A broadcast parameter over dimension 1 (the last one for 3-D rows): x = x + self.bias"""
+    sign = d.pick("+", "+", "*", "-")
+    rank = len(d.shape)
+    dim = 1 + (rank == 3 and d.rows_last)
+    if rank <= dim or d.shape[dim] == 1:
+        return scale(d)
+    shape = f"({d.size(dim)}{', 1' * (rank - 1 - dim) or ','})"
+    if rank == 4 and d.chance(0.3):
+        shape = f"(1, {shape[1:]}"
+    if d.chance(0.65):
+        shape = d.arg(_PARAMETERS[sign].replace(" ", "_shape ") + "_shape param_shape", shape, "tuple")
+    make = d.pick("randn", "randn", "rand", "ones", "rand" if sign == "*" else "zeros")
+    spread = d.pick("", "", "", " * 0.1", " * 0.3", " + 0.5", f" * {d.number()}")
+    made = d.attribute(_PARAMETERS[sign], f"nn.Parameter(torch.{make}({shape}){spread})")
+    d.apply("formula", "{x} " + sign + " {y}", y=d.meta.value(made))
+
+
+def buffer(d):
+    """A tensor that is not a parameter: self.register_buffer("steps", torch.ones(width))  ...  x = x * self.steps"""
+    name, width = d.name("counts positions steps weights table"), d.size(-1)
+    made = d.pick("arange(1, {w} + 1).float()", "linspace(0.5, 1.5, {w})", "full(({w},), 2.0)").format(w=width)
+    d.program.init.append(f"self.register_buffer('{name}', torch.{made})")
+    setattr(d.meta.space["self"], name, d.meta.evaluate(f"torch.{made}"))
+    d.apply("formula", d.pick("{x} * {y}", "{x} + {y}", "{x} / {y}"), y=d.meta.value(f"self.{name}"))
 
 
 def residual(d):
@@ -162,112 +102,101 @@ def residual(d):
         d.apply("formula", "{x} + {y}", "{x} + {y}", "{x} * {y}", y=d.saved)
 
 
-def residual_input(d):
-    """Another input, for residual steps; now and then it passes through a function of its own first."""
-    d.saved = d.another_input()
-    if d.clutter and d.chance(0.4):
-        spelling = d.pick("torch.sigmoid({x})", "torch.tanh({x})", "F.silu({x})", "F.relu({x})", "F.gelu({x})")
-        d.saved = d.add("formula", spelling, {"x": d.saved}, d.saved.text)
-        activation(d)
-        d.apply("formula", "{x} + {y}", y=d.saved)
-
-
 def opaque_step(d):
     """An operator that stays PyTorch's, or whose rows are not the last dimension."""
-    kind = d.pick("dropout", "clone", "centre", "softmax", "flip", "reduced")
+    kind = d.pick("dropout", "clone", "centre", "softmax", "flip", "amax", "mean")
     if kind in ("dropout", "clone") or len(d.shape) < 2:
-        return d.apply(d.pick("dropout", "clone"))
-    if kind == "centre":
-        return d.compose("centre", d=d.pick("1", "-1", "0"))
-    if kind == "reduced" and len(d.shape) > 2 and d.shape[1] > 1 and d.saved is None:
-        return d.apply(d.pick("amax", "amin", "logsumexp", "mean", "sum"), d="1", keep=", keepdim=True")
-    d.apply("softmax" if kind == "softmax" else "flip", d="1")
+        d.apply(d.pick("dropout", "clone"))
+    elif kind == "centre":
+        d.compose("centre", d=d.pick("1", "-1", "0"))
+    elif len(d.shape) > 2 or kind in ("softmax", "flip"):
+        d.apply(kind, d="1", keep=", keepdim=True")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Rows, reductions, normalisations
+# ---- Rows, reductions, normalisations
 
 
-def row_operator(d):
-    """Softmax, scans and norms over the last dimension: x = torch.log_softmax(x, dim=-1)"""
-    kind = d.pick("softmax", "softmax", "log_softmax", "layer_norm", "layer_norm", "rms", "rms", "l2", "normalize",
-                  "cumsum", "share")
+def row_operator(d, dim=""):
+    """Softmax, scans and norms over a dimension, by default the last: x = torch.log_softmax(x, dim=-1)"""
+    kinds = ["softmax", "softmax", "log_softmax", "rms", "rms", "l2", "normalize", "cumsum", "share"]
+    kinds += ["cumprod", "cumsum", "centre", "mean_abs", "softmin"] if dim else ["layer_norm"] * 2
+    kind = d.pick(*kinds)
     if kind == "layer_norm":
-        width = d.size(-1)
-        if d.chance(0.4):
-            width = d.arg("normalized_shape norm_shape width", d.shape[-1])
+        width = d.arg("normalized_shape norm_shape width", d.shape[-1]) if d.chance(0.4) else d.size(-1)
         eps = f", eps={d.arg('eps epsilon norm_eps', '1e-5', 'float')}" if d.chance(0.15) else ""
         return d.layer("layer_norm", "norm ln layer_norm", f"LayerNorm({width}{eps})")
-    dim = d.dimension("-1", str(len(d.shape) - 1))
+    dim = d.dimension(dim or "-1", dim or str(len(d.shape) - 1))
     if kind == "rms":
         return d.compose("rms", d=dim, c=d.scalar("eps epsilon", d.pick("1e-5", "1e-6")))
     if kind == "share":
         activation(d, d.pick("sigmoid", "softplus", "exp", "square"))
-    (d.compose if kind in ("l2", "share") else d.apply)(kind, d=dim)
+    (d.compose if kind in COMPOSED else d.apply)(kind, d=dim)
 
 
-def reduction(d):
-    """Over the last dimension, or over all spatial ones; now and then two from the same tensor.
-
-        high = torch.amax(x, dim=1), low = torch.amin(x, dim=1), x = high - low      a line each
-    """
-    rank, keep = len(d.shape), d.pick("", ", keepdim=True")
-    d.saved = None
+def reduction(d, dim=""):
+    """Over a dimension, by default the last or all spatial ones; now and then two of the same tensor: high - low"""
+    rank = len(d.shape)
+    keep = d.pick("", ", keepdim=True")
+    name = d.pick("sum", "mean", "amax", "amin", "logsumexp")
+    if dim:
+        name = d.pick(name, name, "norm", "var", "std", "sum_squares", "argmax", "argmin")
+        return (d.compose if name in COMPOSED else d.apply)(name, d=d.dimension(dim), keep=keep)
     if rank > 3:
-        dims = ", ".join(map(str, range(2 if d.chance(0.75) else 1, rank)))
-        dims = d.pick("[{}]", "({})", "({})").format(dims)
-        name = d.pick("mean", "mean", "sum", "amax")
-        return d.apply(name, *ROWS[name].spellings[:2], d=dims, keep=keep)
+        dims = ", ".join(map(str, range(d.pick(1, 2, 2, 2), rank)))
+        return d.apply(name, *OPERATORS[name].spellings[:2], d=d.pick("[{}]", "({})").format(dims), keep=keep)
     dim = d.dimension("-1", "-1", str(rank - 1))
-    if not d.chance(0.1):
-        return d.apply(d.pick("sum", "mean", "amax", "amin", "logsumexp", "logsumexp"), d=dim, keep=keep)
-    one, two = d.pick(("amax", "amin"), ("sum", "amax"), ("mean", "amin"), ("amax", "mean"))
-    one = d.add(one, f"torch.{one}({{x}}, dim={{d}}{{keep}})", {"d": dim, "keep": keep}, d.name("high top upper total"))
-    two = d.add(two, f"torch.{two}({{x}}, dim={{d}}{{keep}})", {"d": dim, "keep": keep}, d.name("low bottom lower average"))
-    d.apply("formula", d.pick("{y} - {z}", "{y} - {z}", "{y} + {z}", "{y} * {z}"), y=one, z=two)
+    if d.chance(0.9):
+        return d.apply(name, d=dim, keep=keep)
+    fields = {"d": dim, "keep": keep}
+    one = d.pick("amax", "sum")
+    high = d.add(one, OPERATORS[one].spellings[0], fields, d.name("high top upper total"))
+    two = d.pick("amin", "mean")
+    low = d.add(two, OPERATORS[two].spellings[0], fields, d.name("low bottom lower average"))
+    d.apply("formula", "{y} - {z}", "{y} - {z}", "{y} + {z}", "{y} * {z}", y=high, z=low)
 
 
 def normalization(d):
     """Group, instance or batch norm over the channels: self.bn = nn.BatchNorm2d(out_channels)"""
-    rank, n, channels = len(d.shape) - 2, d.shape[1], d.size(1)
+    rank = len(d.shape) - 2
+    channels = d.size(1)
     kind = d.pick("group", "group", "instance", "batch") if rank else "batch"
+    made = f"BatchNorm{max(1, rank)}d({channels})"
     if kind == "group":
-        groups = d.pick(*(count for count in (1, 2, 4, 8) if n % count == 0))
+        groups = d.pick(*(count for count in (1, 2, 4, 8) if d.shape[1] % count == 0))
         made = f"GroupNorm({d.arg('num_groups groups n_groups', groups)}, {channels})"
     elif kind == "instance":
         made = f"InstanceNorm{rank}d({channels}{d.pick('', '', ', affine=True')})"
-    else:
-        made = f"BatchNorm{max(1, rank)}d({channels})"
     d.layer(f"{kind}_norm", f"norm {kind}_norm {kind[0]}n", made)
 
 
 def pooling(d):
     """Halves the spatial dimensions: self.pool = nn.MaxPool2d(kernel_size=2)  ...  x = self.pool(x)"""
-    k = d.arg("pool_size pool_kernel pool_kernel_size", 2) if d.chance(0.5) else "2"
-    k = d.pick(k, k, f"kernel_size={k}", f"kernel_size={k}, stride={k}", f"{k}, stride={k}")
-    kind = d.pick("Max", "Avg")
+    k, kind = d.arg("pool_size pool_kernel", 2) if d.chance(0.5) else "2", d.pick("Max", "Avg")
+    k = d.pick(k, k, f"kernel_size={k}", f"{k}, stride={k}")
     d.layer("pooling", f"pool {kind.lower()}pool", f"{kind}Pool{len(d.shape) - 2}d({k})")
 
 
-def after_reduction(d):
-    """Nothing, or up to two steps."""
-    for _ in range(d.pick(0, 0, 1, 2)):
-        d.pick(activation, scale, clamp)(d)
+def maybe(d, most=1):
+    """Nothing, or up to `most` steps that fit any shape."""
+    for _ in range(d.r.randint(0, most)):
+        d.pick(activation, scale, formula)(d)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Heads: what a problem begins with
+# ---- Heads: what a problem begins with
+
+_PLAIN = {2: [("batch_size rows N M", (64, 128, 32, 256)), ("features dim cols width", (1024, 512, 2048, 256))],
+          3: [("batch_size B N", (8, 16, 4)), ("seq_len length T", (64, 32, 128)),
+              ("dim hidden features D", (128, 128, 128))],
+          4: [("batch_size N B", (8, 4, 16)), ("channels features C", (16, 32, 8)), ("height H h", (16, 16, 16)),
+              ("width W w", (32, 32, 16))]}
 
 
-def plain_input(d, rank):
+def plain_input(d, *ranks):
     """An input of 2 to 4 dimensions with about 64 K elements."""
-    sizes = {2: [(64, 1024), (128, 512), (32, 2048), (256, 256)], 3: [(8, 64, 128), (16, 32, 128), (4, 128, 128)],
-             4: [(8, 16, 16, 32), (4, 32, 16, 32), (16, 8, 16, 16)]}[rank]
-    names = {2: ["batch_size rows N M", "features dim cols width"],
-             3: ["batch_size B N", "seq_len length T", "dim hidden features D"],
-             4: ["batch_size N B", "channels features C", "height H h", "width W w"]}[rank]
-    for i, (options, n) in enumerate(zip(names, d.pick(*sizes))):
-        n = d.near(n) if i else n
+    rank = d.pick(*ranks)
+    which = d.r.randrange(len(_PLAIN[rank][0][1]))
+    for i, (options, sizes) in enumerate(_PLAIN[rank]):
+        n = d.near(sizes[which]) if i else sizes[which]
         d.dims.append(d.const(options, n))
         if i:
             d.sizes.setdefault(n, d.dims[-1])
@@ -276,118 +205,69 @@ def plain_input(d, rank):
 
 def linear(d):
     """A matrix product: a layer, a parameter, or a second input."""
+    n_in = d.pick(32, 64, 128)
+    n_out = d.near(128, 256, 512)
     batch = d.const("batch_size N B rows", d.pick(64, 128, 256))
-    n_in, n_out = d.pick(32, 64, 128), d.near(128, 256, 512)
     i = d.arg("in_features input_size in_dim d_in", n_in)
     o = d.arg("out_features output_size hidden_size d_out", n_out)
     middle = [d.const("tokens seq_len length T", d.pick(8, 16))] if d.chance(0.15) else []
     d.input([batch, *middle, i])
-    d.sizes, d.dims = {n_out: o, n_in: i}, [batch, *middle, o]
-    kind = d.r.random()
-    if kind > 0.35:
+    d.sizes, d.dims = {n_out: o}, [batch, *middle, o]
+    kind = d.pick("layer", "layer", "layer", "layer", "parameter", "input")
+    if kind == "layer":
         bias = ", bias=False" if d.chance(0.15) else ""
         return d.layer("linear", "linear fc gemm proj lin dense", f"Linear({i}, {o}{bias})")
-    if kind < 0.2:
-        spread = d.pick("", " * 0.1")
-        factor = d.meta.value(d.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}){spread})"))
-    else:  # the second factor is an input, as in a plain matrix product
-        d.program.args.clear()  # get_inputs alone uses the sizes
+    if kind == "parameter":
+        factor = d.meta.value(d.attribute("weight W proj", f"nn.Parameter(torch.randn({i}, {o}) * 0.1)"))
+    else:  # the second factor is an input, as in a plain matrix product: get_inputs alone uses the sizes
+        d.program.args.clear()
         factor = d.input([i, o])
     d.apply("product", "torch.matmul({x}, {y})", "{x} @ {y}", y=factor, factors=("{x}", "{y}"))
 
 
-def another_linear(d):
-    """One more layer."""
-    n = d.near(64, 128, 256)
-    i, o = d.size(-1), d.arg("hidden2 out_dim classes width2 d_model", n)
-    bias = ", bias=False" if d.chance(0.15) else ""
-    d.layer("linear", "fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up", f"Linear({i}, {o}{bias})")
-    d.sizes[n] = o
-
-
 def convolution(d):
     """A convolution of 1 to 3 dimensions, or a transposed one."""
-    rank, transposed = d.pick(2, 2, 2, 2, 3, 1), d.chance(0.3)
+    rank = d.pick(2, 2, 2, 2, 3, 1)
+    transposed = d.chance(0.3)
+    kernel = d.pick(3, 3, 3, 1, 2, 5)
+    n_out = d.pick(8, 16, 32)
     batch = d.const("batch_size batch_size N B", d.pick(2, 4, 8))
-    n_in, n_out = d.pick(3, 4, 8, 16), d.pick(8, 16, 32)
-    kernel = d.pick(3, 3, 3, 1, 2, 5 if rank < 3 else 3)
-    if d.clutter and d.chance(0.07):  # as many channels out as in
-        i = o = d.arg("channels features planes dim", n_out)
-    else:
-        i = d.arg("in_channels in_channels in_ch c_in", n_in)
-        o = d.arg("out_channels out_channels out_ch c_out", n_out)
+    o = i = d.arg("out_channels out_channels out_ch c_out", n_out)
+    if d.chance(0.93):
+        i = d.arg("in_channels in_channels in_ch c_in", d.pick(3, 4, 8, 16))
+        d.program.args[-2:] = d.program.args[:-3:-1]  # in before out
     k = str(kernel) if d.chance(0.05) else d.arg("kernel_size kernel_size k ks", kernel)
-    if d.clutter and rank == 2 and kernel == 3 and d.chance(0.08):  # a kernel that is not square
-        k = d.arg("kernel_size kernel", d.pick("(3, 5)", "(1, 3)", "(5, 3)"), "tuple")
-    d.sizes = {n_out: o}
-    options = convolution_options(d, kernel, transposed)
-    d.input([batch, i, *extents(d, rank)])
-    made = f"Conv{'Transpose' * transposed}{rank}d({i}, {o}, {k}{options})"
-    d.rows_last = False
-    if transposed:
-        return d.layer("conv_transpose", "conv_transpose deconv up conv_t", made)
-    d.layer("convolution", f"conv conv1 convolution conv{rank}d", made)
-
-
-def extents(d, rank) -> list[str]:
-    """Names of the spatial sizes of a convolution's input, on lines of their own or on one."""
+    options, stride = "", d.pick(1, 1, 2)
+    for name, value, p in (("stride", stride, 0.3), ("padding", kernel // 2, 0.35), ("groups", 1, 0.08),
+                           ("dilation", 2, 0.06 * (kernel == 3)), ("bias", d.pick("False", "True"), 0.12)):
+        if d.chance(p):
+            value = d.arg(name, value, "bool" if name == "bias" else "int") if d.chance(0.4) else value
+            options += f", {name}={value}"
     extent = {1: d.pick(128, 256), 2: d.pick(16, 24, 32), 3: d.pick(8, 10)}[rank]
-    if rank == 1 or not d.chance(0.4):
-        names = [d.const(["length L", "height H", "depth D"][rank - 1], extent)]
-        return names + [d.const(f"width{j} W w size", extent) for j in range(rank - 1)]
-    names = ["height", "width"] if rank == 2 else ["depth", "height", "width"]
-    names = [d.name(name) for name in names]
-    d.meta.space.update(dict.fromkeys(names, extent))
-    if d.chance(0.5):
-        d.program.consts.append((", ".join(names), ", ".join([str(extent)] * rank)))
-    else:
-        d.program.consts.append((" = ".join(names), str(extent)))
-    return names
+    sizes = [d.const(options_, extent) for options_ in ("length depth height", "height width H", "width W w")[:rank]]
+    d.sizes, d.rows_last = {n_out: o}, False
+    d.input([batch, i, *sizes])
+    name, options_ = "convolution", f"conv conv1 convolution conv{rank}d"
+    if transposed:
+        name, options_ = "conv_transpose", "conv_transpose deconv up conv_t"
+    d.layer(name, options_, f"Conv{'Transpose' * transposed}{rank}d({i}, {o}, {k}{options})")
 
 
-def convolution_options(d, kernel, transposed) -> str:
-    """Keyword arguments of a convolution: literals, constructor arguments, or arguments with defaults."""
-    stride = d.pick(1, 1, 2)
-    wanted = {"stride": (stride, 0.3), "padding": (int(kernel > 1), 0.35),
-              "output_padding": (1, 0.3 if transposed and stride == 2 else 0),
-              "dilation": (d.pick(1, 2) if kernel == 3 else 1, 0.1), "groups": (1, 0.08),
-              "bias": (d.pick(False, False, True), 0.12)}  # name -> (value, probability)
-    everything, how, options = d.clutter and d.chance(0.1), d.pick("literal", "argument", "default", "each"), ""
-    for name, (value, p) in wanted.items():
-        if not d.chance(0.9 if everything and p else p) or name == "output_padding" and "stride" not in options:
-            continue
-        kind = d.pick("literal", "argument", "default") if how == "each" else how
-        if name in ("bias", "groups") and kind == "argument" and d.chance(0.5):
-            kind = "literal"
-        if kind == "argument":
-            value = d.arg(name, value, "bool" if name == "bias" else "int")
-        elif kind == "default":
-            given = d.name(name)
-            d.meta.space[given] = value
-            d.program.defaults.append((given, str(value)))
-            value = given
-        options += f", {name}={value}"
-    return options
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Families: a head and what follows it
+# ---- Families: a head and what follows it
 
 
 def pointwise(d):
-    plain_input(d, d.pick(2, 2, 3, 4))
-    if d.chance(0.25):
-        residual_input(d)
-    steps(d, d.r.randint(2, 5))
+    plain_input(d, 2, 2, 3, 4)
+    if d.chance(0.2):
+        formula(d, d.another_input())
+    elif d.chance(0.2):
+        d.saved = d.another_input()
+    steps(d, d.r.randint(1, 5))
 
 
 def linear_chain(d):
     linear(d)
-    if d.chance(0.2):
-        save(d)
-    elif d.clutter and d.chance(0.1):
-        residual_input(d)
-    steps(d, d.r.randint(1, 4))
+    steps(d, d.r.randint(1, 4), saves=0.25)
     if d.chance(0.35):
         d.pick(row_operator, reduction)(d)
         steps(d, d.r.randint(0, 1))
@@ -395,21 +275,19 @@ def linear_chain(d):
 
 def convolution_chain(d):
     convolution(d)
-    if d.chance(0.15):
-        save(d)
     if d.chance(0.3):
         normalization(d)
-    steps(d, 0 if d.clutter and d.chance(0.06) else d.r.randint(1, 4))
-    if d.chance(0.2) and d.saved is None:
+    steps(d, d.r.randint(1, 4), saves=0.15)
+    if d.chance(0.2) and len(d.shape) > 2 and min(d.shape[2:]) > 1:
         pooling(d)
-        steps(d, d.r.randint(0, 1))
-    elif d.chance(0.15) and len(d.shape) > 3:
+        maybe(d)
+    elif d.chance(0.15):
         reduction(d)
-        after_reduction(d)
+        maybe(d)
 
 
 def row(d):
-    plain_input(d, d.pick(2, 2, 2, 3))
+    plain_input(d, 2, 2, 2, 3)
     before = d.r.randint(0, 2)
     steps(d, before)
     row_operator(d)
@@ -417,26 +295,44 @@ def row(d):
 
 
 def reduced(d):
-    plain_input(d, d.pick(2, 2, 3, 4))
-    d.rows_last = len(d.shape) == 3
+    plain_input(d, 2, 2, 3, 4)
     steps(d, d.r.randint(1, 3))
     reduction(d)
-    after_reduction(d)
+    maybe(d, 2)
+
+
+def any_dimension(d):
+    """Reductions, arg-reductions, softmax, norms and scans along any dimension: x = torch.cumprod(x, dim=1)"""
+    plain_input(d, 2, 3, 3, 4)
+    maybe(d, 2)
+    dim = d.pick("-1", *map(str, range(len(d.shape))))
+    d.pick(row_operator, reduction)(d, dim)
+    if not d.program.steps[-1].name.startswith("arg"):
+        maybe(d)
+
+
+def reordered(d):
+    """Rows that PyTorch puts into another order, and what is computed of them: x = torch.sort(x, dim=-1)[0]"""
+    plain_input(d, 2, 2, 3)
+    maybe(d)
+    d.apply(d.pick("sort", "flip", "roll", "cummax", "cummin", "cat"), d="-1")
+    d.pick(row_operator, reduction)(d)
+    maybe(d)
 
 
 def loss(d):
     """A mean or sum over everything, in one expression or step by step."""
-    plain_input(d, d.pick(2, 2, 3))
-    steps(d, d.r.randint(0, 2), opaque=False)
+    plain_input(d, 2, 2, 3)
+    maybe(d, 2)
     target = d.input(d.dims, f"torch.rand({', '.join(d.dims)})")
+    fields = {"y": target, "c": d.scalar("margin width", d.pick("1.0", "1.5", "0.5"))}
     at_once = d.chance(0.5)
-    variable = d.variable if at_once else d.name("error err cost margin_loss")
-    c = d.scalar("margin width", d.pick("1.0", "1.5", "0.5"))
-    d.x = d.add("formula", d.pick(*TERMS), {"y": target, "c": c}, "t" if at_once else variable, inline=at_once)
-    if not at_once:
-        d.variable = variable
-        if d.clutter:
-            d.pick(activation, clamp, scale)(d)
+    if at_once:
+        d.x = d.add("formula", d.pick(*WRITTEN_LOSSES), fields, "t", inline=True)
+    else:
+        d.variable = d.name("error err cost difference")
+        d.x = d.add("formula", d.pick(*WRITTEN_LOSSES), fields, d.variable)
+        maybe(d)
     d.apply(d.pick("mean_all", "mean_all", "sum_all"))
     if d.chance(0.15):
         scale(d)
@@ -446,27 +342,17 @@ def library_loss(d):
     """A loss of torch.nn.functional, of predictions and targets, often between other steps."""
     plain_input(d, 2)
     before = d.chance(0.5)
+    name = d.pick(*LOSSES)
     if before:
-        d.pick(scale, activation, rearranged)(d)
+        d.pick(scale, activation, formula)(d)
     rows, width = d.dims
-    name = d.pick(*LOSSES, "dissimilarity", "distance")
-    maker = {"cross_entropy": f"torch.randint(0, {width}, ({rows},))", "kl_div": f"torch.rand({rows}, {width}).softmax(dim=-1)",
-             "bce_logits": f"torch.rand({rows}, {width})"}.get(name.removesuffix("_sum"), f"torch.randn({rows}, {width})")
+    maker = {"cross_entropy": f"torch.randint(0, {width}, ({rows},))",
+             "kl_div": f"torch.rand({rows}, {width}).softmax(dim=-1)"}.get(name, f"torch.rand({rows}, {width})")
     if name == "kl_div":
         d.apply("log_softmax", "F.log_softmax({x}, dim={d})", d="-1")
-    target = d.input(d.dims, maker)
-    if name in ("dissimilarity", "distance"):
-        d.compose(name, y=target, d="1")
-    else:
-        far = d.add("formula", "{y} * 0.5", {"y": target}, d.name("negatives far")) if "triplet" in name else None
-        d.apply(name, y=target, z=far, d="1")
+    d.apply(name, y=d.input(d.dims, maker))
     if not before or d.chance(0.3):
         scale(d)
-
-
-def rearranged(d):
-    """The same elements in another order, or some of them."""
-    d.apply(d.pick("transpose", "flip", "roll", "tril", "sort"), d=d.pick("0", "-1"))
 
 
 def diagonal(d):
@@ -476,7 +362,7 @@ def diagonal(d):
     if d.chance(0.3):
         weights = d.meta.value(d.attribute("gain weights diagonal", f"nn.Parameter(torch.randn({d.inside(rows)}))"))
     else:
-        weights = d.input([rows], f"{d.pick('torch.randn', 'torch.rand')}({rows})")
+        weights = d.input([rows], f"torch.randn({rows})")
         d.program.inputs.reverse()
     d.apply("diagonal", y=weights)
     steps(d, d.r.randint(1, 3))
@@ -486,11 +372,12 @@ def network(d):
     """A few layers."""
     linear(d)
     for _ in range(d.pick(1, 1, 2)):
-        if d.clutter and d.chance(0.3):
-            save(d)
         steps(d, d.r.randint(1, 2))
-        another_linear(d)
-    steps(d, d.r.randint(0, 1))
+        n = d.near(64, 128, 256)
+        given = f"{d.size(-1)}, {d.arg('hidden2 out_dim classes width2 d_model', n)}"
+        d.layer("linear", "fc1 fc2 fc3 linear1 linear2 out head proj1 proj2 down up", f"Linear({given})")
+        d.sizes[n] = given.split(", ")[1]
+    maybe(d)
     if d.chance(0.4):
         row_operator(d)
 
@@ -501,62 +388,23 @@ def product(d):
     choices = {"b": ("batch_size B N", (4, 8)), "m": ("M rows queries", (32, 64, 128)),
                "k": ("K inner_dim depth", (32, 64, 128)), "n": ("N cols keys L", (64, 128, 256))}
     names = {}
-    for letter in dict.fromkeys((first + " " + second).split()):
+    for letter in dict.fromkeys(first + second):
         options, sizes = choices[letter]
         names[letter] = d.const(options, d.pick(*sizes) if letter == "b" else d.near(*sizes))
-    d.input([names[letter] for letter in first.split()])
-    other = d.input([names[letter] for letter in second.split()])
+    d.input([names[letter] for letter in first])
+    other = d.input([names[letter] for letter in second])
     d.apply("product", *spellings, y=other, factors=(a, b))
-    for _ in range(d.pick(1, 1, 2, 3)):
-        d.pick(formula, activation, scale, rearranged)(d)
-
-
-def any_dimension(d):
-    """Reductions, arg-reductions, softmax, norms and scans along any dimension: x = torch.cumprod(x, dim=1)"""
-    plain_input(d, d.pick(2, 3, 3, 4))
-    d.rows_last = len(d.shape) == 3
-    for _ in range(d.pick(0, 1, 1, 2)):
-        d.pick(formula, activation, scale)(d)
-    dim, kind = d.dimension(*map(str, range(len(d.shape))), "-1"), d.r.random()
-    if kind < 0.25:
-        d.apply(d.pick("softmax", "log_softmax", "normalize", "cumsum", "cumsum", "cumprod"), d=dim)
-    elif kind < 0.5:
-        d.compose(d.pick("mean_abs", "centre", "l2", "softmin", "rms", "frobenius", "reversed_cumsum", "entropy"), d=dim,
-                  c=Value("1e-5"))
-    elif kind < 0.65:
-        return d.apply(d.pick("argmax", "argmax", "argmin"), d=dim)
-    elif kind < 0.75:
-        d.compose("sum_squares", d=dim, keep=d.pick("", ", keepdim=True"))
-    else:
-        name = d.pick("sum", "mean", "amax", "amin", "logsumexp", "norm", "var", "std")
-        d.apply(name, d=dim, keep=d.pick("", ", keepdim=True"))
-    if d.chance(0.7):
-        d.pick(activation, scale, formula)(d)
-
-
-def reordered(d):
-    """Rows that PyTorch puts into another order, and what is computed of them: x = torch.sort(x, dim=-1)[0]"""
-    plain_input(d, d.pick(2, 2, 3))
-    steps(d, d.r.randint(0, 1), opaque=False)
-    d.apply(d.pick("sort", "flip", "roll", "cummax", "cummin", "cat"), d="-1")
-    d.pick(row_operator, reduction)(d)
-    after_reduction(d)
-
-
-def formulas(d):
-    """Formulas one after the other: a run of pointwise operators for one kernel."""
-    plain_input(d, d.pick(2, 2, 3, 4))
-    other = d.another_input() if d.chance(0.4) else None
-    for i in range(d.pick(1, 2, 2, 3)):
-        formula(d, None if i else other)
-    steps(d, d.pick(0, 0, 1))
+    if d.chance(0.25):
+        d.apply(d.pick("transpose", "flip", "roll", "tril", "sort"), d=d.pick("0", "-1"))
+    d.pick(formula, activation, scale)(d)
+    maybe(d, 2)
 
 
 # Family (of a Task) -> how often it is drawn, and its function.
-FAMILIES = {"pointwise": (14, pointwise), "linear": (20, linear_chain), "convolution": (28, convolution_chain),
+FAMILIES = {"pointwise": (24, pointwise), "linear": (20, linear_chain), "convolution": (28, convolution_chain),
             "row": (18, row), "reduction": (8, reduced), "loss": (7, loss), "diagonal": (5, diagonal),
             "network": (7, network), "product": (16, product), "any dimension": (18, any_dimension),
-            "formula": (10, formulas), "library loss": (8, library_loss), "reordered": (6, reordered)}
+            "library loss": (8, library_loss), "reordered": (6, reordered)}
 
 
 def draw(seed, clutter=False, families=None, plain=False) -> Program:
@@ -585,7 +433,8 @@ def synthesize(seed, clutter=False, families=None) -> Task:
 def training_tasks(seed, device="cpu", families=None):
     """Endless stream of synthesised problems that are fit to train on, deterministic in `seed`.
 
-    On a GPU they get a larger batch, and those are left out of which some layer then has gigabytes of weights.
+    Their names are ordinary ones, since skills quote them. On a GPU they get a larger batch, and those are left out of
+    which some layer then has gigabytes of weights.
     """
     evaluation = evaluation_fingerprints()
     for n in itertools.count():
@@ -597,3 +446,6 @@ def training_tasks(seed, device="cpu", families=None):
             if elements(task.source, MOST_ON_GPU) > MOST_ON_GPU:
                 continue
         yield task
+
+
+SYNTHESISED["plain"] = training_tasks  # --tasks plain: without redundant operators

@@ -23,15 +23,15 @@ _COMPARED = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==
 _PRECEDENCE = {ast.Add: ("+", 1), ast.Sub: ("-", 1), ast.Mult: ("*", 2), ast.Div: ("/", 2)}
 _ATOM = 9  # the precedence of a name, a number or a call
 _KEYWORDS = ("min", "max", "min_val", "max_val", "negative_slope", "alpha", "lambd")  # of functions, in their order
-
+_WORD = r"[A-Za-z_]\w*"
 # Templates. {names}: the tensors and numbers that the launching function gets; {main}: the first of the tensors that
 # the kernel walks; {sizes}, {parameters}: further integers outside and inside the kernel; {body}: loads and steps.
 _ELEMENTS = """def {name}({names}):
     {contiguous}
     n = {main}.numel()
     dst = {out}
-    {name}_kernel[(triton.cdiv(n, 1024),)]({passed}, dst, n{sizes}, BLOCK=1024)
-    return {finished}
+    {name}_kernel[(triton.cdiv(n, 1024),)]({names}, dst, n{sizes}, BLOCK=1024)
+    return {result}
 
 @triton.jit
 def {name}_kernel({pointers}, dst_ptr, n{parameters}, BLOCK: tl.constexpr):
@@ -42,7 +42,7 @@ _ROW = """def {name}({names}):
     {contiguous}
     cols = {cols}
     dst = {out}
-    {name}_kernel[({main}.numel() // cols,)]({passed}, dst, cols{sizes}, BLOCK=triton.next_power_of_2(cols))
+    {name}_kernel[({main}.numel() // cols,)]({names}, dst, cols{sizes}, BLOCK=triton.next_power_of_2(cols))
     return dst
 
 @triton.jit
@@ -59,7 +59,7 @@ _SWEEP = """def {name}({names}):
     dst = {out}
     width = min(64, triton.next_power_of_2(inner))
     grid = ({main}.numel() // (cols * inner), triton.cdiv(inner, width))
-    {name}_kernel[grid]({passed}, dst, cols, inner{sizes}, BR=2048 // width, BI=width)
+    {name}_kernel[grid]({names}, dst, cols, inner{sizes}, BR=2048 // width, BI=width)
     return dst
 
 @triton.jit
@@ -79,7 +79,7 @@ _MATMUL = """def {name}({names}):
     {a} = {a}.contiguous().reshape(len({b}), -1, k)
     m = {a}.shape[1]
     grid = (triton.cdiv(n, 64), triton.cdiv(m, 128), len({b}))
-    {name}_kernel[grid]({passed}, dst, m, n, k, *{a}.stride(), *{b}.stride(){sizes}, BM=128, BN=64, BK=32)
+    {name}_kernel[grid]({names}, dst, m, n, k, *{a}.stride(), *{b}.stride(){sizes}, BM=128, BN=64, BK=32)
     return dst
 
 @triton.jit
@@ -102,28 +102,27 @@ _TEMPLATES = {"fused": _ELEMENTS, "loss": _ELEMENTS, "row": _ROW, "sweep": _SWEE
 
 
 @dataclass
-class Operand:
-    """What a kernel gets from outside."""
-
+class Operand:  # what a kernel gets from outside
     name: str  # in the kernel
     text: str  # outside
-    load: str = ""  # the line that reads it; "" for numbers, and for the factors of a product, which a template reads
+    tensor: bool
     full: bool = False  # has the shape of the tensor that the kernel walks
-    pointer: bool = False  # a tensor
-    outside: bool = False  # only the launching function gets it
+    load: str = ""  # the expression that reads it; "" for numbers, and for what a template reads
 
 
 @dataclass
-class Line:
-    """A line of the kernel. how: "element", "number" (one for each row), or what reduces elements to a number."""
-
+class Line:  # how: "element", "number" (one for each row), or what makes a number of the elements
     target: str
     text: str
-    how: str
-    comment: str = ""  # the torch line that it begins to replace
+    how: str = "element"
+    comment: tuple = ()  # the torch line that it begins to replace
 
-    def reads(self) -> set:
-        return set(re.findall(r"[A-Za-z_]\w*", self.text))
+    def __str__(self):
+        return f"{self.target} = {self.text}"
+
+    @property
+    def many(self) -> bool:
+        return self.how in ("element", *SCANS)  # it makes elements
 
 
 @functools.cache
@@ -134,18 +133,19 @@ def _tree(spelling):
 
 class Kernel:
     """A kernel under construction. Its methods raise Unsupported for what its kind cannot express.
-
     shape: of the tensor that it walks (of a product: of the result). dims: of rows, the first and last dimension.
-    taken: variables of the program, which no operand may hide.
-    """
+    taken: variables of the program, which no operand may hide."""
 
     def __init__(self, kind, shape, dims=(), taken=()):
-        self.kind, self.shape, self.dims, self.taken = kind, tuple(shape), dims, set(taken)
+        self.kind = kind
+        self.shape = tuple(shape)
+        self.dims = dims
+        self.taken = set(taken)
         self.operands = {}  # text outside -> Operand
         self.sizes = {}  # further integers: name -> the expression outside
-        self.lines, self.steps = [], []
+        self.lines = []
+        self.steps = []
         self.local = {}  # number of a value that the kernel computes -> its variable
-        self.groups = ""  # of a norm over groups of channels: how many elements a group has
 
     # ---- operands
 
@@ -153,27 +153,31 @@ class Kernel:
         """The kernel's name for a value from outside."""
         if value.text in self.operands:
             return self.operands[value.text].name
-        words = re.findall(r"[A-Za-z_]\w*(?!\w*\()", re.sub(r"\.(T|mT|t\(\)|transpose\(.*?\))$", "", value.text))
-        name = words[-1] if words else "value"
+        words = re.findall(_WORD + r"(?!\w*\()", re.sub(r"\.(T|mT|t\(\))$", "", value.text))
+        name = first = ["value", *words][-1]
         taken = {operand.name for operand in self.operands.values()}
         if value.text != name:  # not a variable of the program
             taken |= self.taken
-        name = next(n for n in [name] + [f"{name}{i}" for i in range(2, 99)] if n not in taken)
-        operand = self.operands[value.text] = Operand(name, value.text, pointer=value.shape is not None)
-        if value.shape is not None:
+        while name in taken:
+            name = f"{first}{int(name.removeprefix(first) or 1) + 1}"
+        operand = self.operands[value.text] = Operand(name, value.text, value.shape is not None)
+        if operand.tensor:
             shape = (1,) * (len(self.shape) - len(value.shape)) + tuple(value.shape)
             operand.full = shape == self.shape
-            operand.load = self.load(name, shape, operand.full)
+            if operand.full and len(value.shape) < len(shape):
+                raise Unsupported  # the result would have too few dimensions
+            operand.load = self.load(name, shape)
         return name
 
-    def load(self, name, shape, full) -> str:
+    def load(self, name, shape) -> str:
         """The expression that reads a tensor whose shape is self.shape, or 1 outside one block of dimensions."""
-        rank, block = len(self.shape), [i for i, size in enumerate(shape) if size != 1]
-        different = [i for i in block if i >= rank or shape[i] != self.shape[i]]
-        if len(shape) > rank or different or block and block[-1] - block[0] >= len(block):
+        rank = len(self.shape)
+        block = [i for i, size in enumerate(shape) if size != 1]
+        if len(shape) > rank or any(shape[i] != self.shape[i] for i in block) or block[1:] and \
+                block[-1] - block[0] >= len(block):
             raise Unsupported
         masked = ", mask=mask" if self.kind in ("fused", "loss") else ", mask=mask, other=0.0"
-        if full:
+        if shape == self.shape:
             return f"tl.load({name}_ptr + idx{masked})"
         if not block:
             return f"tl.load({name}_ptr)"
@@ -181,10 +185,11 @@ class Kernel:
             return f"tl.load({name}_ptr + cols, mask=cols < n, other=0.0)[None, :]"
         if self.kind == "row" and self.dims[0] == rank - 1 and block == [rank - 1]:
             return f"tl.load({name}_ptr + offs{masked})"
+        index = "idx"
         if self.kind == "row" and block[-1] == self.dims[0] - 1:  # one number for each row
             index, masked = "tl.program_id(0)", ""
-        else:
-            index = f"idx // {self.elements_below(block[-1] + 1)}" if block[-1] < rank - 1 else "idx"
+        elif block[-1] < rank - 1:
+            index = f"idx // {self.elements_below(block[-1] + 1)}"
         if block[0] > 0:
             self.sizes[f"{name}_size"] = f"{name}.numel()"
             index += f" % {name}_size"
@@ -193,7 +198,7 @@ class Kernel:
     def elements_below(self, dimensions) -> str:
         """The kernel's name for how many elements stand below the first so many dimensions."""
         text = "{main}[" + ", ".join("0" * dimensions) + "].numel()"
-        names = ["inner2", "inner3"] if self.kind == "sweep" else ["inner", "inner2", "inner3"]
+        names = ["inner", "inner2", "inner3"][self.kind == "sweep":]  # a sweep has an `inner` of its own
         name = next(n for n in names if self.sizes.get(n, text) == text)
         self.sizes[name] = text
         return name
@@ -203,22 +208,20 @@ class Kernel:
     def value(self, value) -> tuple[str, int]:
         if value.number in self.local:
             return self.local[value.number], _ATOM
-        if value.shape is None and re.fullmatch(r"-?[\d.]+(e-?\d+)?", value.text):
+        if re.fullmatch(r"-?[\d.]+(e-?\d+)?", value.text):
             return value.text, 3 if value.text.startswith("-") else _ATOM
         return self.operand(value), _ATOM
 
-    def expression(self, node, values):
-        """Translate an expression. values: fields -> Value. Appends lines where a part is needed twice."""
-        names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    def expression(self, node, values) -> tuple[str, int]:
+        """values: fields -> Value. Appends lines where a part is needed twice."""
+        fields = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} & values.keys()
         if isinstance(node, ast.Constant):
             return repr(node.value), _ATOM
         if isinstance(node, ast.Name):
             return self.value(values[node.id])
-        if names & values.keys() and all(values[n].shape is None for n in names & values.keys()):
-            text = ast.unparse(node)  # of numbers alone, which are worked out outside
-            for name in names & values.keys():
-                text = re.sub(rf"(?<![\w.]){name}\b", values[name].text, text)
-            return self.operand(Value(text)), _ATOM
+        if fields and all(values[name].shape is None for name in fields):  # of numbers: it is worked out outside
+            text = re.sub(r"(?<![\w.])[ch]\b", lambda name: values[name[0]].text, ast.unparse(node))
+            return self.value(Value(text))
         if isinstance(node, ast.UnaryOp):
             return "-" + self.wrapped(node.operand, values, 3), 3
         if isinstance(node, ast.BinOp) and type(node.op) in _PRECEDENCE:
@@ -239,38 +242,36 @@ class Kernel:
     def repeatable(self, node, values) -> str:
         """The expression as something that may stand several times: a name or a number."""
         text, precedence = self.expression(node, values)
-        if precedence == _ATOM:
-            return text
-        self.lines.append(Line("w", text, "element"))
-        return "w"
+        if precedence != _ATOM:
+            self.lines.append(Line("w", text))
+        return text if precedence == _ATOM else "w"
 
-    def call(self, node, values):
+    def call(self, node, values) -> tuple[str, int]:
         """torch.f(x, ...), F.f(x, ...) or x.f(...)"""
-        name, arguments = ALIASES.get(node.func.attr, node.func.attr), list(node.args)
-        if not isinstance(node.func.value, ast.Name) or node.func.value.id not in ("torch", "F"):
+        name = ALIASES.get(node.func.attr, node.func.attr)
+        arguments = list(node.args)
+        if ast.unparse(node.func.value) not in ("torch", "F"):
             arguments.insert(0, node.func.value)
         keywords = {keyword.arg: keyword.value for keyword in node.keywords}
-        if name in ("zeros_like", "ones_like"):
-            return ("0.0" if name == "zeros_like" else "1.0"), _ATOM
+        if name == "zeros_like":
+            return "0.0", _ATOM
         if name in ARITHMETIC:
             return self.expression(ast.BinOp(arguments[0], ARITHMETIC[name](), arguments[1]), values)
         arguments += [keywords[key] for key in _KEYWORDS if key in keywords]
         if name == "clamp" and len(arguments) == 2:
             name = "clamp_max" if "max" in keywords else "clamp_min"
-        if "approximate" in keywords:
-            name = "gelu_tanh"
-        if name not in OPERATORS or OPERATORS[name].kind != "pointwise":
-            raise Unsupported
+        name += "_tanh" * ("approximate" in keywords)
         further = [self.wrapped(argument, values, _ATOM) for argument in arguments[1:]] or DEFAULTS.get(name, ())
         return self.formula(name, self.repeatable(arguments[0], values), further)
 
-    def formula(self, name, x, further):
-        """The value of a function of the table: (Triton text, precedence)."""
-        fields = dict(zip("ab", further), x=x)
-        *before, value = [line.format(**fields) for line in OPERATORS[name].lines]
+    def formula(self, name, x, further) -> tuple[str, int]:
+        """The value of a function of the table."""
+        if name not in OPERATORS or OPERATORS[name].kind != "pointwise":
+            raise Unsupported
+        *before, value = [line.format(x=x, **dict(zip("ab", further))) for line in OPERATORS[name].lines]
         for line in before:
             target, _, text = line.partition(" = ")
-            self.lines.append(Line(target, text, "element"))
+            self.lines.append(Line(target, text))
         return value, _ATOM if re.fullmatch(r"tl\.\w+\([^()]*\)", value) else 1
 
     # ---- steps
@@ -282,76 +283,62 @@ class Kernel:
         if kind == "pointwise":
             self.pointwise(step)
         elif kind == "all":
-            self.lines.append(Line("value", step.operator.lines[0].format(x=self.value(step.source)[0]), "element"))
+            self.lines.append(Line("value", step.operator.lines[0].format(x=self.value(step.source)[0])))
         elif kind == "matmul":
-            for field in "ab":
-                self.factor(step.operands[field])
+            for field in "ab":  # the template reads them; elsewhere in the kernel the same tensor is another operand
+                name = self.operand(replace(step.operands[field], shape=None))
+                text = step.operands[field].text
+                self.operands[f"factor {field}"] = Operand(name, text, True)
+                del self.operands[text]
             bias = step.operands.get("bias")
-            self.lines.append(Line(step.result.text, f"acc + {self.operand(bias)}" if bias else "acc", "element"))
+            self.lines.append(Line(step.result.text, f"acc + {self.operand(bias)}" if bias else "acc"))
         else:
-            self.reduction(step)
-        self.lines[first].comment = f"# {step}"
+            self.over_rows(step)
+        self.lines[first].comment = (f"# {step}",)
         self.local[step.result.number] = self.lines[-1].target
         self.steps.append(step)
 
-    def factor(self, value):
-        """A factor of a product, which the template reads. Elsewhere in the kernel its tensor is another operand."""
-        name = self.operand(replace(value, shape=None))
-        self.operands[f"factor {value.text}"] = Operand(name, value.text, pointer=True)
-        del self.operands[value.text]
-
     def pointwise(self, step):
-        number = tuple(step.result.shape) != self.shape  # one for each row
-        before, first = len(self.operands), len(self.lines)
+        before = len(self.operands)
+        first = len(self.lines)
         if "layer" in step.attributes:
-            further = [self.value(value)[0] for field, value in step.operands.items() if field != "x"]
-            text = self.formula(step.name, self.value(step.source)[0], further)[0]
-        elif step.operator.lines and step.name == "diagonal":
-            weights, x = step.operands["y"], self.value(step.operands["x"])[0]
-            text = f"{self.operand(replace(weights, shape=(*weights.shape, 1)))} * {x}"
+            x, *further = (self.value(value)[0] for value in step.operands.values())
+            text = self.formula(step.name, x, further)[0]
+        elif step.name == "diagonal":
+            weights = step.operands["y"]
+            weights = self.operand(replace(weights, shape=(*weights.shape, 1)))
+            text = f"{weights} * {self.value(step.operands['x'])[0]}"
         else:
             text = self.expression(_tree(step.spelling), step.operands)[0]
-        self.lines.append(Line(step.result.text, text, "element"))
-        for line in self.lines[first:] if number else ():
-            line.how = "number"
-        added = list(self.operands.values())[before:]
-        if number and [operand for operand in added if "idx" in operand.load]:
-            raise Unsupported  # a tensor of the rows' numbers
+        self.lines.append(Line(step.result.text, text))
+        if tuple(step.result.shape) != self.shape:  # a number for each row
+            for line in self.lines[first:]:
+                line.how = "number"
+            if any("idx" in operand.load for operand in list(self.operands.values())[before:]):
+                raise Unsupported  # a tensor of the rows' numbers
 
-    def reduction(self, step):
+    def over_rows(self, step):
         """The lines of an operator over rows, groups or channels."""
-        values = {name: self.value(value)[0] for name, value in step.operands.items()
-                  if name not in ("weight", "bias", "groups")}
-        values |= {"x": self.value(step.source)[0], "t": step.result.text}
-        count = sum(other.operator.kind == "row" for other in self.steps) + 1
-        lines = list(step.operator.lines)
-        if "weight" in step.operands:
-            lines.append("{t} = {t} * {weight} + {bias}")
-            values |= {name: self.operand(step.operands[name]) for name in ("weight", "bias")}
-        for name in ("m", "s", "e", "d", "q"):
-            values.setdefault(name, name + (str(count) if count > 1 else ""))
-        numbers = {line.target for line in self.lines if line.how not in ("element", *SCANS)}
-        for line in lines:
-            target, _, text = line.format(**values).partition(" = ")
+        count = sum(not other.operator.kind == "pointwise" for other in self.steps) + 1
+        fields = {name: name + str(count) * (count > 1) for name in "msedq"}  # variables of its own
+        fields |= {name: self.value(value)[0] for name, value in step.operands.items()}
+        fields |= {"x": self.value(step.source)[0], "t": step.result.text}
+        scaled = ("{t} = {t} * {weight} + {bias}",) * ("weight" in step.operands)
+        for line in step.operator.lines + scaled:
+            target, _, text = line.format(**fields).partition(" = ")
             how, colon, rest = text.partition(": ")
-            written = Line(target, rest if colon else text, how if colon else "element")
-            reduced = bool(colon) and how not in SCANS
-            if not colon and not written.reads() & self.elements(numbers):
-                written.how = "number"
-            if reduced or written.how == "number":
-                numbers.add(target)
-            self.lines.append(written)
-        if "groups" in step.operands:
-            groups = step.operands["groups"]
-            self.operands[groups.text] = Operand("groups", groups.text, outside=True)
-        if step.operator.kind == "group":
-            self.groups = "{main}[0].numel() // groups" if "groups" in step.operands else "{main}[0, 0].numel()"
+            if colon:
+                self.lines.append(Line(target, rest, how))
+            else:
+                reads = set(re.findall(_WORD, text))
+                self.lines.append(Line(target, text, "element" if reads & self.elements() else "number"))
 
-    def elements(self, numbers) -> set:
-        """Names that stand for elements."""
-        names = {line.target for line in self.lines} | {o.name for o in self.operands.values() if "idx" in o.load}
-        names |= {operand.name for operand in self.operands.values() if "offs" in operand.load}
-        return names - numbers
+    def elements(self) -> set:
+        """Variables that hold elements."""
+        names = {line.target for line in self.loads() if line.many}
+        for line in self.lines:
+            names = names | {line.target} if line.many else names - {line.target}
+        return names
 
     # ---- source text
 
@@ -361,130 +348,104 @@ class Kernel:
 
     def body(self) -> list[str]:
         """The lines that load, compute and store."""
-        last = self.lines[-1]
         if self.kind == "sweep":
-            return self.sweep_body(last)
-        out = [f"{line.target} = {line.text}" for line in self.loads()]
+            return self.sweep()
+        out = [str(line) for line in self.loads()]
         for line in self.lines:
-            out += [line.comment] * bool(line.comment)
             text = line.text
             if line.how in REDUCTIONS:
                 _, element, _, reduce = REDUCTIONS[line.how]
                 text = f"{reduce}({element.format(v=text)}, 0)"
             elif line.how in SCANS:
                 text = f"tl.{line.how}({text}, 0)"
-            out.append(f"{line.target} = {text}")
+            out += [*line.comment, f"{line.target} = {text}"]
+        last = self.lines[-1]
         if self.kind == "loss":
-            out[-1:] = [f"tl.store(dst_ptr + tl.program_id(0), tl.sum(tl.where(mask, {last.text}, 0.0), 0))"]
-        elif self.row_result():
-            out.append(f"tl.store(dst_ptr + tl.program_id(0), {last.target})")
-        else:
+            out[-1] = f"tl.store(dst_ptr + tl.program_id(0), tl.sum(tl.where(mask, {last.text}, 0.0), 0))"
+        elif last.many:
             out.append(f"tl.store(dst_ptr + idx, {last.target}, mask=mask)")
+        else:
+            out.append(f"tl.store(dst_ptr + tl.program_id(0), {last.target})")
         return out
 
-    def row_result(self) -> bool:
-        """Whether the kernel stores one number for each row."""
-        return self.kind in ("row", "sweep") and self.lines[-1].how not in ("element", *SCANS)
-
-    def sweep_body(self, last) -> list[str]:
-        """A loop over the pieces of the row for each reduction, and one that stores elements."""
-        elements = [line for line in self.loads() if line.how == "element"]
-        out = [f"{line.target} = {line.text}" for line in self.loads() if line.how == "number"]
-        scanned = False
+    def sweep(self) -> list[str]:
+        """The body with a loop over the pieces of the row for each reduction, and one that stores elements."""
+        elements = [line for line in self.loads() if line.many]
+        out = [str(line) for line in self.loads() if not line.many]
+        last = self.lines[-1]
         for line in self.lines:
             if line.how == "element":
                 elements.append(line)
             elif line.how == "number":
-                out += [line.comment] * bool(line.comment) + [f"{line.target} = {line.text}"]
-            elif line.how in SCANS:
-                sign, scanned = "+" if line.how == "cumsum" else "*", True
+                out += [*line.comment, str(line)]
+            elif line.how in SCANS:  # the next piece goes on from the last element of this one
                 out.append(f"s = tl.full((1, BI), {SCANS[line.how]}, tl.float32)")
-                # The next piece goes on from the last element of this one.
                 carry = f"s = tl.sum(tl.where(offs == i + BR - 1, {line.target}, 0.0), 0)[None, :]"
-                text = f"s {sign} tl.{line.how}({line.text}, 0)\n        {carry}"
-                elements.append(Line(line.target, text, "element", line.comment))
+                text = f"s {'+*'[line.how == 'cumprod']} tl.{line.how}({line.text}, 0)\n        {carry}"
+                elements.append(Line(line.target, text, comment=line.comment))
             else:
                 start, element, join, reduce = REDUCTIONS[line.how]
-                kind = "tl.int32" if line.how == "first" else "tl.float32"
-                out += [line.comment] * bool(line.comment) + [f"acc = tl.full((BR, BI), {start}, {kind})"]
-                joined = join.format(s="acc", u=element.format(v=line.text), v=element.format(v=line.text))
-                out += _loop(elements, [f"acc = {joined}"]) + [f"{line.target} = {reduce}(acc, 0)[None, :]"]
-                if scanned:
-                    raise Unsupported  # the scan would have to begin again
-        if self.row_result():
+                joined = join.format(v=element.format(v=line.text))
+                dtype = "tl.int32" if line.how == "first" else "tl.float32"
+                out += [*line.comment, f"acc = tl.full((BR, BI), {start}, {dtype})"]
+                out += [_loop(elements, f"acc = {joined}"), f"{line.target} = {reduce}(acc, 0)[None, :]"]
+        numbers = {line.target for line in self.lines if not line.many}
+        if any("\n" in line.text for line in elements) and numbers:
+            raise Unsupported  # the scan would have to begin again
+        if not last.many:
             return out + [f"tl.store(dst_ptr + tl.program_id(0) * inner + lane, {last.target}, mask=lane < inner)"]
-        numbers = {line.target for line in self.lines if line.how != "element" and line.how not in SCANS}
         if numbers & {line.target for line in elements}:
             raise Unsupported  # elements of that name would overwrite the number
-        return out + _loop(elements, [f"tl.store(dst_ptr + idx, {last.target}, mask=mask)"])
-
-    def call_text(self) -> str:
-        """The arguments of the launching function where it is called."""
-        return ", ".join(operand.text for operand in self.operands.values())
+        return out + [_loop(elements, f"tl.store(dst_ptr + idx, {last.target}, mask=mask)")]
 
     def text(self, name) -> str:
         """Source of the launching function `name` and of its kernel."""
-        operands = list(self.operands.values())
-        inside = [operand for operand in operands if not operand.outside]
+        operands = self.operands.values()
         full = [operand.name for operand in operands if operand.full]
         if not full and self.kind != "matmul":
             raise Unsupported
-        main = full[0] if full else "dst"  # a product may have no operand of its result's shape
-        fields = {"name": name, "main": main, "out": f"torch.empty_like({main})", "finished": "dst",
+        main = [*full, "dst"][0]  # a product may have no operand of its result's shape
+        fields = {"name": name, "main": main, "out": f"torch.empty_like({main})", "result": "dst",
                   "names": ", ".join(operand.name for operand in operands),
-                  "passed": ", ".join(operand.name for operand in inside),
-                  "pointers": ", ".join(operand.name + "_ptr" * operand.pointer for operand in inside),
+                  "pointers": ", ".join(operand.name + "_ptr" * operand.tensor for operand in operands),
                   "contiguous": "\n    ".join(f"{n} = {n}.contiguous()" for n in full),
                   "sizes": "".join(f", {text.format(main=main)}" for text in self.sizes.values()),
                   "parameters": "".join(f", {size}" for size in self.sizes)}
-        fields |= getattr(self, f"{self.kind}_fields")(main)
+        if self.kind == "loss":
+            fields |= {"out": f"{main}.new_empty(triton.cdiv(n, 1024))", "result": self.steps[-1].operator.lines[1]}
+        elif self.kind == "matmul":
+            fields |= {field: self.operands[f"factor {field}"].name for field in "ab"}
+        elif self.dims:
+            fields |= self.row_fields(main)
         text = _TEMPLATES[self.kind].format(body="\n    ".join(self.body()), **fields)
         return re.sub(r"\n +(?=\n    )", "", text)
 
-    def fused_fields(self, main) -> dict:
-        return {}
-
-    def loss_fields(self, main) -> dict:
-        finished = self.steps[-1].operator.lines[1]
-        return {"out": f"{main}.new_empty(triton.cdiv(n, 1024))", "finished": finished}
-
-    def matmul_fields(self, main) -> dict:
-        a, b = [operand.name for operand in self.operands.values() if operand.pointer and not operand.load][:2]
-        return {"a": a, "b": b}
-
     def row_fields(self, main) -> dict:
-        last = self.dims[0] == self.dims[1]  # else all spatial dimensions
-        fields = {"cols": f"{main}.shape[-1]" if last else f"{main}[0, 0].numel()"}
-        if self.row_result():
-            kept = len(self.steps[-1].result.shape) == len(self.shape)
-            ones = " + (1,)" if last else f" + (1,) * ({main}.dim() - 2)"
-            fields["out"] = f"{main}.new_empty({main}.shape[:{-1 if last else 2}]{ones if kept else ''}{self.dtype()})"
-        return fields
-
-    def sweep_fields(self, main) -> dict:
         """How many elements a row has, how far apart they are, the output."""
         first, last = self.dims
-        inner = f"{main}[{', '.join('0' * (last + 1))}].numel()" if last + 1 < len(self.shape) else "1"
-        row = f"{main}[{', '.join('0' * first)}].numel()" if first else f"{main}.numel()"
-        cols = f"{main}.shape[{first}]" if first == last else f"{row} // inner"
-        fields = {"inner": inner, "cols": self.groups.format(main=main) or cols}
-        if self.row_result():
-            kept = len(self.steps[-1].result.shape) == len(self.shape)
-            ones = f" + {(1,) * (last + 1 - first)}" if kept else ""
-            fields["out"] = f"{main}.new_empty({main}.shape[:{first}]{ones} + {main}.shape[{last + 1}:]{self.dtype()})"
+        rest = last + 1 < len(self.shape)
+        fields = {"inner": f"{main}[{', '.join('0' * (last + 1))}].numel()" if rest else "1",
+                  "cols": f"{main}.shape[{first if rest else -1}]"}
+        groups = [operand.name for operand in self.operands.values() if operand.text.endswith(".num_groups")]
+        if groups:
+            fields["cols"] = f"{main}[0].numel() // {groups[0]}"
+        elif first < last:
+            row = f"{main}[{', '.join('0' * first)}].numel()" if first else f"{main}.numel()"
+            fields["cols"] = row + " // inner" * rest
+        if not self.lines[-1].many:
+            ones = f" + {(1,) * (last + 1 - first)}" if len(self.steps[-1].result.shape) == len(self.shape) else ""
+            before, after = first if first < last or rest else -1, f" + {main}.shape[{last + 1}:]" * rest
+            index = ", dtype=torch.int64" * (self.lines[-1].how == "first")
+            fields["out"] = f"{main}.new_empty({main}.shape[:{before}]{ones}{after}{index})"
         return fields
 
-    def dtype(self) -> str:
-        """Of a result that is an index."""
-        return ", dtype=torch.int64" if self.lines[-1].how == "first" else ""
 
-
-def _loop(elements, last) -> list[str]:
-    """A loop over the pieces of a row: those of the lines that the lines `last` need, directly or not, and `last`."""
-    wanted = set(re.findall(r"[A-Za-z_]\w*", " ".join(last)))
-    kept = []
+def _loop(elements, last) -> str:
+    """A loop over the pieces of a row: those of the lines that the line `last` needs, directly or not, and `last`."""
+    wanted = set(re.findall(_WORD, last))
+    kept = [last]
     for line in reversed(elements):
         if line.target in wanted:
-            wanted = wanted - {line.target} | line.reads()
-            kept[:0] = [line.comment] * bool(line.comment) + [f"{line.target} = {line.text}"]
-    return [_PIECES + "".join(f"\n        {text}" for text in [*kept, *last])]
+            wanted = wanted - {line.target} | set(re.findall(_WORD, line.text))
+            kept[:0] = [*line.comment, str(line)]
+    return "\n        ".join([_PIECES, *kept])

@@ -26,9 +26,14 @@ ALL = frozenset(TECHNIQUES)
 LONGEST_ROW = 16384  # elements that one program holds
 FEWEST_PROGRAMS = 32  # fewer do not keep a GPU busy
 
+# In training mode a batch norm also updates its running statistics.
+_UPDATE_RUNNING = """def update_running(norm, x, mu, var):
+    n = x.numel() // mu.numel()
+    norm.running_mean.lerp_(mu.flatten(), norm.momentum)
+    norm.running_var.lerp_(var.flatten() * (n / (n - 1)), norm.momentum)
+    norm.num_batches_tracked.add_(1)"""
 _IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\n"
-            "import triton.language as tl\n")
-
+            "import triton.language as tl\n\n")
 _BIAS = "bias of a convolution"  # the part of a step that adds one, see Planner.folded
 # used: names of techniques; shown: technique -> lines of the code that show it.
 Solution = namedtuple("Solution", "code used shown")
@@ -46,7 +51,8 @@ def solution(program, techniques, leave_out=()) -> Solution | None:
     for forced in [set(), *({name} for name in TECHNIQUES), {"one-program-per-row", "fuse-neighbours-into-row"}]:
         planner = Planner(program, set(techniques) | forced)
         if planner.texts:
-            code = "\n".join([_IMPORTS, *model_text(program, planner.forward), *planner.texts]) + "\n"
+            model = "\n".join(model_text(program, planner.forward))
+            code = "\n\n".join([_IMPORTS + model, *planner.texts]) + "\n"
             return Solution(code, frozenset(planner.shown), planner.shown)
     return None
 
@@ -59,30 +65,31 @@ def applicable(program) -> frozenset[str]:
 
 def model_text(program, forward) -> list[str]:
     """The lines of ModelNew."""
-    out = ["import math\n"] * any("math." in line for line in forward) + ["class ModelNew(nn.Module):"]
+    out = ["import math", ""] * any("math." in line for line in forward) + ["class ModelNew(nn.Module):"]
     if program.signature:
         out += [f"    def __init__({program.signature}):", "        super().__init__()"]
         out += [f"        {line}" for line in program.init] + [""]
     inputs = ", ".join(value.text for value, _ in program.inputs)
-    return out + [f"    def forward(self, {inputs}):"] + [f"        {line}" for line in forward] + [""]
+    return out + [f"    def forward(self, {inputs}):"] + [f"        {line}" for line in forward]
 
 
 class Planner:
     """One pass over the steps: at each, the first kind of kernel that fits takes as many as it can."""
 
     def __init__(self, program: Program, techniques):
+        self.techniques = techniques
         self.steps = []
         for step in program.steps:
             self.steps += step.simpler or [step]
-        self.techniques = techniques
         self.variables = {value.text for value, _ in program.inputs} | {step.result.text for step in self.steps}
-        self.forward, self.texts, self.shown = [], [], {}
+        self.forward = []  # lines of ModelNew.forward
+        self.texts = []  # of the kernels
+        self.shown = {}  # technique -> lines of the code that show it
         self.names = {}  # text of a kernel -> its name
         i = 0
         while i < len(self.steps):
-            i = (self.loss(i) or self.rows(i) or self.batch(i) or self.fused(i) or self.matmul(i) or self.torch(i))
-        target, _, value = self.forward[-1].partition(" = ")
-        self.forward[-1] = f"return {value}"
+            i = self.loss(i) or self.rows(i) or self.batch(i) or self.fused(i) or self.matmul(i) or self.torch(i)
+        self.forward[-1] = "return " + self.forward[-1].partition(" = ")[2]
 
     # ---- how a kernel takes over some steps
 
@@ -92,15 +99,18 @@ class Planner:
         Returns j, or None if no j will do.
         """
         for j in range(last, first - 1, -1):
-            kernel = self.build(kind, self.steps[i:j], shape, dims) if self.closed(i, j) else None
-            if kernel:
+            kernel = self.build(kind, self.steps[i:j], shape, dims)
+            if kernel and not self.read_later(i, j):
                 self.emit(kernel)
                 return j
 
-    def closed(self, i, j) -> bool:
-        """Whether steps[i:j] can be one kernel: nothing that it computes but its last result is read later."""
+    def read_later(self, i, j) -> bool:
+        """Whether a later step reads what steps[i:j] compute, their last result aside."""
         inner = {step.result.number for step in self.steps[i:j - 1]}
-        return not any(value.number in inner for step in self.steps[j:] for value in step.operands.values())
+        for step in self.steps[j:]:
+            if inner & {value.number for value in step.operands.values()}:
+                return True
+        return False
 
     def build(self, kind, steps, shape, dims=()) -> Kernel | None:
         """A kernel over `steps`, or None if one of them cannot be translated."""
@@ -120,38 +130,29 @@ class Planner:
             same = [name for name in self.names.values() if name.startswith(kernel.kind)]
             self.names[plain] = kernel.kind + (str(len(same) + 1) if same else "")
             self.texts.append(kernel.text(self.names[plain]))
-        name, last = self.names[plain], kernel.steps[-1]
-        self.forward.append(f"{last.result.text} = {name}({kernel.call_text()})")
-        self.note(kernel)
-
-    def note(self, kernel):
-        """Note the techniques that a kernel shows, each with the lines that show it."""
-        body = kernel.body()
-        steps = [line for line in body if not line.startswith(("tl.store", "for ")) and "tl.load" not in line]
-        broadcast = [line for line in body if "% " in line and "tl.load" in line]
-        names = {step.operator.technique for step in kernel.steps} - {""}
-        if kernel.kind in ("row", "sweep") and len(kernel.steps) > 1:
-            names.add("fuse-neighbours-into-row")
-        elif kernel.kind in ("fused", "matmul", "loss") and len(kernel.steps) > 1 + (kernel.kind != "fused"):
-            names.add("fuse-pointwise-run")
-        for kind, name in (("loss", "partial-sums-loss"), ("matmul", "tile-matmul-tf32x3")):
-            names |= {name} if kernel.kind == kind else set()
-        if any(step.name == "diagonal" for step in kernel.steps):
-            names.add("diagonal-as-scaling")
-        for name in names:
-            self.shown.setdefault(name, steps[:4])
-        pointwise = any(step.operator.kind == "pointwise" and step.part != _BIAS for step in kernel.steps)
-        if broadcast and pointwise:
+        passed = ", ".join(operand.text for operand in kernel.operands.values())
+        self.forward.append(f"{kernel.steps[-1].result.text} = {self.names[plain]}({passed})")
+        # Note the techniques that the kernel shows, each with lines that show it.
+        body = [line for line in "\n".join(kernel.body()).split("\n") if not re.match(" *(for|idx|offs|mask) ", line)]
+        steps = [line.strip() for line in body if "tl.load" not in line]
+        own = [step for step in kernel.steps if step.part != _BIAS]
+        if len(own) > 1 + (kernel.kind in ("matmul", "loss")):
+            self.shown.setdefault("fuse-neighbours-into-row" if kernel.dims else "fuse-pointwise-run", steps[:4])
+        for step in own:
+            if step.operator.technique:
+                place = steps.index(f"# {step}")
+                dot = ['acc = tl.dot(a, b, acc, input_precision="tf32x3")'] * (kernel.kind == "matmul")
+                self.shown.setdefault(step.operator.technique, dot + steps[place:place + 4 - len(dot)])
+        broadcast = [line.strip() for line in body if "tl.load" in line and "% " in line]
+        if len(broadcast) > len(kernel.steps) - len(own) and own[0].operator.kind not in ("group", "batch"):
             self.shown.setdefault("index-broadcast-parameter", broadcast[:2])
 
     def pointwise(self, step) -> bool:
         """Whether a pointwise step may enter a kernel under the present techniques."""
         if step.operator.kind != "pointwise" or not step.result.shape:
             return False
-        if step.name == "diagonal":
-            return "diagonal-as-scaling" in self.techniques
-        if "index-broadcast-parameter" in self.techniques:
-            return True
+        if step.name == "diagonal" or "index-broadcast-parameter" in self.techniques:
+            return not step.operator.technique or step.operator.technique in self.techniques
         kernel = self.build("fused", [step], step.result.shape)
         return kernel is not None and not any("% " in operand.load for operand in kernel.operands.values())
 
@@ -161,18 +162,13 @@ class Planner:
             i += 1
         return i
 
-    def take_with_followers(self, kind, i, technique):
+    def take_with_followers(self, kind, i):
         """`take` step i and, with the technique, the run of pointwise steps of its shape that follows it."""
-        shape = self.steps[i].result.shape
-
-        def joins(step):
-            return self.pointwise(step) and step.result.shape == shape
-
-        first = i + 1
+        shape, first = self.steps[i].result.shape, i + 1
+        end = self.end_of_run(first, lambda step: self.pointwise(step) and step.result.shape == shape)
         if self.steps[i].part == _BIAS:  # not alone
-            first = self.end_of_run(first, joins) and i + 2
-        end = self.end_of_run(i + 1, joins) if technique in self.techniques else first
-        return self.take(kind, i, first, end, shape)
+            first += 1
+        return self.take(kind, i, first, end if "fuse-pointwise-run" in self.techniques else min(first, end), shape)
 
     # ---- kinds of kernels: each returns the step that comes after what it took over, or None
 
@@ -181,47 +177,44 @@ class Planner:
         step = self.steps[i]
         wanted = "fuse-pointwise-run" in self.techniques or not self.texts
         if step.part == _BIAS or wanted and self.pointwise(step):
-            return self.take_with_followers("fused", i, "fuse-pointwise-run")
+            return self.take_with_followers("fused", i)
 
     def rows(self, i):
         """An operator over rows or groups, with its neighbours: a row to a program, or a sweep for other rows."""
         neighbours = "fuse-neighbours-into-row" in self.techniques
-        k = i + (self.steps[i].part == _BIAS)
-        k = self.end_of_run(k, lambda step: neighbours and self.pointwise(step))
-        if k == len(self.steps) or not self.row(self.steps[k]):
+        k = self.end_of_run(i + (self.steps[i].part == _BIAS), lambda step: neighbours and self.pointwise(step))
+        row = self.steps[k] if k < len(self.steps) else None
+        if row is None or row.operator.kind not in ("row", "group") or row.operator.technique not in self.techniques:
             return None
-        row, shape = self.steps[k], tuple(self.steps[k].source.shape)
+        shape = tuple(row.source.shape)
+        dims = row.attributes["dims"]
         group = row.operator.kind == "group"
-        first, last = row.attributes["dims"]
-        cols = math.prod(shape[first:last + 1])
+        cols = math.prod(shape[dims[0]:dims[1] + 1])
         rows = math.prod(shape) // cols
         if any(step.result.shape != shape for step in self.steps[i:k]) or cols < 2:
             return None
 
         def joins(step):
-            if step.operator.kind == "row" and not group:
-                return self.row(step) and step.attributes["dims"] == (first, last) and step.source.shape == shape
+            if step.operator.kind == "row" and step.operator.technique in self.techniques:
+                return step.attributes["dims"] == dims and step.source.shape == shape and not group
             return self.pointwise(step) and (step.result.shape == shape or math.prod(step.result.shape) == rows)
 
         end = self.end_of_run(k + 1, joins) if neighbours else k + 1
-        spatial = first == 2 and math.prod(row.result.shape) == rows
-        whole = last == len(shape) - 1 and (first == last or spatial) and cols <= LONGEST_ROW and not group
-        for kind, fits in (("row", whole), ("sweep", rows >= FEWEST_PROGRAMS or group)):
-            j = self.take(kind, i, k + 1, end, shape, (first, last)) if fits else None
+        if dims[1] == len(shape) - 1 and dims[0] in (2, dims[1]) and cols <= LONGEST_ROW and not group:
+            j = self.take("row", i, k + 1, end, shape, dims)
             if j:
                 return j
-
-    def row(self, step) -> bool:
-        return step.operator.kind in ("row", "group") and step.operator.technique in self.techniques
+        if rows >= FEWEST_PROGRAMS or group:
+            return self.take("sweep", i, k + 1, end, shape, dims)
 
     def loss(self, i):
         """Pointwise steps and the reduction over everything that ends them."""
         shape = self.steps[i].result.shape
         k = self.end_of_run(i, lambda step: step.operator.kind == "pointwise" and step.result.shape == shape)
         joins = k - i <= 1 or "fuse-pointwise-run" in self.techniques  # else the last pointwise step joins, no other
-        if "partial-sums-loss" in self.techniques and joins and k < len(self.steps) \
-                and self.steps[k].operator.kind == "all":
-            return self.take("loss", i, k + 1, k + 1, self.steps[k].source.shape)
+        end = self.steps[k] if k < len(self.steps) else self.steps[i]
+        if end.operator.kind == "all" and end.operator.technique in self.techniques and joins:
+            return self.take("loss", i, k + 1, k + 1, end.source.shape)
 
     def batch(self, i):
         """Batch norm: mean and variance by torch, the rest in a pointwise kernel."""
@@ -229,31 +222,33 @@ class Planner:
         if step.operator.kind != "batch" or step.operator.technique not in self.techniques:
             return None
         dims = [d for d in range(len(step.result.shape)) if d != 1]
-        line = f"var, mu = torch.var_mean({step.source.text}, dim={dims}, correction=0, keepdim=True)"
+        x, layer = step.source.text, step.attributes["layer"]
+        line = f"var, mu = torch.var_mean({x}, dim={dims}, correction=0, keepdim=True)"
         shape = tuple(1 if d in dims else n for d, n in enumerate(step.result.shape))
         statistics = {"mu": Value("mu", shape, -1), "var": Value("var", shape, -2)}
         self.steps[i] = replace(step, operands=step.operands | statistics)
-        self.forward.append(line)
-        j = self.take_with_followers("fused", i, "fuse-pointwise-run")
+        self.forward += [line, f"update_running({layer}, {x}, mu, var)"]
+        j = self.take_with_followers("fused", i)
         if j is None:
-            self.forward.pop()
-        else:
-            self.shown[step.operator.technique] = [line]
+            del self.forward[-2:]
+            return None
+        self.shown[step.operator.technique] = [line]
+        if _UPDATE_RUNNING not in self.texts:
+            self.texts.append(_UPDATE_RUNNING)
         return j
 
     def matmul(self, i):
         """A product of matrices, with its bias and the pointwise steps that follow as the epilogue."""
         step = self.steps[i]
-        if step.operator.kind != "matmul" or "tile-matmul-tf32x3" not in self.techniques:
+        if step.operator.kind != "matmul" or step.operator.technique not in self.techniques:
             return None
         if step.name == "linear":
             weight = step.operands["weight"]
             factors = {"a": step.source, "b": Value(f"{weight.text}.t()", weight.shape[::-1], weight.number)}
             step = self.steps[i] = replace(step, operands=step.operands | factors)
-        a, b = step.operands["a"], step.operands["b"]
-        stacked = len(a.shape) == len(b.shape) >= 3 and a.shape[:-2] == b.shape[:-2]
-        if len(a.shape) >= 2 and (len(b.shape) == 2 or stacked) and a.text != b.text:
-            return self.take_with_followers("matmul", i, "fuse-pointwise-run")
+        a, b = step.operands["a"].shape, step.operands["b"].shape
+        if len(b) == 2 or a[:-2] == b[:-2]:
+            return self.take_with_followers("matmul", i)
 
     def torch(self, i):
         """A step that stays a torch call."""
@@ -268,30 +263,33 @@ class Planner:
         Where each channel is normalised by itself the bias makes no difference.
         """
         step = self.steps[i]
-        reading = [j for j, other in enumerate(self.steps) if step.result in other.operands.values()]
-        if step.operator.kind != "convolution" or "bias" not in step.operands or reading != [i + 1] \
-                or "fold-convolution-bias" not in self.techniques:
+        j = i + 1
+        reading = [k for k, other in enumerate(self.steps) if step.result in other.operands.values()]
+        if step.operator.kind != "convolution" or "bias" not in step.operands or reading != [j] \
+                or step.operator.technique not in self.techniques:
+            return None
+        if self.steps[j].name == "batch_norm":  # its running mean includes the bias
             return None
         self.forward.append(without_bias(step))
-        j = i + 1
-        if self.steps[i + 1].name not in ("instance_norm", "batch_norm"):
+        if self.steps[j].name != "instance_norm":
             raw = replace(step.result, number=-3 - i)
-            bias = Step("formula", "{x} + {y}", {"x": raw, "y": step.operands["bias"]}, {}, step.result, part=_BIAS)
-            self.steps[i] = bias
+            self.steps[i] = Step("formula", "{x} + {y}", {"x": raw, "y": step.operands["bias"]}, {}, step.result,
+                                 part=_BIAS)
             j = self.rows(i) or self.fused(i)
             self.steps[i] = step
         if j is None:
             self.forward.pop()
         else:
-            self.shown["fold-convolution-bias"] = [without_bias(step)]
+            self.shown[step.operator.technique] = [without_bias(step)]
         return j
 
 
 def without_bias(step) -> str:
     """The line of a convolution as a function's call without bias."""
-    layer, options = step.attributes["layer"], "stride padding dilation groups"
-    function = f"conv{len(step.result.shape) - 2}d"
+    layer = step.attributes["layer"]
+    function, options = "conv", "stride padding dilation groups"
     if step.name == "conv_transpose":
-        function, options = function.replace("conv", "conv_transpose"), "stride padding output_padding groups dilation"
+        function, options = "conv_transpose", "stride padding output_padding groups dilation"
+    function += f"{len(step.result.shape) - 2}d"
     passed = ", ".join(f"{layer}.{option}" for option in options.split())
     return f"{step.result.text} = F.{function}({step.source.text}, {layer}.weight, None, {passed})"

@@ -93,66 +93,57 @@ class Meta:
         """The value that a text stands for, with a number of its own. content: what it is, if that is known."""
         self.count += 1
         content = self.evaluate(text) if content is None else content
-        shape = tuple(content.shape) if isinstance(content, torch.Tensor) else None
-        return Value(text, shape, self.count)
+        return Value(text, tuple(content.shape) if isinstance(content, torch.Tensor) else None, self.count)
 
-    def run(self, name, spelling, fields, target, inline=False, part="") -> Step:
+    def run(self, name, spelling, fields, target, **more) -> Step:
         """Run one step. fields: of the spelling, each a Value or a text. Raises whatever torch raises."""
-        used = {field: fields[field] for field in fields_of(spelling)}
-        operands = {field: value for field, value in used.items() if isinstance(value, Value)}
-        attributes = {field: text for field, text in used.items() if isinstance(text, str)}
-        source = next(iter(operands.values()))
-        operands |= self.layer_values(name, attributes.get("layer"), source)
+        operands, attributes = {}, {}
+        for field_name in fields_of(spelling):
+            kind = operands if isinstance(fields[field_name], Value) else attributes
+            kind[field_name] = fields[field_name]
+        step = Step(name, spelling, operands, attributes, Value(target), **more)
+        if attributes.get("layer"):
+            operands |= self.layer_values(step)
         if "factors" in fields:  # of a product: expressions such as "{x}.T"
             attributes["factors"] = fields["factors"]
-            texts = {field: value.text for field, value in operands.items()}
-            for field, factor in zip("ab", fields["factors"]):
-                operands[field] = self.value(factor.format(**texts))
-        if OPERATORS[name].kind in ("row", "group"):
-            attributes["dims"] = self.dimensions(name, {"d": fields.get("d")} | attributes, source)
-        step = Step(name, spelling, operands, attributes, Value(target), inline, part or name)
+            texts = {field_name: value.text for field_name, value in operands.items()}
+            for field_name, factor in zip("ab", fields["factors"]):
+                operands[field_name] = self.value(factor.format(**texts))
+        if step.operator.kind in ("row", "group"):
+            attributes["dims"] = self.dimensions(step, fields.get("d"))
         content = self.evaluate(step.expression())
-        simpler = self.definition(name, fields, target)
+        simpler, known = [], {"d": "1", "keep": ""} | fields
+        for variable, operator, expression in step.operator.definition:
+            simpler.append(self.run(operator, expression, known, variable or target))
+            known[variable] = simpler[-1].result
         self.space[target] = content
         result = simpler[-1].result if simpler else self.value(target, content)
-        return replace(step, result=result, simpler=simpler)
+        return replace(step, result=result, simpler=tuple(simpler))
 
-    def layer_values(self, name, path, source) -> dict:
+    def layer_values(self, step) -> dict:
         """What a kernel reads of a layer of the model: parameters, in a shape that broadcasts, and numbers."""
-        values = {}
-        for field_name, attribute in OPERATORS[name].reads if path else ():
+        values, path = {}, step.attributes["layer"]
+        for name, attribute in step.operator.reads.items():
             content = getattr(self.evaluate(path), attribute, None)
             if content is None:
                 continue
-            value = self.value(f"{path}.{attribute}", content)
-            if value.shape and len(value.shape) == 1 and OPERATORS[name].kind in ("group", "batch", "convolution"):
-                value = replace(value, shape=value.shape + (1,) * (len(source.shape) - 2))
-            values[field_name] = value
+            values[name] = self.value(f"{path}.{attribute}", content)
+            if values[name].shape and step.operator.kind in ("group", "batch", "convolution"):  # one for each channel
+                ones = (1,) * (len(step.source.shape) - 2)
+                values[name] = replace(values[name], shape=values[name].shape + ones)
         return values
 
-    def dimensions(self, name, attributes, source) -> tuple[int, int]:
+    def dimensions(self, step, text) -> tuple[int, int]:
         """The first and the last of the dimensions that make a row, or (group) that are normalised together."""
-        rank = len(source.shape)
-        if OPERATORS[name].kind == "group":
-            return 1 + (name == "instance_norm"), rank - 1
-        if "layer" in attributes:
-            layer = self.evaluate(attributes["layer"])
-            if not hasattr(layer, "dim"):
-                return rank - len(layer.normalized_shape), rank - 1
-            dims = layer.dim
-        else:
-            dims = self.evaluate(attributes["d"])
+        rank = len(step.source.shape)
+        if step.operator.kind == "group":
+            return 1 + (step.name == "instance_norm"), rank - 1
+        layer = self.evaluate(step.attributes.get("layer", "None"))
+        if hasattr(layer, "normalized_shape"):
+            return rank - len(layer.normalized_shape), rank - 1
+        dims = layer.dim if layer else self.evaluate(text)
         dims = sorted(dim % rank for dim in (dims if isinstance(dims, (tuple, list)) else [dims]))
         return dims[0], dims[-1]
-
-    def definition(self, name, fields, target) -> tuple:
-        """The simpler steps that an operator is made of."""
-        known, steps = {"d": "1", "keep": ""} | fields, []
-        for variable, simpler, spelling in OPERATORS[name].definition:
-            step = self.run(simpler, spelling, known, variable or target)
-            known[variable] = step.result
-            steps.append(step)
-        return tuple(steps)
 
 
 @dataclass
@@ -160,17 +151,17 @@ class Program:
     """A problem as steps, with what its constructor and its inputs need."""
 
     seed: int
-    family: str
     clutter: bool  # whether it is written with much that nothing uses
-    steps: list
-    inputs: list  # (Value, expression in get_inputs)
-    start: dict  # what the expressions of steps can read before the first of them: names -> values on the meta device
+    family: str = ""
+    steps: list = field(default_factory=list)
+    inputs: list = field(default_factory=list)  # (Value, expression in get_inputs)
+    start: dict = field(default_factory=dict)  # what the first step can read: names -> values on the meta device
     args: list = field(default_factory=list)  # constructor arguments: (name, annotation, constant that feeds it)
     defaults: list = field(default_factory=list)  # constructor arguments that nobody passes: (name, value)
     init: list = field(default_factory=list)  # lines of the constructor
     consts: list = field(default_factory=list)  # module-level constants: (name, value)
-    signature: str = ""  # of the constructor; "" if there is none
     annotated: bool = False  # whether arguments have types
+    signature: str = ""  # of the constructor; "" if there is none
 
     @property
     def result(self) -> Value:
@@ -178,13 +169,9 @@ class Program:
 
     @property
     def operators(self) -> list[str]:
-        """Names of the operators in the order of the forward pass."""
-        names = []
-        for step in self.steps:
-            name = "arithmetic" if step.name == "formula" else step.name
-            if names[-1:] != [name]:
-                names.append(name)
-        return names
+        """Names of the operators in the order of the forward pass, each once."""
+        names = ["arithmetic" if step.name == "formula" else step.name for step in self.steps]
+        return list(dict.fromkeys(names))
 
     def places(self, part) -> list[list[int]]:
         """Each occurrence of an operator, or of a row of COMPOSED, as indices of steps."""
@@ -205,15 +192,14 @@ class Program:
         holds = {value.text: value.number for value, _ in self.inputs}  # variable -> number of the value in it
         for i, step in enumerate(self.steps):
             fields = {name: instead.get(value.number, value) for name, value in step.operands.items()}
-            for value in fields.values():
-                if holds.get(value.text, value.number) != value.number:
-                    raise Unsupported(f"{value.text} holds something else by then")
             if i in indices:
                 instead[step.result.number] = next(iter(fields.values()))
                 continue
+            if [value for value in fields.values() if holds.get(value.text, value.number) != value.number]:
+                raise Unsupported(f"{step}: a variable that it reads has been overwritten by then")
             try:
-                again = meta.run(step.name, step.spelling, fields | step.attributes, step.result.text, step.inline,
-                                 step.part)
+                again = meta.run(step.name, step.spelling, fields | step.attributes, step.result.text,
+                                 inline=step.inline, part=step.part)
             except (RuntimeError, IndexError, ValueError, TypeError) as error:
                 raise Unsupported(f"{step}: {error}") from None
             instead[step.result.number] = again.result
@@ -222,6 +208,12 @@ class Program:
         if not steps:
             raise Unsupported("no step is left")
         return replace(self, steps=steps)
+
+
+# Names that problems are full of. What one stands for says its definition, not the name.
+_USUAL = ("gemm linear conv conv_transpose bn norm ln fc pool max_pool gap act relu gelu softmax hardtanh dropout "
+          "scaling_factor add_value subtract_value multiply_value divide_value divisor constant_value min_value "
+          "max_value sum_tensor multiplier weight bias scale dim").split()
 
 
 class Draft:
@@ -234,14 +226,12 @@ class Draft:
     """
 
     def __init__(self, seed, clutter=False, plain=False):
-        self.r = random.Random(f"program {seed}")
-        self.meta = Meta()
-        self.program = Program(seed, "", clutter, [], [], {})
+        self.r, self.meta, self.program = random.Random(f"program {seed}"), Meta(), Program(seed, clutter)
         self.clutter, self.plain = clutter, plain
-        self.used = {"self", "torch", "nn", "F", "Model", "math", *TEMPORARY, *RESERVED, *keyword.kwlist,
-                     *dir(nn.Module)}
-        self.variable = self.pick(*["x"] * 8, "inputs", "inp", "A", "A", "feats", *([] if plain else [self.nonsense(), self.nonsense()]))
-        self.variable = "x" if self.variable in self.used else self.variable
+        self.used = {"torch", "nn", "F", "Model", "math", "self", *TEMPORARY, *RESERVED, *keyword.kwlist}
+        self.used.update(dir(nn.Module))
+        usual = "x x x x x x x x A A inputs inp feats"
+        self.variable = self.pick(*usual.split()) if self.chance(0.7) else self.name(usual)
         self.used |= {self.variable, "B"}
         self.x = None  # the current tensor
         self.saved = None  # another tensor, for a residual step
@@ -269,37 +259,20 @@ class Draft:
             return "_".join(self.r.choices(SYLLABLES, k=self.r.randint(1, 3)))
         if kind < 0.75:
             return "_".join(self.r.choices(WORDS, k=self.pick(1, 1, 2))) + self.pick("", "", "", "1", "2")
-        if kind < 0.85:
-            return "".join(self.r.choices("abcdefghijklmnopqrstuvwxyz", k=self.r.randint(3, 12)))
-        letters = ""
-        for _ in range(self.r.randint(1, 4)):
-            letters += self.r.choice("bcdfghjklmnprstvwz") + self.r.choice("aeiou")
-        return letters + self.pick("", "", "t", "ns")
-
-    # Names that problems are full of. What one stands for says its definition, not the name.
-    USUAL = ("gemm linear conv conv_transpose bn norm ln fc pool max_pool avg_pool gap act relu gelu softmax hardtanh "
-             "dropout scaling_factor add_value subtract_value multiply_value divide_value divisor constant_value "
-             "min_value max_value sum_tensor multiplier weight bias scale dim").split()
+        return "".join(self.r.choices("abcdefghijklmnopqrstuvwxyzaeiouaeiou", k=self.r.randint(3, 10)))
 
     def name(self, options) -> str:
         """An unused identifier: one of `options`, a string of usual ones, or now and then something else.
 
         draft.name("batch_size N B")    batch_size, N or B; if they are taken, such as N_lo
         """
-        options = options.split()
-        odd = 0 if self.plain else 0.3 if self.clutter else 0.15
-        if self.plain:
-            pass
-        elif self.program.args and self.chance(0.15):  # one that begins as another does: pool_size, pool_stride
-            first = self.r.choice(self.program.args)[0].split("_")[0]
-            options = [f"{first}_{option}" for option in options]
-        elif self.chance(0.2):
-            options = self.USUAL
-        for _ in range(5):
-            name = self.nonsense() if self.chance(odd) else self.r.choice(options)
-            name += self.pick("1", "2", "0", "_1") if self.clutter and self.chance(0.06) else ""
-            if name not in self.used:
-                break
+        name, odd = self.r.choice(options.split()), 0 if self.plain else self.r.random()
+        if odd > (0.7 if self.clutter else 0.85):
+            name = self.nonsense()
+        elif odd > 0.55:
+            name = self.r.choice(_USUAL)
+        elif odd > 0.45 and self.program.args:  # one that begins as another does: pool_size, pool_stride
+            name = self.r.choice(self.program.args)[0].split("_")[0] + "_" + name
         while name in self.used:
             name += self.pick("2", "3", "_b") if self.plain else "_" + self.r.choice(SYLLABLES)
         self.used.add(name)
@@ -320,39 +293,32 @@ class Draft:
         self.program.args.append((name, annotation, name))
         return name
 
+    def inside(self, name) -> str:
+        """Make a module-level constant known to the constructor, so that `ModelNew` can be built from its arguments."""
+        if (name, "int", name) not in self.program.args:
+            self.program.args.append((name, "int", name))
+        return name
+
     def size(self, i) -> str:
         """How the constructor can name the size of dimension i of the current tensor."""
         n = self.shape[i]
         return self.inside(self.sizes[n]) if n in self.sizes else str(n)
 
-    def inside(self, name) -> str:
-        """Make a module-level constant known to the constructor, so that `ModelNew` can be built from its arguments."""
-        known = [arg for arg, _, _ in self.program.args]
-        if name.isidentifier() and name not in known:
-            self.program.args.append((name, "int", name))
-        return name
-
     def attribute(self, options, value) -> str:
         """An attribute of the model; returns the expression that reads it."""
-        name = self.name(options)
+        name = options if options == value else self.name(options)
         self.program.init.append(f"self.{name} = {value}")
         setattr(self.meta.space["self"], name, self.meta.evaluate(value))
         return f"self.{name}"
 
     def kept(self, options, value, annotation="int") -> str:
         """A constructor argument that is kept on self; returns the expression that reads it."""
-        return self.keep(self.arg(options, value, annotation))
-
-    def keep(self, name) -> str:
-        """Keep a constructor argument on self; returns the expression that reads it."""
-        self.program.init.append(f"self.{name} = {name}")
-        setattr(self.meta.space["self"], name, self.meta.space[name])
-        return f"self.{name}"
+        name = self.arg(options, value, annotation)
+        return self.attribute(name, name)
 
     def number(self) -> str:
         if self.clutter and self.chance(0.08):  # digits to be copied one by one
-            value = self.r.uniform(0.2, 3)
-            return str(value if self.chance(0.4) else round(value, self.r.randint(3, 6)))
+            return str(round(self.r.uniform(0.2, 3), self.pick(3, 4, 5, 6, 16)))
         return self.pick("0.1", "0.5", "1.5", "2.0", "3.0", "0.25", "0.7", "-0.5", "1.2", "4.0", "2", "3",
                          str(round(self.r.uniform(-3, 4), 2) or 0.5))
 
@@ -377,15 +343,13 @@ class Draft:
 
     def input(self, dims, maker="") -> Value:
         """A tensor among the inputs of forward. dims: expressions; maker: what makes it, torch.randn(dims) or so."""
-        inputs = self.program.inputs
-        name = self.variable
+        inputs, name = self.program.inputs, self.variable
         if inputs:
             name = "B" if self.variable == "A" and len(inputs) == 1 else self.name("y other target targets labels")
         if not maker:
             maker = f"{self.pick('torch.randn', 'torch.rand', 'torch.randn')}({', '.join(dims)})"
             if self.clutter and "randn" in maker and self.chance(0.12):
-                maker += self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3",
-                                   " * (torch.rand(()) + 0.5)")
+                maker += self.pick(" * 2.0 + 0.5", " * 0.5", " + 0.2", " - 0.5", " * torch.rand(1) * 3")
         self.meta.space[name] = self.meta.evaluate(maker)
         value = self.meta.value(name, self.meta.space[name])
         inputs.append((value, maker))
@@ -404,7 +368,11 @@ class Draft:
 
     def add(self, name, spelling, fields, target, inline=False, part="") -> Value:
         """A step of any kind, which does not become the current tensor."""
-        step = self.meta.run(name, spelling, {"x": self.x, "keep": ""} | fields, target, inline, part)
+        fields = {"x": self.x, "keep": ""} | fields
+        for field_name, (options, values) in OPERATORS[name].numbers.items():
+            if field_name in fields_of(spelling) and field_name not in fields:
+                fields[field_name] = self.scalar(options, self.pick(*values.split()))
+        step = self.meta.run(name, spelling, fields, target, inline=inline, part=part or name)
         self.program.steps.append(step)
         return step.result
 
@@ -412,10 +380,11 @@ class Draft:
         """The next operator, a row of the table, in one of these spellings or of its own, or as a layer."""
         operator = OPERATORS[name]
         if operator.layer and not spellings and self.chance(0.4):
-            constructor = operator.layer.format(**fields)
-            return self.layer(name, f"{name} act activation nonlin", constructor, **fields)
-        spelling = self.pick(*spellings or operator.spellings)
-        self.x = self.add(name, spelling, fields, self.next_name())
+            given = dict(fields)
+            for field_name, (options, values) in operator.numbers.items():
+                given[field_name] = self.arg(options, self.pick(*values.split()), "float")
+            return self.layer(name, f"{name} act activation nonlin", operator.layer.format(**given), **fields)
+        self.x = self.add(name, self.pick(*spellings or operator.spellings), fields, self.next_name())
         return self.x
 
     def layer(self, name, options, constructor, **fields) -> Value:
@@ -426,18 +395,15 @@ class Draft:
 
     def compose(self, name, **fields) -> Value:
         """A row of COMPOSED: several steps, which problems write as one expression."""
-        known = dict(fields)
         for variable, operator, spelling in self.pick(*COMPOSED[name]):
             target = variable or self.next_name()
-            known[variable] = self.add(operator, spelling, known, target, bool(variable), name)
-        self.x = known[""]
+            fields[variable] = self.add(operator, spelling, fields, target, bool(variable), name)
+        self.x = fields[""]
         return self.x
 
     def finish(self, family) -> Program:
         """The finished program. family: what kind of problem it is."""
-        program = self.program
-        program.family = family
-        program.start = {name: value for name, value in self.meta.space.items() if name not in TEMPORARY}
-        for value, maker in program.inputs:
-            program.start[value.text] = self.meta.evaluate(maker)
-        return program
+        start = {name: value for name, value in self.meta.space.items() if name not in TEMPORARY}
+        for value, maker in self.program.inputs:
+            start[value.text] = self.meta.evaluate(maker)
+        return replace(self.program, family=family, start=start)

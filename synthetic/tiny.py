@@ -61,13 +61,7 @@ def random_qwen3(vocab_size, hidden_size=256, intermediate_size=896, num_hidden_
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention_kind(config))
 
 
-# A ladder of sizes, in millions of parameters: 6, 26, 84.
-_SHAPE = "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads".split()
-SHAPES = {"tiny": {}, "small": dict(zip(_SHAPE, (512, 1536, 8, 8, 4))),
-          "base": dict(zip(_SHAPE, (768, 2304, 12, 12, 4)))}
-
-
-def tiny_model(tokenizer, size="tiny"):
-    """The model that the built-in cold start trains. size: a key of SHAPES."""
-    return random_qwen3(len(tokenizer), **SHAPES[size], max_position_embeddings=8192,
-                        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None)
+def tiny_model(tokenizer):
+    """The model that the built-in cold start trains."""
+    return random_qwen3(len(tokenizer), max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
+                        pad_token_id=tokenizer.pad_token_id, bos_token_id=None)

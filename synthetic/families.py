@@ -56,8 +56,7 @@ def formula(d, other=None):
 
 def scale(d):
     """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter: x = 0.5 * x"""
-    sign = d.pick("*", "*", "/", "+", "-")
-    value = d.number()
+    sign, value = d.pick("*", "*", "/", "+", "-"), d.number()
     operand = d.scalar(_SCALARS[sign], value)
     if d.clutter and d.chance(0.12):
         operand = Value(d.name(_SCALARS[sign]))

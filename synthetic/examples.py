@@ -140,14 +140,11 @@ class Writer:
     def injected(self, rng, fitting) -> list[Skill]:
         """1 to 3 skills for the prompt: mostly ones that fit; in a third of the prompts none, so that what a skill says
         matters, and not that there is one."""
-        fits, skills = rng.choice([0.0, 0.9, 0.9]), {}
+        fitting, other = sorted(fitting), sorted(ALL - fitting)
+        fits, names = rng.choice([0.0, 0.9, 0.9]), []
         for _ in range(rng.choice([1, 1, 2, 2, 3])):
-            pool = fitting or ALL
-            if rng.random() >= fits:
-                pool = ALL - fitting or ALL
-            name = rng.choice(sorted(pool))
-            skills[name] = self.skill(name, rng)
-        return list(skills.values())
+            names.append(rng.choice(fitting if fitting and rng.random() < fits else other or fitting))
+        return [self.skill(name, rng) for name in dict.fromkeys(names)]
 
     def answer(self, rng, program, named, have=frozenset(), unprompted=UNPROMPTED):
         """The expert's answer: techniques that a skill named, nearly always; others, with probability `unprompted`.
@@ -220,19 +217,17 @@ class Writer:
     def selection(self, rng, task, program) -> Example:
         """A choice from a random library: usually what fits, now and then something else."""
         useful = applicable(program)
-        names = rng.sample(sorted(ALL), rng.randint(3, len(ALL)))
-        library = SkillLibrary([self.skill(name, rng) for name in names])
+        library = SkillLibrary([self.skill(name, rng) for name in rng.sample(sorted(ALL), rng.randint(3, len(ALL)))])
         candidates = recall(library, task.source) or library.skills[:3]
-        odd = rng.choice(candidates) if rng.random() < 0.2 else None
+        fitting = [s for s in candidates if s.name in useful and rng.random() < 0.85]
+        other = [s for s in candidates if s.name not in useful]
+        if other and rng.random() < 0.2:
+            fitting.append(rng.choice(other))
         # One candidate after the other: that nothing fits is likelier than any one set of those that may.
-        fitting, weighed = [], []
-        for skill in candidates:
-            fits = skill.name in useful and rng.random() < 0.85 or skill is odd
-            fitting += [skill] * fits
-            weighed.append(f"{skill.name} {'yes' if fits else 'no'}")
+        weighed = ", ".join(f"{s.name} {'yes' if s in fitting else 'no'}" for s in candidates)
         rng.shuffle(fitting)
         chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
-        arguments = {"think": f"The forward applies {', '.join(program.operators[:6])}. {', '.join(weighed)}.",
+        arguments = {"think": f"The forward applies {', '.join(program.operators[:6])}. {weighed}.",
                      "selected_skills": [{"name": s.name, "reason": f"It has work for {s.tags[0]}."} for s in chosen]}
         messages = selection_messages(task, candidates) + [tool_reply("select_skills", arguments)]
         return Example("selection", messages, SELECT_TOOL, task.family, skills=tuple(s.name for s in chosen))

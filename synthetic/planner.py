@@ -27,7 +27,7 @@ LONGEST_ROW = 16384  # elements that one program holds
 FEWEST_PROGRAMS = 32  # fewer do not keep a GPU busy
 
 _IMPORTS = ("import torch\nimport torch.nn as nn\nimport torch.nn.functional as F\nimport triton\n"
-            "import triton.language as tl\n\n")
+            "import triton.language as tl\n")
 _BIAS = "bias of a convolution"  # the part of a step that adds one, see Planner.folded
 # used: names of techniques; shown: technique -> lines of the code that show it.
 Solution = namedtuple("Solution", "code used shown")
@@ -46,7 +46,7 @@ def solution(program, techniques, leave_out=()) -> Solution | None:
         planner = Planner(program, set(techniques) | forced)
         if planner.texts:
             model = "\n".join(model_text(program, planner.forward))
-            code = "\n\n".join([_IMPORTS + model, *planner.texts]) + "\n"
+            code = "\n\n".join([f"{_IMPORTS}\n{model}", *planner.texts]) + "\n"
             return Solution(code, frozenset(planner.shown), planner.shown)
     return None
 

@@ -58,10 +58,13 @@ class TrainStep:
             loss.backward()
             total += loss.detach()
         norm = ranks.clip_gradients(self.optimizers[-1], self.model.parameters(), 1.0)  # paper: gradient clip 1.0
+        # As the release we skip an update that is not finite, which would destroy every weight. Looking at the norm
+        # waits for the GPU, and a tiny model's steps are too short for that.
+        skipped = self.pretrained and not torch.isfinite(norm)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-            if torch.isfinite(norm):  # else skip the update, which would destroy every weight (release: the same)
+            if not skipped:
                 optimizer.step()
             optimizer.zero_grad()
         return total

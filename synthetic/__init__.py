@@ -1,6 +1,6 @@
 """Made by program, not by a model: training problems with known solutions, and the tiny model's cold start.
 
-    operators.py    the table of operators: how problems spell them, how kernels compute them
+    operators.py    the table of operators: how problems spell them, how kernels compute them (and formulas.txt)
     program.py      a program: a list of steps; and a program while it is drawn
     families.py     what is drawn: kinds of steps, kinds of problems; problems without end
     wording.py      a program as a problem, as a user may have written it (vocabulary: words.txt)

@@ -141,14 +141,11 @@ class Writer:
     def injected(self, rng, fitting) -> list[Skill]:
         """1 to 3 skills for the prompt: mostly ones that fit; in a third of the prompts none, so that what a skill says
         matters, and not that there is one."""
-        fits, skills = rng.choice([0.0, 0.9, 0.9]), {}
+        fitting, other = sorted(fitting), sorted(ALL - fitting)
+        fits, names = rng.choice([0.0, 0.9, 0.9]), []
         for _ in range(rng.choice([1, 1, 2, 2, 3])):
-            pool = fitting or ALL
-            if rng.random() >= fits:
-                pool = ALL - fitting or ALL
-            name = rng.choice(sorted(pool))
-            skills[name] = self.skill(name, rng)
-        skills = list(skills.values())
+            names.append(rng.choice(fitting if fitting and rng.random() < fits else other or fitting))
+        skills = [self.skill(name, rng) for name in dict.fromkeys(names)]
         if rng.random() < 0.1:  # a pair that these problems do not have
             skills[-1] = pair_skill(rng.choice(TAUGHT), rng)
         return skills
@@ -228,17 +225,15 @@ class Writer:
         skills += [pair_skill(rng.choice(TAUGHT), rng) for _ in range(rng.choice([0, 0, 2, 8]))]
         library = SkillLibrary(skills)
         candidates = recall(library, task.source) or library.skills[:3]
-        odd = rng.choice(candidates) if rng.random() < 0.2 else None
+        fitting = [s for s in candidates if s.name in useful and rng.random() < 0.85]
+        other = [s for s in candidates if s.name in ALL - useful]
+        if other and rng.random() < 0.2:
+            fitting.append(rng.choice(other))
         # One candidate after the other: that nothing fits is likelier than any one set of those that may.
-        fitting, weighed = [], []
-        for skill in candidates:
-            fits = skill.name in useful and rng.random() < 0.85 or skill is odd
-            fitting += [skill] * fits
-            if skill.name in ALL:
-                weighed.append(f"{skill.name} {'yes' if fits else 'no'}")
+        weighed = ", ".join(f"{s.name} {'yes' if s in fitting else 'no'}" for s in candidates if s.name in ALL)
         rng.shuffle(fitting)
         chosen = fitting[:rng.choice([1, 2, 2, 3, 3])]
-        arguments = {"think": f"The forward applies {', '.join(program.operators[:6])}. {', '.join(weighed)}.",
+        arguments = {"think": f"The forward applies {', '.join(program.operators[:6])}. {weighed}.",
                      "selected_skills": [{"name": s.name, "reason": f"It has work for {s.tags[0]}."} for s in chosen]}
         messages = selection_messages(task, candidates) + [tool_reply("select_skills", arguments)]
         return Example("selection", messages, SELECT_TOOL, task.family, skills=tuple(s.name for s in chosen))

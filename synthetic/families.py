@@ -56,8 +56,7 @@ def formula(d, other=None):
 
 def scale(d):
     """Arithmetic with a number: a literal, an attribute, an input of forward or a parameter: x = 0.5 * x"""
-    sign = d.pick("*", "*", "/", "+", "-")
-    value = d.number()
+    sign, value = d.pick("*", "*", "/", "+", "-"), d.number()
     operand = d.scalar(_SCALARS[sign], value)
     if d.clutter and d.chance(0.12):
         operand = Value(d.name(_SCALARS[sign]))
@@ -368,6 +367,36 @@ def diagonal(d):
     steps(d, d.r.randint(1, 3))
 
 
+def skip_connections(d):
+    """Linear layers with a connection around them: skip = x ... x = self.narrow(x), x = x + skip"""
+    linear(d)
+    width = d.size(-1)
+    hidden = d.arg("hidden hidden_dim inner_dim expanded", d.near(64, 128, 256))
+    for _ in range(d.pick(1, 1, 2)):
+        d.saved = d.add("alias", "{x}", {}, d.name("identity residual skip shortcut"))
+        d.layer("linear", "widen up expand fc1 lin1", f"Linear({width}, {hidden})")
+        activation(d)
+        d.layer("linear", "narrow down project fc2 lin2", f"Linear({hidden}, {width})")
+        d.apply("formula", "{x} + {y}", y=d.saved)
+    maybe(d)
+    if d.chance(0.4):
+        row_operator(d)
+
+
+def classifier(d):
+    """A small network for images: a convolution or two, each with pooling behind it, and a linear layer."""
+    convolution(d)
+    steps(d, 1)
+    if min(d.shape[2:]) > 3:
+        pooling(d)
+    d.x = d.add("call", d.pick("torch.flatten({x}, 1)", "{x}.flatten(1)"), {}, d.variable)
+    classes = d.arg("num_classes classes n_classes", d.pick(10, 16, 20))
+    d.layer("linear", "fc head classifier out linear", f"Linear({d.shape[1]}, {classes})")
+    maybe(d)
+    if d.chance(0.6):
+        d.apply(d.pick("softmax", "log_softmax"), d="1")
+
+
 def network(d):
     """A few layers."""
     linear(d)
@@ -403,7 +432,7 @@ def product(d):
 # Family (of a Task) -> how often it is drawn, and its function.
 FAMILIES = {"pointwise": (24, pointwise), "linear": (20, linear_chain), "convolution": (28, convolution_chain),
             "row": (18, row), "reduction": (8, reduced), "loss": (7, loss), "diagonal": (5, diagonal),
-            "network": (7, network), "product": (16, product), "any dimension": (18, any_dimension),
+            "network": (5, network), "skip": (6, skip_connections), "classifier": (4, classifier), "product": (16, product), "any dimension": (18, any_dimension),
             "library loss": (8, library_loss), "reordered": (6, reordered)}
 
 

@@ -121,8 +121,8 @@ class Line:  # how: "element", "number" (one for each row), or what makes a numb
         return f"{self.target} = {self.text}"
 
     @property
-    def many(self) -> bool:
-        return self.how in ("element", *SCANS)  # it makes elements
+    def many(self) -> bool:  # it makes elements
+        return self.how in ("element", *SCANS)
 
 
 @functools.cache
@@ -278,8 +278,7 @@ class Kernel:
 
     def add(self, step):
         """Append the lines of a step."""
-        first = len(self.lines)
-        kind = step.operator.kind
+        first, kind = len(self.lines), step.operator.kind
         if kind == "pointwise":
             self.pointwise(step)
         elif kind == "all":

@@ -173,7 +173,7 @@ def read(sock, count, deadline) -> bytearray:
 # The jail
 
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/opt", "/nix", "/sys")
-OURS = ("judge", "program", "tasks.py")  # what a jailed process may see of the repository
+OURS = ("judge", "command", "tasks.py")  # what a jailed process may see of the repository
 
 
 @functools.cache

@@ -72,6 +72,7 @@ from pathlib import Path
 import torch
 
 from judge.pool import Pool
+from judge.processes import SHARED, gpu_lock
 from judge.verdict import Verdict, printable, verdict_from_json  # noqa: F401 (bench.py reads verdicts with the latter)
 from command.files import told
 from command.process import UserError, run_command
@@ -163,7 +164,7 @@ class Sandbox:
         Entering it waits until no kernel is timed and none waits to be. Kernels that are submitted meanwhile are
         recorded, compiled and checked; they are timed when it is left.
         """
-        return self.pool.gpu.shared_by_model()
+        return gpu_lock(self.pool.settings["gpu"], SHARED)
 
     def prepare(self, tasks):
         """Build the references of these tasks in the background, while candidates of them are being written.

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from judge import interpreter, measured, prices
 from judge.processes import EXCLUSIVE, SHARED, begin_server, gpu_lock, serve_forks
-from judge.program import Program, bytes_in, copy_of, operator_of, raw, tensors_in, unpacked
+from judge.program import NONSENSE, Program, bytes_in, copy_of, operator_of, raw, tensors_in, unpacked
 from judge.reference import Answer, Reference, difference, state_of
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
 from tasks import TaskError
@@ -43,7 +43,7 @@ class LoadedTask:
             with torch.no_grad(), reference.place:
                 outputs = tree_leaves(reference.model(*inputs))
             state = list(state_of(reference.model).values())
-            self.bytes = bytes_in([inputs, outputs, state])
+            self.room = RECORDING * bytes_in([inputs, outputs, state]) + ROOM  # bytes of a recording, and of constants
             self.clock = (prices if self.modelled else measured).Clock(reference, settings)
         except RuntimeError as error:
             raise TaskError(f"{name}: the reference fails: {describe(error)[0]}") from None
@@ -76,7 +76,9 @@ def judge(task, code, recording) -> Verdict:
         verdict.tuned = candidate.program.tuned
     except Failed as failed:
         set_failure(verdict, code, failed)
-    except Exception as error:  # a forged recording may cause any
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # a forged one may cause any of these
+        set_failure(verdict, code, Failed(f"{NONSENSE} ({describe(error)[0]})"))
+    except Exception as error:
         set_failure(verdict, code, Failed(describe(error)[0]))
     return verdict
 
@@ -144,7 +146,7 @@ class Candidate:
         self.seed = self.reference.derive(code, "forward")
         self.may_be_perturbed = not recording["program"]["fixed"]
         launcher = (Interpreted if task.modelled else measured.Binaries)(recording["compiled"])
-        self.program = Program(recording, self.reference.device, launcher)
+        self.program = Program(recording, self.reference.device, launcher, task.room)
         if self.reference.shared:  # then what an output keeps from one forward to the next is the task's own state
             self.program.returned = []
         for row in self.program.rows if task.modelled else ():
@@ -157,6 +159,8 @@ class Candidate:
     @torch.no_grad()
     def run(self, trial, inputs, mute=()) -> Answer:
         """One forward on copies of a trial's inputs. Memory that it has not written is poisoned."""
+        if list(map(kind_of, inputs)) != list(map(kind_of, self.reference.example)):
+            raise Failed("the shapes of the inputs change from one call to the next")
         copies = [x.clone() for x in tensors_in(inputs)]
         torch.manual_seed(self.seed)
         # Of two kinds: else a kernel could see by it whether it is being checked.
@@ -167,6 +171,11 @@ class Candidate:
                    if isinstance(x, torch.Tensor) and not torch.equal(raw(x), raw(after[i]))]
         state = {name: self.program.kept[number] for name, number in self.program.named.items()}
         return self.reference.answer(output, after, state, changed, self.program.kept.values())
+
+
+def kind_of(x):
+    """What a program relies on: of a tensor its dtype, shape and strides, of anything else its value."""
+    return [x.dtype, x.shape, x.stride()] if isinstance(x, torch.Tensor) else x
 
 
 class Interpreted:
@@ -227,10 +236,9 @@ def load(loaded, source, name, settings, secret) -> dict:
             before = torch.cuda.memory_allocated()
         with gpu_lock(settings.get("gpu"), SHARED, 3 * settings["timeout"]):
             loaded[source] = task = LoadedTask(name, source, settings, secret)
-        room = RECORDING * task.bytes + ROOM
-        takes = 8 * task.bytes if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)
-        blueprint = pickle.dumps(task.reference.blueprint() | {"room": room})
-        return {"blueprint": blueprint, "room": room, "takes": takes}
+        takes = task.room if task.modelled else 2 * (torch.cuda.max_memory_allocated() - before)
+        blueprint = pickle.dumps(task.reference.blueprint() | {"room": task.room})
+        return {"blueprint": blueprint, "room": task.room, "takes": takes}
     except TaskError as error:
         return {"unusable": str(error)}
     except (pickle.PicklingError, AttributeError, TypeError) as error:

@@ -174,10 +174,10 @@ class Pool:
                 raise TaskError(self.unusable.get(task.source, CLOSED))
             judge = self.choose(task.source)
             judge.busy, is_new = True, task.source not in judge.loaded
-            if is_new:
-                self.make_room(judge, task.source)
+            judge.loaded.setdefault(task.source, self.takes(task.source))
         try:
             if is_new:
+                self.make_room(judge, task.source)
                 self.load(judge, task)
             yield judge
         finally:
@@ -204,15 +204,15 @@ class Pool:
         return self.tasks[source]["takes"] if source in self.tasks else self.estimates[source]
 
     def make_room(self, judge, source):
-        """Have idle judges drop the tasks that were loaded first, until a new one fits. self.changed is held."""
-        used = sum(sum(other.loaded.values()) for other in self.judges) + self.takes(source)
-        for other in self.judges:
-            for old in list(other.loaded) if other is judge or not other.busy else ():
-                if used > self.capacity:
-                    used -= other.loaded.pop(old)
-                    with contextlib.suppress(OSError):  # it has ended, which will be noticed when it is asked
-                        other.connection.send(("drop", old))
-        judge.loaded[source] = self.takes(source)
+        """Have idle judges drop the tasks that were loaded first, until the new one of this judge fits."""
+        with self.changed:
+            used = sum(sum(other.loaded.values()) for other in self.judges)
+            for other in self.judges:
+                for old in list(other.loaded) if other is judge or not other.busy else ():
+                    if used > self.capacity and old != source:
+                        used -= other.loaded.pop(old)
+                        with contextlib.suppress(OSError):  # it has ended, which will be noticed when it is asked
+                            other.connection.send(("drop", old))
 
     def load(self, judge, task):
         """Have a judge load a task. Raises TaskError."""

@@ -57,7 +57,7 @@ FACTORS = {  # names of operators as a regular expression: a factor for each of 
     "binary_cross_entropy_with_logits": [1, 1, 1.5, 1.5, 0.5],
     "logsumexp": [1.5, 3, 2, 1.5],
     "sort|topk": [5, 5, 5, 5]}
-FREE = "(new_)?empty(_like|_strided)?|scalar_tensor|lift_fresh"
+FREE = "(new_)?empty(_like|_strided)?|scalar_tensor|lift_fresh|detach"
 WRITES = "fill|zero|copy|uniform|normal|bernoulli|exponential|(new_)?(zeros|ones|full|rand|randn)(_like)?|arange|eye"
 GATHERS = "embedding|index_select|gather|index|take"  # read as much of the table as they write
 # Others: they read their inputs once, write their outputs once, and check their indices, or are made of such operators

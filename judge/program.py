@@ -198,10 +198,15 @@ class Program:
     tuned      the labels of the configurations that its autotuned kernels use, once it has run
     """
 
-    def __init__(self, recording, device, launcher):
-        """launcher: launches compiled kernels, see judgement.Interpreted and measured.Binaries. Raises Failed."""
+    def __init__(self, recording, device, launcher, room):
+        """Raises Failed. room: bytes that its constants may take.
+
+        launcher: launches compiled kernels, see judgement.Interpreted and measured.Binaries.
+        """
         program = recording["program"]
         check(program["rows"], len(recording["compiled"]))
+        if sum(place[4] for place in program["constants"].values()) > room:
+            raise Failed("its constants take much more memory than the task's tensors")
         self.rows, self.inputs, self.output = program["rows"], program["inputs"], program["output"]
         self.state, self.named, self.returned = program["state"], program["named"], program["returned"]
         self.constants = {int(number): place for number, place in program["constants"].items()}
@@ -227,8 +232,7 @@ class Program:
         for number, (dtype, shape, strides, offset, size) in self.constants.items():
             content = self.contents.get(number)
             memory = torch.full((size,), 255, dtype=torch.uint8) if content is None else content
-            values[number] = torch.empty(0, dtype=TORCH_NAMES[dtype]).set_(
-                memory.untyped_storage(), offset, shape, strides)
+            values[number] = memory.view(TORCH_NAMES[dtype]).as_strided(shape, strides, offset)
         for number, value in values.items():
             if number not in self.kept:
                 memory = raw(value).to(self.device, copy=True).untyped_storage()

@@ -7,7 +7,7 @@ calls, or only because values are known, is refused.
 import pytest
 
 from candidates import agrees, copied, fails, indent, passes, problem, replaced, small_task, solution, verdict
-from judge.rules import has_extension, static_check
+from judge.rules import static_check
 from judge.verdict import Failed
 from tasks import Task
 
@@ -148,8 +148,6 @@ REFUSED = {  # name: (file, words, does the excerpt show this line?)
     "a missing argument": (doubling(body=NEW + CALL.replace(", BLOCK=256", "")), "BLOCK", "double["),
     "a launch option": (doubling(body=NEW + CALL.replace("BLOCK=256", "BLOCK=256, launch_pdl=True")),
                         "no argument or launch option launch_pdl", ""),
-    "a helper of inductor's": (doubling((f"{LOADED} * 2", f"triton_helpers.maximum({LOADED}, 0)"), head=(
-        "from torch._inductor.runtime import triton_helpers\n")), "triton_helpers.maximum is not available", LOADED),
 }
 
 
@@ -164,7 +162,7 @@ RULES = [("import ctypes\nclass ModelNew: pass", "imports ctypes", None),
          ("class ModelNew:\n    x = y.f_back", "uses f_back", 2),
          ("from torch import jit\n@jit.script\nclass ModelNew: pass", "torch.jit.script", 2),
          ("from torch._inductor import compile_fx as c\nclass ModelNew:\n    x = c", "compile_fx", 3),
-         ("class ModelNew:\n    x = torch.cuda.is_current_stream_capturing()", "is_current_stream_capturing", 2)]
+         ]
 
 
 @pytest.mark.parametrize("text, words, line", RULES)
@@ -176,8 +174,6 @@ def test_the_static_check_names_what_it_refuses(text, words, line):
 
 def test_what_the_rules_do_not_forbid_passes():
     static_check("# torch.compile, eval(x), exec\nimport inspect, threading\nclass ModelNew:\n    y = self.eval()\n")
-    assert has_extension("import torch\nx = torch.utils.cpp_extension.load_inline(name='x')")
-    assert not has_extension("# load_inline\nx = 'load_inline()'") and not has_extension("def (")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

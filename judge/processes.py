@@ -64,10 +64,10 @@ def gpu_lock(path, how, seconds=0):
     with open(path or os.devnull) as file:
         if path:
             fcntl.flock(file, how)
-        signal.alarm(int(seconds))
-        try:
-            yield
-        finally:
+        if seconds:
+            signal.alarm(int(seconds))
+        yield
+        if seconds:
             signal.alarm(0)
 
 
@@ -294,8 +294,6 @@ def watch(process, folder, jailed, settings):
         if ended:
             slow = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
             return "compiling its kernels takes too long (at most 20 s)" if slow else None
-        if time.monotonic() > deadline:
-            return f"no result within {settings['timeout']:g} s"
         threads, size = used_by(None if jailed else process)
         if threads > MOST_THREADS:
             return f"too many processes or threads (at most {MOST_THREADS})"
@@ -304,6 +302,8 @@ def watch(process, folder, jailed, settings):
         files = os.statvfs(folder)
         if jailed and files.f_files - files.f_ffree > MOST_FILES:
             return f"too many files (at most {MOST_FILES:,})"
+        if time.monotonic() > deadline:
+            return f"no result within {settings['timeout']:g} s"
         time.sleep(0.01)
 
 

@@ -382,9 +382,9 @@ def compile_all(recorder, text, clock) -> list:
 
     As with Triton, a configuration that does not compile is not tried, unless none is left.
     """
-    used = resource.getrusage(resource.RUSAGE_SELF)
+    used, hard = resource.getrusage(resource.RUSAGE_SELF), resource.getrlimit(resource.RLIMIT_CPU)[1]
     most = int(used.ru_utime + used.ru_stime) + COMPILE_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (most, resource.getrlimit(resource.RLIMIT_CPU)[1]))  # see serve_orders
+    resource.setrlimit(resource.RLIMIT_CPU, (min(most, hard), hard))  # see processes.watch
     compiled = {}  # {a kernel as Triton has compiled it: its number}
     for row in recorder.rows:
         alternatives = row[1] if row[0] == "tuned" else [["", [row]]]

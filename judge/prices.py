@@ -34,8 +34,9 @@ SECTOR = 5  # log2 of the bytes in which the GPU's memory is fetched
 FEWEST_PROGRAMS = 2  # one program gets at most half of the device
 
 # Triton: fp32 FLOPs for each element of an operation, all others 1. A FLOP of tl.dot, by its precision
-INSTRUCTION_COST = {np.exp: 15, np.exp2: 15, np.log: 50, np.log2: 50, np.sqrt: 15, np.divide: 14,
-                    np.sin: 200, np.cos: 200}
+INSTRUCTION_COST = {"math.exp": 15, "math.exp2": 15, "math.log": 50, "math.log2": 50, "math.sqrt": 15,
+                    "tt.precise_sqrt": 15, "math.rsqrt": 15, "arith.divf": 14, "tt.precise_divf": 14,
+                    "math.sin": 200, "math.cos": 200, "math.erf": 60, "math.tanh": 60}
 ERF_COST = 60  # erf, and each function of libdevice
 ACROSS_COST = 30  # a reduction or scan of a block along another dimension than its last: through shared memory
 DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "half": 0.1}

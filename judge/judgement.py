@@ -172,8 +172,7 @@ class Running:
             for step in program["steps"]:
                 if step[0] == "operator" and (reason := prices.refusal(operator_of(step[1]), task.clock.called)):
                     raise Failed(reason)
-            names = {name: read_value(value, None) for name, value in program["names"].items()}
-            launcher = interpreter.Kernels(code, names)
+            launcher = interpreter.Kernels(binaries)
         else:
             from judge import measured
             launcher = measured.Binaries(binaries)

@@ -391,7 +391,7 @@ class Pool:
         """A new judge, from a new server if none is running. Raises Gone."""
         with self.changed:
             if self.judges is None or self.judges.process.poll() is not None:
-                environment = {"TRITON_INTERPRET": "1"} if self.modelled else {}
+                environment = {}
                 self.judges = self._start(self.JUDGE, jailed=False, **environment)
                 self.judges.sock.send(self.settings["secret"].encode())
         return self.judges.fork()

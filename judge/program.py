@@ -206,7 +206,7 @@ class Schema:
             raise Failed(f"{launch['kernel']} has no argument or launch option {unknown[0]}", "compile")
         self.require(type(launch["kernel"]) is str and len(grid) == 3)
         self.require(all(type(size) is int and 0 <= size < 1 << 31 for size in grid))
-        self.require(launch["binary"] is None if not self.binaries else 0 <= launch["binary"] < self.binaries)
+        self.require(0 <= launch["binary"] < self.binaries)
         self.require(all(type(value) in (int, bool, str, type(None)) for value in launch["options"].values()))
         read_value(list(launch["arguments"].values()), self.layout)
 

@@ -225,11 +225,17 @@ class Run:
         return first if bool((said == first).all()) else None
 
     def function(self, function, arguments):
-        """Call a function. Its blocks run in their order, each for the programs that have jumped to it."""
+        """Call a function. Returns its results."""
         outer, self.values = self.values, dict(zip([name for name, _ in function.parameters], arguments))
-        waiting = {function.blocks[0].label: (self.active, arguments)}  # {label: (which programs, its arguments)}
+        results = self.blocks(function.blocks, arguments)
+        self.values = outer
+        return results
+
+    def blocks(self, blocks, arguments):
+        """Run the blocks of a function in their order, each for the programs that have jumped to it."""
+        waiting = {blocks[0].label: (self.active, arguments)}  # {label: (which programs, the block's arguments)}
         results = None
-        for block in function.blocks:
+        for block in blocks:
             condition, arguments = waiting.pop(block.label, (None, ()))
             if condition is None or not condition.any():
                 continue
@@ -243,14 +249,13 @@ class Run:
                         waiting[label] = (earlier | jump, merge(jump, values, others))
                     else:
                         waiting[label] = (jump, values)
-        if any(bool(condition.any()) for condition, _ in waiting.values()):
+        if waiting:
             raise Failed("a jump backwards is not available inside a Triton kernel without a GPU", "compile")
-        self.values = outer
         return results
 
     def jumps(self, last, given):
         """[(which programs, a block's label or None for a return, the block's arguments)] of a block's end."""
-        if last.name == "tt.return":
+        if not last.name.startswith("cf."):
             return [(self.active, None, given)]
         targets = [text.partition("(") for text in re.findall(r"\^\w+(?:\([^)]*\))?", last.text)]
         ways = [self.active]
@@ -362,7 +367,7 @@ class Run:
         inner.programs = inner.running = values[0].numel()
         inner.active = torch.ones(inner.programs, dtype=torch.bool)
         inner.priced = False
-        results = inner.block(region[0], [value.reshape(-1) for value in values])
+        results = inner.blocks(region, [value.reshape(-1) for value in values])
         return [result.expand(inner.programs).view(values[0].shape) for result in results]
 
     def price_region(self, operation, values, axis):
@@ -499,14 +504,14 @@ class Run:
     def block_of(self, descriptor, indices):
         """(pointers, mask) of the block that begins at the indices. An index may be a block of rows itself."""
         kind = descriptor.type
-        pointers, mask = descriptor.base, None
         rank = len(kind.shape)
+        pointers, mask = descriptor.base.view(-1, *[1] * rank), None
         for axis, (index, size, stride) in enumerate(zip(indices, descriptor.shape, descriptor.strides)):
             along = index.long() if index.dim() > 1 else index.long().view(-1, 1) + torch.arange(kind.shape[axis])
             along = along.view(len(along), *[1] * axis, -1, *[1] * (rank - axis - 1))
             inside = (along >= 0) & (along < shaped(size, along))
             mask = inside if mask is None else mask & inside
-            pointers = shaped(pointers, along) + along * shaped(stride, along) * kind.dtype.itemsize
+            pointers = pointers + along * shaped(stride, along) * kind.dtype.itemsize
         return pointers, mask
 
     def load_block(self, operation, descriptor, *indices):
@@ -608,7 +613,7 @@ class Run:
 
     def dot(self, operation, a, b, total):
         """Rows of zeros are free: they lie past a tensor's end, and at a GPU's sizes blocks are full."""
-        precision = operation.attributes.get("inputPrecision", "tf32")
+        precision = operation.attributes.get("inputPrecision", "ieee")
         filled = float(a.any(-1).float().mean()) if a.dtype.itemsize > 1 else 1.0
         self.counts.work += total.numel() * a.shape[-1] / 16
         self.counts.products += (2 * math.prod(total.shape[1:]) * a.shape[-1] * filled * self.running

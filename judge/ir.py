@@ -252,12 +252,16 @@ def quotient(a, b):
     return torch.where(b == 0, 0, torch.div(a, torch.where(b == 0, 1, b), rounding_mode="trunc"))
 
 
+def unsigned_quotient(a, b):
+    """Of 64 bits, too: half of `a` is not negative, and what is left over decides the last bit."""
+    a, b = unsigned(a), unsigned(b)
+    half = quotient(shift_right(a, torch.ones_like(a)), b) * 2
+    rest_is_larger = in_unsigned_order(a - half * b) >= in_unsigned_order(b)
+    return torch.where(b < 0, (in_unsigned_order(a) >= in_unsigned_order(b)).long(), half + rest_is_larger)
+
+
 def remainder(a, b):
     return a - quotient(a, b) * b
-
-
-def on_unsigned(function):
-    return lambda a, b: function(unsigned(a), unsigned(b)).to(a.dtype)
 
 
 def high_product(a, b):
@@ -294,7 +298,8 @@ ELEMENTWISE = {
     "arith.maximumf": torch.maximum, "arith.minimumf": torch.minimum,
     "arith.addi": add, "arith.subi": torch.sub, "arith.muli": torch.mul, "tt.mulhiui": high_product,
     "arith.divsi": quotient, "arith.remsi": remainder, "arith.maxsi": torch.maximum, "arith.minsi": torch.minimum,
-    "arith.divui": on_unsigned(quotient), "arith.remui": on_unsigned(remainder),
+    "arith.divui": lambda a, b: unsigned_quotient(a, b).to(a.dtype),
+    "arith.remui": lambda a, b: (a - unsigned_quotient(a, b) * b).to(a.dtype),
     "arith.maxui": lambda a, b: torch.where(in_unsigned_order(a) > in_unsigned_order(b), a, b),
     "arith.minui": lambda a, b: torch.where(in_unsigned_order(a) < in_unsigned_order(b), a, b),
     "arith.andi": torch.bitwise_and, "arith.ori": torch.bitwise_or, "arith.xori": torch.bitwise_xor,

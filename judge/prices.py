@@ -39,7 +39,8 @@ INSTRUCTION_COST = {"math.exp": 15, "math.exp2": 15, "math.log": 50, "math.log2"
                     "math.sin": 200, "math.cos": 200, "math.erf": 60, "math.tanh": 60}
 ERF_COST = 60  # erf, and each function of libdevice
 ACROSS_COST = 30  # a reduction or scan of a block along another dimension than its last: through shared memory
-DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "half": 0.1}
+DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "bf16x6": 0.8, "bf16x3": 0.4, "half": 0.1,
+            "torch.float64": 2.7}
 
 # PyTorch: factors by which the bytes of an operator count, all others 1
 PRODUCT, CONVOLUTION, BIAS = 1.3, 2.8, 3  # a convolution's bias is a pass of its own over the output

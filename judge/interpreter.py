@@ -23,20 +23,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from judge.ir import (CASTS, ELEMENTWISE, Function, Parser, all_operations, atomic, compare, convert, dot, libdevice,
-                      refused, select, type_of)
+from judge.ir import Kernel, all_operations, parse_kernel, refused, type_of
+from judge.operations import BITS, ELEMENTWISE, SIMPLE, Descriptor, Memory, atomic, dot, select
 from judge.prices import ACROSS_COST, DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR
 from judge.verdict import Failed, describe
 
-BYTES = 40  # bits of a pointer that count bytes
 WIDTH = 1 << 18  # elements of the largest block in all programs that run at once: they stay in a processor's cache
-LARGEST = 1 << 20  # elements of a block: Triton's own limit
 MOST_WORK = 2e10  # elements that a launch may compute: about 20 s
 OVERHEAD = 4000  # an operation takes as long as this many elements
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # memory is read and written as plain bits
 TERMINATORS = {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return",
                "tt.map_elementwise.return", "cf.br", "cf.cond_br"}
-SPELLINGS = {"tt.dot_scaled": "tl.dot_scaled", "tt.elementwise_inline_asm": "tl.inline_asm_elementwise"}
 
 
 @dataclass
@@ -51,54 +47,9 @@ class Counts:
     work: float = 0  # of this interpreter: elements
 
 
-@dataclass
-class Kernel:
-    functions: dict  # {name: ir.Function}
-    main: Function
-    largest: int = 1  # elements of its largest block
-    in_order: bool = False  # do its programs have to run one after the other?
-    for_products: set = field(default_factory=set)  # values that only products use
-
-    @property
-    def parameters(self) -> list:
-        """The types of its parameters, as text."""
-        return [kind for _, kind in self.main.parameters]
-
-
 def parse(text) -> Kernel:
     """Read a kernel's TTIR. Raises Failed if it uses what has no price here, or makes no sense."""
-    try:
-        functions = Parser(text).functions()
-        [main] = [function for function in functions.values() if function.public]
-        kernel = Kernel(functions, main)
-        for function in functions.values():
-            examine(kernel, list(all_operations(function.blocks)))
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise Failed(f"the kernel's IR makes no sense ({describe(error)[0]})", "compile") from None
-    return kernel
-
-
-def examine(kernel, operations):
-    """Note what a kernel's operations say about the whole of it."""
-    used, used_otherwise = set(), set()
-    for operation in operations:
-        used.update(operation.operands)
-        if operation.name != "tt.dot":
-            used_otherwise.update(operation.operands)
-    kernel.for_products |= used - used_otherwise
-    for operation in operations:
-        name = operation.name
-        if name not in KNOWN:
-            raise refused(SPELLINGS.get(name, name), operation.line)
-        if name == "tt.extern_elementwise":
-            libdevice(operation.attributes["symbol"].strip('"'))
-        if name == "tt.atomic_cas" or name == "tt.atomic_rmw" and not used.isdisjoint(operation.results):
-            kernel.in_order = True
-        for text in operation.types:
-            if text.startswith("tensor<"):
-                kernel.largest = max(kernel.largest, math.prod(type_of(text).shape))
-    if kernel.largest > LARGEST:
-        raise refused(f"a block of more than {LARGEST} elements")
+    return parse_kernel(text, KNOWN)
 
 
 def launch(kernel, grid, arguments) -> Counts:
@@ -119,84 +70,6 @@ def launch(kernel, grid, arguments) -> Counts:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Memory
-
-
-class Memory:
-    """The storages of a launch's tensors. Nothing else can be reached."""
-
-    def __init__(self):
-        self.numbers, self.storages = {}, {}  # {address: number}, {number: its bytes as a tensor}
-
-    def argument(self, kind, value):
-        """An argument as a value, the same in all programs."""
-        if kind.startswith("!tt.tensordesc"):
-            base, *sizes = value
-            shape, strides = [[torch.tensor([size]) for size in each] for each in sizes]
-            return Descriptor(self.argument("!tt.ptr<i8>", base), shape, strides, kind)
-        if value is None:
-            return torch.zeros(1, dtype=torch.int64)
-        if not kind.startswith("!tt.ptr"):
-            if type(value) is int:
-                value = (value + 2 ** 63) % 2 ** 64 - 2 ** 63  # an unsigned one of 64 bits wraps around
-            return torch.tensor([value]).to(type_of(kind).dtype)
-        storage = value.untyped_storage()
-        number = self.numbers.setdefault(storage.data_ptr(), len(self.numbers) + 1)
-        self.storages[number] = torch.empty(0, dtype=torch.uint8).set_(storage)
-        return torch.tensor([(number << BYTES) + value.storage_offset() * value.element_size()])
-
-    def find(self, addresses, size, kind, line):
-        """[(a storage as integers of `size` bytes, which of the addresses lie there, their indices)]. Raises Failed."""
-        if (addresses & (size - 1)).any():
-            raise Failed(f"misaligned {kind}", "launch", line)
-        numbers = addresses >> BYTES
-        low, high = numbers.aminmax()
-        places = []
-        for number in [int(low)] if low == high else numbers.unique().tolist():
-            here = slice(None) if low == high else numbers == number
-            if number not in self.storages:
-                raise Failed(f"out-of-bounds {kind} (no tensor there)", "launch", line)
-            storage = self.storages[number]
-            cells = storage[:len(storage) // size * size].view(BITS[size])
-            index = (addresses[here] & ((1 << BYTES) - 1)) // size
-            past = int(index.max()) - len(cells) + 1
-            if past > 0:
-                where = f"{past} elements past the end" if past < 1 << 35 else "before a tensor's beginning"
-                raise Failed(f"out-of-bounds {kind} ({where})", "launch", line)
-            places.append((cells, here, index))
-        return places
-
-
-@dataclass
-class Descriptor:
-    """A tensor descriptor: a value that stands for a whole tensor, and is read and written block by block."""
-
-    base: torch.Tensor
-    shape: list  # of values
-    strides: list
-    kind: str  # !tt.tensordesc<16x16xf32>, <16x16xf32>, !tt.tensordesc<tensor<16x16xf32>>
-
-    @property
-    def type(self):
-        """Of a block."""
-        return type_of("tensor<" + self.kind.split("<")[-1].rstrip(">") + ">")
-
-    def block(self, indices):
-        """(pointers, mask) of the block that begins at the indices. An index may be all of a dimension's by itself."""
-        lengths = self.type.shape
-        pointers, mask = self.base.view(-1, *[1] * len(lengths)), torch.ones(1, dtype=torch.bool)
-        for axis, (index, size, stride) in enumerate(zip(indices, self.shape, self.strides)):
-            if index.dim() == 1:
-                index = index[:, None] + torch.arange(lengths[axis])
-            place = index.long().view(len(index), *[1] * axis, -1, *[1] * (len(lengths) - axis - 1))
-            mask = mask & (place >= 0) & (place < shaped(size, place))
-            pointers = pointers + place * shaped(stride, place) * self.type.dtype.itemsize
-        return pointers, mask
-
-
-def shaped(number, value):
-    """One number for each program, with as many dimensions as a value."""
-    return number.view(-1, *[1] * (value.dim() - 1))
 
 
 def merge(condition, yes, no):
@@ -205,9 +78,6 @@ def merge(condition, yes, no):
     for a, b in zip(yes, no, strict=True):
         merged.append(a if a is b or isinstance(a, Descriptor) else select(condition, a, b))
     return merged
-
-
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Run:
@@ -534,64 +404,6 @@ def chosen(value, mask):
     return value.reshape(-1) if mask is None else value[mask]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Operations with one result, which need no more than their operands
-
-
-def splat(operation, value):
-    shape = operation.type.shape
-    return value.view(-1, *[1] * len(shape)).expand(-1, *shape)
-
-
-def concatenate(operation, *values):
-    programs = max(map(len, values))
-    return torch.cat([value.expand(programs, -1) for value in values], 1)
-
-
-def gather(operation, source, index):
-    programs = max(len(source), len(index))
-    source, index = [value.expand(programs, *value.shape[1:]) for value in (source, index)]
-    return source.gather(operation.integer("axis") + 1, index.long())
-
-
-def histogram(operation, values, mask=None):
-    bins = operation.type.shape[0]
-    inside = (values >= 0) & (values < bins)
-    inside = inside if mask is None else inside & mask
-    counted = torch.zeros(len(inside), bins, dtype=operation.type.dtype)
-    return counted.scatter_add(1, values.long().clamp(0, bins - 1).expand(inside.shape), inside.to(counted.dtype))
-
-
-def add_pointer(operation, pointers, offset):
-    return pointers + offset.long() * type_of(type_of(operation.types[0]).pointee).dtype.itemsize
-
-
-def bitcast(operation, value):
-    return value if operation.type.pointee else value.contiguous().view(operation.type.dtype)
-
-
-def extern(operation, *values):
-    return libdevice(operation.attributes["symbol"].strip('"'))(*values).to(operation.type.dtype)
-
-
-SIMPLE = {
-    "arith.constant": lambda operation: operation.constant,
-    "ub.poison": lambda operation: torch.zeros(1, *operation.type.shape, dtype=operation.type.dtype),
-    "tt.make_range": lambda operation: torch.arange(operation.integer("start"), operation.integer("end"),
-                                                    dtype=torch.int32)[None],
-    "tt.splat": splat, "tt.broadcast": lambda operation, x: x.expand(-1, *operation.type.shape),
-    "tt.reshape": lambda operation, x: x.reshape(-1, *operation.type.shape),
-    "tt.unsplat": lambda operation, x: x.reshape(-1),
-    "tt.expand_dims": lambda operation, x: x.unsqueeze(operation.integer("axis") + 1),
-    "tt.join": lambda operation, *both: torch.stack(torch.broadcast_tensors(*both), -1),
-    "tt.cat": concatenate, "tt.gather": gather, "tt.histogram": histogram, "tt.addptr": add_pointer,
-    "tt.bitcast": bitcast, "arith.bitcast": bitcast, "tt.ptr_to_int": lambda operation, x: x,
-    "tt.int_to_ptr": lambda operation, x: x, "tt.extern_elementwise": extern,
-    "arith.cmpi": lambda operation, a, b: compare(operation.word, a, b),
-    "arith.cmpf": lambda operation, a, b: compare(operation.word, a, b),
-    "arith.select": lambda operation, condition, a, b: select(condition, a, b)}
-for name in CASTS:
-    SIMPLE[name] = lambda operation, x: convert(operation.name, x, operation.type.dtype)
 METHODS = {
     "scf.if": Run.branch, "scf.for": Run.loop, "scf.while": Run.repeat, "tt.call": Run.call, "tt.reduce": Run.reduce,
     "tt.scan": Run.scan, "tt.map_elementwise": Run.map_elements, "tt.load": Run.load, "tt.store": Run.store,

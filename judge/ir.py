@@ -1,4 +1,4 @@
-"""Triton's IR (TTIR): a kernel's text as objects, and what its operations do to tensors, element by element.
+"""Reads Triton's IR (TTIR): a kernel's text becomes objects.
 
 Triton compiles each kernel to this IR before anything else. An operation stands on one line; its regions (the body of a
 loop, the combining function of a reduction) stand between braces below it:
@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from judge.verdict import Failed
+from judge.verdict import Failed, describe
 
 DTYPES = {"i1": torch.bool, "i8": torch.int8, "i16": torch.int16, "i32": torch.int32, "i64": torch.int64,
           "f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64,
           "f8E5M2": torch.float8_e5m2, "f8E4M3FN": torch.float8_e4m3fn}
+SPELLINGS = {"tt.dot_scaled": "tl.dot_scaled", "tt.elementwise_inline_asm": "tl.inline_asm_elementwise"}
 DEEPEST = 40  # regions within regions
+LARGEST = 1 << 20  # elements of a block: Triton's own limit
 
 NAME = r"%[\w$.-]+(?:#\d+)?"
 LOCATION = re.compile(r' loc\(((?:"[^"]*"|[^()"]|\((?:[^()"]|"[^"]*")*\))*)\)')
@@ -116,6 +118,20 @@ class Function:
     blocks: list
 
 
+@dataclass
+class Kernel:
+    functions: dict  # {name: Function}
+    main: Function
+    largest: int = 1  # elements of its largest block
+    in_order: bool = False  # do its programs have to run one after the other?
+    for_products: set = field(default_factory=set)  # values that only tt.dot uses
+
+    @property
+    def parameters(self) -> list:
+        """The types of its parameters, as text."""
+        return [kind for _, kind in self.main.parameters]
+
+
 def all_operations(blocks):
     """Those of regions, too."""
     for block in blocks:
@@ -127,6 +143,39 @@ def all_operations(blocks):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Reading a text
+
+
+def parse_kernel(text, known) -> Kernel:
+    """Read a kernel's TTIR. known: names of operations. Raises Failed if it uses others, or makes no sense."""
+    try:
+        functions = Parser(text).functions()
+        [main] = [function for function in functions.values() if function.public]
+        kernel = Kernel(functions, main)
+        for function in functions.values():
+            examine(kernel, list(all_operations(function.blocks)), known)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise Failed(f"the kernel's IR makes no sense ({describe(error)[0]})", "compile") from None
+    return kernel
+
+
+def examine(kernel, operations, known):
+    """Note what the operations of one of a kernel's functions say about the kernel."""
+    used, used_otherwise = set(), set()
+    for operation in operations:
+        used.update(operation.operands)
+        if operation.name != "tt.dot":
+            used_otherwise.update(operation.operands)
+    kernel.for_products |= used - used_otherwise
+    for operation in operations:
+        if operation.name not in known:
+            raise refused(SPELLINGS.get(operation.name, operation.name), operation.line)
+        if operation.name in ("tt.atomic_cas", "tt.atomic_rmw"):
+            kernel.in_order |= operation.name == "tt.atomic_cas" or not used.isdisjoint(operation.results)
+        for text in operation.types:
+            if text.startswith("tensor<"):
+                kernel.largest = max(kernel.largest, math.prod(type_of(text).shape))
+    if kernel.largest > LARGEST:
+        raise refused(f"a block of more than {LARGEST} elements")
 
 
 class Parser:
@@ -249,219 +298,3 @@ def note_last_uses(block, blocks):
         used = names_used(operation)
         operation.last_uses = list((used & own) - later)
         later |= used
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Integers without a sign: PyTorch has none
-
-
-def unsigned(x):
-    """Their values as int64. Those of 64 bits stay as they are."""
-    if x.dtype == torch.bool or x.dtype == torch.int64:
-        return x.long()
-    return x.long() & ((1 << 8 * x.element_size()) - 1)
-
-
-def in_order(x):
-    """Integers that compare as these do without their sign."""
-    return unsigned(x) ^ torch.iinfo(torch.int64).min
-
-
-def quotient(a, b):
-    """Rounded to zero. A division by zero is undefined on a GPU; here it gives zero."""
-    return torch.where(b == 0, 0, torch.div(a, torch.where(b == 0, 1, b), rounding_mode="trunc"))
-
-
-def unsigned_quotient(a, b):
-    """Half of `a` has no sign's bit; what is left over decides the last bit."""
-    a, b = unsigned(a), unsigned(b)
-    half = quotient(shift_right(a, torch.ones_like(a)), b) * 2
-    larger = in_order(a - half * b) >= in_order(b)
-    return torch.where(b < 0, (in_order(a) >= in_order(b)).long(), half + larger)
-
-
-def high_product(a, b):
-    """The upper half of a product's bits, from products of the operands' halves."""
-    half = 4 * a.element_size()
-    low = (1 << half) - 1
-    x, y = unsigned(a), unsigned(b)
-    middle = (x >> half & low) * (y & low) + ((x & low) * (y & low) >> half & low)
-    other = (x & low) * (y >> half & low) + (middle & low)
-    return ((x >> half & low) * (y >> half & low) + (middle >> half & low) + (other >> half & low)).to(a.dtype)
-
-
-def shift_right(a, b):
-    """The bits that enter on the left are zeros."""
-    bits = 8 * a.element_size()
-    entered = torch.bitwise_left_shift(torch.full_like(a, -1), (bits - b).clamp(max=bits - 1))
-    return torch.where(b == 0, a, torch.bitwise_right_shift(a, b) & ~entered)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Operations, element by element
-
-
-def add(a, b):
-    return a ^ b if a.dtype == torch.bool else a + b
-
-
-def fused(a, b, c):
-    return (a.double() * b.double() + c.double()).to(c.dtype)
-
-
-ELEMENTWISE = {
-    "arith.addf": torch.add, "arith.subf": torch.sub, "arith.mulf": torch.mul, "arith.divf": torch.div,
-    "tt.precise_divf": torch.div, "arith.remf": torch.fmod, "arith.negf": torch.neg, "math.fma": fused,
-    "arith.maxnumf": torch.fmax, "arith.minnumf": torch.fmin,  # these two ignore NaN, the next two keep it
-    "arith.maximumf": torch.maximum, "arith.minimumf": torch.minimum,
-    "tt.clampf": lambda x, low, high: torch.fmin(torch.fmax(x, low), high),
-    "arith.addi": add, "arith.subi": torch.sub, "arith.muli": torch.mul, "tt.mulhiui": high_product,
-    "arith.divsi": quotient, "arith.remsi": lambda a, b: a - quotient(a, b) * b,
-    "arith.divui": unsigned_quotient, "arith.remui": lambda a, b: a - unsigned_quotient(a, b) * b,
-    "arith.maxsi": torch.maximum, "arith.minsi": torch.minimum,
-    "arith.maxui": lambda a, b: torch.where(in_order(a) > in_order(b), a, b),
-    "arith.minui": lambda a, b: torch.where(in_order(a) < in_order(b), a, b),
-    "arith.andi": torch.bitwise_and, "arith.ori": torch.bitwise_or, "arith.xori": torch.bitwise_xor,
-    "arith.shli": torch.bitwise_left_shift, "arith.shrsi": torch.bitwise_right_shift, "arith.shrui": shift_right,
-    "math.exp": torch.exp, "math.exp2": torch.exp2, "math.log": torch.log, "math.log2": torch.log2,
-    "math.sqrt": torch.sqrt, "tt.precise_sqrt": torch.sqrt, "math.rsqrt": torch.rsqrt, "math.sin": torch.sin,
-    "math.cos": torch.cos, "math.erf": torch.erf, "math.tanh": torch.tanh, "math.absf": torch.abs,
-    "math.absi": torch.abs, "math.floor": torch.floor, "math.ceil": torch.ceil}
-
-CASTS = {"arith.sitofp", "arith.uitofp", "arith.extsi", "arith.extui", "arith.trunci", "arith.extf", "arith.truncf",
-         "arith.fptosi", "arith.fptoui", "tt.fp_to_fp"}
-
-
-def convert(name, x, dtype):
-    """A cast. name: the operation's, which says whether integers have a sign."""
-    if dtype == torch.bool:
-        return (x & 1).bool()
-    if name in ("arith.uitofp", "arith.extui"):
-        x = unsigned(x)
-    elif x.dtype == torch.bool:
-        x = -x.to(torch.int8)
-    if name == "arith.fptoui":
-        x = x.to(torch.int64)
-    if dtype in (torch.float8_e5m2, torch.float8_e4m3fn):  # a GPU gives the largest number where PyTorch overflows
-        largest = torch.finfo(dtype).max
-        x = x.float().clamp(-largest, largest)
-    return x.to(dtype)
-
-
-COMPARISONS = {"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
-
-
-def compare(predicate, a, b):
-    """slt, ult: of integers with and without a sign. olt, ult: of floats; false, or true, where one is NaN."""
-    letter, function = predicate[0], COMPARISONS.get(predicate[-2:])
-    if not a.is_floating_point():
-        return function(in_order(a), in_order(b)) if letter == "u" else function(a, b)
-    undefined = a.isnan() | b.isnan()
-    if predicate in ("ord", "uno"):
-        return ~undefined if predicate == "ord" else undefined
-    return function(a, b) | undefined if letter == "u" else function(a, b) & ~undefined
-
-
-def select(condition, a, b):
-    """torch.where with a condition that may have fewer dimensions, and for fp8."""
-    condition = condition.view(*condition.shape, *[1] * (a.dim() - condition.dim()))
-    if a.element_size() == 1:
-        return torch.where(condition, a.view(torch.uint8), b.view(torch.uint8)).view(a.dtype)
-    return torch.where(condition, a, b)
-
-
-def round_to_tf32(x):
-    """fp32 with the 10 bits of mantissa that the tensor cores keep."""
-    bits = x.contiguous().view(torch.int32)
-    rounded = (bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF
-    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
-
-
-def dot(a, b, total, precision):
-    """total + a @ b, summed in fp32, or in fp64 for integers and fp64."""
-    if precision == "tf32" and a.dtype == torch.float32:
-        a, b = round_to_tf32(a), round_to_tf32(b)
-    sums = torch.float32
-    if total.dtype == torch.float64 or not total.is_floating_point():
-        sums = torch.float64
-    return (total.to(sums) + torch.matmul(a.to(sums), b.to(sums))).to(total.dtype)
-
-
-ATOMICS = {"fadd": torch.add, "add": torch.add, "max": torch.maximum, "min": torch.minimum,
-           "umax": ELEMENTWISE["arith.maxui"], "umin": ELEMENTWISE["arith.minui"], "and": torch.bitwise_and,
-           "or": torch.bitwise_or, "xor": torch.bitwise_xor, "exch": lambda before, value: value}
-IN_ANY_ORDER = {"fadd": "sum", "add": "sum", "max": "amax", "min": "amin"}  # names of torch.scatter_reduce
-
-
-def atomic(kind, cells, index, values, compared=None, ordered=True):
-    """Change cells[index], and return what stood there before. kind: one of ATOMICS.
-
-    compared: a value is stored only where this is found. ordered: where an index comes several times, each value meets
-    what the one before it has left; otherwise what is returned has no meaning then.
-    """
-    places, place_of_each = index.unique(return_inverse=True)
-    if kind in IN_ANY_ORDER and not ordered and len(places) < len(index):
-        cells[places] = cells[places].scatter_reduce(0, place_of_each, values, IN_ANY_ORDER[kind])
-        return values
-    before = torch.empty_like(values)
-    size = len(index) if len(places) == len(index) else 1  # of what can be changed at once
-    for start in range(0, len(index), size):
-        now = slice(start, start + size)
-        before[now] = cells[index[now]]
-        after = ATOMICS[kind](before[now], values[now])
-        if compared is not None:
-            after = torch.where(before[now] == compared[now], after, before[now])
-        cells[index[now]] = after
-    return before
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# CUDA's libdevice: functions by their names in it, without "__nv_", "fast_" and the letters of a type
-
-ROUNDINGS = {"rd": torch.floor, "ru": torch.ceil, "rn": torch.round, "rz": torch.trunc}
-LIBDEVICE = {name: getattr(torch, name) for name in (
-    "abs acos acosh add asin asinh atan atan2 atanh ceil copysign cos cosh div erf erfc erfinv exp exp2 expm1 floor "
-    "fmax fmin fmod hypot isinf isnan ldexp lgamma log log10 log1p log2 mul nextafter pow rsqrt signbit sin sinh sqrt "
-    "sub tan tanh trunc").split()}
-
-
-def round_half_away(x):
-    return torch.copysign(torch.floor(x.abs() + 0.5), x)
-
-
-def bits_set(x):
-    return sum(unsigned(x) >> i & 1 for i in range(8 * x.element_size()))
-
-
-def leading_zeros(x):
-    bits = 8 * x.element_size()
-    return sum((shift_right(x, torch.full_like(x, i)) == 0).int() for i in range(bits))
-
-
-LIBDEVICE |= {
-    "fabs": torch.abs, "llabs": torch.abs, "finite": torch.isfinite, "isfinite": torch.isfinite,
-    "rint": torch.round, "nearbyint": torch.round, "llrint": torch.round, "round": round_half_away,
-    "llround": round_half_away, "cbrt": lambda x: torch.copysign(x.abs() ** (1 / 3), x),
-    "rcbrt": lambda x: torch.copysign(x.abs() ** (-1 / 3), x), "exp10": lambda x: 10 ** x, "rcp": torch.reciprocal,
-    "fdivide": torch.div, "powi": torch.pow, "fma": fused, "fdim": lambda a, b: (a - b).clamp(min=0),
-    "saturate": lambda x: x.clamp(0, 1), "scalbn": torch.ldexp, "tgamma": lambda x: torch.exp(torch.lgamma(x)),
-    "remainder": lambda a, b: a - b * torch.round(a / b), "sinpi": lambda x: torch.sin(math.pi * x),
-    "cospi": lambda x: torch.cos(math.pi * x), "normcdf": torch.special.ndtr, "normcdfinv": torch.special.ndtri,
-    "erfcx": torch.special.erfcx, "erfcinv": lambda x: torch.erfinv(1 - x), "j0": torch.special.bessel_j0,
-    "j1": torch.special.bessel_j1, "cyl_bessel_i0": torch.special.i0, "cyl_bessel_i1": torch.special.i1,
-    "umulhi": high_product, "umul64hi": high_product, "popc": bits_set, "clz": leading_zeros,
-    "ffs": lambda x: torch.where(x == 0, 0, bits_set(x ^ (x - 1)))}
-
-
-def libdevice(symbol):
-    """The function of a symbol such as __nv_tanhf, __nv_fast_expf, __nv_fmaf_rn. Raises Failed."""
-    name = symbol.removeprefix("__nv_").removeprefix("fast_")
-    conversion = re.fullmatch(r"(?:float|double)2(?:int|uint|ll|ull)_(r[dunz])", name)
-    if conversion:
-        return ROUNDINGS[conversion[1]]
-    name = re.sub("_r[nduz]$", "", name)  # rounding otherwise than to the nearest is a difference in the last bit
-    name = re.sub("^[df](add|sub|mul|div|rcp|sqrt)$", r"\1", name)
-    for spelling in (name, name.removesuffix("f"), name.removesuffix("d"), name.removesuffix("ll")):
-        if spelling in LIBDEVICE:
-            return LIBDEVICE[spelling]
-    raise refused(f"libdevice's {symbol[:40]}")

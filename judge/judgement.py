@@ -168,11 +168,11 @@ class Running:
         self.seed = self.reference.derive(code, "forward")
         self.may_be_perturbed = not program["fixed"]
         if task.modelled:
-            from judge import interpreter, prices
+            from judge import prices
             for step in program["steps"]:
                 if step[0] == "operator" and (reason := prices.refusal(operator_of(step[1]), task.clock.called)):
                     raise Failed(reason)
-            launcher = interpreter.Kernels(binaries)
+            launcher = Kernels(binaries)
         else:
             from judge import measured
             launcher = measured.Binaries(binaries)
@@ -212,6 +212,30 @@ class Running:
 
     def close(self):
         self.program = None
+
+
+class Kernels:
+    """The launcher of a program's kernels without a GPU. binaries: what the recorder compiled, as TTIR."""
+
+    def __init__(self, binaries):
+        from judge import interpreter
+        self.binaries = binaries
+        self.kernels = [interpreter.parse(binary["ttir"]) for binary in binaries]
+        self.counter = None  # Counts of the last launch
+
+    def launch(self, launch, arguments):
+        from judge import interpreter
+        index = launch["binary"]
+        values = [arguments[name] for name in self.binaries[index]["parameters"]]
+        try:
+            self.counter = interpreter.launch(self.kernels[index], launch["grid"], values)
+        except Failed as failed:
+            raise Failed(f"{launch['kernel']}: {failed}", failed.stage, failed.line) from None
+
+    def trial(self, launch, arguments):
+        from judge.prices import launch_milliseconds
+        self.launch(launch, arguments)
+        return launch_milliseconds(self.counter)
 
 
 class Forked:

@@ -17,7 +17,6 @@ tensors).
 import math
 import re
 
-import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -35,13 +34,18 @@ PROGRAMS = 1.6e9 / GPU_BATCH_FACTOR / 1e3  # programs of a launch that begin and
 SECTOR = 5  # log2 of the bytes in which the GPU's memory is fetched
 FEWEST_PROGRAMS = 2  # one program gets at most half of the device
 
-# Triton: fp32 FLOPs for each element of an operation, all others 1. A FLOP of tl.dot, by its precision
-INSTRUCTION_COST = {"math.exp": 15, "math.exp2": 15, "math.log": 50, "math.log2": 50, "math.sqrt": 15,
-                    "tt.precise_sqrt": 15, "math.rsqrt": 15, "arith.divf": 14, "tt.precise_divf": 14,
-                    "math.sin": 200, "math.cos": 200, "math.erf": 60, "math.tanh": 60}
+# Triton: fp32 FLOPs for each element of an operation's result, all others 1. A FLOP of tl.dot, by its precision
 ERF_COST = 60  # erf, and each function of libdevice
-ACROSS_COST = 30  # a reduction or scan of a block along another dimension than its last: through shared memory
-DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "half": 0.1}
+ACROSS_COST = 30  # through shared memory: a reduction or scan along another dimension than the last, a transposition
+INSTRUCTION_COST = {
+    "math.exp": 15, "math.exp2": 15, "math.sqrt": 15, "tt.precise_sqrt": 15, "math.rsqrt": 15, "arith.divf": 14,
+    "tt.precise_divf": 14, "math.log": 50, "math.log2": 50, "math.sin": 200, "math.cos": 200, "math.erf": ERF_COST,
+    "math.tanh": ERF_COST, "tt.extern_elementwise": ERF_COST, "tt.gather": ACROSS_COST, "tt.histogram": ACROSS_COST,
+    **dict.fromkeys(("arith.constant", "ub.poison", "tt.make_range", "tt.splat", "tt.unsplat", "tt.broadcast",
+                     "tt.reshape", "tt.expand_dims", "tt.join", "tt.cat", "tt.bitcast", "arith.bitcast",
+                     "tt.ptr_to_int", "tt.int_to_ptr"), 0)}  # they name registers anew
+DOT_COST = {"ieee": 2.7, "tf32x3": 0.8, "tf32": 0.4, "bf16x6": 0.8, "bf16x3": 0.4, "half": 0.1,
+            "torch.float64": 2.7}
 
 # PyTorch: factors by which the bytes of an operator count, all others 1
 PRODUCT, CONVOLUTION, BIAS = 1.3, 2.8, 3  # a convolution's bias is a pass of its own over the output
@@ -130,7 +134,7 @@ def launch_milliseconds(counter, parameters=()):
     """The price of the last launch that the interpreter counted (interpreter.Counts)."""
     moved, programs = 0, max(1, counter.programs)
     for place, sectors in [*counter.touched["load"].items(), *counter.touched["store"].items()]:
-        moved += (int(np.count_nonzero(sectors)) << SECTOR) / (GPU_BATCH_FACTOR if place in parameters else 1)
+        moved += (int(sectors.sum()) << SECTOR) / (GPU_BATCH_FACTOR if place in parameters else 1)
     busy = max(moved / BANDWIDTH, counter.requested / L1_BANDWIDTH, counter.flops / PEAK) + counter.products / PEAK
     return LAUNCH_MS + max(busy * max(1, FEWEST_PROGRAMS / programs), programs / PROGRAMS)
 

@@ -25,9 +25,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from judge.processes import Gone, begin_process, limit, receive, send, serve_forks
-from judge.program import (Program, bytes_in, checked, copy_of, dense, layouts_in, operator_of, read_value,
-                           tensors_in)
-from judge.reference import Answer, Reference, compare, layout_of, own_memory, state_of, structure
+from judge.program import Program, bytes_in, checked, copy_of, dense, operator_of, read_value, tensors_in
+from judge.reference import Answer, Reference, difference, state_of
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile, set_roofline
 from tasks import GPU_BATCH_FACTOR, TaskError
 
@@ -43,8 +42,6 @@ class Task:
         try:
             with torch.no_grad(), reference.place:
                 outputs = tree_leaves(reference.model(*inputs))
-            others = tensors_in(inputs) + list(state_of(reference.model).values())
-            self.lacking = own_memory(map(layout_of, outputs), map(layout_of, others))
             if self.modelled:
                 self.price(inputs, outputs)
             else:
@@ -59,7 +56,7 @@ class Task:
         self.clock = prices.Clock(map(prices.address, state_of(self.reference.model).values()))
         with torch.no_grad(), self.reference.place, self.clock:
             self.reference.model(*inputs)
-        self.room = 4 * bytes_in(outputs) + (1 << 20)  # bytes of a candidate's outputs
+        self.room = 4 * bytes_in([inputs, outputs, self.reference.constructed]) + (1 << 20)  # bytes of a candidate's answer
         self.needed = bytes_in([inputs, outputs]) + bytes_in(self.reference.constructed) / GPU_BATCH_FACTOR
 
 
@@ -95,32 +92,32 @@ def judge(task, code, recording) -> Verdict:
 
 
 def check(task, code, candidate, verdict) -> tuple:
-    """Compare the outputs in every trial. Returns the first one's inputs and the reference's answer. Raises Failed."""
-    reference, first = task.reference, ()
-    for trial in range(task.settings["trials"]):
-        if trial < 2:  # later trials find what the one before them has left in buffers
-            perturbed = trial == 1 and candidate.may_be_perturbed
+    """Compare the answers in every trial. Returns the first one's inputs and the reference's answer. Raises Failed.
+
+    Parameters are perturbed but for the last trial: work that does not matter yet, as a gate is zero, must be done.
+    """
+    reference, first, last = task.reference, (), task.settings["trials"] - 1
+    notes = [reference.note]
+    if reference.constructed and not candidate.may_be_perturbed:
+        notes.append("its parameters were not perturbed: they are not the reference's by name and value")
+    for trial in range(last + 1):
+        perturbed = candidate.may_be_perturbed and (trial < last or last == 0)
+        if trial in (0, last):  # the others find what the one before them has left in buffers
             candidate.load(perturbed)
             reference.load(perturbed)
-            if trial == 1 and not perturbed and reference.constructed:
-                verdict.note = "its parameters were not perturbed: they are not the reference's by name and value"
         inputs = reference.inputs(code, trial)
         got = candidate.run(trial, inputs)
         answer = reference.run(inputs, candidate.seed)
         if set(got.changed) - set(answer.changed):
             raise Failed("changes its input tensors in place", "rejected")
-        if problem := difference(answer, got, reference.bounds(trial)):
+        if set(got.shared) - set(reference.shared):
+            raise Failed("an output has no memory of its own: its elements overlap, or it is an input, a parameter or "
+                         "another output once more, and the reference's is not")
+        if problem := difference(answer, got, reference.bounds(trial, perturbed)):
             raise Failed(problem)
         first = first or (inputs, answer)
-    verdict.correct = True
+    verdict.correct, verdict.note = True, "; ".join(filter(None, notes))
     return first
-
-
-def difference(answer, got, bounds):
-    """What is wrong with a candidate's answer, or None."""
-    if got.structure != answer.structure:
-        return f"wrong output: {got.structure} instead of {answer.structure}"
-    return compare(answer.leaves, got.leaves, bounds)
 
 
 def leave_out(task, candidate, verdict, inputs, answer):
@@ -129,8 +126,9 @@ def leave_out(task, candidate, verdict, inputs, answer):
     A kernel matters if the output is wrong without it. That is not asked of CUDA C++, whose kernels cannot be left out.
     """
     def right_without(names):
-        candidate.load(False)
-        return difference(answer, candidate.run(0, inputs, names), task.reference.bounds(0)) is None
+        perturbed = candidate.may_be_perturbed
+        candidate.load(perturbed)
+        return difference(answer, candidate.run(0, inputs, names), task.reference.bounds(0, perturbed)) is None
 
     own, counting = candidate.kernels, set(candidate.kernels)
     if task.settings["require_kernel"]:
@@ -161,10 +159,6 @@ class Running:
         self.reference = task.reference
         self.events = None  # prices of its steps, where there is no GPU
         program, constants, binaries = checked(recording)
-        others = [*program["inputs"], *program["state"].values()]
-        if own_memory(layouts_in(program["output"]), others) - task.lacking:
-            raise Failed("an output has no memory of its own: its elements overlap, or it is an input, a parameter or "
-                         "another output once more, and the reference's is not")
         self.seed = self.reference.derive(code, "forward")
         self.may_be_perturbed = not program["fixed"]
         if task.modelled:
@@ -178,7 +172,7 @@ class Running:
             from judge import measured
             launcher = measured.Binaries(binaries)
             task.gpu("share")
-        self.program = Program(program, constants, self.reference.device, launcher)
+        self.program = Program(program, constants, self.reference.device, launcher, self.reference.shared)
         self.kernels = self.program.kernels
 
     def load(self, perturbed):
@@ -198,7 +192,9 @@ class Running:
         self.events = observer.events if observer else self.events
         places = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)]
         changed = [i for i, copy in zip(places, copies) if not torch.equal(dense(inputs[i]), dense(copy))]
-        return Answer(tree_leaves(output), structure(output), changed)
+        after = iter(copies)
+        inputs = [next(after) if isinstance(x, torch.Tensor) else x for x in inputs]
+        return self.reference.answer(output, inputs, self.program.state(), changed)
 
     def profile(self, inputs) -> list:
         """[[milliseconds, label, is it a kernel of its own?]] of the steps of a forward."""
@@ -209,7 +205,7 @@ class Running:
         """Enter times and speedup."""
         verdict.tuned = self.program.tuned()
         self.task.gpu("alone")
-        self.task.clock.time(self.program, verdict)
+        self.task.clock.time(self.program, verdict, self.may_be_perturbed)
 
     def close(self):
         self.program = None
@@ -258,8 +254,7 @@ class Forked:
                         got = running.run(trial, task.reference.inputs(code, trial), mute)
                         if bytes_in(got.leaves) > task.room:
                             raise Failed("wrong output: far larger than the reference's")
-                        leaves = [x if isinstance(x, torch.Tensor) else type(x).__name__ for x in got.leaves]
-                        answer = [leaves, got.structure, got.changed]
+                        answer = list(got)
                 except Failed as error:
                     answer = {"failed": error.stage, "error": str(error), "line": error.line}
                 except Exception as error:

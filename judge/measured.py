@@ -14,11 +14,10 @@ import time
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.reference import compare, loose, structure
+from judge.reference import compare, loose
 from judge.verdict import Failed, describe, set_roofline
 
 BATCHES, MOST_BATCHES = 8, 300  # of a measurement
@@ -260,9 +259,10 @@ class Side:
         return paused(queue, PAUSE if graphs else LONG_PAUSE) / 1e3
 
     def result(self, slot) -> list:
-        """[leaves of what the last call on a slot gave, copied; their structure; indices of inputs that it changed]."""
-        out, inputs = copy_of(self.outputs[slot]), tensors_in(self.drawn[slot])
-        return [tree_leaves(out), structure(out), differing(tensors_in(self.slots[slot]), inputs)]
+        """[{name: copy of a tensor} that the last call on a slot returned; indices of inputs that it changed]."""
+        outputs, inputs = tensors_in(copy_of(self.outputs[slot])), tensors_in(self.drawn[slot])
+        leaves = {f"output {i}": tensor for i, tensor in enumerate(outputs)}
+        return [leaves, differing(tensors_in(self.slots[slot]), inputs)]
 
 
 class Clock:
@@ -273,13 +273,14 @@ class Clock:
         self.reference = reference
         self.enough_seconds = settings["measure"]
         self.slots = {}
+        self.perturbed = True  # are parameters perturbed while time is taken?
         inputs, model = reference.inputs("timed", 0), reference.model
         with FlopCounterMode(display=False) as counter:
             size = bytes_in([inputs, reference.run(inputs, 0).leaves])
         self.flops = counter.get_total_flops()
         self.needed = size + bytes_in(reference.state(False))
         call = torch.compile(model) if settings["baseline"] == "compile" else model
-        self.side = Side(lambda inputs: call(*inputs), self.slots, lambda: reference.load(False))
+        self.side = Side(lambda inputs: call(*inputs), self.slots, lambda: reference.load(self.perturbed))
         self.side.fill({0: inputs})
         one = min(self.side.seconds([0], False) for _ in range(4))  # the first takes long
         count = min(MOST_CALLS, INPUT_ROOM // max(size, 1), round(BATCH / max(one, 1e-6)))
@@ -299,9 +300,10 @@ class Clock:
         return profile(lambda observer: program.run(given, observer=observer))
 
     @torch.no_grad()
-    def time(self, program, verdict):
-        """Time a recorded program against the reference, with the parameters as constructed."""
-        state = self.reference.state(False)
+    def time(self, program, verdict, perturbed):
+        """Time a recorded program against the reference. Perturbed, a branch for a gate of zero gains nothing."""
+        self.perturbed = perturbed
+        state = self.reference.state(perturbed)
         side = Side(lambda inputs: program.run(tensors_in(inputs)), self.slots, lambda: program.load(state))
         self.measure(side, verdict)
 
@@ -310,15 +312,15 @@ class Clock:
         """Time batches of both sides and enter the result. Raises Failed if a timed call gives another result."""
         timing, chance = Timing(), random.Random(os.urandom(16))
         graphs = side.capture() and bool(self.side.graphs)
-        limits = loose(self.reference.bounds(0))
+        limits = loose(self.reference.bounds(0, self.perturbed))
         while not timing.enough(self.enough_seconds):
             began, key = time.monotonic(), chance.random()
             # A quarter is left out, so doing the work of other calls may be wasted.
             calls = chance.sample(list(self.slots), max(1, len(self.slots) * 3 // 4))
             drawn = {slot: self.reference.inputs((key, slot), 0) for slot in calls}
             checked = chance.choice(calls)
-            candidate, (got, _, written) = self.batch(side, drawn, checked, graphs)
-            reference, (expected, _, allowed) = self.batch(self.side, drawn, checked, graphs)
+            candidate, (got, written) = self.batch(side, drawn, checked, graphs)
+            reference, (expected, allowed) = self.batch(self.side, drawn, checked, graphs)
             if set(written) - set(allowed) or compare(expected, got, limits):
                 raise Failed(OTHERWISE, "rejected")
             timing.candidate.append(candidate)

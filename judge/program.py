@@ -218,12 +218,16 @@ class Schema:
 class Program:
     """A checked program on a device. `kernels`: the names of those that it launches, each once."""
 
-    def __init__(self, program, constants, device, launcher):
+    def __init__(self, program, constants, device, launcher, shared=()):
+        """shared: indices of outputs that need no memory of their own."""
         self.program = program
         self.device = torch.device(device)
         self.launcher = launcher
         self.steps, self.constants = program["steps"], constants
         self.kernels, self.chosen = [], {}  # chosen: {number of a tuned step: position of its best configuration}
+        # A constant that is returned gets new memory in each forward: what an earlier one left there does not count.
+        own = [layout[0] for i, layout in enumerate(layouts_in(program["output"])) if i not in shared]
+        self.renewed = {number: constants[number] for number in own if number in constants}
         self.memory = {}  # {storage number: its bytes} of what lives from one forward to the next
         self.last_uses = {}  # {number of a step: storages that no later one uses}
         kept = {layout[0] for layout in [*program["inputs"], *layouts_in(program["output"])]}
@@ -266,6 +270,9 @@ class Program:
         observer: its `step` is called around each step, see judgement.py.
         """
         self.storages, self.poison = dict(self.memory), poison
+        for number, value in self.renewed.items():
+            size = value if isinstance(value, int) else len(value)
+            self.storages[number] = self.poisoned(torch.empty(size, dtype=torch.uint8, device=self.device))
         for layout, tensor in zip(self.program["inputs"], inputs, strict=True):
             if [str(tensor.dtype), list(tensor.shape), list(tensor.stride())] != layout[1:4]:
                 raise Failed("the shapes of the inputs change from one call to the next")
@@ -317,13 +324,21 @@ class Program:
             tensor = place.as_strided(shape, stride, offset).copy_(tensor)
         raw = torch.empty(0, dtype=torch.uint8, device=self.device).set_(tensor.untyped_storage())
         if self.poison and name.split(".")[0] in UNWRITTEN:
-            if self.poison == "random" and tensor.dtype != torch.bool:
-                raw.random_()
-            elif self.poison == "nan" or not tensor.is_floating_point():
-                raw.fill_(255 if self.poison == "nan" else 0)
-            else:
+            if self.poison == "noise" and tensor.is_floating_point():
                 tensor.exponential_()  # not normal_(): drawn from the same seed as an input, it could be the input
+            else:
+                self.poisoned(raw, random=tensor.dtype != torch.bool)
         return raw
+
+    def poisoned(self, raw, random=True):
+        """Bytes that hold NaN, random values or zeros, as memory that nothing has written."""
+        if self.poison == "random" and random:
+            return raw.random_()
+        return raw.fill_(255 if self.poison == "nan" else 0) if self.poison else raw
+
+    def state(self) -> dict:
+        """{name: tensor} of the module's parameters and buffers after the last forward."""
+        return {name: self.tensor(layout) for name, layout in self.program["state"].items()}
 
     def launch(self, launch, observer):
         arguments = self.arguments(launch)

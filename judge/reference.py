@@ -1,15 +1,21 @@
 """What a candidate is compared with: the reference model, the inputs of each trial, and the tolerance.
 
-Trial 0 uses the task's inputs as drawn and the parameters as constructed. The others use structured inputs (sorted
-rows, clusters of large values, offsets, ties) and, where the candidate's parameters are the reference's by name and
-value, perturbed ones, so that work which rarely matters must still be done. For a value r of the reference, |candidate
-- r| <= t * (|r| + s).
+Trial 0 uses inputs as the task draws them, the others structured ones: rows that are sorted, shifted, constant, zero ...
+Parameters are perturbed, where the candidate's are the reference's by name and value, but for the last trial, which has
+them as constructed. So work that rarely matters, or not yet, must still be done. A structure or a perturbation that the
+reference cannot take is dropped, and `note` says so.
 
-    s   the root mean square of the reference's output
+Compared are the outputs, the inputs that the reference changes, and the parameters and buffers that it changes. For a
+value r of the reference, |candidate - r| <= t * (|r - m| + s), where m is the mean of the reference's finite values.
+
+    s   their standard deviation, or a tenth of their root mean square if that is more
     t   in trial 0: max(1e-4, 2 units in the last place, min(10 e, 1e-2)); in the others: max(t, min(10 t, 1e-2)).
-        1e-4 is Settings.tolerance; e: the reference's error against float64, on inputs changed by up to 1e-6
+        1e-4 is Settings.tolerance; float64 gets a millionth of it
+    e   the reference's error against float64, on inputs changed by up to 1e-6. Where most values err by more than
+        1e-2, the output is rounding noise, and t is 10 e
 
-Integers and bools must be equal. Not looked for: errors in small values of an output that has far larger ones.
+Values that are not finite must be equal, and integers and bools, too, but for a share of t, where e is the share that
+differs in float64. Not looked for: errors in small values of an output that has far larger ones.
 """
 
 import contextlib
@@ -33,9 +39,10 @@ from judge.program import copy_of, tensors_in
 from judge.verdict import describe
 from tasks import TaskError
 
-STRENGTHS = (30.0, 10.0, 3.0, 1.0)  # of structured inputs. A task gets the first that its reference can take; 1: none
+STRENGTHS = (30.0, 10.0, 3.0)  # of a structure. Each gets the first that the reference can take
 MARGIN, MOST = 10, 1e-2  # t is at least MARGIN times the error of the reference itself, up to MOST
-NEARBY = 1e-6  # about 8 units in the last place of float32
+NEARBY = 1e-6  # relative change of inputs, about 8 units in the last place of float32
+DOUBLE = 1e-6  # t of float64 is this much of float32's
 PIECE = 1 << 24  # values of a tensor that are processed together, which limits temporary memory
 
 
@@ -52,10 +59,24 @@ class CudaIsCpu(torch.overrides.TorchFunctionMode):
         return "cpu" if str(place).split(":")[0] == "cuda" else place
 
 
+class InDouble(torch.overrides.TorchFunctionMode):
+    """While active, every floating-point type that PyTorch is asked for is float64: casts lose no precision."""
+
+    CASTS = torch.Tensor.half, torch.Tensor.bfloat16, torch.Tensor.float
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.view and torch.dtype in map(type, [*args, *(kwargs or {}).values()]):
+            raise TypeError("the bits of a float64 are not those of another type")
+        func = torch.Tensor.double if func in self.CASTS else func
+        args, kwargs = tree_map_only(torch.dtype, precise_type, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
 class Answer(NamedTuple):
-    leaves: list  # the output's tensors
-    structure: str  # how they are nested, such as "(tensor, [tensor])"
+    leaves: dict  # {name: tensor}: the outputs, then the inputs, then the state that the reference changes
+    structure: str  # how the outputs are nested, such as "(tensor, [tensor])"
     changed: list  # indices of inputs that the forward changed in place
+    shared: list  # indices of outputs that have no memory of their own
 
 
 class Reference:
@@ -67,13 +88,17 @@ class Reference:
         self.tolerance = settings["tolerance"]
         self.device = torch.device(settings["device"])
         self.place = CudaIsCpu() if self.device.type == "cpu" else contextlib.nullcontext()
+        self.note = ""  # what trials leave out, and why
         try:
             with self.place:
                 folder = Path(tempfile.mkdtemp(dir=settings.get("scratch")))
                 self.construct(load_module(source, folder / "reference.py"))
+            self.strengths = {}
             self.example = self.inputs("example", 0)
-            self.domains = list(map(domain, self.example, self.inputs("another example", 0)))
-            self.load_bounds()
+            self.domains = list(map(domain_of, self.example, self.inputs("another example", 0)))
+            self.find_side_effects()
+            self.choose_perturbation()
+            self.choose_structure()
         except Exception as error:
             why = error if isinstance(error, TaskError) else f"the reference fails: {describe(error)[0]}"
             raise TaskError(f"{name}: {why}") from None
@@ -102,15 +127,27 @@ class Reference:
             self.summary[name] = [str(tensor.dtype), list(tensor.shape), zlib.crc32(raw.numpy())]
         self.model.to(self.device)
         self.constructed = {name: tensor.detach().clone() for name, tensor in state_of(self.model).items()}
-        self.perturbed = {name: self.perturb(name, tensor) for name, tensor in self.constructed.items()}
+        self.perturbed = self.constructed
 
-    def perturb(self, name, tensor):
-        """A parameter moved a little. Buffers are constants of the task, except for running statistics."""
-        if not tensor.is_floating_point() or not (name in dict(self.model.named_parameters()) or "running_" in name):
+    def perturb(self, name, tensor, flip):
+        """A parameter moved by a fifth, away from zero, and half of its signs flipped if `flip`.
+
+        A gain of 1e-6 or a gate of zero becomes as large as parameters usually are, so that what it scales matters.
+        Buffers are constants of the task, except for running statistics, which keep their sign.
+        """
+        parameter = name in dict(self.model.named_parameters())
+        if not tensor.is_floating_point() or not (parameter or "running_" in name):
             return tensor
         torch.manual_seed(self.derive("perturbed", name))
-        noise = torch.rand(2, *tensor.shape).to(tensor)  # 0 to 1, so a variance stays positive
-        return tensor * (0.8 + 0.4 * noise[0]) + 0.1 * noise[1] * (min(1.0, scale_of(tensor)) or 1.0)
+        noise = torch.rand(3, *tensor.shape).to(tensor)
+        matrix = tensor.dim() > 1 and len(tensor) > 1
+        usual = 1 / math.sqrt(max(tensor[0].numel(), 1)) if matrix else 1.0
+        least = 0.2 * max(usual, min(1.0, scale_of(tensor)[1]))
+        size = torch.maximum(tensor.abs() * (0.8 + 0.4 * noise[0]), least * (0.5 + 0.5 * noise[1]))
+        negative = tensor < 0
+        if parameter and flip:
+            negative ^= noise[2] <= noise[2].median()
+        return torch.where(negative, -size, size)
 
     def state(self, perturbed) -> dict:
         """{name: tensor} of parameters and buffers, as constructed or perturbed (where the reference can take that)."""
@@ -123,12 +160,37 @@ class Reference:
 
     def run(self, inputs, seed, model=None) -> Answer:
         """The reference's answer, on copies of the inputs. model: one to be used in place of it."""
-        copies = copy_of(inputs)
+        model, copies = model or self.model, copy_of(inputs)
         torch.manual_seed(seed)
         with torch.no_grad(), self.place:
-            output = (model or self.model)(*copies)
-        changed = [i for i, x in enumerate(copies) if isinstance(x, torch.Tensor) and x._version]
-        return Answer(tree_leaves(output), structure(output), changed)
+            output = model(*copies)
+        return self.answer(output, copies, state_of(model), self.changed_inputs)
+
+    def answer(self, output, inputs, state, changed, others=()) -> Answer:
+        """What a forward of the reference or of a candidate amounts to.
+
+        inputs, state ({name: tensor}): after the forward; changed: indices of inputs that it changed; others: tensors
+        in whose memory no output may lie either.
+        """
+        outputs = tensors_in(output)
+        leaves = {f"output {i}": tensor for i, tensor in enumerate(outputs)}
+        leaves |= {f"input {i}": inputs[i] for i in self.changed_inputs}
+        leaves |= {f"state {name}": state[name].detach().clone() for name in self.changed_state if name in state}
+        shared = sharing(outputs, [*tensors_in(inputs), *state.values(), *others])
+        return Answer(leaves, structure(output), list(changed), shared)
+
+    def find_side_effects(self):
+        """Find which inputs, parameters and buffers the forward changes, and which outputs share memory with others."""
+        self.changed_inputs, self.changed_state = [], []
+        copies = copy_of(self.example)
+        with torch.no_grad(), self.place:
+            output = self.model(*copies)
+        if not all(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(output)):
+            raise TaskError("it returns something other than tensors")
+        self.changed_inputs = [i for i, x in enumerate(copies) if isinstance(x, torch.Tensor) and x._version]
+        state = state_of(self.model)
+        self.changed_state = [name for name, x in self.constructed.items() if not is_same(x, state[name])]
+        self.shared = self.answer(output, copies, state, self.changed_inputs).shared
 
     def blueprint(self) -> dict:
         """What a recorder needs to construct ModelNew, and inputs without values."""
@@ -159,139 +221,277 @@ class Reference:
             if isinstance(x, torch.Tensor):
                 drawn[i] = x.detach().to(self.device).clone()  # contiguous, unless it is dense otherwise
                 if trial:
-                    drawn[i] = vary(drawn[i], self.domains[i], trial, self.strength, self.ties)
+                    drawn[i] = vary(drawn[i], self.domains[i], trial, self.derive(key), self.strengths)
             elif tensors_in(x):
                 raise TaskError("tensors within a list or dict of inputs are not supported")
         return drawn
 
-    def bounds(self, trial) -> list:
-        """t of each output in this trial."""
-        return self.structured_bounds if trial else self.plain_bounds
+    def bounds(self, trial, perturbed) -> list:
+        """t of each compared tensor in this trial."""
+        plain = self.plain_bounds[perturbed]
+        return [max(t, min(MARGIN * t, MOST)) for t in plain] if trial else plain
 
-    def load_bounds(self):
-        """Choose the tolerances, and the strength of structured inputs."""
-        leaves = self.run(self.example, 0).leaves
-        if not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            raise TaskError("it returns something other than tensors")
-        self.ties = not any(map(is_exact, leaves))  # where values are equal, indices are ambiguous
-        self.plain_bounds = self.structured_bounds = self.measure([0], False, math.inf)
+    def choose_perturbation(self):
+        """Measure the bounds of trial 0, and perturb parameters in a way that the reference can take."""
+        worst, self.missing = self.measure(0, False)
+        self.plain_bounds = {False: worst, True: worst}
         self.load(False)
-        if compare(leaves, self.run(self.example, 1).leaves, loose(self.plain_bounds)):
+        leaves = self.run(self.example, 0).leaves
+        self.load(False)
+        if compare(leaves, self.run(self.example, 1).leaves, loose(worst)):
             raise TaskError("its output is random (dropout in training mode?), so no kernel can be compared with it")
-        most = max(MOST / 100, max(self.plain_bounds) / 2)  # beyond, honest kernels would fail
-        for self.perturbed in (self.perturbed, self.constructed):
-            for self.strength in STRENGTHS:
-                with contextlib.suppress(Exception):
-                    self.measure(range(1, 9), True, most)
-                    self.structured_bounds = [max(t, min(MARGIN * t, MOST)) for t in self.plain_bounds]
+        for flip in True, False:
+            self.perturbed = {name: self.perturb(name, tensor, flip) for name, tensor in self.constructed.items()}
+            if all(map(is_same, self.perturbed.values(), self.constructed.values())):
+                return
+            with contextlib.suppress(Exception):
+                bounds, missing = self.measure(0, True)
+                if missing <= 2 * self.missing and all(t <= max(most, MOST) for t, most in zip(bounds, worst)):
+                    self.plain_bounds[True] = bounds
                     return
+        self.perturbed = self.constructed
+        self.note = "parameters were not perturbed: the reference fails with others"
 
-    def measure(self, trials, perturbed, most) -> list:
-        """t of each output in these trials. Raises an exception if the reference fails, or errs by more than `most`."""
-        bounds = []
-        for trial in trials:
-            inputs = self.inputs("errors", trial)
-            self.load(perturbed)
-            leaves = exact = self.run(inputs, 0).leaves
-            bounds = bounds or [self.tolerance] * len(leaves)
-            self.load(perturbed)
-            with contextlib.suppress(Exception):  # too little memory, or code that mixes in tensors of a fixed type
-                twin = copy.deepcopy(self.model)._apply(precise)
-                exact = self.run(list(map(nearby, inputs, self.domains)), 0, twin).leaves
-            for index, (x, y) in enumerate(zip(leaves, exact)):
-                if not is_exact(x):
-                    error = float(errors_of(y, x).max())
-                    if trial and (error > most or not x.isfinite().all()):
-                        raise OverflowError
-                    bounds[index] = max(bounds[index], 2 * torch.finfo(x.dtype).eps, min(MARGIN * error, MOST))
-        return bounds
+    def choose_structure(self):
+        """Choose the structures of inputs, and their strengths: all at once, or else one by one."""
+        if all(domain.kind == "fixed" for domain in self.domains):
+            return
+        self.strengths = dict.fromkeys(STRUCTURES, STRENGTHS[0])
+        if all(map(self.takes_trial, range(1, 9))):
+            return
+        kept = {AS_DRAWN: 1.0}
+        for name in STRUCTURES:
+            for strength in STRENGTHS if name in STRONG else STRENGTHS[:1]:
+                self.strengths = {AS_DRAWN: 1.0, name: strength}
+                if name not in kept and self.takes_trial(1) and self.takes_trial(3):
+                    kept[name] = strength
+        self.strengths = kept
+        if not all(map(self.takes_trial, range(1, 9))):
+            self.strengths = {}
+        if dropped := [name for name in STRUCTURES if name not in self.strengths]:
+            self.note += "; " * bool(self.note) + f"structures that the reference fails on: {', '.join(dropped)}"
+
+    def takes_trial(self, trial) -> bool:
+        """Can the reference take the inputs of this trial: is it as finite and nearly as accurate as in trial 0?"""
+        perturbed = trial < 5
+        try:
+            bounds, missing = self.measure(trial, perturbed)
+        except Exception:
+            return False
+        # With half of the larger bound for the reference's own error, the other half is left for a candidate's.
+        return missing <= 2 * self.missing and all(
+            t <= max(most, MARGIN * most / 2) for t, most in zip(bounds, self.bounds(trial, perturbed)))
+
+    def measure(self, trial, perturbed) -> tuple:
+        """([t] of each compared tensor by the reference's own error, share of values that are not finite)."""
+        inputs = self.inputs("errors", trial)
+        self.load(perturbed)
+        leaves = self.run(inputs, 0).leaves
+        exact = self.run_in_double(inputs, perturbed, leaves)
+        bounds, missing = [], 0.0
+        for name, x in leaves.items():
+            errors = errors_of(exact[name], x)
+            bounds.append(self.bound(errors, x.dtype))
+            missing = max(missing, 1 - float(x.isfinite().sum()) / max(x.numel(), 1))
+        return bounds, missing
+
+    def bound(self, errors, dtype) -> float:
+        """t of a tensor with these errors of the reference."""
+        if not (dtype.is_floating_point or dtype.is_complex):
+            return min(MARGIN * float(errors.mean()), MOST)
+        eps, worst = torch.finfo(dtype).eps, float(errors.max())
+        noise = float((errors > MOST).sum()) > 0.5 * len(errors)
+        least = self.tolerance * (DOUBLE if eps < 1e-12 else 1)
+        return max(least, 2 * eps, MARGIN * worst if noise else min(MARGIN * worst, MOST))
+
+    def run_in_double(self, inputs, perturbed, leaves) -> dict:
+        """What the reference computes in float64 on inputs nearby, or `leaves` where it cannot."""
+        # Where values are equal, indices are ambiguous: this shows if equal values do not stay equal.
+        apart = any(map(is_exact, leaves.values()))
+        self.load(perturbed)
+        before = torch.get_default_dtype()
+        try:
+            twin = copy.deepcopy(self.model)._apply(precise)
+            near = [nearby(x, domain, apart) for x, domain in zip(inputs, self.domains)]
+            torch.set_default_dtype(torch.float64)
+            with InDouble():
+                exact = self.run(near, 0, twin).leaves
+            return exact if all(x.shape == exact[name].shape for name, x in leaves.items()) else leaves
+        except Exception:  # too little memory, or code that mixes in tensors of a fixed type
+            return leaves
+        finally:
+            torch.set_default_dtype(before)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Structured inputs
 
 
-def domain(x, other) -> str:
-    """What an input's values are, which a structured draw keeps. other: the same input of another draw.
+class Domain(NamedTuple):
+    """What the values of an input are, which a structured version keeps."""
 
-    signed, positive (or zero), unit (0 to 1), sums (probabilities: rows sum to one) or fixed: left as drawn. Fixed are
-    constants, integers (masks, labels), floats of 8 bits, and what may have a form of its own: complex, sparse,
-    triangular, symmetric.
+    kind: str  # signed, positive, negative, unit (0 to 1), sums (rows sum to one), or fixed: left as drawn
+    zero: bool = False  # may they be zero?
+    sparse: bool = False  # are there many zeros, which stay where they are?
+    whole: bool = False  # are they integers?
+    symmetric: bool = False
+
+
+def domain_of(x, other) -> Domain:
+    """The domain of an input. other: the same input of another draw.
+
+    Fixed are constants, masks, integers (labels, indices), floats of 8 bits, complex numbers, and what is not finite.
     """
     floats = isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize > 1
-    if not floats or x.numel() <= 4 or torch.equal(x, other):
-        return "fixed"
-    symmetric = x.dim() > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
+    if not floats or x.numel() <= 4 or torch.equal(x, other) or not x.isfinite().all():
+        return Domain("fixed")
+    low, high, size = float(x.min()), float(x.max()), float(x.abs().max())
+    whole = torch.equal(x, x.round())
+    if whole and 0 <= low and high <= 1:
+        return Domain("fixed")
+    sums = low >= 0 and bool((x.sum(-1, dtype=torch.float32) - 1).abs().max() < 2e-3)
+    positive = "sums" if sums else "unit" if high <= 1 else "positive"
+    kind = positive if low >= 0 else "negative" if high <= 0 else "signed"
     sparse = int((x == 0).sum()) > 0.05 * x.numel()
-    if symmetric or sparse or torch.equal(x, x.round()) or not x.isfinite().all() or x.max() <= 0:
-        return "fixed"
-    if x.min() < 0:
-        return "signed"
-    sums = (x.sum(-1, dtype=torch.float32) - 1).abs().max() < 2e-3
-    return "sums" if sums else "unit" if x.max() <= 1 else "positive"
+    symmetric = x.dim() > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
+    return Domain(kind, not sums and float(x.abs().min()) < 0.01 * size, sparse, whole, symmetric)
 
 
-def vary(x, kind, trial, strength, ties):
-    """A structured version of an input, with the same strides. kind: its domain.
+def up(x, kind, amount):
+    return 1 - (1 - x) / amount if kind == "unit" else x + amount
+
+
+def down(x, kind, amount):
+    return x - amount if kind == "signed" else x / amount
+
+
+def neighbours(x):
+    """A mask of some neighbours in each row, few or many."""
+    n, uniform = x.shape[1], torch.rand(2, len(x), 1, device=x.device)
+    members = 2 ** (uniform[0] ** 2 * (math.log2(n) + 1)).int()
+    return torch.arange(n, device=x.device) // members == (uniform[1] * n).int() // members
+
+
+def spread(x):
+    """A mask of every Nth value in each row."""
+    n, uniform = x.shape[1], torch.rand(2, len(x), 1, device=x.device)
+    members = 2 ** (uniform[0] ** 2 * (math.log2(n) + 1)).int()
+    stride = n // members.clamp(2, n)
+    return torch.arange(n, device=x.device) % stride == (uniform[1] * n).int() % stride
+
+
+def constant(x):
+    """The power of two below each row's largest value: any sum of equal powers is exact, in any order."""
+    largest = x.gather(1, x.abs().argmax(1, keepdim=True))
+    return (largest.sign() * largest.abs().log2().floor().exp2()).expand_as(x)
+
+
+def sorted_rows(x):
+    """Rows that rise and rows that fall."""
+    rising = x.sort(1).values
+    return torch.where(torch.arange(len(x), device=x.device)[:, None] % 2 == 0, rising, rising.flip(1))
+
+
+def chance(x, share):
+    return torch.rand(x.shape, device=x.device) < share
+
+
+AS_DRAWN = "as drawn"
+# name: function of rows, their domain's kind, and an amount for each row
+STRONG = {
+    "high": up,
+    "low": down,
+    "high neighbours": lambda x, kind, amount: torch.where(neighbours(x), up(x, kind, amount), x),
+    "low neighbours": lambda x, kind, amount: torch.where(neighbours(x), down(x, kind, amount), x),
+    "every Nth high": lambda x, kind, amount: up(sorted_rows(x), kind, amount).where(spread(x), sorted_rows(x)),
+    "every Nth low": lambda x, kind, amount: down(sorted_rows(x), kind, amount).where(spread(x), sorted_rows(x)),
+    "scaled": lambda x, kind, amount: x / amount if kind == "unit" else x * amount,
+    "large constant": lambda x, kind, amount: constant(x) * (1 if kind == "unit" else amount.log2().round().exp2()),
+}
+PLAIN = {
+    "sorted": lambda x, kind, amount: sorted_rows(x),
+    "half equal": lambda x, kind, amount: torch.where(chance(x, 0.5), x.amax(1, keepdim=True), x),
+    "constant": lambda x, kind, amount: constant(x),
+    "negative": lambda x, kind, amount: -x.abs() if kind == "signed" else x,
+}
+NEAR_ZERO = {
+    "zero": lambda x, kind, amount: torch.zeros_like(x),
+    "tiny": lambda x, kind, amount: x / amount ** 4,
+    "sparse": lambda x, kind, amount: torch.where(chance(x, 0.1), x, 0.0),
+    "whole": lambda x, kind, amount: x.round(),
+}
+STRUCTURES = STRONG | PLAIN | NEAR_ZERO
+
+
+def vary(x, domain, trial, start, strengths):
+    """A structured version of an input, with the same strides. strengths: {name of a structure: its strength}.
 
     Values along some dimensions, a row, have something in common: along the last one, the one before it (time, in
-    sequences), all but the first (samples), or all but the second (channels), in turn.
+    sequences), all but the first (samples), or all but the second (channels), in turn. Rows get one structure after the
+    other, beginning with number `start`, and a trial goes on where the one before it ended.
     """
-    if kind == "fixed" or strength == 1:
+    names = [name for name in strengths if domain.zero or name not in NEAR_ZERO]
+    if domain.kind == "fixed" or not names:
         return x
     dims = list(range(x.dim()))
     within = [dims[-1:], dims[-2:][:1], dims[1:] or dims, [0, *dims[2:]]][(trial - 1) % 4]
-    result = x.clone()
+    result, sign = x.clone(), -1 if domain.kind == "negative" else 1
+    kind = "positive" if domain.kind == "negative" else domain.kind
     turned = result.permute([dim for dim in dims if dim not in within] + within)
-    rows = turned.reshape(-1, math.prod(turned.shape[-len(within):]))
-    pieces = [structured(piece, kind, strength, ties) for piece in rows.split(max(1, PIECE // rows.shape[1]))]
-    turned.copy_(torch.cat(pieces).view(turned.shape))
+    rows = turned.reshape(-1, math.prod(turned.shape[-len(within):])) * sign
+    for number, name in enumerate(names):
+        part = rows[(number - start - trial * len(rows)) % len(names)::len(names)]
+        if name != AS_DRAWN and len(part):
+            uniform = torch.rand(len(part), 1, device=x.device)
+            # Half of the amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
+            exponent = torch.where(uniform < 0.5, 0.15 + 0.7 * uniform, 1.0)
+            part.copy_(STRUCTURES[name](part, kind, strengths[name] ** exponent))
+    turned.copy_((rows * sign).view(turned.shape))
+    if domain.sparse:
+        result = torch.where(x == 0, x, result)
+    if domain.whole:
+        result = result.round()
+    if domain.symmetric:
+        result.copy_(result.tril() + result.tril(-1).mT)
     return result / result.sum(-1, keepdim=True) if kind == "sums" else result
 
 
-def structured(rows, kind, strength, ties):
-    """Structured rows. number % 4 is 0: offset all values; 1: neighbours; 2: sort, offset every Nth; 3: sort, scale."""
-    count, n = rows.shape
-    number = torch.arange(count, device=rows.device)[:, None] + random.randrange(120)  # (R, 1)
-    rising = rows.sort(dim=1).values
-    rows = torch.where(number % 4 < 2, rows, torch.where(number % 3 == 0, rising, rising.flip(1)))
-    if not ties:  # offsets, too, make different values equal
-        return rows
-    tied = (number % 20 == 5) & (torch.rand_like(rows) < 0.5)
-    rows = torch.where(tied, rows.amax(1, keepdim=True), rows)
-    uniform = torch.rand(3, count, 1, device=rows.device)
-    # Half of the amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
-    amount = strength ** torch.where(uniform[0] < 0.5, 0.15 + 0.7 * uniform[0], 1.0)
-    large = 1 - (1 - rows) / amount if kind == "unit" else rows + amount
-    small = rows - amount if kind == "signed" else rows / amount
-    members = 2 ** (uniform[1] ** 2 * (math.log2(n) + 1)).int()
-    place, column = (uniform[2] * n).int(), torch.arange(n, device=rows.device)
-    stride = n // members.clamp(2, n)
-    neighbours = column // members == place // members
-    chosen = torch.where(number % 4 == 1, neighbours, column % stride == place % stride)
-    chosen |= (number % 4 == 0) | (number % 4 == 3)
-    extreme = torch.where(number % 8 < 4, large, small)
-    scaled = rows / amount if kind == "unit" else rows * amount
-    return torch.where(chosen, torch.where(number % 4 == 3, scaled, extreme), rows)
+def nearby(x, domain, apart):
+    """An input in float64, changed by up to NEARBY of each value: another order of operations can do as much.
+
+    Equal values stay equal unless `apart`, and integers and powers of two stay what they are.
+    """
+    if domain.kind == "fixed" or domain.whole:
+        return precise(x)
+    noise = torch.rand(x.shape, device=x.device) if apart else (precise(x).frexp().mantissa * 1e4).frac().abs()
+    return precise(x) * (1 - min(NEARBY, 8 * torch.finfo(x.dtype).eps) * noise)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Comparison
 
 
+def difference(expected, got, bounds):
+    """What is wrong with a candidate's Answer, in one line, or None. bounds: t of each tensor, see the top."""
+    if got.structure != expected.structure:
+        return f"wrong output: {got.structure} instead of {expected.structure}"
+    return compare(expected.leaves, got.leaves, bounds)
+
+
 def compare(expected, got, bounds):
-    """None if every output agrees, else one line that says what is wrong. bounds: t of each, see the top."""
-    got = [y for y in got if isinstance(y, torch.Tensor)]
-    if len(expected) != len(got):
-        return f"wrong output: {len(got)} tensors instead of {len(expected)}"
-    for index, (x, y, t) in enumerate(zip(expected, got, bounds)):
-        name = "output" if len(got) == 1 else f"output {index}"
+    """The same of two {name: tensor}."""
+    for (name, x), t in zip(expected.items(), bounds):
+        if name not in got:
+            return f"wrong {name}: the reference changes it, and nothing of that name is there"
+        y = got[name]
         if x.shape != y.shape:
             return f"wrong {name}: shape {list(y.shape)} instead of {list(x.shape)}"
         if x.dtype != y.dtype or x.device != y.device:
             return f"wrong {name}: {y.dtype} on {y.device} instead of {x.dtype} on {x.device}"
         errors = errors_of(x, y)
-        if count := int((errors > t).sum()):
+        least, allowed = (0, t * x.numel()) if is_exact(x) else (t, 0)
+        count = int((errors > least).sum())
+        if count > allowed:
             place = tuple(map(int, numpy.unravel_index(int(errors.argmax()), x.shape)))
             return (f"wrong values: {max(count / x.numel(), 0.01):.0%} of {name} {list(x.shape)}, worst at "
                     f"{list(place)}: expected {x[place].item():.4g}, got {y[place].item():.4g}")
@@ -300,42 +500,59 @@ def compare(expected, got, bounds):
 
 def loose(bounds) -> list:
     """Bounds for outputs of timed calls, in which only gross errors are looked for."""
-    return [max(t, MOST) for t in bounds]
+    return [max(t, MOST) if t else 0 for t in bounds]
 
 
 def errors_of(x, y):
-    """|y - x| / (|x| + s) for each value, x being the reference's; 0 where both are the same, also NaN or infinite."""
-    scale = 0.0 if is_exact(x) else scale_of(x)
+    """|y - x| / (|x - m| + s) for each value, x being the reference's; 0 where both are the same, also NaN or infinite.
+
+    For integers and bools: 1 where they differ.
+    """
+    mean, scale = (0.0, 1.0) if is_exact(x) else scale_of(x)
     errors = torch.zeros(x.numel() + 1, device=x.device)
     for a, b, out in zip(x.reshape(-1).split(PIECE), y.reshape(-1).split(PIECE), errors[:-1].split(PIECE)):
         same, a, b = (a == b) | (a.isnan() & b.isnan()), precise(a), precise(b)
-        error = math.inf if is_exact(x) else ((b - a).abs() / (a.abs() + scale)).nan_to_num(math.inf)
+        error = 1.0 if is_exact(x) else ((b - a).abs() / ((a - mean).abs() + scale)).nan_to_num(math.inf)
         out.copy_(torch.where(same, 0.0, error))
     return errors
 
 
-def scale_of(x) -> float:
-    """Root mean square of the values that are finite."""
-    values = x.abs().nan_to_num(0.0, 0.0, 0.0)
-    return float(torch.linalg.vector_norm(values, dtype=torch.float64)) / math.sqrt(max(x.numel(), 1))
+def scale_of(x) -> tuple:
+    """(m, s) of a tensor's finite values, see the top. Of one value, s is its size."""
+    finite = x.isfinite()
+    values, count = torch.where(finite, x, 0), max(int(finite.sum()), 1)
+    mean = precise(values).sum().item() / count
+    square = float(torch.linalg.vector_norm(values, dtype=precise_type(x.dtype))) ** 2 / count
+    variance = square if count == 1 else max(square - abs(mean) ** 2, 0.01 * square)
+    return mean, math.sqrt(variance)
 
 
-def own_memory(outputs, others) -> set:
-    """Indices of outputs that do not have memory of their own, one place for each element.
+def sharing(outputs, others) -> list:
+    """Indices of outputs whose bytes are not theirs alone, or have several elements in one place.
 
-    Both are layouts [storage, dtype, shape, strides, offset]; others: inputs, parameters and buffers. Outputs that are
-    interleaved in one storage, such as columns of one matrix, count as if they shared elements.
+    Outputs that are interleaved in one piece of memory, such as columns of one matrix, count as if they shared bytes.
     """
-    lacking, ends = set(), dict.fromkeys((layout[0] for layout in others), math.inf)
-    for index, (storage, _, shape, strides, offset) in sorted(enumerate(outputs), key=lambda entry: entry[1][4]):
-        reach, shares = 0, offset < ends.get(storage, 0)
-        for stride, n in sorted(zip(strides, shape)):
-            shares |= n > 1 and stride <= reach
-            reach += (n - 1) * stride
-        ends[storage] = max(ends.get(storage, 0), offset + reach + 1)
-        if shares and 0 not in shape:
-            lacking.add(index)
-    return lacking
+    shared, reach = set(), 0
+    taken = [span_of(tensor) for tensor in others if tensor.numel()]
+    for i, tensor in sorted(enumerate(outputs), key=lambda entry: entry[1].data_ptr()):
+        if tensor.numel() == 0:
+            continue
+        first, last = span_of(tensor)
+        ends = 0  # of the elements in the dimensions so far
+        for step, n in sorted(zip(tensor.stride(), tensor.shape)):
+            if n > 1 and step <= ends:
+                shared.add(i)
+            ends += (n - 1) * step
+        if first < reach or any(first < end and start < last for start, end in taken):
+            shared.add(i)
+        reach = max(reach, last)
+    return sorted(shared)
+
+
+def span_of(tensor) -> tuple:
+    """Addresses of a tensor's first byte and of the byte behind its last one."""
+    steps = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
+    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -363,12 +580,6 @@ def state_of(model) -> dict:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def layout_of(tensor) -> list:
-    """A tensor's layout as in program.py, with another number for its storage."""
-    return [tensor.untyped_storage()._cdata, str(tensor.dtype), list(tensor.shape), list(tensor.stride()),
-            tensor.storage_offset()]
-
-
 def structure(tree) -> str:
     """How the tensors of an output are nested. A named tuple is a tuple."""
     if isinstance(tree, dict):
@@ -379,17 +590,22 @@ def structure(tree) -> str:
     return "tensor" if isinstance(tree, torch.Tensor) else type(tree).__name__
 
 
+def is_same(x, y) -> bool:
+    """Have two tensors the same shape and values, NaN included?"""
+    return x is y or x.shape == y.shape and bool(((x == y) | (x != x) & (y != y)).all())
+
+
 def is_exact(x) -> bool:
     """Are its values integers or bools?"""
     return not (x.is_floating_point() or x.is_complex())
 
 
+def precise_type(dtype):
+    """float64 or complex128 for a type of less precision; any other type as it is."""
+    inexact = dtype.is_floating_point or dtype.is_complex
+    return torch.promote_types(dtype, torch.float64) if inexact else dtype
+
+
 def precise(x):
     """A tensor in double precision; anything but floats and complex numbers as it is."""
-    exact = not isinstance(x, torch.Tensor) or is_exact(x)
-    return x if exact else x.to(torch.promote_types(x.dtype, torch.float64))
-
-
-def nearby(x, kind):
-    """An input in float64, changed by up to NEARBY of each value: another order of operations can do as much."""
-    return precise(x) if kind == "fixed" else precise(x) * (1 - NEARBY * torch.rand(x.shape, device=x.device))
+    return x.to(precise_type(x.dtype)) if isinstance(x, torch.Tensor) else x

@@ -88,7 +88,7 @@ class Reference:
         self.tolerance = settings["tolerance"]
         self.device = torch.device(settings["device"])
         self.place = CudaIsCpu() if self.device.type == "cpu" else contextlib.nullcontext()
-        self.note = ""  # what trials leave out, and why
+        self.notes = []  # what trials leave out, and why
         try:
             with self.place:
                 folder = Path(tempfile.mkdtemp(dir=settings.get("scratch")))
@@ -251,7 +251,7 @@ class Reference:
                     self.plain_bounds[True] = self.to_bounds(errors)
                     return
         self.perturbed = self.constructed
-        self.note = "parameters were not perturbed: the reference fails with others"
+        self.notes.append("parameters were not perturbed: the reference fails with others")
 
     def choose_structure(self):
         """Choose the structures of inputs, and their strengths: all at once, or else one by one."""
@@ -264,7 +264,7 @@ class Reference:
         for name in STRUCTURES:
             for strength in STRENGTHS if name in STRONG else STRENGTHS[:1]:
                 self.strengths = {AS_DRAWN: 1.0, name: strength}
-                if name not in kept and self.takes(1, 3):
+                if name not in kept and self.takes(1, 4):
                     kept[name] = strength
         weak = {name: strength for name, strength in kept.items() if name not in STRONG}
         choices = [{name: min(strength, most) for name, strength in kept.items()} for most in STRENGTHS]
@@ -272,7 +272,8 @@ class Reference:
             if self.takes(*range(1, 9)):
                 break
         if dropped := [name for name in STRUCTURES if name not in self.strengths]:
-            self.note += "; " * bool(self.note) + f"structures that the reference fails on: {', '.join(dropped)}"
+            what = f"rows of some kinds ({', '.join(dropped)})" if self.strengths else "structure"
+            self.notes.append(f"inputs had no {what}: the reference fails on them")
 
     def takes(self, *trials) -> bool:
         """Can the reference take the inputs of these trials: is it as finite and nearly as accurate as in trial 0?"""
@@ -293,7 +294,7 @@ class Reference:
         inputs = self.inputs("errors", trial)
         self.load(perturbed)
         leaves = self.run(inputs, 0).leaves
-        exact = self.run_in_double(inputs, perturbed, leaves)
+        exact = self.in_double(inputs, perturbed, leaves)
         self.dtypes = [x.dtype for x in leaves.values()]
         errors, missing = [], 0.0
         for name, x in leaves.items():
@@ -315,23 +316,25 @@ class Reference:
             bounds.append(t)
         return bounds
 
-    def run_in_double(self, inputs, perturbed, leaves) -> dict:
+    def in_double(self, inputs, perturbed, leaves) -> dict:
         """What the reference computes in float64 on inputs nearby, or `leaves` where it cannot."""
-        # Where values are equal, indices are ambiguous: this shows if equal values do not stay equal.
-        apart = any(map(is_exact, leaves.values()))
-        self.load(perturbed)
         before = torch.get_default_dtype()
+        result = {}
         try:
-            twin = copy.deepcopy(self.model)._apply(precise)
-            near = [nearby(x, domain, apart) for x, domain in zip(inputs, self.domains)]
-            torch.set_default_dtype(torch.float64)
-            with InDouble():
-                exact = self.run(near, 0, twin).leaves
-            return exact if all(x.shape == exact[name].shape for name, x in leaves.items()) else leaves
+            # Where values are equal, indices are ambiguous: that shows if equal values do not stay equal.
+            for apart in sorted(set(map(is_exact, leaves.values()))):
+                self.load(perturbed)
+                twin = copy.deepcopy(self.model)._apply(precise)
+                near = [nearby(x, domain, apart) for x, domain in zip(inputs, self.domains)]
+                torch.set_default_dtype(torch.float64)
+                with InDouble():
+                    found = self.run(near, 0, twin).leaves
+                result |= {name: found[name] for name, x in leaves.items() if is_exact(x) == apart}
         except Exception:  # too little memory, or code that mixes in tensors of a fixed type
             return leaves
         finally:
             torch.set_default_dtype(before)
+        return result if all(x.shape == result[name].shape for name, x in leaves.items()) else leaves
 
 
 # ---------------------------------------------------------------------------------------------------------------------

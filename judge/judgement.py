@@ -89,7 +89,7 @@ def check(task, code, candidate, verdict) -> tuple:
     Parameters are perturbed but for the last trial: work that does not matter yet, as a gate is zero, must be done.
     """
     reference, first, last = task.reference, (), task.settings["trials"] - 1
-    notes = [reference.note]
+    notes = list(reference.notes)
     if reference.constructed and not candidate.may_be_perturbed:
         notes.append("its parameters were not perturbed: they are not the reference's by name and value")
     for trial in range(last + 1):
@@ -108,7 +108,7 @@ def check(task, code, candidate, verdict) -> tuple:
         if problem := difference(answer, got, reference.bounds(trial, perturbed)):
             raise Failed(problem)
         first = first or (inputs, answer)
-    verdict.correct, verdict.note = True, "; ".join(filter(None, notes))
+    verdict.correct, verdict.note = True, "; ".join(notes)
     return first
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.reference import compare, loose
+from judge.reference import compare, loose, named
 from judge.verdict import Failed, describe, set_roofline
 
 BATCHES, MOST_BATCHES = 8, 300  # of a measurement
@@ -258,9 +258,8 @@ class Side:
 
     def result(self, slot) -> list:
         """[{name: copy of a tensor} that the last call on a slot returned; indices of inputs that it changed]."""
-        outputs, inputs = tensors_in(copy_of(self.outputs[slot])), tensors_in(self.drawn[slot])
-        leaves = {f"output {i}": tensor for i, tensor in enumerate(outputs)}
-        return [leaves, differing(tensors_in(self.slots[slot]), inputs)]
+        inputs = tensors_in(self.drawn[slot])
+        return [named(tensors_in(copy_of(self.outputs[slot]))), differing(tensors_in(self.slots[slot]), inputs)]
 
 
 @functools.cache

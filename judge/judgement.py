@@ -12,7 +12,6 @@ With a GPU, judges check at the same time, and one alone may take times (process
 
 import gc
 import pickle
-import resource
 import signal
 import sys
 import warnings
@@ -21,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from judge import interpreter, measured, prices
-from judge.processes import EXCLUSIVE, SHARED, begin_server, gpu_lock, serve_forks
+from judge.processes import EXCLUSIVE, SHARED, begin_server, gpu_lock, limit, serve_forks
 from judge.program import NONSENSE, Program, bytes_in, copy_of, operator_of, raw, tensors_in, unpacked
 from judge.reference import Answer, Reference, difference, state_of
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
@@ -212,8 +211,7 @@ def serve(connection, settings, secret):
     if on_gpu:
         torch.cuda.set_device(settings["device"])
     else:
-        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-        resource.setrlimit(resource.RLIMIT_AS, (used + settings["memory"] + (4 << 30),) * 2)
+        limit(settings["memory"])
     while True:
         order, source, *more = connection.recv()
         if order == "load":

@@ -64,10 +64,13 @@ def gpu_lock(path, how, seconds=0):
     with open(path or os.devnull) as file:
         if path:
             fcntl.flock(file, how)
-        if seconds:
-            signal.alarm(int(seconds))
-        yield
-        if seconds:
+        if not seconds:
+            yield
+            return
+        signal.alarm(int(seconds))
+        try:
+            yield
+        finally:
             signal.alarm(0)
 
 
@@ -221,11 +224,10 @@ def serve_forks(connection, role):
 # Running what nobody trusts
 
 
-def limit(settings):
-    """Limits of this process and of what it starts."""
+def limit(memory, **others):
+    """Limit this process, and what it starts, to so many bytes of addresses more than it has, and to `others`."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    for name, most in {"CORE": 0, "CPU": int(settings["timeout"] * 2) + 5, "FSIZE": ROOM, "NOFILE": 256,
-                       "AS": used + settings["memory"]}.items():
+    for name, most in {"AS": used + memory, **others}.items():
         number = getattr(resource, f"RLIMIT_{name}")
         hard = resource.getrlimit(number)[1]
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -278,7 +280,7 @@ def run_limited(work, order, result, folder, settings):
         os.chdir(folder)
         os.environ.update(HOME=folder, TMPDIR=folder, TRITON_CACHE_DIR=f"{folder}/triton")
         tempfile.tempdir = None
-        limit(settings)
+        limit(settings["memory"], CORE=0, CPU=int(settings["timeout"] * 2) + 5, FSIZE=ROOM, NOFILE=256)
         answer = work(order)
         with open(3, "wb") as file:
             file.write(answer)

@@ -3,9 +3,9 @@
     python -m judge.recorder FD SETTINGS        a server: it forks one recorder for each order (processes.serve_orders)
 
 Nothing is computed from inputs here. They have no values (PyTorch's meta device); parameters and newly made tensors
-do, and everything pretends that there is a GPU. A forward is called three times: once to warm up, and twice to be
-recorded; both programs must be equal. Then Triton compiles each kernel that was launched for the real GPU. With a GPU
-the judge is given the machine code, without one the text of Triton's IR.
+do, and everything pretends that there is a GPU (pretend.py). A forward is called three times: once to warm up, and
+twice to be recorded; both programs must be equal. Then Triton compiles each kernel that was launched for the real GPU.
+With a GPU the judge is given the machine code, without one the text of Triton's IR.
 
 The format is in program.py. Each tensor gets a number when it is first seen. One that no row has made is a constant: a
 parameter that equals the reference's of the same name, or else bytes.
@@ -16,34 +16,24 @@ import os
 import pickle
 import resource
 import sys
-import types
 import zlib
-from unittest.mock import MagicMock
 
 import torch
 import triton
 import triton.language as tl
 from torch._prims_common import suggest_memory_format
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
-from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
-from triton.runtime import autotuner, driver, jit
+from triton.runtime import autotuner, jit
 
 from judge import rules
+from judge.pretend import H200, SHARED_MEMORY, PretendCuda, pretend_gpu
 from judge.processes import begin_server, serve_orders
 from judge.program import MOST_CONFIGS, TORCH_NAMES, UNWRITTEN, launches_in, numbers_in, packed, raw, tensors_in, write
 from judge.reference import is_exact, load_module, seed_everything, state_of
 from judge.verdict import Failed, describe
 
-H200 = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 141 << 30, "major": 9, "minor": 0,
-        "warp_size": 32, "max_threads_per_multi_processor": 2048, "L2_cache_size": 60 << 20, "is_integrated": 0,
-        "regs_per_multiprocessor": 65536, "shared_memory_per_block": 48 << 10, "is_multi_gpu_board": 0,
-        "shared_memory_per_multiprocessor": 228 << 10, "clock_rate": 1_980_000, "memory_clock_rate": 3_201_000,
-        "memory_bus_width": 6144, "gcnArchName": "", "max_threads_per_block": 1024,
-        "shared_memory_per_block_optin": 227 << 10}  # what a candidate finds where no GPU is
-SHARED_MEMORY = 227 << 10  # bytes that a program of a kernel may use
 COMPILE_SECONDS = 20  # of a CPU, for all kernels of a candidate
 CALLS = 3  # forwards: a warm-up, and two that are recorded
 KEEPS_STATE = "forward keeps state: from one call to the next it does something else, or counts"
@@ -51,11 +41,9 @@ WHOLE = set("batch_norm instance_norm dropout alpha_dropout feature_dropout scal
             "rnn_tanh rnn_relu ctc_loss".split())  # operators that are recorded as one row
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 READ_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}  # tags of operators that read values
-TO_HOST = set("cpu item tolist numpy __array__ __dlpack__ __reduce_ex__ __float__ __int__ __bool__".split())  # methods
 SMALL = 1 << 26  # bytes: a larger tensor that a forward makes has no values while recording
 LAUNCH_OPTIONS = {"num_warps", "num_stages", "num_ctas", "maxnreg", "enable_fp_fusion", "debug"}
 RUN = jit.JITFunction.run  # another stands in its place
-TENSOR = torch.tensor
 
 
 def identity(tensor) -> int:
@@ -241,81 +229,7 @@ def record(model, inputs, blueprint):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A GPU that is not there
-
-
-class PretendCuda(TorchFunctionMode):
-    """Lets code written for a GPU run without one. "cuda" means where a call's first tensor is, or else the CPU.
-
-    Within a forward all tensors say that they are on a GPU. In a constructor (recorder: None), whose parameters go to
-    the GPU afterwards, they say where they are.
-    """
-
-    def __init__(self, recorder=None):
-        super().__init__()
-        self.recorder, self.reads_parameters = recorder, False
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if self.recorder is not None and func == torch.Tensor.device.__get__:
-            return torch.device("cuda", 0)
-        if name in ("__getitem__", "__setitem__"):
-            args = (args[0], with_values(args[1]), *args[2:])
-        sources = tensors_in([args, kwargs])
-        place = sources[0].untyped_storage().device if sources else torch.device("cpu")
-        if name in TO_HOST and self.recorder is not None:
-            self.recorder.note_read(name, sources[0])
-        self.reads_parameters |= name in TO_HOST and sources[0].requires_grad
-        args = args if func is torch.device else tuple(place if is_cuda(value) else value for value in args)
-        if is_cuda(kwargs.get("device")) or type(kwargs.get("device")) is int:
-            kwargs["device"] = place
-        return func(*args, **kwargs)
-
-
-def with_values(index):
-    """An index whose lists are tensors on the CPU: PyTorch makes them where the indexed tensor is, without values."""
-    if isinstance(index, tuple):
-        return tuple(map(with_values, index))
-    return torch.as_tensor(index) if hasattr(index, "__len__") and not tensors_in(index) else index
-
-
-def is_cuda(value) -> bool:
-    return isinstance(value, (str, torch.device)) and "cuda" in str(value)
-
-
-def pretend_gpu(properties):
-    """Let PyTorch and Triton speak of a GPU in a process that has none. properties: of the GPU, by PyTorch's names.
-
-    It changes this process for good: Triton's kernels can be recorded and compiled, but not run.
-    """
-    found = types.SimpleNamespace(**properties)
-    anything = MagicMock(cuda_stream=0)  # streams, events, contexts: their methods do nothing
-    names = {"is_available is_bf16_supported": True, "device_count": 1, "current_device memory_allocated": 0,
-             "synchronize set_device empty_cache": None, "get_device_properties": found, "get_device_name": found.name,
-             "get_device_capability": (found.major, found.minor),
-             "Stream Event current_stream default_stream stream device device_of _DeviceGuard": anything}
-    for together, value in names.items():
-        for name in together.split():
-            setattr(torch.cuda, name, lambda *_, value=value, **__: value)
-    torch.version.cuda = torch.version.cuda or "12.8"
-    torch.set_default_device = lambda device: None
-    torch.library.wrap_triton = lambda kernel: kernel  # it matters to torch.compile only
-    torch._C._cuda_getCurrentRawStream = lambda device: 0  # what files that inductor wrote import
-    torch._C._dynamo.guards._empty_strided_cuda = lambda size, stride, dtype: torch.empty_strided(
-        size, stride, dtype=dtype, device="cuda")
-    torch.Tensor.is_cuda = property(lambda tensor: True)  # asserted by many a kernel's wrapper
-    torch.Tensor.get_device = lambda tensor: 0
-    torch.Tensor.cuda = lambda tensor, *_, **__: tensor
-    torch.tensor = lambda data, device=None, **more: TENSOR(data, **more)  # with values, if PyTorch's functions call it
-    torch.Tensor.new_tensor = lambda x, data, dtype=None, **_: TENSOR(data, dtype=dtype or x.dtype)
-    jit.JITFunction.run, autotuner.Autotuner.run = launch, launch_tuned
-    there = {"multiprocessor_count": found.multi_processor_count, "max_shared_mem": SHARED_MEMORY, "warpSize": 32,
-             "max_num_regs": 65536}
-    driver.set_active(types.SimpleNamespace(
-        utils=types.SimpleNamespace(get_device_properties=lambda device: there), get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0, get_active_torch_device=lambda: torch.device("cuda", 0),
-        get_current_target=lambda: GPUTarget("cuda", 10 * found.major + found.minor, 32)))
+# Launches
 
 
 def launch(kernel, *args, grid, warmup, **kwargs):
@@ -366,11 +280,18 @@ def launch_tuned(tuner, *args, **kwargs):
         if config.pre_hook is not None:
             config.pre_hook({**tuner.nargs, **kwargs, **chosen})
         tuner.fn.run(*args, **kwargs, **chosen)
-        differing = [f"{key}={value}" for key, value in chosen.items()
-                     if value is not None and any(other.get(key) != value for other in choices)]
-        alternatives.append([f"{tuner.base_fn.__name__}: {', '.join(differing)}"[:200], recorder.rows])
+        alternatives.append([f"{tuner.base_fn.__name__}: {differences(chosen, choices)}"[:200], recorder.rows])
     recorder.rows = rows
     rows.append(["tuned", alternatives])
+
+
+def differences(chosen, choices) -> str:
+    """What of a configuration is different in others: "BLOCK=256, num_warps=4"."""
+    named = []
+    for key, value in chosen.items():
+        if value is not None and any(other.get(key) != value for other in choices):
+            named.append(f"{key}={value}")
+    return ", ".join(named)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -413,14 +334,16 @@ def compile_launch(entry, kernel, args, kwargs, compiled):
     result = RUN(kernel, *args, grid=None, warmup=True, **kwargs)
     check_limits(result.metadata, entry["grid"])
     entry["compiled"] = compiled.setdefault(result, len(compiled))
-    entry["arguments"] = [value for name, kind in result.src.signature.items()
-                          for value in taken(kind, entry["arguments"][name])]
+    values = []
+    for name, kind in result.src.signature.items():
+        values += taken(kind, entry["arguments"][name])
+    entry["arguments"] = values
 
 
 def taken(kind, value) -> list:
     """The values of a parameter that a compiled kernel takes. kind: its type in the signature; a tuple has several."""
     if isinstance(kind, tuple):
-        return [each for inner, item in zip(kind, value["tuple"]) for each in taken(inner, item)]
+        return sum(map(taken, kind, value["tuple"]), [])
     if kind == "constexpr":
         return []
     if kind.startswith("tensordesc"):  # the descriptor is followed by its shape and strides
@@ -519,6 +442,7 @@ def warm_up():
 
 def main():
     connection, settings = begin_server(sys.argv)
+    jit.JITFunction.run, autotuner.Autotuner.run = launch, launch_tuned
     if settings["clock"] == "modelled":
         CUDABackend.make_cubin = lambda *_: b""  # up to PTX: assembling takes a third of the time, and nobody runs it
     if serve_orders(connection, answer, settings, most=1):  # it may be the only one, which would have to wait

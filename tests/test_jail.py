@@ -117,7 +117,7 @@ open('/tmp/left', 'w').write('x')
 if os.fork() == 0:
     os.setsid()
     time.sleep(600)""")
-    look = forward("raise ValueError(f'sees {os.path.exists(\"/tmp/left\")} {os.listdir(\"/dev/shm\")} '\n"
+    look = forward("raise ValueError(f'sees {os.path.exists(\"/tmp/left\")} {os.access(\"/dev/shm\", os.W_OK)} '\n"
                    "                 f'{sum(name.isdigit() for name in os.listdir(\"/proc\"))}')")
     small.score(TWICE, [f"{leave}# {i}\n" for i in range(2)])  # one in each of the servers
     for found in small.score(TWICE, [f"{look}# {i}\n" for i in range(2)]):

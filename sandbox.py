@@ -21,9 +21,8 @@ two are never compared.
                                      on tensors without values. It hands back the program: operator calls and kernel
                                      launches, as data. Triton has compiled the kernels
 
-Both clocks follow one order: *read* the text; *record* the forward twice, and both programs must be equal; in each
-trial run the program on new inputs, *then* the reference, and compare (*check*); *leave out* each kernel in turn;
-*time* both.
+Both clocks follow one order. *Read* the text. *Record* the forward twice: both programs must be equal. *Check*: in each
+trial run the program on new inputs, then the reference, and compare. *Leave out* each kernel in turn. *Time* both.
 
 What we promise, how it is kept, and what is not promised:
 
@@ -221,7 +220,10 @@ def feedback(verdict):
 
 
 def main(argv=None) -> int:
-    """0 when a verdict was reached; with --check 1 where it is not 'correct'. Raises UserError for a bad command line and for an unusable task."""
+    """0 when a verdict was reached; with --check 1 unless it says 'correct'.
+
+    Raises UserError for a bad command line and for an unusable task.
+    """
     parser = argparse.ArgumentParser(description="Score one kernel by hand: correctness, speedup, coverage.",
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add = parser.add_argument

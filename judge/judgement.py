@@ -27,6 +27,7 @@ from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
 from tasks import TaskError
 
 RECORDING, ROOM = 8, 16 << 20  # what a recorder may send: so many times the bytes of the task's tensors, and so many more
+SPARE = 1 << 30  # bytes of a GPU's memory that an idle judge may keep for its next candidate
 
 
 class LoadedTask:
@@ -221,7 +222,7 @@ def serve(connection, settings, secret):
         else:
             verdict = judge(loaded[source], *more)
             connection.send((verdict, on_gpu and is_broken()))
-        if on_gpu and order != "load":
+        if on_gpu and torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE:
             gc.collect()
             torch.cuda.empty_cache()  # other judges need it
 

@@ -79,11 +79,21 @@ class Binaries:
             torch.cuda.synchronize()  # from here on this thread has a CUDA context
             self.call(name, "cuModuleLoadData", ctypes.byref(module), binary["code"])
             self.call(name, "cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+            self.check_parameters(name, function, len(binary["signature"]) + 2)  # two more are Triton's own
             if binary["shared"] > 48 << 10:
                 self.call(name, "cuFuncSetCacheConfig", function, PREFER_SHARED)
                 self.call(name, "cuFuncSetAttribute", function, SHARED_MEMORY, binary["shared"])
             self.functions[index] = module, function
         return self.functions[index][1]
+
+    def check_parameters(self, name, function, count):
+        """Raise Failed for a kernel with more parameters than it is given, or larger ones: it would read beyond them."""
+        offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+        ask = getattr(self.cuda, "cuFuncGetParamInfo", None)  # of CUDA 12.4
+        for position in range(count + 1) if ask else ():
+            absent = ask(function, ctypes.c_size_t(position), ctypes.byref(offset), ctypes.byref(size))
+            if not absent and (size.value > 8 or position == count):
+                raise Failed(f"{name}: it takes other parameters than it says", "launch")
 
     def launch(self, launch, arguments):
         """Queue a launch on the current stream. arguments: a value for each parameter. Raises Failed."""

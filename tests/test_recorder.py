@@ -162,14 +162,14 @@ RULES = [("import ctypes\nclass ModelNew: pass", "imports ctypes", None),
          ("class ModelNew:\n    x = y.f_back", "uses f_back", 2),
          ("from torch import jit\n@jit.script\nclass ModelNew: pass", "torch.jit.script", 2),
          ("from torch._inductor import compile_fx as c\nclass ModelNew:\n    x = c", "compile_fx", 3),
-         ]
+         ("class ModelNew:\n    m = torch.utils.cpp_extension.load_inline('x')", "load_inline", 2)]
 
 
 @pytest.mark.parametrize("text, words, line", RULES)
 def test_the_static_check_names_what_it_refuses(text, words, line):
     with pytest.raises(Failed, match=words) as failed:
         static_check(text)
-    assert failed.value.stage == "rejected" and failed.value.line == line
+    assert failed.value.stage == ("parse" if words == "load_inline" else "rejected") and failed.value.line == line
 
 
 def test_what_the_rules_do_not_forbid_passes():

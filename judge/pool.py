@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -62,6 +63,7 @@ class Pool:
         self.futures = {}  # {(source, code): Future of its Verdict}
         # By source: what a judge said of a task, what it may take before that, why it cannot be used
         self.tasks, self.estimates, self.unusable = {}, {}, {}
+        self.waiting = Counter()  # candidates that wait for a judge, by source
         self.judges = [Judge() for _ in range(settings["tasks" if self.on_gpu else "workers"])]
         self.servers, self.forks = [], None  # all servers; the one that forks judges
         self.recorders = queue.SimpleQueue()  # idle ones; None: not started yet
@@ -169,10 +171,12 @@ class Pool:
     def judge_of(self, task):
         """A judge that holds this task, for one candidate. Raises TaskError."""
         with self.changed:
+            self.waiting[task.source] += 1
             self.changed.wait_for(lambda: self.closed or task.source in self.unusable or self.choose(task.source))
+            judge = self.choose(task.source)
+            self.waiting[task.source] -= 1
             if self.closed or task.source in self.unusable:
                 raise TaskError(self.unusable.get(task.source, CLOSED))
-            judge = self.choose(task.source)
             judge.busy, is_new = True, task.source not in judge.loaded
             judge.loaded.setdefault(task.source, self.takes(task.source))
         try:
@@ -188,11 +192,12 @@ class Pool:
     def choose(self, source):
         """The judge that is to hold a task now, or None: it has to wait. self.changed is held.
 
-        With a GPU only one judge holds a task, and another is loaded when it fits beside those that are in use.
+        With a GPU only one judge holds a task, without one another where several candidates wait for it. A task is
+        loaded when it fits beside those that are in use.
         """
         holders = [judge for judge in self.judges if source in judge.loaded]
         idle = [judge for judge in holders if not judge.busy]
-        if idle or holders and self.on_gpu:
+        if idle or holders and (self.on_gpu or self.waiting[source] < 2):
             return idle[0] if idle else None
         used = sum(sum(judge.loaded.values()) for judge in self.judges if judge.busy)
         idle = [judge for judge in self.judges if not judge.busy]

@@ -169,8 +169,9 @@ class Candidate:
         after = [next(after) if isinstance(x, torch.Tensor) else x for x in inputs]
         changed = [i for i, x in enumerate(inputs)
                    if isinstance(x, torch.Tensor) and not torch.equal(raw(x), raw(after[i]))]
-        state = {name: self.program.kept[number] for name, number in self.program.named.items()}
-        return self.reference.answer(output, after, state, changed, self.program.kept.values())
+        kept = self.program.kept
+        state = {name: kept[number] for name, number in self.program.named.items() if number in kept}
+        return self.reference.answer(output, after, state, changed, kept.values())
 
 
 def kind_of(x):
@@ -211,6 +212,7 @@ def serve(connection, settings, secret):
     on_gpu, loaded = settings["device"] != "cpu", {}
     if on_gpu:
         torch.cuda.set_device(settings["device"])
+        torch.cuda.init()
     else:
         limit(settings["memory"])
     while True:

@@ -30,6 +30,7 @@ TEXT_RUNNERS = {"exec", "eval", "__import__"}  # they run text that this check h
 # ---------------------------------------------------------------------------------------------------------------------
 # Reading a text
 
+
 def dotted(node) -> list:
     """["a", "b", "c"] for the syntax of a.b.c; an empty list for anything but a dotted path."""
     names = []

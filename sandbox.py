@@ -61,16 +61,12 @@ if __name__ == "__main__":
     begin()  # before torch is loaded: it sets how OpenMP's threads wait
 
 import argparse
-import atexit
-import gc
 import json
 import os
 import time
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-
-import torch
 
 from judge.pool import Pool
 from judge.processes import SHARED, gpu_lock
@@ -82,6 +78,14 @@ from tasks import load_task
 PRECISE = 0.2  # seconds of timing a candidate outside of training, where the interval around its speedup counts
 JSON_FIELDS = ("compiled correct speedup coverage clock reference_ms candidate_ms rejected error bandwidth "
                "arithmetic").split()  # the last two: shares of the roofline, see Verdict
+
+
+def has_gpu() -> bool:
+    """Is there a GPU that PyTorch can use? Without one torch, whose import takes a second, is not needed here."""
+    if not Path("/dev/nvidiactl").exists():
+        return False
+    import torch
+    return torch.cuda.is_available()
 
 
 @dataclass(frozen=True)
@@ -106,12 +110,13 @@ class Settings:
     def completed(self):
         """These settings without any None. Raises UserError for a device that is not there, or for wrong values."""
         device, on_cpu = str(self.device), str(self.device) == "cpu"
-        if not on_cpu and not (device.startswith("cuda") and torch.cuda.is_available()):
+        if not on_cpu and not (device.startswith("cuda") and has_gpu()):
             raise UserError(f"device {device}: no GPU is available here by this name")
         for name in ("trials", "tolerance", "timeout", "measure", "tasks"):
             if not 0 < getattr(self, name) <= 86_400:  # nan is refused, too
                 raise UserError(f"{name} {getattr(self, name):g}: choose a number above 0, at most 86400")
         if device == "cuda":  # the one that the caller uses
+            import torch
             device = f"cuda:{torch.cuda.current_device() if torch.cuda.is_initialized() else 0}"
         clock = self.clock or ("modelled" if on_cpu else "measured")
         if clock == "modelled" and (not on_cpu or self.baseline == "compile"):
@@ -229,7 +234,7 @@ def main(argv=None) -> int:
     add = parser.add_argument
     add("task", metavar="TASK.py", help="a problem in KernelBench's format")
     add("candidate", metavar="CANDIDATE.py", help="a file that defines ModelNew")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda measures, cpu models the time")
+    add("--device", default="cuda" if has_gpu() else "cpu", help="cuda measures, cpu models the time")
     add("--trials", type=int, default=Settings.trials, help="correctness trials, each with fresh inputs")
     add("--tolerance", type=float, default=Settings.tolerance, help="papers before 2026 used 1e-2")
     add("--baseline", choices=["eager", "compile"], default="eager", help="the reference as it is, or compiled")
@@ -254,5 +259,4 @@ def main(argv=None) -> int:
 
 
 if __name__ == "__main__":
-    atexit.register(gc.freeze)  # or Python looks through all of torch's objects once more before it ends, for 0.4 s
     run_command(main)

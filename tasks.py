@@ -25,8 +25,6 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
-
 from command.files import ROOT, found, read_parquet, told
 from command.process import UserError
 
@@ -217,6 +215,7 @@ def elements(source, enough) -> int:
 
     0 if the problem does not run. It runs on PyTorch's meta device, so no tensor takes memory.
     """
+    import torch  # here, so that importing this module takes no second
     try:
         with torch.device("meta"), torch.no_grad(), warnings.catch_warnings(action="ignore"):
             model, get_inputs = construct(source)
@@ -231,7 +230,7 @@ def elements(source, enough) -> int:
 
 
 def _elements(values) -> int:
-    return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+    return sum(value.numel() for value in values if hasattr(value, "numel"))
 
 
 def too_large(task, seconds) -> str | None:
@@ -368,6 +367,7 @@ def unfit(task, evaluation) -> str | None:
         return "near an evaluation problem"
     if elements(task.source, MOST_CHECKED) > MOST_CHECKED:
         return None
+    import torch
     try:
         torch.manual_seed(0)
         with warnings.catch_warnings(action="ignore"), torch.no_grad():  # warnings of a refused problem would confuse

@@ -26,7 +26,7 @@ from judge.reference import Answer, Reference, difference, state_of
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
 from tasks import TaskError
 
-RECORDING, ROOM = 8, 16 << 20  # what a recorder may send: so many times the bytes of the task's tensors, and so many more
+RECORDING, ROOM = 8, 16 << 20  # a recorder may send so many times the bytes of the task's tensors, and so many more
 SPARE = 1 << 30  # bytes of a GPU's memory that an idle judge may keep for its next candidate
 
 

@@ -87,7 +87,7 @@ class Binaries:
         return self.functions[index][1]
 
     def check_parameters(self, name, function, count):
-        """Raise Failed for a kernel with more parameters than it is given, or larger ones: it would read beyond them."""
+        """Raise Failed for a kernel with more parameters than it is given, or larger ones, which it would read."""
         offset, size = ctypes.c_size_t(), ctypes.c_size_t()
         ask = getattr(self.cuda, "cuFuncGetParamInfo", None)  # of CUDA 12.4
         for position in range(count + 1) if ask else ():

@@ -1,6 +1,6 @@
 """The trainer's side of the judge: passes each candidate to a recorder, and what comes back to a judge.
 
-    submit(task, code)      a thread: `describe` the task (a judge loads it), `record` the candidate, `judge` the recording
+    submit(task, code)      a thread: `describe` the task (a judge loads it), `record` the candidate, ask the judge
 
 A recorder has one candidate at a time. A judge has one too, and holds as many tasks as fit into memory (`choose`), for
 all turns of their rollouts. One that ends is forked again: a candidate costs only itself. Nothing of a candidate is

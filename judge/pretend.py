@@ -72,7 +72,8 @@ def pretend_gpu(properties):
     device = types.SimpleNamespace(**properties)
     anything = MagicMock(cuda_stream=0)  # streams, events, contexts: their methods do nothing
     names = {"is_available is_bf16_supported": True, "device_count": 1, "current_device memory_allocated": 0,
-             "synchronize set_device empty_cache": None, "get_device_properties": device, "get_device_name": device.name,
+             "synchronize set_device empty_cache": None,
+             "get_device_properties": device, "get_device_name": device.name,
              "get_device_capability": (device.major, device.minor),
              "Stream Event current_stream default_stream stream device device_of _DeviceGuard": anything}
     for together, value in names.items():

@@ -234,21 +234,21 @@ def limit(memory, **others):
         resource.setrlimit(number, (most, most))
 
 
-def serve_orders(connection, work, settings, most=sys.maxsize) -> bool:
+def serve_orders(connection, work, settings):
     """For each order, send back the bytes that work(order) returns in a fork with limits, or a recording that failed.
 
-    Returns True after `most` orders, and False when a candidate has left something behind: the server must end then, as
-    a new jail has nothing of it, or when the caller has hung up.
+    Returns when the caller has hung up, or when a candidate has left something behind: then the server must end, as a
+    new jail has nothing of it.
     """
     from judge.program import packed
     jailed = os.getpid() == 1
     folder = "/tmp" if jailed else tempfile.mkdtemp(dir=settings["scratch"])
     untouched = cleaned(folder)
-    for _ in range(most):
+    while cleaned(folder) == untouched:
         try:
             order = connection.recv_bytes()  # the fork reads it: later ones inherit what this process knows
         except EOFError:
-            return False
+            return
         result = os.memfd_create("result")
         process = os.fork()
         if process == 0:
@@ -262,9 +262,6 @@ def serve_orders(connection, work, settings, most=sys.maxsize) -> bool:
         if failure is not None:
             answer = packed({"failed": "forward", "error": failure, "line": None})
         connection.send_bytes(answer)
-        if cleaned(folder) != untouched:
-            return False
-    return True
 
 
 def run_limited(work, order, result, folder, settings):

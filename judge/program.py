@@ -10,9 +10,9 @@ does not fit.
                  ["tuned", [[label, [rows]] for each configuration of an autotuned kernel]]
     launch       {"kernel": its name, "grid": three numbers, "arguments": values, "compiled": index}
     program      {"inputs": [numbers], "state": {name: number} of what equals the reference's, "named": {name: number}
-                 of all parameters and buffers, "constants": {number: [dtype, shape, strides, offset, bytes]}, "returned":
-                 [numbers of constants in whose memory an output lies], "rows", "output", "fixed": were values of
-                 parameters used while recording?}
+                 of all parameters and buffers, "constants": {number: [dtype, shape, strides, offset, bytes]},
+                 "returned": [numbers of constants in whose memory an output lies], "rows", "output", "fixed": were
+                 values of parameters used while recording?}
     recording    {"program", "constants": {number: bytes, where they are known}, "compiled": kernels as Triton compiled
                  them, each {"code": bytes, ...}}, or {"failed": stage, "error", "line"}
 """

@@ -62,7 +62,7 @@ def plain(value):
 class Recorder(TorchDispatchMode):
     """While active, writes each operator and each launch of a forward into `rows`.
 
-    equal: {name: tensor} of the parameters and buffers that are as the reference's. room: bytes that constants may take.
+    equal: {name: tensor} of the parameters and buffers that are as the reference's. room: bytes for constants.
     """
 
     active = None  # the recorder of the forward that runs
@@ -445,9 +445,8 @@ def main():
     jit.JITFunction.run, autotuner.Autotuner.run = launch, launch_tuned
     if settings["clock"] == "modelled":
         CUDABackend.make_cubin = lambda *_: b""  # up to PTX: assembling takes a third of the time, and nobody runs it
-    if serve_orders(connection, answer, settings, most=1):  # it may be the only one, which would have to wait
-        warm_up()
-        serve_orders(connection, answer, settings)
+    warm_up()
+    serve_orders(connection, answer, settings)
 
 
 if __name__ == "__main__":

@@ -328,14 +328,14 @@ class Memory:
         places = []
         for number in [int(low)] if low == high else numbers.unique().tolist():
             here = slice(None) if low == high else numbers == number
-            if number not in self.storages:
-                raise Failed(f"out-of-bounds {kind} (no tensor there)", "launch", line)
-            storage = self.storages[number]
-            cells = storage[:len(storage) // size * size].view(BITS[size])
             index = (addresses[here] & ((1 << BYTES) - 1)) // size
-            past = int(index.max()) - len(cells) + 1
-            if past > 0:
-                where = f"{past} elements past the end" if past < 1 << 35 else "before a tensor's beginning"
+            storage = self.storages.get(number, torch.empty(0, dtype=torch.uint8))
+            cells = storage[:len(storage) // size * size].view(BITS[size])
+            last = int(index.max())
+            if last >= len(cells):
+                where = f"{last - len(cells) + 1} elements past the end" if number in self.storages else "no tensor there"
+                if last * size >> (BYTES - 1):
+                    where = "before a tensor's beginning"
                 raise Failed(f"out-of-bounds {kind} ({where})", "launch", line)
             places.append((cells, here, index))
         return places

@@ -25,12 +25,12 @@ import torch
 
 from judge.ir import Kernel, all_operations, parse_kernel, refused, type_of
 from judge.operations import BITS, ELEMENTWISE, SIMPLE, Descriptor, Memory, atomic, dot, select
-from judge.prices import ACROSS_COST, DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR
+from judge.prices import ACROSS_COST, DOT_COST, INSTRUCTION_COST, SECTOR
 from judge.verdict import Failed, describe
 
 WIDTH = 1 << 18  # elements of the largest block in all programs that run at once: they stay in a processor's cache
 MOST_WORK = 2e10  # elements that a launch may compute: about 20 s
-OVERHEAD = 4000  # an operation takes as long as this many elements
+OVERHEAD = 20_000  # elements: an operation takes as long by itself
 TERMINATORS = {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return",
                "tt.map_elementwise.return", "cf.br", "cf.cond_br"}
 
@@ -154,7 +154,8 @@ class Run:
         for operation in block.operations:
             self.counts.work += OVERHEAD
             if self.counts.work > MOST_WORK:
-                raise Failed("the kernel does not end, or does more than can be interpreted", "launch", operation.line)
+                why = "the kernel does not end, or does more than can be interpreted"
+                raise Failed(why, "launch", operation.line)
             operands = [values[name] for name in operation.operands]
             if operation.name in TERMINATORS:
                 return operands

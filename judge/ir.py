@@ -281,8 +281,11 @@ def split_types(text):
 
 
 def names_used(operation) -> set:
-    inner = all_operations([block for region in operation.regions for block in region])
-    return set(operation.operands).union(*(each.operands for each in inner))
+    names = set(operation.operands)
+    for region in operation.regions:
+        for inner in all_operations(region):
+            names.update(inner.operands)
+    return names
 
 
 def note_last_uses(block, blocks):

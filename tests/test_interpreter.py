@@ -227,7 +227,7 @@ def types_kernel(x, half, eight, integers, out):
     o = tl.arange(0, 64)
     v = tl.load(x + o)
     tl.store(half + o, v * v)
-    tl.store(eight + o, (v * 30000).to(tl.float8e5))
+    tl.store(eight + o, (v * 32768).to(tl.float8e5))
     large = tl.load(integers + o).to(tl.uint32)
     tl.store(out + o, (large // 3).to(tl.int32) ^ (large > 5).to(tl.int32))
 
@@ -238,7 +238,7 @@ def test_bf16_fp8_and_integers_without_sign():
     out = torch.zeros(64, dtype=torch.int32)
     run(types_kernel, 1, x, half, eight, integers, out)
     assert torch.equal(half, x * x)
-    expected = (x.float() * 30000).bfloat16().float().clamp(-57344, 57344).to(torch.float8_e5m2)
+    expected = (x.float() * 32768).bfloat16().float().clamp(-57344, 57344).to(torch.float8_e5m2)
     torch.testing.assert_close(eight.float(), expected.float())
     numbers = integers.long() & 0xFFFFFFFF
     assert torch.equal(out.long(), numbers // 3 ^ (numbers > 5))

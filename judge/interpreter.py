@@ -289,21 +289,22 @@ class Run:
 
     def access(self, kind, operation, size, addresses, mask):
         """Where addresses lie, as Memory.find says it, and which sectors a "load" or "store" of them touches."""
-        owners = torch.arange(len(addresses)).view(-1, *[1] * (addresses.dim() - 1)).expand(addresses.shape)
-        active, owners = chosen(addresses, mask), chosen(owners, mask)
+        active = chosen(addresses, mask)
         self.counts.work += 10 * addresses.numel()
         if not len(active):
             return []
         places = self.memory.find(active, size, kind, operation.line)
-        sectors = active >> SECTOR
+        programs = torch.arange(len(addresses)).view(-1, *[1] * (addresses.dim() - 1)).expand(addresses.shape)
+        programs, sectors = chosen(programs, mask), active >> SECTOR
         new = torch.ones(len(sectors), dtype=torch.bool)
-        new[1:] = (sectors[1:] != sectors[:-1]) | (owners[1:] != owners[:-1])
+        new[1:] = (sectors[1:] != sectors[:-1]) | (programs[1:] != programs[:-1])
         times = self.running if len(addresses) == 1 else 1
         self.counts.requested += (int(new.sum()) * times) << SECTOR
-        for cells, _, index in places:
+        for cells, here, index in places:
             storage = cells.untyped_storage()
             marks = torch.zeros((storage.nbytes() >> SECTOR) + 1, dtype=torch.bool)
-            self.counts.touched[kind].setdefault(storage.data_ptr(), marks)[index * size >> SECTOR] = True
+            marks = self.counts.touched[kind].setdefault(storage.data_ptr(), marks)
+            marks[index[new[here]] * size >> SECTOR] = True
         return places
 
     def load(self, operation, pointers, mask=None, other=None, dtype=None):

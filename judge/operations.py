@@ -121,6 +121,8 @@ def compare(predicate, a, b):
     letter, function = predicate[0], COMPARISONS.get(predicate[-2:])
     if not a.is_floating_point():
         return function(in_order(a), in_order(b)) if letter == "u" else function(a, b)
+    if letter == "o" and predicate not in ("one", "ord"):
+        return function(a, b)  # it is false where one is NaN
     undefined = a.isnan() | b.isnan()
     if predicate in ("ord", "uno"):
         return ~undefined if predicate == "ord" else undefined
@@ -321,19 +323,20 @@ class Memory:
 
     def find(self, addresses, size, kind, line):
         """[(a storage as integers of `size` bytes, which of the addresses lie there, their indices)]. Raises Failed."""
-        if (addresses & (size - 1)).any():
+        if size > 1 and (addresses & (size - 1)).any():
             raise Failed(f"misaligned {kind}", "launch", line)
-        numbers = addresses >> BYTES
-        low, high = numbers.aminmax()
+        low, high = [int(each) >> BYTES for each in addresses.aminmax()]
         places = []
-        for number in [int(low)] if low == high else numbers.unique().tolist():
-            here = slice(None) if low == high else numbers == number
-            index = (addresses[here] & ((1 << BYTES) - 1)) // size
+        for number in [low] if low == high else (addresses >> BYTES).unique().tolist():
+            here = slice(None) if low == high else addresses >> BYTES == number
+            index = (addresses[here] - (number << BYTES)) >> (size.bit_length() - 1)
             storage = self.storages.get(number, torch.empty(0, dtype=torch.uint8))
             cells = storage[:len(storage) // size * size].view(BITS[size])
             last = int(index.max())
             if last >= len(cells):
-                where = f"{last - len(cells) + 1} elements past the end" if number in self.storages else "no tensor there"
+                where = f"{last - len(cells) + 1} elements past the end"
+                if number not in self.storages:
+                    where = "no tensor there"
                 if last * size >> (BYTES - 1):
                     where = "before a tensor's beginning"
                 raise Failed(f"out-of-bounds {kind} ({where})", "launch", line)

@@ -7,7 +7,9 @@
     program.py        a program: operators and kernel launches as data, checked once, run on any device
     judgement.py      the judge: a process with one task's reference, and the order in which a candidate is judged
     reference.py      the reference, inputs of trials, tolerance
-    interpreter.py    without a GPU: a candidate's kernels in Triton's own interpreter
+    interpreter.py    without a GPU: runs a kernel's IR for all programs of a launch at once, and counts what it does
+    ir.py             without a GPU: reads that IR, which Triton has compiled the kernel to
+    operations.py     without a GPU: what the IR's operations do to tensors; memory
     prices.py         without a GPU: what each step would cost on one
     measured.py       with a GPU: launches compiled kernels, and times both sides
     extension.py      with a GPU: candidates in CUDA C++, each in a process of its own

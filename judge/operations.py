@@ -129,8 +129,16 @@ def compare(predicate, a, b):
     return function(a, b) | undefined if letter == "u" else function(a, b) & ~undefined
 
 
+def check_shapes(values):
+    """Raise ValueError unless blocks have the same shape. PyTorch would broadcast, and a forged text fill the memory."""
+    for value in values:
+        if value.shape[1:] != values[0].shape[1:]:
+            raise ValueError("shapes of operands")
+
+
 def select(condition, a, b):
     """torch.where with a condition that may have fewer dimensions, and for fp8."""
+    check_shapes([a, b])
     condition = condition.view(*condition.shape, *[1] * (a.dim() - condition.dim()))
     if a.element_size() == 1:
         return torch.where(condition, a.view(torch.uint8), b.view(torch.uint8)).view(a.dtype)
@@ -146,6 +154,8 @@ def round_to_tf32(x):
 
 def dot(a, b, total, precision):
     """total + a @ b, summed in fp32, or in fp64 for integers and fp64."""
+    if total.shape[1:] != (*a.shape[1:-1], b.shape[-1]):
+        raise ValueError("shapes of a product")
     if precision == "tf32" and a.dtype == torch.float32:
         a, b = round_to_tf32(a), round_to_tf32(b)
     sums = torch.float32
@@ -277,8 +287,8 @@ def extern(operation, *values):
 SIMPLE = {
     "arith.constant": lambda operation: operation.constant,
     "ub.poison": lambda operation: torch.zeros(1, *operation.type.shape, dtype=operation.type.dtype),
-    "tt.make_range": lambda operation: torch.arange(operation.integer("start"), operation.integer("end"),
-                                                    dtype=torch.int32)[None],
+    "tt.make_range": lambda operation: operation.integer("start") + torch.arange(
+        operation.type.shape[0], dtype=torch.int32)[None],
     "tt.splat": splat, "tt.broadcast": lambda operation, x: x.expand(-1, *operation.type.shape),
     "tt.reshape": lambda operation, x: x.reshape(-1, *operation.type.shape),
     "tt.unsplat": lambda operation, x: x.reshape(-1),
@@ -290,6 +300,7 @@ SIMPLE = {
     "arith.cmpi": lambda operation, a, b: compare(operation.word, a, b),
     "arith.cmpf": lambda operation, a, b: compare(operation.word, a, b),
     "arith.select": lambda operation, condition, a, b: select(condition, a, b)}
+SAME_SHAPES = {*ELEMENTWISE, "arith.cmpi", "arith.cmpf", "tt.addptr", "tt.join"}
 for name in CASTS:
     SIMPLE[name] = lambda operation, x: convert(operation.name, x, operation.type.dtype)
 

@@ -31,7 +31,7 @@ from judge.verdict import Failed, describe
 
 WIDTH = 1 << 18  # elements of the largest block in all programs that run at once: they stay in a processor's cache
 MOST_ELEMENTS = 1 << 24  # of a value
-MOST_WORK = 2e10  # elements that a launch may compute: about 20 s
+MOST_WORK = 1e10  # elements that a launch may compute: about 10 s of an idle core
 OVERHEAD = 20_000  # elements: an operation takes as long by itself
 TERMINATORS = {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return",
                "tt.map_elementwise.return", "cf.br", "cf.cond_br"}

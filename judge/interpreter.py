@@ -24,13 +24,15 @@ from dataclasses import dataclass, field
 import torch
 
 from judge.ir import Kernel, all_operations, parse_kernel, refused, type_of
-from judge.operations import BITS, ELEMENTWISE, SIMPLE, Descriptor, Memory, atomic, dot, select
-from judge.prices import ACROSS_COST, DOT_COST, ERF_COST, INSTRUCTION_COST, SECTOR
+from judge.operations import (BITS, ELEMENTWISE, SAME_SHAPES, SIMPLE, Descriptor, Memory, atomic, check_shapes, dot,
+                              select)
+from judge.prices import ACROSS_COST, DOT_COST, INSTRUCTION_COST, SECTOR
 from judge.verdict import Failed, describe
 
 WIDTH = 1 << 18  # elements of the largest block in all programs that run at once: they stay in a processor's cache
-MOST_WORK = 2e10  # elements that a launch may compute: about 20 s
-OVERHEAD = 4000  # an operation takes as long as this many elements
+MOST_ELEMENTS = 1 << 24  # of a value
+MOST_WORK = 1e10  # elements that a launch may compute: about 10 s of an idle core
+OVERHEAD = 20_000  # elements: an operation takes as long by itself
 TERMINATORS = {"scf.yield", "scf.condition", "tt.return", "tt.reduce.return", "tt.scan.return",
                "tt.map_elementwise.return", "cf.br", "cf.cond_br"}
 
@@ -154,7 +156,8 @@ class Run:
         for operation in block.operations:
             self.counts.work += OVERHEAD
             if self.counts.work > MOST_WORK:
-                raise Failed("the kernel does not end, or does more than can be interpreted", "launch", operation.line)
+                why = "the kernel does not end, or does more than can be interpreted"
+                raise Failed(why, "launch", operation.line)
             operands = [values[name] for name in operation.operands]
             if operation.name in TERMINATORS:
                 return operands
@@ -168,6 +171,8 @@ class Run:
         name = operation.name
         if name in METHODS:
             return METHODS[name](self, operation, *operands)
+        if name in SAME_SHAPES:
+            check_shapes(operands)
         if name in ELEMENTWISE:
             result = ELEMENTWISE[name](*operands).to(operands[-1].dtype)
         else:
@@ -178,6 +183,8 @@ class Run:
     def count(self, value, cost):
         """Count an instruction for each element of a value, in each active program."""
         self.counts.work += value.numel()
+        if value.numel() > MOST_ELEMENTS:
+            raise ValueError("a block larger than its type says")
         if self.priced:
             fp64 = 2 if value.dtype == torch.float64 else 1
             self.counts.flops += math.prod(value.shape[1:]) * self.running * cost * fp64
@@ -276,6 +283,7 @@ class Run:
     def lanes(self, each, pointers, mask, *values):
         """Addresses, mask and values in one shape: of one program, if all do the same and not `each` has to."""
         given = [tensor for tensor in (pointers, mask, *values) if tensor is not None]
+        check_shapes(given)
         shape = torch.broadcast_shapes(*(tensor.shape for tensor in given))
         if each or shape[0] > 1:
             shape = (self.programs, *shape[1:])
@@ -288,21 +296,22 @@ class Run:
 
     def access(self, kind, operation, size, addresses, mask):
         """Where addresses lie, as Memory.find says it, and which sectors a "load" or "store" of them touches."""
-        owners = torch.arange(len(addresses)).view(-1, *[1] * (addresses.dim() - 1)).expand(addresses.shape)
-        active, owners = chosen(addresses, mask), chosen(owners, mask)
+        active = chosen(addresses, mask)
         self.counts.work += 10 * addresses.numel()
         if not len(active):
             return []
         places = self.memory.find(active, size, kind, operation.line)
-        sectors = active >> SECTOR
+        programs = torch.arange(len(addresses)).view(-1, *[1] * (addresses.dim() - 1)).expand(addresses.shape)
+        programs, sectors = chosen(programs, mask), active >> SECTOR
         new = torch.ones(len(sectors), dtype=torch.bool)
-        new[1:] = (sectors[1:] != sectors[:-1]) | (owners[1:] != owners[:-1])
+        new[1:] = (sectors[1:] != sectors[:-1]) | (programs[1:] != programs[:-1])
         times = self.running if len(addresses) == 1 else 1
         self.counts.requested += (int(new.sum()) * times) << SECTOR
-        for cells, _, index in places:
+        for cells, here, index in places:
             storage = cells.untyped_storage()
             marks = torch.zeros((storage.nbytes() >> SECTOR) + 1, dtype=torch.bool)
-            self.counts.touched[kind].setdefault(storage.data_ptr(), marks)[index * size >> SECTOR] = True
+            marks = self.counts.touched[kind].setdefault(storage.data_ptr(), marks)
+            marks[index[new[here]] * size >> SECTOR] = True
         return places
 
     def load(self, operation, pointers, mask=None, other=None, dtype=None):
@@ -310,7 +319,7 @@ class Run:
         dtype = dtype or type_of(operation.type.pointee).dtype
         bits = BITS[dtype.itemsize]
         if other is None:
-            other = torch.zeros(1, *[1] * (pointers.dim() - 1), dtype=dtype)
+            other = torch.zeros(1, dtype=dtype).expand(1, *pointers.shape[1:])
         addresses, mask, other = self.lanes(False, pointers, mask, other)
         loaded = torch.empty(addresses.numel() if mask is None else int(mask.sum()), dtype=bits)
         for cells, here, index in self.access("load", operation, dtype.itemsize, addresses, mask):

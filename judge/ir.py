@@ -13,6 +13,7 @@ raises Failed, or what Python raises by itself.
 import functools
 import math
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -24,6 +25,7 @@ DTYPES = {"i1": torch.bool, "i8": torch.int8, "i16": torch.int16, "i32": torch.i
           "f8E5M2": torch.float8_e5m2, "f8E4M3FN": torch.float8_e4m3fn}
 SPELLINGS = {"tt.dot_scaled": "tl.dot_scaled", "tt.elementwise_inline_asm": "tl.inline_asm_elementwise"}
 DEEPEST = 40  # regions within regions
+LONGEST, LONGEST_LINE = 8_000_000, 50_000  # characters of a text
 LARGEST = 1 << 20  # elements of a block: Triton's own limit
 
 NAME = r"%[\w$.-]+(?:#\d+)?"
@@ -182,6 +184,8 @@ class Parser:
     """Reads the lines of a text from the first to the last."""
 
     def __init__(self, text):
+        if len(text) > LONGEST or any(len(line) > LONGEST_LINE for line in text.split("\n")):
+            raise refused("a kernel of such length")
         self.lines, self.locations = [], {}
         for line in text.split("\n"):
             if line.startswith("#loc"):
@@ -216,8 +220,7 @@ class Parser:
                 blocks.pop()
             blocks.append(Block(re.match(r"\^\w+", line)[0], [name for name, _ in PARAMETER.findall(line)]))
             self.position += 1
-        for block in blocks:
-            note_last_uses(block, blocks)
+        note_last_uses(blocks)
         self.position += 1
         return blocks, LOCATION.sub("", self.lines[self.position - 1])
 
@@ -281,20 +284,22 @@ def split_types(text):
 
 
 def names_used(operation) -> set:
-    inner = all_operations([block for region in operation.regions for block in region])
-    return set(operation.operands).union(*(each.operands for each in inner))
+    names = set(operation.operands)
+    for region in operation.regions:
+        for inner in all_operations(region):
+            names.update(inner.operands)
+    return names
 
 
-def note_last_uses(block, blocks):
-    """Note at each operation which of the block's own values it is the last to use, so that their memory is freed."""
-    own, later = set(block.arguments), set()
-    for other in blocks:
-        for operation in other.operations:
-            if other is block:
-                own.update(operation.results)
-            else:
-                later |= names_used(operation)
-    for operation in reversed(block.operations):
-        used = names_used(operation)
-        operation.last_uses = list((used & own) - later)
-        later |= used
+def note_last_uses(blocks):
+    """Note at each operation which of its block's values it is the last to use, so that their memory is freed."""
+    users = Counter()  # {name: blocks that use it}
+    for block in blocks:
+        users.update(set().union(*map(names_used, block.operations)))
+    for block in blocks:
+        own = set(block.arguments).union(*(operation.results for operation in block.operations))
+        later = {name for name in own if users[name] > 1}
+        for operation in reversed(block.operations):
+            used = names_used(operation)
+            operation.last_uses = list((used & own) - later)
+            later |= used

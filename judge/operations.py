@@ -121,14 +121,24 @@ def compare(predicate, a, b):
     letter, function = predicate[0], COMPARISONS.get(predicate[-2:])
     if not a.is_floating_point():
         return function(in_order(a), in_order(b)) if letter == "u" else function(a, b)
+    if letter == "o" and predicate not in ("one", "ord"):
+        return function(a, b)  # it is false where one is NaN
     undefined = a.isnan() | b.isnan()
     if predicate in ("ord", "uno"):
         return ~undefined if predicate == "ord" else undefined
     return function(a, b) | undefined if letter == "u" else function(a, b) & ~undefined
 
 
+def check_shapes(values):
+    """Raise ValueError unless blocks have the same shape. PyTorch would broadcast, and a forged text fill the memory."""
+    for value in values:
+        if value.shape[1:] != values[0].shape[1:]:
+            raise ValueError("shapes of operands")
+
+
 def select(condition, a, b):
     """torch.where with a condition that may have fewer dimensions, and for fp8."""
+    check_shapes([a, b])
     condition = condition.view(*condition.shape, *[1] * (a.dim() - condition.dim()))
     if a.element_size() == 1:
         return torch.where(condition, a.view(torch.uint8), b.view(torch.uint8)).view(a.dtype)
@@ -144,6 +154,8 @@ def round_to_tf32(x):
 
 def dot(a, b, total, precision):
     """total + a @ b, summed in fp32, or in fp64 for integers and fp64."""
+    if total.shape[1:] != (*a.shape[1:-1], b.shape[-1]):
+        raise ValueError("shapes of a product")
     if precision == "tf32" and a.dtype == torch.float32:
         a, b = round_to_tf32(a), round_to_tf32(b)
     sums = torch.float32
@@ -275,8 +287,8 @@ def extern(operation, *values):
 SIMPLE = {
     "arith.constant": lambda operation: operation.constant,
     "ub.poison": lambda operation: torch.zeros(1, *operation.type.shape, dtype=operation.type.dtype),
-    "tt.make_range": lambda operation: torch.arange(operation.integer("start"), operation.integer("end"),
-                                                    dtype=torch.int32)[None],
+    "tt.make_range": lambda operation: operation.integer("start") + torch.arange(
+        operation.type.shape[0], dtype=torch.int32)[None],
     "tt.splat": splat, "tt.broadcast": lambda operation, x: x.expand(-1, *operation.type.shape),
     "tt.reshape": lambda operation, x: x.reshape(-1, *operation.type.shape),
     "tt.unsplat": lambda operation, x: x.reshape(-1),
@@ -288,6 +300,7 @@ SIMPLE = {
     "arith.cmpi": lambda operation, a, b: compare(operation.word, a, b),
     "arith.cmpf": lambda operation, a, b: compare(operation.word, a, b),
     "arith.select": lambda operation, condition, a, b: select(condition, a, b)}
+SAME_SHAPES = {*ELEMENTWISE, "arith.cmpi", "arith.cmpf", "tt.addptr", "tt.join"}
 for name in CASTS:
     SIMPLE[name] = lambda operation, x: convert(operation.name, x, operation.type.dtype)
 
@@ -321,21 +334,22 @@ class Memory:
 
     def find(self, addresses, size, kind, line):
         """[(a storage as integers of `size` bytes, which of the addresses lie there, their indices)]. Raises Failed."""
-        if (addresses & (size - 1)).any():
+        if size > 1 and (addresses & (size - 1)).any():
             raise Failed(f"misaligned {kind}", "launch", line)
-        numbers = addresses >> BYTES
-        low, high = numbers.aminmax()
+        low, high = [int(each) >> BYTES for each in addresses.aminmax()]
         places = []
-        for number in [int(low)] if low == high else numbers.unique().tolist():
-            here = slice(None) if low == high else numbers == number
-            if number not in self.storages:
-                raise Failed(f"out-of-bounds {kind} (no tensor there)", "launch", line)
-            storage = self.storages[number]
+        for number in [low] if low == high else (addresses >> BYTES).unique().tolist():
+            here = slice(None) if low == high else addresses >> BYTES == number
+            index = (addresses[here] - (number << BYTES)) >> (size.bit_length() - 1)
+            storage = self.storages.get(number, torch.empty(0, dtype=torch.uint8))
             cells = storage[:len(storage) // size * size].view(BITS[size])
-            index = (addresses[here] & ((1 << BYTES) - 1)) // size
-            past = int(index.max()) - len(cells) + 1
-            if past > 0:
-                where = f"{past} elements past the end" if past < 1 << 35 else "before a tensor's beginning"
+            last = int(index.max())
+            if last >= len(cells):
+                where = f"{last - len(cells) + 1} elements past the end"
+                if number not in self.storages:
+                    where = "no tensor there"
+                if last * size >> (BYTES - 1):
+                    where = "before a tensor's beginning"
                 raise Failed(f"out-of-bounds {kind} ({where})", "launch", line)
             places.append((cells, here, index))
         return places

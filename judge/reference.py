@@ -499,7 +499,10 @@ def nearby(x, domain, apart):
     """
     if domain.kind == "fixed" or domain.whole:
         return precise(x)
-    noise = torch.rand(x.shape, device=x.device) if apart else (precise(x).frexp().mantissa * 12345.678).frac().abs()
+    mantissa, exponent = precise(x).frexp()
+    noise = (mantissa * 12345.678 + exponent * 0.618).frac().abs()  # any function of x that looks random
+    if apart:
+        noise = torch.rand(x.shape, device=x.device)
     return precise(x) * (1 - min(NEARBY, 8 * torch.finfo(x.dtype).eps) * noise)
 
 

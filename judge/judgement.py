@@ -24,9 +24,10 @@ from dataclasses import asdict
 import torch
 from torch.utils._pytree import tree_leaves
 
+from judge.comparison import difference
 from judge.processes import Gone, begin_process, limit, receive, send, serve_forks
 from judge.program import Program, bytes_in, checked, copy_of, dense, operator_of, read_value, tensors_in
-from judge.reference import Answer, Reference, difference, state_of
+from judge.reference import Answer, Reference, state_of
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile, set_roofline
 from tasks import GPU_BATCH_FACTOR, TaskError
 
@@ -56,7 +57,7 @@ class Task:
         self.clock = prices.Clock(map(prices.address, state_of(self.reference.model).values()))
         with torch.no_grad(), self.reference.place, self.clock:
             self.reference.model(*inputs)
-        self.room = 4 * bytes_in([inputs, outputs, self.reference.constructed]) + (1 << 20)  # bytes of a candidate's answer
+        self.room = 4 * bytes_in([inputs, outputs, self.reference.constructed]) + (1 << 20)  # bytes of an answer
         self.needed = bytes_in([inputs, outputs]) + bytes_in(self.reference.constructed) / GPU_BATCH_FACTOR
 
 

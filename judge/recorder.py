@@ -32,9 +32,10 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import autotuner, driver, jit
 
 from judge import rules
+from judge.comparison import is_exact
 from judge.processes import TORCH_NAMES, serve_orders
 from judge.program import MOST_CONFIGS, UNWRITTEN, dense, launches_of, tensors_in, write_value
-from judge.reference import is_exact, load_module, seed_everything, state_of
+from judge.reference import load_module, seed_everything, state_of
 from judge.verdict import Failed, describe
 
 H200 = {"name": "NVIDIA H200", "multi_processor_count": 132, "total_memory": 141 << 30, "major": 9, "minor": 0,

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from candidates import agrees, copied, problem, replaced, small_task
-from judge.reference import Bound, Reference, compare, named, sharing
+from judge.comparison import Bound, compare, named, sharing
+from judge.reference import Reference
 from tasks import Task, TaskError
 
 SETTINGS = {"device": "cpu", "clock": "modelled", "tolerance": 1e-4, "trials": 5}
@@ -105,7 +106,8 @@ def test_what_the_reference_cannot_take_is_dropped_and_said(load):
     state = "self.size = torch.nn.Parameter(torch.rand(64) + 1)"
     root = load(small_task("root", "return x * self.size.sqrt()", state=state))
     assert not root.notes and (root.state(True)["size"] > 0).all()  # its signs are kept
-    fixed = load(small_task("fixed", "return x / (self.gate == 0)", state="self.gate = torch.nn.Parameter(torch.zeros(1))"))
+    state = "self.gate = torch.nn.Parameter(torch.zeros(1))"
+    fixed = load(small_task("fixed", "return x / (self.gate == 0)", state=state))
     assert fixed.state(True) is fixed.state(False) and "not perturbed" in fixed.notes[0]
 
 

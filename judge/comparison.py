@@ -88,14 +88,17 @@ def errors_of(x, y, units=0):
 
     units: errors of so many units in the last place are subtracted. For integers and bools: 1 where they differ.
     """
-    mean, scale = (0.0, 1.0) if is_exact(x) else scale_of(x)
-    unit = 0.0 if is_exact(x) else units * torch.finfo(x.dtype).eps
-    errors = torch.zeros(x.numel() + 1, device=x.device)
+    if is_exact(x):
+        return torch.nn.functional.pad((x != y).flatten().float(), (0, 1))
+    mean, scale = scale_of(x)
+    unit = units * torch.finfo(x.dtype).eps
+    errors = torch.zeros(x.numel() + 1, device=x.device)  # the last one is always zero, so that none is empty
     for a, b, out in zip(x.reshape(-1).split(PIECE), y.reshape(-1).split(PIECE), errors[:-1].split(PIECE)):
-        same, a, b = (a == b) | (a.isnan() & b.isnan()), precise(a), precise(b)
-        if not is_exact(x):
-            error = ((b - a).abs() - unit * a.abs()).clamp(min=0) / ((a - mean).abs() + scale)
-        out.copy_(torch.where(same, 0.0, 1.0 if is_exact(x) else error.nan_to_num(math.inf)))
+        same = (a == b) | (a.isnan() & b.isnan())
+        a = precise(a)
+        b = precise(b)
+        error = ((b - a).abs() - unit * a.abs()).clamp(min=0) / ((a - mean).abs() + scale)
+        out.copy_(torch.where(same, 0.0, error.nan_to_num(math.inf)))
     return errors
 
 
@@ -105,8 +108,9 @@ def scale_of(x) -> tuple:
     values, count = torch.where(finite, x, 0), max(int(finite.sum()), 1)
     mean = precise(values).sum().item() / count
     square = float(torch.linalg.vector_norm(values, dtype=precise_type(x.dtype))) ** 2 / count
-    variance = square if count == 1 else max(square - abs(mean) ** 2, 0.01 * square)
-    return mean, math.sqrt(variance)
+    if count == 1:
+        return mean, math.sqrt(square)
+    return mean, math.sqrt(max(square - abs(mean) ** 2, 0.01 * square))
 
 
 def sharing(outputs, others) -> list:

@@ -38,8 +38,12 @@ def domain_of(x, other) -> Domain:
     if whole and 0 <= low and high <= 1:
         return Domain("fixed")
     sums = low >= 0 and bool((x.sum(-1, dtype=torch.float32) - 1).abs().max() < 2e-3)
-    positive = "sums" if sums else "unit" if high <= 1 else "positive"
-    kind = positive if low >= 0 else "negative" if high <= 0 else "signed"
+    if low < 0:
+        kind = "negative" if high <= 0 else "signed"
+    elif sums:
+        kind = "sums"
+    else:
+        kind = "unit" if high <= 1 else "positive"
     sparse = int((x == 0).sum()) > 0.05 * x.numel()
     symmetric = x.dim() > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
     return Domain(kind, not sums and float(x.abs().min()) < 0.01 * size, sparse, whole, symmetric)

@@ -239,7 +239,9 @@ class Reference:
                 return
             with contextlib.suppress(Exception):
                 errors, missing = self.measure(0, True)
-                if missing <= 2 * self.missing and all(e.t <= max(MOST, t) for e, t in zip(errors, constructed)):
+                limits = [max(MOST, t) for t in constructed]
+                sound = all(e.t <= t and e.share <= MOST for e, t in zip(errors, limits))
+                if sound and missing <= 2 * self.missing:
                     self.widths[True] = [width(e.t, dtype, self.tolerance) for e, dtype in zip(errors, dtypes)]
                     self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
                     return
@@ -259,11 +261,13 @@ class Reference:
                 self.strengths = {AS_DRAWN: 1.0, name: strength}
                 if name not in kept and self.takes(1, 4):
                     kept[name] = strength
-        weak = {name: strength for name, strength in kept.items() if name not in STRONG}
-        choices = [{name: min(strength, most) for name, strength in kept.items()} for most in STRENGTHS]
-        for self.strengths in *choices, weak, {}:
+        for most in *STRENGTHS, 0.0:  # together they may be too much; without the strong ones at the end
+            self.strengths = {name: min(strength, most or strength) for name, strength in kept.items()
+                              if most or name not in STRONG}
             if self.takes(*range(1, 9)):
                 break
+        else:
+            self.strengths = {}
         if dropped := [name for name in STRUCTURES if name not in self.strengths]:
             what = f"rows of some kinds ({', '.join(dropped)})" if self.strengths else "structure"
             self.notes.append(f"inputs had no {what}: the reference fails on them")

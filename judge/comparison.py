@@ -3,8 +3,9 @@
 For a value r of the reference, |candidate - r| <= t * (|r - m| + s) + u * |r|. Values that are not finite, integers and
 bools must be equal.
 
-    m   the mean of the reference's finite values
-    s   their standard deviation, or a tenth of their root mean square if that is more
+    m   in trial 0: the mean of the reference's finite values, so that an offset hides nothing; in the others, where
+        honest kernels lose more digits: 0
+    s   their root mean square about m, or a tenth of that about 0 if it is more
     u   2 units in the last place
     t   in trial 0: max(1e-4, u, min(10 e, 1e-2)); in the others: max(t, min(10 t, 1e-2)). 1e-4 is Settings.tolerance;
         float64 gets a millionth of it
@@ -34,6 +35,7 @@ class Bound(NamedTuple):
 
     t: float
     share: float = 0.0  # of its values, up to which more is allowed
+    spread: bool = True  # do errors count in proportion to the spread of its values, or to their size?
 
 
 def width(e, dtype, tolerance) -> float:
@@ -61,7 +63,7 @@ def named(outputs) -> dict:
 
 def compare(expected, got, bounds):
     """The same of two {name: tensor}."""
-    for (name, x), (t, share) in zip(expected.items(), bounds):
+    for (name, x), (t, share, spread) in zip(expected.items(), bounds):
         if name not in got:
             return f"wrong {name}: the reference changes it, and nothing of that name is there"
         y = got[name]
@@ -69,7 +71,7 @@ def compare(expected, got, bounds):
             return f"wrong {name}: shape {list(y.shape)} instead of {list(x.shape)}"
         if x.dtype != y.dtype or x.device != y.device:
             return f"wrong {name}: {y.dtype} on {y.device} instead of {x.dtype} on {x.device}"
-        errors = errors_of(x, y, UNITS)
+        errors = errors_of(x, y, spread, UNITS)
         count = int((errors > t).sum())
         if count > share * x.numel():
             place = tuple(map(int, numpy.unravel_index(int(errors.argmax()), x.shape)))
@@ -80,17 +82,17 @@ def compare(expected, got, bounds):
 
 def loose(bounds) -> list:
     """Bounds for outputs of timed calls, in which only gross errors are looked for."""
-    return [Bound(max(t, MOST) if t else t, share) for t, share in bounds]
+    return [bound._replace(t=max(bound.t, MOST)) if bound.t else bound for bound in bounds]
 
 
-def errors_of(x, y, units=0):
+def errors_of(x, y, spread, units=0):
     """|y - x| / (|x - m| + s) for each value, x being the reference's; 0 where both are the same, also NaN or infinite.
 
-    units: errors of so many units in the last place are subtracted. For integers and bools: 1 where they differ.
+    spread: see Bound; units: errors of so many units in the last place are subtracted. For integers and bools: 1 where they differ.
     """
     if is_exact(x):
         return torch.nn.functional.pad((x != y).flatten().float(), (0, 1))
-    mean, scale = scale_of(x)
+    mean, scale = scale_of(x, spread)
     unit = units * torch.finfo(x.dtype).eps
     errors = torch.zeros(x.numel() + 1, device=x.device)  # the last one is always zero, so that none is empty
     for a, b, out in zip(x.reshape(-1).split(PIECE), y.reshape(-1).split(PIECE), errors[:-1].split(PIECE)):
@@ -102,14 +104,14 @@ def errors_of(x, y, units=0):
     return errors
 
 
-def scale_of(x) -> tuple:
+def scale_of(x, spread) -> tuple:
     """(m, s) of a tensor's finite values, see the top. Of one value, s is its size."""
     finite = x.isfinite()
     values, count = torch.where(finite, x, 0), max(int(finite.sum()), 1)
-    mean = precise(values).sum().item() / count
     square = float(torch.linalg.vector_norm(values, dtype=precise_type(x.dtype))) ** 2 / count
-    if count == 1:
-        return mean, math.sqrt(square)
+    if count == 1 or not spread:
+        return 0.0, math.sqrt(square)
+    mean = precise(values).sum().item() / count
     return mean, math.sqrt(max(square - abs(mean) ** 2, 0.01 * square))
 
 

@@ -130,7 +130,7 @@ class Reference:
         noise = torch.rand(3, *tensor.shape).to(tensor.device, torch.promote_types(tensor.dtype, torch.float32))
         matrix = tensor.dim() > 1 and len(tensor) > 1
         usual = 1 / math.sqrt(max(tensor[0].numel(), 1)) if matrix else 1.0
-        least = 0.2 * max(usual, min(1.0, scale_of(tensor)[1]))
+        least = 0.2 * max(usual, min(1.0, scale_of(tensor, False)[1]))
         size = torch.maximum(tensor.abs() * (0.8 + 0.4 * noise[0]), least * (0.5 + 0.5 * noise[1]))
         negative = tensor < 0
         if parameter and flip:
@@ -219,7 +219,7 @@ class Reference:
         widths = self.widths[perturbed]
         if trial:
             widths = [max(t, min(MARGIN * t, MOST)) for t in widths]
-        return [Bound(t, min(MARGIN * share, MOST)) for t, share in zip(widths, self.jumps)]
+        return [Bound(t, min(MARGIN * share, MOST), spread=not trial) for t, share in zip(widths, self.jumps)]
 
     def choose_perturbation(self):
         """Measure the bounds of trial 0, and perturb parameters in a way that the reference can take."""
@@ -297,7 +297,7 @@ class Reference:
         exact = self.in_double(inputs, perturbed, leaves)
         errors, missing = [], 0.0
         for name, x in leaves.items():
-            found = errors_of(x, exact[name])
+            found = errors_of(x, exact[name], spread=not trial)
             jumps = found > MOST
             share = int(jumps.sum()) / max(x.numel(), 1)
             noise = share > 0.5 and not is_exact(x)

@@ -88,7 +88,8 @@ def loose(bounds) -> list:
 def errors_of(x, y, spread, units=0):
     """|y - x| / (|x - m| + s) for each value, x being the reference's; 0 where both are the same, also NaN or infinite.
 
-    spread: see Bound; units: errors of so many units in the last place are subtracted. For integers and bools: 1 where they differ.
+    spread: see Bound; units: errors of so many units in the last place are subtracted. For integers and bools: 1 where
+    they differ.
     """
     if is_exact(x):
         return torch.nn.functional.pad((x != y).flatten().float(), (0, 1))

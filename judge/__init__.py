@@ -7,7 +7,9 @@
     rules.py          what a candidate may not do, on one page
     program.py        a program: operators and kernel launches as data, run row by row on any device
     judgement.py      the judge: a process that holds tasks, and the order in which a candidate is judged
-    reference.py      the reference, inputs of trials, what is compared, tolerance
+    reference.py      the reference, its answers, how far they are from float64
+    inputs.py         structured inputs of trials
+    comparison.py     how closely a candidate's answer must agree
     prices.py         without a GPU: what each step would cost on one
     ir.py             without a GPU: a kernel's text in Triton's IR becomes operations,
     operations.py     ... what most of them compute,

@@ -20,9 +20,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from judge import interpreter, measured, prices
+from judge.comparison import difference
 from judge.processes import EXCLUSIVE, SHARED, begin_server, gpu_lock, limit, serve_forks
 from judge.program import NONSENSE, Program, bytes_in, copy_of, operator_of, raw, tensors_in, unpacked
-from judge.reference import Answer, Reference, difference, state_of
+from judge.reference import Answer, Reference, state_of
 from judge.verdict import Failed, Verdict, describe, set_failure, set_profile
 from tasks import TaskError
 

@@ -17,8 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from judge.comparison import compare, loose, named
 from judge.program import bytes_in, copy_of, tensors_in
-from judge.reference import compare, loose, named
 from judge.verdict import Failed, describe, set_roofline
 
 BATCHES, MOST_BATCHES = 8, 300  # of a measurement

@@ -28,10 +28,11 @@ from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import autotuner, jit
 
 from judge import rules
+from judge.comparison import is_exact
 from judge.pretend import H200, SHARED_MEMORY, PretendCuda, pretend_gpu
 from judge.processes import begin_server, serve_orders
 from judge.program import MOST_CONFIGS, TORCH_NAMES, UNWRITTEN, launches_in, numbers_in, packed, raw, tensors_in, write
-from judge.reference import is_exact, load_module, seed_everything, state_of
+from judge.reference import load_module, seed_everything, state_of
 from judge.verdict import Failed, describe
 
 COMPILE_SECONDS = 20  # of a CPU, for all kernels of a candidate

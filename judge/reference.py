@@ -1,21 +1,12 @@
-"""What a candidate is compared with: the reference model, the inputs of each trial, and the tolerance.
+"""What a candidate is compared with: the reference model, its state, and the inputs and bounds of each trial.
 
-Trial 0 uses inputs as the task draws them, the others structured ones: rows that are sorted, shifted, constant, zero ...
-Parameters are perturbed, where the candidate's are the reference's by name and value, but for the last trial, which has
-them as constructed. So work that rarely matters, or not yet, must still be done. A structure or a perturbation that the
-reference cannot take is dropped, and `note` says so.
+Trial 0 uses inputs as the task draws them, the others structured ones (inputs.py). Parameters are perturbed, where the
+candidate's are the reference's by name and value, but for the last trial, which has them as constructed. So work that
+rarely matters, or not yet, must still be done. What the reference cannot take is dropped, and `notes` say so.
 
-Compared are the outputs, the inputs that the reference changes, and the parameters and buffers that it changes. For a
-value r of the reference, |candidate - r| <= t * (|r - m| + s), where m is the mean of the reference's finite values.
-
-    s   their standard deviation, or a tenth of their root mean square if that is more
-    t   in trial 0: max(1e-4, 2 units in the last place, min(10 e, 1e-2)); in the others: max(t, min(10 t, 1e-2)).
-        1e-4 is Settings.tolerance; float64 gets a millionth of it
-    e   the reference's error against float64, on inputs changed by up to 1e-6. Where most values err by more than
-        1e-2, the output is rounding noise, and t is 10 e
-
-Values that are not finite must be equal, and integers and bools, too, but for a share of t, where e is the share that
-differs in float64. Not looked for: errors in small values of an output that has far larger ones.
+An Answer has the outputs, the inputs that the reference changes, and the parameters and buffers that it changes. How
+closely a candidate's must agree (comparison.py) follows the reference's own error against float64, which is measured
+here when a task is loaded.
 """
 
 import contextlib
@@ -35,15 +26,12 @@ import numpy
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from judge.comparison import (MARGIN, MOST, Bound, compare, errors_of, is_exact, is_same, named, precise, precise_type,
+                              scale_of, sharing, width)
+from judge.inputs import AS_DRAWN, STRENGTHS, STRONG, STRUCTURES, domain_of, nearby, vary
 from judge.program import copy_of, tensors_in
 from judge.verdict import describe
 from tasks import TaskError
-
-STRENGTHS = (30.0, 10.0, 3.0)  # of a structure. Each gets the first that the reference can take
-MARGIN, MOST = 10, 1e-2  # t is at least MARGIN times the error of the reference itself, up to MOST
-NEARBY = 1e-6  # relative change of inputs, about 8 units in the last place of float32
-DOUBLE = 1e-6  # t of float64 is this much of float32's
-PIECE = 1 << 24  # values of a tensor that are processed together, which limits temporary memory
 
 
 class CudaIsCpu(torch.overrides.TorchFunctionMode):
@@ -139,15 +127,15 @@ class Reference:
         if not tensor.is_floating_point() or not (parameter or "running_" in name):
             return tensor
         torch.manual_seed(self.derive("perturbed", name))
-        noise = torch.rand(3, *tensor.shape).to(tensor)
+        noise = torch.rand(3, *tensor.shape).to(tensor.device, torch.promote_types(tensor.dtype, torch.float32))
         matrix = tensor.dim() > 1 and len(tensor) > 1
         usual = 1 / math.sqrt(max(tensor[0].numel(), 1)) if matrix else 1.0
-        least = 0.2 * max(usual, min(1.0, scale_of(tensor)[1]))
+        least = 0.2 * max(usual, min(1.0, scale_of(tensor, False)[1]))
         size = torch.maximum(tensor.abs() * (0.8 + 0.4 * noise[0]), least * (0.5 + 0.5 * noise[1]))
         negative = tensor < 0
         if parameter and flip:
             negative ^= noise[2] <= noise[2].median()
-        return torch.where(negative, -size, size)
+        return torch.where(negative, -size, size).to(tensor.dtype)
 
     def state(self, perturbed) -> dict:
         """{name: tensor} of parameters and buffers, as constructed or perturbed (where the reference can take that)."""
@@ -227,28 +215,35 @@ class Reference:
         return drawn
 
     def bounds(self, trial, perturbed) -> list:
-        """t of each compared tensor in this trial."""
-        plain = self.plain_bounds[perturbed]
-        return [max(t, min(MARGIN * t, MOST)) for t in plain] if trial else plain
+        """The Bound of each compared tensor in this trial."""
+        widths = self.widths[perturbed]
+        if trial:
+            widths = [max(t, min(MARGIN * t, MOST)) for t in widths]
+        return [Bound(t, min(MARGIN * share, MOST), spread=not trial) for t, share in zip(widths, self.jumps)]
 
     def choose_perturbation(self):
         """Measure the bounds of trial 0, and perturb parameters in a way that the reference can take."""
-        errors, self.missing = self.measure(0, False)
-        bounds = self.to_bounds(errors)
-        self.plain_bounds = {False: bounds, True: bounds}
         self.load(False)
         leaves = self.run(self.example, 0).leaves
         self.load(False)
-        if compare(leaves, self.run(self.example, 1).leaves, loose(bounds)):
+        if compare(leaves, self.run(self.example, 1).leaves, [Bound(MOST, MOST)] * len(leaves)):
             raise TaskError("its output is random (dropout in training mode?), so no kernel can be compared with it")
+        dtypes = [x.dtype for x in leaves.values()]
+        errors, self.missing = self.measure(0, False)
+        constructed = [width(e.t, dtype, self.tolerance) for e, dtype in zip(errors, dtypes)]
+        self.widths = {False: constructed, True: constructed}
+        self.jumps = [e.share for e in errors]
         for flip in True, False:
             self.perturbed = {name: self.perturb(name, tensor, flip) for name, tensor in self.constructed.items()}
             if all(map(is_same, self.perturbed.values(), self.constructed.values())):
                 return
             with contextlib.suppress(Exception):
                 errors, missing = self.measure(0, True)
-                if missing <= 2 * self.missing and all(e < max(MOST, t) for e, t in zip(errors, bounds)):
-                    self.plain_bounds[True] = self.to_bounds(errors)
+                limits = [max(MOST, t) for t in constructed]
+                sound = all(e.t <= t and e.share <= MOST for e, t in zip(errors, limits))
+                if sound and missing <= 2 * self.missing:
+                    self.widths[True] = [width(e.t, dtype, self.tolerance) for e, dtype in zip(errors, dtypes)]
+                    self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
                     return
         self.perturbed = self.constructed
         self.notes.append("parameters were not perturbed: the reference fails with others")
@@ -266,11 +261,13 @@ class Reference:
                 self.strengths = {AS_DRAWN: 1.0, name: strength}
                 if name not in kept and self.takes(1, 4):
                     kept[name] = strength
-        weak = {name: strength for name, strength in kept.items() if name not in STRONG}
-        choices = [{name: min(strength, most) for name, strength in kept.items()} for most in STRENGTHS]
-        for self.strengths in *choices, weak, {}:
+        for most in *STRENGTHS, 0.0:  # together they may be too much; without the strong ones at the end
+            self.strengths = {name: min(strength, most or strength) for name, strength in kept.items()
+                              if most or name not in STRONG}
             if self.takes(*range(1, 9)):
                 break
+        else:
+            self.strengths = {}
         if dropped := [name for name in STRUCTURES if name not in self.strengths]:
             what = f"rows of some kinds ({', '.join(dropped)})" if self.strengths else "structure"
             self.notes.append(f"inputs had no {what}: the reference fails on them")
@@ -283,38 +280,31 @@ class Reference:
                 errors, missing = self.measure(trial, perturbed)
             except Exception:
                 return False
-            # Honest kernels err as the reference does, so a tenth, or at least half, of the bound is left to either.
-            limits = [max(t / MARGIN, plain / 2) for t, plain in zip(*(self.bounds(i, perturbed) for i in (1, 0)))]
-            if missing > 2 * self.missing or any(e > limit for e, limit in zip(errors, limits)):
+            if missing > 2 * self.missing:
                 return False
+            for e, bound, t, share in zip(errors, self.bounds(trial, perturbed), self.widths[perturbed], self.jumps):
+                # An honest kernel may err as much as the reference, so half of the bound is left to each.
+                if e.t > max(bound.t / MARGIN, t / 2) or e.share > max(MOST / MARGIN, share):
+                    return False
+            self.jumps = [max(share, e.share) for share, e in zip(self.jumps, errors)]
         return True
 
     def measure(self, trial, perturbed) -> tuple:
-        """(e of each compared tensor, largest share of values of one of them that are not finite)."""
+        """(e and share of jumps of each compared tensor, largest share of one's values that are not finite)."""
         inputs = self.inputs("errors", trial)
         self.load(perturbed)
         leaves = self.run(inputs, 0).leaves
         exact = self.in_double(inputs, perturbed, leaves)
-        self.dtypes = [x.dtype for x in leaves.values()]
         errors, missing = [], 0.0
         for name, x in leaves.items():
-            found = errors_of(exact[name], x)
-            noise = is_exact(x) or float((found > MOST).sum()) > 0.5 * x.numel()
-            worst = float(found.mean() if is_exact(x) else found.max())
-            errors.append(worst if noise else min(worst, MOST))
+            found = errors_of(x, exact[name], spread=not trial)
+            jumps = found > MOST
+            share = int(jumps.sum()) / max(x.numel(), 1)
+            noise = share > 0.5 and not is_exact(x)
+            worst = float(found.max() if noise else torch.where(jumps, 0.0, found).max())
+            errors.append(Bound(worst, 0.0 if noise else share))
             missing = max(missing, 1 - int(x.isfinite().sum()) / max(x.numel(), 1))
         return errors, missing
-
-    def to_bounds(self, errors) -> list:
-        """t of each compared tensor in trial 0, from the reference's errors."""
-        bounds = []
-        for e, dtype in zip(errors, self.dtypes):
-            t = MARGIN * e if e > MOST else min(MARGIN * e, MOST)
-            if dtype.is_floating_point or dtype.is_complex:
-                eps = torch.finfo(dtype).eps
-                t = max(t, 2 * eps, self.tolerance * (DOUBLE if eps < 1e-12 else 1))
-            bounds.append(t)
-        return bounds
 
     def in_double(self, inputs, perturbed, leaves) -> dict:
         """What the reference computes in float64 on inputs nearby, or `leaves` where it cannot."""
@@ -335,243 +325,6 @@ class Reference:
         finally:
             torch.set_default_dtype(before)
         return result if all(x.shape == result[name].shape for name, x in leaves.items()) else leaves
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Structured inputs
-
-
-class Domain(NamedTuple):
-    """What the values of an input are, which a structured version keeps."""
-
-    kind: str  # signed, positive, negative, unit (0 to 1), sums (rows sum to one), or fixed: left as drawn
-    zero: bool = False  # may they be zero?
-    sparse: bool = False  # are there many zeros, which stay where they are?
-    whole: bool = False  # are they integers?
-    symmetric: bool = False
-
-
-def domain_of(x, other) -> Domain:
-    """The domain of an input. other: the same input of another draw.
-
-    Fixed are constants, masks, integers (labels, indices), floats of 8 bits, complex numbers, and what is not finite.
-    """
-    floats = isinstance(x, torch.Tensor) and x.is_floating_point() and x.itemsize > 1
-    if not floats or x.numel() <= 4 or torch.equal(x, other) or not x.isfinite().all():
-        return Domain("fixed")
-    low, high, size = float(x.min()), float(x.max()), float(x.abs().max())
-    whole = torch.equal(x, x.round())
-    if whole and 0 <= low and high <= 1:
-        return Domain("fixed")
-    sums = low >= 0 and bool((x.sum(-1, dtype=torch.float32) - 1).abs().max() < 2e-3)
-    positive = "sums" if sums else "unit" if high <= 1 else "positive"
-    kind = positive if low >= 0 else "negative" if high <= 0 else "signed"
-    sparse = int((x == 0).sum()) > 0.05 * x.numel()
-    symmetric = x.dim() > 1 and x.shape[-1] == x.shape[-2] and torch.allclose(x, x.mT)
-    return Domain(kind, not sums and float(x.abs().min()) < 0.01 * size, sparse, whole, symmetric)
-
-
-def up(x, kind, amount):
-    return 1 - (1 - x) / amount if kind == "unit" else x + amount
-
-
-def down(x, kind, amount):
-    return x - amount if kind == "signed" else x / amount
-
-
-def neighbours(x):
-    """A mask of some neighbours in each row, few or many."""
-    n, uniform = x.shape[1], torch.rand(2, len(x), 1, device=x.device)
-    members = 2 ** (uniform[0] ** 2 * (math.log2(n) + 1)).int()
-    return torch.arange(n, device=x.device) // members == (uniform[1] * n).int() // members
-
-
-def spread(x):
-    """A mask of every Nth value in each row."""
-    n, uniform = x.shape[1], torch.rand(2, len(x), 1, device=x.device)
-    members = 2 ** (uniform[0] ** 2 * (math.log2(n) + 1)).int()
-    stride = n // members.clamp(2, n)
-    return torch.arange(n, device=x.device) % stride == (uniform[1] * n).int() % stride
-
-
-def constant(x):
-    """The power of two below each row's largest value: any sum of equal powers is exact, in any order."""
-    largest = x.gather(1, x.abs().argmax(1, keepdim=True))
-    return (largest.sign() * largest.abs().log2().floor().exp2()).expand_as(x)
-
-
-def sorted_rows(x):
-    """Rows that rise and rows that fall."""
-    rising = x.sort(1).values
-    return torch.where(torch.arange(len(x), device=x.device)[:, None] % 2 == 0, rising, rising.flip(1))
-
-
-def chance(x, share):
-    return torch.rand(x.shape, device=x.device) < share
-
-
-AS_DRAWN = "as drawn"
-# name: function of rows, their domain's kind, and an amount for each row
-STRONG = {
-    "high": up,
-    "low": down,
-    "high neighbours": lambda x, kind, amount: torch.where(neighbours(x), up(x, kind, amount), x),
-    "low neighbours": lambda x, kind, amount: torch.where(neighbours(x), down(x, kind, amount), x),
-    "every Nth high": lambda x, kind, amount: up(sorted_rows(x), kind, amount).where(spread(x), sorted_rows(x)),
-    "every Nth low": lambda x, kind, amount: down(sorted_rows(x), kind, amount).where(spread(x), sorted_rows(x)),
-    "scaled": lambda x, kind, amount: x / amount if kind == "unit" else x * amount,
-    "large constant": lambda x, kind, amount: constant(x) * (1 if kind == "unit" else amount.log2().round().exp2()),
-}
-PLAIN = {
-    "sorted": lambda x, kind, amount: sorted_rows(x),
-    "half equal": lambda x, kind, amount: torch.where(chance(x, 0.5), x.amax(1, keepdim=True), x),
-    "constant": lambda x, kind, amount: constant(x),
-    "negative": lambda x, kind, amount: -x.abs() if kind == "signed" else x,
-}
-NEAR_ZERO = {
-    "zero": lambda x, kind, amount: torch.zeros_like(x),
-    "tiny": lambda x, kind, amount: x / amount ** 4,
-    "sparse": lambda x, kind, amount: torch.where(chance(x, 0.1), x, 0.0),
-    "whole": lambda x, kind, amount: x.round(),
-}
-STRUCTURES = STRONG | PLAIN | NEAR_ZERO
-
-
-def vary(x, domain, trial, start, strengths):
-    """A structured version of an input, with the same strides. strengths: {name of a structure: its strength}.
-
-    Values along some dimensions, a row, have something in common: along the last one, the one before it (time, in
-    sequences), all but the first (samples), or all but the second (channels), in turn. Rows get one structure after the
-    other, beginning with number `start`, and a trial goes on where the one before it ended.
-    """
-    names = [name for name in strengths if domain.zero or name not in NEAR_ZERO]
-    if domain.kind == "fixed" or not names:
-        return x
-    dims = list(range(x.dim()))
-    within = [dims[-1:], dims[-2:][:1], dims[1:] or dims, [0, *dims[2:]]][(trial - 1) % 4]
-    result, sign = x.clone(), -1 if domain.kind == "negative" else 1
-    kind = "positive" if domain.kind == "negative" else domain.kind
-    turned = result.permute([dim for dim in dims if dim not in within] + within)
-    rows = turned.reshape(-1, math.prod(turned.shape[-len(within):])) * sign
-    for number, name in enumerate(names):
-        part = rows[(number - start - trial * len(rows)) % len(names)::len(names)]
-        if name != AS_DRAWN and len(part):
-            uniform = torch.rand(len(part), 1, device=x.device)
-            # Half of the amounts are 2 to 5, with which gates of a recurrence are nearly, but not entirely open.
-            exponent = torch.where(uniform < 0.5, 0.15 + 0.7 * uniform, 1.0)
-            part.copy_(STRUCTURES[name](part, kind, strengths[name] ** exponent))
-    turned.copy_((rows * sign).view(turned.shape))
-    if domain.sparse:
-        result = torch.where(x == 0, x, result)
-    if domain.whole:
-        result = result.round()
-    if domain.symmetric:
-        result.copy_(result.tril() + result.tril(-1).mT)
-    return result / result.sum(-1, keepdim=True) if kind == "sums" else result
-
-
-def nearby(x, domain, apart):
-    """An input in float64, changed by up to NEARBY of each value: another order of operations can do as much.
-
-    Equal values stay equal unless `apart`, and integers and powers of two stay what they are.
-    """
-    if domain.kind == "fixed" or domain.whole:
-        return precise(x)
-    noise = torch.rand(x.shape, device=x.device) if apart else (precise(x).frexp().mantissa * 1e4).frac().abs()
-    return precise(x) * (1 - min(NEARBY, 8 * torch.finfo(x.dtype).eps) * noise)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Comparison
-
-
-def difference(expected, got, bounds):
-    """What is wrong with a candidate's Answer, in one line, or None. bounds: t of each tensor, see the top."""
-    if got.structure != expected.structure:
-        return f"wrong output: {got.structure} instead of {expected.structure}"
-    return compare(expected.leaves, got.leaves, bounds)
-
-
-def named(outputs) -> dict:
-    """{name: tensor} of a forward's outputs."""
-    return {f"output {i}" if len(outputs) > 1 else "output": tensor for i, tensor in enumerate(outputs)}
-
-
-def compare(expected, got, bounds):
-    """The same of two {name: tensor}."""
-    for (name, x), t in zip(expected.items(), bounds):
-        if name not in got:
-            return f"wrong {name}: the reference changes it, and nothing of that name is there"
-        y = got[name]
-        if x.shape != y.shape:
-            return f"wrong {name}: shape {list(y.shape)} instead of {list(x.shape)}"
-        if x.dtype != y.dtype or x.device != y.device:
-            return f"wrong {name}: {y.dtype} on {y.device} instead of {x.dtype} on {x.device}"
-        errors = errors_of(x, y)
-        least, allowed = (0, t * x.numel()) if is_exact(x) else (t, 0)
-        count = int((errors > least).sum())
-        if count > allowed:
-            place = tuple(map(int, numpy.unravel_index(int(errors.argmax()), x.shape)))
-            return (f"wrong values: {max(count / x.numel(), 0.01):.0%} of {name} {list(x.shape)}, worst at "
-                    f"{list(place)}: expected {x[place].item():.4g}, got {y[place].item():.4g}")
-    return None
-
-
-def loose(bounds) -> list:
-    """Bounds for outputs of timed calls, in which only gross errors are looked for."""
-    return [max(t, MOST) if t else 0 for t in bounds]
-
-
-def errors_of(x, y):
-    """|y - x| / (|x - m| + s) for each value, x being the reference's; 0 where both are the same, also NaN or infinite.
-
-    For integers and bools: 1 where they differ.
-    """
-    mean, scale = (0.0, 1.0) if is_exact(x) else scale_of(x)
-    errors = torch.zeros(x.numel() + 1, device=x.device)
-    for a, b, out in zip(x.reshape(-1).split(PIECE), y.reshape(-1).split(PIECE), errors[:-1].split(PIECE)):
-        same, a, b = (a == b) | (a.isnan() & b.isnan()), precise(a), precise(b)
-        error = 1.0 if is_exact(x) else ((b - a).abs() / ((a - mean).abs() + scale)).nan_to_num(math.inf)
-        out.copy_(torch.where(same, 0.0, error))
-    return errors
-
-
-def scale_of(x) -> tuple:
-    """(m, s) of a tensor's finite values, see the top. Of one value, s is its size."""
-    finite = x.isfinite()
-    values, count = torch.where(finite, x, 0), max(int(finite.sum()), 1)
-    mean = precise(values).sum().item() / count
-    square = float(torch.linalg.vector_norm(values, dtype=precise_type(x.dtype))) ** 2 / count
-    variance = square if count == 1 else max(square - abs(mean) ** 2, 0.01 * square)
-    return mean, math.sqrt(variance)
-
-
-def sharing(outputs, others) -> list:
-    """Indices of outputs whose bytes are not theirs alone, or have several elements in one place.
-
-    Outputs that are interleaved in one piece of memory, such as columns of one matrix, count as if they shared bytes.
-    """
-    shared, reach = set(), 0
-    taken = [span_of(tensor) for tensor in others if tensor.numel()]
-    for i, tensor in sorted(enumerate(outputs), key=lambda entry: entry[1].data_ptr()):
-        if tensor.numel() == 0:
-            continue
-        first, last = span_of(tensor)
-        ends = 0  # of the elements in the dimensions so far
-        for step, n in sorted(zip(tensor.stride(), tensor.shape)):
-            if n > 1 and step <= ends:
-                shared.add(i)
-            ends += (n - 1) * step
-        if first < reach or any(first < end and start < last for start, end in taken):
-            shared.add(i)
-        reach = max(reach, last)
-    return sorted(shared)
-
-
-def span_of(tensor) -> tuple:
-    """Addresses of a tensor's first byte and of the byte behind its last one."""
-    steps = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride()))
-    return tensor.data_ptr(), tensor.data_ptr() + (steps + 1) * tensor.element_size()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -607,24 +360,3 @@ def structure(tree) -> str:
         inside = ", ".join(map(structure, tree))
         return f"[{inside}]" if isinstance(tree, list) else f"({inside})"
     return "tensor" if isinstance(tree, torch.Tensor) else type(tree).__name__
-
-
-def is_same(x, y) -> bool:
-    """Have two tensors the same shape and values, NaN included?"""
-    return x is y or x.shape == y.shape and bool(((x == y) | (x != x) & (y != y)).all())
-
-
-def is_exact(x) -> bool:
-    """Are its values integers or bools?"""
-    return not (x.is_floating_point() or x.is_complex())
-
-
-def precise_type(dtype):
-    """float64 or complex128 for a type of less precision; any other type as it is."""
-    inexact = dtype.is_floating_point or dtype.is_complex
-    return torch.promote_types(dtype, torch.float64) if inexact else dtype
-
-
-def precise(x):
-    """A tensor in double precision; anything but floats and complex numbers as it is."""
-    return x.to(precise_type(x.dtype)) if isinstance(x, torch.Tensor) else x

@@ -115,7 +115,8 @@ KINDS = {
         "through(F.batch_norm(x, None, None, self.bn.weight, self.bn.bias, training=True))", state=BATCH_NORM,
         words="state bn.running_mean"),
     "a cache": kind(
-        "self.cache[:64].copy_(x)\nreturn self.cache.sum(0)", "self.cache[:64].copy_(x)\nreturn through(self.cache.sum(0))",
+        "self.cache[:64].copy_(x)\nreturn self.cache.sum(0)",
+        "self.cache[:64].copy_(x)\nreturn through(self.cache.sum(0))",
         "return through(x.sum(0))", state=CACHE, words="state cache"),
     "an input that changes": kind(
         "x.mul_(2)\nreturn x.amax(1)", "x.mul_(2)\nreturn through(x.amax(1))", "return through(x.amax(1) * 2)",
@@ -142,7 +143,8 @@ def test_an_output_of_rounding_noise_may_differ(judge):
     """What a group norm has normalised has the mean zero: the reference's own error is all that there is."""
     state = "self.norm = torch.nn.GroupNorm(4, 16)"
     task = small_task("noise", "return self.norm(x).mean((1, 2, 3))", inputs="torch.randn(8, 16, 32, 32)", state=state)
-    passes(judge, task, candidate("return through(self.norm(x).flatten(1).view(8, 128, 128).sum(1).sum(1) / 16384)", state))
+    total = "self.norm(x).view(8, 128, 128).sum(1).sum(1)"
+    passes(judge, task, candidate(f"return through({total} / 16384)", state))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

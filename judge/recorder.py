@@ -314,26 +314,25 @@ def compile_all(recorder, text, clock) -> list:
         for label, rows in alternatives:
             try:
                 for entry in launches_in(rows):
-                    compile_launch(entry, *recorder.calls[id(entry)], compiled)
+                    compile_launch(entry, recorder.calls[id(entry)], compiled, text)
                 good.append([label, rows])
-            except Exception as error:
-                failed = error if isinstance(error, Failed) else compile_error(error, kernel_of(recorder, rows), text)
-        if failed is not None and not good:
+            except Failed as error:
+                failed = error
+        if failed and not good:
             raise failed
         if row[0] == "tuned":
             row[1] = good
     return [description(result, clock) for result in compiled]
 
 
-def kernel_of(recorder, rows):
-    """The kernel that these rows launch."""
-    return recorder.calls[id(launches_in(rows)[-1])][0]
-
-
-def compile_launch(entry, kernel, args, kwargs, compiled):
-    """Compile the kernel of a launch, and keep those of its arguments that the compiled kernel takes."""
-    result = RUN(kernel, *args, grid=None, warmup=True, **kwargs)
-    check_limits(result.metadata, entry["grid"])
+def compile_launch(entry, call, compiled, text):
+    """Compile the kernel of a launch, and keep those of its arguments that the compiled kernel takes. Raises Failed."""
+    kernel, args, kwargs = call
+    try:
+        result = RUN(kernel, *args, grid=None, warmup=True, **kwargs)
+        check_limits(result.metadata, entry["grid"])
+    except Exception as error:
+        raise compile_error(error, kernel, text) from None
     entry["compiled"] = compiled.setdefault(result, len(compiled))
     values = []
     for name, kind in result.src.signature.items():

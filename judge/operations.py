@@ -105,8 +105,8 @@ def convert(name, x, dtype):
         x = unsigned(x)
     elif x.dtype == torch.bool:
         x = -x.to(torch.int8)
-    if name == "arith.fptoui":
-        x = x.to(torch.int64)
+    if name == "arith.fptoui":  # on a GPU a negative number becomes zero
+        x = x.clamp(min=0).to(torch.int64)
     if dtype in (torch.float8_e5m2, torch.float8_e4m3fn):  # a GPU gives the largest number where PyTorch overflows
         largest = torch.finfo(dtype).max
         x = x.float().clamp(-largest, largest)

@@ -66,7 +66,7 @@ class Pool:
         self.waiting = Counter()  # candidates that wait for a judge, by source
         self.judges = [Judge() for _ in range(settings["tasks" if self.on_gpu else "workers"])]
         self.servers, self.forks = [], None  # all servers; the one that forks judges
-        self.recorders = queue.SimpleQueue()  # idle ones; None: not started yet
+        self.recorders = queue.LifoQueue()  # idle ones; None: not started yet
         for _ in range(settings["workers"]):
             self.recorders.put(None)
         # Most threads wait, for a recorder or for the judge that holds their task.

@@ -126,7 +126,7 @@ class Reference:
         parameter = name in dict(self.model.named_parameters())
         if not tensor.is_floating_point() or not (parameter or "running_" in name):
             return tensor
-        torch.manual_seed(self.derive("perturbed", name))
+        seed_torch(self.derive("perturbed", name))
         noise = torch.rand(3, *tensor.shape).to(tensor.device, torch.promote_types(tensor.dtype, torch.float32))
         matrix = tensor.dim() > 1 and len(tensor) > 1
         usual = 1 / math.sqrt(max(tensor[0].numel(), 1)) if matrix else 1.0
@@ -149,7 +149,7 @@ class Reference:
     def run(self, inputs, seed, model=None) -> Answer:
         """The reference's answer, on copies of the inputs. model: one to be used in place of it."""
         model, copies = model or self.model, copy_of(inputs)
-        torch.manual_seed(seed)
+        seed_torch(seed)
         with torch.no_grad(), self.place:
             output = model(*copies)
         return self.answer(output, copies, state_of(model), self.changed_inputs)
@@ -341,11 +341,18 @@ def load_module(text, path):
     return module
 
 
+def seed_torch(seed):
+    """torch.manual_seed, which in PyTorch 2.13 first imports torch.compile, for a second."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
+
+
 def seed_everything(seed):
     """Seed every generator that a task may use."""
     random.seed(seed)
     numpy.random.seed(seed)
-    torch.manual_seed(seed)
+    seed_torch(seed)
 
 
 def state_of(model) -> dict:

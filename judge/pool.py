@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -63,7 +63,8 @@ class Pool:
         self.futures = {}  # {(source, code): Future of its Verdict}
         # By source: what a judge said of a task, what it may take before that, why it cannot be used
         self.tasks, self.estimates, self.unusable = {}, {}, {}
-        self.waiting = Counter()  # candidates that wait for a judge, by source
+        # By source: how many candidates wait for a judge, and the lock of the first of them
+        self.waiting, self.first = Counter(), defaultdict(threading.Lock)
         self.judges = [Judge() for _ in range(settings["tasks" if self.on_gpu else "workers"])]
         self.servers, self.forks = [], None  # all servers; the one that forks judges
         self.recorders = queue.LifoQueue()  # idle ones; None: not started yet
@@ -172,6 +173,8 @@ class Pool:
         """A judge that holds this task, for one candidate. Raises TaskError."""
         with self.changed:
             self.waiting[task.source] += 1
+            first = self.first[task.source]
+        with first, self.changed:  # one a task: else hundreds of threads would wake up for each verdict
             self.changed.wait_for(lambda: self.closed or task.source in self.unusable or self.choose(task.source))
             judge = self.choose(task.source)
             self.waiting[task.source] -= 1

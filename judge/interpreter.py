@@ -112,7 +112,7 @@ class Run:
         return results
 
     def blocks(self, blocks, arguments=()):
-        """Run blocks in their order, each for the programs that have jumped to it. Returns what the last ones return."""
+        """Run blocks in their order, each for the programs that jumped to it. Returns what the last ones return."""
         waiting = {blocks[0].label: (self.active, arguments)}  # {label: (which programs, the block's arguments)}
         results = None
         for block in blocks:
@@ -216,7 +216,7 @@ class Run:
             index = index + step
 
     def repeat(self, operation, *carried):
-        """scf.while: its first region says whether to go on, and with what; its second gives the first's next values."""
+        """scf.while: its first region says whether to go on, and with what; its second gives the next values."""
         [before], [after] = operation.regions
         going, results = self.active, None
         while True:

@@ -130,7 +130,7 @@ def compare(predicate, a, b):
 
 
 def check_shapes(values):
-    """Raise ValueError unless blocks have the same shape. PyTorch would broadcast, and a forged text fill the memory."""
+    """Raise ValueError unless blocks have one shape. PyTorch would broadcast, and a forged text fill the memory."""
     for value in values:
         if value.shape[1:] != values[0].shape[1:]:
             raise ValueError("shapes of operands")

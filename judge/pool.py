@@ -98,7 +98,7 @@ class Pool:
             self.unusable.clear()  # memory may have been short
             if self.on_gpu and not self.closed:
                 for task in tasks:
-                    self.executor.submit(self.describe, task)
+                    self.executor.submit(self.load_if_it_fits, task)
 
     def close(self):
         """See Sandbox.close."""
@@ -142,12 +142,23 @@ class Pool:
     def describe(self, task) -> dict:
         """What a judge says of a task when it loads it. Raises TaskError."""
         if task.source not in self.tasks:
-            if task.source not in self.estimates:
-                count = elements(task.source, self.capacity) if self.on_gpu else 1 << 16
-                self.estimates[task.source] = BYTES_PER_ELEMENT * count or self.capacity // 4
+            self.estimate(task)
             with self.judge_of(task):
                 pass
         return self.tasks[task.source]
+
+    def estimate(self, task):
+        """Note how much memory a task may take that has not been loaded yet."""
+        if task.source not in self.estimates:
+            count = elements(task.source, self.capacity) if self.on_gpu else 1 << 16
+            self.estimates[task.source] = BYTES_PER_ELEMENT * count or self.capacity // 4
+
+    def load_if_it_fits(self, task):
+        """Have a judge load a task, unless others would have to be dropped for it."""
+        self.estimate(task)
+        if self.used(self.judges) + self.takes(task.source) <= self.capacity:
+            with self.judge_of(task):
+                pass
 
     def record(self, code, known) -> bytes:
         """What a recorder says of a candidate. If its server ends, once more with a new one. Raises Gone."""
@@ -202,10 +213,15 @@ class Pool:
         idle = [judge for judge in holders if not judge.busy]
         if idle or holders and (self.on_gpu or self.waiting[source] < 2):
             return idle[0] if idle else None
-        used = sum(sum(judge.loaded.values()) for judge in self.judges if judge.busy)
         idle = [judge for judge in self.judges if not judge.busy]
+        used = self.used(judge for judge in self.judges if judge.busy)
         fits = used + self.takes(source) <= self.capacity or len(idle) == len(self.judges)
         return min(idle, key=lambda judge: len(judge.loaded)) if idle and fits else None
+
+    def used(self, judges) -> int:
+        """Bytes of memory that all tasks of these judges take."""
+        with self.changed:
+            return sum(sum(judge.loaded.values()) for judge in judges)
 
     def takes(self, source) -> int:
         """Bytes of memory that a task takes: as its judge has said or, before that, an estimate."""
@@ -214,7 +230,7 @@ class Pool:
     def make_room(self, judge, source):
         """Have idle judges drop the tasks that were loaded first, until the new one of this judge fits."""
         with self.changed:
-            used = sum(sum(other.loaded.values()) for other in self.judges)
+            used = self.used(self.judges)
             for other in self.judges:
                 for old in list(other.loaded) if other is judge or not other.busy else ():
                     if used > self.capacity and old != source:

@@ -23,6 +23,7 @@ import functools
 import gc
 import importlib.util
 import json
+import math
 import os
 import resource
 import shutil
@@ -67,7 +68,7 @@ def gpu_lock(path, how, seconds=0):
         if not seconds:
             yield
             return
-        signal.alarm(int(seconds))
+        signal.alarm(math.ceil(seconds))
         try:
             yield
         finally:

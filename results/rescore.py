@@ -36,14 +36,14 @@ json.dump([[v.correct, v.speedup, v.rejected or v.error] for v in verdicts], sys
 
 def kernels(folder) -> dict:
     """{(task name, code): verdict} of a run's kernels."""
-    found = {}
+    verdicts = {}
     for path in sorted(folder.glob("rollouts/*.jsonl")):
         for line in read_lines(path):
             for turn in line["turns"] if line["role"] == "policy" else ():
                 code = extract_code(turn["reply"])
                 if code:
-                    found[line["task"], code] = turn["verdict"]
-    return found
+                    verdicts[line["task"], code] = turn["verdict"]
+    return verdicts
 
 
 def change(before, correct, speedup) -> str:
@@ -63,17 +63,17 @@ def main(argv=None) -> int:
     builtin = {task.name: task for task in builtin_tasks()}
     kinds = Counter()
     for folder in args.runs:
-        found, triples = kernels(folder), []
-        for name, code in found:
+        before, triples = kernels(folder), []
+        for name, code in before:
             task = builtin.get(name) or synthesize(int(name.split("/")[1]), clutter=True)
             triples.append((name, task.source, code))
         answer = subprocess.run([sys.executable, "-c", SCORE], input=json.dumps(triples), cwd=args.by, text=True,
                                 check=True, stdout=subprocess.PIPE)
-        for ((name, _), before), (correct, speedup, why) in zip(found.items(), json.loads(answer.stdout), strict=True):
-            kind = change(before, correct, speedup)
+        for ((name, _), old), (correct, speedup, why) in zip(before.items(), json.loads(answer.stdout), strict=True):
+            kind = change(old, correct, speedup)
             kinds[kind] += 1
             if kind != "same":
-                print(f"{folder} {name}: {kind}, {before['speedup']} -> {speedup} {why or before['error'] or ''}")
+                print(f"{folder} {name}: {kind}, {old['speedup']} -> {speedup} {why or old['error'] or ''}")
     print(f"{kinds.total()} kernels: {dict(kinds)}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Runs a program that nobody trusts, and says whether it is correct and how fast. Imports tasks.py, command/ and itself.
+"""Runs a program that nobody trusts, and says whether it is correct and how fast. Imports tasks.py and command/.
 
     pool.py           the trainer's side: passes candidates to recorders, and what comes back to judges
     processes.py      how processes are started, jailed, limited and ended; who has the GPU
